@@ -140,7 +140,7 @@ def _servers(urls: Mapping[str, str]) -> Servers:
     missing = [name for name in ("postgres", "redis") if not urls.get(name)]
     if missing:
         raise ServersError(
-            f"the running servers were started without {' and '.join(missing)}, by a process that had the URL "
-            "of another in its environment: stop them, or use another PIPELINE_HOME"
+            f"the running servers were started without {' and '.join(missing)}, by a process that had a URL "
+            "for it: stop them, or use another PIPELINE_HOME"
         )
     return Servers(database_url=urls["postgres"], broker_url=urls["redis"])

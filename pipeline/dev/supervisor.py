@@ -59,6 +59,7 @@ def _serve_in_background(home: Path, report: int) -> int:
     log = os.open(home / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(source, stream)
+    os.chdir(home)  # where we were started is somebody else's to remove
     try:
         Supervisor(home, os.environ).run(report)
     except ServersError as error:

@@ -1,0 +1,75 @@
+"""Homes that leave nothing behind, and users of the servers that are processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pipeline.dev import servers
+
+USER = """
+import sys
+from pathlib import Path
+from pipeline.dev import servers
+with servers.running(Path(sys.argv[1])) as found:
+    print(found.database_url, found.broker_url, flush=True)
+    sys.stdin.read()
+"""
+
+
+class User:
+    """Another process that uses the servers of a home until it is told to leave or is killed."""
+
+    def __init__(
+        self, home: Path, environ: Mapping[str, str], *, python: str = sys.executable, user: str | None = None
+    ) -> None:
+        self.process = subprocess.Popen(
+            [python, "-c", USER, str(home)],
+            env=dict(environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            user=user,
+            cwd="/",
+        )
+
+    def urls(self) -> Sequence[str]:
+        """Database and broker, as soon as the user has them."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().split()
+
+    def leave(self) -> None:
+        self.process.communicate()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture
+def environ() -> dict[str, str]:
+    """Our environment without anything that names a server."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "home"
+    servers.remove(tmp_path / "home")
+
+
+@pytest.fixture
+def a_user(home: Path, environ: dict[str, str]) -> Iterator[Callable[[], User]]:
+    with ExitStack() as leave:
+
+        def start() -> User:
+            user = User(home, environ)
+            leave.callback(user.kill)
+            return user
+
+        yield start
