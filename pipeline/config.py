@@ -1,0 +1,316 @@
+"""Settings: read once from `PIPELINE_*` variables, checked as a whole, then frozen and handed down.
+
+A process with a wrong setting does not start. It is told every problem at once, each with the variable, what
+was expected and what came; passwords are in none of these messages. A `PIPELINE_*` variable that
+nothing reads is a problem too, since a misspelt name would otherwise quietly leave a default in force.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+PREFIX = "PIPELINE_"
+#: how long a task may go on after its time limit asked it to stop, before its process is ended
+TIME_LIMIT_GRACE = timedelta(seconds=15)
+DURATION = "a duration such as 30s, 5m, 1h, 1m30s, PT30S or a number of seconds"
+DATABASE_URL = "postgresql://user:password@host:5432/name"
+BROKER_URL = "redis://:password@host:6379/0 or amqp://user:password@host:5672/vhost"
+UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_ISO = TypeAdapter(timedelta)
+
+
+class SettingsError(ValueError):
+    """The environment cannot be used; `problems` has one sentence for each thing that is wrong with it."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(
+            "\n".join(("the settings cannot be used:", *(f"- {each}" for each in self.problems)))
+        )
+
+
+class Row(NamedTuple):
+    """One setting as a person reads it; secrets are masked."""
+
+    variable: str
+    value: str
+    default: str
+    meaning: str
+
+
+class _ContradictionError(ValueError):
+    """Settings that are fine each by itself and cannot hold together."""
+
+    def __init__(self, found: list[tuple[frozenset[str], str]]) -> None:
+        self.found = found
+        super().__init__("; ".join(sentence for _, sentence in found))
+
+
+def _duration(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    try:
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return timedelta(seconds=float(text))
+        if re.fullmatch(f"(?:{_PART.pattern}\\s*)+", text):
+            return timedelta(seconds=sum(float(number) * UNITS[unit] for number, unit in _PART.findall(text)))
+        if text.startswith("p"):
+            return _ISO.validate_python(text.upper())
+    except (ValidationError, OverflowError):
+        pass
+    raise ValueError(f"expected {DURATION}")
+
+
+def _split_url(value: str, expected: str) -> SplitResult:
+    try:
+        parts = urlsplit(value)
+        _ = parts.port
+    except ValueError:  # its text could quote a piece of the password
+        raise ValueError(
+            f"expected {expected}, with special characters of user and password percent-encoded"
+        ) from None
+    return parts
+
+
+def _database_url(value: str) -> str:
+    parts = _split_url(value, DATABASE_URL)
+    if parts.scheme not in ("postgres", "postgresql", "postgresql+psycopg2"):
+        raise ValueError(f"expected {DATABASE_URL}")
+    if len(parts.path) < 2:
+        raise ValueError(f"expected {DATABASE_URL}, with the name of the database")
+    return f"postgresql+psycopg2:{value.partition(':')[2]}"
+
+
+def _broker_url(value: str) -> str:
+    parts = _split_url(value, BROKER_URL)
+    if parts.scheme not in ("redis", "rediss", "amqp", "amqps") or not parts.hostname:
+        raise ValueError(f"expected {BROKER_URL}")
+    return value
+
+
+def _modules(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(name.strip() for name in value.split(",") if name.strip())
+    return value
+
+
+def _importable(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError("expected importable modules separated by commas, such as shop.billing,shop.mail")
+    return names
+
+
+Duration = Annotated[timedelta, Field(gt=timedelta(0)), BeforeValidator(_duration)]
+Size = Annotated[int, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Everything that can be set from outside; the field `lease` is the variable `PIPELINE_LEASE`.
+
+    Building one by hand reads no environment; `load` alone does.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True
+    )
+
+    database_url: Annotated[str, AfterValidator(_database_url)] = Field(
+        default="postgresql+psycopg2://localhost/pipeline",
+        repr=False,
+        description="the Postgres database that holds the truth",
+    )
+    broker_url: Annotated[str, AfterValidator(_broker_url)] = Field(
+        default="redis://localhost:6379/0",
+        repr=False,
+        description="the broker that carries Celery's messages",
+    )
+    workflows: Annotated[tuple[str, ...], BeforeValidator(_modules), AfterValidator(_importable)] = Field(
+        default=(), description="modules that define workflows, separated by commas"
+    )
+    durability: Literal["strict", "fast"] = Field(
+        default="strict",
+        description="strict: every commit waits for the disk; fast: only those that the world can see do",
+    )
+    lease: Duration = Field(
+        default=timedelta(seconds=60),
+        description="how long a run belongs to a worker that gives no sign of life",
+    )
+    heartbeat: Duration = Field(
+        default=timedelta(seconds=15), description="how often a working worker renews its leases"
+    )
+    visibility_timeout: Duration = Field(
+        default=timedelta(minutes=10),
+        description="after which time the Redis broker delivers a message again that nobody acknowledged",
+    )
+    prepare_time_limit: Duration = Field(
+        default=timedelta(seconds=60), description="time for the prepare task of one cohort"
+    )
+    mutate_time_limit: Duration = Field(
+        default=timedelta(seconds=120), description="time for the mutate task of one cohort"
+    )
+    next_time_limit: Duration = Field(
+        default=timedelta(seconds=60), description="time for the next task of one cohort"
+    )
+    pool_size: Annotated[int, Field(ge=1, le=500)] = Field(
+        default=5, description="database connections a process keeps open"
+    )
+    max_payload_bytes: Size = Field(default=256 * 1024, description="largest payload of an event, as JSON")
+    max_state_bytes: Size = Field(default=1024 * 1024, description="largest state of a handler, as JSON")
+    max_prepare_result_bytes: Size = Field(
+        default=1024 * 1024, description="largest result of a prepare phase, as JSON"
+    )
+    home: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
+        default=Path(".pipeline"), description="where the embedded servers keep their data and their logs"
+    )
+    postgres_bin: Path | None = Field(
+        default=None, description="directory of the postgres and initdb to embed; found by itself if unset"
+    )
+    redis_bin: Path | None = Field(
+        default=None, description="the redis-server to embed; found by itself if unset"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is pydantic's
+        init_settings: PydanticBaseSettingsSource,
+        *_others: PydanticBaseSettingsSource,
+        **_more: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments only: the environment is read once, by `load`, and not behind anybody's back."""
+        return (init_settings,)
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str]) -> Self:
+        """Read the settings, or say everything that is wrong with them. An empty variable counts as unset."""
+        fields = {f"{PREFIX}{name.upper()}": name for name in cls.model_fields}
+        given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
+        problems = [_unknown(name, cls.model_fields) for name in given if name not in fields]
+        values: dict[str, Any] = {fields[name]: value for name, value in given.items() if name in fields}
+        settings = None
+        try:
+            settings = cls(**values)
+        except ValidationError as error:
+            problems += _problems(error, values)
+        if settings is None or problems:
+            raise SettingsError(problems)
+        return settings
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> Self:
+        if found := list(_contradictions(self)):
+            raise _ContradictionError(found)
+        return self
+
+    def describe(self) -> list[Row]:
+        """Every setting with its value, its default and its meaning, for people."""
+        return [
+            Row(_variable(name), _shown(getattr(self, name)), _shown(field.default), field.description or "")
+            for name, field in type(self).model_fields.items()
+        ]
+
+
+def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
+    """What cannot hold together, with the names of the fields it is about."""
+    if settings.heartbeat * 2 >= settings.lease:
+        yield (
+            frozenset({"heartbeat", "lease"}),
+            f"{_variable('heartbeat')}: expected less than half of {_variable('lease')} "
+            f"({_shown(settings.lease)}), so that one late beat does not lose the lease, "
+            f"got {_shown(settings.heartbeat)}",
+        )
+    for name in ("prepare_time_limit", "mutate_time_limit", "next_time_limit"):
+        limit: timedelta = getattr(settings, name)
+        if limit + TIME_LIMIT_GRACE >= settings.visibility_timeout:
+            yield (
+                frozenset({name, "visibility_timeout"}),
+                f"{_variable(name)}: expected less than {_variable('visibility_timeout')} "
+                f"({_shown(settings.visibility_timeout)}) minus {_shown(TIME_LIMIT_GRACE)}, so no message "
+                f"is delivered again while its task still runs, got {_shown(limit)}",
+            )
+
+
+def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
+    """One sentence per problem: first the values that are wrong, then those that contradict each other."""
+    wrong = {str(each["loc"][0]): each["msg"] for each in error.errors() if each["loc"]}
+    sentences = [_sentence(name, message, str(values[name])) for name, message in wrong.items()]
+    if wrong:  # only the rest can be compared
+        try:
+            Settings(**{name: value for name, value in values.items() if name not in wrong})
+        except ValidationError as rest:
+            error = rest
+    for each in error.errors():
+        contradiction = each.get("ctx", {}).get("error")
+        if isinstance(contradiction, _ContradictionError):
+            sentences += [said for names, said in contradiction.found if names.isdisjoint(wrong)]
+    return sentences
+
+
+def _sentence(name: str, message: str, value: str) -> str:
+    expected = message.removeprefix("Value error, ").replace("Input should be", "expected", 1)
+    got = _kind_of_url(value) if name.endswith("_url") else repr(value)
+    return f"{_variable(name)}: {expected.partition(', unable to')[0]}, got {got}"
+
+
+def _kind_of_url(value: str) -> str:
+    """What can be said about a wrong URL: anything after the scheme may be a piece of a password."""
+    scheme, separator, _ = value.partition("://")
+    return (
+        f"{scheme}://…" if separator and re.fullmatch(r"[\w+.-]+", scheme) else "something that is not a URL"
+    )
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name.removeprefix(PREFIX).lower(), known, n=1)
+    return f"{name}: not a setting" + (f"; did you mean {_variable(near[0])}?" if near else "")
+
+
+def _variable(name: str) -> str:
+    return f"{PREFIX}{name.upper()}"
+
+
+def _shown(value: object) -> str:
+    """A value as one would write it into the environment, without its secrets."""
+    match value:
+        case None:
+            return ""
+        case timedelta():
+            return _short(value)
+        case tuple():
+            return ",".join(value)
+        case str() if "://" in value:
+            return _masked(value)
+    return str(value)
+
+
+def _short(value: timedelta) -> str:
+    seconds = value.total_seconds()
+    for unit in ("d", "h", "m", "s"):
+        if seconds % UNITS[unit] == 0:
+            return f"{seconds / UNITS[unit]:.0f}{unit}"
+    return f"{seconds:g}s"
+
+
+def _masked(url: str) -> str:
+    """The URL without any password, whether it stands before the host or among the options."""
+    parts = urlsplit(url)
+    account, at, host = parts.netloc.rpartition("@")
+    user, colon, _ = account.partition(":")
+    query = re.sub(r"(password[^=&]*=)[^&]*", r"\1***", parts.query, flags=re.IGNORECASE)
+    return parts._replace(netloc=f"{user}{colon}{'***' if colon else ''}{at}{host}", query=query).geturl()
