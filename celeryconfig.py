@@ -1,0 +1,69 @@
+"""Celery's settings, each with its reason; values that depend on the installation come from `PIPELINE_*`.
+
+A message is a doorbell: losing, repeating or delaying one is harmless, because Postgres holds the truth.
+These settings keep that rare and quick to repair; nothing here is needed for correctness.
+"""
+
+import os
+from datetime import timedelta
+
+from pipeline.config import TIME_LIMIT_GRACE, Settings
+
+_settings = Settings.load(os.environ)
+_PHASES = {
+    "pipeline.prepare": _settings.prepare_time_limit,
+    "pipeline.mutate": _settings.mutate_time_limit,
+    "pipeline.next": _settings.next_time_limit,
+}
+
+
+def _limits(limit: timedelta) -> dict[str, float]:
+    """First the task is asked to stop, so that it can record why; then its process is ended."""
+    soft = limit.total_seconds()
+    return {"soft_time_limit": soft, "time_limit": soft + TIME_LIMIT_GRACE.total_seconds()}
+
+
+def _queue(name: str) -> dict[str, str]:
+    """An exchange and a key of the queue's own; by Celery's defaults all queues would share one."""
+    return {"exchange": name, "exchange_type": "direct", "routing_key": name}
+
+
+# Broker
+broker_url = _settings.broker_url
+broker_connection_retry_on_startup = True  # a worker may start before its broker
+broker_connection_max_retries = None  # a long outage must not end the worker: the default gives up after 100
+broker_transport_options = (
+    {
+        # when the messages of a worker that died come back
+        "visibility_timeout": _settings.visibility_timeout.total_seconds(),
+        "unacked_restore_interval": 10,  # look for such messages every 10 s ...
+        "unacked_restore_throttle": 1,  # ... and not only every tenth time
+        "socket_timeout": 5,  # without it a frozen or half-open broker blocks publishers and workers forever
+        "socket_connect_timeout": 2,
+        "socket_keepalive": True,
+        "health_check_interval": 5,  # notices a connection that died in silence
+    }
+    if broker_url.startswith("redis")
+    else {"confirm_publish": True}  # RabbitMQ: a send that was not stored is an error, not a silence
+)
+
+# Sending: once more at once, then leave it to the sweep, which finds the run in Postgres
+task_publish_retry_policy = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.2}
+task_serializer = "json"
+accept_content = ["json"]  # never unpickle what comes from a broker
+task_ignore_result = True  # results live in Postgres; storing them again costs a tenth of the throughput
+
+# Delivery
+task_acks_late = True  # a message is done when its work is, not when it arrives
+task_reject_on_worker_lost = True  # a killed child hands its message back; without it the message is dropped
+worker_prefetch_multiplier = 1  # a message held by a busy worker cannot be taken by an idle one
+worker_cancel_long_running_tasks_on_connection_loss = False  # the fence makes a second copy harmless
+
+# Queues: one per phase, so that slow mutations never keep preparing or scheduling waiting
+task_queues = {name: _queue(name) for name in (*_PHASES, "pipeline.schedule")}
+task_default_queue = task_default_exchange = task_default_routing_key = "pipeline.schedule"
+task_routes = {name: {"queue": name} for name in _PHASES}
+task_annotations = {name: _limits(limit) for name, limit in _PHASES.items()}
+
+# Beat: ticks and sweeps are listed here once their tasks exist
+beat_schedule: dict[str, dict[str, object]] = {}

@@ -1,0 +1,58 @@
+"""Celery's settings: what they must say, and that they follow ours."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.app.defaults import SETTING_KEYS
+
+CONFIG = Path(__file__).parents[2] / "celeryconfig.py"
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, **variables: str) -> dict[str, Any]:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return {name: value for name, value in runpy.run_path(str(CONFIG)).items() if not name.startswith("_")}
+
+
+def test_every_name_is_a_setting_that_celery_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = {"os", "timedelta", "Settings", "TIME_LIMIT_GRACE"}
+    assert set(loaded(monkeypatch)) - imported <= SETTING_KEYS
+
+
+def test_a_message_is_given_back_until_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = loaded(monkeypatch)
+    assert config["task_acks_late"]
+    assert config["task_reject_on_worker_lost"]
+    assert config["worker_prefetch_multiplier"] == 1
+
+
+def test_values_follow_our_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = loaded(
+        monkeypatch,
+        PIPELINE_BROKER_URL="redis://:pw@there:1234/5",
+        PIPELINE_VISIBILITY_TIMEOUT="20m",
+        PIPELINE_MUTATE_TIME_LIMIT="5m",
+    )
+    assert config["broker_url"] == "redis://:pw@there:1234/5"
+    assert config["broker_transport_options"]["visibility_timeout"] == 1200
+    assert config["task_annotations"]["pipeline.mutate"] == {"soft_time_limit": 300, "time_limit": 315}
+
+
+def test_every_network_wait_on_redis_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = loaded(monkeypatch)["broker_transport_options"]
+    assert options["socket_timeout"] > 0
+    assert options["socket_connect_timeout"] > 0
+    assert options["health_check_interval"] > 0
+
+
+def test_options_of_redis_are_not_given_to_rabbitmq(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = loaded(monkeypatch, PIPELINE_BROKER_URL="amqp://there")
+    assert config["broker_transport_options"] == {"confirm_publish": True}
+
+
+def test_importing_the_app_reads_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPELINE_LEASE", "nonsense")
+    app = runpy.run_module("pipeline.celery")["app"]
+    assert not app.configured
