@@ -24,9 +24,7 @@ def wheel_trees() -> list[Path]:
     return binaries._wheel_postgres()
 
 
-needs_wheel = pytest.mark.skipif(
-    not wheel_trees(), reason="the wheel with Postgres has no build for this machine"
-)
+needs_wheel = pytest.mark.skipif(not wheel_trees(), reason="the wheel with Postgres has no build for this machine")
 needs_root = pytest.mark.skipif(not AS_ROOT, reason="only root lends the servers another account")
 
 
@@ -83,9 +81,7 @@ def test_root_keeps_the_data_in_the_home_where_postgres_can_reach_it(
 
 
 @needs_root
-def test_root_keeps_the_data_elsewhere_when_postgres_cannot_reach_the_home(
-    home: Path, environ: dict[str, str]
-) -> None:
+def test_root_keeps_the_data_elsewhere_when_postgres_cannot_reach_the_home(home: Path, environ: dict[str, str]) -> None:
     with servers.running(home, environ):
         elsewhere = (home / "postgres").resolve()
         assert elsewhere.parent == Path(tempfile.gettempdir()).resolve()
@@ -94,9 +90,7 @@ def test_root_keeps_the_data_elsewhere_when_postgres_cannot_reach_the_home(
 
 
 @needs_root
-def test_data_of_a_deleted_home_is_not_taken_over_by_the_next_one(
-    home: Path, environ: dict[str, str]
-) -> None:
+def test_data_of_a_deleted_home_is_not_taken_over_by_the_next_one(home: Path, environ: dict[str, str]) -> None:
     with servers.running(home, environ) as found:
         sql(found.database_url, "CREATE TABLE old ()")
     wait_for(is_down(home))
@@ -125,9 +119,7 @@ def python_for_nobody() -> str | None:
     names = (os.path.realpath(sys.executable), f"/usr/bin/python3.{sys.version_info.minor}")
     for candidate in names:
         try:
-            done = subprocess.run(
-                [candidate, "-c", ""], user="nobody", check=False, cwd="/", capture_output=True
-            )
+            done = subprocess.run([candidate, "-c", ""], user="nobody", check=False, cwd="/", capture_output=True)
         except OSError:
             continue
         if done.returncode == 0:
@@ -136,9 +128,7 @@ def python_for_nobody() -> str | None:
 
 
 @needs_root
-def test_without_root_everything_runs_under_the_one_account(
-    open_directory: Path, environ: dict[str, str]
-) -> None:
+def test_without_root_everything_runs_under_the_one_account(open_directory: Path, environ: dict[str, str]) -> None:
     python = python_for_nobody()
     if python is None:
         pytest.skip("no interpreter of this version can be run by the account nobody")
@@ -158,9 +148,7 @@ def test_without_root_everything_runs_under_the_one_account(
     wait_for(is_down(home))
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGCONT, signal.SIGKILL], ids=["still-running", "killed-not-collected"]
-)
+@pytest.mark.parametrize("how", [signal.SIGCONT, signal.SIGKILL], ids=["still-running", "killed-not-collected"])
 def test_a_postgres_left_behind_does_not_block_the_next_start(
     home: Path, environ: dict[str, str], how: signal.Signals
 ) -> None:
@@ -188,15 +176,11 @@ def test_a_postgres_left_behind_does_not_block_the_next_start(
         orphan.wait()
 
 
-def test_a_process_that_got_the_number_of_a_dead_server_is_left_alone(
-    home: Path, environ: dict[str, str]
-) -> None:
+def test_a_process_that_got_the_number_of_a_dead_server_is_left_alone(home: Path, environ: dict[str, str]) -> None:
     with servers.running(home, environ):
         pass
     wait_for(is_down(home))
-    bystander = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
-    )
+    bystander = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
         (home / "redis" / "redis.pid").write_text(f"{bystander.pid}\n")
         with servers.running(home, environ):

@@ -88,9 +88,7 @@ def test_the_data_is_still_there_after_a_stop_and_a_start(home: Path, environ: d
         assert_row_is_there(found)
 
 
-def test_a_second_process_shares_the_same_pair(
-    home: Path, environ: dict[str, str], a_user: Callable[[], User]
-) -> None:
+def test_a_second_process_shares_the_same_pair(home: Path, environ: dict[str, str], a_user: Callable[[], User]) -> None:
     with servers.running(home, environ) as found:
         assert a_user().urls() == [found.database_url, found.broker_url]
 
@@ -128,9 +126,7 @@ def test_who_comes_while_the_servers_stop_gets_new_ones(home: Path, environ: dic
         assert sql(found.database_url, "SELECT 1") == "1"
 
 
-def test_killing_the_supervisor_takes_the_servers_along_and_loses_nothing(
-    home: Path, environ: dict[str, str]
-) -> None:
+def test_killing_the_supervisor_takes_the_servers_along_and_loses_nothing(home: Path, environ: dict[str, str]) -> None:
     with servers.running(home, environ) as found:
         leave_a_row(found)
         pids = all_pids(home)
@@ -139,9 +135,7 @@ def test_killing_the_supervisor_takes_the_servers_along_and_loses_nothing(
         os.kill(seen.supervisor_pid, signal.SIGKILL)
         wait_for(lambda: servers.status(home) is None)
         wait_for(lambda: not any(processes.is_running(pid) for pid in pids), within=30)
-        assert (home / "servers.json").exists(), (
-            "the notice of the dead is left behind, and must not be believed"
-        )
+        assert (home / "servers.json").exists(), "the notice of the dead is left behind, and must not be believed"
         with servers.running(home, environ) as found_again:
             assert_row_is_there(found_again)
 
@@ -158,9 +152,7 @@ def test_a_start_right_after_the_supervisor_was_killed_works(home: Path, environ
 
 
 @pytest.mark.parametrize("name", ["postgres", "redis"])
-def test_a_server_that_is_killed_comes_back_under_the_same_url(
-    home: Path, environ: dict[str, str], name: str
-) -> None:
+def test_a_server_that_is_killed_comes_back_under_the_same_url(home: Path, environ: dict[str, str], name: str) -> None:
     with servers.running(home, environ) as found:
         leave_a_row(found)
         before = servers.status(home)

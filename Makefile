@@ -1,0 +1,80 @@
+# One command per chore; `make` alone lists them. Needs nothing but make and Python 3.11 or later.
+
+PYTHON ?=
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+READY := $(VENV)/.ready
+PYTEST_OPTIONS := -n $(JOBS) --dist loadfile
+PATHS := pipeline tests migrations celeryconfig.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check test test-fast coverage fmt fmt-check lint type contracts docs migrate demo lock clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with exactly the packages of requirements.lock; nothing to do when it is current
+
+$(READY): requirements.lock pyproject.toml
+	@for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
+	    if $$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then break; fi; \
+	    python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "make: no Python 3.11 or later with venv found; install one, or name it: make setup PYTHON=..." >&2; \
+	    exit 1; \
+	fi; \
+	echo "setting up $(VENV) with $$($$python --version)" && $$python -m venv $(VENV)
+	@$(PY) -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+check: fmt-check lint type contracts coverage ## everything CI asks for
+
+test: setup ## all tests; starts its own Postgres and Redis
+	$(PY) -m pytest $(PYTEST_OPTIONS)
+
+test-fast: setup ## the tests that need no server
+	$(PY) -m pytest tests/unit
+
+coverage: setup
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+fmt: setup ## format the code and repair what the linter can
+	$(BIN)/ruff check --fix-only -q $(PATHS)
+	$(BIN)/ruff format $(PATHS)
+
+fmt-check: setup
+	$(BIN)/ruff format --check $(PATHS)
+
+lint: setup ## look for mistakes and bad habits
+	$(BIN)/ruff check $(PATHS)
+
+type: setup ## check the types
+	$(BIN)/mypy
+
+contracts: setup ## check who may import whom
+	$(BIN)/lint-imports
+
+docs: setup ## write the generated pages again
+	$(PY) -m pipeline.dev.docs
+
+migrate: setup ## bring the database of PIPELINE_DATABASE_URL up to date
+	$(BIN)/pipeline db upgrade
+
+demo: setup ## a running system, a workload, and a true summary
+	$(PY) -m pipeline.dev.demo
+
+lock: setup ## resolve the dependencies again
+	$(BIN)/uv pip compile -q pyproject.toml --group dev --extra servers --extra flower --extra otel --universal \
+	    --python-version 3.11 --generate-hashes --no-header --no-emit-index-url -o requirements.lock
+
+clean: ## stop the embedded servers; remove their data, the caches and what was built
+	@if [ -x $(PY) ]; then $(PY) -c 'from pathlib import Path; from pipeline.dev import servers; \
+	    servers.remove(Path(".pipeline"))'; fi
+	rm -rf .pipeline build dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
