@@ -114,12 +114,12 @@ def test_a_place_that_somebody_else_made_under_our_name_is_refused(home: Path) -
         squatted.rmdir()
 
 
-def python_for_nobody() -> str | None:
-    """An interpreter of our version that the account `nobody` can run."""
-    names = (os.path.realpath(sys.executable), f"/usr/bin/python3.{sys.version_info.minor}")
-    for candidate in names:
+def python_for_nobody(environ: dict[str, str]) -> str | None:
+    """An interpreter of our version with which the account `nobody` can import what we import."""
+    for candidate in (os.path.realpath(sys.executable), f"/usr/bin/python3.{sys.version_info.minor}"):
+        command = [candidate, "-c", "import pipeline.dev.supervisor"]
         try:
-            done = subprocess.run([candidate, "-c", ""], user="nobody", check=False, cwd="/", capture_output=True)
+            done = subprocess.run(command, env=environ, user="nobody", check=False, cwd="/", capture_output=True)
         except OSError:
             continue
         if done.returncode == 0:
@@ -129,13 +129,14 @@ def python_for_nobody() -> str | None:
 
 @needs_root
 def test_without_root_everything_runs_under_the_one_account(open_directory: Path, environ: dict[str, str]) -> None:
-    python = python_for_nobody()
+    path = os.pathsep.join([str(Path(binaries.__file__).parents[2]), *filter(None, sys.path)])
+    environ |= {"PYTHONPATH": path, "HOME": "/"}
+    python = python_for_nobody(environ)
     if python is None:
-        pytest.skip("no interpreter of this version can be run by the account nobody")
+        pytest.skip("the account nobody can reach no interpreter of this version, or not this checkout")
     shutil.chown(open_directory, "nobody")
     home = open_directory / "home"
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    user = User(home, environ | {"PYTHONPATH": path, "HOME": "/"}, python=python, user="nobody")
+    user = User(home, environ, python=python, user="nobody")
     try:
         database_url, _ = user.urls()
         seen = servers.status(home)
