@@ -39,9 +39,7 @@ class SettingsError(ValueError):
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__(
-            "\n".join(("the settings cannot be used:", *(f"- {each}" for each in self.problems)))
-        )
+        super().__init__("\n".join(("the settings cannot be used:", *(f"- {each}" for each in self.problems))))
 
 
 class Row(NamedTuple):
@@ -82,9 +80,7 @@ def _split_url(value: str, expected: str) -> SplitResult:
         parts = urlsplit(value)
         _ = parts.port
     except ValueError:  # its text could quote a piece of the password
-        raise ValueError(
-            f"expected {expected}, with special characters of user and password percent-encoded"
-        ) from None
+        raise ValueError(f"expected {expected}, with special characters of user and password percent-encoded") from None
     return parts
 
 
@@ -164,9 +160,7 @@ class Settings(BaseSettings):
     mutate_time_limit: Duration = Field(
         default=timedelta(seconds=120), description="time for the mutate task of one cohort"
     )
-    next_time_limit: Duration = Field(
-        default=timedelta(seconds=60), description="time for the next task of one cohort"
-    )
+    next_time_limit: Duration = Field(default=timedelta(seconds=60), description="time for the next task of one cohort")
     pool_size: Annotated[int, Field(ge=1, le=500)] = Field(
         default=5, description="database connections a process keeps open"
     )
@@ -181,9 +175,7 @@ class Settings(BaseSettings):
     postgres_bin: Path | None = Field(
         default=None, description="directory of the postgres and initdb to embed; found by itself if unset"
     )
-    redis_bin: Path | None = Field(
-        default=None, description="the redis-server to embed; found by itself if unset"
-    )
+    redis_bin: Path | None = Field(default=None, description="the redis-server to embed; found by itself if unset")
 
     @classmethod
     def settings_customise_sources(
@@ -271,9 +263,7 @@ def _sentence(name: str, message: str, value: str) -> str:
 def _kind_of_url(value: str) -> str:
     """What can be said about a wrong URL: anything after the scheme may be a piece of a password."""
     scheme, separator, _ = value.partition("://")
-    return (
-        f"{scheme}://…" if separator and re.fullmatch(r"[\w+.-]+", scheme) else "something that is not a URL"
-    )
+    return f"{scheme}://…" if separator and re.fullmatch(r"[\w+.-]+", scheme) else "something that is not a URL"
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

@@ -69,9 +69,7 @@ class Child(ABC):
         """Bring a server that died back under the URL its users already have."""
         self.stop()
         self.prepare()
-        for _ in range(
-            RESTART_ATTEMPTS
-        ):  # what is left of the dead server may hold its memory a little longer
+        for _ in range(RESTART_ATTEMPTS):  # what is left of the dead server may hold its memory a little longer
             if self._launch():
                 return
         raise self._failure()

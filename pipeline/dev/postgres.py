@@ -96,9 +96,7 @@ class Postgres(Child):
         command += ["--encoding=UTF8", "--locale=C", "--data-checksums"]
         made = processes.run_as(self.account, command)
         if made.returncode != 0:
-            raise ServersError(
-                f"initdb of {self._programs} failed:\n{made.stdout[-500:]}\n{made.stderr}".strip()
-            )
+            raise ServersError(f"initdb of {self._programs} failed:\n{made.stdout[-500:]}\n{made.stderr}".strip())
         draft.rename(self._data)
 
     def _clear_orphan(self) -> None:
