@@ -1,0 +1,407 @@
+"""Create the ledger: workflows, events, deliveries, runs, mutations, and what the database refuses."""
+
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+STATEMENTS = (
+    """
+CREATE FUNCTION pipeline.clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$
+  SELECT transaction_timestamp()
+       + coalesce(nullif(current_setting('pipeline.clock_offset', true), ''), '0')::interval
+$$
+    """,
+    """
+CREATE FUNCTION pipeline.uuid7() RETURNS uuid LANGUAGE sql VOLATILE AS $$
+  SELECT encode(set_byte(stamped, 6, (get_byte(stamped, 6) & 15) | 112), 'hex')::uuid
+  FROM (SELECT overlay(uuid_send(gen_random_uuid())
+                       PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
+                       FROM 1 FOR 6) AS stamped) AS random
+$$
+    """,
+    """
+CREATE SEQUENCE pipeline.event_ids AS bigint
+    """,
+    """
+CREATE FUNCTION pipeline.next_event_id() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+  SELECT CASE WHEN pg_current_xact_id() IS NULL THEN NULL ELSE nextval('pipeline.event_ids') END
+$$
+    """,
+    """
+CREATE TABLE pipeline.workflows (
+    name TEXT NOT NULL,
+    version INTEGER DEFAULT 1 NOT NULL,
+    fingerprint TEXT DEFAULT '' NOT NULL,
+    desired TEXT DEFAULT 'active' NOT NULL,
+    maintenance BOOLEAN DEFAULT false NOT NULL,
+    maintenance_reason TEXT,
+    maintenance_since TIMESTAMP WITH TIME ZONE,
+    concurrency INTEGER DEFAULT 1 NOT NULL,
+    on_uncertain TEXT DEFAULT 'pause' NOT NULL,
+    on_logic_error TEXT DEFAULT 'maintenance' NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    CONSTRAINT workflows_pk PRIMARY KEY (name),
+    CONSTRAINT workflows_desired_known CHECK (desired IN ('active', 'paused')),
+    CONSTRAINT workflows_on_uncertain_known CHECK (on_uncertain IN ('pause', 'contain')),
+    CONSTRAINT workflows_on_logic_error_known CHECK (on_logic_error IN ('maintenance', 'quarantine')),
+    CONSTRAINT workflows_concurrency_positive CHECK (concurrency >= 1),
+    CONSTRAINT workflows_maintenance_has_since CHECK (maintenance = (maintenance_since IS NOT NULL))
+)
+    """,
+    """
+CREATE TABLE pipeline.topics (
+    workflow TEXT NOT NULL,
+    name TEXT NOT NULL,
+    schema JSONB,
+    CONSTRAINT topics_pk PRIMARY KEY (workflow, name)
+)
+    """,
+    """
+CREATE TABLE pipeline.handlers (
+    id INTEGER GENERATED ALWAYS AS IDENTITY,
+    workflow TEXT NOT NULL,
+    name TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    batch INTEGER DEFAULT 1 NOT NULL,
+    ordered BOOLEAN DEFAULT false NOT NULL,
+    after_failed_mutation TEXT DEFAULT 'prepare' NOT NULL,
+    failure_policy JSONB DEFAULT '{}' NOT NULL,
+    retired BOOLEAN DEFAULT false NOT NULL,
+    state JSONB,
+    wake_at TIMESTAMP WITH TIME ZONE,
+    next_run_at TIMESTAMP WITH TIME ZONE,
+    retry_at TIMESTAMP WITH TIME ZONE,
+    consecutive_failures INTEGER DEFAULT 0 NOT NULL,
+    idle_snapshot pg_snapshot,
+    low_watermark BIGINT DEFAULT 0 NOT NULL,
+    horizon BIGINT,
+    horizon_xmax xid8,
+    CONSTRAINT handlers_pk PRIMARY KEY (id),
+    CONSTRAINT handlers_workflow_name_once UNIQUE (workflow, name),
+    CONSTRAINT handlers_kind_known CHECK (kind IN ('consumer', 'producer')),
+    CONSTRAINT handlers_after_failed_mutation_known CHECK (after_failed_mutation IN ('prepare', 'mutate')),
+    CONSTRAINT handlers_batch_positive CHECK (batch >= 1),
+    CONSTRAINT handlers_horizon_complete CHECK ((horizon IS NULL) = (horizon_xmax IS NULL)),
+    CONSTRAINT handlers_workflow_fk FOREIGN KEY(workflow) REFERENCES pipeline.workflows (name)
+)
+    """,
+    """
+CREATE TABLE pipeline.subscriptions (
+    workflow TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    handler_id INTEGER NOT NULL,
+    CONSTRAINT subscriptions_pk PRIMARY KEY (workflow, topic, handler_id),
+    CONSTRAINT subscriptions_handler_id_fk FOREIGN KEY(handler_id) REFERENCES pipeline.handlers (id)
+)
+    """,
+    """
+CREATE TABLE pipeline.events (
+    id BIGINT DEFAULT pipeline.next_event_id() NOT NULL,
+    workflow TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    message_id TEXT NOT NULL,
+    key TEXT,
+    title TEXT,
+    payload JSONB NOT NULL,
+    caused_by BIGINT[] DEFAULT '{}' NOT NULL,
+    created_by_run_id UUID,
+    traceparent TEXT,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    CONSTRAINT events_pk PRIMARY KEY (id),
+    CONSTRAINT events_workflow_topic_message_id_once UNIQUE (workflow, topic, message_id)
+)
+    """,
+    """
+CREATE TABLE pipeline.deliveries (
+    event_id BIGINT NOT NULL,
+    handler_id INTEGER NOT NULL,
+    status TEXT DEFAULT 'pending' NOT NULL,
+    run_id UUID,
+    offered_to UUID,
+    key TEXT,
+    available_at TIMESTAMP WITH TIME ZONE,
+    failures SMALLINT DEFAULT 0 NOT NULL,
+    declined BOOLEAN DEFAULT false NOT NULL,
+    error TEXT,
+    xid xid8 DEFAULT pg_current_xact_id() NOT NULL,
+    CONSTRAINT deliveries_pk PRIMARY KEY (event_id, handler_id),
+    CONSTRAINT deliveries_status_known CHECK (status IN ('pending', 'reserved', 'consumed', 'skipped', 'quarantined')),
+    CONSTRAINT deliveries_reserved_has_owner CHECK ((status IN ('reserved', 'consumed')) <= (run_id IS NOT NULL)),
+    CONSTRAINT deliveries_open_has_no_owner CHECK ((status IN ('pending', 'quarantined')) <= (run_id IS NULL)),
+    CONSTRAINT deliveries_only_pending_is_offered CHECK ((offered_to IS NOT NULL) <= (status = 'pending'))
+)
+ WITH (fillfactor = 70)
+    """,
+    """
+CREATE INDEX deliveries_open_keys ON pipeline.deliveries (handler_id, key, event_id) WHERE key IS NOT NULL AND status IN ('pending', 'reserved')
+    """,
+    """
+CREATE INDEX deliveries_pending ON pipeline.deliveries (handler_id, event_id) WHERE status = 'pending'
+    """,
+    """
+CREATE INDEX deliveries_quarantined ON pipeline.deliveries (handler_id, event_id) WHERE status = 'quarantined'
+    """,
+    """
+CREATE INDEX deliveries_reserved ON pipeline.deliveries (handler_id, event_id) WHERE status = 'reserved'
+    """,
+    """
+CREATE INDEX deliveries_unseen ON pipeline.deliveries (handler_id, xid) WHERE status = 'pending'
+    """,
+    """
+CREATE TABLE pipeline.sessions (
+    id UUID DEFAULT pipeline.uuid7() NOT NULL,
+    workflow TEXT NOT NULL,
+    started_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    finished_at TIMESTAMP WITH TIME ZONE,
+    result TEXT,
+    error TEXT,
+    run_count INTEGER,
+    cost NUMERIC,
+    CONSTRAINT sessions_pk PRIMARY KEY (id),
+    CONSTRAINT sessions_result_known CHECK (result IN ('completed', 'failed')),
+    CONSTRAINT sessions_finished_has_result CHECK ((finished_at IS NULL) = (result IS NULL)),
+    CONSTRAINT sessions_workflow_fk FOREIGN KEY(workflow) REFERENCES pipeline.workflows (name)
+)
+    """,
+    """
+CREATE UNIQUE INDEX sessions_one_open ON pipeline.sessions (workflow) WHERE finished_at IS NULL
+    """,
+    """
+CREATE TABLE pipeline.runs (
+    id UUID DEFAULT pipeline.uuid7() NOT NULL,
+    workflow TEXT NOT NULL,
+    handler_id INTEGER NOT NULL,
+    session_id UUID NOT NULL,
+    phase TEXT DEFAULT 'pending' NOT NULL,
+    status TEXT DEFAULT 'active' NOT NULL,
+    mutation_outcome TEXT DEFAULT '' NOT NULL,
+    mutation_id UUID,
+    offered BIGINT[],
+    event_ids BIGINT[] DEFAULT '{}' NOT NULL,
+    prepare_result JSONB,
+    output_state JSONB,
+    error TEXT,
+    error_type TEXT,
+    retry_of UUID,
+    retry_pending BOOLEAN DEFAULT false NOT NULL,
+    retry_at TIMESTAMP WITH TIME ZONE,
+    attempt INTEGER DEFAULT 1 NOT NULL,
+    fence BIGINT DEFAULT 0 NOT NULL,
+    lease_expires_at TIMESTAMP WITH TIME ZONE,
+    worker TEXT,
+    dispatched_at TIMESTAMP WITH TIME ZONE,
+    snapshot pg_snapshot,
+    traceparent TEXT,
+    cost NUMERIC,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    started_at TIMESTAMP WITH TIME ZONE,
+    finished_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT runs_pk PRIMARY KEY (id),
+    CONSTRAINT runs_phase_known CHECK (phase IN ('pending', 'preparing', 'prepared', 'mutating', 'mutated', 'emitting', 'committed')),
+    CONSTRAINT runs_status_known CHECK (status IN ('active', 'paused:transient', 'paused:approval', 'paused:reconciliation', 'failed:logic', 'failed:internal', 'committed', 'crashed')),
+    CONSTRAINT runs_mutation_outcome_known CHECK (mutation_outcome IN ('', 'success', 'failure', 'skipped')),
+    CONSTRAINT runs_committed_together CHECK ((phase = 'committed') = (status = 'committed')),
+    CONSTRAINT runs_finished_unless_moving CHECK ((finished_at IS NULL) = (status = 'active' OR (status = 'paused:approval' AND phase = 'mutating'))),
+    CONSTRAINT runs_outcome_when_mutated CHECK ((mutation_outcome <> '') <= (phase IN ('mutated', 'emitting', 'committed'))),
+    CONSTRAINT runs_failed_mutation_ends CHECK ((mutation_outcome = 'failure') <= (phase NOT IN ('emitting', 'committed'))),
+    CONSTRAINT runs_only_active_is_leased CHECK ((lease_expires_at IS NOT NULL) <= (status = 'active')),
+    CONSTRAINT runs_only_stopped_is_retried CHECK (retry_pending <= (finished_at IS NOT NULL AND status <> 'committed'))
+)
+ WITH (fillfactor = 60)
+    """,
+    """
+CREATE INDEX runs_open ON pipeline.runs (workflow, handler_id) WHERE finished_at IS NULL
+    """,
+    """
+CREATE UNIQUE INDEX runs_retry_once ON pipeline.runs (retry_of) WHERE retry_of IS NOT NULL
+    """,
+    """
+CREATE INDEX runs_retry_pending ON pipeline.runs (workflow, id) WHERE retry_pending
+    """,
+    """
+CREATE INDEX runs_session ON pipeline.runs (session_id)
+    """,
+    """
+CREATE TABLE pipeline.mutations (
+    id UUID DEFAULT pipeline.uuid7() NOT NULL,
+    run_id UUID NOT NULL,
+    workflow TEXT NOT NULL,
+    connector TEXT NOT NULL,
+    operation TEXT NOT NULL,
+    params JSONB NOT NULL,
+    request_hash TEXT NOT NULL,
+    idempotency_key TEXT NOT NULL,
+    status TEXT NOT NULL,
+    reconcilable BOOLEAN NOT NULL,
+    settle INTERVAL NOT NULL,
+    timeout INTERVAL NOT NULL,
+    result JSONB,
+    error TEXT,
+    attempts INTEGER DEFAULT 0 NOT NULL,
+    approved_by TEXT,
+    approved_at TIMESTAMP WITH TIME ZONE,
+    sent_at TIMESTAMP WITH TIME ZONE,
+    send_deadline TIMESTAMP WITH TIME ZONE,
+    quiet_until TIMESTAMP WITH TIME ZONE,
+    reconcile_attempts INTEGER DEFAULT 0 NOT NULL,
+    next_reconcile_at TIMESTAMP WITH TIME ZONE,
+    resolved_by TEXT,
+    resolved_at TIMESTAMP WITH TIME ZONE,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    CONSTRAINT mutations_pk PRIMARY KEY (id),
+    CONSTRAINT mutations_run_id_once UNIQUE (run_id),
+    CONSTRAINT mutations_status_known CHECK (status IN ('pending', 'in_flight', 'applied', 'failed', 'needs_reconcile', 'indeterminate')),
+    CONSTRAINT mutations_resolved_by_known CHECK (resolved_by IN ('call', 'reconcile', 'person', 'person_skip')),
+    CONSTRAINT mutations_settled_has_resolver CHECK ((status IN ('applied', 'failed')) = (resolved_by IS NOT NULL)),
+    CONSTRAINT mutations_settled_has_time CHECK ((resolved_by IS NULL) = (resolved_at IS NULL)),
+    CONSTRAINT mutations_doubt_is_booked CHECK ((status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)),
+    CONSTRAINT mutations_only_reconcilable_is_asked CHECK ((status = 'needs_reconcile') <= reconcilable),
+    CONSTRAINT mutations_sent_has_deadline CHECK ((sent_at IS NULL) = (send_deadline IS NULL)),
+    CONSTRAINT mutations_sent_has_quiet_period CHECK ((sent_at IS NULL) = (quiet_until IS NULL)),
+    CONSTRAINT mutations_unresolved_was_sent CHECK ((status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')) <= (sent_at IS NOT NULL)),
+    CONSTRAINT mutations_run_id_fk FOREIGN KEY(run_id) REFERENCES pipeline.runs (id)
+)
+    """,
+    """
+CREATE INDEX mutations_due ON pipeline.mutations (next_reconcile_at) WHERE status = 'needs_reconcile'
+    """,
+    """
+CREATE INDEX mutations_key ON pipeline.mutations (idempotency_key)
+    """,
+    """
+CREATE INDEX mutations_open ON pipeline.mutations (workflow, id) WHERE status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')
+    """,
+    """
+CREATE TABLE pipeline.blocks (
+    id BIGINT GENERATED ALWAYS AS IDENTITY,
+    workflow TEXT NOT NULL,
+    run_id UUID NOT NULL,
+    kind TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    since TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    closed_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT blocks_pk PRIMARY KEY (id),
+    CONSTRAINT blocks_kind_known CHECK (kind IN ('approval', 'internal', 'reconciliation')),
+    CONSTRAINT blocks_workflow_fk FOREIGN KEY(workflow) REFERENCES pipeline.workflows (name),
+    CONSTRAINT blocks_run_id_fk FOREIGN KEY(run_id) REFERENCES pipeline.runs (id)
+)
+    """,
+    """
+CREATE UNIQUE INDEX blocks_open ON pipeline.blocks (run_id, kind) WHERE closed_at IS NULL
+    """,
+    """
+CREATE INDEX blocks_open_of_workflow ON pipeline.blocks (workflow) WHERE closed_at IS NULL
+    """,
+    """
+CREATE TABLE pipeline.audit (
+    id BIGINT GENERATED ALWAYS AS IDENTITY,
+    at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    actor TEXT NOT NULL,
+    act TEXT NOT NULL,
+    workflow TEXT,
+    run_id UUID,
+    mutation_id UUID,
+    event_id BIGINT,
+    reason TEXT DEFAULT '' NOT NULL,
+    evidence JSONB,
+    CONSTRAINT audit_pk PRIMARY KEY (id)
+)
+    """,
+    """
+CREATE INDEX audit_mutation ON pipeline.audit (mutation_id) WHERE mutation_id IS NOT NULL
+    """,
+    """
+CREATE TABLE pipeline.maintenance_tasks (
+    id BIGINT GENERATED ALWAYS AS IDENTITY,
+    workflow TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    opened_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    closed_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT maintenance_tasks_pk PRIMARY KEY (id),
+    CONSTRAINT maintenance_tasks_workflow_fk FOREIGN KEY(workflow) REFERENCES pipeline.workflows (name)
+)
+    """,
+    """
+CREATE UNIQUE INDEX maintenance_tasks_one_open ON pipeline.maintenance_tasks (workflow) WHERE closed_at IS NULL
+    """,
+    """
+CREATE FUNCTION pipeline.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'integrity_constraint_violation',
+    CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+END
+$$
+    """,
+    """
+CREATE FUNCTION pipeline.refuse_release() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF EXISTS (
+    SELECT FROM pipeline.runs r JOIN pipeline.mutations m ON m.id = r.mutation_id
+    WHERE r.id = OLD.run_id AND m.status IN ('applied', 'in_flight', 'needs_reconcile', 'indeterminate')
+  ) THEN
+    RAISE EXCEPTION 'event % stays reserved: its run % holds an applied or unresolved mutation',
+      OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
+      CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+  END IF;
+  RETURN NEW;
+END
+$$
+    """,
+    """
+CREATE TRIGGER runs_phase_only_grows BEFORE UPDATE OF phase ON pipeline.runs FOR EACH ROW
+WHEN (array_position(ARRAY['pending', 'preparing', 'prepared', 'mutating', 'mutated', 'emitting', 'committed'], NEW.phase) < array_position(ARRAY['pending', 'preparing', 'prepared', 'mutating', 'mutated', 'emitting', 'committed'], OLD.phase))
+EXECUTE FUNCTION pipeline.refuse('the phase of a run only grows')
+    """,
+    """
+CREATE TRIGGER runs_stopped_stays_stopped BEFORE UPDATE OF status ON pipeline.runs FOR EACH ROW
+WHEN (OLD.finished_at IS NOT NULL AND NEW.status <> OLD.status)
+EXECUTE FUNCTION pipeline.refuse('a finished run keeps its status; work goes on in a new run')
+    """,
+    """
+CREATE TRIGGER mutations_settled_stays_settled BEFORE UPDATE OF status ON pipeline.mutations FOR EACH ROW
+WHEN (OLD.status IN ('applied', 'failed') AND NEW.status <> OLD.status)
+EXECUTE FUNCTION pipeline.refuse('a settled mutation keeps its verdict')
+    """,
+    """
+CREATE TRIGGER deliveries_done_stays_done BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status IN ('consumed', 'skipped') AND NEW.status <> OLD.status)
+EXECUTE FUNCTION pipeline.refuse('a consumed or skipped event is never handed out again')
+    """,
+    """
+CREATE TRIGGER deliveries_release_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status = 'reserved' AND NEW.status IN ('pending', 'quarantined'))
+EXECUTE FUNCTION pipeline.refuse_release()
+    """,
+)
+
+TABLES = (
+    "maintenance_tasks",
+    "audit",
+    "blocks",
+    "mutations",
+    "runs",
+    "sessions",
+    "deliveries",
+    "events",
+    "subscriptions",
+    "handlers",
+    "topics",
+    "workflows",
+)
+FUNCTIONS = ("refuse_release", "refuse", "next_event_id", "uuid7", "clock")
+
+
+def upgrade() -> None:
+    for statement in STATEMENTS:
+        op.execute(statement)
+
+
+def downgrade() -> None:
+    for table in TABLES:
+        op.execute(f"DROP TABLE pipeline.{table}")
+    for function in FUNCTIONS:
+        op.execute(f"DROP FUNCTION pipeline.{function}")
+    op.execute("DROP SEQUENCE pipeline.event_ids")

@@ -1,0 +1,70 @@
+"""The mutation boundary: what a stopped run does to its inputs.
+
+The hardest rule of the system as a function of a few enums. *Before* the boundary nothing reached
+the world and the inputs go back; *after* it the run must be carried forward and keeps them; when
+the outcome is *unknown* it keeps them too, and somebody has to find out.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pipeline.domain.mutations import UNRESOLVED, MutationStatus
+from pipeline.domain.runs import Outcome, Phase
+from pipeline.domain.workflows import AfterFailedMutation
+
+
+class Side(StrEnum):
+    """Where a run stands relative to its mutation."""
+
+    BEFORE = "before"
+    UNKNOWN = "unknown"
+    AFTER = "after"
+
+
+class Inputs(StrEnum):
+    """What happens to the reserved events of a stopped run."""
+
+    RELEASE = "release"  #: pending again, any run may take them
+    KEEP = "keep"  #: stay reserved until the run is carried forward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disposition:
+    """What a stopped run leaves behind for its inputs and for whoever follows it."""
+
+    side: Side
+    inputs: Inputs
+
+    @property
+    def retry_pending(self) -> bool:
+        """A run that keeps its inputs must be carried forward by another one."""
+        return self.inputs is Inputs.KEEP
+
+
+def side_of(phase: Phase, outcome: Outcome, mutation: MutationStatus | None) -> Side:
+    """Which side of its mutation a run stands on.
+
+    The ledger speaks first: while its row is unresolved no phase can make the outcome known. A
+    failed mutation puts the run back before the boundary whatever its phase.
+    """
+    if mutation in UNRESOLVED:
+        return Side.UNKNOWN
+    if outcome is Outcome.FAILURE or phase.rank < Phase.MUTATED.rank:
+        return Side.BEFORE
+    return Side.AFTER
+
+
+def dispose(side: Side, outcome: Outcome, after_failed: AfterFailedMutation) -> Disposition:
+    """What a run that stops on this side leaves behind.
+
+    The one exception before the boundary: a consumer that wants the same plan tried again keeps
+    its inputs once the mutation is known to have failed.
+    """
+    tries_again = outcome is Outcome.FAILURE and after_failed is AfterFailedMutation.MUTATE
+    keeps = side is not Side.BEFORE or tries_again
+    return Disposition(side=side, inputs=Inputs.KEEP if keeps else Inputs.RELEASE)
+
+
+def retry_phase(outcome: Outcome) -> Phase:
+    """Where the run that follows begins: at the mutation if it failed, behind it otherwise."""
+    return Phase.PREPARED if outcome is Outcome.FAILURE else Phase.EMITTING

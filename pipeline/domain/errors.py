@@ -1,0 +1,136 @@
+"""Every error this package raises on purpose, drawn once.
+
+PipelineError
+├── InvalidInputError           what was handed in cannot be accepted; nothing was written
+│   ├── PayloadError            not JSON, or larger than its limit
+│   └── UnknownError            no such workflow, topic, handler, event, run or mutation
+├── IllegalTransitionError      a move that does not exist from here: a bug in the caller
+├── StaleWriteError             the row moved on first: harmless, drop the work
+├── ReservationError            an event that cannot be pinned was asked for
+├── QuietPeriodError            absence is not evidence yet: ask again later
+├── UnresolvedError             refused while a mutation's outcome is unknown
+├── SchemaError                 the database does not have the tables this version expects
+└── HandlerError                raised by handlers and connectors to say what kind of failure it is
+    ├── LogicError              the code is wrong: do not try again
+    ├── TransientError          the world is wrong for now: try again
+    └── AuthError               a person must act
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+
+class PipelineError(Exception):
+    """Base of everything raised on purpose."""
+
+
+class InvalidInputError(PipelineError):
+    """What was handed in cannot be accepted. Nothing was written."""
+
+
+class PayloadError(InvalidInputError):
+    """A value that cannot be stored: not JSON, or larger than its limit."""
+
+    def __init__(self, what: str, problem: str, expected: str) -> None:
+        self.what, self.problem, self.expected = what, problem, expected
+        super().__init__(f"{what}: {problem}; expected {expected}. Nothing was written.")
+
+
+class UnknownError(InvalidInputError):
+    """A name or id that nothing is known by."""
+
+    def __init__(self, noun: str, key: object, known: Iterable[str] = (), hint: str = "") -> None:
+        self.noun, self.key, self.known = noun, key, tuple(known)
+        seen = f" Known: {', '.join(sorted(self.known))}." if self.known else ""
+        super().__init__(f"There is no {noun} {str(key)!r}.{seen}{' ' + hint if hint else ''}")
+
+
+class IllegalTransitionError(PipelineError):
+    """A move that does not exist from where the row stands. The row is unchanged."""
+
+    def __init__(self, noun: str, key: UUID | str | int, *, asked: str, found: str, allowed: Iterable[str]) -> None:
+        self.noun, self.key, self.asked, self.found = noun, key, asked, found
+        self.allowed = tuple(allowed)
+        super().__init__(
+            f"Cannot {asked} {noun} {key}: it is {found}; "
+            f"{asked} needs it to be {' or '.join(self.allowed)}. Nothing was changed."
+        )
+
+
+class StaleWriteError(PipelineError):
+    """The row moved on before this write arrived: another holder, or a recovery. Drop the work."""
+
+    def __init__(self, noun: str, key: UUID | str | int, *, asked: str, held: object, found: object) -> None:
+        self.noun, self.key, self.asked, self.held, self.found = noun, key, asked, held, found
+        super().__init__(
+            f"{asked} of {noun} {key} came too late: it was held as {held}, it is now {found}. "
+            "Nothing was changed; drop this work, whoever moved the row goes on with it."
+        )
+
+
+class ReservationError(PipelineError):
+    """A prepare asked for events it cannot have. No event of that run was reserved."""
+
+    def __init__(self, run_id: UUID, refused: Mapping[int, str]) -> None:
+        self.run_id, self.refused = run_id, dict(refused)
+        reasons = "; ".join(f"event {event}: {why}" for event, why in sorted(self.refused.items()))
+        super().__init__(
+            f"Run {run_id} cannot reserve what its prepare returned ({reasons}). "
+            "A prepare may reserve only pending events it was shown by peek. Nothing was reserved."
+        )
+
+
+class QuietPeriodError(PipelineError):
+    """'It did not happen' cannot be taken yet: the request may still be travelling."""
+
+    def __init__(self, mutation_id: UUID, until: datetime) -> None:
+        self.mutation_id, self.until = mutation_id, until
+        super().__init__(
+            f"Mutation {mutation_id} cannot be settled as not happened before {until.isoformat()}: "
+            "until then the request may still arrive. Ask again after that, or say that it happened."
+        )
+
+
+class UnresolvedError(PipelineError):
+    """Refused because somebody must first settle a mutation whose outcome is unknown."""
+
+    def __init__(self, workflow: str, mutations: Iterable[UUID]) -> None:
+        self.workflow, self.mutations = workflow, tuple(mutations)
+        listed = ", ".join(str(mutation) for mutation in self.mutations)
+        super().__init__(
+            f"Workflow {workflow!r} cannot be resumed: the outcome of mutation {listed} is unknown. "
+            "Settle it first (happened, did not happen, skip or try again); the block lifts by itself."
+        )
+
+
+class SchemaError(PipelineError):
+    """The database is not at the version this code was written for."""
+
+    def __init__(self, found: str | None, expected: str) -> None:
+        self.found, self.expected = found, expected
+        super().__init__(
+            f"The database is at schema version {found or 'none'}, this code needs {expected}. "
+            "Run `pipeline db upgrade` against it."
+        )
+
+
+class HandlerError(PipelineError):
+    """What a handler or a connector raises to name the kind of its failure."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        self.fields = fields
+        super().__init__(message)
+
+
+class LogicError(HandlerError):
+    """The code is wrong: the same run would fail the same way."""
+
+
+class TransientError(HandlerError):
+    """The world is wrong for now: another run may succeed."""
+
+
+class AuthError(HandlerError):
+    """Credentials or permissions are missing: a person must act."""

@@ -1,0 +1,171 @@
+"""What follows when a run stops: classification, status, and consequences, decided without I/O.
+
+``decide`` is the whole of it: from a failure and the facts of the run to the values that the stop
+verb writes. Nothing else in the project decides what a failure means.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from pipeline.domain.boundary import Disposition, Inputs, Side, dispose, side_of
+from pipeline.domain.errors import AuthError, LogicError, PipelineError, TransientError
+from pipeline.domain.mutations import MutationStatus
+from pipeline.domain.policies import FailurePolicy
+from pipeline.domain.runs import Outcome, Phase, RunStatus
+from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnLogicError, OnUncertain
+
+
+class FailureKind(StrEnum):
+    """The classes of failure that are followed up differently."""
+
+    TRANSIENT = "transient"  #: the world failed for now
+    LOGIC = "logic"  #: the workflow's code is wrong
+    AUTH = "auth"  #: credentials or permissions need a person
+    INTERNAL = "internal"  #: the host failed
+    CRASH = "crash"  #: the worker vanished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A classified error: what kind it is, and words for people."""
+
+    kind: FailureKind
+    message: str
+    error_type: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is known of a run at the moment it stops."""
+
+    phase: Phase
+    outcome: Outcome
+    mutation: MutationStatus | None
+    can_reconcile: bool  #: the operation in the ledger knows how to ask the outside system
+    has_inputs: bool  #: events were reserved by it or offered to it alone
+    earlier_failures: int  #: how often this work failed in a row before
+    after_failed: AfterFailedMutation
+    on_uncertain: OnUncertain
+    on_logic_error: OnLogicError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consequence:
+    """Everything a stop writes besides the error itself."""
+
+    status: RunStatus
+    disposition: Disposition
+    block: BlockKind | None = None
+    maintenance: bool = False
+    quarantine: bool = False  #: released inputs are set aside instead of becoming pending
+    delay: timedelta = timedelta(0)  #: how long the next run waits
+    doubt: MutationStatus | None = None  #: where an in-flight ledger row goes
+
+
+def classify(error: BaseException) -> Failure:
+    """Read an exception as a failure. What is not ours to know is a transient failure of the world.
+
+    An error of this package that is not a ``HandlerError`` means the handler broke a rule of the
+    host, and the same code would break it again.
+    """
+    match error:
+        case TransientError():
+            kind = FailureKind.TRANSIENT
+        case AuthError():
+            kind = FailureKind.AUTH
+        case LogicError() | PipelineError():
+            kind = FailureKind.LOGIC
+        case ArithmeticError() | AssertionError() | AttributeError() | LookupError():
+            kind = FailureKind.LOGIC
+        case NameError() | SyntaxError() | TypeError() | ValueError() | NotImplementedError():
+            kind = FailureKind.LOGIC
+        case ImportError() | RecursionError():
+            kind = FailureKind.LOGIC
+        case MemoryError():
+            kind = FailureKind.INTERNAL
+        case _:
+            kind = FailureKind.TRANSIENT
+    return Failure(kind=kind, message=str(error) or repr(error), error_type=type(error).__qualname__)
+
+
+def decide(failure: Failure, standing: Standing, policy: FailurePolicy, *, chance: float = 0.0) -> Consequence:
+    """What follows when this run stops with this failure.
+
+    An unresolved mutation outranks every kind of failure: first somebody finds out what happened.
+    """
+    side = side_of(standing.phase, standing.outcome, standing.mutation)
+    disposition = dispose(side, standing.outcome, standing.after_failed)
+    if side is Side.UNKNOWN:
+        return _uncertain(standing, disposition)
+    match failure.kind:
+        case FailureKind.TRANSIENT | FailureKind.CRASH:
+            return _again(failure, standing, disposition, policy, chance)
+        case FailureKind.LOGIC:
+            return _logic(standing, disposition, policy, chance)
+        case FailureKind.AUTH:
+            return Consequence(status=RunStatus.PAUSED_APPROVAL, disposition=disposition, block=BlockKind.APPROVAL)
+        case FailureKind.INTERNAL:
+            return _exhausted(disposition)
+
+
+def _uncertain(standing: Standing, disposition: Disposition) -> Consequence:
+    doubt = None
+    if standing.mutation is MutationStatus.IN_FLIGHT:
+        doubt = MutationStatus.NEEDS_RECONCILE if standing.can_reconcile else MutationStatus.INDETERMINATE
+    pauses = standing.on_uncertain is OnUncertain.PAUSE
+    return Consequence(
+        status=RunStatus.PAUSED_RECONCILIATION,
+        disposition=disposition,
+        block=BlockKind.RECONCILIATION if pauses else None,
+        doubt=doubt,
+    )
+
+
+def _again(
+    failure: Failure,
+    standing: Standing,
+    disposition: Disposition,
+    policy: FailurePolicy,
+    chance: float,
+) -> Consequence:
+    """Another run follows after a pause. A first crash is followed at once: nobody was at fault."""
+    crashed = failure.kind is FailureKind.CRASH
+    failures = standing.earlier_failures + 1
+    if failures >= policy.max_failures:
+        return _exhausted(disposition)
+    attempt = failures - 1 if crashed else failures
+    return Consequence(
+        status=RunStatus.CRASHED if crashed else RunStatus.PAUSED_TRANSIENT,
+        disposition=disposition,
+        delay=policy.backoff.delay(attempt, chance=chance) if attempt else timedelta(0),
+    )
+
+
+def _logic(standing: Standing, disposition: Disposition, policy: FailurePolicy, chance: float) -> Consequence:
+    """Maintenance stops the workflow; quarantine sets the inputs aside once they failed often enough.
+
+    Only inputs that go back can be set aside. A run that must be carried forward is tried again
+    until its budget is spent; a run without inputs of its own leaves nothing to set aside.
+    """
+    failures = standing.earlier_failures + 1
+    if standing.on_logic_error is OnLogicError.MAINTENANCE or not standing.has_inputs:
+        return Consequence(status=RunStatus.FAILED_LOGIC, disposition=disposition, maintenance=True)
+    releases = disposition.inputs is Inputs.RELEASE
+    spent = failures >= (policy.quarantine_after if releases else policy.max_failures)
+    if not spent:
+        return Consequence(
+            status=RunStatus.FAILED_LOGIC,
+            disposition=disposition,
+            delay=policy.backoff.delay(failures, chance=chance),
+        )
+    return Consequence(
+        status=RunStatus.FAILED_LOGIC,
+        disposition=disposition,
+        quarantine=releases,
+        block=None if releases else BlockKind.INTERNAL,
+    )
+
+
+def _exhausted(disposition: Disposition) -> Consequence:
+    return Consequence(status=RunStatus.FAILED_INTERNAL, disposition=disposition, block=BlockKind.INTERNAL)

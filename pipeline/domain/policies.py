@@ -1,0 +1,66 @@
+"""How often, how long, how far apart. Values only: chance and time are arguments.
+
+Policies are stored beside the handler they belong to, so that a sweep can follow them without
+having the workflow's code at hand.
+"""
+
+from datetime import timedelta
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Policy(BaseModel):
+    """A frozen value that survives JSON unchanged and refuses fields it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Backoff(Policy):
+    """Growing pauses: ``base``, then ``multiplier`` times longer each time, never above ``cap``."""
+
+    base: timedelta = Field(default=timedelta(seconds=1), ge=timedelta(0))
+    multiplier: float = Field(default=2.0, ge=1.0, le=100.0)
+    cap: timedelta = Field(default=timedelta(minutes=10), ge=timedelta(0))
+    jitter: float = Field(default=0.2, ge=0.0, le=1.0)  #: up to this share is added
+
+    @model_validator(mode="after")
+    def _cap_covers_base(self) -> Self:
+        if self.cap < self.base:
+            raise ValueError(f"cap {self.cap} is below base {self.base}; expected cap >= base")
+        return self
+
+    def delay(self, attempt: int, *, chance: float = 0.0) -> timedelta:
+        """The pause after attempt number ``attempt`` (from 1), with ``chance`` in [0, 1) as jitter.
+
+        Grown step by step and cut at the cap, so no attempt number is large enough to overflow.
+        """
+        pause = self.base
+        for _ in range(attempt - 1):
+            if pause >= self.cap or pause == timedelta(0):
+                break
+            pause = min(pause * self.multiplier, self.cap)
+        return pause * (1.0 + self.jitter * chance)
+
+
+class FailurePolicy(Policy):
+    """How a handler's failed runs are followed up."""
+
+    max_failures: int = Field(default=5, ge=1)  #: failures in a row before a person is asked
+    backoff: Backoff = Backoff()
+    quarantine_after: int = Field(default=3, ge=1)  #: runs an event may fail before it is set aside
+
+
+class ReconcilePolicy(Policy):
+    """How long the background asks the outside system before it asks a person."""
+
+    max_attempts: int = Field(default=5, ge=1)
+    backoff: Backoff = Backoff(base=timedelta(seconds=10), cap=timedelta(minutes=10))
+    immediate_timeout: timedelta = Field(default=timedelta(seconds=30), gt=timedelta(0))
+
+
+class WakePolicy(Policy):
+    """How soon and how late a prepare may ask to be called again."""
+
+    soonest: timedelta = timedelta(seconds=30)
+    latest: timedelta = timedelta(hours=24)

@@ -1,0 +1,120 @@
+"""Who may start, who is due, in which order, and how many at once: decisions without I/O.
+
+The scheduler reads facts, asks these functions, and starts what they say. Time is an argument.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from pipeline.domain.policies import WakePolicy
+from pipeline.domain.workflows import Desired, HandlerKind
+
+
+class Held(StrEnum):
+    """Why a workflow starts nothing right now."""
+
+    PAUSED = "paused"
+    BLOCKED = "blocked"
+    MAINTENANCE = "maintenance"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowFacts:
+    """What the scheduler knows of a workflow, read under its lock."""
+
+    desired: Desired
+    maintenance: bool
+    blocks: int
+    concurrency: int
+    in_the_air: int  #: active runs
+
+    @property
+    def free(self) -> int:
+        return max(0, self.concurrency - self.in_the_air)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerFacts:
+    """What the scheduler knows of a handler."""
+
+    kind: HandlerKind
+    retry_at: datetime | None
+    wake_at: datetime | None
+    next_run_at: datetime | None
+    has_pending: bool
+    has_unseen: bool  #: a pending event that the last empty prepare cannot have seen
+    has_retry: bool  #: a stopped run waits to be carried forward
+    oldest_pending_id: int | None
+
+
+class Reason(StrEnum):
+    """Why a handler is due."""
+
+    RETRY = "retry"
+    EVENTS = "events"
+    WAKE = "wake"
+    SLOT = "slot"
+
+
+def held_by(facts: WorkflowFacts) -> Held | None:
+    """The first reason to start nothing, or None when the workflow may start a run."""
+    if facts.desired is Desired.PAUSED:
+        return Held.PAUSED
+    if facts.maintenance:
+        return Held.MAINTENANCE
+    if facts.blocks:
+        return Held.BLOCKED
+    if not facts.free:
+        return Held.FULL
+    return None
+
+
+def due(facts: HandlerFacts, now: datetime) -> Reason | None:
+    """Why this handler should start a run now, or None.
+
+    A backoff holds everything. An empty prepare is not asked again until an event arrives that it
+    cannot have seen, or the time it asked for has come: no busy loop, and nothing is missed.
+    """
+    if facts.retry_at is not None and facts.retry_at > now:
+        return None
+    if facts.has_retry:
+        return Reason.RETRY
+    if facts.kind is HandlerKind.PRODUCER:
+        return Reason.SLOT if facts.next_run_at is not None and facts.next_run_at <= now else None
+    if facts.has_unseen:
+        return Reason.EVENTS
+    if facts.wake_at is not None and facts.wake_at <= now:
+        return Reason.WAKE
+    return None
+
+
+_ORDER = {Reason.RETRY: 0, Reason.EVENTS: 1, Reason.WAKE: 1, Reason.SLOT: 2}
+
+
+def priority(reason: Reason, facts: HandlerFacts) -> tuple[int, int]:
+    """Sort key: carry forward first, consumers before producers, the oldest pending event first."""
+    oldest = facts.oldest_pending_id
+    return _ORDER[reason], oldest if oldest is not None else 2**63
+
+
+def clamp_wake_at(asked: datetime, now: datetime, policy: WakePolicy) -> datetime:
+    """The time a prepare will really be called again: neither a busy loop nor a forgotten one."""
+    return min(max(asked, now + policy.soonest), now + policy.latest)
+
+
+def next_slot(slot: datetime, every: timedelta, now: datetime) -> datetime:
+    """The first slot after now on the grid of ``slot``: slots missed meanwhile are one run, not many."""
+    if slot > now:
+        return slot
+    return slot + every * ((now - slot) // every + 1)
+
+
+def cohort_size(backlog: int, free: int, *, per_run: timedelta, lease: timedelta, most: int) -> int:
+    """How many runs travel together: the backlog's share, kept well under a lease of work.
+
+    Under light load one; a slow handler gets small cohorts so that it cannot hold many runs hostage.
+    """
+    by_time = most if per_run <= timedelta(0) else max(1, int(lease / 4 / per_run))
+    return max(0, min(backlog, free, by_time, most))

@@ -1,0 +1,159 @@
+"""What callers hand to the verbs, and what a claim hands to a worker. Frozen, typed, without behaviour."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from pipeline.domain.failures import Failure
+from pipeline.domain.ids import EventId, Fence, MutationId, RunId
+from pipeline.domain.mutations import Evidence
+from pipeline.domain.policies import FailurePolicy
+from pipeline.domain.workflows import (
+    AfterFailedMutation,
+    HandlerKind,
+    OnLogicError,
+    OnUncertain,
+    StartAt,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """Somebody who decides, and what they say about it. Kept in the audit."""
+
+    name: str
+    reason: str = ""
+    evidence: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A run as its worker holds it. Every write by that worker carries the fence."""
+
+    run_id: RunId
+    fence: Fence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEvent:
+    """An event to publish. The first write under a message id wins."""
+
+    topic: str
+    message_id: str
+    payload: Any
+    key: str | None = None
+    title: str | None = None
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Events of one topic that a run pins as its inputs."""
+
+    topic: str
+    ids: tuple[EventId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a prepare decided."""
+
+    held: Held
+    reservations: tuple[Reservation, ...] = ()
+    data: Any = None
+    ui: Any = None
+    wake_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The one mutation a run asks for, exactly as it will be sent."""
+
+    held: Held
+    connector: str
+    operation: str
+    params: Any
+    request_hash: str
+    idempotency_key: str
+    timeout: timedelta
+    settle: timedelta = timedelta(0)
+    reconcilable: bool = False
+    needs_approval: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """It happened. With a fence when the worker that sent it says so, without when found out later."""
+
+    mutation_id: MutationId
+    result: Any = None
+    fence: Fence | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """It did not happen, and what that rests on."""
+
+    mutation_id: MutationId
+    error: str
+    evidence: Evidence
+    fence: Fence | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """A run that cannot go on, and why."""
+
+    held: Held
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emitted:
+    """What ``next`` (or a producer) produced. ``state`` counts only when ``has_state`` is set."""
+
+    held: Held
+    events: tuple[NewEvent, ...] = ()
+    state: Any = None
+    has_state: bool = False
+    next_run_at: datetime | None = None
+    cost: Decimal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSpec:
+    """A topic as its workflow declares it."""
+
+    name: str
+    schema: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSpec:
+    """A handler as its workflow declares it."""
+
+    name: str
+    kind: HandlerKind = HandlerKind.CONSUMER
+    subscribes: tuple[str, ...] = ()
+    start_at: StartAt = StartAt.LATEST
+    batch: int = 1
+    ordered: bool = False
+    after_failed_mutation: AfterFailedMutation = AfterFailedMutation.PREPARE
+    failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
+    first_run_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowSpec:
+    """A workflow as its code declares it."""
+
+    name: str
+    topics: tuple[TopicSpec, ...]
+    handlers: tuple[HandlerSpec, ...]
+    version: int = 1
+    fingerprint: str = ""
+    concurrency: int = 1
+    on_uncertain: OnUncertain = OnUncertain.PAUSE
+    on_logic_error: OnLogicError = OnLogicError.MAINTENANCE

@@ -1,0 +1,89 @@
+"""Switches of a workflow, and the one status people are shown.
+
+Two writers that never overwrite each other: a person's wish (``Desired``) and the system's blocks,
+one per cause. Maintenance is a flag of its own. What is shown is derived here and stored nowhere.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+
+class Desired(StrEnum):
+    """What a person wants of the workflow."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+
+
+class BlockKind(StrEnum):
+    """Why the system holds a workflow back."""
+
+    APPROVAL = "approval"  #: credentials or permissions need a person
+    INTERNAL = "internal"  #: retries are exhausted or the host failed
+    RECONCILIATION = "reconciliation"  #: a mutation's outcome is unknown
+
+
+#: Blocks a person lifts with ``resume``. The third kind lifts only when its mutation is settled.
+CLEARED_BY_RESUME: frozenset[BlockKind] = frozenset({BlockKind.APPROVAL, BlockKind.INTERNAL})
+
+
+class WorkflowStatus(StrEnum):
+    """The one word shown to people."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    ERROR = "error"
+
+
+class HandlerKind(StrEnum):
+    """What a handler does."""
+
+    CONSUMER = "consumer"
+    PRODUCER = "producer"
+
+
+class OnUncertain(StrEnum):
+    """How far an unknown outcome reaches."""
+
+    PAUSE = "pause"  #: the workflow stops until it is settled
+    CONTAIN = "contain"  #: only the run's own events are held
+
+
+class OnLogicError(StrEnum):
+    """How far wrong code reaches."""
+
+    MAINTENANCE = "maintenance"  #: the workflow stops until its code changes
+    QUARANTINE = "quarantine"  #: the events that meet it are set aside, the rest flows
+
+
+class AfterFailedMutation(StrEnum):
+    """Where the next run starts once a mutation definitely did not happen."""
+
+    PREPARE = "prepare"  #: inputs are released and a fresh run selects again
+    MUTATE = "mutate"  #: the same plan is tried again with the same inputs
+
+
+class StartAt(StrEnum):
+    """What a consumer that joins a topic later gets to see."""
+
+    LATEST = "latest"
+    EARLIEST = "earliest"
+
+
+class SessionResult(StrEnum):
+    """How a group of runs ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+def shown_status(desired: Desired, blocks: Iterable[BlockKind]) -> WorkflowStatus:
+    """A person's pause wins; then what needs a person; then what the background is working on."""
+    kinds = frozenset(blocks)
+    if desired is Desired.PAUSED:
+        return WorkflowStatus.PAUSED
+    if kinds & CLEARED_BY_RESUME:
+        return WorkflowStatus.ERROR
+    if BlockKind.RECONCILIATION in kinds:
+        return WorkflowStatus.PAUSED
+    return WorkflowStatus.ACTIVE

@@ -1,0 +1,136 @@
+"""Events come in, and people may set one delivery aside, hand it back, or go on without it.
+
+Publishing is idempotent by message id: the first write wins and a repeat is a no-op. What happens
+to an event inside a run (reserve, consume, release, transfer) belongs to that run's verbs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, TextClause
+
+from pipeline.domain.errors import IllegalTransitionError, UnknownError
+from pipeline.domain.events import DeliveryStatus
+from pipeline.domain.ids import EventId
+from pipeline.domain.limits import DEFAULT_LIMITS, Limits
+from pipeline.domain.payloads import checked_json, checked_name
+from pipeline.domain.values import NewEvent, Person
+from pipeline.execution import audit
+from pipeline.store import events as store
+from pipeline.store import views
+from pipeline.store.database import Transaction, encoded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What a publish wrote: ids by message id. A message id that is missing was there before."""
+
+    new: dict[tuple[str, str], EventId]
+    replaced: dict[tuple[str, str], EventId]
+
+
+def publish(
+    tx: Transaction,
+    workflow: str,
+    events: Sequence[NewEvent],
+    *,
+    replace: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Published:
+    """Add events to topics of a workflow and hand them to its consumers.
+
+    With ``replace`` the payload of an event that is still pending and not yet offered to a run is
+    rewritten; one that a run has seen keeps the payload that run saw.
+    """
+    rows = event_rows(events, limits)
+    written = tx.all(store.PUBLISH, workflow=workflow, rows=encoded(rows))
+    for row in written:
+        if row.id is None:
+            raise unknown_topic(tx, workflow, row.topic)
+    new = _by_message(written)
+    repeats = [row for row in rows if (row["topic"], row["message_id"]) not in new]
+    rewritten = tx.all(store.REPLACE, workflow=workflow, rows=encoded(repeats)) if replace and repeats else []
+    if new:
+        tx.announce("event.published", workflow=workflow, events=len(new), repeats=len(repeats))
+    return Published(new=new, replaced=_by_message(rewritten))
+
+
+def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> Row[Any]:
+    """A person goes on without an event that no run holds."""
+    needs = [DeliveryStatus.PENDING, DeliveryStatus.QUARANTINED]
+    return _act(tx, store.SKIP_ONE, (workflow, handler, event_id), by, "skip", needs)
+
+
+def quarantine(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> Row[Any]:
+    """A person sets a pending event aside."""
+    target = (workflow, handler, event_id)
+    return _act(tx, store.QUARANTINE_ONE, target, by, "quarantine", [DeliveryStatus.PENDING], error=by.reason)
+
+
+def release(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> Row[Any]:
+    """A person hands a quarantined event back; it counts as new, with its failures forgotten."""
+    target = (workflow, handler, event_id)
+    return _act(tx, store.RELEASE_ONE, target, by, "release", [DeliveryStatus.QUARANTINED])
+
+
+def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | None = None) -> list[dict[str, Any]]:
+    """Checked rows for the insert: nothing is written unless every event can be."""
+    return [
+        {
+            "n": number,
+            "run": run_id,
+            "topic": checked_name(event.topic, what="topic"),
+            "message_id": checked_name(event.message_id, what="message id"),
+            "key": None if event.key is None else checked_name(event.key, what="key"),
+            "title": event.title,
+            "payload": checked_json(event.payload, what=f"payload of {event.message_id!r}", limit=limits.payload),
+            "traceparent": event.traceparent,
+        }
+        for number, event in enumerate(events)
+    ]
+
+
+def unknown_topic(tx: Transaction, workflow: str, topic: str) -> UnknownError:
+    """The error for a publish that found no such topic, or no such workflow at all."""
+    names = views.workflow_names(tx)
+    if workflow not in names:
+        return UnknownError("workflow", workflow, names)
+    known = [row.name for row in views.topics(tx, workflow)]
+    return UnknownError(f"topic of workflow {workflow!r} named", topic, known, "Nothing was published.")
+
+
+def _by_message(rows: Sequence[Row[Any]]) -> dict[tuple[str, str], EventId]:
+    return {(row.topic, row.message_id): EventId(row.id) for row in rows}
+
+
+def _act(
+    tx: Transaction,
+    statement: TextClause,
+    target: tuple[str, str, EventId],
+    by: Person,
+    verb: str,
+    needs: Sequence[DeliveryStatus],
+    **params: Any,
+) -> Row[Any]:
+    """Do one person's act on one delivery, or say what the delivery is instead."""
+    workflow, handler, event_id = target
+    row = views.handler(tx, workflow, handler)
+    if row is None:
+        known = [known.name for known in views.handlers(tx, workflow)]
+        raise UnknownError(f"handler of workflow {workflow!r} named", handler, known)
+    key = {"event_id": event_id, "handler_id": row.id}
+    found = tx.first(store.LOCK_ONE, **key)
+    if found is None:
+        raise UnknownError(f"event for handler {handler!r} with id", event_id)
+    done = tx.first(statement, **key, **params)
+    if done is None:
+        offered = ", offered to a run" if found.offered_to else ""
+        raise IllegalTransitionError("event", event_id, asked=verb, found=f"{found.status}{offered}", allowed=needs)
+    audit.record(tx, by, f"event.{verb}", workflow=workflow, event_id=event_id)
+    tx.announce(_PAST[verb], workflow=workflow, handler=handler, event_id=event_id, actor=by.name)
+    return done
+
+
+_PAST = {"skip": "event.skipped", "quarantine": "event.quarantined", "release": "event.released"}

@@ -1,0 +1,286 @@
+"""The ledger's verbs: asked for, sent, applied, failed, doubted, escalated, settled by a person.
+
+A mutation is committed as in flight before the world can see it, and its verdict moves the run in
+the same statement. Verdicts of the worker carry its fence; verdicts found out later find the run
+stopped in doubt. "It was not found" counts only once the request can no longer be travelling.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from pipeline.domain.errors import (
+    IllegalTransitionError,
+    PipelineError,
+    QuietPeriodError,
+    StaleWriteError,
+    UnknownError,
+)
+from pipeline.domain.ids import Fence, MutationId, RunId
+from pipeline.domain.limits import DEFAULT_LIMITS, Limits
+from pipeline.domain.mutations import Evidence, MutationStatus, Resolver
+from pipeline.domain.payloads import checked_json, checked_name
+from pipeline.domain.runs import Phase
+from pipeline.domain.values import Applied, Failed, Held, Person, Request
+from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnUncertain
+from pipeline.execution import audit
+from pipeline.execution.landing import Landing, land
+from pipeline.store import events as event_store
+from pipeline.store import mutations as store
+from pipeline.store import runs as run_store
+from pipeline.store import views
+from pipeline.store import workflows as workflow_store
+from pipeline.store.database import Transaction, encoded
+
+_DOUBTED = [MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE]
+
+
+def begin_mutation(tx: Transaction, cohort: Sequence[Request], limits: Limits = DEFAULT_LIMITS) -> Landing[Row[Any]]:
+    """Write each request into the ledger: in flight, or pending a person's approval.
+
+    The lease must still be held and is extended to cover the send deadline, so nobody can take the
+    run for dead while its request may still leave.
+    """
+    landed = store.guarded(tx, store.BEGIN, [_request_row(item, limits) for item in cohort])
+    for row in landed:
+        tx.announce("run.mutating", run_id=row.run_id, mutation_id=row.id, status=row.status)
+    return land(
+        tx,
+        [item.held for item in cohort],
+        landed,
+        key=lambda row: row.run_id,
+        verb="begin_mutation",
+        needs=[f"{Phase.PREPARED} with inputs and an unexpired lease"],
+    )
+
+
+def send(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
+    """Put approved mutations in flight, exactly as they were approved."""
+    rows = [{"run": held.run_id, "fence": held.fence} for held in cohort]
+    landed = store.guarded(tx, store.SEND, rows)
+    for row in landed:
+        tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id)
+    needs = [f"{Phase.MUTATING} with an approved mutation and an unexpired lease"]
+    return land(tx, cohort, landed, key=lambda row: row.run_id, verb="send", needs=needs)
+
+
+def apply(
+    tx: Transaction,
+    cohort: Sequence[Applied],
+    *,
+    by: Resolver = Resolver.CALL,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Landing[Row[Any]]:
+    """It happened: the run's outcome is success and whatever held its workflow back is gone."""
+    rows = [
+        {
+            "mutation_id": item.mutation_id,
+            "fence": item.fence,
+            "result": checked_json(item.result, what=f"result of mutation {item.mutation_id}", limit=limits.result),
+        }
+        for item in cohort
+    ]
+    landed = store.guarded(tx, store.APPLY, rows, resolved_by=by)
+    for row in landed:
+        tx.announce("mutation.applied", run_id=row.run_id, mutation_id=row.id, resolved_by=by)
+    return _land(tx, {item.mutation_id: item.fence for item in cohort}, landed, "apply")
+
+
+def fail(tx: Transaction, cohort: Sequence[Failed], *, by: Resolver = Resolver.CALL) -> Landing[Row[Any]]:
+    """It did not happen. Refused during the quiet period when that rests on absence alone.
+
+    Of a run that was stopped in doubt the inputs go back at once, unless its consumer wants the same
+    plan tried again. A run that is still held keeps inputs and lease until it is stopped, which its
+    worker does in the same transaction; forgotten, the lease lapses and recovery stops it.
+    """
+    rows = [{"mutation_id": i.mutation_id, "fence": i.fence, "error": i.error, "evidence": i.evidence} for i in cohort]
+    landed = store.guarded(tx, store.FAIL, rows, resolved_by=by)
+    _release_inputs(tx, landed)
+    for row in landed:
+        tx.announce("mutation.failed", run_id=row.run_id, mutation_id=row.id, resolved_by=by)
+    return _land(tx, {item.mutation_id: item.fence for item in cohort}, landed, "fail")
+
+
+def book(tx: Transaction, looks: Sequence[tuple[MutationId, int, timedelta]]) -> tuple[Row[Any], ...]:
+    """Book the next look before this one begins: (mutation, attempts so far, delay).
+
+    A reconcile that takes its worker down has then already been counted and cannot spin. What is
+    missing from the answer was booked by somebody else or is no longer in doubt.
+    """
+    rows = [{"mutation_id": id_, "attempts": attempts, "delay": delay} for id_, attempts, delay in looks]
+    return tuple(store.guarded(tx, store.BOOK, rows))
+
+
+def escalate(tx: Transaction, ids: Sequence[UUID], reason: str) -> tuple[Row[Any], ...]:
+    """Nobody can know: a person must settle it. The workflow waits, or only the run's events do."""
+    tx.all(workflow_store.LOCK_OF_RUNS, ids=_run_ids(tx, ids))
+    landed = run_store.by_ids(tx, store.ESCALATE, ids)
+    blocks = [
+        {"workflow": row.workflow, "run": row.run_id, "kind": BlockKind.RECONCILIATION, "reason": reason}
+        for row in landed
+        if _pauses(tx, row.workflow)
+    ]
+    tx.all(workflow_store.INSERT_BLOCKS, rows=encoded(blocks))
+    for row in landed:
+        tx.announce("mutation.escalated", run_id=row.run_id, mutation_id=row.id, reason=reason)
+    return tuple(landed)
+
+
+def happened(tx: Transaction, mutation_id: MutationId, by: Person, result: Any = None) -> Row[Any]:
+    """A person asserts that it happened, and with which result."""
+    item = Applied(mutation_id=mutation_id, result=result)
+    row = apply(tx, [item], by=Resolver.PERSON).only()
+    audit.record(tx, by, "mutation.happened", **_subject(row))
+    return row
+
+
+def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
+    """A person asserts that it did not happen. Refused while the request may still be travelling."""
+    error = by.reason or f"{by.name} says it did not happen"
+    item = Failed(mutation_id=mutation_id, error=error, evidence=Evidence.ABSENCE)
+    row = fail(tx, [item], by=Resolver.PERSON).only()
+    audit.record(tx, by, "mutation.did_not_happen", **_subject(row))
+    return row
+
+
+def skip(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
+    """A person goes on without it: its events are skipped and ``next`` runs with that status."""
+    row = _skip(tx, mutation_id, by, "skip", _DOUBTED)
+    tx.announce("mutation.skipped", run_id=row.run_id, mutation_id=row.id, actor=by.name)
+    audit.record(tx, by, "mutation.skip", **_subject(row))
+    return row
+
+
+def reject(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
+    """A person refuses a request that waits for approval: it is skipped, never having been sent."""
+    row = _skip(tx, mutation_id, by, "reject", [MutationStatus.PENDING])
+    tx.announce("mutation.rejected", run_id=row.run_id, mutation_id=row.id, actor=by.name)
+    audit.record(tx, by, "mutation.reject", **_subject(row))
+    return row
+
+
+def approve(tx: Transaction, mutation_id: MutationId, by: Person, *, request_hash: str) -> Row[Any]:
+    """A person allows exactly the request with this hash; the run goes back to the mutate task."""
+    row = tx.first(store.APPROVE, id=mutation_id, request_hash=request_hash, approved_by=by.name)
+    if row is None:
+        found = _found(tx, mutation_id)
+        if found.status == MutationStatus.PENDING and found.request_hash != request_hash:
+            raise StaleWriteError("mutation", mutation_id, asked="approve", held=request_hash, found=found.request_hash)
+        raise _illegal(found, "approve", [MutationStatus.PENDING])
+    tx.announce("mutation.approved", run_id=row.run_id, mutation_id=row.id, actor=by.name)
+    audit.record(tx, by, "mutation.approve", **_subject(row))
+    return row
+
+
+def try_again(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
+    """A person asks the background to look again, with a fresh budget."""
+    row = tx.first(store.TRY_AGAIN, id=mutation_id)
+    if row is None:
+        found = _found(tx, mutation_id)
+        needs = [f"{MutationStatus.INDETERMINATE} and of an operation that can reconcile"]
+        raise _illegal(found, "try again", needs)
+    tx.announce("mutation.asked_again", run_id=row.run_id, mutation_id=row.id, actor=by.name)
+    audit.record(tx, by, "mutation.try_again", **_subject(row))
+    return row
+
+
+def _skip(tx: Transaction, mutation_id: MutationId, by: Person, verb: str, needs: Sequence[MutationStatus]) -> Row[Any]:
+    found = _found(tx, mutation_id)
+    if found.status not in needs:
+        raise _illegal(found, verb, needs)
+    row = tx.first(store.SKIP, id=mutation_id, error=by.reason or f"{verb} by {by.name}")
+    if row is None:
+        raise _illegal(_found(tx, mutation_id), verb, needs)
+    run_store.by_ids(tx, event_store.SKIP_INPUTS, [row.run_id])
+    return row
+
+
+def _release_inputs(tx: Transaction, failed: Sequence[Row[Any]]) -> None:
+    rows = [
+        {
+            "run": row.run,
+            "handler_id": row.handler_id,
+            "events": row.event_ids,
+            "quarantine": False,
+            "counts": False,
+        }
+        for row in failed
+        if row.fence is None and row.after_failed_mutation == AfterFailedMutation.PREPARE
+    ]
+    if rows:
+        event_store.hand_back(tx, rows)
+
+
+def _land(
+    tx: Transaction, asked: dict[MutationId, Fence | None], landed: Sequence[Row[Any]], verb: str
+) -> Landing[Row[Any]]:
+    there = {row.id for row in landed}
+    missing = [id_ for id_ in asked if id_ not in there]
+    rows = {row.id: row for row in views.mutations(tx, missing)} if missing else {}
+    now = tx.clock() if missing else None
+    refused: dict[UUID, PipelineError] = {}
+    for id_ in missing:
+        row = rows.get(id_)
+        if row is None:
+            refused[id_] = UnknownError("mutation", id_, hint="Nothing was changed.")
+        elif verb == "fail" and row.quiet_until and now and row.quiet_until > now and _counts(row, asked[id_]):
+            refused[id_] = QuietPeriodError(id_, row.quiet_until)
+        elif asked[id_] is not None:
+            held = f"fence {asked[id_]}, {MutationStatus.IN_FLIGHT}"
+            found = f"fence {row.fence}, {row.status}"
+            refused[id_] = StaleWriteError("mutation", id_, asked=verb, held=held, found=found)
+        else:
+            refused[id_] = _illegal(row, verb, _DOUBTED)
+    return Landing(landed=tuple(landed), refused=refused)
+
+
+def _counts(row: Row[Any], fence: Fence | None) -> bool:
+    """Whether only the quiet period stands in the way of this verdict."""
+    if fence is None:
+        return row.status in _DOUBTED
+    return bool(row.status == MutationStatus.IN_FLIGHT and row.fence == fence)
+
+
+def _found(tx: Transaction, mutation_id: MutationId) -> Row[Any]:
+    rows = views.mutations(tx, [mutation_id])
+    if not rows:
+        raise UnknownError("mutation", mutation_id, hint="Nothing was changed.")
+    return rows[0]
+
+
+def _illegal(row: Row[Any], verb: str, needs: Sequence[str]) -> IllegalTransitionError:
+    found = f"{row.status} (its run is {row.run_phase}, {row.run_status})"
+    return IllegalTransitionError("mutation", row.id, asked=verb, found=found, allowed=needs)
+
+
+def _run_ids(tx: Transaction, ids: Sequence[UUID]) -> list[str]:
+    return [str(RunId(row.run_id)) for row in views.mutations(tx, ids)]
+
+
+def _pauses(tx: Transaction, workflow: str) -> bool:
+    row = views.workflow(tx, workflow)
+    return row is not None and row.on_uncertain == OnUncertain.PAUSE
+
+
+def _subject(row: Row[Any]) -> dict[str, Any]:
+    return {"workflow": row.workflow, "run_id": row.run_id, "mutation_id": row.id}
+
+
+def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
+    what = f"params of {item.connector}.{item.operation} for run {item.held.run_id}"
+    return {
+        "run": item.held.run_id,
+        "fence": item.held.fence,
+        "connector": checked_name(item.connector, what="connector"),
+        "operation": checked_name(item.operation, what="operation"),
+        "params": checked_json(item.params, what=what, limit=limits.params),
+        "request_hash": item.request_hash,
+        "idempotency_key": checked_name(item.idempotency_key, what="idempotency key"),
+        "timeout": item.timeout,
+        "settle": item.settle,
+        "reconcilable": item.reconcilable,
+        "needs_approval": item.needs_approval,
+    }

@@ -1,0 +1,54 @@
+"""Putting things back on the road after a crash. Every function is one bounded pass, safe to repeat.
+
+Nothing here executes a handler: state is moved, and the scheduler starts what is due. Orphaned
+reservations are not repaired: ``store.invariants`` reports them, because one would mean that a verb
+is wrong, and releasing it silently would hide that.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.execution import sessions, stops, workflows
+from pipeline.execution.stops import Ended
+from pipeline.store import views
+from pipeline.store.database import Database
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What one pass found and mended."""
+
+    runs: tuple[Ended, ...] = ()
+    sessions: int = 0
+    maintenance_tasks: int = 0
+
+
+def recover(db: Database, *, limit: int = 100, chance: float = 0.0) -> Recovered:
+    """Crashed runs, then sessions, then maintenance: each row in a transaction of its own."""
+    return Recovered(
+        runs=recover_crashed_runs(db, limit=limit, chance=chance),
+        sessions=recover_unfinished_sessions(db, limit=limit),
+        maintenance_tasks=recover_maintenance_mode(db),
+    )
+
+
+def recover_crashed_runs(db: Database, *, limit: int = 100, chance: float = 0.0) -> tuple[Ended, ...]:
+    """Stop runs whose lease has lapsed; the mutation boundary says what becomes of their inputs."""
+    with db.transaction() as tx:
+        lapsed = views.lapsed_runs(tx, limit=limit)
+    ended: list[Ended] = []
+    for run_id in lapsed:
+        with db.transaction() as tx:
+            ended.extend(stops.rescue(tx, [run_id], chance=chance))
+    return tuple(ended)
+
+
+def recover_unfinished_sessions(db: Database, *, limit: int = 100) -> int:
+    """Finish sessions whose runs all committed and that nobody finished."""
+    with db.transaction() as tx:
+        return len(sessions.finish(tx, views.finishable_sessions(tx, limit=limit)))
+
+
+def recover_maintenance_mode(db: Database) -> int:
+    """Open the task of every workflow that is in maintenance without one."""
+    with db.transaction() as tx:
+        return sum(workflows.open_maintenance_task(tx, name) for name in views.unattended_maintenance(tx))

@@ -1,0 +1,233 @@
+"""A run's way forward: claimed, prepared, mutated, committed. One verb per move, for cohorts.
+
+Every verb takes an open transaction and a set of runs and is one statement for all of them, guarded
+row by row. What a worker writes carries the fence of its claim, so a worker that comes back from
+the dead changes nothing.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, TextClause
+
+from pipeline.domain.errors import IllegalTransitionError
+from pipeline.domain.ids import RunId
+from pipeline.domain.limits import DEFAULT_LIMITS, Limits
+from pipeline.domain.payloads import checked_json
+from pipeline.domain.runs import Outcome, Phase, RunStatus
+from pipeline.domain.values import Emitted, Held, Prepared
+from pipeline.execution.events import event_rows, unknown_topic
+from pipeline.execution.landing import Landing, land
+from pipeline.execution.reservations import reservation_error, wanted
+from pipeline.store import events as event_store
+from pipeline.store import runs as store
+from pipeline.store import views
+from pipeline.store import workflows as workflow_store
+from pipeline.store.database import Transaction, encoded
+
+Merge = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """What a phase task may do with the runs its message named."""
+
+    claimed: tuple[Row[Any], ...]  #: held now: do the phase
+    passed: tuple[RunId, ...]  #: already past it: a redelivery, hand them on
+    left: tuple[RunId, ...]  #: stopped, or held by another: leave them alone
+
+
+def claim_prepare(tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str) -> Claims:
+    """Take consumer runs to select their inputs."""
+    return _claim(tx, store.CLAIM_PREPARE, ids, Phase.PREPARING, lease, worker)
+
+
+def claim_produce(tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str) -> Claims:
+    """Take producer runs."""
+    return _claim(tx, store.CLAIM_PRODUCE, ids, Phase.PREPARING, lease, worker)
+
+
+def claim_mutate(tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str) -> Claims:
+    """Take runs that have inputs and may ask for a mutation, or whose request was approved."""
+    return _claim(tx, store.CLAIM_MUTATE, ids, Phase.MUTATING, lease, worker)
+
+
+def claim_next(tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str) -> Claims:
+    """Take runs whose outcome is known, or that had nothing to do, to emit and commit."""
+    return _claim(tx, store.CLAIM_NEXT, ids, Phase.EMITTING, lease, worker)
+
+
+def finish_prepare(tx: Transaction, cohort: Sequence[Prepared], limits: Limits = DEFAULT_LIMITS) -> Landing[Row[Any]]:
+    """Pin the inputs of each run and save its plan: all of a run's events, or none of them."""
+    landed = store.guarded(tx, store.FINISH_PREPARE, [_prepared_row(item, limits) for item in cohort])
+    landing = _land(tx, [item.held for item in cohort], landed, "finish_prepare", [Phase.PREPARING])
+    refused = dict(landing.refused)
+    for item in cohort:
+        error = refused.get(item.held.run_id)
+        if isinstance(error, IllegalTransitionError) and error.found.startswith(Phase.PREPARING):
+            refused[item.held.run_id] = reservation_error(tx, item)
+    for run in landed:
+        tx.announce("run.prepared", run_id=run.id, events=len(run.event_ids))
+    return Landing(landed=landing.landed, refused=refused)
+
+
+def no_mutation(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
+    """The mutate handler asked for nothing: the phase is over with an empty outcome."""
+    landed = store.guarded(tx, store.NO_MUTATION, _held_rows(cohort))
+    for run in landed:
+        tx.announce("run.mutated", run_id=run.id, outcome=Outcome.NONE)
+    return _land(tx, cohort, landed, "no_mutation", [Phase.PREPARED])
+
+
+def commit(
+    tx: Transaction,
+    cohort: Sequence[Emitted],
+    *,
+    merge: Mapping[int, Merge] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Landing[Row[Any]]:
+    """Publish, consume and finish, for every run that is still held; save the states they returned.
+
+    ``merge`` maps a handler's id to the function that folds a returned state into the current one,
+    applied under the handler's row lock. Without it a returned state replaces the current one.
+    """
+    landing = _commit(tx, event_store.COMMIT, cohort, Phase.EMITTING, limits)
+    for run in landing.landed:
+        _refuse_lost_inputs(run)
+    _save_states(tx, cohort, landing, merge or {})
+    return landing
+
+
+def commit_producer(tx: Transaction, cohort: Sequence[Emitted], limits: Limits = DEFAULT_LIMITS) -> Landing[Row[Any]]:
+    """Publish what producers made, save their state and book their next slot."""
+    landing = _commit(tx, event_store.COMMIT_PRODUCER, cohort, Phase.PREPARING, limits)
+    _save_states(tx, cohort, landing, {})
+    return landing
+
+
+def heartbeat(tx: Transaction, cohort: Sequence[Held], *, lease: timedelta) -> Landing[Row[Any]]:
+    """Extend leases. A run that is refused is no longer the caller's: stop working on it."""
+    landed = store.guarded(tx, store.HEARTBEAT, _held_rows(cohort), lease=lease)
+    return _land(tx, cohort, landed, "heartbeat", ["claimed"])
+
+
+def release(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
+    """Give runs back on a clean shutdown. A run whose mutation may be in the air is never given back."""
+    landed = store.guarded(tx, store.RELEASE, _held_rows(cohort))
+    for run in landed:
+        tx.announce("run.released", run_id=run.id, phase=run.phase)
+    return _land(tx, cohort, landed, "release", [Phase.PREPARING, Phase.PREPARED, Phase.EMITTING])
+
+
+def dispatched(tx: Transaction, ids: Sequence[UUID]) -> tuple[RunId, ...]:
+    """Remember that a message was sent for runs nobody holds, so that the sweep waits before it repeats."""
+    return tuple(RunId(row.id) for row in store.by_ids(tx, store.DISPATCHED, ids))
+
+
+def _claim(
+    tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: Phase, lease: timedelta, worker: str
+) -> Claims:
+    claimed = store.claim(tx, statement, ids, lease, worker)
+    mine = {row.id for row in claimed}
+    missing = [id_ for id_ in ids if id_ not in mine]
+    passed = tuple(
+        RunId(row.id)
+        for row in (views.runs(tx, missing) if missing else ())
+        if row.status in (RunStatus.ACTIVE, RunStatus.COMMITTED) and Phase(row.phase).rank > target.rank
+    )
+    left = tuple(RunId(id_) for id_ in missing if id_ not in passed)
+    for row in claimed:
+        tx.announce("run.claimed", run_id=row.id, phase=row.phase, fence=row.fence, worker=worker)
+    return Claims(claimed=tuple(claimed), passed=passed, left=left)
+
+
+def _commit(
+    tx: Transaction, statement: TextClause, cohort: Sequence[Emitted], needs: Phase, limits: Limits
+) -> Landing[Row[Any]]:
+    published = [row for item in cohort for row in event_rows(item.events, limits, run_id=item.held.run_id)]
+    rows = [_emitted_row(item, limits) for item in cohort]
+    landed = store.guarded(tx, statement, rows, events=encoded(published))
+    for run in landed:
+        if run.unknown_topics:
+            raise unknown_topic(tx, run.workflow, run.unknown_topics[0])
+        tx.announce("run.committed", run_id=run.id, workflow=run.workflow)
+    return _land(tx, [item.held for item in cohort], landed, "commit", [needs])
+
+
+def _save_states(
+    tx: Transaction,
+    cohort: Sequence[Emitted],
+    landing: Landing[Row[Any]],
+    merge: Mapping[int, Merge],
+) -> None:
+    """Fold the states of the runs that landed into their handlers, in run order, under row locks."""
+    handler_of = {row.id: row.handler_id for row in landing.landed}
+    returned = [item for item in cohort if item.has_state and item.held.run_id in handler_of]
+    if not returned:
+        return
+    ids = sorted({handler_of[item.held.run_id] for item in returned})
+    current = {row.id: row.state for row in tx.all(workflow_store.LOCK_STATES, ids=ids)}
+    for item in sorted(returned, key=lambda item: item.held.run_id):
+        handler = handler_of[item.held.run_id]
+        fold = merge.get(handler)
+        current[handler] = fold(current[handler], item.state) if fold else item.state
+    for handler in ids:
+        tx.run(workflow_store.SET_STATE, id=handler, state=json.dumps(current[handler]))
+
+
+def _refuse_lost_inputs(run: Row[Any]) -> None:
+    """A commit that does not consume exactly what it reserved would lose or repeat an event."""
+    skipped = run.mutation_outcome == Outcome.SKIPPED
+    expected = 0 if skipped else len(run.event_ids)
+    if run.consumed_count != expected:
+        raise IllegalTransitionError(
+            "run",
+            run.id,
+            asked="commit",
+            found=f"owner of {run.consumed_count} of its {expected} reserved events",
+            allowed=["owner of every event it reserved"],
+        )
+
+
+def _prepared_row(item: Prepared, limits: Limits) -> dict[str, Any]:
+    events, topics = wanted(item)
+    result = {
+        "reservations": [{"topic": r.topic, "ids": list(r.ids)} for r in item.reservations],
+        "data": item.data,
+        "ui": item.ui,
+    }
+    checked_json(result, what=f"PrepareResult of run {item.held.run_id}", limit=limits.prepare_result)
+    return {
+        "run": item.held.run_id,
+        "fence": item.held.fence,
+        "events": events,
+        "topics": topics,
+        "result": result,
+        "wake_at": item.wake_at,
+    }
+
+
+def _emitted_row(item: Emitted, limits: Limits) -> dict[str, Any]:
+    if item.has_state:
+        checked_json(item.state, what=f"state returned by run {item.held.run_id}", limit=limits.state)
+    return {
+        "run": item.held.run_id,
+        "fence": item.held.fence,
+        "state": item.state if item.has_state else None,
+        "cost": str(item.cost) if item.cost is not None else None,
+        "next_run_at": item.next_run_at,
+    }
+
+
+def _held_rows(cohort: Sequence[Held]) -> list[dict[str, Any]]:
+    return [{"run": held.run_id, "fence": held.fence} for held in cohort]
+
+
+def _land(
+    tx: Transaction, asked: Sequence[Held], landed: Sequence[Row[Any]], verb: str, needs: Sequence[str]
+) -> Landing[Row[Any]]:
+    return land(tx, asked, landed, key=lambda row: row.id, verb=verb, needs=needs)

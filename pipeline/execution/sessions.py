@@ -1,0 +1,23 @@
+"""Sessions group runs for people to read. No decision rests on them.
+
+A session is opened by the first run that starts and ended as failed by the first that stops; one
+whose runs all committed is finished here, by the scheduler or by recovery.
+"""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from pipeline.domain.ids import SessionId
+from pipeline.domain.workflows import SessionResult
+from pipeline.store import workflows as store
+from pipeline.store.database import Transaction
+
+
+def finish(tx: Transaction, ids: Sequence[UUID]) -> tuple[SessionId, ...]:
+    """End sessions whose runs have all committed, with their count and cost; leave the others open."""
+    wanted = [str(id_) for id_ in ids]
+    tx.all(store.LOCK_OF_SESSIONS, ids=wanted)
+    finished = tx.all(store.FINISH_SESSIONS, ids=wanted)
+    for row in finished:
+        tx.announce("session.finished", session_id=row.id, workflow=row.workflow, result=SessionResult.COMPLETED)
+    return tuple(SessionId(row.id) for row in finished)

@@ -1,0 +1,175 @@
+"""How runs stop: with a failure their worker reports, or because their worker vanished.
+
+One transaction does everything that follows: the run's status, its inputs by the mutation boundary,
+the doubt about a mutation in the air, the pause before the next try, the session, the block or the
+maintenance flag. What follows is decided by ``domain.failures.decide``; this module writes it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from pipeline.domain.boundary import Inputs
+from pipeline.domain.failures import Consequence, Failure, FailureKind, Standing, decide
+from pipeline.domain.mutations import MutationStatus
+from pipeline.domain.policies import FailurePolicy
+from pipeline.domain.runs import Outcome, Phase
+from pipeline.domain.values import Stopped
+from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain
+from pipeline.execution.landing import Landing, land
+from pipeline.execution.workflows import block, enter_maintenance
+from pipeline.store import events as event_store
+from pipeline.store import mutations as mutation_store
+from pipeline.store import runs as store
+from pipeline.store import workflows as workflow_store
+from pipeline.store.database import Transaction, encoded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that was stopped, as it stood, and what followed."""
+
+    run: Row[Any]
+    failure: Failure
+    consequence: Consequence
+
+    @property
+    def run_id(self) -> UUID:
+        run_id: UUID = self.run.id
+        return run_id
+
+
+def stop(tx: Transaction, cohort: Sequence[Stopped], *, chance: float = 0.0) -> Landing[Ended]:
+    """Stop runs their worker holds. ``chance`` in [0, 1) spreads the pause before the next try."""
+    rows = [{"run": item.held.run_id, "fence": item.held.fence} for item in cohort]
+    failures = {item.held.run_id: item.failure for item in cohort}
+    ended = _stop(tx, rows, failures, chance)
+    needs = ["active"]
+    held = [item.held for item in cohort]
+    return land(tx, held, ended, key=lambda item: item.run_id, verb="stop", needs=needs)
+
+
+def rescue(tx: Transaction, ids: Sequence[UUID], *, chance: float = 0.0) -> tuple[Ended, ...]:
+    """Stop runs whose lease has lapsed. One that was extended, finished or rescued meanwhile is left alone.
+
+    Safe to run twice at once: the row lock and the guard on the lapsed lease let one of two rescuers
+    through, and the worker that comes back finds its fence stale.
+    """
+    rows = [{"run": run_id, "fence": None} for run_id in ids]
+    failure = Failure(kind=FailureKind.CRASH, message="its worker stopped extending its lease", error_type="WorkerLost")
+    return _stop(tx, rows, dict.fromkeys(ids, failure), chance)
+
+
+def _stop(
+    tx: Transaction, rows: Sequence[dict[str, Any]], failures: dict[Any, Failure], chance: float
+) -> tuple[Ended, ...]:
+    tx.all(workflow_store.LOCK_OF_RUNS, ids=[str(row["run"]) for row in rows])
+    locked = [row.id for row in store.guarded(tx, store.LOCK_TO_STOP, rows)]
+    ended = tuple(
+        Ended(run=run, failure=failures[run.id], consequence=_decide(run, failures[run.id], chance))
+        for run in (store.by_ids(tx, store.STANDINGS, locked) if locked else ())
+    )
+    if ended:
+        _write(tx, ended)
+    return ended
+
+
+def _decide(run: Row[Any], failure: Failure, chance: float) -> Consequence:
+    policy = FailurePolicy.model_validate(run.failure_policy)
+    alone = run.offered is None
+    earlier = max(run.input_failures, run.attempt - 1, run.consecutive_failures if alone else 0)
+    standing = Standing(
+        phase=Phase(run.phase),
+        outcome=Outcome(run.mutation_outcome),
+        mutation=MutationStatus(run.mutation_status) if run.mutation_status else None,
+        can_reconcile=bool(run.reconcilable),
+        has_inputs=bool(run.event_ids or run.offered),
+        earlier_failures=earlier,
+        after_failed=AfterFailedMutation(run.after_failed_mutation),
+        on_uncertain=OnUncertain(run.on_uncertain),
+        on_logic_error=OnLogicError(run.on_logic_error),
+    )
+    return decide(failure, standing, policy, chance=chance)
+
+
+def _write(tx: Transaction, ended: Sequence[Ended]) -> None:
+    """Write all consequences, locking run, mutation, events, handler, session and block in that order."""
+    store.guarded(tx, store.STOP, [_run_row(item) for item in ended])
+    _doubt(tx, ended)
+    _hand_back(tx, ended)
+    _back_off(tx, ended)
+    tx.all(workflow_store.END_SESSIONS, rows=encoded([_session_row(item) for item in ended]))
+    for item in ended:
+        reason = item.failure.message
+        if item.consequence.block:
+            block(tx, item.run.workflow, item.run_id, item.consequence.block, reason)
+        if item.consequence.maintenance:
+            enter_maintenance(tx, item.run.workflow, reason)
+        tx.announce(
+            "run.stopped",
+            run_id=item.run_id,
+            workflow=item.run.workflow,
+            phase=item.run.phase,
+            status=item.consequence.status,
+            side=item.consequence.disposition.side,
+        )
+
+
+def _doubt(tx: Transaction, ended: Sequence[Ended]) -> None:
+    rows = [
+        {"mutation_id": item.run.mutation_id, "status": item.consequence.doubt, "error": item.failure.message}
+        for item in ended
+        if item.consequence.doubt
+    ]
+    for row in mutation_store.guarded(tx, mutation_store.DOUBT, rows) if rows else ():
+        escalated = row.status == MutationStatus.INDETERMINATE
+        name = "mutation.escalated" if escalated else "mutation.doubted"
+        tx.announce(name, run_id=row.run_id, mutation_id=row.id)
+
+
+def _hand_back(tx: Transaction, ended: Sequence[Ended]) -> None:
+    """Inputs of released runs become pending; slices that were never reserved are offered to nobody."""
+    rows = [
+        {
+            "run": item.run_id,
+            "handler_id": item.run.handler_id,
+            "events": sorted({*item.run.event_ids, *(item.run.offered or ())}),
+            "quarantine": item.consequence.quarantine,
+            "error": item.failure.message,
+            "counts": True,
+            "delay": item.consequence.delay if item.run.offered is not None else None,
+        }
+        for item in ended
+        if item.consequence.disposition.inputs is Inputs.RELEASE
+    ]
+    if rows:
+        event_store.hand_back(tx, rows)
+
+
+def _back_off(tx: Transaction, ended: Sequence[Ended]) -> None:
+    """A handler that runs alone waits as a whole; among slices only the failed inputs wait."""
+    rows = [
+        {"handler_id": item.run.handler_id, "failures": 1, "delay": item.consequence.delay}
+        for item in ended
+        if item.run.offered is None and item.consequence.disposition.inputs is Inputs.RELEASE
+    ]
+    if rows:
+        tx.run(workflow_store.BACK_OFF, rows=encoded(rows))
+
+
+def _run_row(item: Ended) -> dict[str, Any]:
+    return {
+        "run": item.run_id,
+        "status": item.consequence.status,
+        "error": item.failure.message,
+        "error_type": item.failure.error_type,
+        "retry_pending": item.consequence.disposition.retry_pending,
+        "delay": item.consequence.delay,
+    }
+
+
+def _session_row(item: Ended) -> dict[str, Any]:
+    return {"session_id": item.run.session_id, "error": item.failure.message}

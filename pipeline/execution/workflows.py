@@ -1,0 +1,170 @@
+"""A workflow's switches, and bringing its tables in line with its code.
+
+A person's wish and the system's blocks are kept apart: neither overwrites the other. Maintenance is
+set with the failure that causes it; the task that asks somebody to mend the code follows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from pipeline.domain.errors import InvalidInputError, UnknownError, UnresolvedError
+from pipeline.domain.payloads import checked_name
+from pipeline.domain.values import HandlerSpec, Person, WorkflowSpec
+from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, Desired, StartAt
+from pipeline.execution import audit
+from pipeline.store import views
+from pipeline.store import workflows as store
+from pipeline.store.database import Transaction, encoded
+
+
+def register(tx: Transaction, spec: WorkflowSpec) -> None:
+    """Bring workflow, topics, handlers and subscriptions in line with what the code declares.
+
+    A person's pause, blocks, states and maintenance are left as they are. A handler that is gone
+    from the code is retired, never deleted. A consumer that joins a topic with ``earliest`` gets
+    every event that topic has ever had.
+    """
+    _check(spec)
+    tx.run(
+        store.UPSERT,
+        name=spec.name,
+        version=spec.version,
+        fingerprint=spec.fingerprint,
+        concurrency=spec.concurrency,
+        on_uncertain=spec.on_uncertain,
+        on_logic_error=spec.on_logic_error,
+    )
+    tx.all(store.LOCK, names=[spec.name])
+    topics = [{"name": topic.name, "schema": topic.schema} for topic in spec.topics]
+    tx.run(store.UPSERT_TOPICS, workflow=spec.name, rows=encoded(topics))
+    handlers = [_handler_row(handler) for handler in spec.handlers]
+    tx.run(store.UPSERT_HANDLERS, workflow=spec.name, rows=encoded(handlers))
+    tx.run(store.RETIRE_HANDLERS, workflow=spec.name, names=[handler.name for handler in spec.handlers])
+    _subscribe(tx, spec)
+    tx.announce("workflow.registered", workflow=spec.name, version=spec.version)
+
+
+def pause(tx: Transaction, workflow: str, by: Person) -> None:
+    """A person pauses a workflow. Runs in the air go on; no new one starts."""
+    _lock(tx, workflow)
+    if tx.first(store.SET_DESIRED, name=workflow, desired=Desired.PAUSED):
+        audit.record(tx, by, "workflow.pause", workflow=workflow)
+        tx.announce("workflow.paused", workflow=workflow, actor=by.name)
+
+
+def resume(tx: Transaction, workflow: str, by: Person) -> None:
+    """A person resumes a workflow: lifts what only waited for a person, and forgets its failures.
+
+    Refused, with the mutations named, while an unknown outcome holds the workflow back.
+    """
+    _lock(tx, workflow)
+    unresolved = views.blocking_mutations(tx, workflow)
+    if unresolved:
+        raise UnresolvedError(workflow, unresolved)
+    tx.first(store.SET_DESIRED, name=workflow, desired=Desired.ACTIVE)
+    unblock(tx, workflow, sorted(CLEARED_BY_RESUME))
+    tx.run(store.FORGIVE, workflow=workflow)
+    audit.record(tx, by, "workflow.resume", workflow=workflow)
+    tx.announce("workflow.resumed", workflow=workflow, actor=by.name)
+
+
+def block(tx: Transaction, workflow: str, run_id: UUID, kind: BlockKind, reason: str) -> None:
+    """Hold a workflow back for one cause. The same cause twice is one block."""
+    row = {"workflow": workflow, "run": run_id, "kind": kind, "reason": reason}
+    if tx.all(store.INSERT_BLOCKS, rows=encoded([row])):
+        tx.announce("workflow.blocked", workflow=workflow, run_id=run_id, kind=kind)
+
+
+def unblock(tx: Transaction, workflow: str, kinds: Sequence[BlockKind]) -> None:
+    """Lift a workflow's blocks of these kinds."""
+    for row in tx.all(store.CLOSE_BLOCKS, workflow=workflow, kinds=[kind.value for kind in kinds]):
+        tx.announce("workflow.unblocked", workflow=workflow, run_id=row.run_id, kind=row.kind)
+
+
+def enter_maintenance(tx: Transaction, workflow: str, reason: str) -> None:
+    """Start nothing until the code has changed."""
+    if tx.first(store.ENTER_MAINTENANCE, name=workflow, reason=reason):
+        tx.announce("workflow.maintenance_entered", workflow=workflow)
+
+
+def open_maintenance_task(tx: Transaction, workflow: str) -> bool:
+    """Ask somebody to mend a workflow in maintenance; False if that was done already, or is not needed."""
+    return tx.first(store.OPEN_TASK, name=workflow) is not None
+
+
+def exit_maintenance(tx: Transaction, workflow: str, by: Person) -> None:
+    """The code was mended. What waited to be carried forward is still waiting and goes on first."""
+    _lock(tx, workflow)
+    if tx.first(store.EXIT_MAINTENANCE, name=workflow):
+        audit.record(tx, by, "workflow.exit_maintenance", workflow=workflow)
+        tx.announce("workflow.maintenance_exited", workflow=workflow, actor=by.name)
+
+
+def raise_watermarks(tx: Transaction) -> None:
+    """Let claims start behind what is long done.
+
+    A watermark rises only to a horizon that was noted earlier, and only once every transaction that
+    could still publish an id below it has ended: a slow publisher's event is never passed over.
+    """
+    tx.all(store.LOCK_HANDLERS)
+    tx.run(store.RAISE_WATERMARKS)
+    row = tx.first(store.HORIZON)
+    assert row is not None
+    tx.run(store.SET_HORIZON, horizon=row.last_value)
+
+
+def _lock(tx: Transaction, workflow: str) -> None:
+    if not tx.all(store.LOCK, names=[workflow]):
+        raise UnknownError("workflow", workflow, views.workflow_names(tx))
+
+
+def _subscribe(tx: Transaction, spec: WorkflowSpec) -> None:
+    """Change who listens to what. Publishers are held off only when something really changes."""
+    handlers: dict[str, Row[Any]] = {row.name: row for row in views.handlers(tx, spec.name)}
+    declared = {
+        (topic, handlers[handler.name].id): handler for handler in spec.handlers for topic in handler.subscribes
+    }
+    existing = views.subscriptions(tx, spec.name)
+    if existing == set(declared):
+        return
+    tx.run(store.LOCK_SUBSCRIPTIONS)
+    for topic, handler_id in existing - set(declared):
+        tx.run(store.DELETE_SUBSCRIPTION, workflow=spec.name, topic=topic, handler_id=handler_id)
+    for (topic, handler_id), handler in declared.items():
+        if (topic, handler_id) in existing:
+            continue
+        row = {"workflow": spec.name, "topic": topic, "handler_id": handler_id}
+        tx.run(store.INSERT_SUBSCRIPTION, **row)
+        if handler.start_at is StartAt.EARLIEST:
+            tx.run(store.BACKFILL, **row)
+
+
+def _check(spec: WorkflowSpec) -> None:
+    checked_name(spec.name, what="workflow name")
+    topics = [checked_name(topic.name, what=f"topic of workflow {spec.name!r}") for topic in spec.topics]
+    names = [checked_name(handler.name, what=f"handler of workflow {spec.name!r}") for handler in spec.handlers]
+    for noun, given in (("topic", topics), ("handler", names)):
+        doubled = sorted({name for name in given if given.count(name) > 1})
+        if doubled:
+            raise InvalidInputError(
+                f"Workflow {spec.name!r} declares the {noun} {doubled[0]!r} twice; expected each name once."
+            )
+    for handler in spec.handlers:
+        for topic in handler.subscribes:
+            if topic not in topics:
+                raise UnknownError(f"topic of workflow {spec.name!r} named", topic, topics)
+
+
+def _handler_row(handler: HandlerSpec) -> dict[str, Any]:
+    return {
+        "name": handler.name,
+        "kind": handler.kind,
+        "batch": handler.batch,
+        "ordered": handler.ordered,
+        "after_failed_mutation": handler.after_failed_mutation,
+        "failure_policy": handler.failure_policy.model_dump(mode="json"),
+        "first_run_at": handler.first_run_at,
+    }

@@ -1,0 +1,71 @@
+"""Bringing a database to the version this code was written for, and refusing to run on another.
+
+The migrations ship inside the package, so an installed wheel can migrate without a checkout. Two
+migrations at once are one after the other: an advisory lock lets the second find nothing to do.
+"""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+import pipeline
+from pipeline.domain.errors import SchemaError
+from pipeline.store.database import Database
+from pipeline.store.schema import SCHEMA
+
+_ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext('pipeline.migrations'))")
+#: A statement planned while its table was empty stays a sequential scan until the next ANALYZE.
+_ANALYZE = text("ANALYZE")
+
+
+def upgrade(db: Database, revision: str = "head") -> str:
+    """Migrate forward and return the version the database is at."""
+    with db.engine.begin() as connection:
+        connection.execute(_ONE_AT_A_TIME)
+        command.upgrade(_config(connection), revision)
+        connection.execute(_ANALYZE)
+        return current(connection) or ""
+
+
+def downgrade(db: Database, revision: str) -> None:
+    """Migrate backward, for development; production rolls forward."""
+    with db.engine.begin() as connection:
+        connection.execute(_ONE_AT_A_TIME)
+        command.downgrade(_config(connection), revision)
+
+
+def current(connection: Connection) -> str | None:
+    """The version the database is at, or None when it was never migrated."""
+    context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
+    return context.get_current_revision()
+
+
+def head() -> str:
+    """The version this code was written for."""
+    return ScriptDirectory(str(migrations())).get_current_head() or ""
+
+
+def require_current(db: Database) -> None:
+    """Refuse to work on a database that is not at the version this code was written for."""
+    with db.engine.connect() as connection:
+        found = current(connection)
+    if found != head():
+        raise SchemaError(found, head())
+
+
+def migrations() -> Path:
+    """Where the migrations are: beside the modules in a wheel, beside the package in a checkout."""
+    package = Path(pipeline.__file__).parent
+    shipped = package / "migrations"
+    return shipped if shipped.is_dir() else package.parent / "migrations"
+
+
+def _config(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(migrations()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config

@@ -1,0 +1,196 @@
+"""Guarded writes of the ledger, and of the run that remembers what became of it.
+
+Ledger and run move in one statement, so the two never disagree. A worker's write carries its fence
+and finds the mutation in flight; a later verdict carries none and finds the run stopped in doubt.
+Only ``execution`` may import this.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Row, text
+
+from pipeline.store.database import Transaction, encoded
+
+Rows = Sequence[Row[Any]]
+
+BEGIN = text("""
+WITH asked AS (
+  SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
+    AS x(run uuid, fence bigint, connector text, operation text, params jsonb, request_hash text,
+         idempotency_key text, timeout interval, settle interval, reconcilable boolean, needs_approval boolean)
+), held AS (
+  SELECT r.id, r.workflow FROM pipeline.runs r JOIN asked x ON x.run = r.id
+  WHERE r.fence = x.fence AND r.status = 'active' AND r.phase = 'prepared' AND r.event_ids <> '{}'
+    AND r.lease_expires_at > pipeline.clock()
+  ORDER BY r.id FOR NO KEY UPDATE OF r
+), written AS (
+  INSERT INTO pipeline.mutations (run_id, workflow, connector, operation, params, request_hash, idempotency_key,
+    status, reconcilable, settle, timeout, attempts, sent_at, send_deadline, quiet_until)
+  SELECT h.id, h.workflow, x.connector, x.operation, x.params, x.request_hash, x.idempotency_key,
+    CASE WHEN x.needs_approval THEN 'pending' ELSE 'in_flight' END, x.reconcilable, x.settle, x.timeout,
+    CASE WHEN x.needs_approval THEN 0 ELSE 1 END,
+    CASE WHEN NOT x.needs_approval THEN pipeline.clock() END,
+    CASE WHEN NOT x.needs_approval THEN pipeline.clock() + x.timeout END,
+    CASE WHEN NOT x.needs_approval THEN pipeline.clock() + x.timeout + x.settle END
+  FROM held h JOIN asked x ON x.run = h.id
+  RETURNING *
+), moved AS (
+  UPDATE pipeline.runs r
+  SET phase = 'mutating', mutation_id = w.id,
+      status = CASE w.status WHEN 'pending' THEN 'paused:approval' ELSE r.status END,
+      lease_expires_at = CASE w.status WHEN 'in_flight' THEN greatest(r.lease_expires_at, w.send_deadline) END
+  FROM written w WHERE r.id = w.run_id
+  RETURNING r.fence, r.id AS run_id
+)
+SELECT w.*, m.fence FROM written w JOIN moved m ON m.run_id = w.run_id ORDER BY w.id
+""")
+
+SEND = text("""
+WITH held AS (
+  SELECT r.id, r.mutation_id FROM pipeline.runs r
+  JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id
+  WHERE r.fence = x.fence AND r.status = 'active' AND r.phase = 'mutating' AND r.lease_expires_at > pipeline.clock()
+  ORDER BY r.id FOR NO KEY UPDATE OF r
+), sent AS (
+  UPDATE pipeline.mutations m
+  SET status = 'in_flight', attempts = 1, sent_at = pipeline.clock(), send_deadline = pipeline.clock() + m.timeout,
+      quiet_until = pipeline.clock() + m.timeout + m.settle
+  FROM held h
+  WHERE m.id = h.mutation_id AND m.status = 'pending' AND m.approved_at IS NOT NULL
+  RETURNING m.*
+), leased AS (
+  UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, s.send_deadline)
+  FROM sent s WHERE r.id = s.run_id RETURNING r.fence, r.id
+)
+SELECT s.*, l.fence FROM sent s JOIN leased l ON l.id = s.run_id ORDER BY s.id
+""")
+
+#: Run and mutation of a verdict, both locked, run first, where the verdict still counts.
+_JUDGED = """
+judged AS (
+  SELECT r.id AS run, r.handler_id, r.event_ids, r.status AS run_status, m.id AS mutation, x.*
+  FROM asked x JOIN pipeline.mutations m ON m.id = x.mutation_id JOIN pipeline.runs r ON r.id = m.run_id
+  WHERE ((x.fence IS NOT NULL AND r.status = 'active' AND r.phase = 'mutating' AND r.fence = x.fence
+          AND m.status = 'in_flight')
+      OR (x.fence IS NULL AND r.status = 'paused:reconciliation' AND r.phase = 'mutating'
+          AND m.status IN ('needs_reconcile', 'indeterminate'))) {guard}
+  ORDER BY r.id FOR NO KEY UPDATE OF r, m
+)"""
+
+_UNBLOCKED = """
+unblocked AS (
+  UPDATE pipeline.blocks b SET closed_at = pipeline.clock() FROM judged j
+  WHERE b.run_id = j.run AND b.kind = 'reconciliation' AND b.closed_at IS NULL
+)"""
+
+APPLY = text(f"""
+WITH asked AS (
+  SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, fence bigint, result jsonb)
+), {_JUDGED.format(guard="")}, settled AS (
+  UPDATE pipeline.mutations m
+  SET status = 'applied', result = j.result, error = NULL, next_reconcile_at = NULL,
+      resolved_by = :resolved_by, resolved_at = pipeline.clock()
+  FROM judged j WHERE m.id = j.mutation RETURNING m.*
+), moved AS (
+  UPDATE pipeline.runs r SET phase = 'mutated', mutation_outcome = 'success', lease_expires_at = NULL
+  FROM judged j WHERE r.id = j.run
+), {_UNBLOCKED}
+SELECT * FROM settled ORDER BY id
+""")
+
+FAIL = text(f"""
+WITH asked AS (
+  SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
+    AS x(mutation_id uuid, fence bigint, error text, evidence text)
+), {_JUDGED.format(guard="AND (x.evidence = 'definite' OR m.quiet_until <= pipeline.clock())")}, settled AS (
+  UPDATE pipeline.mutations m
+  SET status = 'failed', error = j.error, next_reconcile_at = NULL,
+      resolved_by = :resolved_by, resolved_at = pipeline.clock()
+  FROM judged j WHERE m.id = j.mutation RETURNING m.*
+), moved AS (
+  UPDATE pipeline.runs r
+  SET phase = 'mutated', mutation_outcome = 'failure',
+      retry_pending = (r.retry_pending AND h.after_failed_mutation = 'mutate')
+  FROM judged j JOIN pipeline.handlers h ON h.id = j.handler_id WHERE r.id = j.run
+), {_UNBLOCKED}
+SELECT s.*, j.run, j.handler_id, j.event_ids, j.fence, h.after_failed_mutation
+FROM settled s JOIN judged j ON j.mutation = s.id JOIN pipeline.handlers h ON h.id = j.handler_id ORDER BY s.id
+""")
+
+#: An in-flight mutation of a run that is being stopped: to the background, or straight to a person.
+DOUBT = text("""
+UPDATE pipeline.mutations m
+SET status = x.status, error = x.error,
+    next_reconcile_at = CASE WHEN x.status = 'needs_reconcile' THEN pipeline.clock() END
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, status text, error text)
+WHERE m.id = x.mutation_id AND m.status = 'in_flight'
+RETURNING m.*
+""")
+
+BOOK = text("""
+WITH due AS (
+  SELECT m.id FROM pipeline.mutations m
+  JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, attempts integer) ON x.mutation_id = m.id
+  WHERE m.status = 'needs_reconcile' AND m.reconcile_attempts = x.attempts AND m.next_reconcile_at <= pipeline.clock()
+  ORDER BY m.id FOR NO KEY UPDATE OF m SKIP LOCKED
+)
+UPDATE pipeline.mutations m
+SET reconcile_attempts = m.reconcile_attempts + 1, next_reconcile_at = pipeline.clock() + x.delay
+FROM due, jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, delay interval)
+WHERE m.id = due.id AND x.mutation_id = m.id
+RETURNING m.*
+""")
+
+ESCALATE = text("""
+UPDATE pipeline.mutations SET status = 'indeterminate', next_reconcile_at = NULL
+WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'needs_reconcile' RETURNING *
+""")
+
+TRY_AGAIN = text("""
+UPDATE pipeline.mutations SET status = 'needs_reconcile', reconcile_attempts = 0, next_reconcile_at = pipeline.clock()
+WHERE id = :id AND status = 'indeterminate' AND reconcilable RETURNING *
+""")
+
+SKIP = text("""
+WITH judged AS (
+  SELECT r.id AS run, m.id AS mutation FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
+  WHERE m.id = :id AND r.phase = 'mutating'
+    AND ((r.status = 'paused:reconciliation' AND m.status IN ('needs_reconcile', 'indeterminate'))
+      OR (r.status = 'paused:approval' AND m.status = 'pending'))
+  ORDER BY r.id FOR NO KEY UPDATE OF r, m
+), settled AS (
+  UPDATE pipeline.mutations m
+  SET status = 'failed', error = :error, next_reconcile_at = NULL, resolved_by = 'person_skip',
+      resolved_at = pipeline.clock()
+  FROM judged j WHERE m.id = j.mutation RETURNING m.*
+), moved AS (
+  UPDATE pipeline.runs r
+  SET phase = 'mutated', mutation_outcome = 'skipped', retry_pending = true, lease_expires_at = NULL,
+      retry_at = NULL, finished_at = coalesce(r.finished_at, pipeline.clock())
+  FROM judged j WHERE r.id = j.run
+), unblocked AS (
+  UPDATE pipeline.blocks b SET closed_at = pipeline.clock() FROM judged j
+  WHERE b.run_id = j.run AND b.kind = 'reconciliation' AND b.closed_at IS NULL
+)
+SELECT * FROM settled
+""")
+
+APPROVE = text("""
+WITH waiting AS (
+  SELECT r.id AS run, m.id AS mutation FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
+  WHERE m.id = :id AND m.status = 'pending' AND r.status = 'paused:approval' AND m.request_hash = :request_hash
+  ORDER BY r.id FOR NO KEY UPDATE OF r, m
+), approved AS (
+  UPDATE pipeline.mutations m SET approved_by = :approved_by, approved_at = pipeline.clock()
+  FROM waiting w WHERE m.id = w.mutation RETURNING m.*
+), moved AS (
+  UPDATE pipeline.runs r SET status = 'active', dispatched_at = NULL FROM waiting w WHERE r.id = w.run
+)
+SELECT * FROM approved
+""")
+
+
+def guarded(tx: Transaction, statement: Any, rows: Sequence[Mapping[str, Any]], **params: Any) -> Rows:
+    """Run a statement over a cohort and return what landed."""
+    return tx.all(statement, rows=encoded(rows), **params)

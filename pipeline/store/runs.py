@@ -1,0 +1,248 @@
+"""Guarded writes of runs. Each statement takes a cohort and names, row by row, the state it expects.
+
+A statement locks the rows it will write in id order, writes only those whose guard holds, and
+returns them: what is missing from the answer did not land. Only ``execution`` may import this.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+
+from pipeline.store.database import Transaction, encoded
+
+Rows = Sequence[Row[Any]]
+Cohort = Sequence[Mapping[str, Any]]
+
+_ASKED = "asked AS (SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x({columns}))"
+
+_PREPARED_COLUMNS = "run uuid, fence bigint, events bigint[], topics text[], result jsonb, wake_at timestamptz"
+_STOPPED_COLUMNS = "run uuid, status text, error text, error_type text, retry_pending boolean, delay interval"
+
+#: The rows of a cohort whose worker still holds them, locked in id order.
+_HELD = """held AS (
+  SELECT r.* FROM pipeline.runs r JOIN asked x ON x.run = r.id
+  WHERE r.fence = x.fence AND r.status = 'active' AND {guard}
+  ORDER BY r.id FOR NO KEY UPDATE OF r
+)"""
+
+
+def _claim(guard: str, phase: str) -> str:
+    """A claim: nobody holds the row, so whoever lands this statement does."""
+    return f"""
+WITH free AS (
+  SELECT r.id, m.id AS ledger_id, m.status AS mutation_status, m.result AS mutation_result
+  FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
+  LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND {guard}
+  ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
+)
+UPDATE pipeline.runs r
+SET phase = {phase}, fence = r.fence + 1, lease_expires_at = pipeline.clock() + :lease, worker = :worker,
+    started_at = coalesce(r.started_at, pipeline.clock()), snapshot = coalesce(r.snapshot, pg_current_snapshot())
+FROM free, pipeline.handlers h
+WHERE r.id = free.id AND h.id = r.handler_id
+RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered, free.mutation_status,
+          free.mutation_result, pipeline.clock() AS now
+"""
+
+
+CLAIM_PREPARE = text(_claim("r.phase IN ('pending', 'preparing') AND h.kind = 'consumer'", "'preparing'"))
+CLAIM_PRODUCE = text(_claim("r.phase IN ('pending', 'preparing') AND h.kind = 'producer'", "'preparing'"))
+CLAIM_MUTATE = text(
+    _claim(
+        "((r.phase = 'prepared' AND r.event_ids <> '{}') "
+        "OR (r.phase = 'mutating' AND m.status = 'pending' AND m.approved_at IS NOT NULL))",
+        "r.phase",
+    )
+)
+CLAIM_NEXT = text(
+    _claim(
+        "((r.phase IN ('mutated', 'emitting') AND r.mutation_outcome <> 'failure') "
+        "OR (r.phase = 'prepared' AND r.event_ids = '{}'))",
+        "'emitting'",
+    )
+)
+
+INSERT_SLICED = text("""
+WITH candidates AS (
+  SELECT d.event_id, d.key FROM pipeline.deliveries d
+  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL
+    AND d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    AND NOT (:ordered AND d.key IS NOT NULL AND EXISTS (
+      SELECT FROM pipeline.deliveries o
+      WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
+        AND o.event_id <> d.event_id
+        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
+             OR (o.event_id < d.event_id AND o.available_at > pipeline.clock()))))
+  ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
+), grouped AS (
+  SELECT event_id, CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key ELSE
+    'slice ' || (row_number() OVER (PARTITION BY :ordered AND key IS NOT NULL ORDER BY event_id) - 1) / :batch END
+    AS slice
+  FROM candidates
+), placed AS (
+  SELECT event_id, slice, row_number() OVER (PARTITION BY slice ORDER BY event_id) AS place FROM grouped
+), slices AS (
+  SELECT pipeline.uuid7() AS id, slice, array_agg(event_id ORDER BY event_id) AS event_ids
+  FROM placed WHERE place <= :batch GROUP BY slice ORDER BY min(event_id) LIMIT :count
+), created AS (
+  INSERT INTO pipeline.runs (id, workflow, handler_id, session_id, offered, traceparent)
+  SELECT s.id, :workflow, :handler_id, :session_id, s.event_ids,
+         (SELECT e.traceparent FROM pipeline.events e WHERE e.id = s.event_ids[1])
+  FROM slices s
+  RETURNING *
+), offers AS (
+  UPDATE pipeline.deliveries d SET offered_to = c.id
+  FROM created c, unnest(c.offered) AS offered(event_id)
+  WHERE d.event_id = offered.event_id AND d.handler_id = :handler_id
+)
+SELECT * FROM created ORDER BY id
+""")
+
+INSERT_WHOLE = text("""
+INSERT INTO pipeline.runs (workflow, handler_id, session_id)
+VALUES (:workflow, :handler_id, :session_id) RETURNING *
+""")
+
+FINISH_PREPARE = text(f"""
+WITH {_ASKED.format(columns=_PREPARED_COLUMNS)},
+{_HELD.format(guard="r.phase = 'preparing'")},
+wanted AS (
+  SELECT h.id AS run, h.handler_id, w.event_id, w.topic
+  FROM held h JOIN asked x ON x.run = h.id, unnest(x.events, x.topics) AS w(event_id, topic)
+), free AS (
+  SELECT w.run, d.event_id, d.handler_id
+  FROM pipeline.deliveries d JOIN wanted w ON w.event_id = d.event_id AND w.handler_id = d.handler_id
+  JOIN pipeline.events e ON e.id = d.event_id AND e.topic = w.topic
+  WHERE d.status = 'pending' AND (d.offered_to IS NULL OR d.offered_to = w.run)
+  ORDER BY d.event_id FOR UPDATE OF d
+), mine AS (
+  SELECT DISTINCT ON (event_id, handler_id) event_id, handler_id, run FROM free ORDER BY event_id, handler_id, run
+), complete AS (
+  SELECT h.*, x.events AS events, x.result, x.wake_at FROM held h JOIN asked x ON x.run = h.id
+  WHERE cardinality(x.events) = (SELECT count(*) FROM mine m WHERE m.run = h.id)
+), moved AS (
+  UPDATE pipeline.runs r
+  SET phase = 'prepared', event_ids = c.events, prepare_result = c.result, lease_expires_at = NULL
+  FROM complete c WHERE r.id = c.id
+  RETURNING r.*
+), reserved AS (
+  UPDATE pipeline.deliveries d
+  SET status = 'reserved', run_id = m.run, offered_to = NULL, declined = false
+  FROM mine m JOIN complete c ON c.id = m.run
+  WHERE d.event_id = m.event_id AND d.handler_id = m.handler_id
+  RETURNING d.event_id
+), handed_back AS (
+  UPDATE pipeline.deliveries d SET offered_to = NULL, declined = c.events = '{{}}'
+  FROM complete c, unnest(c.offered) AS offered(event_id)
+  WHERE d.event_id = offered.event_id AND d.handler_id = c.handler_id AND d.offered_to = c.id
+    AND d.event_id <> ALL(c.events)
+), rested AS (
+  UPDATE pipeline.handlers h
+  SET idle_snapshot = CASE WHEN c.events = '{{}}' AND c.offered IS NULL THEN c.snapshot END, wake_at = c.wake_at
+  FROM (SELECT DISTINCT ON (handler_id) * FROM complete ORDER BY handler_id, wake_at NULLS LAST) c
+  WHERE h.id = c.handler_id AND (SELECT count(*) FROM reserved) >= 0
+    AND (c.events = '{{}}' OR h.idle_snapshot IS NOT NULL OR h.wake_at IS DISTINCT FROM c.wake_at)
+)
+SELECT * FROM moved ORDER BY id
+""")
+
+NO_MUTATION = text(f"""
+WITH {_ASKED.format(columns="run uuid, fence bigint")},
+{_HELD.format(guard="r.phase = 'prepared'")}
+UPDATE pipeline.runs r SET phase = 'mutated', lease_expires_at = NULL FROM held WHERE r.id = held.id RETURNING r.*
+""")
+
+HEARTBEAT = text(f"""
+WITH {_ASKED.format(columns="run uuid, fence bigint")},
+{_HELD.format(guard="r.lease_expires_at IS NOT NULL")}
+UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, pipeline.clock() + :lease)
+FROM held WHERE r.id = held.id RETURNING r.*
+""")
+
+RELEASE = text(f"""
+WITH {_ASKED.format(columns="run uuid, fence bigint")},
+{_HELD.format(guard="r.phase <> 'mutating' AND r.lease_expires_at IS NOT NULL")}
+UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = NULL
+FROM held WHERE r.id = held.id RETURNING r.*
+""")
+
+DISPATCHED = text("""
+UPDATE pipeline.runs SET dispatched_at = pipeline.clock()
+WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'active' AND lease_expires_at IS NULL RETURNING *
+""")
+
+LOCK_TO_STOP = text("""
+SELECT r.id FROM pipeline.runs r
+JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id
+WHERE r.status = 'active'
+  AND (r.fence = x.fence OR (x.fence IS NULL AND r.lease_expires_at < pipeline.clock()))
+ORDER BY r.id FOR NO KEY UPDATE OF r
+""")
+
+STANDINGS = text("""
+SELECT r.*, m.status AS mutation_status, m.reconcilable, h.after_failed_mutation, h.failure_policy,
+       h.consecutive_failures, w.on_uncertain, w.on_logic_error, i.input_failures
+FROM pipeline.runs r
+JOIN pipeline.handlers h ON h.id = r.handler_id JOIN pipeline.workflows w ON w.name = r.workflow
+LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+CROSS JOIN LATERAL (
+  SELECT coalesce(max(d.failures), 0) AS input_failures FROM pipeline.deliveries d
+  WHERE d.handler_id = r.handler_id AND d.event_id = ANY(r.event_ids || coalesce(r.offered, '{}'))
+    AND (d.run_id = r.id OR d.offered_to = r.id)
+) i
+WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
+""")
+
+STOP = text(f"""
+WITH {_ASKED.format(columns=_STOPPED_COLUMNS)}
+UPDATE pipeline.runs r
+SET status = x.status, error = x.error, error_type = x.error_type, finished_at = pipeline.clock(),
+    lease_expires_at = NULL, retry_pending = x.retry_pending, retry_at = pipeline.clock() + x.delay
+FROM asked x WHERE r.id = x.run RETURNING r.*
+""")
+
+INSERT_RETRIES = text("""
+WITH stopped AS (
+  SELECT r.* FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.retry_pending
+    AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
+    AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+  ORDER BY r.id LIMIT :count FOR NO KEY UPDATE OF r
+), created AS (
+  INSERT INTO pipeline.runs (workflow, handler_id, session_id, phase, mutation_outcome, mutation_id, offered,
+                             event_ids, prepare_result, retry_of, attempt, traceparent)
+  SELECT s.workflow, s.handler_id, :session_id,
+         CASE WHEN s.mutation_outcome = 'failure' THEN 'prepared' ELSE 'emitting' END,
+         CASE WHEN s.mutation_outcome = 'failure' THEN '' ELSE s.mutation_outcome END,
+         CASE WHEN s.mutation_outcome = 'failure' THEN NULL ELSE s.mutation_id END,
+         s.offered, s.event_ids, s.prepare_result, s.id, s.attempt + 1, s.traceparent
+  FROM stopped s
+  RETURNING *
+), carried AS (
+  UPDATE pipeline.runs r SET retry_pending = false FROM created c WHERE r.id = c.retry_of
+), transferred AS (
+  UPDATE pipeline.deliveries d SET run_id = c.id
+  FROM created c, unnest(c.event_ids) AS input(event_id)
+  WHERE d.event_id = input.event_id AND d.handler_id = c.handler_id AND d.run_id = c.retry_of
+)
+SELECT * FROM created ORDER BY id
+""")
+
+
+def claim(tx: Transaction, statement: Any, ids: Sequence[UUID], lease: timedelta, worker: str) -> Rows:
+    """Run one of the claim statements."""
+    return tx.all(statement, ids=[str(id_) for id_ in ids], lease=lease, worker=worker)
+
+
+def guarded(tx: Transaction, statement: Any, rows: Cohort, **params: Any) -> Rows:
+    """Run a statement that takes a cohort as rows, and return what landed."""
+    return tx.all(statement, rows=encoded(rows), **params)
+
+
+def by_ids(tx: Transaction, statement: Any, ids: Sequence[UUID], **params: Any) -> Rows:
+    """Run a statement that takes a cohort as ids, and return what landed."""
+    return tx.all(statement, ids=[str(id_) for id_ in ids], **params)

@@ -1,0 +1,385 @@
+"""The tables, and everything the database refuses by itself.
+
+Enums are the single source of every CHECK on a status; a sentence of the form "A if and only if B"
+is a CHECK (``(A) <= (B)`` between booleans reads "A only if B"), "at most one" is a partial unique
+index. Hot tables carry no foreign key to a row that
+many transactions touch at once: their writers join that row instead, and the invariants look again.
+
+Everything lives in the schema ``pipeline``, so that the tables can share a database with the
+services that publish into it.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    Interval,
+    MetaData,
+    Numeric,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
+
+from pipeline.domain.events import DeliveryStatus
+from pipeline.domain.mutations import MutationStatus, Resolver
+from pipeline.domain.runs import Outcome, Phase, RunStatus
+from pipeline.domain.workflows import (
+    AfterFailedMutation,
+    BlockKind,
+    Desired,
+    HandlerKind,
+    OnLogicError,
+    OnUncertain,
+    SessionResult,
+)
+from pipeline.store.types import Snapshot, Xid8
+
+SCHEMA = "pipeline"
+
+metadata = MetaData(
+    schema=SCHEMA,
+    naming_convention={
+        "pk": "%(table_name)s_pk",
+        "fk": "%(table_name)s_%(column_0_name)s_fk",
+        "uq": "%(table_name)s_%(column_0_N_name)s_once",
+        "ck": "%(table_name)s_%(constraint_name)s",
+    },
+)
+
+
+def one_of(column: str, members: type[StrEnum]) -> CheckConstraint:
+    """The column holds a member of the enum and nothing else."""
+    return CheckConstraint(f"{column} IN ({_quoted(members)})", name=f"{column}_known")
+
+
+def _quoted(members: Iterable[StrEnum]) -> str:
+    return ", ".join(f"'{member.value}'" for member in members)
+
+
+def _check(name: str, rule: str) -> CheckConstraint:
+    return CheckConstraint(rule, name=name)
+
+
+def _instant(name: str, **kwargs: Any) -> Column[Any]:
+    return Column(name, TIMESTAMP(timezone=True), **kwargs)
+
+
+def _now(name: str) -> Column[Any]:
+    return _instant(name, nullable=False, server_default=text("pipeline.clock()"))
+
+
+def _text(name: str, default: str | None = None, **kwargs: Any) -> Column[Any]:
+    server_default = None if default is None else text(f"'{default}'")
+    return Column(name, Text, nullable=False, server_default=server_default, **kwargs)
+
+
+workflows = Table(
+    "workflows",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("version", Integer, nullable=False, server_default=text("1")),
+    _text("fingerprint", ""),
+    _text("desired", Desired.ACTIVE),
+    Column("maintenance", Boolean, nullable=False, server_default=text("false")),
+    Column("maintenance_reason", Text),
+    _instant("maintenance_since"),
+    Column("concurrency", Integer, nullable=False, server_default=text("1")),
+    _text("on_uncertain", OnUncertain.PAUSE),
+    _text("on_logic_error", OnLogicError.MAINTENANCE),
+    _now("created_at"),
+    one_of("desired", Desired),
+    one_of("on_uncertain", OnUncertain),
+    one_of("on_logic_error", OnLogicError),
+    _check("concurrency_positive", "concurrency >= 1"),
+    _check("maintenance_has_since", "maintenance = (maintenance_since IS NOT NULL)"),
+)
+
+topics = Table(
+    "topics",
+    metadata,
+    _text("workflow"),
+    _text("name"),
+    Column("schema", JSONB),
+    PrimaryKeyConstraint("workflow", "name"),
+)
+
+handlers = Table(
+    "handlers",
+    metadata,
+    Column("id", Integer, Identity(always=True), primary_key=True),
+    Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
+    _text("name"),
+    _text("kind"),
+    Column("batch", Integer, nullable=False, server_default=text("1")),
+    Column("ordered", Boolean, nullable=False, server_default=text("false")),
+    _text("after_failed_mutation", AfterFailedMutation.PREPARE),
+    Column("failure_policy", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("retired", Boolean, nullable=False, server_default=text("false")),
+    Column("state", JSONB),
+    _instant("wake_at"),
+    _instant("next_run_at"),
+    _instant("retry_at"),
+    Column("consecutive_failures", Integer, nullable=False, server_default=text("0")),
+    Column("idle_snapshot", Snapshot),
+    Column("low_watermark", BigInteger, nullable=False, server_default=text("0")),
+    Column("horizon", BigInteger),
+    Column("horizon_xmax", Xid8),
+    UniqueConstraint("workflow", "name"),
+    one_of("kind", HandlerKind),
+    one_of("after_failed_mutation", AfterFailedMutation),
+    _check("batch_positive", "batch >= 1"),
+    _check("horizon_complete", "(horizon IS NULL) = (horizon_xmax IS NULL)"),
+)
+
+subscriptions = Table(
+    "subscriptions",
+    metadata,
+    _text("workflow"),
+    _text("topic"),
+    Column("handler_id", Integer, ForeignKey(handlers.c.id), nullable=False),
+    PrimaryKeyConstraint("workflow", "topic", "handler_id"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", BigInteger, primary_key=True, server_default=text("pipeline.next_event_id()")),
+    _text("workflow"),
+    _text("topic"),
+    _text("message_id"),
+    Column("key", Text),
+    Column("title", Text),
+    Column("payload", JSONB, nullable=False),
+    Column("caused_by", ARRAY(BigInteger), nullable=False, server_default=text("'{}'")),
+    Column("created_by_run_id", Uuid),
+    Column("traceparent", Text),
+    _now("created_at"),
+    UniqueConstraint("workflow", "topic", "message_id"),
+)
+
+_PENDING = f"status = '{DeliveryStatus.PENDING}'"
+_RESERVED = f"status = '{DeliveryStatus.RESERVED}'"
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("event_id", BigInteger, nullable=False),
+    Column("handler_id", Integer, nullable=False),
+    _text("status", DeliveryStatus.PENDING),
+    Column("run_id", Uuid),
+    Column("offered_to", Uuid),
+    Column("key", Text),
+    _instant("available_at"),
+    Column("failures", SmallInteger, nullable=False, server_default=text("0")),
+    Column("declined", Boolean, nullable=False, server_default=text("false")),
+    Column("error", Text),
+    Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
+    PrimaryKeyConstraint("event_id", "handler_id"),
+    one_of("status", DeliveryStatus),
+    _check("reserved_has_owner", "(status IN ('reserved', 'consumed')) <= (run_id IS NOT NULL)"),
+    _check("open_has_no_owner", "(status IN ('pending', 'quarantined')) <= (run_id IS NULL)"),
+    _check("only_pending_is_offered", "(offered_to IS NOT NULL) <= (status = 'pending')"),
+    Index("deliveries_pending", "handler_id", "event_id", postgresql_where=text(_PENDING)),
+    Index("deliveries_unseen", "handler_id", "xid", postgresql_where=text(_PENDING)),
+    Index("deliveries_reserved", "handler_id", "event_id", postgresql_where=text(_RESERVED)),
+    Index(
+        "deliveries_open_keys",
+        "handler_id",
+        "key",
+        "event_id",
+        postgresql_where=text("key IS NOT NULL AND status IN ('pending', 'reserved')"),
+    ),
+    Index(
+        "deliveries_quarantined",
+        "handler_id",
+        "event_id",
+        postgresql_where=text(f"status = '{DeliveryStatus.QUARANTINED}'"),
+    ),
+    postgresql_with={"fillfactor": "70"},
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
+    Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
+    _now("started_at"),
+    _instant("finished_at"),
+    Column("result", Text),
+    Column("error", Text),
+    Column("run_count", Integer),
+    Column("cost", Numeric),
+    one_of("result", SessionResult),
+    _check("finished_has_result", "(finished_at IS NULL) = (result IS NULL)"),
+    Index(
+        "sessions_one_open",
+        "workflow",
+        unique=True,
+        postgresql_where=text("finished_at IS NULL"),
+    ),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
+    _text("workflow"),
+    Column("handler_id", Integer, nullable=False),
+    Column("session_id", Uuid, nullable=False),
+    _text("phase", Phase.PENDING),
+    _text("status", RunStatus.ACTIVE),
+    _text("mutation_outcome", Outcome.NONE),
+    Column("mutation_id", Uuid),
+    Column("offered", ARRAY(BigInteger)),
+    Column("event_ids", ARRAY(BigInteger), nullable=False, server_default=text("'{}'")),
+    Column("prepare_result", JSONB),
+    Column("output_state", JSONB),
+    Column("error", Text),
+    Column("error_type", Text),
+    Column("retry_of", Uuid),
+    Column("retry_pending", Boolean, nullable=False, server_default=text("false")),
+    _instant("retry_at"),
+    Column("attempt", Integer, nullable=False, server_default=text("1")),
+    Column("fence", BigInteger, nullable=False, server_default=text("0")),
+    _instant("lease_expires_at"),
+    Column("worker", Text),
+    _instant("dispatched_at"),
+    Column("snapshot", Snapshot),
+    Column("traceparent", Text),
+    Column("cost", Numeric),
+    _now("created_at"),
+    _instant("started_at"),
+    _instant("finished_at"),
+    one_of("phase", Phase),
+    one_of("status", RunStatus),
+    one_of("mutation_outcome", Outcome),
+    _check("committed_together", "(phase = 'committed') = (status = 'committed')"),
+    _check(
+        "finished_unless_moving",
+        "(finished_at IS NULL) = (status = 'active' OR (status = 'paused:approval' AND phase = 'mutating'))",
+    ),
+    _check(
+        "outcome_when_mutated",
+        "(mutation_outcome <> '') <= (phase IN ('mutated', 'emitting', 'committed'))",
+    ),
+    _check("failed_mutation_ends", "(mutation_outcome = 'failure') <= (phase NOT IN ('emitting', 'committed'))"),
+    _check("only_active_is_leased", "(lease_expires_at IS NOT NULL) <= (status = 'active')"),
+    _check(
+        "only_stopped_is_retried",
+        "retry_pending <= (finished_at IS NOT NULL AND status <> 'committed')",
+    ),
+    Index("runs_open", "workflow", "handler_id", postgresql_where=text("finished_at IS NULL")),
+    Index("runs_retry_pending", "workflow", "id", postgresql_where=text("retry_pending")),
+    Index("runs_session", "session_id"),
+    Index("runs_retry_once", "retry_of", unique=True, postgresql_where=text("retry_of IS NOT NULL")),
+    postgresql_with={"fillfactor": "60"},
+)
+
+mutations = Table(
+    "mutations",
+    metadata,
+    Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
+    Column("run_id", Uuid, ForeignKey(runs.c.id), nullable=False),
+    _text("workflow"),
+    _text("connector"),
+    _text("operation"),
+    Column("params", JSONB, nullable=False),
+    _text("request_hash"),
+    _text("idempotency_key"),
+    _text("status"),
+    Column("reconcilable", Boolean, nullable=False),
+    Column("settle", Interval, nullable=False),
+    Column("timeout", Interval, nullable=False),
+    Column("result", JSONB),
+    Column("error", Text),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("approved_by", Text),
+    _instant("approved_at"),
+    _instant("sent_at"),
+    _instant("send_deadline"),
+    _instant("quiet_until"),
+    Column("reconcile_attempts", Integer, nullable=False, server_default=text("0")),
+    _instant("next_reconcile_at"),
+    Column("resolved_by", Text),
+    _instant("resolved_at"),
+    _now("created_at"),
+    UniqueConstraint("run_id"),
+    one_of("status", MutationStatus),
+    one_of("resolved_by", Resolver),
+    _check("settled_has_resolver", "(status IN ('applied', 'failed')) = (resolved_by IS NOT NULL)"),
+    _check("settled_has_time", "(resolved_by IS NULL) = (resolved_at IS NULL)"),
+    _check("doubt_is_booked", "(status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)"),
+    _check("only_reconcilable_is_asked", "(status = 'needs_reconcile') <= reconcilable"),
+    _check("sent_has_deadline", "(sent_at IS NULL) = (send_deadline IS NULL)"),
+    _check("sent_has_quiet_period", "(sent_at IS NULL) = (quiet_until IS NULL)"),
+    _check(
+        "unresolved_was_sent",
+        "(status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')) <= (sent_at IS NOT NULL)",
+    ),
+    Index("mutations_due", "next_reconcile_at", postgresql_where=text("status = 'needs_reconcile'")),
+    Index(
+        "mutations_open",
+        "workflow",
+        "id",
+        postgresql_where=text("status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')"),
+    ),
+    Index("mutations_key", "idempotency_key"),
+)
+
+blocks = Table(
+    "blocks",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
+    Column("run_id", Uuid, ForeignKey(runs.c.id), nullable=False),
+    _text("kind"),
+    _text("reason"),
+    _now("since"),
+    _instant("closed_at"),
+    one_of("kind", BlockKind),
+    Index("blocks_open", "run_id", "kind", unique=True, postgresql_where=text("closed_at IS NULL")),
+    Index("blocks_open_of_workflow", "workflow", postgresql_where=text("closed_at IS NULL")),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _now("at"),
+    _text("actor"),
+    _text("act"),
+    Column("workflow", Text),
+    Column("run_id", Uuid),
+    Column("mutation_id", Uuid),
+    Column("event_id", BigInteger),
+    _text("reason", ""),
+    Column("evidence", JSONB),
+    Index("audit_mutation", "mutation_id", postgresql_where=text("mutation_id IS NOT NULL")),
+)
+
+maintenance_tasks = Table(
+    "maintenance_tasks",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
+    _text("reason"),
+    _now("opened_at"),
+    _instant("closed_at"),
+    Index("maintenance_tasks_one_open", "workflow", unique=True, postgresql_where=text("closed_at IS NULL")),
+)

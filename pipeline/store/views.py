@@ -1,0 +1,235 @@
+"""Every read. Functions are nouns, so a read never looks like a transition; anybody may import this."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+
+from pipeline.store.database import Transaction
+
+Rows = Sequence[Row[Any]]
+
+_RUNS = text("SELECT * FROM pipeline.runs WHERE id = ANY(CAST(:ids AS uuid[])) ORDER BY id")
+
+_MUTATIONS = text("""
+SELECT m.*, r.status AS run_status, r.phase AS run_phase, r.fence FROM pipeline.mutations m
+JOIN pipeline.runs r ON r.id = m.run_id WHERE m.id = ANY(CAST(:ids AS uuid[])) ORDER BY m.id
+""")
+
+#: What a run that runs alone may see: everything pending. For an ordered consumer an event waits
+#: while another run holds an event of its key, or an earlier one is backing off.
+_PEEK = text("""
+SELECT e.*, d.failures FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
+JOIN pipeline.runs r ON r.id = :run_id
+WHERE d.handler_id = r.handler_id AND d.status = 'pending' AND e.topic = :topic
+  AND d.offered_to IS NULL AND d.event_id > :low_watermark
+  AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+  AND NOT (:ordered AND d.key IS NOT NULL AND EXISTS (
+    SELECT FROM pipeline.deliveries o
+    WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
+      AND o.event_id <> d.event_id AND o.run_id IS DISTINCT FROM r.id
+      AND (o.status = 'reserved' OR (o.event_id < d.event_id AND o.available_at > pipeline.clock()))))
+ORDER BY d.event_id LIMIT :limit
+""")
+#: What a run among others may see: the slice it was offered.
+_PEEK_SLICE = text("""
+SELECT e.*, d.failures FROM pipeline.runs r, unnest(r.offered) AS slice(event_id)
+JOIN pipeline.deliveries d ON d.event_id = slice.event_id JOIN pipeline.events e ON e.id = d.event_id
+WHERE r.id = :run_id AND d.handler_id = r.handler_id AND d.status = 'pending' AND d.offered_to = r.id
+  AND e.topic = :topic
+ORDER BY d.event_id LIMIT :limit
+""")
+
+_REFUSED_INPUTS = text("""
+SELECT w.event_id, e.topic AS found_topic, d.status, d.run_id, d.offered_to, w.topic
+FROM unnest(CAST(:events AS bigint[]), CAST(:topics AS text[])) AS w(event_id, topic)
+LEFT JOIN pipeline.events e ON e.id = w.event_id
+LEFT JOIN pipeline.deliveries d ON d.event_id = w.event_id AND d.handler_id = :handler_id
+ORDER BY w.event_id
+""")
+
+_HANDLER = text("SELECT * FROM pipeline.handlers WHERE workflow = :workflow AND name = :name")
+_HANDLERS = text("SELECT * FROM pipeline.handlers WHERE workflow = :workflow ORDER BY name")
+_WORKFLOW = text("SELECT * FROM pipeline.workflows WHERE name = :name")
+_WORKFLOW_NAMES = text("SELECT name FROM pipeline.workflows ORDER BY name")
+_TOPICS = text("SELECT * FROM pipeline.topics WHERE workflow = :workflow ORDER BY name")
+_SUBSCRIPTIONS = text("SELECT topic, handler_id FROM pipeline.subscriptions WHERE workflow = :workflow")
+_OPEN_BLOCKS = text("SELECT * FROM pipeline.blocks WHERE workflow = :workflow AND closed_at IS NULL ORDER BY since, id")
+_UNRESOLVED = text("""
+SELECT m.id FROM pipeline.blocks b JOIN pipeline.runs r ON r.id = b.run_id
+JOIN pipeline.mutations m ON m.id = r.mutation_id
+WHERE b.workflow = :workflow AND b.kind = 'reconciliation' AND b.closed_at IS NULL ORDER BY m.id
+""")
+_IN_THE_AIR = text("""
+SELECT count(*) FROM pipeline.runs WHERE workflow = :workflow AND finished_at IS NULL AND status = 'active'
+""")
+
+#: Facts of every handler of a workflow for the scheduler, each found by an index on what is open.
+_DUE_FACTS = text("""
+SELECT h.id, h.name, h.kind, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.ordered, p.oldest_pending_id,
+  p.oldest_pending_id IS NOT NULL AS has_pending,
+  CASE WHEN h.idle_snapshot IS NULL THEN EXISTS (
+    SELECT FROM pipeline.deliveries d
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
+      AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock()))
+  ELSE EXISTS (
+    SELECT FROM pipeline.deliveries d
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.xid >= pg_snapshot_xmin(h.idle_snapshot)
+      AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot)
+      AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock()))
+  END AS has_unseen,
+  EXISTS (
+    SELECT FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+    WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id
+      AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
+      AND (m.id IS NULL OR m.status IN ('applied', 'failed'))) AS has_retry,
+  pipeline.clock() AS now
+FROM pipeline.handlers h
+CROSS JOIN LATERAL (
+  SELECT min(d.event_id) AS oldest_pending_id FROM pipeline.deliveries d
+  WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
+) p
+WHERE h.workflow = :workflow AND NOT h.retired ORDER BY h.name
+""")
+
+_RETRYABLE = text("""
+SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+WHERE r.workflow = :workflow AND r.retry_pending AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
+  AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+ORDER BY r.id LIMIT :limit
+""")
+_LAPSED = text("""
+SELECT id FROM pipeline.runs WHERE finished_at IS NULL AND lease_expires_at < pipeline.clock() ORDER BY id LIMIT :limit
+""")
+_UNHELD = text("""
+SELECT * FROM pipeline.runs
+WHERE finished_at IS NULL AND status = 'active' AND lease_expires_at IS NULL
+  AND (dispatched_at IS NULL OR dispatched_at < pipeline.clock() - :silence) ORDER BY id LIMIT :limit
+""")
+_DUE_MUTATIONS = text("""
+SELECT * FROM pipeline.mutations WHERE status = 'needs_reconcile' AND next_reconcile_at <= pipeline.clock()
+ORDER BY next_reconcile_at LIMIT :limit
+""")
+_FINISHABLE = text("""
+SELECT s.id FROM pipeline.sessions s
+WHERE s.finished_at IS NULL
+  AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.workflow = s.workflow AND r.finished_at IS NULL)
+  AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id) ORDER BY s.id LIMIT :limit
+""")
+_UNATTENDED = text("""
+SELECT w.name FROM pipeline.workflows w WHERE w.maintenance AND NOT EXISTS (
+  SELECT FROM pipeline.maintenance_tasks t WHERE t.workflow = w.name AND t.closed_at IS NULL) ORDER BY w.name
+""")
+
+
+def runs(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+    """The runs that exist of those asked for."""
+    return tx.all(_RUNS, ids=[str(id_) for id_ in ids])
+
+
+def mutations(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+    """Ledger rows with the state of the run each belongs to."""
+    return tx.all(_MUTATIONS, ids=[str(id_) for id_ in ids])
+
+
+def peeked(
+    tx: Transaction,
+    run: Row[Any],
+    topic: str,
+    *,
+    limit: int = 100,
+    low_watermark: int = 0,
+    ordered: bool = False,
+) -> Rows:
+    """Pending events a run may reserve, oldest first."""
+    if run.offered is not None:
+        return tx.all(_PEEK_SLICE, run_id=run.id, topic=topic, limit=limit)
+    return tx.all(_PEEK, run_id=run.id, topic=topic, limit=limit, low_watermark=low_watermark, ordered=ordered)
+
+
+def refused_inputs(tx: Transaction, handler_id: int, events: Sequence[int], topics: Sequence[str]) -> Rows:
+    """What became of events that could not be reserved."""
+    return tx.all(_REFUSED_INPUTS, handler_id=handler_id, events=list(events), topics=list(topics))
+
+
+def workflow(tx: Transaction, name: str) -> Row[Any] | None:
+    """One workflow."""
+    return tx.first(_WORKFLOW, name=name)
+
+
+def workflow_names(tx: Transaction) -> list[str]:
+    """Every workflow that was ever registered."""
+    return [row.name for row in tx.all(_WORKFLOW_NAMES)]
+
+
+def handler(tx: Transaction, workflow: str, name: str) -> Row[Any] | None:
+    """One handler."""
+    return tx.first(_HANDLER, workflow=workflow, name=name)
+
+
+def handlers(tx: Transaction, workflow: str) -> Rows:
+    """The handlers of a workflow, retired ones included."""
+    return tx.all(_HANDLERS, workflow=workflow)
+
+
+def topics(tx: Transaction, workflow: str) -> Rows:
+    """The topics of a workflow."""
+    return tx.all(_TOPICS, workflow=workflow)
+
+
+def subscriptions(tx: Transaction, workflow: str) -> set[tuple[str, int]]:
+    """Who listens to what in a workflow."""
+    return {(row.topic, row.handler_id) for row in tx.all(_SUBSCRIPTIONS, workflow=workflow)}
+
+
+def open_blocks(tx: Transaction, workflow: str) -> Rows:
+    """Why the system holds a workflow back."""
+    return tx.all(_OPEN_BLOCKS, workflow=workflow)
+
+
+def blocking_mutations(tx: Transaction, workflow: str) -> list[UUID]:
+    """Mutations whose unknown outcome holds a workflow back."""
+    return [row.id for row in tx.all(_UNRESOLVED, workflow=workflow)]
+
+
+def runs_in_the_air(tx: Transaction, workflow: str) -> int:
+    """How many runs of a workflow are active."""
+    row = tx.first(_IN_THE_AIR, workflow=workflow)
+    assert row is not None
+    return int(row[0])
+
+
+def due_facts(tx: Transaction, workflow: str) -> Rows:
+    """What the scheduler's decisions need to know of each handler."""
+    return tx.all(_DUE_FACTS, workflow=workflow)
+
+
+def retryable_runs(tx: Transaction, workflow: str, *, limit: int = 100) -> list[UUID]:
+    """Stopped runs whose outcome is known and whose pause is over, oldest first."""
+    return [row.id for row in tx.all(_RETRYABLE, workflow=workflow, limit=limit)]
+
+
+def lapsed_runs(tx: Transaction, *, limit: int = 100) -> list[UUID]:
+    """Runs whose worker has stopped extending its lease."""
+    return [row.id for row in tx.all(_LAPSED, limit=limit)]
+
+
+def unheld_runs(tx: Transaction, *, silence: Any, limit: int = 100) -> Rows:
+    """Active runs nobody holds and whose last message is older than ``silence``."""
+    return tx.all(_UNHELD, silence=silence, limit=limit)
+
+
+def due_mutations(tx: Transaction, *, limit: int = 100) -> Rows:
+    """Mutations in doubt whose next look is due."""
+    return tx.all(_DUE_MUTATIONS, limit=limit)
+
+
+def finishable_sessions(tx: Transaction, *, limit: int = 100) -> list[UUID]:
+    """Open sessions of workflows in which nothing is in the air."""
+    return [row.id for row in tx.all(_FINISHABLE, limit=limit)]
+
+
+def unattended_maintenance(tx: Transaction) -> list[str]:
+    """Workflows in maintenance that nobody was asked to mend."""
+    return [row.name for row in tx.all(_UNATTENDED)]

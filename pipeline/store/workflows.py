@@ -1,0 +1,173 @@
+"""Guarded writes of workflows, handlers, topics, blocks, sessions and maintenance tasks.
+
+Whoever starts or stops runs of a workflow locks its row first (``LOCK``); publishers and committing
+workers never touch it. Only ``execution`` may import this.
+"""
+
+from sqlalchemy import text
+
+LOCK = text("SELECT name FROM pipeline.workflows WHERE name = ANY(:names) ORDER BY name FOR NO KEY UPDATE")
+
+LOCK_OF_RUNS = text("""
+SELECT w.name FROM pipeline.workflows w
+WHERE w.name IN (SELECT r.workflow FROM pipeline.runs r WHERE r.id = ANY(CAST(:ids AS uuid[])))
+ORDER BY w.name FOR NO KEY UPDATE
+""")
+
+UPSERT = text("""
+INSERT INTO pipeline.workflows (name, version, fingerprint, concurrency, on_uncertain, on_logic_error)
+VALUES (:name, :version, :fingerprint, :concurrency, :on_uncertain, :on_logic_error)
+ON CONFLICT (name) DO UPDATE SET version = excluded.version, fingerprint = excluded.fingerprint,
+  concurrency = excluded.concurrency, on_uncertain = excluded.on_uncertain, on_logic_error = excluded.on_logic_error
+""")
+
+UPSERT_TOPICS = text("""
+INSERT INTO pipeline.topics (workflow, name, schema)
+SELECT :workflow, x.name, x.schema
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, schema jsonb)
+ON CONFLICT (workflow, name) DO UPDATE SET schema = excluded.schema
+""")
+
+UPSERT_HANDLERS = text("""
+INSERT INTO pipeline.handlers (workflow, name, kind, batch, ordered, after_failed_mutation, failure_policy, next_run_at)
+SELECT :workflow, x.name, x.kind, x.batch, x.ordered, x.after_failed_mutation, x.failure_policy, x.first_run_at
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, kind text, batch integer, ordered boolean,
+  after_failed_mutation text, failure_policy jsonb, first_run_at timestamptz)
+ON CONFLICT (workflow, name) DO UPDATE SET kind = excluded.kind, batch = excluded.batch, ordered = excluded.ordered,
+  after_failed_mutation = excluded.after_failed_mutation, failure_policy = excluded.failure_policy, retired = false,
+  next_run_at = coalesce(handlers.next_run_at, excluded.next_run_at)
+""")
+
+RETIRE_HANDLERS = text("""
+UPDATE pipeline.handlers SET retired = true
+WHERE workflow = :workflow AND name <> ALL(CAST(:names AS text[])) AND NOT retired
+""")
+
+#: Waits for every open publisher and makes later ones see the new subscriptions: the backfill that
+#: follows can then neither miss an event nor deliver it twice.
+LOCK_SUBSCRIPTIONS = text("LOCK TABLE pipeline.subscriptions IN ACCESS EXCLUSIVE MODE")
+
+INSERT_SUBSCRIPTION = text("""
+INSERT INTO pipeline.subscriptions (workflow, topic, handler_id) VALUES (:workflow, :topic, :handler_id)
+ON CONFLICT DO NOTHING
+""")
+
+DELETE_SUBSCRIPTION = text("""
+DELETE FROM pipeline.subscriptions WHERE workflow = :workflow AND topic = :topic AND handler_id = :handler_id
+""")
+
+BACKFILL = text("""
+WITH filled AS (
+  INSERT INTO pipeline.deliveries (event_id, handler_id, key)
+  SELECT e.id, :handler_id, e.key FROM pipeline.events e WHERE e.workflow = :workflow AND e.topic = :topic
+  ORDER BY e.id ON CONFLICT DO NOTHING RETURNING event_id
+)
+UPDATE pipeline.handlers SET low_watermark = 0 WHERE id = :handler_id AND EXISTS (SELECT FROM filled)
+""")
+
+SET_STATE = text("UPDATE pipeline.handlers SET state = CAST(:state AS jsonb) WHERE id = :id")
+LOCK_STATES = text("""
+SELECT id, state FROM pipeline.handlers WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE
+""")
+
+BACK_OFF = text("""
+UPDATE pipeline.handlers h
+SET consecutive_failures = h.consecutive_failures + x.failures,
+    retry_at = greatest(h.retry_at, pipeline.clock() + x.delay)
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(handler_id integer, failures integer, delay interval)
+WHERE h.id = x.handler_id
+""")
+
+FORGIVE = text("""
+UPDATE pipeline.handlers SET consecutive_failures = 0, retry_at = NULL
+WHERE workflow = :workflow AND (consecutive_failures > 0 OR retry_at IS NOT NULL)
+""")
+
+HORIZON = text("SELECT last_value FROM pipeline.event_ids")
+
+#: The previous horizon has passed once every transaction that could hold an id below it has ended.
+RAISE_WATERMARKS = text("""
+UPDATE pipeline.handlers h SET low_watermark = greatest(h.low_watermark, least(h.horizon, o.oldest - 1))
+FROM (
+  SELECT w.id, least(
+    (SELECT min(event_id) FROM pipeline.deliveries WHERE handler_id = w.id AND status = 'pending'),
+    (SELECT min(event_id) FROM pipeline.deliveries WHERE handler_id = w.id AND status = 'reserved'),
+    9223372036854775807) AS oldest
+  FROM pipeline.handlers w
+) o
+WHERE o.id = h.id AND h.horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
+""")
+SET_HORIZON = text("""
+UPDATE pipeline.handlers SET horizon = :horizon, horizon_xmax = pg_snapshot_xmax(pg_current_snapshot())
+WHERE horizon IS NULL OR horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
+""")
+LOCK_HANDLERS = text("SELECT id FROM pipeline.handlers ORDER BY id FOR NO KEY UPDATE")
+
+SET_DESIRED = text("""
+UPDATE pipeline.workflows SET desired = :desired WHERE name = :name AND desired <> :desired RETURNING name
+""")
+
+ENTER_MAINTENANCE = text("""
+UPDATE pipeline.workflows SET maintenance = true, maintenance_reason = :reason, maintenance_since = pipeline.clock()
+WHERE name = :name AND NOT maintenance RETURNING name
+""")
+EXIT_MAINTENANCE = text("""
+WITH closed AS (
+  UPDATE pipeline.maintenance_tasks SET closed_at = pipeline.clock() WHERE workflow = :name AND closed_at IS NULL
+)
+UPDATE pipeline.workflows SET maintenance = false, maintenance_reason = NULL, maintenance_since = NULL
+WHERE name = :name AND maintenance RETURNING name
+""")
+OPEN_TASK = text("""
+INSERT INTO pipeline.maintenance_tasks (workflow, reason)
+SELECT name, coalesce(maintenance_reason, '') FROM pipeline.workflows WHERE name = :name AND maintenance
+ON CONFLICT (workflow) WHERE closed_at IS NULL DO NOTHING RETURNING id
+""")
+
+INSERT_BLOCKS = text("""
+INSERT INTO pipeline.blocks (workflow, run_id, kind, reason)
+SELECT x.workflow, x.run, x.kind, x.reason
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(workflow text, run uuid, kind text, reason text)
+ON CONFLICT (run_id, kind) WHERE closed_at IS NULL DO NOTHING RETURNING *
+""")
+CLOSE_BLOCKS = text("""
+UPDATE pipeline.blocks SET closed_at = pipeline.clock()
+WHERE workflow = :workflow AND kind = ANY(:kinds) AND closed_at IS NULL RETURNING *
+""")
+
+OPEN_SESSION = text("""
+WITH opened AS (
+  INSERT INTO pipeline.sessions (workflow) VALUES (:workflow)
+  ON CONFLICT (workflow) WHERE finished_at IS NULL DO NOTHING RETURNING id
+)
+SELECT id FROM opened UNION ALL
+SELECT id FROM pipeline.sessions WHERE workflow = :workflow AND finished_at IS NULL LIMIT 1
+""")
+
+LOCK_OF_SESSIONS = text("""
+SELECT w.name FROM pipeline.workflows w
+WHERE w.name IN (SELECT s.workflow FROM pipeline.sessions s WHERE s.id = ANY(CAST(:ids AS uuid[])))
+ORDER BY w.name FOR NO KEY UPDATE
+""")
+
+_RUN_COUNT = "(SELECT count(*) FROM pipeline.runs r WHERE r.session_id = s.id AND r.status = 'committed')"
+_RUN_COST = "(SELECT sum(r.cost) FROM pipeline.runs r WHERE r.session_id = s.id)"
+END_SESSIONS = text(f"""
+UPDATE pipeline.sessions s
+SET finished_at = pipeline.clock(), result = 'failed', error = x.error, run_count = {_RUN_COUNT}, cost = {_RUN_COST}
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(session_id uuid, error text)
+WHERE s.id = x.session_id AND s.finished_at IS NULL RETURNING s.*
+""")
+FINISH_SESSIONS = text(f"""
+UPDATE pipeline.sessions s
+SET finished_at = pipeline.clock(), result = 'completed', run_count = {_RUN_COUNT}, cost = {_RUN_COST}
+WHERE s.id = ANY(CAST(:ids AS uuid[])) AND s.finished_at IS NULL
+  AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
+  AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id AND r.status <> 'committed')
+RETURNING s.*
+""")
+
+INSERT_AUDIT = text("""
+INSERT INTO pipeline.audit (actor, act, workflow, run_id, mutation_id, event_id, reason, evidence)
+VALUES (:actor, :act, :workflow, :run_id, :mutation_id, :event_id, :reason, CAST(:evidence AS jsonb))
+""")

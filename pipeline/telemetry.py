@@ -1,0 +1,52 @@
+"""What the system says about itself: one line per transition, named like the verb that made it.
+
+Lines are queued on the transaction and said when it has committed, so a line is never about
+something that did not happen. Ids are fields; payloads never appear.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+logger = logging.getLogger("pipeline")
+
+#: Every transition, and what it means to the person who reads it in a log.
+TRANSITIONS: Mapping[str, str] = {
+    "event.published": "events became pending for their consumers",
+    "event.released": "a person handed a quarantined event back",
+    "event.quarantined": "a person set an event aside",
+    "event.skipped": "a person chose to go on without an event",
+    "run.started": "the scheduler created a run",
+    "run.claimed": "a worker took a run for one phase",
+    "run.prepared": "inputs are reserved and the plan is saved",
+    "run.mutating": "the mutation is in the ledger and is about to be sent",
+    "run.mutated": "the mutate phase is over and its outcome is known",
+    "run.committed": "outputs published, inputs consumed, state saved",
+    "run.stopped": "a run failed or was paused; its inputs went where the mutation boundary says",
+    "run.retried": "a new run carries a stopped one forward",
+    "run.released": "a worker gave its run back before it shut down",
+    "mutation.approved": "a person allowed exactly this request",
+    "mutation.rejected": "a person refused the request; the run goes on without it",
+    "mutation.sent": "an approved mutation is about to be sent",
+    "mutation.applied": "the effect happened",
+    "mutation.failed": "the effect did not happen",
+    "mutation.doubted": "nobody knows whether the effect happened; the background is asking",
+    "mutation.escalated": "nobody can know whether the effect happened; a person must settle it",
+    "mutation.skipped": "a person chose to go on without the effect",
+    "mutation.asked_again": "a person asked the background to look again",
+    "workflow.registered": "a workflow's handlers and topics were brought up to date",
+    "workflow.paused": "a person paused a workflow",
+    "workflow.resumed": "a person resumed a workflow",
+    "workflow.blocked": "the system holds a workflow back",
+    "workflow.unblocked": "the cause of a block is gone",
+    "workflow.maintenance_entered": "the workflow's code is wrong; nothing starts until it changes",
+    "workflow.maintenance_exited": "the workflow may start runs again",
+    "session.finished": "a group of runs ended",
+}
+
+
+def say(name: str, fields: Mapping[str, Any]) -> None:
+    """Write one transition to the log. A name that is not in the table is a bug."""
+    if name not in TRANSITIONS:
+        raise LookupError(f"{name!r} is not a transition; add it to pipeline.telemetry.TRANSITIONS")
+    logger.info(name, extra={"transition": name, **fields})
