@@ -70,9 +70,12 @@ migrate: setup ## bring the database of PIPELINE_DATABASE_URL up to date
 demo: setup ## a running system, a workload, and a true summary
 	$(PY) -m pipeline.dev.demo
 
-lock: setup ## resolve the dependencies again
-	$(BIN)/uv pip compile -q pyproject.toml --group dev --extra servers --extra flower --extra otel --universal \
-	    --python-version 3.11 --generate-hashes --no-header --no-emit-index-url -o requirements.lock
+COMPILE := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
+    --no-header --no-emit-index-url --extra flower --extra otel
+
+lock: setup ## resolve the dependencies again: all of them, and those of the image
+	$(COMPILE) --extra servers --group dev -o requirements.lock
+	$(COMPILE) --no-annotate --constraints requirements.lock -o deploy/requirements.lock
 
 clean: ## stop the embedded servers; remove their data, the caches and what was built
 	@if [ -x $(PY) ]; then $(PY) -c 'from pathlib import Path; from pipeline.dev import servers; \
