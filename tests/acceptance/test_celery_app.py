@@ -50,9 +50,7 @@ def test_each_message_reaches_one_queue_and_no_other(environ: dict[str, str]) ->
     }
 
 
-def test_a_worker_without_further_options_consumes_every_queue(
-    environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_worker_without_further_options_consumes_every_queue(environ: dict[str, str], tmp_path: Path) -> None:
     command = celery("worker", "--concurrency=1", "--hostname=only@here")
     with (tmp_path / "worker.log").open("wb") as log:
         worker = subprocess.Popen(command, env=environ, stdout=log, stderr=log)

@@ -132,9 +132,7 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name() -> None:
         ("max_state_bytes", "-1", "PIPELINE_MAX_STATE_BYTES: expected greater than 0, got '-1'"),
     ],
 )
-def test_an_error_names_the_variable_what_was_expected_and_what_came(
-    name: str, value: str, expected: str
-) -> None:
+def test_an_error_names_the_variable_what_was_expected_and_what_came(name: str, value: str, expected: str) -> None:
     assert problems(**{name: value}) == (expected,)
 
 
