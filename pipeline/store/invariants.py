@@ -1,0 +1,247 @@
+"""What must be true of the tables at every instant, as queries that return what is not.
+
+The tests run them after every step, ``pipeline doctor`` runs them in production. They only look: a
+broken invariant means a verb is wrong, and repairing the row would hide it. Overdue findings are
+work that a sweep should have done by now: the sweep is not running.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import TextClause, text
+
+from pipeline.store.database import Transaction
+
+
+class Severity(StrEnum):
+    """How to read a finding."""
+
+    BROKEN = "broken"  #: a promise does not hold: page someone
+    OVERDUE = "overdue"  #: a sweep should have mended it by now: is beat running?
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invariant:
+    """A sentence that must be true, and a query for the rows of which it is not."""
+
+    name: str
+    sentence: str
+    advice: str
+    severity: Severity
+    query: TextClause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One row that breaks one invariant."""
+
+    invariant: str
+    severity: Severity
+    subject: str
+    detail: str
+    sentence: str
+    advice: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_ASK = "Report it with the output of this command; do not edit the rows by hand."
+#: History is looked at this far back: ids are ordered by time, so the newest rows are a short index scan.
+_RECENT = "(SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent)"
+
+
+def _bounded(query: str) -> TextClause:
+    return text(f"SELECT subject, detail FROM ({query}) AS found LIMIT :limit")
+
+
+def _broken(name: str, sentence: str, query: str, advice: str = _ASK) -> Invariant:
+    return Invariant(name=name, sentence=sentence, advice=advice, severity=Severity.BROKEN, query=_bounded(query))
+
+
+def _overdue(name: str, sentence: str, query: str, advice: str) -> Invariant:
+    return Invariant(name=name, sentence=sentence, advice=advice, severity=Severity.OVERDUE, query=_bounded(query))
+
+
+INVARIANTS: Sequence[Invariant] = (
+    _broken(
+        "no-orphaned-reservation",
+        "A reserved event belongs to a run that is moving or waits to be carried forward.",
+        """
+        SELECT 'event ' || d.event_id AS subject,
+          'reserved by run ' || d.run_id || ' which is ' || coalesce(r.phase || ', ' || r.status, 'missing') AS detail
+        FROM pipeline.deliveries d LEFT JOIN pipeline.runs r ON r.id = d.run_id
+        WHERE d.status = 'reserved' AND (r.id IS NULL OR NOT (r.finished_at IS NULL OR r.retry_pending))
+        """,
+    ),
+    _broken(
+        "reservations-are-pinned",
+        "A reserved event is among the inputs that its run pinned.",
+        """
+        SELECT 'event ' || d.event_id AS subject, 'not an input of run ' || r.id AS detail
+        FROM pipeline.deliveries d JOIN pipeline.runs r ON r.id = d.run_id
+        WHERE d.status = 'reserved' AND NOT (d.event_id = ANY(r.event_ids) AND d.handler_id = r.handler_id)
+        """,
+    ),
+    _broken(
+        "inputs-are-held",
+        "A run that goes on, or will be carried forward, owns every input it pinned.",
+        """
+        SELECT 'run ' || r.id AS subject, 'event ' || i.event_id || ' is ' || coalesce(d.status, 'missing') AS detail
+        FROM pipeline.runs r CROSS JOIN unnest(r.event_ids) AS i(event_id)
+        LEFT JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id
+        WHERE (r.finished_at IS NULL OR r.retry_pending)
+          AND (d.run_id IS DISTINCT FROM r.id OR d.status NOT IN ('reserved', 'skipped'))
+        """,
+    ),
+    _broken(
+        "committed-inputs-are-done",
+        "Every input of a committed run is consumed, or was skipped by a person.",
+        f"""
+        SELECT 'run ' || r.id AS subject, 'event ' || i.event_id || ' is ' || coalesce(d.status, 'missing') AS detail
+        FROM {_RECENT} r CROSS JOIN unnest(r.event_ids) AS i(event_id)
+        LEFT JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id
+        WHERE r.status = 'committed' AND d.event_id IS NOT NULL
+          AND NOT (d.run_id = r.id AND d.status IN ('consumed', 'skipped'))
+        """,
+    ),
+    _broken(
+        "one-mutation-per-input",
+        "An event is bound to at most one applied or unresolved mutation per consumer.",
+        f"""
+        SELECT 'event ' || i.event_id AS subject, count(DISTINCT m.id) || ' mutations' AS detail
+        FROM {_RECENT} r CROSS JOIN unnest(r.event_ids) AS i(event_id) JOIN pipeline.mutations m ON m.id = r.mutation_id
+        WHERE m.status IN ('applied', 'in_flight', 'needs_reconcile', 'indeterminate')
+        GROUP BY i.event_id, r.handler_id HAVING count(DISTINCT m.id) > 1
+        """,
+    ),
+    _broken(
+        "ledger-and-run-agree",
+        "A mutation that is not settled belongs to a run in its mutate phase, stopped or moving as the ledger says.",
+        """
+        SELECT 'mutation ' || m.id AS subject, m.status || ' while its run is ' || r.phase || ', ' || r.status AS detail
+        FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
+        WHERE m.status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')
+          AND NOT (r.phase = 'mutating' AND CASE m.status
+            WHEN 'pending' THEN r.status = 'paused:approval' OR (r.status = 'active' AND m.approved_at IS NOT NULL)
+            WHEN 'in_flight' THEN r.status = 'active'
+            ELSE r.status = 'paused:reconciliation' AND r.retry_pending END)
+        """,
+    ),
+    _broken(
+        "mutating-has-a-ledger-row",
+        "A run in its mutate phase has an unsettled mutation in the ledger.",
+        """
+        SELECT 'run ' || r.id AS subject, 'mutating, ledger says ' || coalesce(m.status, 'nothing') AS detail
+        FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+        WHERE r.phase = 'mutating' AND (r.finished_at IS NULL OR r.retry_pending)
+          AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+        """,
+    ),
+    _broken(
+        "outcome-matches-ledger",
+        "What a run remembers of its mutation is what the ledger says.",
+        f"""
+        SELECT 'run ' || r.id AS subject,
+          'remembers ' || quote_literal(r.mutation_outcome) || ', ledger says ' || m.status AS detail
+        FROM {_RECENT} r JOIN pipeline.mutations m ON m.id = r.mutation_id
+        WHERE (r.mutation_outcome = 'success') <> (m.status = 'applied')
+          OR (r.mutation_outcome IN ('failure', 'skipped')) <> (m.status = 'failed')
+        """,
+    ),
+    _broken(
+        "offers-are-live",
+        "An event is offered only to a run that is still selecting its inputs.",
+        """
+        SELECT 'event ' || d.event_id AS subject,
+          'offered to run ' || d.offered_to || ' which is ' || coalesce(r.phase || ', ' || r.status, 'missing') AS detail
+        FROM pipeline.deliveries d LEFT JOIN pipeline.runs r ON r.id = d.offered_to
+        WHERE d.status = 'pending' AND d.offered_to IS NOT NULL
+          AND (r.id IS NULL OR r.finished_at IS NOT NULL OR r.phase NOT IN ('pending', 'preparing'))
+        """,
+    ),
+    _broken(
+        "nothing-below-the-watermark",
+        "No open event is hidden below its consumer's low watermark.",
+        """
+        SELECT 'event ' || d.event_id AS subject, 'below watermark ' || h.low_watermark || ' of ' || h.name AS detail
+        FROM pipeline.handlers h JOIN pipeline.deliveries d ON d.handler_id = h.id AND d.event_id <= h.low_watermark
+        WHERE d.status IN ('pending', 'reserved')
+        """,
+    ),
+    _broken(
+        "blocks-have-a-cause",
+        "A workflow waits for a reconciliation only while the outcome is unknown.",
+        """
+        SELECT 'workflow ' || b.workflow AS subject, 'blocked by run ' || r.id || ' whose mutation is ' || m.status AS detail
+        FROM pipeline.blocks b JOIN pipeline.runs r ON r.id = b.run_id
+        LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+        WHERE b.closed_at IS NULL AND b.kind = 'reconciliation'
+          AND (m.id IS NULL OR m.status NOT IN ('needs_reconcile', 'indeterminate'))
+        """,
+    ),
+    _overdue(
+        "leases-are-recovered",
+        "A run whose lease has lapsed is recovered within ten minutes.",
+        """
+        SELECT 'run ' || id AS subject, 'lease lapsed at ' || lease_expires_at AS detail FROM pipeline.runs
+        WHERE finished_at IS NULL AND lease_expires_at < pipeline.clock() - interval '10 minutes'
+        """,
+        "Start beat, or run the recovery sweep by hand.",
+    ),
+    _overdue(
+        "in-flight-is-held",
+        "A mutation in flight belongs to a run that somebody holds.",
+        """
+        SELECT 'mutation ' || m.id AS subject, 'sent at ' || m.sent_at || ', nobody holds its run' AS detail
+        FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
+        WHERE m.status = 'in_flight'
+          AND (r.lease_expires_at IS NULL OR r.lease_expires_at < pipeline.clock() - interval '10 minutes')
+        """,
+        "Start beat, or run the recovery sweep by hand.",
+    ),
+    _overdue(
+        "sessions-are-finished",
+        "A session whose runs have all committed is finished within ten minutes.",
+        """
+        SELECT 'session ' || s.id AS subject, 'every run committed' AS detail FROM pipeline.sessions s
+        WHERE s.finished_at IS NULL
+          AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.workflow = s.workflow AND r.finished_at IS NULL)
+          AND (SELECT max(r.finished_at) FROM pipeline.runs r WHERE r.session_id = s.id)
+            < pipeline.clock() - interval '10 minutes'
+        """,
+        "Start beat, or run the recovery sweep by hand.",
+    ),
+    _overdue(
+        "maintenance-is-attended",
+        "Somebody was asked to mend every workflow in maintenance within ten minutes.",
+        """
+        SELECT 'workflow ' || w.name AS subject, 'in maintenance since ' || w.maintenance_since AS detail
+        FROM pipeline.workflows w
+        WHERE w.maintenance AND w.maintenance_since < pipeline.clock() - interval '10 minutes' AND NOT EXISTS (
+          SELECT FROM pipeline.maintenance_tasks t WHERE t.workflow = w.name AND t.closed_at IS NULL)
+        """,
+        "Start beat, or run the recovery sweep by hand.",
+    ),
+)
+
+
+def findings(tx: Transaction, *, recent: int = 10_000, limit: int = 100) -> list[Finding]:
+    """Every row that breaks an invariant, at most ``limit`` of each. An empty list is a clean bill."""
+    found: list[Finding] = []
+    for invariant in INVARIANTS:
+        params = {"recent": recent} if ":recent" in invariant.query.text else {}
+        for row in tx.all(invariant.query, limit=limit, **params):
+            found.append(
+                Finding(
+                    invariant=invariant.name,
+                    severity=invariant.severity,
+                    subject=row.subject,
+                    detail=row.detail,
+                    sentence=invariant.sentence,
+                    advice=invariant.advice,
+                )
+            )
+    return found

@@ -1,0 +1,54 @@
+"""Wiring only: one pair of servers for the whole run, one database per test process, invariants after each test."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.dev import servers
+from pipeline.store import invariants
+from pipeline.store.database import Database
+from tests.support import databases
+
+
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Servers]:
+    """A real Postgres and a real Redis, shared by all processes of this test run and gone after it."""
+    base = tmp_path_factory.getbasetemp()
+    home = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "servers"
+    with servers.running(home) as urls:
+        yield urls
+
+
+@pytest.fixture(scope="session")
+def database_url(embedded: servers.Servers, worker_id: str) -> Iterator[str]:
+    """A migrated database of this process's own, cloned from a template."""
+    with databases.cloned(embedded.database_url, f"test_{worker_id}_{os.getpid()}") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def _pool(database_url: str) -> Iterator[Database]:
+    database = Database.connect(database_url, pool_size=8)
+    yield database
+    database.dispose()
+
+
+@pytest.fixture
+def db(_pool: Database, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """An empty database. After the test every invariant must hold, unless the test broke one on purpose."""
+    database = Database(_pool.engine)
+    yield database
+    try:
+        if not request.node.get_closest_marker("broken_on_purpose"):
+            with database.transaction() as tx:
+                assert invariants.findings(tx) == []
+    finally:
+        databases.emptied(database)
+
+
+@pytest.fixture
+def project() -> Path:
+    """The checkout."""
+    return Path(__file__).parent.parent

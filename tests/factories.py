@@ -1,0 +1,222 @@
+"""Rows in any state a test needs, reached through the verbs: a factory cannot build an impossible one."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+
+from pipeline.domain.failures import Failure, FailureKind
+from pipeline.domain.ids import EventId, Fence, RunId
+from pipeline.domain.mutations import Evidence
+from pipeline.domain.policies import Backoff, FailurePolicy
+from pipeline.domain.runs import Phase
+from pipeline.domain.values import (
+    Applied,
+    Emitted,
+    Failed,
+    HandlerSpec,
+    Held,
+    NewEvent,
+    Person,
+    Prepared,
+    Request,
+    Reservation,
+    Stopped,
+    TopicSpec,
+    WorkflowSpec,
+)
+from pipeline.domain.workflows import HandlerKind
+from pipeline.execution import events, mutations, runs, starts, stops, workflows
+from pipeline.store import views
+from pipeline.store.database import Database, Transaction
+
+_DELIVERY = text("""
+SELECT d.* FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id
+WHERE d.event_id = :event_id AND h.name = :handler AND h.workflow = :workflow
+""")
+
+LEASE = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=20)
+SOMEBODY = Person(name="ada", reason="checked the provider's log")
+IN, OUT = "orders.paid", "receipts.sent"
+NO_PAUSE = FailurePolicy(backoff=Backoff(base=timedelta(0), cap=timedelta(0)))
+
+
+def a_workflow(
+    db: Database, name: str = "billing", *, consumers: Sequence[str] = ("send",), **options: Any
+) -> WorkflowSpec:
+    """A registered workflow: consumers of IN that may publish to OUT, and a producer."""
+    handler_options = {
+        key: options.pop(key)
+        for key in ("batch", "ordered", "after_failed_mutation", "failure_policy", "start_at")
+        if key in options
+    }
+    spec = WorkflowSpec(
+        name=name,
+        topics=(TopicSpec(name=IN), TopicSpec(name=OUT)),
+        handlers=(
+            *(HandlerSpec(name=consumer, subscribes=(IN,), **handler_options) for consumer in consumers),
+            HandlerSpec(name="poll", kind=HandlerKind.PRODUCER),
+        ),
+        **options,
+    )
+    with db.transaction() as tx:
+        workflows.register(tx, spec)
+    return spec
+
+
+def some_events(
+    db: Database, *message_ids: str, workflow: str = "billing", key: str | None = None, payload: Any = None
+) -> list[EventId]:
+    """Published events, pending for every consumer."""
+    new = [
+        NewEvent(topic=IN, message_id=message_id, payload=payload or {"n": n}, key=key)
+        for n, message_id in enumerate(message_ids)
+    ]
+    with db.transaction() as tx:
+        published = events.publish(tx, workflow, new).new
+    return [published[IN, message_id] for message_id in message_ids]
+
+
+def a_run(
+    db: Database, phase: Phase = Phase.PENDING, *, workflow: str = "billing", handler: str = "send", **request: Any
+) -> Row[Any]:
+    """A run that was led to this phase and is held by a worker there (``committed``: finished)."""
+    with db.transaction() as tx:
+        (run,) = starts.start(tx, workflow, handler).runs
+    for step in _ROAD[: _STEPS[phase]]:
+        with db.transaction() as tx:
+            step(tx, run, request)
+        run = the_run(db, run.id)
+    assert run.phase == phase
+    return run
+
+
+def the_run(db: Database, run_id: UUID) -> Row[Any]:
+    """A run as it is now."""
+    with db.transaction() as tx:
+        (row,) = views.runs(tx, [run_id])
+    return row
+
+
+def the_mutation(db: Database, mutation_id: UUID) -> Row[Any]:
+    """A mutation as it is now."""
+    with db.transaction() as tx:
+        (row,) = views.mutations(tx, [mutation_id])
+    return row
+
+
+def held(run: Row[Any]) -> Held:
+    """The run as the worker that claimed it last holds it."""
+    return Held(RunId(run.id), Fence(run.fence))
+
+
+def a_failure(kind: FailureKind = FailureKind.LOGIC, message: str = "division by zero") -> Failure:
+    return Failure(kind=kind, message=message, error_type="ZeroDivisionError")
+
+
+def stopped(db: Database, run: Row[Any], kind: FailureKind = FailureKind.LOGIC) -> Row[Any]:
+    """The run, stopped by its worker with this kind of failure."""
+    with db.transaction() as tx:
+        stops.stop(tx, [Stopped(held=held(run), failure=a_failure(kind))]).only()
+    return the_run(db, run.id)
+
+
+def a_request(run: Row[Any], **options: Any) -> Request:
+    defaults: dict[str, Any] = {
+        "connector": "mail",
+        "operation": "send",
+        "params": {"to": "someone@example.org"},
+        "request_hash": "abc",
+        "idempotency_key": f"run:{run.id}",
+        "timeout": TIMEOUT,
+        "reconcilable": True,
+    }
+    return Request(held=held(run), **{**defaults, **options})
+
+
+def applied(db: Database, run: Row[Any], result: Any = None) -> Row[Any]:
+    """The run after its worker heard that the mutation happened."""
+    with db.transaction() as tx:
+        item = Applied(mutation_id=run.mutation_id, result=result, fence=run.fence)
+        mutations.apply(tx, [item]).only()
+    return the_run(db, run.id)
+
+
+def refused(db: Database, run: Row[Any], kind: FailureKind = FailureKind.LOGIC) -> Row[Any]:
+    """The run after the outside system refused its mutation: failed and stopped in one transaction."""
+    with db.transaction() as tx:
+        item = Failed(mutation_id=run.mutation_id, error="422", evidence=Evidence.DEFINITE, fence=Fence(run.fence))
+        mutations.fail(tx, [item]).only()
+        stops.stop(tx, [Stopped(held=held(run), failure=a_failure(kind))]).only()
+    return the_run(db, run.id)
+
+
+def carried_forward(db: Database, run: Row[Any]) -> Row[Any]:
+    """The new run that carries a stopped one forward."""
+    with db.transaction() as tx:
+        (retry,) = starts.retry(tx, [run.id]).runs
+    return retry
+
+
+def committed(db: Database, run: Row[Any], *, published: Sequence[NewEvent] = (), **emitted: Any) -> Row[Any]:
+    """The run, claimed for ``next`` if nobody holds it, and committed."""
+    if run.lease_expires_at is None:
+        run = claimed_next(db, run)
+    with db.transaction() as tx:
+        runs.commit(tx, [Emitted(held=held(run), events=tuple(published), **emitted)]).only()
+    return the_run(db, run.id)
+
+
+def claimed_next(db: Database, run: Row[Any]) -> Row[Any]:
+    with db.transaction() as tx:
+        (row,) = runs.claim_next(tx, [run.id], lease=LEASE, worker="w").claimed
+    return row
+
+
+def event_status(db: Database, event_id: EventId, handler: str = "send", workflow: str = "billing") -> str:
+    """Where an event stands for a consumer."""
+    return str(a_delivery(db, event_id, handler, workflow).status)
+
+
+def a_delivery(db: Database, event_id: EventId, handler: str = "send", workflow: str = "billing") -> Row[Any]:
+    with db.transaction() as tx:
+        row = tx.first(_DELIVERY, event_id=event_id, handler=handler, workflow=workflow)
+    assert row is not None, f"event {event_id} was not delivered to {handler}"
+    return row
+
+
+def _prepare(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
+    runs.claim_prepare(tx, [run.id], lease=LEASE, worker="w")
+
+
+def _reserve(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
+    batch = len(run.offered) if run.offered else 1
+    ids = tuple(EventId(row.id) for row in views.peeked(tx, run, IN, limit=batch))
+    pinned = Prepared(held=held(run), reservations=(Reservation(topic=IN, ids=ids),) if ids else ())
+    runs.finish_prepare(tx, [pinned]).only()
+    if ids:
+        runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w")
+
+
+def _mutate(tx: Transaction, run: Row[Any], request: dict[str, Any]) -> None:
+    if run.event_ids:
+        mutations.begin_mutation(tx, [a_request(run, **request)]).only()
+
+
+def _apply(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
+    mutations.apply(tx, [Applied(mutation_id=run.mutation_id, result={"ok": True}, fence=run.fence)]).only()
+
+
+def _emit(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
+    assert runs.claim_next(tx, [run.id], lease=LEASE, worker="w").claimed
+
+
+def _commit(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
+    runs.commit(tx, [Emitted(held=held(run))]).only()
+
+
+_ROAD = (_prepare, _reserve, _mutate, _apply, _emit, _commit)
+_STEPS = {phase: number for number, phase in enumerate(Phase)}
