@@ -1,13 +1,14 @@
 """Where the data of a Postgres that runs under another account can live.
 
 Root starts Postgres under a lesser account, which often cannot enter root's directories. The data then goes
-under the system's temporary directory, and a link in the home leads there: without the link, what is
-there belongs to a home that was deleted, and is cleared away.
+under the system's temporary directory, and a link in the home leads there. Data to which no link leads belongs
+to a home that was deleted: it is cleared away, and never taken over by a new home of the same name.
 """
 
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
@@ -28,9 +29,11 @@ def data_place(home: Path, account: Account | None) -> Path:
         return place.resolve()
     target = _elsewhere(home)
     _clear(target, account)
+    _sweep(target.parent, account)
+    place.symlink_to(target)  # before there is anything to lead to, so that no sweep takes it for abandoned
     target.mkdir(mode=0o700)
     give(target, account)
-    place.symlink_to(target)
+    (target / "home").write_text(str(home))
     return target
 
 
@@ -81,13 +84,35 @@ def _elsewhere(home: Path) -> Path:
 
 def _clear(target: Path, account: Account) -> None:
     """Remove what a deleted home left; refuse what somebody else put under our name."""
-    try:
-        owner = target.lstat().st_uid
-    except FileNotFoundError:
+    if not os.path.lexists(target):
         return
-    if target.is_symlink() or owner not in (os.geteuid(), account.uid):
+    if not _is_ours(target, account):
         raise ServersError(f"{target} is needed for Postgres's data, and belongs to somebody else: remove it")
     shutil.rmtree(target)
+
+
+def _sweep(directory: Path, account: Account) -> None:
+    """Remove the data of homes that are gone: a test run that deletes its home would leave it here forever."""
+    for place in directory.glob("pipeline-*"):
+        if _is_ours(place, account) and _is_abandoned(place):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _is_ours(place: Path, account: Account) -> bool:
+    seen = place.lstat()
+    return stat.S_ISDIR(seen.st_mode) and seen.st_uid in (os.geteuid(), account.uid)
+
+
+def _is_abandoned(place: Path) -> bool:
+    """Whether this is the data of a home that no longer leads here, and no server runs on it."""
+    try:
+        home = Path((place / "home").read_text())
+    except OSError:
+        return False
+    if (home / "postgres").resolve() == place:
+        return False
+    claims = (processes.read_pid(claim) for claim in place.glob("*/postmaster.pid"))
+    return not any(pid is not None and processes.is_running(pid) for pid in claims)
 
 
 def _can_enter(directory: Path, account: Account) -> bool:

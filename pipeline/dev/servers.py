@@ -95,7 +95,10 @@ def remove(home: Path) -> None:
 
 def _make(home: Path) -> Path:
     """Create the home; root lets other accounts pass through, since Postgres runs under one."""
-    home.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+    try:
+        home.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServersError(f"{home} cannot be made: {error.strerror}; set PIPELINE_HOME to another place") from error
     return home.resolve()
 
 

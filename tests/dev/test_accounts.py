@@ -100,6 +100,30 @@ def test_data_of_a_deleted_home_is_not_taken_over_by_the_next_one(home: Path, en
 
 
 @needs_root
+def test_data_of_deleted_homes_is_swept_away_and_that_of_others_is_not(tmp_path: Path, environ: dict[str, str]) -> None:
+    with servers.running(tmp_path / "gone", environ), servers.running(tmp_path / "kept", environ):
+        gone, kept = (tmp_path.joinpath(name, "postgres").resolve() for name in ("gone", "kept"))
+    for name in ("gone", "kept"):
+        wait_for(is_down(tmp_path / name))
+    shutil.rmtree(tmp_path / "gone")
+    with servers.running(tmp_path / "next", environ):
+        assert not gone.exists()
+        assert (kept / "password").exists()
+    for name in ("kept", "next"):
+        servers.remove(tmp_path / name)
+
+
+def test_a_cluster_that_was_made_halfway_is_made_again(home: Path, environ: dict[str, str]) -> None:
+    found = binaries.find_postgres(environ)
+    home.mkdir()
+    halfway = places.data_place(home, processes.server_account()) / f".{found.major}.new"
+    halfway.mkdir()
+    (halfway / "PG_VERSION").write_text(f"{found.major}\n")
+    with servers.running(home, environ) as running:
+        assert sql(running.database_url, "SELECT 1") == "1"
+
+
+@needs_root
 def test_a_place_that_somebody_else_made_under_our_name_is_refused(home: Path) -> None:
     account = processes.server_account()
     assert account is not None

@@ -189,6 +189,12 @@ def test_one_url_in_the_environment_starts_only_the_other_server(home: Path, env
             pass
 
 
+def test_a_home_that_cannot_be_made_is_named(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ServersError, match="set PIPELINE_HOME"), servers.running(tmp_path / "file" / "home", environ):
+        pass
+
+
 def test_a_start_that_fails_says_why_and_leaves_nothing_running(home: Path, environ: dict[str, str]) -> None:
     home.mkdir()
     (home / "redis").write_text("a file where the directory should be")
