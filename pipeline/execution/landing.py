@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from pipeline.domain.errors import IllegalTransitionError, PipelineError, StaleWriteError, UnknownError
-from pipeline.domain.runs import RunStatus
+from pipeline.domain.runs import Phase, RunStatus
 from pipeline.domain.values import Held
 from pipeline.store import views
 from pipeline.store.database import Transaction
@@ -35,34 +35,49 @@ class Landing(Generic[T]):
         return row
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A move as an error names it: the verb, the phases it starts from, and what else it needs.
+
+    ``explain`` says why a row that is held in the right phase was refused all the same.
+    """
+
+    verb: str
+    phases: Sequence[Phase]
+    also: str = ""
+    explain: Callable[[Row[Any]], PipelineError] | None = None
+
+    @property
+    def needs(self) -> list[str]:
+        return [f"{phase}{self.also}" for phase in self.phases]
+
+
 def land(
     tx: Transaction,
     asked: Sequence[Held],
     landed: Sequence[T],
     *,
     key: Callable[[T], UUID],
-    verb: str,
-    needs: Sequence[str],
+    move: Move,
 ) -> Landing[T]:
     """Pair a cohort with what landed of it. The reasons cost a query only when something is missing."""
     there = {key(row) for row in landed}
     missing = [held for held in asked if held.run_id not in there]
-    refused = _reasons(tx, missing, verb, needs) if missing else {}
+    found = {row.id: row for row in views.runs(tx, [held.run_id for held in missing])} if missing else {}
+    refused: dict[UUID, PipelineError] = {held.run_id: _reason(held, found.get(held.run_id), move) for held in missing}
     return Landing(landed=tuple(landed), refused=refused)
 
 
-def _reasons(tx: Transaction, missing: Sequence[Held], verb: str, needs: Sequence[str]) -> dict[UUID, PipelineError]:
-    rows = {row.id: row for row in views.runs(tx, [held.run_id for held in missing])}
-    return {held.run_id: _reason(held, rows.get(held.run_id), verb, needs) for held in missing}
-
-
-def _reason(held: Held, row: Row[Any] | None, verb: str, needs: Sequence[str]) -> PipelineError:
-    """Not there, not ours any more, or ours but not in a phase that has this move."""
+def _reason(held: Held, row: Row[Any] | None, move: Move) -> PipelineError:
+    """Not there; not ours any more (held by another, stopped, done, lapsed); or ours, but without this move."""
     if row is None:
         return UnknownError("run", held.run_id, hint="Nothing was changed.")
-    found = f"{row.phase}, {row.status}"
-    if row.fence != held.fence or row.status != RunStatus.ACTIVE:
-        return StaleWriteError(
-            "run", held.run_id, asked=verb, held=f"fence {held.fence}", found=f"fence {row.fence}, {found}"
-        )
-    return IllegalTransitionError("run", held.run_id, asked=verb, found=found, allowed=needs)
+    ours = row.fence == held.fence and row.status == RunStatus.ACTIVE
+    if ours and row.phase in move.phases and move.explain:
+        return move.explain(row)
+    state = f"{row.phase}, {row.status}"
+    if ours and row.is_leased:
+        return IllegalTransitionError("run", held.run_id, asked=move.verb, found=state, allowed=move.needs)
+    lease = "leased" if row.is_leased else "not leased"
+    found = f"fence {row.fence}, {state}, {lease}"
+    return StaleWriteError("run", held.run_id, asked=move.verb, held=f"fence {held.fence}", found=found)

@@ -27,7 +27,7 @@ from pipeline.domain.runs import Phase
 from pipeline.domain.values import Applied, Failed, Held, Person, Request
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnUncertain
 from pipeline.execution import audit
-from pipeline.execution.landing import Landing, land
+from pipeline.execution.landing import Landing, Move, land
 from pipeline.store import events as event_store
 from pipeline.store import mutations as store
 from pipeline.store import runs as run_store
@@ -47,14 +47,8 @@ def begin_mutation(tx: Transaction, cohort: Sequence[Request], limits: Limits = 
     landed = store.guarded(tx, store.BEGIN, [_request_row(item, limits) for item in cohort])
     for row in landed:
         tx.announce("run.mutating", run_id=row.run_id, mutation_id=row.id, status=row.status)
-    return land(
-        tx,
-        [item.held for item in cohort],
-        landed,
-        key=lambda row: row.run_id,
-        verb="begin_mutation",
-        needs=[f"{Phase.PREPARED} with inputs and an unexpired lease"],
-    )
+    move = Move(verb="begin_mutation", phases=[Phase.PREPARED], also=" with inputs")
+    return land(tx, [item.held for item in cohort], landed, key=lambda row: row.run_id, move=move)
 
 
 def send(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
@@ -63,8 +57,8 @@ def send(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
     landed = store.guarded(tx, store.SEND, rows)
     for row in landed:
         tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id)
-    needs = [f"{Phase.MUTATING} with an approved mutation and an unexpired lease"]
-    return land(tx, cohort, landed, key=lambda row: row.run_id, verb="send", needs=needs)
+    move = Move(verb="send", phases=[Phase.MUTATING], also=" with an approved mutation")
+    return land(tx, cohort, landed, key=lambda row: row.run_id, move=move)
 
 
 def apply(

@@ -18,9 +18,8 @@ def wanted(item: Prepared) -> tuple[list[int], list[str]]:
     return list(topic_of), list(topic_of.values())
 
 
-def reservation_error(tx: Transaction, item: Prepared) -> ReservationError:
+def reservation_error(tx: Transaction, run: Row[Any], item: Prepared) -> ReservationError:
     """Look again at what could not be reserved and say why, event by event."""
-    (run,) = views.runs(tx, [item.held.run_id])
     events, topics = wanted(item)
     rows = views.refused_inputs(tx, run.handler_id, events, topics)
     reasons = {row.event_id: why for row in rows if (why := _why(row, run.id))}

@@ -21,7 +21,7 @@ from pipeline.domain.payloads import checked_json
 from pipeline.domain.runs import Outcome, Phase, RunStatus
 from pipeline.domain.values import Emitted, Held, Prepared
 from pipeline.execution.events import event_rows, unknown_topic
-from pipeline.execution.landing import Landing, land
+from pipeline.execution.landing import Landing, Move, land
 from pipeline.execution.reservations import reservation_error, wanted
 from pipeline.store import events as event_store
 from pipeline.store import runs as store
@@ -64,15 +64,15 @@ def claim_next(tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker
 def finish_prepare(tx: Transaction, cohort: Sequence[Prepared], limits: Limits = DEFAULT_LIMITS) -> Landing[Row[Any]]:
     """Pin the inputs of each run and save its plan: all of a run's events, or none of them."""
     landed = store.guarded(tx, store.FINISH_PREPARE, [_prepared_row(item, limits) for item in cohort])
-    landing = _land(tx, [item.held for item in cohort], landed, "finish_prepare", [Phase.PREPARING])
-    refused = dict(landing.refused)
-    for item in cohort:
-        error = refused.get(item.held.run_id)
-        if isinstance(error, IllegalTransitionError) and error.found.startswith(Phase.PREPARING):
-            refused[item.held.run_id] = reservation_error(tx, item)
     for run in landed:
         tx.announce("run.prepared", run_id=run.id, events=len(run.event_ids))
-    return Landing(landed=landing.landed, refused=refused)
+    items = {item.held.run_id: item for item in cohort}
+    move = Move(
+        verb="finish_prepare",
+        phases=[Phase.PREPARING],
+        explain=lambda run: reservation_error(tx, run, items[run.id]),
+    )
+    return _land(tx, [item.held for item in cohort], landed, move)
 
 
 def no_mutation(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
@@ -80,7 +80,7 @@ def no_mutation(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
     landed = store.guarded(tx, store.NO_MUTATION, _held_rows(cohort))
     for run in landed:
         tx.announce("run.mutated", run_id=run.id, outcome=Outcome.NONE)
-    return _land(tx, cohort, landed, "no_mutation", [Phase.PREPARED])
+    return _land(tx, cohort, landed, Move(verb="no_mutation", phases=[Phase.PREPARED]))
 
 
 def commit(
@@ -112,7 +112,7 @@ def commit_producer(tx: Transaction, cohort: Sequence[Emitted], limits: Limits =
 def heartbeat(tx: Transaction, cohort: Sequence[Held], *, lease: timedelta) -> Landing[Row[Any]]:
     """Extend leases. A run that is refused is no longer the caller's: stop working on it."""
     landed = store.guarded(tx, store.HEARTBEAT, _held_rows(cohort), lease=lease)
-    return _land(tx, cohort, landed, "heartbeat", ["claimed"])
+    return _land(tx, cohort, landed, Move(verb="heartbeat", phases=list(Phase), also=" and claimed"))
 
 
 def release(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
@@ -120,7 +120,8 @@ def release(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
     landed = store.guarded(tx, store.RELEASE, _held_rows(cohort))
     for run in landed:
         tx.announce("run.released", run_id=run.id, phase=run.phase)
-    return _land(tx, cohort, landed, "release", [Phase.PREPARING, Phase.PREPARED, Phase.EMITTING])
+    move = Move(verb="release", phases=[Phase.PREPARING, Phase.PREPARED, Phase.EMITTING])
+    return _land(tx, cohort, landed, move)
 
 
 def dispatched(tx: Transaction, ids: Sequence[UUID]) -> tuple[RunId, ...]:
@@ -155,7 +156,7 @@ def _commit(
         if run.unknown_topics:
             raise unknown_topic(tx, run.workflow, run.unknown_topics[0])
         tx.announce("run.committed", run_id=run.id, workflow=run.workflow)
-    return _land(tx, [item.held for item in cohort], landed, "commit", [needs])
+    return _land(tx, [item.held for item in cohort], landed, Move(verb="commit", phases=[needs]))
 
 
 def _save_states(
@@ -227,7 +228,5 @@ def _held_rows(cohort: Sequence[Held]) -> list[dict[str, Any]]:
     return [{"run": held.run_id, "fence": held.fence} for held in cohort]
 
 
-def _land(
-    tx: Transaction, asked: Sequence[Held], landed: Sequence[Row[Any]], verb: str, needs: Sequence[str]
-) -> Landing[Row[Any]]:
-    return land(tx, asked, landed, key=lambda row: row.id, verb=verb, needs=needs)
+def _land(tx: Transaction, asked: Sequence[Held], landed: Sequence[Row[Any]], move: Move) -> Landing[Row[Any]]:
+    return land(tx, asked, landed, key=lambda row: row.id, move=move)

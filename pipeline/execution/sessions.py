@@ -14,7 +14,10 @@ from pipeline.store.database import Transaction
 
 
 def finish(tx: Transaction, ids: Sequence[UUID]) -> tuple[SessionId, ...]:
-    """End sessions whose runs have all committed, with their count and cost; leave the others open."""
+    """End sessions in which no run is left to go on, with their count and cost; leave the others open.
+
+    A run that stopped has ended its session as failed already, so what is open here went well.
+    """
     wanted = [str(id_) for id_ in ids]
     tx.all(store.LOCK_OF_SESSIONS, ids=wanted)
     finished = tx.all(store.FINISH_SESSIONS, ids=wanted)

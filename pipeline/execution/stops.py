@@ -19,7 +19,7 @@ from pipeline.domain.policies import FailurePolicy
 from pipeline.domain.runs import Outcome, Phase
 from pipeline.domain.values import Stopped
 from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain
-from pipeline.execution.landing import Landing, land
+from pipeline.execution.landing import Landing, Move, land
 from pipeline.execution.workflows import block, enter_maintenance
 from pipeline.store import events as event_store
 from pipeline.store import mutations as mutation_store
@@ -47,9 +47,8 @@ def stop(tx: Transaction, cohort: Sequence[Stopped], *, chance: float = 0.0) -> 
     rows = [{"run": item.held.run_id, "fence": item.held.fence} for item in cohort]
     failures = {item.held.run_id: item.failure for item in cohort}
     ended = _stop(tx, rows, failures, chance)
-    needs = ["active"]
     held = [item.held for item in cohort]
-    return land(tx, held, ended, key=lambda item: item.run_id, verb="stop", needs=needs)
+    return land(tx, held, ended, key=lambda item: item.run_id, move=Move(verb="stop", phases=list(Phase)))
 
 
 def rescue(tx: Transaction, ids: Sequence[UUID], *, chance: float = 0.0) -> tuple[Ended, ...]:

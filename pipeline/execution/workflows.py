@@ -99,6 +99,7 @@ def exit_maintenance(tx: Transaction, workflow: str, by: Person) -> None:
     """The code was mended. What waited to be carried forward is still waiting and goes on first."""
     _lock(tx, workflow)
     if tx.first(store.EXIT_MAINTENANCE, name=workflow):
+        tx.run(store.FORGIVE, workflow=workflow)
         audit.record(tx, by, "workflow.exit_maintenance", workflow=workflow)
         tx.announce("workflow.maintenance_exited", workflow=workflow, actor=by.name)
 

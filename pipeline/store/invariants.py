@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import Row, TextClause, text
 
 from pipeline.store.database import Transaction
 
@@ -175,7 +175,8 @@ INVARIANTS: Sequence[Invariant] = (
         "blocks-have-a-cause",
         "A workflow waits for a reconciliation only while the outcome is unknown.",
         """
-        SELECT 'workflow ' || b.workflow AS subject, 'blocked by run ' || r.id || ' whose mutation is ' || m.status AS detail
+        SELECT 'workflow ' || b.workflow AS subject,
+          'blocked by run ' || r.id || ' whose mutation is ' || coalesce(m.status, 'missing') AS detail
         FROM pipeline.blocks b JOIN pipeline.runs r ON r.id = b.run_id
         LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
         WHERE b.closed_at IS NULL AND b.kind = 'reconciliation'
@@ -233,15 +234,16 @@ def findings(tx: Transaction, *, recent: int = 10_000, limit: int = 100) -> list
     found: list[Finding] = []
     for invariant in INVARIANTS:
         params = {"recent": recent} if ":recent" in invariant.query.text else {}
-        for row in tx.all(invariant.query, limit=limit, **params):
-            found.append(
-                Finding(
-                    invariant=invariant.name,
-                    severity=invariant.severity,
-                    subject=row.subject,
-                    detail=row.detail,
-                    sentence=invariant.sentence,
-                    advice=invariant.advice,
-                )
-            )
+        found.extend(_finding(invariant, row) for row in tx.all(invariant.query, limit=limit, **params))
     return found
+
+
+def _finding(invariant: Invariant, row: Row[Any]) -> Finding:
+    return Finding(
+        invariant=invariant.name,
+        severity=invariant.severity,
+        subject=row.subject,
+        detail=row.detail,
+        sentence=invariant.sentence,
+        advice=invariant.advice,
+    )

@@ -104,7 +104,10 @@ SELECT * FROM created ORDER BY id
 
 INSERT_WHOLE = text("""
 INSERT INTO pipeline.runs (workflow, handler_id, session_id)
-VALUES (:workflow, :handler_id, :session_id) RETURNING *
+SELECT :workflow, :handler_id, :session_id WHERE NOT EXISTS (
+  SELECT FROM pipeline.runs WHERE workflow = :workflow AND handler_id = :handler_id AND finished_at IS NULL
+    AND status = 'active')
+RETURNING *
 """)
 
 FINISH_PREPARE = text(f"""

@@ -10,7 +10,10 @@ from pipeline.store.database import Transaction
 
 Rows = Sequence[Row[Any]]
 
-_RUNS = text("SELECT * FROM pipeline.runs WHERE id = ANY(CAST(:ids AS uuid[])) ORDER BY id")
+_RUNS = text("""
+SELECT r.*, coalesce(r.lease_expires_at > pipeline.clock(), false) AS is_leased FROM pipeline.runs r
+WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
+""")
 
 _MUTATIONS = text("""
 SELECT m.*, r.status AS run_status, r.phase AS run_phase, r.fence FROM pipeline.mutations m

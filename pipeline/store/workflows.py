@@ -70,6 +70,7 @@ LOCK_STATES = text("""
 SELECT id, state FROM pipeline.handlers WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE
 """)
 
+#: Called for handlers that run alone: at most one row per handler.
 BACK_OFF = text("""
 UPDATE pipeline.handlers h
 SET consecutive_failures = h.consecutive_failures + x.failures,
@@ -163,7 +164,7 @@ UPDATE pipeline.sessions s
 SET finished_at = pipeline.clock(), result = 'completed', run_count = {_RUN_COUNT}, cost = {_RUN_COST}
 WHERE s.id = ANY(CAST(:ids AS uuid[])) AND s.finished_at IS NULL
   AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
-  AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id AND r.status <> 'committed')
+  AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id AND r.finished_at IS NULL)
 RETURNING s.*
 """)
 
