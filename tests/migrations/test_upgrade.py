@@ -1,0 +1,219 @@
+"""The migrations build what the code declares, forwards and backwards, however they are started."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.engine import make_url
+
+from pipeline.dev import servers
+from pipeline.domain.errors import SchemaError
+from pipeline.store import migrate, routines
+from pipeline.store.database import Database
+from pipeline.store.schema import SCHEMA, metadata
+from tests.support import catalog, databases
+from tests.support.wait import wait_for
+
+BASE = "base"
+
+_TABLES = text("""
+SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema'
+  AND c.relkind IN ('r', 'v', 'm', 'S', 'f', 'p') ORDER BY 1
+""")
+_ROUTINES = text("""
+SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'pipeline'
+""")
+_TYPES = text("""
+SELECT t.typname FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
+WHERE n.nspname = 'pipeline' AND t.typrelid = 0 AND t.typelem = 0
+""")
+_WAITING = text("""
+SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+WHERE l.locktype = 'advisory' AND NOT l.granted AND d.datname = current_database()
+""")
+
+
+def picture(db: Database) -> catalog.Picture:
+    with db.engine.connect() as connection:
+        return catalog.picture(connection)
+
+
+def created(db: Database) -> None:
+    """Build the schema from the code alone, without a migration."""
+    with db.engine.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+        for statement in routines.BEFORE_TABLES:
+            literally(connection, statement)
+        metadata.create_all(connection)
+        for statement in routines.AFTER_TABLES:
+            literally(connection, statement)
+
+
+def literally(connection: Connection, statement: str) -> None:
+    """Run a statement in which a percent sign means itself."""
+    connection.exec_driver_sql(statement.replace("%", "%%"))
+
+
+@pytest.fixture(scope="module")
+def pictures(embedded: servers.Servers) -> tuple[catalog.Picture, catalog.Picture]:
+    """The schema as the migrations build it, and as the code declares it."""
+    name = f"picture_{os.getpid()}"
+    with databases.empty(embedded.database_url, name) as url:
+        migrate.upgrade(Database.unpooled(url))
+        migrated = picture(Database.unpooled(url))
+    with databases.empty(embedded.database_url, name) as url:
+        created(Database.unpooled(url))
+        declared = picture(Database.unpooled(url))
+    return migrated, declared
+
+
+@pytest.mark.parametrize("part", ["tables", "columns", "constraints", "indexes", "triggers", "functions", "sequences"])
+def test_migrating_from_empty_builds_exactly_what_the_code_declares(
+    pictures: tuple[catalog.Picture, catalog.Picture], part: str
+) -> None:
+    migrated, declared = pictures
+    assert migrated[part], f"the picture shows no {part} at all"
+    assert migrated[part] == declared[part]
+
+
+def test_the_picture_has_no_part_that_is_not_compared(pictures: tuple[catalog.Picture, catalog.Picture]) -> None:
+    migrated, declared = pictures
+    assert migrated == declared
+
+
+def test_upgrade_returns_the_head_and_the_database_is_at_it(bare: Database) -> None:
+    assert migrate.upgrade(bare) == migrate.head() != ""
+    with bare.engine.connect() as connection:
+        assert migrate.current(connection) == migrate.head()
+
+
+def test_going_down_leaves_nothing_but_the_schema_and_the_version_table(bare: Database) -> None:
+    migrate.upgrade(bare)
+    migrate.downgrade(bare, BASE)
+    with bare.engine.connect() as connection:
+        assert connection.scalars(_TABLES).all() == ["pipeline.alembic_version"]
+        assert connection.scalars(_ROUTINES).all() == []
+        assert connection.scalars(_TYPES).all() == []
+        assert migrate.current(connection) is None
+
+
+def test_up_down_up_leaves_the_same_database_as_up(bare: Database) -> None:
+    migrate.upgrade(bare)
+    once = picture(bare)
+    migrate.downgrade(bare, BASE)
+    migrate.upgrade(bare)
+    assert picture(bare) == once
+
+
+def test_an_upgrade_of_a_current_database_changes_nothing(bare: Database) -> None:
+    migrate.upgrade(bare)
+    once = picture(bare)
+    assert migrate.upgrade(bare) == migrate.head()
+    assert picture(bare) == once
+
+
+def test_an_upgrade_shares_a_database_with_tables_of_others(bare: Database) -> None:
+    with bare.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE public.runs (mine integer)"))
+        connection.execute(text("INSERT INTO public.runs VALUES (1)"))
+    migrate.upgrade(bare)
+    migrate.downgrade(bare, BASE)
+    with bare.engine.connect() as connection:
+        assert connection.scalars(text("SELECT mine FROM public.runs")).all() == [1]
+
+
+def test_two_upgrades_at_once_are_one_after_the_other(bare: Database) -> None:
+    """Both are known to wait at the door before it opens, so neither can have come late by luck."""
+    answers: list[str] = []
+    threads = [threading.Thread(target=lambda: answers.append(migrate.upgrade(bare))) for _ in range(2)]
+    with bare.engine.begin() as door:
+        door.execute(text("SELECT pg_advisory_xact_lock(hashtext('pipeline.migrations'))"))
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: door.scalar(_WAITING) == 2, why="both upgrades wait")
+    for thread in threads:
+        thread.join(timeout=30)
+    assert answers == [migrate.head()] * 2
+    migrate.require_current(bare)
+
+
+def test_a_migration_that_fails_leaves_the_database_as_it_was(bare: Database) -> None:
+    with bare.engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA pipeline"))
+        connection.execute(text("CREATE TABLE pipeline.audit (mine integer)"))
+    before = picture(bare)
+    with pytest.raises(Exception, match="audit"):
+        migrate.upgrade(bare)
+    assert picture(bare) == before
+    with bare.engine.connect() as connection:
+        assert migrate.current(connection) is None
+
+
+def test_a_database_that_was_never_migrated_is_refused_with_the_command_that_mends_it(bare: Database) -> None:
+    with pytest.raises(SchemaError, match="pipeline db upgrade") as refusal:
+        migrate.require_current(bare)
+    assert (refusal.value.found, refusal.value.expected) == (None, migrate.head())
+    assert "none" in str(refusal.value)
+
+
+@pytest.mark.parametrize("version", ["0000", "9999"], ids=["older", "newer"])
+def test_a_database_at_another_version_is_refused_with_both_versions_named(bare: Database, version: str) -> None:
+    migrate.upgrade(bare)
+    with bare.engine.begin() as connection:
+        connection.execute(text("UPDATE pipeline.alembic_version SET version_num = :v"), {"v": version})
+    with pytest.raises(SchemaError) as refusal:
+        migrate.require_current(bare)
+    assert (refusal.value.found, refusal.value.expected) == (version, migrate.head())
+    assert version in str(refusal.value)
+    assert migrate.head() in str(refusal.value)
+
+
+def test_a_database_that_was_taken_down_again_is_refused(bare: Database) -> None:
+    migrate.upgrade(bare)
+    migrate.require_current(bare)
+    migrate.downgrade(bare, BASE)
+    with pytest.raises(SchemaError, match="pipeline db upgrade"):
+        migrate.require_current(bare)
+
+
+def test_migrations_run_from_a_path_and_with_a_password_that_have_percent_signs(
+    bare: Database, project: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "100%s of %(it)s"
+    shutil.copytree(project / "pipeline", place / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(project / "migrations", place / "migrations", ignore=shutil.ignore_patterns("__pycache__"))
+    role, password = f"r%{uuid4().hex[:8]}", "p%40s%%s:@/?"
+    url = make_url(bare.engine.url).set(username=role, password=password)
+    with bare.engine.begin() as connection:
+        literally(connection, f"CREATE ROLE \"{role}\" SUPERUSER LOGIN PASSWORD '{password}'")
+    code = (
+        "import os, sys; from pipeline.store import migrate; from pipeline.store.database import Database;"
+        "print(migrate.__file__); print(migrate.upgrade(Database.unpooled(os.environ['TARGET'])))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(place), "TARGET": url.render_as_string(hide_password=False)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=place,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        where, version = done.stdout.split("\n")[:2]
+        assert where.startswith(str(place))
+        assert version == migrate.head()
+        migrate.require_current(bare)
+    finally:
+        with bare.engine.begin() as connection:
+            literally(connection, f'REASSIGN OWNED BY "{role}" TO CURRENT_USER')
+            literally(connection, f'DROP ROLE "{role}"')
