@@ -51,7 +51,7 @@ def find_postgres(environ: Mapping[str, str]) -> Postgres:
         return max(installed, key=lambda found: found.major)
     for tree in _wheel_postgres():
         if found := _postgres_in(tree / "bin"):
-            return Postgres(directory=found.directory, major=found.major, tree=tree)
+            return found
     raise ServersError(
         f"no Postgres {MINIMUM_POSTGRES} or later found. Looked for: postgres and initdb on PATH; "
         f"{', '.join(POSTGRES_GLOBS)}; the Python package {POSTGRES_WHEEL}.\n"
@@ -99,7 +99,8 @@ def _postgres_in(directory: Path) -> Postgres | None:
     version = re.search(r"\) (\d+)", shown)
     if version is None or int(version[1]) < MINIMUM_POSTGRES:
         return None
-    return Postgres(directory=directory, major=int(version[1]))
+    tree = directory.parent if directory.parent in _wheel_postgres() else None
+    return Postgres(directory=directory, major=int(version[1]), tree=tree)
 
 
 def _wheel_postgres() -> list[Path]:
