@@ -1,0 +1,109 @@
+"""Phases and statuses of a run: the tables of moves are closed, and lead where they should."""
+
+import itertools
+
+import pytest
+
+from pipeline.domain.runs import ADVANCES, BIRTHS, PHASES, STATUS_MOVES, Outcome, Phase, RunStatus, awaits_approval
+
+MOVES = sorted((source, target) for source, targets in ADVANCES.items() for target in targets)
+
+
+def reachable_from(*starts: Phase) -> set[Phase]:
+    seen, open_ = set(starts), list(starts)
+    while open_:
+        for target in ADVANCES[open_.pop()] - seen:
+            seen.add(target)
+            open_.append(target)
+    return seen
+
+
+def test_phases_stand_in_the_order_a_run_passes_through_them() -> None:
+    names = ["pending", "preparing", "prepared", "mutating", "mutated", "emitting", "committed"]
+    assert list(PHASES) == names
+    assert [phase.rank for phase in PHASES] == list(range(7))
+
+
+def test_every_phase_has_a_row_in_the_table_of_moves() -> None:
+    assert set(ADVANCES) == set(Phase)
+
+
+@pytest.mark.parametrize(("source", "target"), MOVES)
+def test_a_phase_only_grows(source: Phase, target: Phase) -> None:
+    assert target.rank > source.rank
+
+
+def test_the_moves_are_exactly_these() -> None:
+    assert {(source.value, target.value) for source, target in MOVES} == {
+        ("pending", "preparing"),
+        ("preparing", "prepared"),
+        ("preparing", "committed"),
+        ("prepared", "mutating"),
+        ("prepared", "mutated"),
+        ("prepared", "emitting"),
+        ("mutating", "mutated"),
+        ("mutated", "emitting"),
+        ("emitting", "committed"),
+    }
+
+
+def test_every_phase_is_reached_from_a_fresh_run() -> None:
+    assert reachable_from(Phase.PENDING) == set(Phase)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_every_phase_leads_to_committed(phase: Phase) -> None:
+    assert Phase.COMMITTED in reachable_from(phase)
+
+
+def test_only_committed_has_no_exit() -> None:
+    assert [phase for phase in Phase if not ADVANCES[phase]] == [Phase.COMMITTED]
+
+
+def test_no_phase_skips_the_ledger_on_its_way_out_of_mutating() -> None:
+    assert ADVANCES[Phase.MUTATING] == {Phase.MUTATED}
+
+
+def test_a_run_begins_fresh_at_the_mutation_or_behind_it() -> None:
+    assert set(BIRTHS) == {Phase.PENDING, Phase.PREPARED, Phase.EMITTING}
+
+
+def test_every_status_has_a_row_and_every_target_is_a_status() -> None:
+    assert set(STATUS_MOVES) == set(RunStatus)
+    assert frozenset().union(*STATUS_MOVES.values()) == set(RunStatus)
+
+
+def test_statuses_are_exactly_the_settled_ones() -> None:
+    assert [status.value for status in RunStatus] == [
+        "active",
+        "paused:transient",
+        "paused:approval",
+        "paused:reconciliation",
+        "failed:logic",
+        "failed:internal",
+        "committed",
+        "crashed",
+    ]
+
+
+def test_no_status_leads_to_itself() -> None:
+    assert [status for status, targets in STATUS_MOVES.items() if status in targets] == []
+
+
+def test_a_stopped_run_stays_stopped_unless_its_approval_was_granted() -> None:
+    exits = {status: targets for status, targets in STATUS_MOVES.items() if status is not RunStatus.ACTIVE and targets}
+    assert exits == {RunStatus.PAUSED_APPROVAL: {RunStatus.ACTIVE}}
+
+
+def test_an_active_run_may_stop_in_every_way() -> None:
+    assert STATUS_MOVES[RunStatus.ACTIVE] == set(RunStatus) - {RunStatus.ACTIVE}
+
+
+@pytest.mark.parametrize(("phase", "status"), list(itertools.product(Phase, RunStatus)))
+def test_only_a_run_paused_in_its_mutation_waits_for_approval(phase: Phase, status: RunStatus) -> None:
+    expected = (phase.value, status.value) == ("mutating", "paused:approval")
+    assert awaits_approval(phase, status) is expected
+
+
+def test_no_outcome_is_written_as_nothing() -> None:
+    assert [outcome.value for outcome in Outcome] == ["", "success", "failure", "skipped"]
