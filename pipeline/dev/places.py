@@ -99,7 +99,10 @@ def _sweep(directory: Path, account: Account) -> None:
 
 
 def _is_ours(place: Path, account: Account) -> bool:
-    seen = place.lstat()
+    try:
+        seen = place.lstat()
+    except FileNotFoundError:  # another sweep was faster
+        return False
     return stat.S_ISDIR(seen.st_mode) and seen.st_uid in (os.geteuid(), account.uid)
 
 

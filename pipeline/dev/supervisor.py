@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from pipeline.dev import binaries
+from pipeline.dev import binaries, processes
 from pipeline.dev.child import Child
 from pipeline.dev.files import publish_locked
 from pipeline.dev.locks import Lock
@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = report.read()
     if reason == READY:
         return 0
-    sys.stderr.write(reason or f"the supervisor died; see {home / 'supervisor.log'}")
+    log = home / "supervisor.log"
+    sys.stderr.write(reason or f"the supervisor died. The end of {log}:\n{processes.tail(log)}")
     return 1
 
 
