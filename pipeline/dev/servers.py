@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.config import Settings
 from pipeline.dev import locks, places
 from pipeline.dev.files import read_locked
 from pipeline.dev.locks import Lock
@@ -24,6 +25,7 @@ from pipeline.dev.processes import ServersError, wait_until
 
 __all__ = ["Servers", "ServersError", "Status", "remove", "running", "status", "stop"]
 
+VARIABLES = {"PIPELINE_DATABASE_URL": "postgres", "PIPELINE_BROKER_URL": "redis"}
 START_WITHIN = 120.0
 STOP_WITHIN = 90.0
 LOOK_EVERY = 0.02
@@ -46,17 +48,14 @@ class Status:
 
     supervisor_pid: int
     pids: Mapping[str, int]
-    urls: Mapping[str, str]
+    urls: Mapping[str, str] = field(repr=False)
 
 
 @contextmanager
 def running(home: Path, environ: Mapping[str, str] = os.environ) -> Iterator[Servers]:
     """Start the servers of this home or join them; they stay up at least until the block is left."""
-    given = {
-        "postgres": environ.get("PIPELINE_DATABASE_URL", ""),
-        "redis": environ.get("PIPELINE_BROKER_URL", ""),
-    }
-    if all(given.values()):
+    given = _given(environ)
+    if len(given) == len(VARIABLES):
         yield _servers(given)
         return
     home = _make(home)
@@ -64,7 +63,7 @@ def running(home: Path, environ: Mapping[str, str] = os.environ) -> Iterator[Ser
         if not wait_until(membership.try_shared, within=STOP_WITHIN):
             raise ServersError(f"the servers of {home} are stopping and do not come to an end; see its logs")
         found = _join_or_start(home, environ)
-        yield _servers(dict(found.urls) | {name: url for name, url in given.items() if url})
+        yield _servers({**found.urls, **given})
 
 
 def status(home: Path) -> Status | None:
@@ -91,6 +90,14 @@ def remove(home: Path) -> None:
     """Stop the servers and delete the home with all data."""
     stop(home)
     places.remove_data(home)
+
+
+def _given(environ: Mapping[str, str]) -> dict[str, str]:
+    """The servers that need not be started, with their URLs as our settings read them."""
+    named = {name: environ[name] for name in VARIABLES if environ.get(name, "").strip()}
+    settings = Settings.load(named)
+    urls = {"PIPELINE_DATABASE_URL": settings.database_url, "PIPELINE_BROKER_URL": settings.broker_url}
+    return {VARIABLES[name]: urls[name] for name in named}
 
 
 def _make(home: Path) -> Path:
@@ -140,7 +147,7 @@ def _start(home: Path, lock: Lock, environ: Mapping[str, str]) -> None:
 
 
 def _servers(urls: Mapping[str, str]) -> Servers:
-    missing = [name for name in ("postgres", "redis") if not urls.get(name)]
+    missing = [name for name in VARIABLES.values() if name not in urls]
     if missing:
         raise ServersError(
             f"the running servers were started without {' and '.join(missing)}, by a process that had a URL "

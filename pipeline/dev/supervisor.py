@@ -88,9 +88,9 @@ class Supervisor:
         self._posted: Lock | None = None
         self._children: list[Child] = []
         self._restarts: list[float] = []
-        if not environ.get("PIPELINE_DATABASE_URL"):
+        if not environ.get("PIPELINE_DATABASE_URL", "").strip():
             self._children.append(Postgres(home, binaries.find_postgres(environ)))
-        if not environ.get("PIPELINE_BROKER_URL"):
+        if not environ.get("PIPELINE_BROKER_URL", "").strip():
             self._children.append(Redis(home, binaries.find_redis(environ)))
 
     def run(self, report: int) -> None:

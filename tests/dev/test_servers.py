@@ -77,7 +77,7 @@ def test_only_whoever_can_read_the_home_gets_in(home: Path, environ: dict[str, s
             client.ping()
         secret = ("servers.json", "redis/password", "redis/redis.conf", "postgres/password")
         assert {stat.S_IMODE((home / name).stat().st_mode) for name in secret} == {0o600}
-        assert found.database_url not in repr(found)
+        assert found.database_url not in f"{found!r} {servers.status(home)!r}"
 
 
 def test_the_data_is_still_there_after_a_stop_and_a_start(home: Path, environ: dict[str, str]) -> None:
@@ -172,14 +172,14 @@ def test_stop_ends_the_servers_even_while_they_are_used(home: Path, environ: dic
 def test_urls_in_the_environment_win_and_nothing_is_started(home: Path, environ: dict[str, str]) -> None:
     given = {"PIPELINE_DATABASE_URL": "postgresql://there/db", "PIPELINE_BROKER_URL": "redis://there"}
     with servers.running(home, environ | given) as found:
-        assert found == Servers(database_url="postgresql://there/db", broker_url="redis://there")
+        assert found == Servers(database_url="postgresql+psycopg2://there/db", broker_url="redis://there")
         assert not home.exists()
 
 
 def test_one_url_in_the_environment_starts_only_the_other_server(home: Path, environ: dict[str, str]) -> None:
     given = {"PIPELINE_DATABASE_URL": "postgresql://there/db"}
     with servers.running(home, environ | given) as found:
-        assert found.database_url == "postgresql://there/db"
+        assert found.database_url == "postgresql+psycopg2://there/db"
         with broker(found.broker_url) as client:
             assert client.ping()
         seen = servers.status(home)
