@@ -1,0 +1,256 @@
+"""The statements that look for work do not read what is long done.
+
+A table of finished work only grows. Each statement is explained as it is sent, with real parameters,
+in databases that differ in nothing but how much is behind them: a sequential scan of a large table,
+or more pages touched because more is done, is a statement that gets slower every day.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import TextClause, text
+
+from pipeline.dev import servers
+from pipeline.store import events, invariants, mutations, runs, views, workflows
+from pipeline.store.database import Database, encoded
+from tests.factories import IN, LEASE, held
+from tests.support import databases
+from tests.support.crowd import WORKFLOW, Crowd
+
+pytestmark = pytest.mark.timeout(300)
+
+FEW, MANY = 2_000, 200_000
+LARGE = frozenset({"events", "deliveries", "runs", "mutations"})
+
+Asked = tuple[TextClause, Callable[[Crowd], dict[str, Any]]]
+
+
+def ids(things: Any) -> list[str]:
+    return [str(thing) for thing in things]
+
+
+def loner(crowd: Crowd) -> dict[str, Any]:
+    """A peek whose watermark does not help: one old event that nobody has settled holds it down."""
+    return {"run_id": crowd.started[-1], "topic": IN, "limit": 10, "low_watermark": 0}
+
+
+def sliced(crowd: Crowd, *, ordered: bool, window: int) -> dict[str, Any]:
+    return {
+        "workflow": WORKFLOW,
+        "handler_id": crowd.handler_id,
+        "session_id": crowd.started[0],
+        "count": 20,
+        "batch": 1,
+        "low_watermark": 0,
+        "window": window,
+        "ordered": ordered,
+    }
+
+
+def claim(run_ids: Any) -> dict[str, Any]:
+    return {"ids": ids(run_ids), "lease": LEASE, "worker": "w"}
+
+
+def selecting(crowd: Crowd, **extra: Any) -> dict[str, Any]:
+    """Twenty runs whose worker is still choosing their inputs."""
+    return {"rows": crowd.rows([held(run) for run in crowd.preparing[140:160]], **extra)}
+
+
+def planned(crowd: Crowd) -> dict[str, Any]:
+    rows = [
+        {"run": run.id, "fence": run.fence, "events": run.offered, "topics": [IN] * len(run.offered), "result": {}}
+        for run in crowd.preparing[140:160]
+    ]
+    return {"rows": encoded(rows)}
+
+
+def returned(crowd: Crowd) -> dict[str, Any]:
+    rows = [
+        {"run": run.id, "handler_id": crowd.handler_id, "events": run.offered, "counts": True}
+        for run in crowd.preparing[140:160]
+    ]
+    return {"rows": encoded(rows)}
+
+
+def asked_for(crowd: Crowd) -> dict[str, Any]:
+    request = {"connector": "mail", "operation": "send", "params": {}, "request_hash": "a", "idempotency_key": "k"}
+    options = {"timeout": "20 s", "settle": "0 s", "reconcilable": True, "needs_approval": False}
+    return {"rows": crowd.rows([held(run) for run in crowd.taken[90:]], **request, **options)}
+
+
+def verdicts(crowd: Crowd, **extra: Any) -> dict[str, Any]:
+    told = {"evidence": "definite", "status": "indeterminate"}
+    rows = [{"mutation_id": row.id, "fence": row.fence, **told} for row in crowd.mutating[80:]]
+    return {"rows": encoded(rows), **extra}
+
+
+def emitted(crowd: Crowd) -> str:
+    return encoded(
+        [
+            {"n": n, "run": run.id, "topic": IN, "message_id": f"out-{n}", "payload": {}}
+            for n, run in enumerate(crowd.emitting[10:])
+        ]
+    )
+
+
+#: Statements that only read, with the parameters a sweep, the scheduler or a worker gives them.
+READS: Mapping[str, Asked] = {
+    "due facts": (views._DUE_FACTS, lambda _: {"workflow": WORKFLOW}),
+    "peek": (views._PEEK, lambda crowd: {**loner(crowd), "ordered": False}),
+    "peek in order": (views._PEEK, lambda crowd: {**loner(crowd), "ordered": True}),
+    "peek of a slice": (views._PEEK_SLICE, lambda crowd: {"run_id": crowd.started[-1], "topic": IN, "limit": 10}),
+    "runs in the air": (views._IN_THE_AIR, lambda _: {"workflow": WORKFLOW}),
+    "lapsed runs": (views._LAPSED, lambda _: {"limit": 100}),
+    "retryable runs": (views._RETRYABLE, lambda _: {"workflow": WORKFLOW, "limit": 100}),
+    "unheld runs": (views._UNHELD, lambda _: {"silence": timedelta(seconds=30), "limit": 100}),
+    "due mutations": (views._DUE_MUTATIONS, lambda _: {"limit": 100}),
+    "finishable sessions": (views._FINISHABLE, lambda _: {"limit": 100}),
+    "blocking mutations": (views._UNRESOLVED, lambda _: {"workflow": WORKFLOW}),
+    "standings": (runs.STANDINGS, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
+}
+
+#: Statements that write, as the verbs send them for a cohort of about twenty.
+WRITES: Mapping[str, Asked] = {
+    "start slices": (runs.INSERT_SLICED, lambda crowd: sliced(crowd, ordered=False, window=20)),
+    "start slices in order": (runs.INSERT_SLICED, lambda crowd: sliced(crowd, ordered=True, window=1020)),
+    "claim prepare": (runs.CLAIM_PREPARE, lambda crowd: claim(crowd.started[170:190])),
+    "claim produce": (runs.CLAIM_PRODUCE, lambda crowd: claim(crowd.started[170:190])),
+    "claim mutate": (runs.CLAIM_MUTATE, lambda crowd: claim(crowd.prepared[110:130])),
+    "claim next": (runs.CLAIM_NEXT, lambda crowd: claim(crowd.mutated[40:60])),
+    "dispatched": (runs.DISPATCHED, lambda crowd: {"ids": ids(crowd.started[170:190])}),
+    "finish prepare": (runs.FINISH_PREPARE, planned),
+    "no mutation": (runs.NO_MUTATION, selecting),
+    "heartbeat": (runs.HEARTBEAT, lambda crowd: {**selecting(crowd), "lease": LEASE}),
+    "release": (runs.RELEASE, selecting),
+    "lock to stop": (runs.LOCK_TO_STOP, selecting),
+    "stop": (runs.STOP, lambda crowd: selecting(crowd, status="crashed", retry_pending=False)),
+    "carry forward": (
+        runs.INSERT_RETRIES,
+        lambda crowd: {"ids": ids(crowd.mutated[:10]), "session_id": crowd.started[0], "count": 10},
+    ),
+    "begin mutation": (mutations.BEGIN, asked_for),
+    "send": (mutations.SEND, asked_for),
+    "apply": (mutations.APPLY, lambda crowd: verdicts(crowd, resolved_by="call")),
+    "fail": (mutations.FAIL, lambda crowd: verdicts(crowd, resolved_by="call")),
+    "doubt": (mutations.DOUBT, verdicts),
+    "book": (mutations.BOOK, verdicts),
+    "escalate": (mutations.ESCALATE, lambda crowd: {"ids": ids(row.id for row in crowd.mutating[60:80])}),
+    "publish": (events.PUBLISH, lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd)}),
+    "replace": (events.REPLACE, lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd)}),
+    "commit": (
+        events.COMMIT,
+        lambda crowd: {"rows": crowd.rows([held(run) for run in crowd.emitting[10:]]), "events": emitted(crowd)},
+    ),
+    "hand back": (events.HAND_BACK, returned),
+    "skip inputs": (events.SKIP_INPUTS, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
+    "lock the workflows of runs": (workflows.LOCK_OF_RUNS, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
+    "raise watermarks": (workflows.RAISE_WATERMARKS, lambda _: {}),
+}
+
+
+def checked(rule: invariants.Invariant) -> Asked:
+    recent = {"recent": 1_000} if ":recent" in rule.query.text else {}
+    return rule.query, lambda _: {"limit": 100, **recent}
+
+
+#: What a person asks while the house is on fire.
+CHECKS: Mapping[str, Asked] = {rule.name: checked(rule) for rule in invariants.INVARIANTS}
+
+#: Statements that look through what is pending: they must stay cheap however much that is.
+UNDER_BACKLOG = ("due facts", "peek", "peek in order", "peek of a slice", "start slices", "start slices in order")
+#: With a backlog there are a thousand events in the window of an ordered consumer: four pages for each.
+WINDOW_PAGES = {"start slices in order": 4 * 1020}
+
+EVERYTHING = {**READS, **WRITES, **CHECKS}
+
+
+@pytest.fixture(scope="module")
+def crowds(embedded: servers.Servers) -> Iterator[Callable[[str], Crowd]]:
+    """Databases by name, each made when first asked for: a short history, a long one, a long one and a backlog."""
+    made: dict[str, Crowd] = {}
+    sizes = {"short": {"done": FEW}, "long": {"done": MANY}, "backlog": {"done": MANY, "waiting": MANY}}
+    with ExitStack() as stack:
+
+        def get(name: str) -> Crowd:
+            if name not in made:
+                url = stack.enter_context(databases.cloned(embedded.database_url, f"{name}_{os.getpid()}"))
+                made[name] = Crowd(Database.unpooled(url), **sizes[name])
+            return made[name]
+
+        yield get
+
+
+def explained(crowd: Crowd, asked: Asked, *, options: str = "") -> dict[str, Any]:
+    """The plan of the very statement a verb sends; whatever running it would change is rolled back."""
+    statement, params = asked
+    with crowd.db.engine.connect() as connection:
+        plan = connection.scalar(text(f"EXPLAIN (FORMAT JSON{options}) {statement.text}"), params(crowd))
+    root: dict[str, Any] = plan[0]["Plan"]
+    return root
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def scanned(plan: dict[str, Any]) -> list[str]:
+    """Large tables of which the plan reads every row."""
+    return [
+        f"{node['Relation Name']} ({node['Plan Rows']} rows expected)"
+        for node in nodes(plan)
+        if node["Node Type"] == "Seq Scan" and node["Relation Name"] in LARGE
+    ]
+
+
+def pages(crowd: Crowd, asked: Asked) -> int:
+    """Pages touched once the first reader has marked what is dead."""
+    plans = [explained(crowd, asked, options=", ANALYZE, BUFFERS") for _ in range(2)]
+    return min(int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]) for plan in plans)
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_no_statement_scans_a_large_table_behind_a_long_history(crowds: Callable[[str], Crowd], name: str) -> None:
+    assert scanned(explained(crowds("long"), EVERYTHING[name])) == []
+
+
+@pytest.mark.parametrize("name", UNDER_BACKLOG)
+def test_no_look_for_work_scans_a_large_table_when_much_is_pending(crowds: Callable[[str], Crowd], name: str) -> None:
+    assert scanned(explained(crowds("backlog"), EVERYTHING[name])) == []
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_hundred_times_the_history_does_not_make_a_read_touch_three_times_the_pages(
+    crowds: Callable[[str], Crowd], name: str
+) -> None:
+    short, long = (pages(crowds(history), READS[name]) for history in ("short", "long"))
+    assert long < 3 * max(short, 10), f"{short} pages behind {FEW} finished runs, {long} behind {MANY}"
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_hundred_times_the_history_makes_a_write_touch_deeper_indexes_and_nothing_else(
+    crowds: Callable[[str], Crowd], name: str
+) -> None:
+    short, long = (pages(crowds(history), WRITES[name]) for history in ("short", "long"))
+    assert long < 6 * max(short, 10), f"{short} pages behind {FEW} finished runs, {long} behind {MANY}"
+
+
+@pytest.mark.parametrize("name", UNDER_BACKLOG)
+def test_a_large_backlog_does_not_make_a_look_for_work_touch_three_times_the_pages(
+    crowds: Callable[[str], Crowd], name: str
+) -> None:
+    idle, busy = (pages(crowds(history), EVERYTHING[name]) for history in ("short", "backlog"))
+    assert busy < 3 * max(idle, WINDOW_PAGES.get(name, 10)), (
+        f"{idle} pages with a hundred events pending, {busy} with {MANY}"
+    )
+
+
+def test_the_databases_looked_at_are_consistent(crowds: Callable[[str], Crowd]) -> None:
+    for name in ("short", "long", "backlog"):
+        with crowds(name).db.transaction() as tx:
+            assert invariants.findings(tx, recent=500) == []
