@@ -1,0 +1,116 @@
+"""The documents say what the code says, and every pointer in them points at something."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.dev import docs, rules
+from pipeline.dev.comments import meanings
+from pipeline.domain.runs import Phase
+from pipeline.store.invariants import INVARIANTS
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+IN_THE_PROJECT = re.compile(r"`((?:pipeline|tests|migrations|docs)/[\w./-]+?)(?:::(\w+))?`")
+PLANNED = re.compile(r"pipeline/(runtime|connectors|schedules|engine|ingest|tasks|client|api|testing)\b")
+
+
+def _named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_every_generated_page_is_what_the_code_says() -> None:
+    assert [str(path) for path in docs.stale(ROOT)] == [], "run `make docs`"
+
+
+def test_a_page_that_is_not_what_the_code_says_is_reported_and_then_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert docs.main(["--check"], tmp_path) == 1
+    assert "docs/reference/states.md is stale" in capsys.readouterr().err
+    assert not (tmp_path / "docs").exists()
+    assert docs.main([], tmp_path) == 0
+    assert docs.main(["--check"], tmp_path) == 0
+
+
+def test_the_meaning_of_a_state_is_the_comment_beside_its_member() -> None:
+    assert meanings(Phase)["mutated"] == "the mutate phase is over and its outcome is known"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_named)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_named)
+def test_every_file_and_test_that_is_named_exists(page: Path) -> None:
+    named = IN_THE_PROJECT.findall(page.read_text(encoding="utf-8"))
+    wrong = [path for path, test in named if not PLANNED.match(path) and not _exists(path, test)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_named)
+def test_every_rule_that_is_named_is_a_rule(page: Path) -> None:
+    known = {rule.id for rule in rules.rules((ROOT / rules.PAGE).read_text(encoding="utf-8"))}
+    text = page.read_text(encoding="utf-8")
+    assert set(re.findall(r"\b[LXREQ]-[A-Z]?\d+\b", text)) - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_named)
+def test_every_invariant_that_is_named_is_one(page: Path) -> None:
+    known = {invariant.name for invariant in INVARIANTS}
+    lists = re.findall(r"invariants? (`[a-z-]+`(?:(?:,| and) `[a-z-]+`)*)", page.read_text(encoding="utf-8"))
+    assert {name for each in lists for name in re.findall(r"`([a-z-]+)`", each)} - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_named)
+def test_every_decision_that_is_named_was_taken(page: Path) -> None:
+    taken = {path.name[:4] for path in (ROOT / docs.ADRS).glob("[0-9]*.md")}
+    lists = re.findall(r"ADR (\d{4}(?:, \d{4})*)", page.read_text(encoding="utf-8"))
+    assert {number for each in lists for number in each.split(", ")} - taken == set()
+
+
+def test_every_verb_of_the_execution_model_is_explained() -> None:
+    page = (ROOT / "docs/design/execution.md").read_text(encoding="utf-8")
+    missing = [
+        f"{path.stem}.{verb}"
+        for path in sorted((ROOT / "pipeline/execution").glob("*.py"))
+        for verb in _public_functions(path)
+        if f"`{path.stem}.{verb}`" not in page
+    ]
+    assert missing == []
+
+
+def test_every_decision_record_says_status_context_decision_and_consequences() -> None:
+    wanted = ("\nStatus: ", "\n## Context\n", "\n## Decision\n", "\n## Consequences\n")
+    for path in (ROOT / docs.ADRS).glob("[0-9]*.md"):
+        text = path.read_text(encoding="utf-8")
+        assert [part for part in wanted if part not in text] == [], path.name
+        assert text.startswith(f"# {path.name[:4]} "), path.name
+        assert len(text.splitlines()) <= 60, f"{path.name} is longer than a page"
+
+
+def test_decision_records_are_numbered_without_gaps() -> None:
+    numbers = [int(path.name[:4]) for path in sorted((ROOT / docs.ADRS).glob("[0-9]*.md"))]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def _exists(path: str, test: str) -> bool:
+    if not (ROOT / path).exists():
+        return False
+    return not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8")
+
+
+#: Steps that verbs share inside the layer; nothing outside calls them.
+_SHARED = {"landing.land", "audit.record", "events.event_rows", "events.unknown_topic"}
+
+
+def _public_functions(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    internal = path.stem == "reservations"
+    return [name for name in found if f"{path.stem}.{name}" not in _SHARED and not internal]
