@@ -56,6 +56,7 @@ class Resolver(StrEnum):
     RECONCILE = "reconcile"  #: the outside system was asked afterwards
     PERSON = "person"  #: somebody said what happened
     PERSON_SKIP = "person_skip"  #: somebody decided to go on without it
+    VOID = "void"  #: it was approved, but its run stopped before it was sent
 
 
 class Evidence(StrEnum):

@@ -1,7 +1,6 @@
 """Why a run cannot have the events its prepare asked for, in words for the author of that prepare."""
 
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy import Row
 
@@ -22,19 +21,18 @@ def reservation_error(tx: Transaction, run: Row[Any], item: Prepared) -> Reserva
     """Look again at what could not be reserved and say why, event by event."""
     events, topics = wanted(item)
     rows = views.refused_inputs(tx, run.handler_id, events, topics)
-    reasons = {row.event_id: why for row in rows if (why := _why(row, run.id))}
+    reasons = {row.event_id: why for row in rows if (why := _why(row, run))}
     return ReservationError(run.id, reasons or dict.fromkeys(events, "another run took it just now"))
 
 
-def _why(row: Row[Any], run_id: UUID) -> str | None:
-    if row.found_topic is None:
-        return "there is no such event"
-    if row.found_topic != row.topic:
-        return f"it is on topic {row.found_topic!r}, not {row.topic!r}"
-    if row.status is None:
-        return "this consumer has no delivery of it"
-    if row.status != DeliveryStatus.PENDING:
-        return f"it is {row.status}"
-    if row.offered_to is not None and row.offered_to != run_id:
-        return "it was offered to another run"
-    return None
+def _why(row: Row[Any], run: Row[Any]) -> str | None:
+    """The first of these that is true of an event, or None when nothing speaks against it any more."""
+    reasons = (
+        (row.found_topic is None, "there is no such event"),
+        (row.found_topic != row.topic, f"it is on topic {row.found_topic!r}, not {row.topic!r}"),
+        (row.status is None, "this consumer has no delivery of it"),
+        (row.status != DeliveryStatus.PENDING, f"it is {row.status}"),
+        (row.offered_to not in (None, run.id), "it was offered to another run"),
+        (row.offered_to is None and run.offered is not None, "it is not in the slice this run was offered"),
+    )
+    return next((reason for holds, reason in reasons if holds), None)

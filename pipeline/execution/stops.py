@@ -67,12 +67,15 @@ def _stop(
 ) -> tuple[Ended, ...]:
     tx.all(workflow_store.LOCK_OF_RUNS, ids=[str(row["run"]) for row in rows])
     locked = [row.id for row in store.guarded(tx, store.LOCK_TO_STOP, rows)]
+    if not locked:
+        return ()
+    for row in store.by_ids(tx, mutation_store.VOID, locked):
+        tx.announce("mutation.failed", run_id=row.run_id, mutation_id=row.id, resolved_by=row.resolved_by)
     ended = tuple(
         Ended(run=run, failure=failures[run.id], consequence=_decide(run, failures[run.id], chance))
-        for run in (store.by_ids(tx, store.STANDINGS, locked) if locked else ())
+        for run in store.by_ids(tx, store.STANDINGS, locked)
     )
-    if ended:
-        _write(tx, ended)
+    _write(tx, ended)
     return ended
 
 

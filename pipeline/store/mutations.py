@@ -128,6 +128,21 @@ WHERE m.id = x.mutation_id AND m.status = 'in_flight'
 RETURNING m.*
 """)
 
+#: An approved mutation of a run that is being stopped: it was never sent, so it did not happen.
+VOID = text("""
+WITH voided AS (
+  UPDATE pipeline.mutations m
+  SET status = 'failed', error = 'its run stopped before it was sent', resolved_by = 'void',
+      resolved_at = pipeline.clock()
+  FROM pipeline.runs r
+  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.phase = 'mutating' AND m.id = r.mutation_id AND m.status = 'pending'
+  RETURNING m.*
+), moved AS (
+  UPDATE pipeline.runs r SET phase = 'mutated', mutation_outcome = 'failure' FROM voided v WHERE r.id = v.run_id
+)
+SELECT * FROM voided ORDER BY id
+""")
+
 BOOK = text("""
 WITH due AS (
   SELECT m.id FROM pipeline.mutations m

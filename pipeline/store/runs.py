@@ -99,7 +99,7 @@ WITH candidates AS (
   FROM created c, unnest(c.offered) AS offered(event_id)
   WHERE d.event_id = offered.event_id AND d.handler_id = :handler_id
 )
-SELECT * FROM created ORDER BY id
+SELECT * FROM created ORDER BY offered[1]
 """)
 
 INSERT_WHOLE = text("""
@@ -114,13 +114,13 @@ FINISH_PREPARE = text(f"""
 WITH {_ASKED.format(columns=_PREPARED_COLUMNS)},
 {_HELD.format(guard="r.phase = 'preparing'")},
 wanted AS (
-  SELECT h.id AS run, h.handler_id, w.event_id, w.topic
+  SELECT h.id AS run, h.handler_id, h.offered IS NULL AS alone, w.event_id, w.topic
   FROM held h JOIN asked x ON x.run = h.id, unnest(x.events, x.topics) AS w(event_id, topic)
 ), free AS (
   SELECT w.run, d.event_id, d.handler_id
   FROM pipeline.deliveries d JOIN wanted w ON w.event_id = d.event_id AND w.handler_id = d.handler_id
   JOIN pipeline.events e ON e.id = d.event_id AND e.topic = w.topic
-  WHERE d.status = 'pending' AND (d.offered_to IS NULL OR d.offered_to = w.run)
+  WHERE d.status = 'pending' AND ((w.alone AND d.offered_to IS NULL) OR d.offered_to = w.run)
   ORDER BY d.event_id FOR UPDATE OF d
 ), mine AS (
   SELECT DISTINCT ON (event_id, handler_id) event_id, handler_id, run FROM free ORDER BY event_id, handler_id, run

@@ -1,0 +1,201 @@
+"""Who holds a run when two want it: claims, rescues, zombies, and a person."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Row
+
+from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
+from pipeline.domain.mutations import Evidence
+from pipeline.domain.runs import Phase, RunStatus
+from pipeline.domain.values import Applied, Emitted, Failed, Held, Prepared, Stopped
+from pipeline.execution import mutations, recovery, runs, stops
+from pipeline.execution.landing import Landing
+from pipeline.store.database import Database, Transaction
+from tests.factories import (
+    LEASE,
+    SOMEBODY,
+    TIMEOUT,
+    a_failure,
+    a_request,
+    a_run,
+    a_workflow,
+    carried_forward,
+    claimed_next,
+    committed,
+    event_status,
+    held,
+    some_events,
+    the_mutation,
+    the_run,
+)
+from tests.support.races import raced
+
+CLAIMS = {
+    Phase.PENDING: runs.claim_prepare,
+    Phase.PREPARED: runs.claim_mutate,
+    Phase.MUTATED: runs.claim_next,
+}
+
+
+@pytest.mark.parametrize("phase", list(CLAIMS))
+def test_of_two_claims_of_one_run_one_gets_it(db: Database, phase: Phase) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, phase)
+    if run.lease_expires_at:
+        with db.transaction() as tx:
+            runs.release(tx, [held(run)]).only()
+    claim = CLAIMS[phase]
+    with db.transaction() as first:
+        mine = claim(first, [run.id], lease=LEASE, worker="one")
+        with db.transaction() as second:
+            theirs = claim(second, [run.id], lease=LEASE, worker="two")
+    with db.transaction() as tx:
+        later = claim(tx, [run.id], lease=LEASE, worker="two")
+    assert [row.worker for row in mine.claimed] == ["one"]
+    assert (theirs.claimed, theirs.left) == ((), (run.id,))
+    assert (later.claimed, later.left) == ((), (run.id,))
+
+
+def test_a_heartbeat_that_lands_first_keeps_the_run_from_its_rescuer(db: Database) -> None:
+    run = lapsed_run(db, Phase.PREPARING)
+    ended = raced(
+        db,
+        lambda tx: runs.heartbeat(tx, [held(run)], lease=LEASE).only(),
+        lambda tx: stops.rescue(tx, [run.id]),
+    )
+    assert ended.result() == ()
+    assert the_run(db, run.id).status == RunStatus.ACTIVE
+
+
+def test_a_rescue_that_lands_first_leaves_the_worker_a_stale_fence(db: Database) -> None:
+    run = lapsed_run(db, Phase.EMITTING)
+    ended = raced(
+        db,
+        lambda tx: stops.rescue(tx, [run.id]),
+        lambda tx: runs.commit(tx, [Emitted(held=held(run))]).only(),
+    )
+    with pytest.raises(StaleWriteError):
+        ended.result()
+    assert the_run(db, run.id).status == RunStatus.CRASHED
+
+
+def test_a_commit_that_lands_first_leaves_the_rescuer_nothing(db: Database) -> None:
+    run = lapsed_run(db, Phase.EMITTING)
+    ended = raced(
+        db,
+        lambda tx: runs.commit(tx, [Emitted(held=held(run))]).only(),
+        lambda tx: stops.rescue(tx, [run.id]),
+    )
+    assert ended.result() == ()
+    assert the_run(db, run.id).status == RunStatus.COMMITTED
+
+
+def test_of_two_rescuers_one_rescues(db: Database) -> None:
+    run = lapsed_run(db, Phase.MUTATING)
+    rescue = lambda tx: stops.rescue(tx, [run.id])  # noqa: E731
+    ended = raced(db, lambda tx: rescue(tx), rescue)
+    assert ended.result() == ()
+    assert the_mutation(db, run.mutation_id).status == "needs_reconcile"
+
+
+ZOMBIE_WRITES: dict[str, tuple[Phase, Callable[[Transaction, Row[Any]], Landing[Any]]]] = {
+    "finish_prepare": (Phase.PREPARING, lambda tx, run: runs.finish_prepare(tx, [Prepared(held=held(run))])),
+    "begin_mutation": (Phase.PREPARED, lambda tx, run: mutations.begin_mutation(tx, [a_request(run)])),
+    "no_mutation": (Phase.PREPARED, lambda tx, run: runs.no_mutation(tx, [held(run)])),
+    "apply": (
+        Phase.MUTATING,
+        lambda tx, run: mutations.apply(tx, [Applied(mutation_id=run.mutation_id, fence=run.fence)]),
+    ),
+    "fail": (
+        Phase.MUTATING,
+        lambda tx, run: mutations.fail(
+            tx,
+            [Failed(mutation_id=run.mutation_id, error="", evidence=Evidence.DEFINITE, fence=run.fence)],
+        ),
+    ),
+    "commit": (Phase.EMITTING, lambda tx, run: runs.commit(tx, [Emitted(held=held(run))])),
+    "stop": (Phase.EMITTING, lambda tx, run: stops.stop(tx, [Stopped(held=held(run), failure=a_failure())])),
+    "heartbeat": (Phase.EMITTING, lambda tx, run: runs.heartbeat(tx, [held(run)], lease=LEASE)),
+    "release": (Phase.EMITTING, lambda tx, run: runs.release(tx, [held(run)])),
+}
+
+
+@pytest.mark.parametrize("verb", list(ZOMBIE_WRITES))
+def test_a_worker_that_comes_back_from_the_dead_changes_nothing(db: Database, verb: str) -> None:
+    phase, write = ZOMBIE_WRITES[verb]
+    run = lapsed_run(db, phase)
+    recovery.recover_crashed_runs(db)
+    before = the_run(db, run.id)
+    with pytest.raises(StaleWriteError, match="came too late"), db.transaction() as tx:
+        write(tx, run).only()
+    assert the_run(db, run.id) == before
+
+
+def test_a_lapsed_worker_may_not_send_even_before_anybody_noticed(db: Database) -> None:
+    run = lapsed_run(db, Phase.PREPARED)
+    with pytest.raises(StaleWriteError, match="not leased"), db.transaction() as tx:
+        mutations.begin_mutation(tx, [a_request(run)]).only()
+    recovery.recover_crashed_runs(db)
+
+
+def test_an_old_claim_is_fenced_off_by_a_newer_one(db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    old = a_run(db, Phase.EMITTING)
+    with db.transaction() as tx:
+        runs.release(tx, [held(old)]).only()
+    new = claimed_next(db, old)
+    assert new.fence == old.fence + 1
+    with pytest.raises(StaleWriteError, match=f"fence {old.fence}"), db.transaction() as tx:
+        runs.commit(tx, [Emitted(held=Held(old.id, old.fence))]).only()
+    committed(db, new)
+
+
+def test_of_a_skip_and_a_happened_at_once_the_first_counts(db: Database) -> None:
+    run = lapsed_run(db, Phase.MUTATING)
+    recovery.recover_crashed_runs(db)
+    ended = raced(
+        db,
+        lambda tx: mutations.skip(tx, run.mutation_id, SOMEBODY),
+        lambda tx: mutations.happened(tx, run.mutation_id, SOMEBODY),
+    )
+    with pytest.raises(IllegalTransitionError, match="it is failed"):
+        ended.result()
+    assert the_run(db, run.id).mutation_outcome == "skipped"
+
+
+def test_of_a_verdict_and_a_skip_at_once_the_first_counts_and_the_commit_consumes(db: Database) -> None:
+    run = lapsed_run(db, Phase.MUTATING)
+    recovery.recover_crashed_runs(db)
+    ended = raced(
+        db,
+        lambda tx: mutations.happened(tx, run.mutation_id, SOMEBODY),
+        lambda tx: mutations.skip(tx, run.mutation_id, SOMEBODY),
+    )
+    with pytest.raises(IllegalTransitionError, match="it is applied"):
+        ended.result()
+    done = committed(db, carried_forward(db, the_run(db, run.id)))
+    assert event_status(db, done.event_ids[0]) == "consumed"
+
+
+def test_a_skip_against_the_commit_of_the_run_that_carries_forward_is_refused(db: Database) -> None:
+    run = lapsed_run(db, Phase.EMITTING)
+    recovery.recover_crashed_runs(db)
+    retry = claimed_next(db, carried_forward(db, the_run(db, run.id)))
+    with db.transaction() as tx:
+        runs.commit(tx, [Emitted(held=held(retry))]).only()
+        with pytest.raises(IllegalTransitionError), db.transaction() as person:
+            mutations.skip(person, run.mutation_id, SOMEBODY)
+    assert event_status(db, retry.event_ids[0]) == "consumed"
+
+
+def lapsed_run(db: Database, phase: Phase) -> Row[Any]:
+    """A run whose lease has run out and that nobody has recovered yet."""
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, phase)
+    db.advance(LEASE + TIMEOUT)
+    return run

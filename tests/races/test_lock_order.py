@@ -1,0 +1,139 @@
+"""One lock order for all verbs: workflow, run, mutation, events. Proved by holding one and looking at the next."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Row, text
+
+from pipeline.domain.failures import FailureKind
+from pipeline.domain.mutations import Evidence
+from pipeline.domain.runs import Phase
+from pipeline.domain.values import Applied, Emitted, Failed, Stopped
+from pipeline.execution import mutations, recovery, runs, starts, stops, workflows
+from pipeline.store.database import Database, Transaction
+from tests.factories import (
+    LEASE,
+    SOMEBODY,
+    TIMEOUT,
+    a_failure,
+    a_request,
+    a_run,
+    a_workflow,
+    applied,
+    held,
+    some_events,
+    stopped,
+    the_run,
+)
+from tests.support.races import meanwhile, wait_until_blocked_by
+
+Act = Callable[[Transaction, Row[Any]], object]
+
+LOCK_WORKFLOW = text("SELECT 1 FROM pipeline.workflows FOR UPDATE")
+LOCK_RUN = text("SELECT 1 FROM pipeline.runs FOR UPDATE NOWAIT")
+LOCK_MUTATION = text("SELECT 1 FROM pipeline.mutations FOR UPDATE NOWAIT")
+LOCK_EVENTS = text("SELECT 1 FROM pipeline.deliveries FOR UPDATE NOWAIT")
+
+
+def crashed(db: Database) -> Row[Any]:
+    run = a_run(db, Phase.MUTATING)
+    db.advance(LEASE + TIMEOUT)
+    recovery.recover_crashed_runs(db)
+    return the_run(db, run.id)
+
+
+def resting(db: Database) -> Row[Any]:
+    run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
+    db.advance(LEASE)
+    return run
+
+
+#: Verbs that start or stop runs wait for the workflow before they touch anything else.
+WORKFLOW_FIRST: dict[str, tuple[Callable[[Database], Row[Any]], Act]] = {
+    "start": (lambda db: a_run(db, Phase.COMMITTED), lambda tx, _: starts.start(tx, "billing", "send")),
+    "retry": (resting, lambda tx, run: starts.retry(tx, [run.id])),
+    "stop": (
+        lambda db: a_run(db, Phase.MUTATING),
+        lambda tx, run: stops.stop(tx, [Stopped(held=held(run), failure=a_failure())]),
+    ),
+    "rescue": (lambda db: a_run(db, Phase.MUTATING), lambda tx, run: stops.rescue(tx, [run.id])),
+    "escalate": (crashed, lambda tx, run: mutations.escalate(tx, [run.mutation_id], "asked")),
+    "pause": (lambda db: a_run(db, Phase.PREPARED), lambda tx, _: workflows.pause(tx, "billing", SOMEBODY)),
+    "resume": (lambda db: a_run(db, Phase.PREPARED), lambda tx, _: workflows.resume(tx, "billing", SOMEBODY)),
+}
+
+#: Verbs of a worker and of a person wait for the run before they touch its mutation or its events.
+RUN_FIRST: dict[str, tuple[Callable[[Database], Row[Any]], Act]] = {
+    "begin_mutation": (
+        lambda db: a_run(db, Phase.PREPARED),
+        lambda tx, run: mutations.begin_mutation(tx, [a_request(run)]),
+    ),
+    "apply": (
+        lambda db: a_run(db, Phase.MUTATING),
+        lambda tx, run: mutations.apply(tx, [Applied(mutation_id=run.mutation_id, fence=run.fence)]),
+    ),
+    "fail": (
+        lambda db: a_run(db, Phase.MUTATING),
+        lambda tx, run: mutations.fail(
+            tx, [Failed(mutation_id=run.mutation_id, error="", evidence=Evidence.DEFINITE, fence=run.fence)]
+        ),
+    ),
+    "happened": (crashed, lambda tx, run: mutations.happened(tx, run.mutation_id, SOMEBODY)),
+    "did_not_happen": (crashed, lambda tx, run: mutations.did_not_happen(tx, run.mutation_id, SOMEBODY)),
+    "skip": (crashed, lambda tx, run: mutations.skip(tx, run.mutation_id, SOMEBODY)),
+    "commit": (
+        lambda db: a_run(db, Phase.EMITTING),
+        lambda tx, run: runs.commit(tx, [Emitted(held=held(run))]),
+    ),
+    "no_mutation": (lambda db: a_run(db, Phase.PREPARED), lambda tx, run: runs.no_mutation(tx, [held(run)])),
+    "stop": (
+        lambda db: a_run(db, Phase.MUTATING),
+        lambda tx, run: stops.stop(tx, [Stopped(held=held(run), failure=a_failure())]),
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", list(WORKFLOW_FIRST))
+def test_a_verb_that_needs_the_workflow_takes_it_before_any_run(db: Database, verb: str) -> None:
+    reach, act = WORKFLOW_FIRST[verb]
+    a_workflow(db)
+    some_events(db, "m1", "m2")
+    run = reach(db)
+    with meanwhile(db, lambda tx: act(tx, run)) as begin:
+        with db.transaction() as holder:
+            holder.all(LOCK_WORKFLOW)
+            ended = begin()
+            wait_until_blocked_by(db, holder)
+            for lower in (LOCK_RUN, LOCK_MUTATION, LOCK_EVENTS):
+                holder.all(lower)  # raises when the other side got there first
+        ended.result(timeout=10)
+
+
+@pytest.mark.parametrize("verb", list(RUN_FIRST))
+def test_a_verb_takes_the_run_before_its_mutation_and_its_events(db: Database, verb: str) -> None:
+    reach, act = RUN_FIRST[verb]
+    a_workflow(db)
+    some_events(db, "m1")
+    run = reach(db)
+    with meanwhile(db, lambda tx: act(tx, run)) as begin:
+        with db.transaction() as holder:
+            holder.all(LOCK_RUN)
+            ended = begin()
+            wait_until_blocked_by(db, holder)
+            for lower in (LOCK_MUTATION, LOCK_EVENTS):
+                holder.all(lower)
+        ended.result(timeout=10)
+
+
+def test_neither_a_publisher_nor_a_committing_worker_waits_for_the_workflow(db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, Phase.MUTATING)
+    with db.transaction() as holder:
+        holder.all(LOCK_WORKFLOW)
+        some_events(db, "m2")
+        run = applied(db, run)
+        with db.transaction() as tx:
+            (run,) = runs.claim_next(tx, [run.id], lease=LEASE, worker="w").claimed
+            runs.commit(tx, [Emitted(held=held(run))]).only()
