@@ -12,7 +12,7 @@ from pipeline.domain.mutations import Evidence
 from pipeline.domain.runs import Phase
 from pipeline.domain.values import Failed, NewEvent, Person, Stopped
 from pipeline.execution import events, mutations, stops, workflows
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import Database
 from tests import factories
 
 UNSTORABLE = ["a NUL \0 inside", "half a pair \ud800 inside"]
