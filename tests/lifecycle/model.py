@@ -1,0 +1,111 @@
+"""What the verbs should do, written again without a database: the judge of the state machine test.
+
+Deliberately simple and independent of ``pipeline.domain``: a run knows its phase, whether it is
+moving, who holds it and what it holds; an event knows where it is; the world knows what happened.
+"""
+
+from dataclasses import dataclass, field
+from uuid import UUID
+
+ORDER = ["pending", "preparing", "prepared", "mutating", "mutated", "emitting", "committed"]
+
+
+@dataclass
+class ModelRun:
+    """One run as the model believes it to be."""
+
+    id: UUID
+    offered: list[int] | None
+    phase: str = "pending"
+    moving: bool = True
+    fence: int = 0
+    leased: bool = False
+    events: list[int] = field(default_factory=list)
+    outcome: str = ""
+    ledger: str | None = None
+    mutation_id: UUID | None = None
+    carry: bool = False  #: waits to be carried forward
+
+    def holds(self, fence: int) -> bool:
+        return self.moving and self.fence == fence
+
+    def can_claim(self, phase: str) -> bool:
+        free = self.moving and not self.leased
+        if phase == "prepare":
+            return free and self.phase in ("pending", "preparing")
+        if phase == "mutate":
+            return free and self.phase == "prepared" and bool(self.events)
+        emits = self.phase in ("mutated", "emitting") and self.outcome != "failure"
+        return free and (emits or (self.phase == "prepared" and not self.events))
+
+    def advance(self, phase: str) -> None:
+        assert ORDER.index(phase) >= ORDER.index(self.phase), f"{self.phase} -> {phase}"
+        self.phase = phase
+
+
+@dataclass
+class Model:
+    """All runs and events, and the moves between their states."""
+
+    runs: dict[UUID, ModelRun] = field(default_factory=dict)
+    events: dict[int, str] = field(default_factory=dict)
+
+    def claimed(self, run: ModelRun, phase: str) -> None:
+        run.fence, run.leased = run.fence + 1, True
+        if phase == "prepare":
+            run.advance("preparing")
+        if phase == "next":
+            run.advance("emitting")
+
+    def prepared(self, run: ModelRun, events: list[int]) -> None:
+        run.advance("prepared")
+        run.leased, run.events = False, events
+        for event in events:
+            assert self.events[event] == "pending", "the database let a run reserve what is not pending"
+            self.events[event] = "reserved"
+
+    def began(self, run: ModelRun, mutation_id: UUID) -> None:
+        run.advance("mutating")
+        run.ledger, run.mutation_id = "in_flight", mutation_id
+
+    def settled(self, run: ModelRun, outcome: str) -> None:
+        """The outcome is known. A stopped run whose mutation failed gives its inputs back."""
+        run.advance("mutated")
+        run.outcome, run.ledger = outcome, "applied" if outcome == "success" else "failed"
+        if outcome == "skipped":
+            self._put(run, "skipped")
+        if outcome == "failure" and not run.moving:
+            run.carry = False
+            self._put(run, "pending")
+        if outcome != "failure":
+            run.leased = False
+
+    def stopped(self, run: ModelRun) -> None:
+        """Unknown keeps, after keeps, before gives back; never a change of phase."""
+        run.moving, run.leased = False, False
+        unknown = run.ledger in ("in_flight", "needs_reconcile")
+        after = ORDER.index(run.phase) >= ORDER.index("mutated") and run.outcome != "failure"
+        run.carry = unknown or after
+        if unknown:
+            run.ledger = "needs_reconcile"
+        if not run.carry:
+            self._put(run, "pending")
+
+    def carried(self, old: ModelRun, new_id: UUID) -> ModelRun:
+        old.carry = False
+        new = ModelRun(new_id, old.offered, phase="emitting", events=old.events, outcome=old.outcome)
+        new.ledger, new.mutation_id = old.ledger, old.mutation_id
+        self.runs[new_id] = new
+        return new
+
+    def committed(self, run: ModelRun) -> None:
+        run.advance("committed")
+        run.moving, run.leased = False, False
+        for event in run.events:
+            if self.events[event] == "reserved":
+                self.events[event] = "consumed"
+
+    def _put(self, run: ModelRun, status: str) -> None:
+        for event in run.events:
+            if self.events[event] == "reserved":
+                self.events[event] = status
