@@ -8,7 +8,10 @@ stands in its table is not, because a column added by a later migration comes la
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Table, text
+
+from pipeline.store.database import Database
+from pipeline.store.schema import metadata
 
 Picture = Mapping[str, list[tuple[Any, ...]]]
 
@@ -70,3 +73,19 @@ def picture(connection: Connection) -> Picture:
 def refusals(connection: Connection) -> dict[str, str]:
     """Every constraint, unique index and trigger of the schema: its name and its definition."""
     return {row.name: row.definition for row in connection.execute(text(_REFUSALS))}
+
+
+def contents(db: Database) -> dict[str, list[dict[str, Any]]]:
+    """Every row of every table, to show that nothing was written."""
+    with db.engine.connect() as connection:
+        return {
+            table.name: [
+                dict(row._mapping)
+                for row in connection.execute(text(f"SELECT * FROM {table.fullname} ORDER BY {_key(table)}"))
+            ]
+            for table in metadata.sorted_tables
+        }
+
+
+def _key(table: Table) -> str:
+    return ", ".join(column.name for column in table.primary_key)
