@@ -262,7 +262,7 @@ def test_a_value_one_byte_above_its_limit_is_refused_and_one_at_it_lands(db: Dat
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, 0, 10**400, -1.5, "", "€ 😀 \x7f", [], {}, {"": [None, {"a": [1]}]}, nested(60)],
+    [None, True, 0, 10**300, -1.5, "", "€ 😀 \x7f", [], {}, {"": [None, {"a": [1]}]}, nested(60)],
     ids=["null", "true", "zero", "huge", "float", "empty", "unicode", "list", "dict", "mixed", "deep"],
 )
 def test_every_json_value_comes_back_as_it_went_in(db: Database, value: Any) -> None:
