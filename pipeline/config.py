@@ -165,7 +165,7 @@ class Settings(BaseSettings):
         default=5, description="database connections a process keeps open"
     )
     max_payload_bytes: Size = Field(default=256 * 1024, description="largest payload of an event, as JSON")
-    max_state_bytes: Size = Field(default=1024 * 1024, description="largest state of a handler, as JSON")
+    max_state_bytes: Size = Field(default=64 * 1024, description="largest state of a handler, as JSON")
     max_prepare_result_bytes: Size = Field(
         default=1024 * 1024, description="largest result of a prepare phase, as JSON"
     )

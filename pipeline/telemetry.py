@@ -45,8 +45,13 @@ TRANSITIONS: Mapping[str, str] = {
 }
 
 
-def say(name: str, fields: Mapping[str, Any]) -> None:
-    """Write one transition to the log. A name that is not in the table is a bug."""
+def check(name: str) -> None:
+    """Refuse a name that is not in the table: a bug, to be found before anything is written."""
     if name not in TRANSITIONS:
         raise LookupError(f"{name!r} is not a transition; add it to pipeline.telemetry.TRANSITIONS")
+
+
+def say(name: str, fields: Mapping[str, Any]) -> None:
+    """Write one transition to the log."""
+    check(name)
     logger.info(name, extra={"transition": name, **fields})

@@ -136,7 +136,7 @@ CREATE TABLE pipeline.deliveries (
  WITH (fillfactor = 70)
     """,
     """
-CREATE INDEX deliveries_open_keys ON pipeline.deliveries (handler_id, key, event_id) WHERE key IS NOT NULL AND status IN ('pending', 'reserved')
+CREATE INDEX deliveries_held_keys ON pipeline.deliveries (handler_id, key, event_id) WHERE key IS NOT NULL AND status IN ('pending', 'reserved') AND (status = 'reserved' OR offered_to IS NOT NULL OR available_at IS NOT NULL)
     """,
     """
 CREATE INDEX deliveries_pending ON pipeline.deliveries (handler_id, event_id) WHERE status = 'pending'
@@ -351,6 +351,30 @@ END
 $$
     """,
     """
+CREATE FUNCTION pipeline.refuse_taking() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = NEW.run_id AND r.retry_of = OLD.run_id) THEN
+    RAISE EXCEPTION 'event % stays with run %: only the run that carries it forward may take it',
+      OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
+      CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+  END IF;
+  RETURN NEW;
+END
+$$
+    """,
+    """
+CREATE FUNCTION pipeline.refuse_skipping() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = OLD.run_id AND r.mutation_outcome = 'skipped') THEN
+    RAISE EXCEPTION 'event % stays reserved: nobody skipped the mutation of its run %',
+      OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
+      CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+  END IF;
+  RETURN NEW;
+END
+$$
+    """,
+    """
 CREATE TRIGGER runs_phase_only_grows BEFORE UPDATE OF phase ON pipeline.runs FOR EACH ROW
 WHEN (array_position(ARRAY['pending', 'preparing', 'prepared', 'mutating', 'mutated', 'emitting', 'committed'], NEW.phase) < array_position(ARRAY['pending', 'preparing', 'prepared', 'mutating', 'mutated', 'emitting', 'committed'], OLD.phase))
 EXECUTE FUNCTION pipeline.refuse('the phase of a run only grows')
@@ -375,6 +399,21 @@ CREATE TRIGGER deliveries_release_guarded BEFORE UPDATE OF status ON pipeline.de
 WHEN (OLD.status = 'reserved' AND NEW.status IN ('pending', 'quarantined'))
 EXECUTE FUNCTION pipeline.refuse_release()
     """,
+    """
+CREATE TRIGGER deliveries_taking_guarded BEFORE UPDATE OF run_id ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status = 'reserved' AND NEW.run_id <> OLD.run_id)
+EXECUTE FUNCTION pipeline.refuse_taking()
+    """,
+    """
+CREATE TRIGGER deliveries_skipping_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status = 'reserved' AND NEW.status = 'skipped')
+EXECUTE FUNCTION pipeline.refuse_skipping()
+    """,
+    """
+CREATE TRIGGER deliveries_held_stays BEFORE DELETE ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status IN ('pending', 'reserved', 'quarantined'))
+EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
+    """,
 )
 
 TABLES = (
@@ -391,7 +430,7 @@ TABLES = (
     "topics",
     "workflows",
 )
-FUNCTIONS = ("refuse_release", "refuse", "next_event_id", "uuid7", "clock")
+FUNCTIONS = ("refuse_skipping", "refuse_taking", "refuse_release", "refuse", "next_event_id", "uuid7", "clock")
 
 
 def upgrade() -> None:

@@ -44,11 +44,13 @@ class Disposition:
 def side_of(phase: Phase, outcome: Outcome, mutation: MutationStatus | None) -> Side:
     """Which side of its mutation a run stands on.
 
-    The ledger speaks first: while its row is unresolved no phase can make the outcome known. A
-    failed mutation puts the run back before the boundary whatever its phase.
+    The ledger speaks first: while its row is unresolved no phase can make the outcome known, and
+    what it says was applied was applied. A failed mutation puts the run back before the boundary.
     """
     if mutation in UNRESOLVED:
         return Side.UNKNOWN
+    if mutation is MutationStatus.APPLIED:
+        return Side.AFTER
     if outcome is Outcome.FAILURE or phase.rank < Phase.MUTATED.rank:
         return Side.BEFORE
     return Side.AFTER
@@ -63,8 +65,3 @@ def dispose(side: Side, outcome: Outcome, after_failed: AfterFailedMutation) -> 
     tries_again = outcome is Outcome.FAILURE and after_failed is AfterFailedMutation.MUTATE
     keeps = side is not Side.BEFORE or tries_again
     return Disposition(side=side, inputs=Inputs.KEEP if keeps else Inputs.RELEASE)
-
-
-def retry_phase(outcome: Outcome) -> Phase:
-    """Where the run that follows begins: at the mutation if it failed, behind it otherwise."""
-    return Phase.PREPARED if outcome is Outcome.FAILURE else Phase.EMITTING

@@ -23,7 +23,10 @@ from uuid import UUID
 
 
 class PipelineError(Exception):
-    """Base of everything raised on purpose."""
+    """Base of everything raised on purpose. Survives pickling, whatever its constructor takes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, self.__dict__)
 
 
 class InvalidInputError(PipelineError):
@@ -108,11 +111,15 @@ class UnresolvedError(PipelineError):
 class SchemaError(PipelineError):
     """The database is not at the version this code was written for."""
 
-    def __init__(self, found: str | None, expected: str) -> None:
-        self.found, self.expected = found, expected
+    def __init__(self, found: str | None, expected: str, *, is_newer: bool = False) -> None:
+        self.found, self.expected, self.is_newer = found, expected, is_newer
+        what_to_do = (
+            "It was migrated by newer code: deploy that code here too."
+            if is_newer
+            else "Run `pipeline db upgrade` against it."
+        )
         super().__init__(
-            f"The database is at schema version {found or 'none'}, this code needs {expected}. "
-            "Run `pipeline db upgrade` against it."
+            f"The database is at schema version {found or 'none'}, this code needs {expected}. {what_to_do}"
         )
 
 
@@ -134,3 +141,10 @@ class TransientError(HandlerError):
 
 class AuthError(HandlerError):
     """Credentials or permissions are missing: a person must act."""
+
+
+def _rebuilt(kind: type[PipelineError], args: tuple[Any, ...], fields: dict[str, Any]) -> PipelineError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error

@@ -7,6 +7,7 @@ verb writes. Nothing else in the project decides what a failure means.
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from typing import assert_never
 
 from pipeline.domain.boundary import Disposition, Inputs, Side, dispose, side_of
 from pipeline.domain.errors import AuthError, LogicError, PipelineError, TransientError
@@ -86,7 +87,15 @@ def classify(error: BaseException) -> Failure:
             kind = FailureKind.INTERNAL
         case _:
             kind = FailureKind.TRANSIENT
-    return Failure(kind=kind, message=str(error) or repr(error), error_type=type(error).__qualname__)
+    return Failure(kind=kind, message=_words(error), error_type=type(error).__qualname__)
+
+
+def _words(error: BaseException) -> str:
+    """What an error says, even if saying it fails."""
+    try:
+        return str(error) or repr(error)
+    except Exception:  # noqa: BLE001 - the error is the handler's, and so is its __str__
+        return f"{type(error).__qualname__}, which cannot say what happened"
 
 
 def decide(failure: Failure, standing: Standing, policy: FailurePolicy, *, chance: float = 0.0) -> Consequence:
@@ -107,6 +116,8 @@ def decide(failure: Failure, standing: Standing, policy: FailurePolicy, *, chanc
             return Consequence(status=RunStatus.PAUSED_APPROVAL, disposition=disposition, block=BlockKind.APPROVAL)
         case FailureKind.INTERNAL:
             return _exhausted(disposition)
+        case _ as never:
+            assert_never(never)
 
 
 def _uncertain(standing: Standing, disposition: Disposition) -> Consequence:

@@ -1,25 +1,34 @@
-"""What may be stored as JSON, checked before anything is written.
+"""What may be stored, checked before anything is written.
 
-Postgres refuses some text that Python's ``json`` lets through (NUL, lone surrogates, NaN). Checked
-here, the refusal names the value and the path to it instead of surfacing as a database error in
-the middle of a cohort.
+Postgres refuses some text that Python lets through (NUL, lone surrogates) and some numbers that
+``json`` writes (NaN). Checked here, the refusal names the value and the path to it instead of
+surfacing as a database error in the middle of a cohort. Words about a failure are never refused:
+they are mended, because the failure must be recorded whatever it says.
 """
 
 import json
 import math
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.domain.errors import PayloadError
 
-JSON_VALUES = "a JSON object, array, string, number, boolean or null"
+_JSON_VALUES = "a JSON object, array, string, number, boolean or null"
+_DEEPEST = 64
+_LONGEST_INTEGER = 1024  #: bits
+_LONGEST_WORDS = 10_000
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def checked_json(value: Any, *, what: str, limit: int) -> Any:
     """Return ``value`` if it can be stored as it is; raise ``PayloadError`` naming what is wrong."""
-    problem = _problem(value, "$", 0)
-    if problem:
-        raise PayloadError(what, problem, JSON_VALUES)
+    for seen, (path, item, depth) in enumerate(_walk(value)):
+        problem = _problem(item, path, depth)
+        if problem:
+            raise PayloadError(what, problem, _JSON_VALUES)
+        if seen > limit:  # every value takes a byte at least: stop before a shared list explodes
+            raise PayloadError(what, f"more than {limit} values", f"at most {limit} bytes of JSON")
     size = len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
     if size > limit:
         raise PayloadError(what, f"{size} bytes of JSON", f"at most {limit} bytes")
@@ -32,35 +41,62 @@ def checked_name(value: Any, *, what: str, limit: int = 255) -> str:
         raise PayloadError(what, f"{value!r} is not a name", "non-empty text")
     if len(value) > limit:
         raise PayloadError(what, f"{len(value)} characters", f"at most {limit} characters")
-    if not _storable(value) or any(ord(char) < 32 for char in value):
+    if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
         raise PayloadError(what, f"{value!r} has control characters", "printable text")
     return value
 
 
+def checked_text(value: Any, *, what: str, limit: int = _LONGEST_WORDS) -> str:
+    """Return text of any kind that can be stored, possibly empty."""
+    if not isinstance(value, str) or not _storable(value):
+        raise PayloadError(what, f"{value!r} cannot be stored", "text without NUL and lone surrogates")
+    if len(value) > limit:
+        raise PayloadError(what, f"{len(value)} characters", f"at most {limit} characters")
+    return value
+
+
+def mended_text(value: str) -> str:
+    """Words about a failure as they can be stored: what cannot is replaced, what is too much is cut."""
+    short = value if len(value) <= _LONGEST_WORDS else value[:_LONGEST_WORDS] + "…"
+    return "".join(char if _storable(char) else _REPLACEMENT for char in short)
+
+
+def _walk(value: Any) -> Iterator[tuple[str, Any, int]]:
+    """Every value inside, with its path and depth, without recursion."""
+    waiting: list[tuple[str, Any, int]] = [("$", value, 0)]
+    while waiting:
+        path, item, depth = waiting.pop()
+        yield path, item, depth
+        if isinstance(item, dict):
+            waiting.extend((f"{path}.{key}", inner, depth + 1) for key, inner in reversed(item.items()))
+        elif isinstance(item, list | tuple):
+            waiting.extend((f"{path}[{index}]", item[index], depth + 1) for index in reversed(range(len(item))))
+
+
 def _problem(value: Any, path: str, depth: int) -> str | None:
-    if depth > 64:
-        return f"{path[:60]}… is nested more than 64 levels deep"
-    if value is None or isinstance(value, bool | int):
+    if depth > _DEEPEST:
+        return f"{path[:60]}… is nested more than {_DEEPEST} levels deep"
+    if value is None or isinstance(value, bool | list | tuple):
         return None
-    if isinstance(value, str):
-        return None if _storable(value) else f"{path} has a NUL character or half a surrogate pair"
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"{path} is {value}, which JSON does not have"
-    return _container_problem(value, path, depth)
+    if isinstance(value, dict):
+        bad = [key for key in value if not isinstance(key, str) or not _storable(key)]
+        return f"{path} has the key {bad[0]!r}, which is not storable text" if bad else None
+    return _scalar_problem(value, path)
 
 
-def _container_problem(value: Any, path: str, depth: int) -> str | None:
-    if isinstance(value, list | tuple):
-        items: Any = ((f"{path}[{index}]", item) for index, item in enumerate(value))
-    elif isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str) or not _storable(key):
-                return f"{path} has the key {key!r}, which is not storable text"
-        items = ((f"{path}.{key}", item) for key, item in value.items())
-    else:
-        return f"{path} is a {type(value).__qualname__}"
-    return next((found for where, item in items if (found := _problem(item, where, depth + 1))), None)
+def _scalar_problem(value: Any, path: str) -> str | None:
+    match value:
+        case int() if value.bit_length() > _LONGEST_INTEGER:
+            return f"{path} is an integer of {value.bit_length()} bits"
+        case str() if not _storable(value):
+            return f"{path} has a NUL character or half a surrogate pair"
+        case float() if not math.isfinite(value):
+            return f"{path} is {value}, which JSON does not have"
+        case int() | str() | float():
+            return None
+        case _:
+            return f"{path} is a {type(value).__qualname__}"
 
 
 def _storable(text: str) -> bool:
-    return "\0" not in text and not any(0xD800 <= ord(char) <= 0xDFFF for char in text)
+    return not any(char == "\0" or 0xD800 <= ord(char) <= 0xDFFF for char in text)

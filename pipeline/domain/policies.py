@@ -21,7 +21,7 @@ class Backoff(Policy):
 
     base: timedelta = Field(default=timedelta(seconds=1), ge=timedelta(0))
     multiplier: float = Field(default=2.0, ge=1.0, le=100.0)
-    cap: timedelta = Field(default=timedelta(minutes=10), ge=timedelta(0))
+    cap: timedelta = Field(default=timedelta(minutes=10), ge=timedelta(0), le=timedelta(days=365))
     jitter: float = Field(default=0.2, ge=0.0, le=1.0)  #: up to this share is added
 
     @model_validator(mode="after")
@@ -62,5 +62,11 @@ class ReconcilePolicy(Policy):
 class WakePolicy(Policy):
     """How soon and how late a prepare may ask to be called again."""
 
-    soonest: timedelta = timedelta(seconds=30)
-    latest: timedelta = timedelta(hours=24)
+    soonest: timedelta = Field(default=timedelta(seconds=30), ge=timedelta(0))
+    latest: timedelta = Field(default=timedelta(hours=24), le=timedelta(days=365))
+
+    @model_validator(mode="after")
+    def _latest_covers_soonest(self) -> Self:
+        if self.latest < self.soonest:
+            raise ValueError(f"latest {self.latest} is below soonest {self.soonest}; expected latest >= soonest")
+        return self

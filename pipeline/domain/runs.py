@@ -70,12 +70,3 @@ STATUS_MOVES: Mapping[RunStatus, frozenset[RunStatus]] = {
     RunStatus.PAUSED_APPROVAL: frozenset({RunStatus.ACTIVE}),
     **{status: frozenset() for status in RunStatus if status not in (RunStatus.ACTIVE, RunStatus.PAUSED_APPROVAL)},
 }
-
-
-def awaits_approval(phase: Phase, status: RunStatus) -> bool:
-    """Whether the run is unfinished although it is not active: its request waits for a person.
-
-    A run stopped for bad credentials is ``paused:approval`` as well, but it never stops in
-    ``mutating``: before the mutation it is still ``prepared``, after a refused one ``mutated``.
-    """
-    return status is RunStatus.PAUSED_APPROVAL and phase is Phase.MUTATING

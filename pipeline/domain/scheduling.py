@@ -4,7 +4,7 @@ The scheduler reads facts, asks these functions, and starts what they say. Time 
 """
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from pipeline.domain.policies import WakePolicy
@@ -43,7 +43,6 @@ class HandlerFacts:
     retry_at: datetime | None
     wake_at: datetime | None
     next_run_at: datetime | None
-    has_pending: bool
     has_unseen: bool  #: a pending event that the last empty prepare cannot have seen
     has_retry: bool  #: a stopped run waits to be carried forward
     oldest_pending_id: int | None
@@ -106,9 +105,12 @@ def clamp_wake_at(asked: datetime, now: datetime, policy: WakePolicy) -> datetim
 
 def next_slot(slot: datetime, every: timedelta, now: datetime) -> datetime:
     """The first slot after now on the grid of ``slot``: slots missed meanwhile are one run, not many."""
-    if slot > now:
-        return slot
-    return slot + every * ((now - slot) // every + 1)
+    if every <= timedelta(0):
+        raise ValueError(f"a schedule needs a pause between its slots, got every={every}")
+    first = slot.astimezone(UTC)  # elapsed time: a wall clock would jump with summer time
+    if first > now:
+        return first
+    return first + every * ((now - first) // every + 1)
 
 
 def cohort_size(backlog: int, free: int, *, per_run: timedelta, lease: timedelta, most: int) -> int:

@@ -8,7 +8,9 @@ from typing import Any
 
 from pipeline.domain.failures import Failure
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId
+from pipeline.domain.limits import DEFAULT_LIMITS
 from pipeline.domain.mutations import Evidence
+from pipeline.domain.payloads import checked_json, checked_name, checked_text
 from pipeline.domain.policies import FailurePolicy
 from pipeline.domain.workflows import (
     AfterFailedMutation,
@@ -21,11 +23,16 @@ from pipeline.domain.workflows import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
-    """Somebody who decides, and what they say about it. Kept in the audit."""
+    """Somebody who decides, and what they say about it. Kept in the audit, so it must be storable."""
 
     name: str
     reason: str = ""
     evidence: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        checked_name(self.name, what="the name of the person who acts")
+        checked_text(self.reason, what=f"the reason {self.name} gives")
+        checked_json(self.evidence, what=f"the evidence {self.name} gives", limit=DEFAULT_LIMITS.payload)
 
 
 @dataclass(frozen=True, slots=True)

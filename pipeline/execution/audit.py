@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-from pipeline.domain.payloads import checked_name
 from pipeline.domain.values import Person
 from pipeline.store import workflows as store
 from pipeline.store.database import Transaction
@@ -13,7 +12,7 @@ def record(tx: Transaction, by: Person, act: str, **subject: Any) -> None:
     """Keep who did what to which workflow, run, mutation or event, with their words and evidence."""
     tx.run(
         store.INSERT_AUDIT,
-        actor=checked_name(by.name, what="the name of the person who acts"),
+        actor=by.name,
         act=act,
         workflow=subject.get("workflow"),
         run_id=subject.get("run_id"),

@@ -15,7 +15,7 @@ from pipeline.domain.errors import IllegalTransitionError, UnknownError
 from pipeline.domain.events import DeliveryStatus
 from pipeline.domain.ids import EventId
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
-from pipeline.domain.payloads import checked_json, checked_name
+from pipeline.domain.payloads import checked_json, checked_name, checked_text
 from pipeline.domain.values import NewEvent, Person
 from pipeline.execution import audit
 from pipeline.store import events as store
@@ -41,8 +41,8 @@ def publish(
 ) -> Published:
     """Add events to topics of a workflow and hand them to its consumers.
 
-    With ``replace`` the payload of an event that is still pending and not yet offered to a run is
-    rewritten; one that a run has seen keeps the payload that run saw.
+    With ``replace`` the payload of an event that is still pending and not offered to a run is
+    rewritten; an event that a run has reserved keeps the payload that run pinned.
     """
     rows = event_rows(events, limits)
     written = tx.all(store.PUBLISH, workflow=workflow, rows=encoded(rows))
@@ -84,9 +84,9 @@ def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | Non
             "topic": checked_name(event.topic, what="topic"),
             "message_id": checked_name(event.message_id, what="message id"),
             "key": None if event.key is None else checked_name(event.key, what="key"),
-            "title": event.title,
+            "title": None if event.title is None else checked_text(event.title, what="title"),
             "payload": checked_json(event.payload, what=f"payload of {event.message_id!r}", limit=limits.payload),
-            "traceparent": event.traceparent,
+            "traceparent": None if event.traceparent is None else checked_name(event.traceparent, what="traceparent"),
         }
         for number, event in enumerate(events)
     ]

@@ -22,7 +22,7 @@ from pipeline.domain.errors import (
 from pipeline.domain.ids import Fence, MutationId, RunId
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.mutations import Evidence, MutationStatus, Resolver
-from pipeline.domain.payloads import checked_json, checked_name
+from pipeline.domain.payloads import checked_json, checked_name, mended_text
 from pipeline.domain.runs import Phase
 from pipeline.domain.values import Applied, Failed, Held, Person, Request
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnUncertain
@@ -90,7 +90,10 @@ def fail(tx: Transaction, cohort: Sequence[Failed], *, by: Resolver = Resolver.C
     plan tried again. A run that is still held keeps inputs and lease until it is stopped, which its
     worker does in the same transaction; forgotten, the lease lapses and recovery stops it.
     """
-    rows = [{"mutation_id": i.mutation_id, "fence": i.fence, "error": i.error, "evidence": i.evidence} for i in cohort]
+    rows = [
+        {"mutation_id": i.mutation_id, "fence": i.fence, "error": mended_text(i.error), "evidence": i.evidence}
+        for i in cohort
+    ]
     landed = store.guarded(tx, store.FAIL, rows, resolved_by=by)
     _release_inputs(tx, landed)
     for row in landed:
@@ -110,6 +113,7 @@ def book(tx: Transaction, looks: Sequence[tuple[MutationId, int, timedelta]]) ->
 
 def escalate(tx: Transaction, ids: Sequence[UUID], reason: str) -> tuple[Row[Any], ...]:
     """Nobody can know: a person must settle it. The workflow waits, or only the run's events do."""
+    reason = mended_text(reason)
     tx.all(workflow_store.LOCK_OF_RUNS, ids=_run_ids(tx, ids))
     landed = run_store.by_ids(tx, store.ESCALATE, ids)
     blocks = [
@@ -158,7 +162,8 @@ def reject(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
 
 def approve(tx: Transaction, mutation_id: MutationId, by: Person, *, request_hash: str) -> Row[Any]:
     """A person allows exactly the request with this hash; the run goes back to the mutate task."""
-    row = tx.first(store.APPROVE, id=mutation_id, request_hash=request_hash, approved_by=by.name)
+    asked = checked_name(request_hash, what="request hash")
+    row = tx.first(store.APPROVE, id=mutation_id, request_hash=asked, approved_by=by.name)
     if row is None:
         found = _found(tx, mutation_id)
         if found.status == MutationStatus.PENDING and found.request_hash != request_hash:
@@ -185,7 +190,7 @@ def _skip(tx: Transaction, mutation_id: MutationId, by: Person, verb: str, needs
     found = _found(tx, mutation_id)
     if found.status not in needs:
         raise _illegal(found, verb, needs)
-    row = tx.first(store.SKIP, id=mutation_id, error=by.reason or f"{verb} by {by.name}")
+    row = tx.first(store.SKIP, id=mutation_id, error=mended_text(by.reason or f"{verb} by {by.name}"))
     if row is None:
         raise _illegal(_found(tx, mutation_id), verb, needs)
     run_store.by_ids(tx, event_store.SKIP_INPUTS, [row.run_id])

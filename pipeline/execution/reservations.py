@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from pipeline.domain.errors import ReservationError
+from pipeline.domain.errors import IllegalTransitionError, PipelineError, ReservationError
 from pipeline.domain.events import DeliveryStatus
 from pipeline.domain.values import Prepared
 from pipeline.store import views
@@ -17,9 +17,16 @@ def wanted(item: Prepared) -> tuple[list[int], list[str]]:
     return list(topic_of), list(topic_of.values())
 
 
-def reservation_error(tx: Transaction, run: Row[Any], item: Prepared) -> ReservationError:
-    """Look again at what could not be reserved and say why, event by event."""
+def reservation_error(tx: Transaction, run: Row[Any], item: Prepared) -> PipelineError:
+    """Look again at what could not be reserved and say why, event by event.
+
+    A run that is refused although it asks for nothing is no consumer's run.
+    """
     events, topics = wanted(item)
+    if not events:
+        return IllegalTransitionError(
+            "run", run.id, asked="finish_prepare", found=f"{run.phase}, of a producer", allowed=["of a consumer"]
+        )
     rows = views.refused_inputs(tx, run.handler_id, events, topics)
     reasons = {row.event_id: why for row in rows if (why := _why(row, run))}
     return ReservationError(run.id, reasons or dict.fromkeys(events, "another run took it just now"))

@@ -98,14 +98,14 @@ def commit(
     landing = _commit(tx, event_store.COMMIT, cohort, Phase.EMITTING, limits)
     for run in landing.landed:
         _refuse_lost_inputs(run)
-    _save_states(tx, cohort, landing, merge or {})
+    _save_states(tx, cohort, landing, merge or {}, limits)
     return landing
 
 
 def commit_producer(tx: Transaction, cohort: Sequence[Emitted], limits: Limits = DEFAULT_LIMITS) -> Landing[Row[Any]]:
     """Publish what producers made, save their state and book their next slot."""
     landing = _commit(tx, event_store.COMMIT_PRODUCER, cohort, Phase.PREPARING, limits)
-    _save_states(tx, cohort, landing, {})
+    _save_states(tx, cohort, landing, {}, limits)
     return landing
 
 
@@ -164,6 +164,7 @@ def _save_states(
     cohort: Sequence[Emitted],
     landing: Landing[Row[Any]],
     merge: Mapping[int, Merge],
+    limits: Limits,
 ) -> None:
     """Fold the states of the runs that landed into their handlers, in run order, under row locks."""
     handler_of = {row.id: row.handler_id for row in landing.landed}
@@ -175,7 +176,8 @@ def _save_states(
     for item in sorted(returned, key=lambda item: item.held.run_id):
         handler = handler_of[item.held.run_id]
         fold = merge.get(handler)
-        current[handler] = fold(current[handler], item.state) if fold else item.state
+        state = fold(current[handler], item.state) if fold else item.state
+        current[handler] = checked_json(state, what=f"state after run {item.held.run_id}", limit=limits.state)
     for handler in ids:
         tx.run(workflow_store.SET_STATE, id=handler, state=json.dumps(current[handler]))
 

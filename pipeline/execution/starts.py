@@ -63,7 +63,7 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1) -> St
         )
     for run in created:
         tx.announce("run.started", run_id=run.id, workflow=workflow, handler=handler)
-    return Started(runs=tuple(created))
+    return _started(tx, created, session_id)
 
 
 def retry(tx: Transaction, stopped: Sequence[UUID]) -> Started:
@@ -84,7 +84,7 @@ def retry(tx: Transaction, stopped: Sequence[UUID]) -> Started:
     created = store.by_ids(tx, store.INSERT_RETRIES, stopped, session_id=session_id, count=facts.free)
     for run in created:
         tx.announce("run.retried", run_id=run.id, retry_of=run.retry_of, workflow=workflow)
-    return Started(runs=tuple(created))
+    return _started(tx, created, session_id)
 
 
 def _facts(tx: Transaction, workflow: str) -> WorkflowFacts:
@@ -107,6 +107,12 @@ def _handler(tx: Transaction, workflow: str, name: str) -> Row[Any]:
     if row is None:
         known = [handler.name for handler in views.handlers(tx, workflow)]
         raise UnknownError(f"handler of workflow {workflow!r} named", name, known)
+    if row.retired:
+        raise UnknownError(
+            f"handler of workflow {workflow!r} named",
+            name,
+            hint="It was retired: the workflow's code has none any more.",
+        )
     return row
 
 
@@ -115,6 +121,13 @@ def _open_session(tx: Transaction, workflow: str) -> UUID:
     assert row is not None
     session_id: UUID = row.id
     return session_id
+
+
+def _started(tx: Transaction, created: Sequence[Row[Any]], session_id: UUID) -> Started:
+    """What was created; a session that got no run is as if it had never been opened."""
+    if not created:
+        tx.run(workflow_store.DISCARD_SESSION, id=session_id)
+    return Started(runs=tuple(created))
 
 
 def _one_workflow(rows: Sequence[Row[Any]], asked: Sequence[UUID]) -> str:

@@ -6,7 +6,7 @@ maintenance flag. What follows is decided by ``domain.failures.decide``; this mo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from sqlalchemy import Row
 from pipeline.domain.boundary import Inputs
 from pipeline.domain.failures import Consequence, Failure, FailureKind, Standing, decide
 from pipeline.domain.mutations import MutationStatus
+from pipeline.domain.payloads import mended_text
 from pipeline.domain.policies import FailurePolicy
 from pipeline.domain.runs import Outcome, Phase
 from pipeline.domain.values import Stopped
@@ -45,7 +46,7 @@ class Ended:
 def stop(tx: Transaction, cohort: Sequence[Stopped], *, chance: float = 0.0) -> Landing[Ended]:
     """Stop runs their worker holds. ``chance`` in [0, 1) spreads the pause before the next try."""
     rows = [{"run": item.held.run_id, "fence": item.held.fence} for item in cohort]
-    failures = {item.held.run_id: item.failure for item in cohort}
+    failures = {item.held.run_id: _mended(item.failure) for item in cohort}
     ended = _stop(tx, rows, failures, chance)
     held = [item.held for item in cohort]
     return land(tx, held, ended, key=lambda item: item.run_id, move=Move(verb="stop", phases=list(Phase)))
@@ -60,6 +61,11 @@ def rescue(tx: Transaction, ids: Sequence[UUID], *, chance: float = 0.0) -> tupl
     rows = [{"run": run_id, "fence": None} for run_id in ids]
     failure = Failure(kind=FailureKind.CRASH, message="its worker stopped extending its lease", error_type="WorkerLost")
     return _stop(tx, rows, dict.fromkeys(ids, failure), chance)
+
+
+def _mended(failure: Failure) -> Failure:
+    """A failure is recorded whatever it says: words that Postgres cannot hold are replaced."""
+    return replace(failure, message=mended_text(failure.message), error_type=mended_text(failure.error_type))
 
 
 def _stop(

@@ -11,13 +11,17 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from pipeline.domain.errors import InvalidInputError, UnknownError, UnresolvedError
-from pipeline.domain.payloads import checked_name
+from pipeline.domain.limits import DEFAULT_LIMITS
+from pipeline.domain.payloads import checked_json, checked_name
 from pipeline.domain.values import HandlerSpec, Person, WorkflowSpec
-from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, Desired, StartAt
+from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, Desired, HandlerKind, StartAt
 from pipeline.execution import audit
 from pipeline.store import views
 from pipeline.store import workflows as store
 from pipeline.store.database import Transaction, encoded
+
+#: More runs or events at once than this is a mistake, not a plan.
+_MOST = 100_000
 
 
 def register(tx: Transaction, spec: WorkflowSpec) -> None:
@@ -153,10 +157,28 @@ def _check(spec: WorkflowSpec) -> None:
             raise InvalidInputError(
                 f"Workflow {spec.name!r} declares the {noun} {doubled[0]!r} twice; expected each name once."
             )
+    for topic in spec.topics:
+        checked_json(topic.schema, what=f"schema of topic {topic.name!r}", limit=DEFAULT_LIMITS.payload)
+    _check_count(f"concurrency of workflow {spec.name!r}", spec.concurrency)
     for handler in spec.handlers:
-        for topic in handler.subscribes:
-            if topic not in topics:
-                raise UnknownError(f"topic of workflow {spec.name!r} named", topic, topics)
+        _check_handler(spec.name, handler, topics)
+
+
+def _check_handler(workflow: str, handler: HandlerSpec, topics: Sequence[str]) -> None:
+    _check_count(f"batch of handler {handler.name!r} of workflow {workflow!r}", handler.batch)
+    if handler.kind is HandlerKind.PRODUCER and handler.subscribes:
+        raise InvalidInputError(
+            f"Producer {handler.name!r} of workflow {workflow!r} subscribes to {handler.subscribes[0]!r}; "
+            "expected no subscription: a handler that consumes events is a consumer."
+        )
+    for topic in handler.subscribes:
+        if topic not in topics:
+            raise UnknownError(f"topic of workflow {workflow!r} named", topic, topics)
+
+
+def _check_count(what: str, value: int) -> None:
+    if not 1 <= value <= _MOST:
+        raise InvalidInputError(f"The {what} is {value}; expected a number from 1 to {_MOST}.")
 
 
 def _handler_row(handler: HandlerSpec) -> dict[str, Any]:

@@ -8,9 +8,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, Self
+from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Row, TextClause, create_engine, text
+from sqlalchemy import Connection, Engine, Row, TextClause, create_engine, event, text
 from sqlalchemy.pool import NullPool
 
 from pipeline import telemetry
@@ -50,7 +52,8 @@ class Transaction:
         return now
 
     def announce(self, name: str, **fields: Any) -> None:
-        """Queue a line about a transition, to be said once it is true."""
+        """Queue a line about a transition, to be said once it is true. An unknown name is a bug, found here."""
+        telemetry.check(name)
         self._lines.append((name, fields))
 
     def speak(self) -> None:
@@ -77,6 +80,7 @@ class Database:
             pool_pre_ping=True,
             connect_args={"application_name": "pipeline", "connect_timeout": 10},
         )
+        event.listen(engine, "connect", _without_jit)
         return cls(engine)
 
     @classmethod
@@ -90,7 +94,7 @@ class Database:
         with self.engine.begin() as connection:
             tx = Transaction(connection)
             if self.offset:
-                tx.all(_MOVE_CLOCK, offset=f"{self.offset.total_seconds()} seconds")
+                tx.all(_MOVE_CLOCK, offset=interval(self.offset))
             yield tx
         tx.speak()
 
@@ -103,14 +107,28 @@ class Database:
         self.engine.dispose()
 
 
+def _without_jit(connection: Any, _: object) -> None:
+    """Our statements are short and large in text: compiling one costs more than running it."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET jit = off")
+    connection.commit()
+
+
 def encoded(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows for ``jsonb_to_recordset``: one parameter carries a cohort of any size."""
     return json.dumps([dict(row) for row in rows], default=_as_text, allow_nan=False)
 
 
+def interval(value: timedelta) -> str:
+    """A span in Postgres's words, to the microsecond."""
+    return f"{value // timedelta(microseconds=1)} microseconds"
+
+
 def _as_text(value: Any) -> str:
     if isinstance(value, timedelta):
-        return f"{value.total_seconds()} seconds"
+        return interval(value)
     if isinstance(value, datetime):
         return value.isoformat()
-    return str(value)
+    if isinstance(value, UUID | Decimal):
+        return str(value)
+    raise TypeError(f"{type(value).__qualname__} is not a value of a statement: {value!r}")

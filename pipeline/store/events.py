@@ -17,17 +17,21 @@ _COLUMNS = "n integer, run uuid, topic text, message_id text, key text, title te
 
 #: Insert the rows of ``given`` as events and hand each to the consumers subscribed to its topic.
 #: A repeat of a message id is a no-op, within the cohort as well. One unknown topic refuses them all.
+#: Ids follow the caller's order; rows are written in the order of their names, so that two publishers
+#: of the same events cannot wait for each other in a circle.
 _INSERT_GIVEN = """
 unknown AS (
   SELECT DISTINCT g.workflow, g.topic FROM given g
   WHERE NOT EXISTS (SELECT FROM pipeline.topics t WHERE t.workflow = g.workflow AND t.name = g.topic)
+), numbered AS MATERIALIZED (
+  SELECT g.*, pipeline.next_event_id() AS id
+  FROM (SELECT * FROM given WHERE NOT EXISTS (SELECT FROM unknown) ORDER BY run, n) g
 ), fresh AS (
-  INSERT INTO pipeline.events (workflow, topic, message_id, key, title, payload, caused_by, created_by_run_id,
+  INSERT INTO pipeline.events (id, workflow, topic, message_id, key, title, payload, caused_by, created_by_run_id,
                                traceparent)
-  SELECT g.workflow, g.topic, g.message_id, g.key, g.title, g.payload, coalesce(g.caused_by, '{}'), g.run,
-         g.traceparent
-  FROM given g WHERE NOT EXISTS (SELECT FROM unknown)
-  ORDER BY g.n
+  SELECT g.id, g.workflow, g.topic, g.message_id, g.key, g.title, coalesce(g.payload, 'null'),
+         coalesce(g.caused_by, '{}'), g.run, g.traceparent
+  FROM numbered g ORDER BY g.workflow, g.topic, g.message_id, g.id
   ON CONFLICT (workflow, topic, message_id) DO NOTHING
   RETURNING id, workflow, topic, message_id, key
 ), delivered AS (
@@ -46,19 +50,16 @@ UNION ALL SELECT NULL, topic, NULL FROM unknown ORDER BY id
 """)
 
 
-def commit_statement(phase: str) -> Any:
-    """Everything a commit does, in one statement guarded by the run it belongs to.
-
-    Publishes what the run emitted, consumes what it reserved (what a person skipped stays skipped),
-    and forgets the handler's failures. ``caused_by`` is the set of root events of the run's inputs.
-    """
-    return text(f"""
+#: Everything a commit does, in one statement guarded by the run it belongs to: publish what the run
+#: emitted, consume what it reserved (what a person skipped stays skipped), forget the handler's
+#: failures. ``caused_by`` is the set of root events of the run's inputs.
+_COMMIT = f"""
 WITH asked AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(run uuid, fence bigint, state jsonb, cost numeric, next_run_at timestamptz)
 ), held AS (
-  SELECT r.* FROM pipeline.runs r JOIN asked x ON x.run = r.id
-  WHERE r.fence = x.fence AND r.status = 'active' AND r.phase = '{phase}'
+  SELECT r.* FROM pipeline.runs r JOIN asked x ON x.run = r.id JOIN pipeline.handlers h ON h.id = r.handler_id
+  WHERE r.fence = x.fence AND r.status = 'active' AND r.phase = {{phase}} AND h.kind = {{kind}}
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), moved AS (
   UPDATE pipeline.runs r
@@ -92,18 +93,17 @@ WITH asked AS (
 SELECT m.*, (SELECT count(*) FROM consumed c WHERE c.run_id = m.id) AS consumed_count,
        (SELECT array_agg(topic ORDER BY topic) FROM unknown) AS unknown_topics
 FROM moved m ORDER BY m.id
-""")
+"""
 
-
-COMMIT = commit_statement("emitting")
-COMMIT_PRODUCER = commit_statement("preparing")
+COMMIT = text(_COMMIT.replace("{phase}", "'emitting'").replace("{kind}", "'consumer'"))
+COMMIT_PRODUCER = text(_COMMIT.replace("{phase}", "'preparing'").replace("{kind}", "'producer'"))
 
 #: A payload may be rewritten only while no consumer has been offered it.
 REPLACE = text(f"""
 WITH given AS (
   SELECT g.* FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_COLUMNS})
 ), target AS (
-  SELECT e.id, g.payload, g.title FROM given g
+  SELECT e.id, coalesce(g.payload, 'null') AS payload, g.title FROM given g
   JOIN pipeline.events e ON e.workflow = :workflow AND e.topic = g.topic AND e.message_id = g.message_id
 ), locked AS (
   SELECT d.event_id, d.status, d.offered_to FROM pipeline.deliveries d JOIN target t ON t.id = d.event_id

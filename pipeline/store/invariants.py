@@ -156,7 +156,8 @@ INVARIANTS: Sequence[Invariant] = (
         "An event is offered only to a run that is still selecting its inputs.",
         """
         SELECT 'event ' || d.event_id AS subject,
-          'offered to run ' || d.offered_to || ' which is ' || coalesce(r.phase || ', ' || r.status, 'missing') AS detail
+          'offered to run ' || d.offered_to || ' which is ' || coalesce(r.phase || ', ' || r.status, 'missing')
+            AS detail
         FROM pipeline.deliveries d LEFT JOIN pipeline.runs r ON r.id = d.offered_to
         WHERE d.status = 'pending' AND d.offered_to IS NOT NULL
           AND (r.id IS NULL OR r.finished_at IS NOT NULL OR r.phase NOT IN ('pending', 'preparing'))
@@ -167,8 +168,15 @@ INVARIANTS: Sequence[Invariant] = (
         "No open event is hidden below its consumer's low watermark.",
         """
         SELECT 'event ' || d.event_id AS subject, 'below watermark ' || h.low_watermark || ' of ' || h.name AS detail
-        FROM pipeline.handlers h JOIN pipeline.deliveries d ON d.handler_id = h.id AND d.event_id <= h.low_watermark
-        WHERE d.status IN ('pending', 'reserved')
+        FROM pipeline.handlers h CROSS JOIN LATERAL (
+          (SELECT event_id FROM pipeline.deliveries
+           WHERE handler_id = h.id AND status = 'pending' AND event_id <= h.low_watermark
+           ORDER BY event_id LIMIT :limit)
+          UNION ALL
+          (SELECT event_id FROM pipeline.deliveries
+           WHERE handler_id = h.id AND status = 'reserved' AND event_id <= h.low_watermark
+           ORDER BY event_id LIMIT :limit)
+        ) d
         """,
     ),
     _broken(

@@ -12,7 +12,6 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-import pipeline
 from pipeline.domain.errors import SchemaError
 from pipeline.store.database import Database
 from pipeline.store.schema import SCHEMA
@@ -54,12 +53,13 @@ def require_current(db: Database) -> None:
     with db.engine.connect() as connection:
         found = current(connection)
     if found != head():
-        raise SchemaError(found, head())
+        known = {script.revision for script in ScriptDirectory(str(migrations())).walk_revisions()}
+        raise SchemaError(found, head(), is_newer=found is not None and found not in known)
 
 
 def migrations() -> Path:
     """Where the migrations are: beside the modules in a wheel, beside the package in a checkout."""
-    package = Path(pipeline.__file__).parent
+    package = Path(__file__).parent.parent
     shipped = package / "migrations"
     return shipped if shipped.is_dir() else package.parent / "migrations"
 

@@ -27,7 +27,7 @@ WITH asked AS (
 ), written AS (
   INSERT INTO pipeline.mutations (run_id, workflow, connector, operation, params, request_hash, idempotency_key,
     status, reconcilable, settle, timeout, attempts, sent_at, send_deadline, quiet_until)
-  SELECT h.id, h.workflow, x.connector, x.operation, x.params, x.request_hash, x.idempotency_key,
+  SELECT h.id, h.workflow, x.connector, x.operation, coalesce(x.params, 'null'), x.request_hash, x.idempotency_key,
     CASE WHEN x.needs_approval THEN 'pending' ELSE 'in_flight' END, x.reconcilable, x.settle, x.timeout,
     CASE WHEN x.needs_approval THEN 0 ELSE 1 END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() END,

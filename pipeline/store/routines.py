@@ -57,6 +57,32 @@ END
 $$
 """
 
+REFUSE_TAKING = """
+CREATE FUNCTION pipeline.refuse_taking() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = NEW.run_id AND r.retry_of = OLD.run_id) THEN
+    RAISE EXCEPTION 'event % stays with run %: only the run that carries it forward may take it',
+      OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
+      CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+  END IF;
+  RETURN NEW;
+END
+$$
+"""
+
+REFUSE_SKIPPING = """
+CREATE FUNCTION pipeline.refuse_skipping() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = OLD.run_id AND r.mutation_outcome = 'skipped') THEN
+    RAISE EXCEPTION 'event % stays reserved: nobody skipped the mutation of its run %',
+      OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
+      CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+  END IF;
+  RETURN NEW;
+END
+$$
+"""
+
 PHASE_ONLY_GROWS = f"""
 CREATE TRIGGER runs_phase_only_grows BEFORE UPDATE OF phase ON pipeline.runs FOR EACH ROW
 WHEN (array_position({_PHASES}, NEW.phase) < array_position({_PHASES}, OLD.phase))
@@ -87,13 +113,36 @@ WHEN (OLD.status = 'reserved' AND NEW.status IN ('pending', 'quarantined'))
 EXECUTE FUNCTION pipeline.refuse_release()
 """
 
+TAKING_GUARDED = """
+CREATE TRIGGER deliveries_taking_guarded BEFORE UPDATE OF run_id ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status = 'reserved' AND NEW.run_id <> OLD.run_id)
+EXECUTE FUNCTION pipeline.refuse_taking()
+"""
+
+SKIPPING_GUARDED = """
+CREATE TRIGGER deliveries_skipping_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status = 'reserved' AND NEW.status = 'skipped')
+EXECUTE FUNCTION pipeline.refuse_skipping()
+"""
+
+HELD_STAYS = """
+CREATE TRIGGER deliveries_held_stays BEFORE DELETE ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status IN ('pending', 'reserved', 'quarantined'))
+EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
+"""
+
 BEFORE_TABLES: tuple[str, ...] = (CLOCK, UUID7, EVENT_IDS, NEXT_EVENT_ID)
 AFTER_TABLES: tuple[str, ...] = (
     REFUSE,
     REFUSE_RELEASE,
+    REFUSE_TAKING,
+    REFUSE_SKIPPING,
     PHASE_ONLY_GROWS,
     STOPPED_STAYS_STOPPED,
     SETTLED_STAYS_SETTLED,
     DONE_STAYS_DONE,
     RELEASE_GUARDED,
+    TAKING_GUARDED,
+    SKIPPING_GUARDED,
+    HELD_STAYS,
 )

@@ -21,6 +21,8 @@ _ASKED = "asked AS (SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(
 _PREPARED_COLUMNS = "run uuid, fence bigint, events bigint[], topics text[], result jsonb, wake_at timestamptz"
 _STOPPED_COLUMNS = "run uuid, status text, error text, error_type text, retry_pending boolean, delay interval"
 
+_IS_CONSUMER = "EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND h.kind = 'consumer')"
+
 #: The rows of a cohort whose worker still holds them, locked in id order.
 _HELD = """held AS (
   SELECT r.* FROM pipeline.runs r JOIN asked x ON x.run = r.id
@@ -74,6 +76,7 @@ WITH candidates AS (
     AND NOT (:ordered AND d.key IS NOT NULL AND EXISTS (
       SELECT FROM pipeline.deliveries o
       WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
+        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
         AND o.event_id <> d.event_id
         AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
              OR (o.event_id < d.event_id AND o.available_at > pipeline.clock()))))
@@ -112,7 +115,7 @@ RETURNING *
 
 FINISH_PREPARE = text(f"""
 WITH {_ASKED.format(columns=_PREPARED_COLUMNS)},
-{_HELD.format(guard="r.phase = 'preparing'")},
+{_HELD.format(guard="r.phase = 'preparing' AND " + _IS_CONSUMER)},
 wanted AS (
   SELECT h.id AS run, h.handler_id, h.offered IS NULL AS alone, w.event_id, w.topic
   FROM held h JOIN asked x ON x.run = h.id, unnest(x.events, x.topics) AS w(event_id, topic)

@@ -174,6 +174,11 @@ events = Table(
 )
 
 _PENDING = f"status = '{DeliveryStatus.PENDING}'"
+#: The few rows that can hold an ordered key back; statements that look for one repeat this clause.
+_HELD_KEY = (
+    "key IS NOT NULL AND status IN ('pending', 'reserved') "
+    "AND (status = 'reserved' OR offered_to IS NOT NULL OR available_at IS NOT NULL)"
+)
 _RESERVED = f"status = '{DeliveryStatus.RESERVED}'"
 
 deliveries = Table(
@@ -198,13 +203,7 @@ deliveries = Table(
     Index("deliveries_pending", "handler_id", "event_id", postgresql_where=text(_PENDING)),
     Index("deliveries_unseen", "handler_id", "xid", postgresql_where=text(_PENDING)),
     Index("deliveries_reserved", "handler_id", "event_id", postgresql_where=text(_RESERVED)),
-    Index(
-        "deliveries_open_keys",
-        "handler_id",
-        "key",
-        "event_id",
-        postgresql_where=text("key IS NOT NULL AND status IN ('pending', 'reserved')"),
-    ),
+    Index("deliveries_held_keys", "handler_id", "key", "event_id", postgresql_where=text(_HELD_KEY)),
     Index(
         "deliveries_quarantined",
         "handler_id",

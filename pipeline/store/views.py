@@ -23,16 +23,20 @@ JOIN pipeline.runs r ON r.id = m.run_id WHERE m.id = ANY(CAST(:ids AS uuid[])) O
 #: What a run that runs alone may see: everything pending. For an ordered consumer an event waits
 #: while another run holds an event of its key, or an earlier one is backing off.
 _PEEK = text("""
-SELECT e.*, d.failures FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
-JOIN pipeline.runs r ON r.id = :run_id
-WHERE d.handler_id = r.handler_id AND d.status = 'pending' AND e.topic = :topic
-  AND d.offered_to IS NULL AND d.event_id > :low_watermark
-  AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
-  AND NOT (:ordered AND d.key IS NOT NULL AND EXISTS (
-    SELECT FROM pipeline.deliveries o
-    WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
-      AND o.event_id <> d.event_id AND o.run_id IS DISTINCT FROM r.id
-      AND (o.status = 'reserved' OR (o.event_id < d.event_id AND o.available_at > pipeline.clock()))))
+SELECT e.*, d.failures FROM (
+  SELECT d.event_id, d.failures FROM pipeline.deliveries d
+  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > :low_watermark
+    AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    AND NOT (:ordered AND d.key IS NOT NULL AND EXISTS (
+      SELECT FROM pipeline.deliveries o
+      WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
+        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
+        AND o.event_id <> d.event_id
+        AND (o.status = 'reserved' OR (o.event_id < d.event_id AND o.available_at > pipeline.clock()))))
+  ORDER BY d.event_id
+) d CROSS JOIN LATERAL (
+  SELECT * FROM pipeline.events e WHERE e.id = d.event_id AND e.topic = :topic OFFSET 0
+) e
 ORDER BY d.event_id LIMIT :limit
 """)
 #: What a run among others may see: the slice it was offered.
@@ -50,6 +54,12 @@ FROM unnest(CAST(:events AS bigint[]), CAST(:topics AS text[])) AS w(event_id, t
 LEFT JOIN pipeline.events e ON e.id = w.event_id
 LEFT JOIN pipeline.deliveries d ON d.event_id = w.event_id AND d.handler_id = :handler_id
 ORDER BY w.event_id
+""")
+
+_INPUTS = text("""
+SELECT d.* FROM pipeline.runs r CROSS JOIN unnest(r.event_ids) AS i(event_id)
+JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id
+WHERE r.id = :run_id ORDER BY d.event_id
 """)
 
 _HANDLER = text("SELECT * FROM pipeline.handlers WHERE workflow = :workflow AND name = :name")
@@ -71,17 +81,18 @@ SELECT count(*) FROM pipeline.runs WHERE workflow = :workflow AND finished_at IS
 #: Facts of every handler of a workflow for the scheduler, each found by an index on what is open.
 _DUE_FACTS = text("""
 SELECT h.id, h.name, h.kind, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.ordered, p.oldest_pending_id,
-  p.oldest_pending_id IS NOT NULL AS has_pending,
-  CASE WHEN h.idle_snapshot IS NULL THEN EXISTS (
-    SELECT FROM pipeline.deliveries d
+  CASE WHEN h.idle_snapshot IS NULL THEN (
+    SELECT true FROM pipeline.deliveries d
     WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
-      AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock()))
-  ELSE EXISTS (
-    SELECT FROM pipeline.deliveries d
+      AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    ORDER BY d.event_id LIMIT 1)
+  ELSE (
+    SELECT true FROM pipeline.deliveries d
     WHERE d.handler_id = h.id AND d.status = 'pending' AND d.xid >= pg_snapshot_xmin(h.idle_snapshot)
       AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot)
-      AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock()))
-  END AS has_unseen,
+      AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    ORDER BY d.xid LIMIT 1)
+  END IS NOT NULL AS has_unseen,
   EXISTS (
     SELECT FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
     WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id
@@ -148,7 +159,13 @@ def peeked(
     """Pending events a run may reserve, oldest first."""
     if run.offered is not None:
         return tx.all(_PEEK_SLICE, run_id=run.id, topic=topic, limit=limit)
-    return tx.all(_PEEK, run_id=run.id, topic=topic, limit=limit, low_watermark=low_watermark, ordered=ordered)
+    alone = {"handler_id": run.handler_id, "low_watermark": low_watermark, "ordered": ordered}
+    return tx.all(_PEEK, topic=topic, limit=limit, **alone)
+
+
+def inputs(tx: Transaction, run_id: UUID) -> Rows:
+    """The deliveries a run pinned, as they stand now."""
+    return tx.all(_INPUTS, run_id=run_id)
 
 
 def refused_inputs(tx: Transaction, handler_id: int, events: Sequence[int], topics: Sequence[str]) -> Rows:

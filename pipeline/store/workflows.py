@@ -145,6 +145,11 @@ SELECT id FROM opened UNION ALL
 SELECT id FROM pipeline.sessions WHERE workflow = :workflow AND finished_at IS NULL LIMIT 1
 """)
 
+DISCARD_SESSION = text("""
+DELETE FROM pipeline.sessions s
+WHERE s.id = :id AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
+""")
+
 LOCK_OF_SESSIONS = text("""
 SELECT w.name FROM pipeline.workflows w
 WHERE w.name IN (SELECT s.workflow FROM pipeline.sessions s WHERE s.id = ANY(CAST(:ids AS uuid[])))

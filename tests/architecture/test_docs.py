@@ -42,7 +42,6 @@ def test_the_meaning_of_a_state_is_the_comment_beside_its_member() -> None:
     assert meanings(Phase)["mutated"] == "the mutate phase is over and its outcome is known"
 
 
-@pytest.mark.xfail(reason="PIPELINE_MAX_STATE_BYTES says 1 MiB, Limits.state says 64 KiB", strict=False)
 def test_the_sizes_that_settings_promise_are_the_ones_that_verbs_enforce() -> None:
     promised = Settings()
     assert (promised.max_payload_bytes, promised.max_prepare_result_bytes, promised.max_state_bytes) == (

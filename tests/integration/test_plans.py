@@ -35,7 +35,7 @@ def ids(things: Any) -> list[str]:
 
 def loner(crowd: Crowd) -> dict[str, Any]:
     """A peek whose watermark does not help: one old event that nobody has settled holds it down."""
-    return {"run_id": crowd.started[-1], "topic": IN, "limit": 10, "low_watermark": 0}
+    return {"handler_id": crowd.handler_id, "topic": IN, "limit": 10, "low_watermark": 0}
 
 
 def sliced(crowd: Crowd, *, ordered: bool, window: int) -> dict[str, Any]:
@@ -188,6 +188,7 @@ def explained(crowd: Crowd, asked: Asked, *, options: str = "") -> dict[str, Any
     """The plan of the very statement a verb sends; whatever running it would change is rolled back."""
     statement, params = asked
     with crowd.db.engine.connect() as connection:
+        connection.execute(text("SET LOCAL session_replication_role = replica"))  # plans, not what triggers refuse
         plan = connection.scalar(text(f"EXPLAIN (FORMAT JSON{options}) {statement.text}"), params(crowd))
     root: dict[str, Any] = plan[0]["Plan"]
     return root

@@ -60,7 +60,7 @@ def test_a_run_cannot_reserve_what_was_offered_to_another(db: Database) -> None:
     mine, theirs = some_events(db, "m1", "m2")
     with db.transaction() as tx:
         cohort = starts.start(tx, "billing", "send", count=2).runs
-        first, _ = runs.claim_prepare(tx, [run.id for run in cohort], lease=LEASE, worker="w").claimed
+        (first,) = runs.claim_prepare(tx, [cohort[0].id], lease=LEASE, worker="w").claimed
         choice = Prepared(held=held(first), reservations=(Reservation(topic=IN, ids=(mine, theirs)),))
         landing = runs.finish_prepare(tx, [choice])
     with pytest.raises(ReservationError, match=f"event {theirs}: it was offered to another run"):

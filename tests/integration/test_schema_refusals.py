@@ -7,6 +7,7 @@ back, so the invariants hold afterwards. A constraint without a case fails the l
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import text
@@ -153,6 +154,15 @@ CASES = (
         delivery_set("release_guarded", given, f"status = '{status}', run_id = NULL")
         for given in (mutating, in_doubt, stopped_in(Phase.EMITTING), mutated)
         for status in ("pending", "quarantined")
+    ),
+    *(
+        delivery_set("taking_guarded", given, f"run_id = '{UUID(int=7)}'")
+        for given in (prepared, mutating, in_doubt, mutated)
+    ),
+    *(delivery_set("skipping_guarded", given, "status = 'skipped'") for given in (prepared, mutating, mutated)),
+    *(
+        Case(refused_by="deliveries_held_stays", given=given, write="DELETE FROM pipeline.deliveries")
+        for given in (fresh, prepared)
     ),
     # sessions
     session_set("result_known", "result = 'so-so', finished_at = pipeline.clock()"),

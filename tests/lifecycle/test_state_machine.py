@@ -71,7 +71,12 @@ class Lifecycle(RuleBasedStateMachine):
     def begin(self, concurrency: int, batch: int, ordered: bool, contain: bool) -> None:
         policy = NO_PAUSE.model_copy(update={"max_failures": 10_000})
         uncertain = "contain" if contain else "pause"
-        options = {"concurrency": concurrency, "batch": batch, "ordered": ordered, "on_uncertain": uncertain}
+        options: dict[str, Any] = {
+            "concurrency": concurrency,
+            "batch": batch,
+            "ordered": ordered,
+            "on_uncertain": uncertain,
+        }
         a_workflow(self.db, failure_policy=policy, **options)
         self.batch = batch
         self.publish(5, "a")

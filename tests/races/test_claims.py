@@ -95,8 +95,7 @@ def test_a_commit_that_lands_first_leaves_the_rescuer_nothing(db: Database) -> N
 
 def test_of_two_rescuers_one_rescues(db: Database) -> None:
     run = lapsed_run(db, Phase.MUTATING)
-    rescue = lambda tx: stops.rescue(tx, [run.id])  # noqa: E731
-    ended = raced(db, lambda tx: rescue(tx), rescue)
+    ended = raced(db, lambda tx: stops.rescue(tx, [run.id]), lambda tx: stops.rescue(tx, [run.id]))
     assert ended.result() == ()
     assert the_mutation(db, run.mutation_id).status == "needs_reconcile"
 

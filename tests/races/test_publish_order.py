@@ -1,6 +1,5 @@
 """Two publishers of the same events in different orders: both must end well."""
 
-import pytest
 from sqlalchemy import text
 
 from pipeline.domain.values import NewEvent
@@ -25,9 +24,6 @@ def waiting(db: Database) -> int:
     return int(row.n)
 
 
-@pytest.mark.xfail(
-    reason="a cohort's events are inserted in the caller's order, so two publishers can wait in a circle"
-)
 def test_two_publishers_of_overlapping_events_in_opposite_orders_both_succeed(db: Database) -> None:
     a_workflow(db)
 

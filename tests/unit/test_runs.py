@@ -1,10 +1,8 @@
 """Phases and statuses of a run: the tables of moves are closed, and lead where they should."""
 
-import itertools
-
 import pytest
 
-from pipeline.domain.runs import ADVANCES, BIRTHS, PHASES, STATUS_MOVES, Outcome, Phase, RunStatus, awaits_approval
+from pipeline.domain.runs import ADVANCES, BIRTHS, PHASES, STATUS_MOVES, Outcome, Phase, RunStatus
 
 MOVES = sorted((source, target) for source, targets in ADVANCES.items() for target in targets)
 
@@ -97,12 +95,6 @@ def test_a_stopped_run_stays_stopped_unless_its_approval_was_granted() -> None:
 
 def test_an_active_run_may_stop_in_every_way() -> None:
     assert STATUS_MOVES[RunStatus.ACTIVE] == set(RunStatus) - {RunStatus.ACTIVE}
-
-
-@pytest.mark.parametrize(("phase", "status"), list(itertools.product(Phase, RunStatus)))
-def test_only_a_run_paused_in_its_mutation_waits_for_approval(phase: Phase, status: RunStatus) -> None:
-    expected = (phase.value, status.value) == ("mutating", "paused:approval")
-    assert awaits_approval(phase, status) is expected
 
 
 def test_no_outcome_is_written_as_nothing() -> None:

@@ -1,0 +1,23 @@
+"""``pipeline db``: bring the database to the version this code was written for."""
+
+import typer
+
+from pipeline.store import migrate
+from pipeline.store.database import Database
+
+app = typer.Typer(help="Look after the schema.", no_args_is_help=True)
+
+
+@app.command()
+def upgrade(context: typer.Context) -> None:
+    """Migrate to the newest version. Safe to run again and from several places at once."""
+    database: Database = context.obj
+    typer.echo(f"The database is at schema version {migrate.upgrade(database)}.")
+
+
+@app.command()
+def current(context: typer.Context) -> None:
+    """Say which version the database is at. Exit code 3 when it is not the one this code needs."""
+    database: Database = context.obj
+    migrate.require_current(database)
+    typer.echo(f"The database is at schema version {migrate.head()}, as this code needs.")

@@ -1,0 +1,64 @@
+"""The ``pipeline`` command. Exit codes are stable, so that scripts and probes can rely on them.
+
+0 done, 1 the doctor found something broken, 2 wrong usage or settings, 3 the database cannot be
+reached or is not at the version this code needs.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from sqlalchemy.exc import OperationalError
+
+from pipeline.cli import db, doctor
+from pipeline.config import Settings, SettingsError
+from pipeline.domain.errors import PipelineError, SchemaError
+from pipeline.store.database import Database
+
+EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE = 1, 2, 3
+
+app = typer.Typer(
+    name="pipeline",
+    help="Durable side effects on Celery: look after the database and the runs in it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(db.app, name="db")
+app.command("doctor")(doctor.doctor)
+
+DatabaseUrl = Annotated[
+    str | None, typer.Option(envvar="PIPELINE_DATABASE_URL", help="Which database.", show_envvar=True)
+]
+
+
+@app.callback()
+def connect(context: typer.Context, database_url: DatabaseUrl = None) -> None:
+    """Every command finds its database in the context; nothing is connected before it is used."""
+    environ = dict(os.environ)
+    if database_url:
+        environ["PIPELINE_DATABASE_URL"] = database_url
+    context.obj = Database.unpooled(str(Settings.load(environ).database_url))
+
+
+def main() -> None:
+    """Run a command; an error we expect becomes a sentence and an exit code, never a traceback."""
+    problem = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    try:
+        app()
+    except SettingsError as error:
+        problem.print(str(error))
+        sys.exit(EXIT_USAGE)
+    except SchemaError as error:
+        problem.print(str(error))
+        sys.exit(EXIT_DATABASE)
+    except OperationalError as error:
+        problem.print(
+            f"The database cannot be reached: {str(error.orig).strip()}. "
+            "Expected a running Postgres at PIPELINE_DATABASE_URL; start it, or correct the URL."
+        )
+        sys.exit(EXIT_DATABASE)
+    except PipelineError as error:
+        problem.print(str(error))
+        sys.exit(EXIT_USAGE)
