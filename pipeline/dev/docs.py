@@ -74,43 +74,14 @@ def states() -> str:
     return page(
         "States",
         "Every state there is and every move between them. A move that is not drawn here is refused.",
-        section(
-            "Phase of a run",
-            "How far it got. The phase only grows; a failure never changes it.",
-            diagram(ADVANCES, BIRTHS),
-            _moves(Phase, ADVANCES, "goes on to"),
-        ),
-        section(
-            "Status of a run",
-            "Whether it is moving, and why not. A status leaves `active` once; the only way back is a granted "
-            "approval. Work that stopped otherwise goes on in a new run.",
-            diagram(STATUS_MOVES, [RunStatus.ACTIVE]),
-            _moves(RunStatus, STATUS_MOVES, "may become"),
-        ),
-        section("Outcome of its mutation, as the run remembers it", _members(Outcome, "outcome")),
-        section(
-            "Mutation",
-            "One row of the ledger.",
-            diagram(MOVES, [MutationStatus.PENDING, MutationStatus.IN_FLIGHT]),
-            _moves(MutationStatus, MOVES, "may become"),
-        ),
-        section("Who settled a mutation", _members(Resolver, "resolver")),
-        section("What “it did not happen” rests on", _members(Evidence, "evidence")),
+        *_run_sections(),
+        *_mutation_sections(),
         section(
             "Delivery of an event to one consumer",
             diagram(DELIVERY_MOVES, [DeliveryStatus.PENDING]),
             _moves(DeliveryStatus, DELIVERY_MOVES, "may become"),
         ),
-        section(
-            "Workflow",
-            "Why the system holds one back:",
-            _members(BlockKind, "block"),
-            "What people are shown:",
-            table(["a person wants", "blocks", "shown"], standings.shown()),
-            "How far trouble reaches, by the workflow's choice:",
-            _members(OnUncertain, "on an unknown outcome"),
-            _members(OnLogicError, "on wrong code"),
-        ),
+        _workflow_section(),
         section(
             "The mutation boundary",
             "Which side a stopped run stands on, and what becomes of its inputs.",
@@ -208,6 +179,51 @@ def decisions(folder: Path) -> str:
 _TRIGGER = re.compile(
     r"CREATE TRIGGER (?P<name>\w+) .*? ON (?P<table>[\w.]+) .*?WHEN \((?P<when>.*)\)\s*EXECUTE", re.DOTALL
 )
+
+
+def _run_sections() -> tuple[str, ...]:
+    return (
+        section(
+            "Phase of a run",
+            "How far it got. The phase only grows; a failure never changes it.",
+            diagram(ADVANCES, BIRTHS),
+            _moves(Phase, ADVANCES, "goes on to"),
+        ),
+        section(
+            "Status of a run",
+            "Whether it is moving, and why not. A status leaves `active` once; the only way back is a granted "
+            "approval. Work that stopped otherwise goes on in a new run.",
+            diagram(STATUS_MOVES, [RunStatus.ACTIVE]),
+            _moves(RunStatus, STATUS_MOVES, "may become"),
+        ),
+        section("Outcome of its mutation, as the run remembers it", _members(Outcome, "outcome")),
+    )
+
+
+def _mutation_sections() -> tuple[str, ...]:
+    return (
+        section(
+            "Mutation",
+            "One row of the ledger.",
+            diagram(MOVES, [MutationStatus.PENDING, MutationStatus.IN_FLIGHT]),
+            _moves(MutationStatus, MOVES, "may become"),
+        ),
+        section("Who settled a mutation", _members(Resolver, "resolver")),
+        section("What “it did not happen” rests on", _members(Evidence, "evidence")),
+    )
+
+
+def _workflow_section() -> str:
+    return section(
+        "Workflow",
+        "Why the system holds one back:",
+        _members(BlockKind, "block"),
+        "What people are shown:",
+        table(["a person wants", "blocks", "shown"], standings.shown()),
+        "How far trouble reaches, by the workflow's choice:",
+        _members(OnUncertain, "on an unknown outcome"),
+        _members(OnLogicError, "on wrong code"),
+    )
 
 
 def _moves(members: type[State], moves: Mapping[State, Iterable[State]], verb: str) -> str:

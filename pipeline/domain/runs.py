@@ -59,8 +59,8 @@ class Outcome(StrEnum):
     """What became of the run's mutation, as the run remembers it."""
 
     NONE = ""  #: no mutation was asked for, or none is decided yet
-    SUCCESS = "success"
-    FAILURE = "failure"
+    SUCCESS = "success"  #: it happened
+    FAILURE = "failure"  #: it did not happen
     SKIPPED = "skipped"  #: a person chose to go on without it
 
 

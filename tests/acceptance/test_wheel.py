@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.dev.servers import Servers
+from pipeline.store import migrate
+from tests.support import databases
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -62,3 +66,10 @@ def test_the_celery_app_of_the_installed_wheel_has_our_settings(python: Path, tm
 def test_the_celery_command_finds_the_app_of_the_installed_wheel(python: Path, tmp_path: Path) -> None:
     shown = run(python, "-m", "celery", "-A", "pipeline", "report", cwd=tmp_path)
     assert "task_default_queue: 'pipeline.schedule'" in shown
+
+
+def test_the_installed_wheel_migrates_an_empty_database(python: Path, tmp_path: Path, embedded: Servers) -> None:
+    with databases.empty(embedded.database_url, f"wheel_{os.getpid()}") as url:
+        said = run(python.parent / "pipeline", "--database-url", url, "db", "upgrade", cwd=tmp_path)
+        assert said == f"The database is at schema version {migrate.head()}.\n"
+        assert "invariants hold" in run(python.parent / "pipeline", "--database-url", url, "doctor", cwd=tmp_path)

@@ -65,21 +65,13 @@ def leftovers(source: str) -> list[str]:
     return [f"line {number}: {line.strip()}" for number, line in lines if LEFTOVER.search(line)]
 
 
-#: Breaches that were there before the check was; each leaves this list when it is mended, and none joins it.
-OVERDUE: dict[tuple[Check, str], str] = {
-    (long_functions, "pipeline/dev/docs.py"): "a page of text inside a function",
-}
-
-
 def cases(*checks: Check) -> list[Any]:
-    """Every module of the package and the tests with every check, the known breaches marked as such."""
-    found = []
-    for check in checks:
-        for path in modules("pipeline", "tests"):
-            breach = OVERDUE.get((check, label(path)))
-            marks = [pytest.mark.xfail(reason=breach)] if breach else []
-            found.append(pytest.param(path, check, id=f"{check.__name__}-{label(path)}", marks=marks))
-    return found
+    """Every module of the package and the tests with every check."""
+    return [
+        pytest.param(path, check, id=f"{check.__name__}-{label(path)}")
+        for check in checks
+        for path in modules("pipeline", "tests")
+    ]
 
 
 @pytest.mark.parametrize(("path", "check"), cases(too_long, long_functions, leftovers))

@@ -90,7 +90,7 @@ def test_bug_4_a_retry_owns_the_reservations_and_consumes_them(db: Database) -> 
     assert (event_status(db, first), event_status(db, second)) == ("consumed", "pending")
 
 
-@rule("X-B5")
+@rule("X-B5", "X-C15")
 def test_bug_5_a_crash_right_after_a_stop_needs_no_recovery(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
@@ -106,7 +106,7 @@ def test_bug_5_a_crash_right_after_a_stop_needs_no_recovery(db: Database) -> Non
 
 
 @pytest.mark.broken_on_purpose
-@rule("X-C15")
+@rule("X-B3")
 def test_an_orphaned_reservation_is_reported_loudly_and_never_released(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")

@@ -42,7 +42,7 @@ STATUS = {
 }
 
 
-@rule("X-C1", "X-C2", "X-C3", "X-C4", "X-C5", "X-C6", "X-M3", "X-M4", "X-M7")
+@rule("X-C1", "X-C2", "X-C3", "X-C4", "X-C5", "X-C6", "X-M3", "X-M4", "X-M7", "X-A2")
 @pytest.mark.parametrize("kind", list(STATUS))
 @pytest.mark.parametrize("phase", [*BEFORE, *AFTER])
 def test_every_kind_of_failure_disposes_of_inputs_by_the_boundary(
@@ -59,7 +59,7 @@ def test_every_kind_of_failure_disposes_of_inputs_by_the_boundary(
     assert open_session(db) is None
 
 
-@rule("X-C7")
+@rule("X-C7", "X-A7")
 def test_an_applied_mutation_sets_the_outcome_with_the_ledger(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
@@ -120,7 +120,7 @@ def test_a_person_who_skips_marks_events_and_lets_next_commit_the_run(db: Databa
     assert (done.status, event_status(db, event)) == (RunStatus.COMMITTED, "skipped")
 
 
-@rule("X-C12", "X-A7")
+@rule("X-C12", "X-A6")
 def test_a_commit_consumes_exactly_the_inputs_of_its_run(db: Database) -> None:
     a_workflow(db)
     first, second = some_events(db, "m1", "m2")

@@ -67,7 +67,7 @@ def test_a_run_before_its_mutation_cannot_be_carried_forward(db: Database, phase
     assert rows(db, "SELECT id FROM pipeline.runs WHERE retry_of IS NOT NULL") == []
 
 
-@rule("X-M8", "X-A1", "X-A2")
+@rule("X-M8", "X-A1")
 @pytest.mark.parametrize(
     ("change", "constraint"),
     [
@@ -112,7 +112,7 @@ def test_prepare_can_be_relaunched_freely_and_computes_afresh(db: Database) -> N
     assert (event_status(db, first), event_status(db, second)) == ("pending", "reserved")
 
 
-@rule("L-R2", "X-A6")
+@rule("L-R2")
 def test_mutate_is_relaunched_only_after_its_mutation_definitely_failed(db: Database) -> None:
     a_workflow(db, after_failed_mutation="mutate")
     (event,) = some_events(db, "m1")

@@ -1,0 +1,127 @@
+"""The ``pipeline`` command as an operator meets it: a real process, its words and its exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from pipeline.dev.servers import Servers
+from pipeline.domain.runs import Phase
+from pipeline.store import migrate
+from pipeline.store.database import Database
+from tests.factories import a_run, a_workflow, some_events, stopped
+from tests.support import databases
+
+PIPELINE = Path(sys.executable).parent / "pipeline"
+
+
+@pytest.fixture
+def unmigrated(embedded: Servers) -> Iterator[str]:
+    with databases.empty(embedded.database_url, f"cli_{os.getpid()}") as url:
+        yield url
+
+
+def pipeline(*arguments: str, database_url: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    return subprocess.run(
+        [PIPELINE, *arguments],
+        env={**clean, "PIPELINE_DATABASE_URL": database_url, "COLUMNS": "200", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_upgrade_brings_an_empty_database_to_the_newest_version_and_may_be_repeated(unmigrated: str) -> None:
+    before = pipeline("db", "current", database_url=unmigrated)
+    assert (before.returncode, before.stdout) == (3, "")
+    assert "schema version none" in before.stderr
+    assert "pipeline db upgrade" in before.stderr
+    for _ in range(2):
+        done = pipeline("db", "upgrade", database_url=unmigrated)
+        assert (done.returncode, done.stdout) == (0, f"The database is at schema version {migrate.head()}.\n")
+    assert pipeline("db", "current", database_url=unmigrated).returncode == 0
+
+
+def test_the_doctor_refuses_a_database_that_was_never_migrated(unmigrated: str) -> None:
+    done = pipeline("doctor", database_url=unmigrated)
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+
+
+def test_a_healthy_database_gets_a_clean_bill(db: Database, database_url: str) -> None:
+    a_workflow(db)
+    some_events(db, "m1", "m2")
+    a_run(db, Phase.COMMITTED)
+    a_run(db, Phase.MUTATING)
+    done = pipeline("doctor", database_url=database_url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "invariants hold" in done.stdout
+    as_json = pipeline("doctor", "--json", database_url=database_url)
+    assert (as_json.returncode, json.loads(as_json.stdout)) == (0, [])
+
+
+@pytest.mark.broken_on_purpose
+def test_a_broken_promise_is_named_with_its_row_and_what_to_do_and_exits_1(db: Database, database_url: str) -> None:
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    run = stopped(db, a_run(db, Phase.EMITTING))
+    with db.transaction() as tx:
+        tx.run(text("UPDATE pipeline.runs SET retry_pending = false WHERE id = :id"), id=run.id)
+    done = pipeline("doctor", database_url=database_url)
+    assert done.returncode == 1
+    for words in ("no-orphaned-reservation", f"event {event}", str(run.id), "do not edit the rows"):
+        assert words in " ".join(done.stdout.split()).replace("│ │", "")
+    as_json = pipeline("doctor", "--json", database_url=database_url)
+    assert as_json.returncode == 1
+    (finding,) = json.loads(as_json.stdout)
+    assert (finding["severity"], finding["subject"]) == ("broken", f"event {event}")
+
+
+def test_overdue_work_is_shown_and_is_not_a_broken_promise(db: Database, database_url: str) -> None:
+    a_workflow(db)
+    run = a_run(db, Phase.PREPARING)
+    with db.transaction() as tx:
+        tx.run(text("UPDATE pipeline.runs SET lease_expires_at = now() - interval '1 hour' WHERE id = :id"), id=run.id)
+    done = pipeline("doctor", "--json", database_url=database_url)
+    assert done.returncode == 0
+    (finding,) = json.loads(done.stdout)
+    assert (finding["invariant"], finding["severity"]) == ("leases-are-recovered", "overdue")
+    with db.transaction() as tx:
+        tx.run(text("UPDATE pipeline.runs SET lease_expires_at = now() + interval '1 hour' WHERE id = :id"), id=run.id)
+
+
+def test_a_database_out_of_reach_is_said_in_a_sentence_without_its_password() -> None:
+    done = pipeline("doctor", database_url="postgresql://someone:s3cret@127.0.0.1:1/nowhere")
+    assert done.returncode == 3
+    assert "cannot be reached" in done.stderr
+    assert "PIPELINE_DATABASE_URL" in done.stderr
+    assert "s3cret" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_setting_nobody_knows_is_refused_with_its_name(database_url: str) -> None:
+    done = pipeline("doctor", database_url=database_url, PIPELINE_DATABSE="x")
+    assert done.returncode == 2
+    assert "PIPELINE_DATABSE" in done.stderr
+
+
+def test_the_demo_ends_by_itself_with_a_true_summary(tmp_path: Path) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.dev.demo"],
+        env={**clean, "PIPELINE_HOME": str(tmp_path / "home"), "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Effects counted outside: 2 for 2 orders, each once: True." in done.stdout
+    assert "Invariants broken: 0." in done.stdout
