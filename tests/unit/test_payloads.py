@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
-from pipeline.domain.payloads import checked_json, checked_name
+from pipeline.domain.payloads import checked_json, checked_name, checked_text, mended_text
 
 MUCH = 10**6
 
@@ -199,3 +199,21 @@ def test_a_number_too_long_to_write_is_refused_in_our_words() -> None:
 def test_no_control_character_of_any_kind_is_part_of_a_name(name: str) -> None:
     with pytest.raises(PayloadError, match="control characters"):
         checked_name(name, what="topic")
+
+
+def test_a_list_that_shares_its_parts_is_refused_before_it_explodes() -> None:
+    shared: list[Any] = []
+    for _ in range(40):
+        shared = [shared, shared]
+    with pytest.raises(PayloadError, match="more than 1000 values"):
+        checked_json(shared, what="payload", limit=1000)
+
+
+def test_words_longer_than_their_limit_are_refused_by_their_length() -> None:
+    with pytest.raises(PayloadError, match="11 characters; expected at most 10"):
+        checked_text("x" * 11, what="reason", limit=10)
+
+
+def test_words_about_a_failure_are_mended_and_cut_but_never_refused() -> None:
+    assert mended_text("a\0b\ud800c") == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c"
+    assert len(mended_text("x" * 20_000)) == 10_001

@@ -230,3 +230,9 @@ def test_a_cohort_is_never_larger_than_any_bound_and_never_starves(
 @given(st.integers(max_value=0), st.integers(max_value=0))
 def test_a_cohort_of_less_than_nothing_is_nothing(backlog: int, free: int) -> None:
     assert cohort_size(backlog, free, per_run=SECOND, lease=60 * SECOND, most=10) == 0
+
+
+@pytest.mark.parametrize("every", [timedelta(0), timedelta(seconds=-1)])
+def test_a_schedule_without_a_pause_between_its_slots_is_refused(every: timedelta) -> None:
+    with pytest.raises(ValueError, match="needs a pause between its slots"):
+        next_slot(NOW, every, NOW)
