@@ -8,6 +8,7 @@ import os
 from datetime import timedelta
 
 from pipeline.config import TIME_LIMIT_GRACE, Settings
+from pipeline.schedules.sweeps import PERIODS
 
 _settings = Settings.load(os.environ)
 _PHASES = {
@@ -65,5 +66,14 @@ task_default_queue = task_default_exchange = task_default_routing_key = "pipelin
 task_routes = {name: {"queue": name} for name in _PHASES}
 task_annotations = {name: _limits(limit) for name, limit in _PHASES.items()}
 
-# Beat: ticks and sweeps are listed here once their tasks exist
-beat_schedule: dict[str, dict[str, object]] = {}
+# Beat: each sweep on its own period. A tick that nobody took in time is worthless, so it expires; two beats at
+# once are harmless, because a slot in the database lets one of two sweeps through.
+beat_schedule = {
+    f"pipeline.{name}": {
+        "task": "pipeline.sweep",
+        "args": (name,),
+        "schedule": every,
+        "options": {"expires": every.total_seconds() * 3},
+    }
+    for name, every in PERIODS.items()
+}

@@ -1,0 +1,38 @@
+"""Durable side effects on Celery.
+
+What a workflow's author needs, and nothing heavier: ``Workflow``, ``PrepareResult``, connectors and
+the errors a handler may raise. Everything else is imported from where it lives.
+"""
+
+from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, Verdict, mutation, read
+from pipeline.domain.errors import AuthError, LogicError, PhaseViolationError, PipelineError, TransientError
+from pipeline.domain.policies import Backoff, FailurePolicy, ReconcilePolicy, WakePolicy
+from pipeline.runtime.authoring import DeclarationError, Topic, Workflow
+from pipeline.runtime.shown import Event, MutationResult, Prepared, PrepareResult
+
+__all__ = [
+    "Applied",
+    "AuthError",
+    "Backoff",
+    "Call",
+    "Connector",
+    "DeclarationError",
+    "Event",
+    "FailurePolicy",
+    "LogicError",
+    "MutationResult",
+    "NotFound",
+    "PhaseViolationError",
+    "PipelineError",
+    "PrepareResult",
+    "Prepared",
+    "ReconcilePolicy",
+    "Retry",
+    "Topic",
+    "TransientError",
+    "Verdict",
+    "WakePolicy",
+    "Workflow",
+    "mutation",
+    "read",
+]

@@ -22,5 +22,5 @@ def _settings() -> dict[str, Any]:
     return {name: value for name, value in runpy.run_path(str(file)).items() if name in SETTING_KEYS}
 
 
-app = Celery("pipeline")
+app = Celery("pipeline", include=["pipeline.tasks.phases", "pipeline.tasks.sweeps", "pipeline.tasks.signals"])
 app.add_defaults(_settings)

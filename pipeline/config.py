@@ -161,6 +161,17 @@ class Settings(BaseSettings):
         default=timedelta(seconds=120), description="time for the mutate task of one cohort"
     )
     next_time_limit: Duration = Field(default=timedelta(seconds=60), description="time for the next task of one cohort")
+    mutation_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=50, description="mutations a worker process has in the air at once"
+    )
+    cohort: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=50, description="runs that travel together at most, when there is a backlog"
+    )
+    silence: Duration = Field(
+        default=timedelta(seconds=60),
+        description="how long a run may wait for a worker before its message is sent again",
+    )
+    step_time_limit: Duration = Field(default=timedelta(seconds=30), description="time for one call of one handler")
     pool_size: Annotated[int, Field(ge=1, le=500)] = Field(
         default=5, description="database connections a process keeps open"
     )

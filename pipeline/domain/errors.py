@@ -12,6 +12,7 @@ PipelineError
 ├── SchemaError                 the database does not have the tables this version expects
 └── HandlerError                raised by handlers and connectors to say what kind of failure it is
     ├── LogicError              the code is wrong: do not try again
+    │   └── PhaseViolationError a handler did what its phase must not do
     ├── TransientError          the world is wrong for now: try again
     └── AuthError               a person must act
 """
@@ -133,6 +134,10 @@ class HandlerError(PipelineError):
 
 class LogicError(HandlerError):
     """The code is wrong: the same run would fail the same way."""
+
+
+class PhaseViolationError(LogicError):
+    """A handler did what its phase must not do. Refused, and the run fails even if the handler goes on."""
 
 
 class TransientError(HandlerError):

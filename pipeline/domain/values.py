@@ -72,6 +72,7 @@ class Prepared:
     data: Any = None
     ui: Any = None
     wake_at: datetime | None = None
+    needs_approval: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

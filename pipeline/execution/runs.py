@@ -41,24 +41,32 @@ class Claims:
     left: tuple[RunId, ...]  #: stopped, or held by another: leave them alone
 
 
-def claim_prepare(tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str) -> Claims:
+def claim_prepare(
+    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, workflows: store.Known = None
+) -> Claims:
     """Take consumer runs to select their inputs."""
-    return _claim(tx, store.CLAIM_PREPARE, ids, Phase.PREPARING, lease, worker)
+    return _claim(tx, store.CLAIM_PREPARE, ids, Phase.PREPARING, _Claimer(lease, worker, workflows))
 
 
-def claim_produce(tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str) -> Claims:
+def claim_produce(
+    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, workflows: store.Known = None
+) -> Claims:
     """Take producer runs."""
-    return _claim(tx, store.CLAIM_PRODUCE, ids, Phase.PREPARING, lease, worker)
+    return _claim(tx, store.CLAIM_PRODUCE, ids, Phase.PREPARING, _Claimer(lease, worker, workflows))
 
 
-def claim_mutate(tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str) -> Claims:
+def claim_mutate(
+    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, workflows: store.Known = None
+) -> Claims:
     """Take runs that have inputs and may ask for a mutation, or whose request was approved."""
-    return _claim(tx, store.CLAIM_MUTATE, ids, Phase.MUTATING, lease, worker)
+    return _claim(tx, store.CLAIM_MUTATE, ids, Phase.MUTATING, _Claimer(lease, worker, workflows))
 
 
-def claim_next(tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str) -> Claims:
+def claim_next(
+    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, workflows: store.Known = None
+) -> Claims:
     """Take runs whose outcome is known, or that had nothing to do, to emit and commit."""
-    return _claim(tx, store.CLAIM_NEXT, ids, Phase.EMITTING, lease, worker)
+    return _claim(tx, store.CLAIM_NEXT, ids, Phase.EMITTING, _Claimer(lease, worker, workflows))
 
 
 def finish_prepare(tx: Transaction, cohort: Sequence[Prepared], limits: Limits = DEFAULT_LIMITS) -> Landing[Row[Any]]:
@@ -124,26 +132,43 @@ def release(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
     return _land(tx, cohort, landed, move)
 
 
+def forsake(tx: Transaction, worker: str) -> tuple[RunId, ...]:
+    """Let the leases of a process lapse at once, because it is known to be gone. Recovery then finds its runs."""
+    return tuple(RunId(row.id) for row in tx.all(store.FORSAKE, worker=worker))
+
+
 def dispatched(tx: Transaction, ids: Sequence[UUID]) -> tuple[RunId, ...]:
     """Remember that a message was sent for runs nobody holds, so that the sweep waits before it repeats."""
     return tuple(RunId(row.id) for row in store.by_ids(tx, store.DISPATCHED, ids))
 
 
-def _claim(
-    tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: Phase, lease: timedelta, worker: str
-) -> Claims:
-    claimed = store.claim(tx, statement, ids, lease, worker)
+@dataclass(frozen=True, slots=True)
+class _Claimer:
+    """Who claims: for how long, under which name, and which workflows it can run."""
+
+    lease: timedelta
+    worker: str
+    workflows: store.Known
+
+
+def _claim(tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: Phase, claimer: _Claimer) -> Claims:
+    claimed = store.claim(tx, statement, ids, claimer.lease, claimer.worker, claimer.workflows)
     mine = {row.id for row in claimed}
     missing = [id_ for id_ in ids if id_ not in mine]
-    passed = tuple(
-        RunId(row.id)
-        for row in (views.runs(tx, missing) if missing else ())
-        if row.status in (RunStatus.ACTIVE, RunStatus.COMMITTED) and Phase(row.phase).rank > target.rank
-    )
+    found = views.runs(tx, missing) if missing else ()
+    passed = tuple(RunId(row.id) for row in found if _is_past(row, target))
     left = tuple(RunId(id_) for id_ in missing if id_ not in passed)
     for row in claimed:
-        tx.announce("run.claimed", run_id=row.id, phase=row.phase, fence=row.fence, worker=worker)
+        tx.announce("run.claimed", run_id=row.id, phase=row.phase, fence=row.fence, worker=claimer.worker)
     return Claims(claimed=tuple(claimed), passed=passed, left=left)
+
+
+def _is_past(row: Row[Any], target: Phase) -> bool:
+    """Whether a run needs this phase no more: it has it behind it, or has nothing to mutate."""
+    if row.status not in (RunStatus.ACTIVE, RunStatus.COMMITTED):
+        return False
+    skips_mutate = target is Phase.MUTATING and row.phase == Phase.PREPARED and not row.event_ids
+    return Phase(row.phase).rank > target.rank or skips_mutate
 
 
 def _commit(
@@ -202,6 +227,7 @@ def _prepared_row(item: Prepared, limits: Limits) -> dict[str, Any]:
         "reservations": [{"topic": r.topic, "ids": list(r.ids)} for r in item.reservations],
         "data": item.data,
         "ui": item.ui,
+        "approval": item.needs_approval,
     }
     checked_json(result, what=f"PrepareResult of run {item.held.run_id}", limit=limits.prepare_result)
     return {

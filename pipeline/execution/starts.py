@@ -35,18 +35,19 @@ class Started:
     held: Held | None = None
 
 
-def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1) -> Started:
+def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, alone: bool = False) -> Started:
     """Create up to ``count`` runs of a handler, each with a slice of events nobody else will see.
 
     A consumer of a workflow with one place runs alone and is shown everything pending, so it gets
-    one run and no slice. So does a producer. Fewer runs than asked for means fewer slices exist.
+    one run and no slice. So does a producer, and a consumer that asked to be woken (``alone``).
+    Fewer runs than asked for means fewer slices exist.
     """
     facts, row = _facts(tx, workflow), _handler(tx, workflow, handler)
     held = held_by(facts)
     if held:
         return Started(held=held)
     session_id = _open_session(tx, workflow)
-    if facts.concurrency == 1 or row.kind == HandlerKind.PRODUCER:
+    if alone or facts.concurrency == 1 or row.kind == HandlerKind.PRODUCER:
         created = tx.all(store.INSERT_WHOLE, workflow=workflow, handler_id=row.id, session_id=session_id)
     else:
         wanted = min(count, facts.free)

@@ -93,7 +93,8 @@ WITH asked AS (
       resolved_by = :resolved_by, resolved_at = pipeline.clock()
   FROM judged j WHERE m.id = j.mutation RETURNING m.*
 ), moved AS (
-  UPDATE pipeline.runs r SET phase = 'mutated', mutation_outcome = 'success', lease_expires_at = NULL
+  UPDATE pipeline.runs r
+  SET phase = 'mutated', mutation_outcome = 'success', lease_expires_at = NULL, dispatched_at = pipeline.clock()
   FROM judged j WHERE r.id = j.run
 ), {_UNBLOCKED}
 SELECT * FROM settled ORDER BY id

@@ -4,7 +4,7 @@ A statement locks the rows it will write in id order, writes only those whose gu
 returns them: what is missing from the answer did not land. Only ``execution`` may import this.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -15,6 +15,7 @@ from pipeline.store.database import Transaction, encoded
 
 Rows = Sequence[Row[Any]]
 Cohort = Sequence[Mapping[str, Any]]
+Known = Collection[str] | None
 
 _ASKED = "asked AS (SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x({columns}))"
 
@@ -39,6 +40,7 @@ WITH free AS (
   FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
   LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
   WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND {guard}
+    AND (CAST(:workflows AS text[]) IS NULL OR r.workflow = ANY(CAST(:workflows AS text[])))
   ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
 )
 UPDATE pipeline.runs r
@@ -46,8 +48,8 @@ SET phase = {phase}, fence = r.fence + 1, lease_expires_at = pipeline.clock() + 
     started_at = coalesce(r.started_at, pipeline.clock()), snapshot = coalesce(r.snapshot, pg_current_snapshot())
 FROM free, pipeline.handlers h
 WHERE r.id = free.id AND h.id = r.handler_id
-RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered, free.mutation_status,
-          free.mutation_result, pipeline.clock() AS now
+RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered, h.low_watermark, h.next_run_at,
+          free.mutation_status, free.mutation_result, pipeline.clock() AS now
 """
 
 
@@ -92,8 +94,8 @@ WITH candidates AS (
   SELECT pipeline.uuid7() AS id, slice, array_agg(event_id ORDER BY event_id) AS event_ids
   FROM placed WHERE place <= :batch GROUP BY slice ORDER BY min(event_id) LIMIT :count
 ), created AS (
-  INSERT INTO pipeline.runs (id, workflow, handler_id, session_id, offered, traceparent)
-  SELECT s.id, :workflow, :handler_id, :session_id, s.event_ids,
+  INSERT INTO pipeline.runs (id, workflow, handler_id, session_id, offered, dispatched_at, traceparent)
+  SELECT s.id, :workflow, :handler_id, :session_id, s.event_ids, pipeline.clock(),
          (SELECT e.traceparent FROM pipeline.events e WHERE e.id = s.event_ids[1])
   FROM slices s
   RETURNING *
@@ -106,8 +108,8 @@ SELECT * FROM created ORDER BY offered[1]
 """)
 
 INSERT_WHOLE = text("""
-INSERT INTO pipeline.runs (workflow, handler_id, session_id)
-SELECT :workflow, :handler_id, :session_id WHERE NOT EXISTS (
+INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at)
+SELECT :workflow, :handler_id, :session_id, pipeline.clock() WHERE NOT EXISTS (
   SELECT FROM pipeline.runs WHERE workflow = :workflow AND handler_id = :handler_id AND finished_at IS NULL
     AND status = 'active')
 RETURNING *
@@ -132,7 +134,8 @@ wanted AS (
   WHERE cardinality(x.events) = (SELECT count(*) FROM mine m WHERE m.run = h.id)
 ), moved AS (
   UPDATE pipeline.runs r
-  SET phase = 'prepared', event_ids = c.events, prepare_result = c.result, lease_expires_at = NULL
+  SET phase = 'prepared', event_ids = c.events, prepare_result = c.result, lease_expires_at = NULL,
+      dispatched_at = pipeline.clock()
   FROM complete c WHERE r.id = c.id
   RETURNING r.*
 ), reserved AS (
@@ -159,7 +162,8 @@ SELECT * FROM moved ORDER BY id
 NO_MUTATION = text(f"""
 WITH {_ASKED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard="r.phase = 'prepared'")}
-UPDATE pipeline.runs r SET phase = 'mutated', lease_expires_at = NULL FROM held WHERE r.id = held.id RETURNING r.*
+UPDATE pipeline.runs r SET phase = 'mutated', lease_expires_at = NULL, dispatched_at = pipeline.clock()
+FROM held WHERE r.id = held.id RETURNING r.*
 """)
 
 HEARTBEAT = text(f"""
@@ -174,6 +178,12 @@ WITH {_ASKED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard="r.phase <> 'mutating' AND r.lease_expires_at IS NOT NULL")}
 UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = NULL
 FROM held WHERE r.id = held.id RETURNING r.*
+""")
+
+FORSAKE = text("""
+UPDATE pipeline.runs SET lease_expires_at = pipeline.clock() - interval '1 microsecond'
+WHERE finished_at IS NULL AND status = 'active' AND lease_expires_at IS NOT NULL AND worker = :worker
+RETURNING id
 """)
 
 DISPATCHED = text("""
@@ -220,12 +230,13 @@ WITH stopped AS (
   ORDER BY r.id LIMIT :count FOR NO KEY UPDATE OF r
 ), created AS (
   INSERT INTO pipeline.runs (workflow, handler_id, session_id, phase, mutation_outcome, mutation_id, offered,
-                             event_ids, prepare_result, retry_of, attempt, traceparent)
+                             event_ids, prepare_result, retry_of, attempt, dispatched_at, traceparent)
   SELECT s.workflow, s.handler_id, :session_id,
          CASE WHEN s.mutation_outcome = 'failure' THEN 'prepared' ELSE 'emitting' END,
          CASE WHEN s.mutation_outcome = 'failure' THEN '' ELSE s.mutation_outcome END,
          CASE WHEN s.mutation_outcome = 'failure' THEN NULL ELSE s.mutation_id END,
-         s.offered, s.event_ids, s.prepare_result, s.id, s.attempt + 1, s.traceparent
+         s.offered, s.event_ids, s.prepare_result, s.id, s.attempt + 1, pipeline.clock(),
+         s.traceparent
   FROM stopped s
   RETURNING *
 ), carried AS (
@@ -239,9 +250,12 @@ SELECT * FROM created ORDER BY id
 """)
 
 
-def claim(tx: Transaction, statement: Any, ids: Sequence[UUID], lease: timedelta, worker: str) -> Rows:
-    """Run one of the claim statements."""
-    return tx.all(statement, ids=[str(id_) for id_ in ids], lease=lease, worker=worker)
+def claim(
+    tx: Transaction, statement: Any, ids: Sequence[UUID], lease: timedelta, worker: str, workflows: Known
+) -> Rows:
+    """Run one of the claim statements, for runs of the workflows the claimer knows (None: all)."""
+    known = None if workflows is None else sorted(workflows)
+    return tx.all(statement, ids=[str(id_) for id_ in ids], lease=lease, worker=worker, workflows=known)
 
 
 def guarded(tx: Transaction, statement: Any, rows: Cohort, **params: Any) -> Rows:

@@ -372,6 +372,14 @@ audit = Table(
     Index("audit_mutation", "mutation_id", postgresql_where=text("mutation_id IS NOT NULL")),
 )
 
+sweeps = Table(
+    "sweeps",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _now("last_run_at"),
+    Column("report", JSONB),
+)
+
 maintenance_tasks = Table(
     "maintenance_tasks",
     metadata,

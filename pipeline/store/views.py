@@ -1,6 +1,7 @@
 """Every read. Functions are nouns, so a read never looks like a transition; anybody may import this."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -54,6 +55,19 @@ FROM unnest(CAST(:events AS bigint[]), CAST(:topics AS text[])) AS w(event_id, t
 LEFT JOIN pipeline.events e ON e.id = w.event_id
 LEFT JOIN pipeline.deliveries d ON d.event_id = w.event_id AND d.handler_id = :handler_id
 ORDER BY w.event_id
+""")
+
+_DELIVERED = text("""
+SELECT e.* FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
+WHERE d.event_id = ANY(:ids) AND d.handler_id = :handler_id AND e.topic = :topic ORDER BY e.id
+""")
+_BACKLOG = text("""
+SELECT count(*) FROM (
+  SELECT 1 FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id
+  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL
+    AND d.event_id > h.low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+  ORDER BY d.event_id LIMIT :limit
+) waiting
 """)
 
 _INPUTS = text("""
@@ -110,9 +124,12 @@ WHERE h.workflow = :workflow AND NOT h.retired ORDER BY h.name
 _RETRYABLE = text("""
 SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE r.workflow = :workflow AND r.retry_pending AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
+  AND (CAST(:handler_id AS integer) IS NULL OR r.handler_id = :handler_id)
   AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
 ORDER BY r.id LIMIT :limit
 """)
+_PRODUCERS = text("SELECT id FROM pipeline.handlers WHERE id = ANY(:ids) AND kind = 'producer'")
+_SWEEPS = text("SELECT name, pipeline.clock() - last_run_at AS age, report FROM pipeline.sweeps")
 _LAPSED = text("""
 SELECT id FROM pipeline.runs WHERE finished_at IS NULL AND lease_expires_at < pipeline.clock() ORDER BY id LIMIT :limit
 """)
@@ -161,6 +178,18 @@ def peeked(
         return tx.all(_PEEK_SLICE, run_id=run.id, topic=topic, limit=limit)
     alone = {"handler_id": run.handler_id, "low_watermark": low_watermark, "ordered": ordered}
     return tx.all(_PEEK, topic=topic, limit=limit, **alone)
+
+
+def delivered_events(tx: Transaction, handler_id: int, topic: str, ids: Sequence[int]) -> Rows:
+    """Events of a topic by id that were delivered to a handler, whatever became of them."""
+    return tx.all(_DELIVERED, handler_id=handler_id, topic=topic, ids=list(ids))
+
+
+def backlog(tx: Transaction, handler_id: int, *, limit: int) -> int:
+    """How many events wait for a handler, counted up to ``limit``."""
+    row = tx.first(_BACKLOG, handler_id=handler_id, limit=limit)
+    assert row is not None
+    return int(row[0])
 
 
 def inputs(tx: Transaction, run_id: UUID) -> Rows:
@@ -225,9 +254,20 @@ def due_facts(tx: Transaction, workflow: str) -> Rows:
     return tx.all(_DUE_FACTS, workflow=workflow)
 
 
-def retryable_runs(tx: Transaction, workflow: str, *, limit: int = 100) -> list[UUID]:
+def retryable_runs(tx: Transaction, workflow: str, *, handler_id: int | None = None, limit: int = 100) -> list[UUID]:
     """Stopped runs whose outcome is known and whose pause is over, oldest first."""
-    return [row.id for row in tx.all(_RETRYABLE, workflow=workflow, limit=limit)]
+    return [row.id for row in tx.all(_RETRYABLE, workflow=workflow, handler_id=handler_id, limit=limit)]
+
+
+def producer_ids(tx: Transaction, handler_ids: Collection[int]) -> set[int]:
+    """Which of these handlers are producers."""
+    return {row.id for row in tx.all(_PRODUCERS, ids=list(handler_ids))}
+
+
+def late_sweeps(tx: Transaction, periods: Mapping[str, timedelta], *, times: float = 3.0) -> list[str]:
+    """Sweeps that have not run for so many of their periods, or never."""
+    last = {row.name: row.age for row in tx.all(_SWEEPS)}
+    return [name for name, every in periods.items() if last.get(name) is None or last[name] > every * times]
 
 
 def lapsed_runs(tx: Transaction, *, limit: int = 100) -> list[UUID]:

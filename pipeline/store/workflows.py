@@ -173,6 +173,13 @@ WHERE s.id = ANY(CAST(:ids AS uuid[])) AND s.finished_at IS NULL
 RETURNING s.*
 """)
 
+TAKE_SLOT = text("""
+INSERT INTO pipeline.sweeps (name, last_run_at) VALUES (:name, pipeline.clock())
+ON CONFLICT (name) DO UPDATE SET last_run_at = excluded.last_run_at
+WHERE sweeps.last_run_at <= pipeline.clock() - :pause RETURNING name
+""")
+REPORT_SLOT = text("UPDATE pipeline.sweeps SET report = CAST(:report AS jsonb) WHERE name = :name")
+
 INSERT_AUDIT = text("""
 INSERT INTO pipeline.audit (actor, act, workflow, run_id, mutation_id, event_id, reason, evidence)
 VALUES (:actor, :act, :workflow, :run_id, :mutation_id, :event_id, :reason, CAST(:evidence AS jsonb))

@@ -6,10 +6,10 @@ from sqlalchemy import text
 from pipeline.domain.errors import IllegalTransitionError
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.runs import Phase
-from pipeline.domain.values import Emitted
+from pipeline.domain.values import Emitted, Held
 from pipeline.domain.workflows import BlockKind
 from pipeline.execution import runs, workflows
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Transaction
 from tests.factories import SOMEBODY, a_run, a_workflow, held, some_events, stopped, the_run
 from tests.support.reads import rows, workflow_row
 
@@ -51,7 +51,11 @@ def test_a_commit_that_would_not_consume_all_its_inputs_is_refused_whole(db: Dat
     some_events(db, "m1")
     run = a_run(db, Phase.EMITTING)
     with pytest.raises(IllegalTransitionError, match="0 of its 1 reserved events"), db.transaction() as tx:
-        tx.run(text("SET LOCAL session_replication_role = replica"))
-        tx.run(text("UPDATE pipeline.deliveries SET status = 'pending', run_id = NULL"))
-        runs.commit(tx, [Emitted(held=held(run))]).only()
+        _commit_without_inputs(tx, held(run))
     assert the_run(db, run.id).phase == Phase.EMITTING
+
+
+def _commit_without_inputs(tx: Transaction, mine: Held) -> None:
+    tx.run(text("SET LOCAL session_replication_role = replica"))
+    tx.run(text("UPDATE pipeline.deliveries SET status = 'pending', run_id = NULL"))
+    runs.commit(tx, [Emitted(held=mine)]).only()

@@ -1,0 +1,77 @@
+"""A workflow that sends one receipt for every paid order, through an outside system that counts.
+
+The outside system here is a directory: a mail is a file named by its idempotency key. Real enough to
+kill the worker in the middle of it and to ask afterwards what happened.
+"""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from pipeline import Applied, Call, Connector, NotFound, PrepareResult, Verdict, Workflow, mutation
+
+OUTBOX = Path(os.environ.get("RECEIPTS_OUTBOX", "outbox"))
+
+
+class OrderPaid(BaseModel):
+    """What the shop publishes."""
+
+    order: str
+    email: str
+
+
+class Mail(Connector):
+    """Sends mails into a directory."""
+
+    name = "mail"
+
+    @mutation(timeout=timedelta(seconds=10))
+    def send(self, call: Call, *, to: str, subject: str) -> dict[str, str]:
+        """Write the mail; the same key twice is the same file, opened to append so that a second one would show."""
+        OUTBOX.mkdir(parents=True, exist_ok=True)
+        with (OUTBOX / call.idempotency_key.replace(":", "_")).open("a") as file:
+            file.write(f"{to}: {subject}\n")
+        return {"message_id": call.idempotency_key}
+
+    @send.reconcile
+    def find(self, call: Call, *, to: str, subject: str) -> Verdict:
+        """Look whether the mail is there."""
+        del to, subject
+        found = (OUTBOX / call.idempotency_key.replace(":", "_")).exists()
+        return Applied({"message_id": call.idempotency_key}) if found else NotFound()
+
+
+mail = Mail()
+receipts = Workflow("receipts", concurrency=64, on_uncertain="contain")
+paid = receipts.topic("orders.paid", schema=OrderPaid)
+sent = receipts.topic("receipts.sent")
+
+
+@receipts.consumer(subscribes=[paid], publishes=[sent])
+class SendReceipt:
+    """One order, one mail, one event that says so."""
+
+    def prepare(self, ctx: Any, state: Any) -> PrepareResult:
+        """Take the oldest paid order."""
+        pending = ctx.peek(paid, limit=1)
+        if not pending:
+            return PrepareResult.nothing()
+        order = pending[0].payload
+        return PrepareResult(
+            reserve=pending,
+            data={"to": order.email, "order": order.order},
+            ui={"title": f"Receipt for order {order.order}"},
+        )
+
+    def mutate(self, ctx: Any, prepared: Any) -> Any:
+        """Ask for one mail."""
+        return ctx.mail.send(to=prepared.data["to"], subject=f"Your receipt for {prepared.data['order']}")
+
+    def next(self, ctx: Any, prepared: Any, result: Any) -> None:
+        """Say that it was sent."""
+        if result.applied:
+            order = prepared.data["order"]
+            ctx.publish(sent, message_id=f"receipt:{order}", payload={"mail": result.value["message_id"]})

@@ -1,0 +1,84 @@
+"""Several calls at once, each bounded by its own deadline, and their results as they come.
+
+A call that outlives its deadline is reported as overdue and its late result is dropped: threads
+cannot be killed, so they are daemons and are left behind.
+"""
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+from pipeline.engine.steps import TimedOutError, called
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How one call ended: with a value or with an error."""
+
+    key: Hashable
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Calls:
+    """The calls that are in the air."""
+
+    def __init__(self) -> None:
+        self._ends_at: dict[Hashable, float] = {}
+        self._finished: SimpleQueue[tuple[Hashable, int, Finished]] = SimpleQueue()
+        self._tickets: dict[Hashable, int] = {}
+        self._idle: list[SimpleQueue[tuple[Any, ...]]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._ends_at)
+
+    def launch(self, key: Hashable, function: Callable[..., Any], *args: Any, ends_at: float) -> None:
+        """Start a call that must end by ``ends_at`` on the monotonic clock."""
+        self._count += 1
+        self._tickets[key], self._ends_at[key] = self._count, ends_at
+        jobs = self._idle.pop() if self._idle else self._new_thread()
+        jobs.put((key, self._count, function, args))
+
+    def wait(self, most: float) -> list[Finished]:
+        """What has ended, waiting at most so many seconds for the first; what arrives together comes together."""
+        patience = min(most, max(0.0, min(self._ends_at.values(), default=0.0) - time.monotonic()))
+        found: list[Finished] = []
+        try:
+            self._take(self._finished.get(timeout=max(patience, 0.0005)), found)
+            while True:
+                self._take(self._finished.get_nowait(), found)
+        except Empty:
+            pass
+        return found + self._overdue()
+
+    def _take(self, arrived: tuple[Hashable, int, Finished], found: list[Finished]) -> None:
+        key, ticket, finished = arrived
+        if self._tickets.get(key) == ticket:
+            del self._tickets[key], self._ends_at[key]
+            found.append(finished)
+
+    def _overdue(self) -> list[Finished]:
+        now = time.monotonic()
+        late = [key for key, ends_at in self._ends_at.items() if ends_at <= now]
+        for key in late:
+            del self._tickets[key], self._ends_at[key]
+        return [Finished(key, error=TimedOutError("the call did not return by its deadline")) for key in late]
+
+    def _new_thread(self) -> SimpleQueue[tuple[Any, ...]]:
+        jobs: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
+        Thread(target=self._serve, args=(jobs,), name="pipeline-call", daemon=True).start()
+        return jobs
+
+    def _serve(self, jobs: SimpleQueue[tuple[Any, ...]]) -> None:
+        while True:
+            key, ticket, function, args = jobs.get()
+            try:
+                finished = Finished(key, value=called(function, args))
+            except BaseException as error:  # noqa: BLE001 - whatever the connector raises is its answer
+                finished = Finished(key, error=error)
+            self._idle.append(jobs)
+            self._finished.put((key, ticket, finished))

@@ -1,0 +1,89 @@
+"""One step of user code, bounded in time whatever it does.
+
+The step runs in a thread of its own, so that its limit holds in every worker pool and a hanging
+handler holds up nobody but itself. A thread cannot be killed: one that outlives its limit is left
+behind, its result is dropped, and the next step gets a new thread.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+from pipeline.domain.errors import TransientError
+
+
+class TimedOutError(TransientError):
+    """A step ran past its limit."""
+
+
+class _Job:
+    """A call on its way through the thread."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.function, self.args = function, args
+        self.context = contextvars.copy_context()
+        self.done = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.value = self.context.run(called, self.function, self.args)
+        except BaseException as error:  # noqa: BLE001 - the thread outlives whatever the handler raises
+            self.error = error
+        self.done.set()
+
+
+class _Thread(threading.Thread):
+    """A daemon, so that a step nobody waits for cannot keep the process from ending."""
+
+    def __init__(self) -> None:
+        super().__init__(name="pipeline-step", daemon=True)
+        self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
+
+    def run(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            job.run()
+
+
+class Steps:
+    """Runs steps one after the other, each within its limit."""
+
+    def __init__(self) -> None:
+        self._thread: _Thread | None = None
+
+    def run(self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str) -> Any:
+        """The value the function returns, awaited if need be; raises what it raises, or that it took too long."""
+        job = _Job(function, args)
+        if self._thread is None:
+            self._thread = _Thread()
+            self._thread.start()
+        self._thread.jobs.put(job)
+        if not job.done.wait(limit.total_seconds()):
+            self._thread.jobs.put(None)
+            self._thread = None
+            raise TimedOutError(f"{what} did not return within {limit.total_seconds():g} s; it was left behind")
+        if job.error is not None:
+            raise job.error
+        return job.value
+
+    def close(self) -> None:
+        """Let the thread end. A step that still runs is not waited for."""
+        if self._thread is not None:
+            self._thread.jobs.put(None)
+            self._thread = None
+
+
+def called(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """What the function returns, awaited in a loop of its own if need be."""
+    value = function(*args)
+    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def _awaited(value: Any) -> Any:
+    return await value

@@ -1,0 +1,270 @@
+"""What a user writes: workflows, topics, consumers and producers.
+
+Everything that can be wrong with a declaration is refused when the module is imported, with the
+file and the line of the declaration; nothing is registered by half.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.payloads import checked_name
+from pipeline.domain.policies import FailurePolicy, WakePolicy
+from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain, StartAt
+from pipeline.runtime import checks
+from pipeline.runtime.shown import Event, PrepareResult
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class DeclarationError(InvalidInputError):
+    """A workflow that cannot work, and the line that says so."""
+
+    def __init__(self, problem: str, where: str) -> None:
+        self.problem, self.where = problem, where
+        super().__init__(f"{where}: {problem}")
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A named, ordered set of events of one workflow."""
+
+    workflow: str
+    name: str
+    schema: type[BaseModel] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consumer:
+    """A declared consumer: its instance, what it may see and publish, and its policies."""
+
+    name: str
+    instance: Any
+    subscribes: tuple[Topic, ...]
+    publishes: tuple[Topic, ...] = ()
+    batch: int = 1
+    ordered: bool = False
+    requires_approval: bool = False
+    after_failed_mutation: AfterFailedMutation = AfterFailedMutation.PREPARE
+    start_at: StartAt = StartAt.LATEST
+    failures: FailurePolicy = field(default_factory=FailurePolicy)
+    wake: WakePolicy = field(default_factory=WakePolicy)
+
+    @property
+    def merge(self) -> Callable[[Any, Any], Any] | None:
+        """How a returned state is folded into the current one, where the consumer says so."""
+        found: Callable[[Any, Any], Any] | None = getattr(self.instance, "merge", None)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Producer:
+    """A declared producer: its function, what it may publish, and when it runs."""
+
+    name: str
+    function: Callable[..., Any]
+    publishes: tuple[Topic, ...] = ()
+    every: timedelta | None = None
+    cron: str | None = None
+    failures: FailurePolicy = field(default_factory=FailurePolicy)
+
+
+class Workflow:
+    """A set of handlers that share topics, and the switch that pauses them."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        version: int = 1,
+        concurrency: int = 1,
+        on_uncertain: str = OnUncertain.PAUSE,
+        on_logic_error: str = OnLogicError.MAINTENANCE,
+    ) -> None:
+        where = _caller()
+        self.name = _declared(lambda: checked_name(name, what="workflow name"), where)
+        self.version, self.concurrency = version, concurrency
+        self.on_uncertain = _declared(lambda: OnUncertain(on_uncertain), where)
+        self.on_logic_error = _declared(lambda: OnLogicError(on_logic_error), where)
+        if concurrency < 1:
+            raise DeclarationError(f"concurrency is {concurrency}; expected at least 1", where)
+        self.where = where
+        self.topics: dict[str, Topic] = {}
+        self.consumers: dict[str, Consumer] = {}
+        self.producers: dict[str, Producer] = {}
+
+    def topic(self, name: str, schema: type[BaseModel] | None = None) -> Topic:
+        """Declare a topic; with a model, every payload is checked against it."""
+        where = _caller()
+        if name in self.topics:
+            raise DeclarationError(f"topic {name!r} is declared twice in workflow {self.name!r}", where)
+        _declared(lambda: checked_name(name, what="topic"), where)
+        self.topics[name] = Topic(self.name, name, schema)
+        return self.topics[name]
+
+    def consumer(
+        self, *, subscribes: Sequence[Topic], publishes: Sequence[Topic] = (), **options: Any
+    ) -> Callable[[C], C]:
+        """Declare a class with ``prepare`` and ``next`` (and ``mutate``, unless it changes nothing) as a consumer."""
+        where = _caller()
+
+        def declare(cls: C) -> C:
+            name = options.pop("name", None) or cls.__name__
+            self._add_consumer(name, cls(), where, subscribes=subscribes, publishes=publishes, **options)
+            return cls
+
+        return declare
+
+    def effect(self, topic: Topic, *, publishes: Sequence[Topic] = (), **options: Any) -> Callable[[F], F]:
+        """Declare the common case in one function: one event, at most one mutation."""
+        where = _caller()
+
+        def declare(function: F) -> F:
+            name = options.pop("name", None) or function.__name__
+            instance = Effect(topic, function)
+            self._add_consumer(name, instance, where, subscribes=[topic], publishes=publishes, **options)
+            return function
+
+        return declare
+
+    def producer(
+        self,
+        *,
+        every: timedelta | None = None,
+        cron: str | None = None,
+        publishes: Sequence[Topic] = (),
+        **options: Any,
+    ) -> Callable[[F], F]:
+        """Declare a function that runs on a schedule and publishes what it finds."""
+        where = _caller()
+
+        def declare(function: F) -> F:
+            name = options.pop("name", None) or function.__name__
+            self._refuse_taken(name, where)
+            problem = checks.schedule_problem(every, cron) or checks.signature_problem(function, 2, name)
+            if problem:
+                raise DeclarationError(problem, where)
+            self._known(publishes, where)
+            self.producers[name] = Producer(
+                name=name, function=function, publishes=tuple(publishes), every=every, cron=cron, **options
+            )
+            return function
+
+        return declare
+
+    def _add_consumer(
+        self,
+        name: str,
+        instance: Any,
+        where: str,
+        *,
+        subscribes: Sequence[Topic],
+        publishes: Sequence[Topic],
+        **options: Any,
+    ) -> None:
+        self._refuse_taken(name, where)
+        self._known([*subscribes, *publishes], where)
+        problem = checks.consumer_problem(instance, name, subscribes, options, self.concurrency)
+        if problem:
+            raise DeclarationError(problem, where)
+        if "after_failed_mutation" in options:
+            after = options["after_failed_mutation"]
+            options["after_failed_mutation"] = _declared(lambda: AfterFailedMutation(after), where)
+        if "start_at" in options:
+            start_at = options["start_at"]
+            options["start_at"] = _declared(lambda: StartAt(start_at), where)
+        self.consumers[name] = Consumer(
+            name=name, instance=instance, subscribes=tuple(subscribes), publishes=tuple(publishes), **options
+        )
+        checks.warn_after_request(instance, name)
+
+    def _refuse_taken(self, name: str, where: str) -> None:
+        if name in self.consumers or name in self.producers:
+            raise DeclarationError(f"workflow {self.name!r} has a handler named {name!r} already", where)
+
+    def _known(self, topics: Sequence[Topic], where: str) -> None:
+        for topic in topics:
+            if not isinstance(topic, Topic) or self.topics.get(topic.name) is not topic:
+                shown = getattr(topic, "name", topic)
+                known = ", ".join(sorted(self.topics)) or "none"
+                raise DeclarationError(
+                    f"{shown!r} is not a topic of workflow {self.name!r}; declared are: {known}. "
+                    "Declare it with workflow.topic(...) and pass what that returns",
+                    where,
+                )
+
+
+class Effect:
+    """The consumer behind ``Workflow.effect``: takes the oldest event and asks for what the function asks for."""
+
+    def __init__(self, topic: Topic, function: Callable[..., Any]) -> None:
+        self.topic, self.function = topic, function
+
+    def prepare(self, ctx: Any, state: Any) -> PrepareResult:
+        """Reserve the oldest pending event and keep it in the plan: mutate reads nothing."""
+        del state
+        pending = ctx.peek(self.topic, limit=1)
+        if not pending:
+            return PrepareResult.nothing()
+        return PrepareResult(reserve=pending, data=pinned(pending[0]))
+
+    def mutate(self, ctx: Any, prepared: Any) -> Any:
+        """Hand the pinned event to the function."""
+        return self.function(ctx, unpinned(self.topic, prepared.data))
+
+    def next(self, ctx: Any, prepared: Any, result: Any) -> None:
+        """Nothing follows."""
+        del ctx, prepared, result
+
+
+def pinned(event: Event) -> dict[str, Any]:
+    """An event as it can be kept in a plan."""
+    payload = event.payload.model_dump(mode="json") if isinstance(event.payload, BaseModel) else event.payload
+    return {
+        "id": event.id,
+        "message_id": event.message_id,
+        "payload": payload,
+        "key": event.key,
+        "title": event.title,
+    }
+
+
+def unpinned(topic: Topic, data: dict[str, Any]) -> Event:
+    """The event that was kept in a plan, its payload read by the topic's model again."""
+    return Event(topic=topic.name, **{**data, "payload": typed(topic, data["payload"])})
+
+
+def typed(topic: Topic, payload: Any) -> Any:
+    """A payload as the topic's model, where it has one."""
+    return topic.schema.model_validate(payload) if topic.schema else payload
+
+
+def _caller() -> str:
+    """File and line of the declaration: the first frame outside this module."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    if frame is None:
+        return "<unknown>"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _declared(check: Callable[[], Any], where: str) -> Any:
+    try:
+        return check()
+    except ValueError as error:
+        raise DeclarationError(str(error), where) from error
+    except InvalidInputError as error:
+        raise DeclarationError(str(error), where) from error
+
+
+def workflows_of(module: str) -> list[Workflow]:
+    """Every workflow that a module holds."""
+    return [value for value in vars(sys.modules[module]).values() if isinstance(value, Workflow)]

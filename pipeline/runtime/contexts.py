@@ -1,0 +1,199 @@
+"""What each phase may do, and nothing else.
+
+What a phase must not do is absent from its context. A context works only while its phase runs: kept
+and used later, from a thread or from another phase, it refuses. A violation fails the run even if
+the handler swallows the error.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NoReturn, Protocol
+
+from pydantic import BaseModel
+
+from pipeline.connectors.sdk import Connector, Operation
+from pipeline.domain.errors import PhaseViolationError
+from pipeline.domain.ids import EventId
+from pipeline.domain.limits import DEFAULT_LIMITS
+from pipeline.domain.payloads import checked_json, checked_name
+from pipeline.domain.values import NewEvent
+from pipeline.runtime.authoring import Topic, typed
+from pipeline.runtime.shown import Asked, Event
+
+
+class Reader(Protocol):
+    """How a prepare looks at its topics."""
+
+    def peek(self, topic: str, limit: int) -> Sequence[Any]: ...
+
+    def get(self, topic: str, ids: Sequence[int]) -> Sequence[Any]: ...
+
+
+class Context:
+    """Open while its phase runs; remembers the first thing it had to refuse."""
+
+    def __init__(self, phase: str, now: datetime, connectors: dict[str, Connector]) -> None:
+        self._phase, self._connectors = phase, connectors
+        self._is_open = True
+        self.now = now
+        self.violation: PhaseViolationError | None = None
+
+    def close(self) -> None:
+        """The phase is over."""
+        self._is_open = False
+
+    def _refuse(self, what: str, instead: str) -> NoReturn:
+        error = PhaseViolationError(f"{what} in {self._phase}. {instead}")
+        self.violation = self.violation or error
+        raise error
+
+    def _used(self, what: str) -> None:
+        if not self._is_open:
+            self._refuse(f"{what} after the phase had ended", "A context works only inside the call it was given to")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        connector = self._connectors.get(name)
+        if connector is None:
+            known = ", ".join(sorted(self._connectors)) or "none"
+            self._refuse(f"ctx.{name} was used", f"There is no such operation or connector; connectors are: {known}")
+        return _Bound(connector, self._operation)
+
+    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+        given = f"({', '.join(params)})"
+        self._refuse(f"{connector.name}.{operation.name}{given} was called", "This phase may not touch outside systems")
+
+
+class _Bound:
+    """``ctx.mail``: its attributes are the connector's operations, as far as the phase allows them."""
+
+    def __init__(self, connector: Connector, act: Callable[[Connector, Operation[Any], dict[str, Any]], Any]) -> None:
+        self._connector, self._act = connector, act
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operation = type(self._connector).operations().get(name)
+        if operation is None:
+            known = ", ".join(sorted(type(self._connector).operations()))
+            raise AttributeError(f"connector {self._connector.name!r} has no operation {name!r}; it has: {known}")
+
+        def call(**params: Any) -> Any:
+            return self._act(self._connector, operation, params)
+
+        return call
+
+
+class PrepareContext(Context):
+    """Looks: at subscribed topics, and at outside systems."""
+
+    def __init__(
+        self, now: datetime, connectors: dict[str, Connector], topics: Sequence[Topic], reader: Reader
+    ) -> None:
+        super().__init__("prepare", now, connectors)
+        self._topics = {topic.name: topic for topic in topics}
+        self._reader = reader
+
+    def peek(self, topic: Topic, limit: int = 100) -> list[Event]:
+        """Pending events of a subscribed topic, oldest first."""
+        return self._shown(topic, self._reader.peek(self._subscribed(topic, "peek"), limit))
+
+    def get_by_ids(self, topic: Topic, ids: Sequence[EventId]) -> list[Event]:
+        """Events of a subscribed topic by their ids, whatever became of them."""
+        return self._shown(topic, self._reader.get(self._subscribed(topic, "get_by_ids"), ids))
+
+    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+        self._used(f"{connector.name}.{operation.name} was called")
+        if operation.is_mutation:
+            what = f"the mutation {connector.name}.{operation.name} was asked for"
+            self._refuse(what, "Put what it needs into data and ask for it in mutate")
+        return operation.function(connector, **params)
+
+    def _subscribed(self, topic: Topic, verb: str) -> str:
+        self._used(verb)
+        name = getattr(topic, "name", str(topic))
+        if self._topics.get(name) is not topic:
+            known = ", ".join(sorted(self._topics))
+            self._refuse(f"{verb} of topic {name!r}", f"This consumer is subscribed to: {known}")
+        return name
+
+    def _shown(self, topic: Topic, rows: Sequence[Any]) -> list[Event]:
+        return [
+            Event(
+                id=EventId(row.id),
+                topic=topic.name,
+                message_id=row.message_id,
+                payload=typed(topic, row.payload),
+                key=row.key,
+                title=row.title,
+                created_at=row.created_at,
+            )
+            for row in rows
+        ]
+
+
+class MutateContext(Context):
+    """Asks for at most one mutation. The host carries it out after the handler has returned."""
+
+    def __init__(self, now: datetime, connectors: dict[str, Connector]) -> None:
+        super().__init__("mutate", now, connectors)
+        self.asked: Asked | None = None
+
+    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+        what = f"{connector.name}.{operation.name} was called"
+        self._used(what)
+        if not operation.is_mutation:
+            self._refuse(f"the read {what}", "Read in prepare and pass what you found in data")
+        if self.asked is not None:
+            first = f"{self.asked.connector}.{self.asked.operation}"
+            self._refuse(f"a second mutation {what}", f"{first} was asked for already, and a run has one")
+        operation.check(params)
+        checked_json(params, what=f"parameters of {connector.name}.{operation.name}", limit=DEFAULT_LIMITS.params)
+        self.asked = Asked(connector=connector.name, operation=operation.name, params=params)
+        return self.asked
+
+
+class Publishing(Context):
+    """Publishes to declared topics."""
+
+    def __init__(self, phase: str, now: datetime, connectors: dict[str, Connector], topics: Sequence[Topic]) -> None:
+        super().__init__(phase, now, connectors)
+        self._topics = {topic.name: topic for topic in topics}
+        self.published: list[NewEvent] = []
+
+    def publish(
+        self, topic: Topic, *, message_id: str, payload: Any = None, key: str | None = None, title: str | None = None
+    ) -> None:
+        """Publish an event with the commit of this run; a message id that exists already is a no-op."""
+        self._used("publish")
+        name = getattr(topic, "name", str(topic))
+        if self._topics.get(name) is not topic:
+            known = ", ".join(sorted(self._topics)) or "none"
+            self._refuse(f"publish to topic {name!r}", f"This handler declares publishes: {known}")
+        body = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
+        typed(topic, body)
+        checked_json(body, what=f"payload of {message_id!r}", limit=DEFAULT_LIMITS.payload)
+        for what, text in (("message id", message_id), ("key", key)):
+            if text is not None:
+                checked_name(text, what=what)
+        self.published.append(NewEvent(topic=name, message_id=message_id, payload=body, key=key, title=title))
+
+
+class NextContext(Publishing):
+    """Publishes what follows from the mutation."""
+
+    def __init__(self, now: datetime, connectors: dict[str, Connector], topics: Sequence[Topic]) -> None:
+        super().__init__("next", now, connectors, topics)
+
+
+class ProducerContext(Publishing):
+    """Looks at outside systems and publishes what it finds."""
+
+    def __init__(self, now: datetime, connectors: dict[str, Connector], topics: Sequence[Topic]) -> None:
+        super().__init__("a producer", now, connectors, topics)
+
+    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+        self._used(f"{connector.name}.{operation.name} was called")
+        if operation.is_mutation:
+            what = f"the mutation {connector.name}.{operation.name} was asked for"
+            self._refuse(what, "Publish an event and let a consumer do it")
+        return operation.function(connector, **params)

@@ -1,0 +1,227 @@
+"""Carrying out mutations: written down before they are sent, and their outcome written down as it comes.
+
+At most so many calls are in the air; each wave of ledger rows is committed in flight right before it
+is sent, so a crash leaves in doubt only what was in the air. What arrives together is recorded in one
+commit; a slow call delays nobody else's record.
+"""
+
+import hashlib
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row
+
+from pipeline.connectors.sdk import Applied as Found
+from pipeline.connectors.sdk import Call, NotFound, Operation, Retry
+from pipeline.domain.errors import AuthError, LogicError, PayloadError, TransientError
+from pipeline.domain.failures import Failure, FailureKind, classify
+from pipeline.domain.ids import Fence, MutationId, RunId
+from pipeline.domain.limits import DEFAULT_LIMITS
+from pipeline.domain.mutations import Evidence, MutationStatus
+from pipeline.domain.payloads import checked_json
+from pipeline.domain.values import Applied, Failed, Held, Request, Stopped
+from pipeline.engine.calls import Calls, Finished
+from pipeline.engine.steps import TimedOutError
+from pipeline.execution import mutations, stops
+from pipeline.runtime.leases import Leases
+from pipeline.runtime.phases import held
+from pipeline.runtime.points import Point, reach
+from pipeline.runtime.policy import RuntimePolicy
+from pipeline.runtime.registry import Registry
+from pipeline.runtime.shown import Asked
+from pipeline.store.database import Database, Transaction
+
+log = logging.getLogger(__name__)
+
+#: What a connector raises to say that nothing happened. Everything else leaves the outcome unknown.
+DEFINITE = (LogicError, TransientError, AuthError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A claimed run and the mutation it asks for; None when a person approved one that is in the ledger."""
+
+    run: Row[Any]
+    asked: Asked | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Flight:
+    """One mutation in the air, or being looked for."""
+
+    held: Held
+    mutation: Row[Any]
+    operation: Operation[Any]
+    looks: bool = False
+    doubt: str = ""
+
+
+class Mutator:
+    """Sends what runs ask for."""
+
+    def __init__(self, db: Database, registry: Registry, leases: Leases, policy: RuntimePolicy) -> None:
+        self.db, self.registry, self.leases, self.policy = db, registry, leases, policy
+
+    def send(self, wanted: Sequence[Wanted], on_done: Callable[[Sequence[RunId]], None]) -> None:
+        """Carry out every request; ``on_done`` hears of runs whose outcome is recorded."""
+        waiting = deque(wanted)
+        calls = Calls()
+        flights: dict[RunId, _Flight] = {}
+        while waiting or flights:
+            free = self.policy.mutation_concurrency - len(flights)
+            wave = [waiting.popleft() for _ in range(min(free, len(waiting)))]
+            for flight in self._begin(wave) if wave else ():
+                flights[flight.held.run_id] = flight
+                self._launch(calls, flight)
+            ended = [(flights.pop(RunId(item.key)), item) for item in calls.wait(1.0)]  # type: ignore[arg-type]
+            for flight in self._record(ended):
+                flights[flight.held.run_id] = flight
+                self._launch(calls, flight)
+            on_done([flight.held.run_id for flight, _ in ended if flight.held.run_id not in flights])
+
+    def _begin(self, wave: Sequence[Wanted]) -> list[_Flight]:
+        """Commit a wave to the ledger. Whoever is refused was taken over by somebody else and is dropped."""
+        runs = {item.run.id: item.run for item in wave}
+        fresh = [self._request(item.run, item.asked) for item in wave if item.asked is not None]
+        approved = [held(item.run) for item in wave if item.asked is None]
+        with self.db.transaction() as tx:
+            landed = [*mutations.begin_mutation(tx, fresh).landed] if fresh else []
+            landed += mutations.send(tx, approved).landed if approved else ()
+        reach(Point.IN_FLIGHT)
+        waiting = [row for row in landed if row.status == MutationStatus.PENDING]
+        self.leases.drop([held(runs[row.run_id]) for row in waiting])
+        return [
+            _Flight(held=held(runs[row.run_id]), mutation=row, operation=self._operation(row))
+            for row in landed
+            if row.status == MutationStatus.IN_FLIGHT
+        ]
+
+    def _request(self, run: Row[Any], asked: Asked) -> Request:
+        operation = type(self.registry.connectors[asked.connector]).operations()[asked.operation]
+        body = json.dumps([asked.connector, asked.operation, asked.params], sort_keys=True, default=str)
+        return Request(
+            held=held(run),
+            connector=asked.connector,
+            operation=asked.operation,
+            params=asked.params,
+            request_hash=hashlib.sha256(body.encode()).hexdigest(),
+            idempotency_key=f"{run.workflow}:{run.id}",
+            timeout=operation.timeout,
+            settle=operation.settle,
+            reconcilable=operation.can_reconcile,
+            needs_approval=bool((run.prepare_result or {}).get("approval")),
+        )
+
+    def _operation(self, row: Row[Any]) -> Operation[Any]:
+        return type(self.registry.connectors[row.connector]).operations()[row.operation]
+
+    def _launch(self, calls: Calls, flight: _Flight) -> None:
+        """Put a call in the air, unless the run was found to be somebody else's."""
+        connector = self.registry.connectors[flight.mutation.connector]
+        limit = flight.operation.policy.immediate_timeout if flight.looks else flight.operation.timeout
+        call = Call.within(flight.mutation.idempotency_key, limit)
+        function = flight.operation.look if flight.looks else flight.operation.function
+        if self.leases.is_lost(flight.held):
+            function = _refuse_lost
+        calls.launch(
+            flight.held.run_id, _with_params, function, connector, call, flight.mutation.params, ends_at=call.ends_at
+        )
+
+    def _record(self, ended: Sequence[tuple[_Flight, Finished]]) -> list[_Flight]:
+        """Write down outcomes; return the flights whose outcome must be looked for first."""
+        if ended:
+            reach(Point.CALLED)
+        looks = [flight for flight, finished in ended if _must_look(flight, finished)]
+        known = [(flight, finished) for flight, finished in ended if flight not in looks]
+        if known:
+            with self.db.transaction() as tx:
+                self._write(tx, known)
+            reach(Point.OUTCOME_SAVED)
+            self.leases.drop([flight.held for flight, _ in known])
+        return looks
+
+    def _write(self, tx: Transaction, known: Sequence[tuple[_Flight, Finished]]) -> None:
+        applied = [_applied(flight, finished) for flight, finished in known if _happened(flight, finished)]
+        refused = [(flight, finished) for flight, finished in known if _did_not(flight, finished)]
+        if applied:
+            mutations.apply(tx, applied, limits=self.policy.limits)
+        verdicts = [_failed(flight, finished) for flight, finished in refused]
+        too_early = mutations.fail(tx, verdicts).refused if verdicts else {}
+        stopped = [
+            Stopped(held=flight.held, failure=_failure(flight, finished))
+            for flight, finished in known
+            if not _happened(flight, finished)
+        ]
+        if stopped:
+            stops.stop(tx, stopped)
+        for mutation_id, error in too_early.items():
+            log.info("mutation.in_doubt", extra={"mutation_id": mutation_id, "reason": str(error)})
+
+
+def _with_params(function: Callable[..., Any], connector: Any, call: Call, params: dict[str, Any]) -> Any:
+    return function(connector, call, **params)
+
+
+def _refuse_lost(*_: Any, **__: Any) -> Any:
+    raise TransientError("the run was taken over before its mutation was sent")
+
+
+def _must_look(flight: _Flight, finished: Finished) -> bool:
+    """An unknown outcome is looked for once, at once, where the operation knows how."""
+    if flight.looks or finished.error is None or _did_not(flight, finished):
+        return False
+    flight.doubt = classify(finished.error).message
+    flight.looks = flight.operation.can_reconcile
+    return flight.looks
+
+
+def _timed_out(finished: Finished) -> bool:
+    return isinstance(finished.error, TimedOutError)
+
+
+def _happened(flight: _Flight, finished: Finished) -> bool:
+    if finished.error is not None:
+        return False
+    return isinstance(finished.value, Found) if flight.looks else True
+
+
+def _did_not(flight: _Flight, finished: Finished) -> bool:
+    if flight.looks:
+        return isinstance(finished.value, NotFound)
+    return isinstance(finished.error, DEFINITE) and not _timed_out(finished)
+
+
+def _applied(flight: _Flight, finished: Finished) -> Applied:
+    """It happened, whatever its result looks like: a result that cannot be stored is described instead."""
+    result = finished.value.result if flight.looks else finished.value
+    try:
+        checked_json(result, what="result", limit=DEFAULT_LIMITS.result)
+    except PayloadError as error:
+        result = {"unstorable": str(error)}
+    return Applied(mutation_id=_id(flight), result=result, fence=Fence(flight.held.fence))
+
+
+def _failed(flight: _Flight, finished: Finished) -> Failed:
+    if flight.looks:
+        return Failed(
+            mutation_id=_id(flight), error=finished.value.reason, evidence=Evidence.ABSENCE, fence=flight.held.fence
+        )
+    assert finished.error is not None
+    error = classify(finished.error).message
+    return Failed(mutation_id=_id(flight), error=error, evidence=Evidence.DEFINITE, fence=flight.held.fence)
+
+
+def _failure(flight: _Flight, finished: Finished) -> Failure:
+    """Why the run stops: the connector's own words, or the doubt about them."""
+    if not flight.looks and finished.error is not None:
+        return classify(finished.error)
+    reason = finished.value.reason if isinstance(finished.value, NotFound | Retry) else flight.doubt
+    return Failure(kind=FailureKind.TRANSIENT, message=reason or flight.doubt, error_type="UnknownOutcome")
+
+
+def _id(flight: _Flight) -> MutationId:
+    return MutationId(flight.mutation.id)

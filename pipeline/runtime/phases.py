@@ -1,0 +1,177 @@
+"""Calling the handlers: from a claimed row to what the handler decided, or to a classified failure.
+
+No transaction is open while a handler runs, and no handler can reach a context of another phase.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from cronsim import CronSim
+from sqlalchemy import Row
+
+from pipeline.domain.errors import LogicError, PayloadError
+from pipeline.domain.failures import Failure, classify
+from pipeline.domain.ids import EventId, Fence, RunId
+from pipeline.domain.limits import DEFAULT_LIMITS
+from pipeline.domain.payloads import checked_json
+from pipeline.domain.runs import Outcome
+from pipeline.domain.scheduling import clamp_wake_at, next_slot
+from pipeline.domain.values import Emitted, Held, Reservation
+from pipeline.domain.values import Prepared as Plan
+from pipeline.engine.steps import Steps
+from pipeline.runtime.authoring import Consumer, Producer
+from pipeline.runtime.contexts import Context, MutateContext, NextContext, PrepareContext, ProducerContext
+from pipeline.runtime.registry import Registry
+from pipeline.runtime.shown import Asked, Event, MutationResult, Prepared, PrepareResult, ResultStatus
+from pipeline.store import views
+from pipeline.store.database import Database
+
+_STATUS = {
+    Outcome.SUCCESS: ResultStatus.APPLIED,
+    Outcome.SKIPPED: ResultStatus.SKIPPED,
+    Outcome.NONE: ResultStatus.NONE,
+}
+
+
+def held(run: Row[Any]) -> Held:
+    """The run as its claimer holds it."""
+    return Held(RunId(run.id), Fence(run.fence))
+
+
+class Phases:
+    """Runs single handlers of known workflows."""
+
+    def __init__(self, db: Database, registry: Registry, *, step_limit: timedelta) -> None:
+        self.db, self.registry, self.step_limit = db, registry, step_limit
+        self.steps = Steps()
+
+    def prepare(self, run: Row[Any]) -> Plan | Failure:
+        """Ask a consumer what it wants to do."""
+        consumer = self.registry.consumer(run.workflow, run.handler)
+        context = PrepareContext(run.now, self.registry.connectors, consumer.subscribes, _Reader(self.db, run))
+        returned = self._step(context, consumer.instance.prepare, run.handler_state, what=f"{run.handler}.prepare")
+        if isinstance(returned, Failure):
+            return returned
+        try:
+            return _plan(run, consumer, returned)
+        except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
+            return classify(error)
+
+    def mutate(self, run: Row[Any]) -> Asked | Failure | None:
+        """Ask a consumer for its one mutation."""
+        consumer = self.registry.consumer(run.workflow, run.handler)
+        context = MutateContext(run.now, self.registry.connectors)
+        returned = self._step(context, consumer.instance.mutate, prepared(run), what=f"{run.handler}.mutate")
+        if isinstance(returned, Failure):
+            return returned
+        if returned is not None and returned is not context.asked:
+            problem = f"{run.handler}.mutate returned a {type(returned).__name__}"
+            return classify(LogicError(f"{problem}; expected what ctx.<connector>.<mutation>(...) returns, or nothing"))
+        return context.asked
+
+    def next(self, run: Row[Any]) -> Emitted | Failure:
+        """Ask a consumer what follows."""
+        consumer = self.registry.consumer(run.workflow, run.handler)
+        context = NextContext(run.now, self.registry.connectors, consumer.publishes)
+        result = MutationResult(status=_STATUS[Outcome(run.mutation_outcome)], value=run.mutation_result)
+        returned = self._step(context, consumer.instance.next, prepared(run), result, what=f"{run.handler}.next")
+        if isinstance(returned, Failure):
+            return returned
+        if returned is not None and consumer.merge is None and self.registry.workflows[run.workflow].concurrency > 1:
+            return classify(
+                LogicError(
+                    f"{run.handler}.next returned state while several runs may be in the air: updates would be lost; "
+                    "define merge(current, returned) on the consumer, or set concurrency=1 on the workflow"
+                )
+            )
+        return _emitted(run, context.published, returned)
+
+    def produce(self, run: Row[Any], slot: datetime) -> Emitted | Failure:
+        """Ask a producer for events."""
+        producer = self.registry.producer(run.workflow, run.handler)
+        context = ProducerContext(run.now, self.registry.connectors, producer.publishes)
+        returned = self._step(context, producer.function, run.handler_state, what=run.handler)
+        if isinstance(returned, Failure):
+            return returned
+        return _emitted(run, context.published, returned, next_run_at=slot_after(producer, slot, run.now))
+
+    def _step(self, context: Context, function: Any, *args: Any, what: str) -> Any:
+        """The handler's answer, or its failure; a violation counts even when the handler swallowed it."""
+        try:
+            returned = self.steps.run(function, context, *args, limit=self.step_limit, what=what)
+        except BaseException as error:  # noqa: BLE001 - the one place handler code may fail
+            return classify(context.violation or error)
+        finally:
+            context.close()
+        return classify(context.violation) if context.violation else returned
+
+
+class _Reader:
+    """How a prepare reads: each look is a short transaction of its own."""
+
+    def __init__(self, db: Database, run: Row[Any]) -> None:
+        self.db, self.run = db, run
+
+    def peek(self, topic: str, limit: int) -> Sequence[Any]:
+        with self.db.transaction() as tx:
+            return views.peeked(
+                tx, self.run, topic, limit=limit, low_watermark=self.run.low_watermark, ordered=self.run.ordered
+            )
+
+    def get(self, topic: str, ids: Sequence[int]) -> Sequence[Any]:
+        with self.db.transaction() as tx:
+            return views.delivered_events(tx, self.run.handler_id, topic, ids)
+
+
+def prepared(run: Row[Any]) -> Prepared:
+    """The saved plan as handlers see it."""
+    saved = run.prepare_result or {}
+    ids = tuple(EventId(event) for event in run.event_ids)
+    return Prepared(data=saved.get("data"), ui=saved.get("ui"), event_ids=ids)
+
+
+def slot_after(producer: Producer, slot: datetime, now: datetime) -> datetime:
+    """When a producer runs next: the first slot after now, however many were missed."""
+    if producer.every is not None:
+        return next_slot(slot, producer.every, now)
+    assert producer.cron is not None
+    return next(CronSim(producer.cron, now))
+
+
+def _plan(run: Row[Any], consumer: Consumer, returned: Any) -> Plan:
+    if not isinstance(returned, PrepareResult):
+        raise LogicError(
+            f"{consumer.name}.prepare returned a {type(returned).__name__}; expected a PrepareResult "
+            "(PrepareResult.nothing() when there is nothing to do)"
+        )
+    topics = {topic.name for topic in consumer.subscribes}
+    reserved: dict[str, list[EventId]] = {}
+    for event in returned.reserve:
+        if not isinstance(event, Event) or event.topic not in topics:
+            raise LogicError(f"{consumer.name}.prepare reserves {event!r}; expected events that ctx.peek returned")
+        reserved.setdefault(event.topic, []).append(event.id)
+    for what, value in (("data", returned.data), ("ui", returned.ui)):
+        checked_json(value, what=f"{what} of {consumer.name}.prepare", limit=DEFAULT_LIMITS.prepare_result)
+    wake_at = returned.wake_at and clamp_wake_at(returned.wake_at, run.now, consumer.wake)
+    asks = consumer.requires_approval if returned.approval is None else returned.approval
+    return Plan(
+        held=held(run),
+        reservations=tuple(Reservation(topic=topic, ids=tuple(ids)) for topic, ids in reserved.items()),
+        data=returned.data,
+        ui=returned.ui,
+        wake_at=wake_at,
+        needs_approval=asks,
+    )
+
+
+def _emitted(
+    run: Row[Any], published: Sequence[Any], state: Any, next_run_at: datetime | None = None
+) -> Emitted | Failure:
+    try:
+        checked_json(state, what=f"state returned by {run.handler}", limit=DEFAULT_LIMITS.state)
+    except PayloadError as error:
+        return classify(error)
+    return Emitted(
+        held=held(run), events=tuple(published), state=state, has_state=state is not None, next_run_at=next_run_at
+    )

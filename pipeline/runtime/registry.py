@@ -1,0 +1,149 @@
+"""The workflows and connectors this process knows, found by module name and by entry point."""
+
+import hashlib
+import importlib
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import entry_points
+from typing import Any
+
+from cronsim import CronSim
+
+from pipeline.connectors.sdk import Connector
+from pipeline.domain.errors import InvalidInputError, UnknownError
+from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
+from pipeline.domain.workflows import HandlerKind
+from pipeline.runtime.authoring import Consumer, DeclarationError, Producer, Workflow, workflows_of
+
+ENTRY_POINTS = "pipeline.workflows"
+
+
+@dataclass
+class Registry:
+    """What a worker can run. A workflow it does not know is left to a worker that does."""
+
+    workflows: dict[str, Workflow] = field(default_factory=dict)
+    connectors: dict[str, Connector] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, modules: Iterable[str], connectors: Iterable[Connector] = ()) -> "Registry":
+        """Import the modules, and those that installed packages offer; collect their workflows and connectors."""
+        registry = cls()
+        for connector in connectors:
+            registry.add_connector(connector)
+        offered = [entry.module for entry in entry_points(group=ENTRY_POINTS)]
+        for name in [*modules, *offered]:
+            try:
+                module = importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                raise InvalidInputError(
+                    f"PIPELINE_WORKFLOWS names {name!r}, which cannot be imported: {error}. "
+                    "Expected modules on the worker's Python path."
+                ) from error
+            for workflow in workflows_of(module.__name__):
+                registry.add(workflow)
+            for value in vars(module).values():
+                if isinstance(value, Connector):
+                    registry.add_connector(value)
+        return registry
+
+    def add(self, workflow: Workflow) -> None:
+        """Know a workflow. The same one twice is one; another of the same name is a mistake."""
+        known = self.workflows.get(workflow.name)
+        if known is not None and known is not workflow:
+            raise DeclarationError(f"workflow {workflow.name!r} is declared at {known.where} as well", workflow.where)
+        _refuse_unfed(workflow)
+        self.workflows[workflow.name] = workflow
+
+    def add_connector(self, connector: Connector) -> None:
+        """Know a connector by its name."""
+        if not connector.name:
+            raise InvalidInputError(f"{type(connector).__qualname__} has no name; set name = '...' on the class.")
+        self.connectors[connector.name] = connector
+
+    def consumer(self, workflow: str, handler: str) -> Consumer:
+        """A consumer of a workflow this process knows."""
+        found = self._workflow(workflow).consumers.get(handler)
+        if found is None:
+            known = self._workflow(workflow).consumers
+            raise UnknownError(f"consumer of workflow {workflow!r} named", handler, known)
+        return found
+
+    def producer(self, workflow: str, handler: str) -> Producer:
+        """A producer of a workflow this process knows."""
+        found = self._workflow(workflow).producers.get(handler)
+        if found is None:
+            known = self._workflow(workflow).producers
+            raise UnknownError(f"producer of workflow {workflow!r} named", handler, known)
+        return found
+
+    def _workflow(self, name: str) -> Workflow:
+        found = self.workflows.get(name)
+        if found is None:
+            raise UnknownError("workflow", name, self.workflows)
+        return found
+
+
+def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
+    """What the database needs to know of a workflow. A producer is due first at its first slot from now."""
+    topics = tuple(
+        TopicSpec(name=topic.name, schema=topic.schema.model_json_schema() if topic.schema else None)
+        for topic in workflow.topics.values()
+    )
+    consumers = tuple(
+        HandlerSpec(
+            name=consumer.name,
+            subscribes=tuple(topic.name for topic in consumer.subscribes),
+            start_at=consumer.start_at,
+            batch=consumer.batch,
+            ordered=consumer.ordered,
+            after_failed_mutation=consumer.after_failed_mutation,
+            failure_policy=consumer.failures,
+        )
+        for consumer in workflow.consumers.values()
+    )
+    producers = tuple(
+        HandlerSpec(
+            name=producer.name,
+            kind=HandlerKind.PRODUCER,
+            failure_policy=producer.failures,
+            first_run_at=now if producer.cron is None else next(CronSim(producer.cron, now)),
+        )
+        for producer in workflow.producers.values()
+    )
+    return WorkflowSpec(
+        name=workflow.name,
+        version=workflow.version,
+        fingerprint=fingerprint(workflow),
+        topics=topics,
+        handlers=(*consumers, *producers),
+        concurrency=workflow.concurrency,
+        on_uncertain=workflow.on_uncertain,
+        on_logic_error=workflow.on_logic_error,
+    )
+
+
+def fingerprint(workflow: Workflow) -> str:
+    """Changes when the code of a handler does, so that a deploy can end a maintenance."""
+    parts = [workflow.name, str(workflow.version)]
+    instances = [consumer.instance for consumer in workflow.consumers.values()]
+    parts.extend(_source(getattr(instance, "function", None) or type(instance)) for instance in instances)
+    parts.extend(_source(producer.function) for producer in workflow.producers.values())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _source(code: Any) -> str:
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):
+        return repr(code)
+
+
+def _refuse_unfed(workflow: Workflow) -> None:
+    """A consumer of a topic that no handler publishes to is fine (others publish); a handlerless workflow is not."""
+    if not workflow.consumers and not workflow.producers:
+        raise DeclarationError(
+            f"workflow {workflow.name!r} has no handler; expected a consumer or a producer", workflow.where
+        )

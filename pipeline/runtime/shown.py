@@ -1,0 +1,84 @@
+"""What handlers are shown and what they return. Values only, light to import."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pipeline.domain.ids import EventId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An event as a handler sees it. ``payload`` is the topic's model where the topic has one."""
+
+    id: EventId
+    topic: str
+    message_id: str
+    payload: Any
+    key: str | None = None
+    title: str | None = None
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareResult:
+    """What a prepare decided: which events to consume, and all that mutate and next need to know.
+
+    ``wake_at`` asks to be called again at that time even if no new event arrives. ``approval`` asks
+    a person before the mutation is sent, whatever the consumer says in general.
+    """
+
+    reserve: Sequence[Event] = ()
+    data: Any = None
+    ui: Any = None
+    wake_at: datetime | None = None
+    approval: bool | None = None
+
+    @classmethod
+    def nothing(cls, *, wake_at: datetime | None = None, data: Any = None) -> "PrepareResult":
+        """Nothing to do right now. ``next`` still runs."""
+        return cls(wake_at=wake_at, data=data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The saved plan, as mutate and next see it."""
+
+    data: Any = None
+    ui: Any = None
+    event_ids: tuple[EventId, ...] = ()
+
+
+class ResultStatus(StrEnum):
+    """What became of the mutation, as ``next`` is told."""
+
+    APPLIED = "applied"
+    NONE = "none"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MutationResult:
+    """What ``next`` learns about the mutation."""
+
+    status: ResultStatus
+    value: Any = None
+
+    @property
+    def applied(self) -> bool:
+        return self.status is ResultStatus.APPLIED
+
+    @property
+    def skipped(self) -> bool:
+        return self.status is ResultStatus.SKIPPED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The one mutation a mutate handler asked for."""
+
+    connector: str
+    operation: str
+    params: dict[str, Any] = field(default_factory=dict)

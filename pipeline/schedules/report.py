@@ -1,0 +1,23 @@
+"""What one pass of a sweep did."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A doorbell to ring: which task, for which runs. Losing it costs time, never work."""
+
+    task: str
+    ids: tuple[str, ...]
+    chain: bool = True  #: the tasks that follow it are chained
+
+
+@dataclass(slots=True)
+class Report:
+    """Counts by name, for the log and the table of sweeps."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, count: int = 1) -> None:
+        if count:
+            self.counts[name] = self.counts.get(name, 0) + count

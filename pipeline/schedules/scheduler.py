@@ -1,0 +1,115 @@
+"""Starting what is due. The same function answers a poke, the end of a run, and the tick of beat.
+
+Runs are created and committed first, their messages are sent afterwards: a message that is never
+sent costs a sweep period, not an event. Everything is decided under the workflow's lock from facts
+read there, so schedulers at once are one after the other and offer nothing twice.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Row
+
+from pipeline.domain.runs import Phase
+from pipeline.domain.scheduling import HandlerFacts, Reason, cohort_size, due, priority
+from pipeline.domain.workflows import HandlerKind
+from pipeline.execution import starts
+from pipeline.execution.starts import Started
+from pipeline.runtime.points import Point, reach
+from pipeline.schedules.report import Message, Report
+from pipeline.store import views
+from pipeline.store.database import Database, Transaction
+
+Send = Callable[[Message], None]
+
+#: Which task a run waits for, by the phase it is in. The tasks after it are chained.
+TASK_OF = {
+    Phase.PENDING: "pipeline.prepare",
+    Phase.PREPARING: "pipeline.prepare",
+    Phase.PREPARED: "pipeline.mutate",
+    Phase.MUTATING: "pipeline.mutate",
+    Phase.MUTATED: "pipeline.next",
+    Phase.EMITTING: "pipeline.next",
+}
+PRODUCE = "pipeline.produce"
+#: Passes over one workflow before somebody else gets a turn; what is left is found by the next call.
+_PASSES = 50
+
+
+class Scheduler:
+    """Starts runs of workflows and rings for them."""
+
+    def __init__(self, db: Database, send: Send, *, lease: timedelta, most: int = 50) -> None:
+        self.db, self.send, self.lease, self.most = db, send, lease, most
+        self.speeds: dict[int, timedelta] = {}  #: how long one run of a handler took here, for the size of cohorts
+
+    def schedule(self, workflows: Iterable[str]) -> Report:
+        """Start everything that is due in these workflows."""
+        report = Report()
+        for workflow in workflows:
+            for _ in range(_PASSES):
+                started = self._pass(workflow)
+                report.add("runs", started)
+                if not started:
+                    break
+        return report
+
+    def _pass(self, workflow: str) -> int:
+        """Start the most urgent due handler of a workflow. Returns how many runs that made."""
+        with self.db.transaction() as tx:
+            made = next((made for made in self._attempts(tx, workflow) if made.runs), None)
+        if made is None:
+            return 0
+        reach(Point.STARTED)
+        self._ring(made.runs)
+        return len(made.runs)
+
+    def _attempts(self, tx: Transaction, workflow: str) -> Iterable[Started]:
+        """Try the due handlers in order of urgency; nothing else can start once the workflow is held back."""
+        rows = views.due_facts(tx, workflow)
+        urgent = [(reason, row) for row in rows if (reason := due(facts_of(row), row.now))]
+        for reason, row in sorted(urgent, key=lambda pair: priority(pair[0], facts_of(pair[1]))):
+            made = self._start(tx, workflow, reason, row)
+            yield made
+            if made.held:
+                return
+
+    def _start(self, tx: Transaction, workflow: str, reason: Reason, row: Row[Any]) -> Started:
+        if reason is Reason.RETRY:
+            return starts.retry(tx, views.retryable_runs(tx, workflow, handler_id=row.id, limit=self.most))
+        if reason is not Reason.EVENTS:
+            return starts.start(tx, workflow, row.name, alone=True)
+        backlog = views.backlog(tx, row.id, limit=self.most * row.batch)
+        slices = -(-backlog // row.batch)
+        per_run = self.speeds.get(row.id, timedelta(0))
+        count = cohort_size(slices, self.most, per_run=per_run, lease=self.lease, most=self.most)
+        return starts.start(tx, workflow, row.name, count=max(1, count))
+
+    def _ring(self, started: Sequence[Row[Any]]) -> None:
+        for message in messages_for(started, self.db):
+            self.send(message)
+
+
+def messages_for(rows: Sequence[Row[Any]], db: Database) -> list[Message]:
+    """The doorbells for runs, one for each task they wait for."""
+    with db.transaction() as tx:
+        producers = views.producer_ids(tx, {row.handler_id for row in rows})
+    by_task: dict[str, list[str]] = {}
+    for row in rows:
+        task = PRODUCE if row.handler_id in producers else TASK_OF[Phase(row.phase)]
+        by_task.setdefault(task, []).append(str(row.id))
+    return [Message(task=task, ids=tuple(ids)) for task, ids in by_task.items()]
+
+
+def facts_of(row: Row[Any]) -> HandlerFacts:
+    """A row of facts as the pure decisions take it."""
+    return HandlerFacts(
+        kind=HandlerKind(row.kind),
+        retry_at=row.retry_at,
+        wake_at=row.wake_at,
+        next_run_at=row.next_run_at,
+        has_unseen=row.has_unseen,
+        has_retry=row.has_retry,
+        oldest_pending_id=row.oldest_pending_id,
+    )

@@ -1,0 +1,44 @@
+"""Ringing doorbells: the messages of a cohort, chained in the order of its phases.
+
+A message that cannot be sent is not an error: the run is in Postgres and the next tick rings again.
+"""
+
+import logging
+
+from celery import chain
+from kombu.exceptions import OperationalError
+
+from pipeline.celery import app
+from pipeline.schedules.report import Message
+
+log = logging.getLogger(__name__)
+
+_PHASES = ("pipeline.prepare", "pipeline.mutate", "pipeline.next")
+
+
+def send(message: Message) -> None:
+    """Ring for these runs; the phases that follow are chained, and each of them claims anew."""
+    names = _PHASES[_PHASES.index(message.task) :] if message.task in _PHASES else (message.task,)
+    ids = list(message.ids)
+    try:
+        chain(*(app.signature(name, args=(ids,), immutable=True) for name in names)).apply_async()
+    except OperationalError as error:
+        log.warning("the broker cannot be reached; the next tick rings again for %d runs: %s", len(ids), error)
+
+
+def poke(workflow: str) -> None:
+    """Tell a worker that a workflow may have work."""
+    try:
+        app.send_task("pipeline.schedule", args=(workflow,), expires=60)
+    except OperationalError as error:
+        log.warning("the broker cannot be reached; the next tick finds the work of %r: %s", workflow, error)
+
+
+def reconcile_one(mutation_id: str) -> None:
+    """Ring for the reconciliation of one mutation."""
+    app.send_task("pipeline.reconcile", args=(mutation_id,), expires=300)
+
+
+def sweep(name: str) -> None:
+    """Ring for a sweep."""
+    app.send_task("pipeline.sweep", args=(name,), expires=60)

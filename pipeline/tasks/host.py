@@ -1,0 +1,86 @@
+"""What a worker process works with, made once per process and never carried across a fork."""
+
+import os
+import secrets
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipeline.config import Settings
+from pipeline.domain.limits import Limits
+from pipeline.runtime.leases import Leases
+from pipeline.runtime.policy import RuntimePolicy
+from pipeline.runtime.registry import Registry
+from pipeline.runtime.runner import Runner
+from pipeline.schedules.scheduler import Scheduler
+from pipeline.schedules.sweeps import Sweeps
+from pipeline.store.database import Database
+from pipeline.tasks import chains
+
+_random = secrets.SystemRandom()
+
+
+@dataclass
+class Host:
+    """Settings, pool, registry, runner and scheduler of one process."""
+
+    settings: Settings
+    pid: int
+
+    @cached_property
+    def db(self) -> Database:
+        return Database.connect(self.settings.database_url, pool_size=self.settings.pool_size)
+
+    @cached_property
+    def registry(self) -> Registry:
+        return Registry.load(self.settings.workflows)
+
+    @cached_property
+    def leases(self) -> Leases:
+        return Leases(self.db, lease=self.settings.lease, every=self.settings.heartbeat)
+
+    @cached_property
+    def policy(self) -> RuntimePolicy:
+        settings = self.settings
+        longest = min(settings.prepare_time_limit, settings.next_time_limit)
+        return RuntimePolicy(
+            lease=settings.lease,
+            step_limit=min(settings.step_time_limit, longest / 2),
+            cohort_budget=longest / 2,
+            mutation_concurrency=settings.mutation_concurrency,
+            limits=Limits(
+                payload=settings.max_payload_bytes,
+                prepare_result=settings.max_prepare_result_bytes,
+                state=settings.max_state_bytes,
+            ),
+        )
+
+    @cached_property
+    def runner(self) -> Runner:
+        return Runner(self.db, self.registry, self.leases, self.policy, _random.random)
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        return Scheduler(self.db, chains.send, lease=self.settings.lease, most=self.settings.cohort)
+
+    @cached_property
+    def sweeps(self) -> Sweeps:
+        return Sweeps(
+            db=self.db,
+            registry=self.registry,
+            scheduler=self.scheduler,
+            chance=_random.random,
+            silence=self.settings.silence,
+            reconcile_one=chains.reconcile_one,
+        )
+
+
+_hosts: dict[int, Host] = {}
+
+
+def host() -> Host:
+    """The host of this process; a forked child gets one of its own."""
+    pid = os.getpid()
+    if pid not in _hosts:
+        _hosts.clear()
+        _hosts[pid] = Host(settings=Settings.load(os.environ), pid=pid)
+    return _hosts[pid]

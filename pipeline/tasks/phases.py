@@ -1,0 +1,63 @@
+"""The tasks of a run: ids in, one call, no logic and no retry. The state machine owns retry.
+
+Each is safe to deliver twice, late, or not at all: it claims what it may and leaves the rest alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from pipeline.celery import app
+from pipeline.runtime.runner import Ran
+from pipeline.schedules.report import Message
+from pipeline.tasks import chains
+from pipeline.tasks.host import host
+
+
+@app.task(name="pipeline.prepare", bind=True)
+def prepare(self: Any, ids: list[str]) -> None:
+    """Select and pin the inputs of a cohort."""
+    _go_on(self, host().runner.prepare(_uuids(ids)))
+
+
+@app.task(name="pipeline.mutate", bind=True)
+def mutate(self: Any, ids: list[str]) -> None:
+    """Carry out the mutations of a cohort."""
+    _go_on(self, host().runner.mutate(_uuids(ids), _hand_on))
+
+
+@app.task(name="pipeline.next", bind=True)
+def next_(self: Any, ids: list[str]) -> None:
+    """Publish, consume and commit; then start what became due."""
+    ran = host().runner.next(_uuids(ids))
+    _go_on(self, ran)
+    host().scheduler.schedule(ran.workflows)
+
+
+@app.task(name="pipeline.produce", bind=True)
+def produce(self: Any, ids: list[str]) -> None:
+    """Run producers; then start what became due."""
+    ran = host().runner.produce(_uuids(ids))
+    _go_on(self, ran)
+    host().scheduler.schedule(ran.workflows)
+
+
+@app.task(name="pipeline.schedule")
+def schedule(workflow: str) -> None:
+    """Start what is due in a workflow, if this worker knows it."""
+    if workflow in host().registry.workflows:
+        host().scheduler.schedule([workflow])
+
+
+def _go_on(task: Any, ran: Ran) -> None:
+    """Let the chain go on with what is left of the cohort; with nothing left it ends here."""
+    if not ran.onward:
+        task.request.chain = None
+
+
+def _hand_on(ids: Sequence[UUID]) -> None:
+    chains.send(Message(task="pipeline.next", ids=tuple(str(id_) for id_ in ids)))
+
+
+def _uuids(ids: Sequence[str]) -> list[UUID]:
+    return [UUID(id_) for id_ in ids]
