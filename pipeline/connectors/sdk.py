@@ -119,9 +119,14 @@ class Connector:
     """An adapter to one outside system. Subclasses name themselves and mark their operations."""
 
     name: ClassVar[str] = ""
+    _operations: ClassVar[dict[str, Operation[Any]]]
 
     @classmethod
     def operations(cls) -> dict[str, Operation[Any]]:
-        """Every marked method by its name."""
-        found = (inspect.getattr_static(cls, name) for name in dir(cls))
-        return {operation.name: operation for operation in found if isinstance(operation, Operation)}
+        """Every marked method by its name, looked up once per class."""
+        known = cls.__dict__.get("_operations")
+        if known is None:
+            found = (inspect.getattr_static(cls, name) for name in dir(cls))
+            known = {operation.name: operation for operation in found if isinstance(operation, Operation)}
+            cls._operations = known
+        return known

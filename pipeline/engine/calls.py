@@ -13,6 +13,8 @@ from typing import Any
 
 from pipeline.engine.steps import TimedOutError, called
 
+_MOMENT, _GATHER = 0.001, 0.01  #: seconds: the pause that ends a gathering, and its longest
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -44,13 +46,17 @@ class Calls:
         jobs.put((key, self._count, function, args))
 
     def wait(self, most: float) -> list[Finished]:
-        """What has ended, waiting at most so many seconds for the first; what arrives together comes together."""
+        """What has ended, waiting at most so many seconds for the first; what arrives together comes together.
+
+        After the first result the others get a moment each to catch up, so that one commit records them all.
+        """
         patience = min(most, max(0.0, min(self._ends_at.values(), default=0.0) - time.monotonic()))
         found: list[Finished] = []
         try:
             self._take(self._finished.get(timeout=max(patience, 0.0005)), found)
-            while True:
-                self._take(self._finished.get_nowait(), found)
+            closes_at = time.monotonic() + _GATHER
+            while self._ends_at and time.monotonic() < closes_at:
+                self._take(self._finished.get(timeout=_MOMENT), found)
         except Empty:
             pass
         return found + self._overdue()

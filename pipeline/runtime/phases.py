@@ -3,9 +3,10 @@
 No transaction is open while a handler runs, and no handler can reach a context of another phase.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from cronsim import CronSim
 from sqlalchemy import Row
@@ -46,10 +47,19 @@ class Phases:
         self.db, self.registry, self.step_limit = db, registry, step_limit
         self.steps = Steps()
 
-    def prepare(self, run: Row[Any]) -> Plan | Failure:
+    def slices(self, runs: Sequence[Row[Any]]) -> Mapping[UUID, Sequence[Row[Any]]]:
+        """What each run of a cohort was offered, in one look; a run that runs alone looks for itself."""
+        offered = [run.id for run in runs if run.offered is not None]
+        if not offered:
+            return {}
+        with self.db.transaction() as tx:
+            return views.slices(tx, offered)
+
+    def prepare(self, run: Row[Any], offered: Sequence[Row[Any]] | None = None) -> Plan | Failure:
         """Ask a consumer what it wants to do."""
         consumer = self.registry.consumer(run.workflow, run.handler)
-        context = PrepareContext(run.now, self.registry.connectors, consumer.subscribes, _Reader(self.db, run))
+        reader = _Reader(self.db, run, offered)
+        context = PrepareContext(run.now, self.registry.connectors, consumer.subscribes, reader)
         returned = self._step(context, consumer.instance.prepare, run.handler_state, what=f"{run.handler}.prepare")
         if isinstance(returned, Failure):
             return returned
@@ -108,12 +118,14 @@ class Phases:
 
 
 class _Reader:
-    """How a prepare reads: each look is a short transaction of its own."""
+    """How a prepare reads: its slice, which was fetched with its cohort's, or a short transaction for each look."""
 
-    def __init__(self, db: Database, run: Row[Any]) -> None:
-        self.db, self.run = db, run
+    def __init__(self, db: Database, run: Row[Any], offered: Sequence[Row[Any]] | None) -> None:
+        self.db, self.run, self.offered = db, run, offered
 
     def peek(self, topic: str, limit: int) -> Sequence[Any]:
+        if self.offered is not None:
+            return [row for row in self.offered if row.topic == topic][:limit]
         with self.db.transaction() as tx:
             return views.peeked(
                 tx, self.run, topic, limit=limit, low_watermark=self.run.low_watermark, ordered=self.run.ordered

@@ -59,7 +59,10 @@ class Runner:
     def prepare(self, ids: Sequence[UUID]) -> Ran:
         """Select and pin inputs."""
         claims = self._claim(runs.claim_prepare, ids, Point.PREPARE_CLAIMED)
-        plans, failed, rest = self._each(claims.claimed, self.phases.prepare, Prepared)
+        offered = self.phases.slices(claims.claimed)
+        plans, failed, rest = self._each(
+            claims.claimed, lambda run: self.phases.prepare(run, offered.get(run.id)), Prepared
+        )
         reach(Point.PREPARE_RAN)
         with self.db.transaction() as tx:
             landing = runs.finish_prepare(tx, plans, self.policy.limits) if plans else None

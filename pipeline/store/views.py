@@ -40,13 +40,13 @@ SELECT e.*, d.failures FROM (
 ) e
 ORDER BY d.event_id LIMIT :limit
 """)
-#: What a run among others may see: the slice it was offered.
+#: What runs among others may see: the slice each was offered.
 _PEEK_SLICE = text("""
-SELECT e.*, d.failures FROM pipeline.runs r, unnest(r.offered) AS slice(event_id)
+SELECT e.*, d.failures, r.id AS run_id FROM pipeline.runs r, unnest(r.offered) AS slice(event_id)
 JOIN pipeline.deliveries d ON d.event_id = slice.event_id JOIN pipeline.events e ON e.id = d.event_id
-WHERE r.id = :run_id AND d.handler_id = r.handler_id AND d.status = 'pending' AND d.offered_to = r.id
-  AND e.topic = :topic
-ORDER BY d.event_id LIMIT :limit
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND d.handler_id = r.handler_id AND d.status = 'pending'
+  AND d.offered_to = r.id
+ORDER BY d.event_id
 """)
 
 _REFUSED_INPUTS = text("""
@@ -175,7 +175,7 @@ def peeked(
 ) -> Rows:
     """Pending events a run may reserve, oldest first."""
     if run.offered is not None:
-        return tx.all(_PEEK_SLICE, run_id=run.id, topic=topic, limit=limit)
+        return [row for row in slices(tx, [run.id])[run.id] if row.topic == topic][:limit]
     alone = {"handler_id": run.handler_id, "low_watermark": low_watermark, "ordered": ordered}
     return tx.all(_PEEK, topic=topic, limit=limit, **alone)
 
@@ -195,6 +195,14 @@ def backlog(tx: Transaction, handler_id: int, *, limit: int) -> int:
 def inputs(tx: Transaction, run_id: UUID) -> Rows:
     """The deliveries a run pinned, as they stand now."""
     return tx.all(_INPUTS, run_id=run_id)
+
+
+def slices(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, list[Row[Any]]]:
+    """The pending events that each of these runs was offered, oldest first: one look for a cohort."""
+    found: dict[UUID, list[Row[Any]]] = {run_id: [] for run_id in ids}
+    for row in tx.all(_PEEK_SLICE, ids=[str(run_id) for run_id in ids]):
+        found[row.run_id].append(row)
+    return found
 
 
 def refused_inputs(tx: Transaction, handler_id: int, events: Sequence[int], topics: Sequence[str]) -> Rows:
