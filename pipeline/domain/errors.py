@@ -12,7 +12,7 @@ PipelineError
 ├── SchemaError                 the database does not have the tables this version expects
 └── HandlerError                raised by handlers and connectors to say what kind of failure it is
     ├── LogicError              the code is wrong: do not try again
-    │   └── PhaseViolationError a handler did what its phase must not do
+    │   └── PhaseViolationError  a handler did what its phase must not do
     ├── TransientError          the world is wrong for now: try again
     └── AuthError               a person must act
 """

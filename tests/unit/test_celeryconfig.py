@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from celery.app.defaults import SETTING_KEYS
 
+from pipeline.schedules.sweeps import PERIODS
+
 CONFIG = Path(__file__).parents[2] / "celeryconfig.py"
 
 
@@ -17,7 +19,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, **variables: str) -> dict[str, Any]:
 
 
 def test_every_name_is_a_setting_that_celery_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported = {"os", "timedelta", "Settings", "TIME_LIMIT_GRACE"}
+    imported = {"os", "timedelta", "Settings", "TIME_LIMIT_GRACE", "PERIODS"}
     assert set(loaded(monkeypatch)) - imported <= SETTING_KEYS
 
 
@@ -26,6 +28,13 @@ def test_a_message_is_given_back_until_its_work_is_done(monkeypatch: pytest.Monk
     assert config["task_acks_late"]
     assert config["task_reject_on_worker_lost"]
     assert config["worker_prefetch_multiplier"] == 1
+
+
+def test_beat_rings_for_every_sweep_and_lets_old_rings_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = loaded(monkeypatch)["beat_schedule"]
+    assert {entry["args"] for entry in schedule.values()} == {(name,) for name in PERIODS}
+    assert {entry["task"] for entry in schedule.values()} == {"pipeline.sweep"}
+    assert all(entry["options"]["expires"] >= entry["schedule"].total_seconds() for entry in schedule.values())
 
 
 def test_values_follow_our_settings(monkeypatch: pytest.MonkeyPatch) -> None:

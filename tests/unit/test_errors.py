@@ -16,6 +16,7 @@ from pipeline.domain.errors import (
     InvalidInputError,
     LogicError,
     PayloadError,
+    PhaseViolationError,
     PipelineError,
     QuietPeriodError,
     ReservationError,
@@ -63,6 +64,7 @@ EXAMPLES: list[tuple[PipelineError, list[str]]] = [
         ["at schema version 0001", "needs 0002", "Run `pipeline db upgrade`"],
     ),
     (LogicError("amount is negative", order=4711), ["amount is negative"]),
+    (PhaseViolationError("publish in prepare. Publish in next"), ["publish in prepare", "Publish in next"]),
     (TransientError("the mail server is away"), ["the mail server is away"]),
     (AuthError("the token has expired"), ["the token has expired"]),
 ]
