@@ -8,7 +8,7 @@ import os
 from datetime import timedelta
 
 from pipeline.config import TIME_LIMIT_GRACE, Settings
-from pipeline.schedules.sweeps import PERIODS
+from pipeline.schedules.sweeps import periods as _periods
 
 _settings = Settings.load(os.environ)
 _PHASES = {
@@ -75,5 +75,5 @@ beat_schedule = {
         "schedule": every,
         "options": {"expires": every.total_seconds() * 3},
     }
-    for name, every in PERIODS.items()
+    for name, every in _periods(_settings.tick).items()
 }

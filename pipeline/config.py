@@ -171,6 +171,10 @@ class Settings(BaseSettings):
         default=timedelta(seconds=60),
         description="how long a run may wait for a worker before its message is sent again",
     )
+    tick: Duration = Field(
+        default=timedelta(seconds=5),
+        description="how often beat looks for what is due; the periods of all other sweeps grow and shrink with it",
+    )
     step_time_limit: Duration = Field(default=timedelta(seconds=30), description="time for one call of one handler")
     pool_size: Annotated[int, Field(ge=1, le=500)] = Field(
         default=5, description="database connections a process keeps open"

@@ -6,7 +6,7 @@ through, and every change is a guarded verb. One bad row never stops the rest.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +30,7 @@ from pipeline.store.database import Database
 
 log = logging.getLogger(__name__)
 
-#: How often each sweep runs.
+#: How often each sweep runs at the usual pace.
 PERIODS: Mapping[str, timedelta] = {
     "tick": timedelta(seconds=5),
     "rescue": timedelta(seconds=10),
@@ -40,6 +40,11 @@ PERIODS: Mapping[str, timedelta] = {
     "retention": timedelta(minutes=5),
     "doctor": timedelta(minutes=15),
 }
+
+
+def periods(tick: timedelta) -> Mapping[str, timedelta]:
+    """How often each sweep runs when the tick comes this often: all of them at the same pace."""
+    return {name: every * (tick / PERIODS["tick"]) for name, every in PERIODS.items()}
 
 
 @dataclass
@@ -52,11 +57,12 @@ class Sweeps:
     chance: Callable[[], float]
     silence: timedelta  #: how long an active run may be held by nobody before its message is sent again
     reconcile_one: Callable[[str], None]  #: rings for the reconciliation of one mutation
+    periods: Mapping[str, timedelta] = field(default_factory=lambda: PERIODS)  #: how often each sweep may run
 
     def run(self, name: str) -> Report | None:
         """Run a sweep if its slot is free; None when somebody else has just run it."""
         with self.db.transaction() as tx:
-            if not slots.take(tx, name, PERIODS[name]):
+            if not slots.take(tx, name, self.periods[name]):
                 return None
         report: Report = getattr(self, name)()
         with self.db.transaction() as tx:

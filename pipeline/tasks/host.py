@@ -12,7 +12,7 @@ from pipeline.runtime.policy import RuntimePolicy
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.runner import Runner
 from pipeline.schedules.scheduler import Scheduler
-from pipeline.schedules.sweeps import Sweeps
+from pipeline.schedules.sweeps import Sweeps, periods
 from pipeline.store.database import Database
 from pipeline.tasks import chains
 
@@ -71,6 +71,7 @@ class Host:
             chance=_random.random,
             silence=self.settings.silence,
             reconcile_one=chains.reconcile_one,
+            periods=periods(self.settings.tick),
         )
 
 

@@ -12,7 +12,6 @@ from pipeline.domain.errors import PipelineError
 from pipeline.runtime.runner import process_name
 from pipeline.runtime.safety import require_safe
 from pipeline.runtime.sync import sync
-from pipeline.schedules.sweeps import PERIODS
 from pipeline.store import views
 from pipeline.tasks import chains
 from pipeline.tasks.host import Host, host
@@ -87,7 +86,7 @@ class Guardian:
     def stand_in(self) -> None:
         """Ring for sweeps that beat has not rung for; the slot keeps several stand-ins from doing it twice."""
         with self.here.db.transaction() as tx:
-            late = views.late_sweeps(tx, PERIODS)
+            late = views.late_sweeps(tx, self.here.sweeps.periods)
         if late:
             log.warning("beat is late with %s: standing in for it; is it running?", ", ".join(late))
         for name in late:
