@@ -249,7 +249,7 @@ def test_a_value_that_is_not_json_is_refused_wherever_it_comes_in(db: Database, 
 def test_a_value_one_byte_above_its_limit_is_refused_and_one_at_it_lands(db: Database, place: str) -> None:
     """Bytes are counted, not characters: the euro sign is three."""
     act = offered(db, place)
-    frame = len('{"reservations":[],"data":null,"ui":""}') if place in ("data", "ui") else len('""')
+    frame = len('{"reservations":[],"data":null,"ui":"","approval":false}') if place in ("data", "ui") else len('""')
     limits = Limits(**{PLACES[place]: frame + 9})
     before = contents(db)
     with db.transaction() as tx, pytest.raises(PayloadError, match=f"at most {frame + 9} bytes"):

@@ -52,7 +52,7 @@ def sliced(crowd: Crowd, *, ordered: bool, window: int) -> dict[str, Any]:
 
 
 def claim(run_ids: Any) -> dict[str, Any]:
-    return {"ids": ids(run_ids), "lease": LEASE, "worker": "w"}
+    return {"ids": ids(run_ids), "lease": LEASE, "worker": "w", "workflows": [WORKFLOW]}
 
 
 def selecting(crowd: Crowd, **extra: Any) -> dict[str, Any]:
@@ -102,10 +102,10 @@ READS: Mapping[str, Asked] = {
     "due facts": (views._DUE_FACTS, lambda _: {"workflow": WORKFLOW}),
     "peek": (views._PEEK, lambda crowd: {**loner(crowd), "ordered": False}),
     "peek in order": (views._PEEK, lambda crowd: {**loner(crowd), "ordered": True}),
-    "peek of a slice": (views._PEEK_SLICE, lambda crowd: {"run_id": crowd.started[-1], "topic": IN, "limit": 10}),
+    "peek of a slice": (views._PEEK_SLICE, lambda crowd: {"ids": ids(crowd.started[-20:])}),
     "runs in the air": (views._IN_THE_AIR, lambda _: {"workflow": WORKFLOW}),
     "lapsed runs": (views._LAPSED, lambda _: {"limit": 100}),
-    "retryable runs": (views._RETRYABLE, lambda _: {"workflow": WORKFLOW, "limit": 100}),
+    "retryable runs": (views._RETRYABLE, lambda _: {"workflow": WORKFLOW, "handler_id": None, "limit": 100}),
     "unheld runs": (views._UNHELD, lambda _: {"silence": timedelta(seconds=30), "limit": 100}),
     "due mutations": (views._DUE_MUTATIONS, lambda _: {"limit": 100}),
     "finishable sessions": (views._FINISHABLE, lambda _: {"limit": 100}),

@@ -259,6 +259,11 @@ CASES = (
     doubled("blocks_pk", blocked, "blocks", kind="'internal'"),
     doubled("blocks_open", blocked, "blocks", id="4711"),
     doubled("audit_pk", mended, "audit"),
+    Case(
+        refused_by="sweeps_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.sweeps (name) VALUES ('tick'), ('tick')",
+    ),
     doubled("maintenance_tasks_pk", mended, "maintenance_tasks", closed_at="pipeline.clock()"),
     doubled("maintenance_tasks_one_open", mended, "maintenance_tasks", id="4711"),
     Case(
