@@ -112,7 +112,7 @@ def test_a_setting_nobody_knows_is_refused_with_its_name(database_url: str) -> N
     assert "PIPELINE_DATABSE" in done.stderr
 
 
-def test_the_demo_ends_by_itself_with_a_true_summary(tmp_path: Path) -> None:
+def test_the_demo_kills_a_process_on_the_way_and_ends_by_itself_with_a_true_summary(tmp_path: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
     done = subprocess.run(
         [sys.executable, "-m", "pipeline.dev.demo"],
@@ -123,5 +123,6 @@ def test_the_demo_ends_by_itself_with_a_true_summary(tmp_path: Path) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert "Effects counted outside: 2 for 2 orders, each once: True." in done.stdout
+    assert "Orders committed: 200 of 200; processes killed: 1." in done.stdout
+    assert "Effects counted outside: 200, of which twice: 0." in done.stdout
     assert "Invariants broken: 0." in done.stdout
