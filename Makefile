@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 READY := $(VENV)/.ready
 PYTEST_OPTIONS := -n $(JOBS) --dist loadfile
-PATHS := pipeline tests migrations celeryconfig.py
+PATHS := pipeline tests migrations examples celeryconfig.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check test test-fast coverage fmt fmt-check lint type contracts docs migrate demo lock clean

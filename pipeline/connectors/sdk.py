@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from pipeline.domain.policies import ReconcilePolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
+L = TypeVar("L", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class Operation(Generic[F]):
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def reconcile(self, look: F) -> F:
+    def reconcile(self, look: L) -> L:
         """Mark the method that finds out what became of this mutation."""
         self.look = look
         return look

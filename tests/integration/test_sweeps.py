@@ -1,0 +1,222 @@
+"""Scheduler and sweeps: what they start, repair and ring for, one bounded pass at a time."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, mutation
+from pipeline.domain.ids import MutationId
+from pipeline.domain.policies import Backoff, ReconcilePolicy
+from pipeline.domain.runs import Phase
+from pipeline.execution import recovery, runs
+from pipeline.runtime.registry import Registry
+from pipeline.schedules.report import Message
+from pipeline.schedules.scheduler import Scheduler
+from pipeline.schedules.sweeps import PERIODS, Sweeps
+from pipeline.store import views
+from pipeline.store.database import Database
+from tests.factories import (
+    LEASE,
+    TIMEOUT,
+    a_run,
+    a_workflow,
+    event_status,
+    held,
+    some_events,
+    stopped,
+    the_mutation,
+    the_run,
+)
+from tests.support.reads import one, status_of
+
+
+class Mail(Connector):
+    """An outside system whose answer to a look is set by the test."""
+
+    name = "mail"
+    verdict: Any = None
+
+    @mutation(policy=ReconcilePolicy(max_attempts=2, backoff=Backoff(base=timedelta(seconds=10), jitter=0)))
+    def send(self, call: Call, *, to: str) -> None:
+        """Never called here."""
+
+    @send.reconcile
+    def find(self, call: Call, *, to: str) -> Any:
+        """Whatever the test says."""
+        del call, to
+        if isinstance(self.verdict, BaseException):
+            raise self.verdict
+        return self.verdict
+
+
+@pytest.fixture
+def rung() -> list[Message]:
+    return []
+
+
+@pytest.fixture
+def sweeps(db: Database, rung: list[Message]) -> Sweeps:
+    registry = Registry()
+    registry.add_connector(Mail())
+    made = Sweeps(
+        db=db,
+        registry=registry,
+        scheduler=Scheduler(db, rung.append, lease=LEASE),
+        chance=lambda: 0.0,
+        silence=timedelta(seconds=60),
+        reconcile_one=lambda id_: _looked(made, id_),
+    )
+    return made
+
+
+def test_of_two_beats_one_runs_the_sweep(sweeps: Sweeps, db: Database) -> None:
+    assert sweeps.run("sessions") is not None
+    assert sweeps.run("sessions") is None
+    db.advance(PERIODS["sessions"])
+    assert sweeps.run("sessions") is not None
+
+
+def test_a_sweep_that_never_ran_or_not_for_long_is_late(sweeps: Sweeps, db: Database) -> None:
+    for name in PERIODS:
+        sweeps.run(name)
+    with db.transaction() as tx:
+        assert views.late_sweeps(tx, PERIODS) == []
+    db.advance(PERIODS["tick"] * 4)
+    with db.transaction() as tx:
+        assert views.late_sweeps(tx, PERIODS) == ["tick"]
+
+
+def test_what_is_due_is_started_and_rung_for_in_cohorts(sweeps: Sweeps, db: Database, rung: list[Message]) -> None:
+    a_workflow(db, concurrency=5, batch=2)
+    some_events(db, *[f"m{n}" for n in range(7)])
+    sweeps.scheduler.schedule(["billing"])
+    (message,) = rung
+    assert (message.task, len(message.ids)) == ("pipeline.prepare", 4)
+
+
+def test_a_run_whose_message_was_lost_is_rung_for_again_after_a_silence(
+    sweeps: Sweeps, db: Database, rung: list[Message]
+) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, Phase.PENDING)
+    sweeps.tick()
+    assert rung == []
+    db.advance(timedelta(seconds=61))
+    sweeps.tick()
+    assert rung == [Message(task="pipeline.prepare", ids=(str(run.id),))]
+    sweeps.tick()
+    assert len(rung) == 1, "rung for a moment ago"
+
+
+@pytest.mark.parametrize(
+    ("phase", "task"),
+    [(Phase.PREPARED, "pipeline.mutate"), (Phase.MUTATED, "pipeline.next"), (Phase.EMITTING, "pipeline.next")],
+)
+def test_a_chain_that_broke_is_taken_up_where_it_broke(
+    sweeps: Sweeps, db: Database, rung: list[Message], phase: Phase, task: str
+) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, phase)
+    if run.lease_expires_at:
+        with db.transaction() as tx:
+            runs.release(tx, [held(run)]).only()
+    db.advance(timedelta(seconds=61))
+    sweeps.tick()
+    assert rung == [Message(task=task, ids=(str(run.id),))]
+
+
+def test_a_rescue_starts_what_it_released(sweeps: Sweeps, db: Database, rung: list[Message]) -> None:
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    a_run(db, Phase.PREPARED)
+    db.advance(LEASE + TIMEOUT)
+    assert sweeps.rescue().counts == {"rescued": 1}
+    assert event_status(db, event) == "pending"
+    assert [message.task for message in rung] == ["pipeline.prepare"]
+
+
+def test_what_a_dead_process_held_is_recovered_before_its_lease_lapses(sweeps: Sweeps, db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, Phase.EMITTING)
+    assert sweeps.forsake("somebody else").counts == {}
+    assert sweeps.forsake("w").counts == {"rescued": 1}
+    assert the_run(db, run.id).status == "crashed"
+
+
+def test_a_look_that_finds_the_effect_settles_it(sweeps: Sweeps, db: Database) -> None:
+    run = in_doubt(db)
+    answer(sweeps, Applied({"id": 1}))
+    sweeps.reconcile()
+    assert the_mutation(db, run.mutation_id).status == "applied"
+    assert status_of(db) == "active"
+
+
+def test_a_look_that_finds_nothing_releases_the_inputs(sweeps: Sweeps, db: Database) -> None:
+    run = in_doubt(db)
+    answer(sweeps, NotFound())
+    sweeps.reconcile()
+    assert the_mutation(db, run.mutation_id).status == "failed"
+    assert event_status(db, run.event_ids[0]) == "pending"
+
+
+@pytest.mark.parametrize("verdict", [Retry(), RuntimeError("away"), "nonsense", None])
+def test_looks_without_an_answer_are_booked_apart_and_end_on_a_persons_desk(
+    sweeps: Sweeps, db: Database, verdict: Any
+) -> None:
+    run = in_doubt(db)
+    answer(sweeps, verdict)
+    sweeps.reconcile()
+    first = the_mutation(db, run.mutation_id)
+    assert (first.status, first.reconcile_attempts) == ("needs_reconcile", 1)
+    sweeps.reconcile()
+    assert the_mutation(db, run.mutation_id).reconcile_attempts == 1, "the next look is booked, not due"
+    db.advance(timedelta(seconds=11))
+    sweeps.reconcile()
+    assert the_mutation(db, run.mutation_id).status == "indeterminate"
+    assert status_of(db) == "paused"
+
+
+def test_a_connector_that_is_gone_from_the_code_is_a_question_for_a_person(sweeps: Sweeps, db: Database) -> None:
+    run = in_doubt(db)
+    sweeps.registry.connectors.clear()
+    sweeps.reconcile()
+    assert the_mutation(db, run.mutation_id).status == "indeterminate"
+
+
+def test_a_look_at_a_mutation_nobody_knows_does_nothing(sweeps: Sweeps) -> None:
+    assert sweeps.look(MutationId(UUID(int=7))).counts == {}
+
+
+def test_the_doctor_says_what_it_found_and_repairs_nothing(sweeps: Sweeps, db: Database) -> None:
+    a_workflow(db)
+    assert sweeps.doctor().counts == {}
+
+
+def test_maintenance_is_attended_and_watermarks_rise(sweeps: Sweeps, db: Database) -> None:
+    a_workflow(db)
+    stopped(db, a_run(db, Phase.PREPARING))
+    assert sweeps.maintenance().counts == {"tasks opened": 1}
+    sweeps.retention()
+    assert one(db, "SELECT horizon FROM pipeline.handlers WHERE name = 'send'").horizon is not None
+
+
+def _looked(sweeps: Sweeps, mutation_id: str) -> None:
+    sweeps.look(MutationId(UUID(mutation_id)))
+
+
+def in_doubt(db: Database) -> Any:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, Phase.MUTATING, params={"to": "x"})
+    db.advance(LEASE + TIMEOUT)
+    recovery.recover_crashed_runs(db)
+    return the_run(db, run.id)
+
+
+def answer(sweeps: Sweeps, verdict: Any) -> None:
+    sweeps.registry.connectors["mail"].verdict = verdict  # type: ignore[attr-defined]
