@@ -1,0 +1,30 @@
+"""An installation per test module: a database, a Redis and a recorder of its own."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.dev import servers
+from tests.support import databases
+from tests.support.cluster import Installation, installed, own_broker
+
+
+@pytest.fixture(scope="module")
+def installation(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """No node runs yet. What a test starts keeps running for the tests after it, unless it is ended."""
+    home = tmp_path_factory.mktemp("installation")
+    name = f"runtime_{os.getpid()}_{home.name}"
+    with (
+        databases.cloned(embedded.database_url, name) as database_url,
+        own_broker(home / "broker") as broker_url,
+        installed(home, database_url, broker_url) as found,
+    ):
+        yield found
+
+
+@pytest.fixture
+def nodes(installation: Installation) -> Iterator[Installation]:
+    """The installation, and all nodes gone after the test."""
+    yield installation
+    installation.end_nodes()

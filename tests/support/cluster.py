@@ -1,0 +1,238 @@
+"""Real workers and beats as processes, and the questions a test asks about what they did.
+
+An installation has a database and a Redis of its own, so that it may be flushed and killed without
+harm to others. Everything is asked of Postgres and of the recorder; nothing is believed because a
+process said so.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Row, text
+
+from pipeline.dev import servers
+from pipeline.domain.values import NewEvent
+from pipeline.execution import events
+from pipeline.store import invariants
+from pipeline.store.database import Database
+from tests.support.recorder import Recorder, recording
+from tests.support.wait import wait_for
+
+PROJECT = Path(__file__).parents[2]
+#: Everything that waits in production waits seconds here.
+QUICK = {
+    "PIPELINE_LEASE": "3s",
+    "PIPELINE_HEARTBEAT": "1s",
+    "PIPELINE_SILENCE": "2s",
+    "PIPELINE_TICK": "500ms",
+    "PIPELINE_WORKFLOWS": "tests.support.shop",
+}
+_DELIVERIES = text("""
+SELECT e.message_id, d.status FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
+WHERE e.workflow = :workflow
+""")
+_APPLIED = text(
+    "SELECT idempotency_key FROM pipeline.mutations WHERE status = 'applied' AND workflow = :workflow ORDER BY 1"
+)
+_DONE = text("SELECT message_id FROM pipeline.events WHERE workflow = :workflow AND topic = 'done' ORDER BY 1")
+_RUNS = text("SELECT * FROM pipeline.runs WHERE workflow = :workflow ORDER BY id")
+_LEDGER = text("SELECT * FROM pipeline.mutations WHERE workflow = :workflow ORDER BY id")
+
+
+class Node:
+    """A `celery` process and the children of its pool."""
+
+    def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        self.name, self.log = name, log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, env=dict(environ), cwd=PROJECT, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def wait_until_ready(self, sign: str = " ready.") -> None:
+        wait_for(lambda: sign in self.log.read_text() or self._ended(), within=30, why=f"{self.name} ready")
+
+    def children(self) -> list[int]:
+        """The living processes of the pool."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == self.process.pid and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+        return found
+
+    def kill_children(self) -> None:
+        for pid in self.children():
+            os.kill(pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the parent without a chance to say goodbye, and see that its children are gone too."""
+        children = self.children()
+        self.process.kill()
+        self.process.wait()
+        wait_for(lambda: not any(_lives(pid) for pid in children), why=f"the children of {self.name} gone")
+
+    def freeze(self) -> None:
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.killpg(self.process.pid, signal.SIGCONT)
+
+    def ask_to_stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> int:
+        """Stop in order and say how it ended: what it was doing is done when this returns."""
+        self.ask_to_stop()
+        return self.process.wait(timeout=40)
+
+    def end(self) -> None:
+        """Away with it, whatever it does."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def _ended(self) -> bool:
+        if self.process.poll() is not None:
+            raise RuntimeError(f"{self.name} ended with {self.process.returncode}:\n{self.log.read_text()[-3000:]}")
+        return False
+
+
+@dataclass
+class Installation:
+    """Database, broker, recorder and nodes."""
+
+    home: Path
+    database_url: str
+    broker_url: str
+    recorder: Recorder
+    workflow: str = "shop"
+    db: Database = field(init=False)
+    nodes: list[Node] = field(default_factory=list)
+    published: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.db = Database.connect(self.database_url, pool_size=2)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of every node."""
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+        urls = {"PIPELINE_DATABASE_URL": self.database_url, "PIPELINE_BROKER_URL": self.broker_url}
+        return {**ours, **QUICK, **urls, "SHOP_RECORDER": self.recorder.address}
+
+    def worker(self, *options: str, line: str = "", **environ: str) -> Node:
+        """A worker that is ready. A ``line`` makes its messages suffer."""
+        given = options or ("--pool=prefork", "--concurrency=2")
+        name = f"worker{len(self.nodes)}"
+        node = self._node(name, ["worker", "--loglevel=INFO", f"--hostname={name}@here", *given], line, environ)
+        node.wait_until_ready()
+        return node
+
+    def beat(self, line: str = "") -> Node:
+        """A beat with a schedule file of its own."""
+        schedule = self.home / f"schedule{len(self.nodes)}"
+        node = self._node(f"beat{len(self.nodes)}", ["beat", "--loglevel=INFO", f"--schedule={schedule}"], line, {})
+        node.wait_until_ready("beat: Starting")
+        return node
+
+    def publish(self, count: int) -> None:
+        """Publish so many orders in one transaction."""
+        ids = [f"order {len(self.published) + n}" for n in range(count)]
+        new = [NewEvent(topic="orders", message_id=id_, payload={}) for id_ in ids]
+        with self.db.transaction() as tx:
+            events.publish(tx, self.workflow, new)
+        self.published += ids
+
+    def all_done_once(self, *, within: float = 40.0) -> None:
+        """Every order was consumed, had one effect, and the ledger, the recorder and the doctor agree."""
+        wait_for(self._consumed, within=within, every=0.1, why=f"all consumed; runs: {self.shown()}")
+        effects = self.recorder.effects()
+        assert effects == Counter(self.published), "an effect is missing or happened twice"
+        assert self._column(_APPLIED) == self.recorder.keys(), "the ledger and the world disagree"
+        assert self._column(_DONE) == sorted(self.published)
+        wait_for(self._healthy, within=20, every=0.1)
+
+    def ask(self, statement: str, **params: Any) -> Sequence[Row[Any]]:
+        with self.db.transaction() as tx:
+            return tx.all(text(statement), **params)
+
+    def runs(self) -> Sequence[Row[Any]]:
+        with self.db.transaction() as tx:
+            return tx.all(_RUNS, workflow=self.workflow)
+
+    def ledger(self) -> Sequence[Row[Any]]:
+        with self.db.transaction() as tx:
+            return tx.all(_LEDGER, workflow=self.workflow)
+
+    def shown(self) -> str:
+        """How many runs there are of each kind, for messages."""
+        return str(Counter(f"{run.phase}, {run.status}" for run in self.runs()))
+
+    def end_nodes(self) -> None:
+        for node in self.nodes:
+            node.end()
+        self.nodes.clear()
+
+    def _node(self, name: str, command: Sequence[str], line: str, environ: Mapping[str, str]) -> Node:
+        program = ["-m", "tests.support.noisy", line] if line else ["-m", "celery"]
+        log = self.home / f"{name}.log"
+        node = Node(name, [sys.executable, *program, "-A", "pipeline", *command], {**self.environ, **environ}, log)
+        self.nodes.append(node)
+        return node
+
+    def _consumed(self) -> bool:
+        with self.db.transaction() as tx:
+            rows = tx.all(_DELIVERIES, workflow=self.workflow)
+        left = [row for row in rows if row.status != "consumed"]
+        assert not left, f"{len(left)} of {len(rows)} not consumed: {left[:3]}; {self.shown()}"
+        return len(rows) == len(self.published)
+
+    def _healthy(self) -> bool:
+        with self.db.transaction() as tx:
+            assert invariants.findings(tx) == []
+        return True
+
+    def _column(self, statement: Any) -> list[str]:
+        with self.db.transaction() as tx:
+            return sorted(row[0] for row in tx.all(statement, workflow=self.workflow))
+
+
+@contextmanager
+def installed(home: Path, database_url: str, broker_url: str) -> Iterator[Installation]:
+    """An installation without nodes; those that a test starts are gone at the end."""
+    with recording(home) as recorder:
+        found = Installation(home=home, database_url=database_url, broker_url=broker_url, recorder=recorder)
+        try:
+            yield found
+        finally:
+            found.end_nodes()
+            found.db.dispose()
+
+
+@contextmanager
+def own_broker(home: Path) -> Iterator[str]:
+    """A Redis that belongs to nobody else."""
+    nothing = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    given = nothing | {"PIPELINE_DATABASE_URL": "postgresql://nowhere/none"}
+    with servers.running(home, given) as found:
+        yield found.broker_url
+    servers.remove(home)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
