@@ -90,6 +90,11 @@ class Workflow:
     ) -> None:
         where = _caller()
         self.name = _declared(lambda: checked_name(name, what="workflow name"), where)
+        problem = checks.option_problem(
+            {"version": version, "concurrency": concurrency}, {"version": int, "concurrency": int}
+        )
+        if problem:
+            raise DeclarationError(f"workflow {name!r} {problem}", where)
         self.version, self.concurrency = version, concurrency
         self.on_uncertain = _declared(lambda: OnUncertain(on_uncertain), where)
         self.on_logic_error = _declared(lambda: OnLogicError(on_logic_error), where)
@@ -103,9 +108,11 @@ class Workflow:
     def topic(self, name: str, schema: type[BaseModel] | None = None) -> Topic:
         """Declare a topic; with a model, every payload is checked against it."""
         where = _caller()
+        _declared(lambda: checked_name(name, what="topic"), where)
         if name in self.topics:
             raise DeclarationError(f"topic {name!r} is declared twice in workflow {self.name!r}", where)
-        _declared(lambda: checked_name(name, what="topic"), where)
+        if schema is not None and not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+            raise DeclarationError(f"the schema of topic {name!r} is {schema!r}; expected a pydantic model", where)
         self.topics[name] = Topic(self.name, name, schema)
         return self.topics[name]
 
@@ -116,20 +123,27 @@ class Workflow:
         where = _caller()
 
         def declare(cls: C) -> C:
-            name = options.pop("name", None) or cls.__name__
-            self._add_consumer(name, cls(), where, subscribes=subscribes, publishes=publishes, **options)
+            rest = dict(options)
+            name = rest.pop("name", None) or getattr(cls, "__name__", repr(cls))
+            instance = _instance(cls, name, where)
+            self._add_consumer(name, instance, where, subscribes=subscribes, publishes=publishes, **rest)
             return cls
 
         return declare
 
-    def effect(self, topic: Topic, *, publishes: Sequence[Topic] = (), **options: Any) -> Callable[[F], F]:
+    def effect(self, topic: Topic, **options: Any) -> Callable[[F], F]:
         """Declare the common case in one function: one event, at most one mutation."""
         where = _caller()
 
         def declare(function: F) -> F:
-            name = options.pop("name", None) or function.__name__
+            rest = dict(options)
+            name = rest.pop("name", None) or function.__name__
+            wrong = checks.option_problem(rest, checks.CONSUMER_OPTIONS)
+            problem = f"effect {name} {wrong}" if wrong else checks.signature_problem(function, 2, name)
+            if problem:
+                raise DeclarationError(problem, where)
             instance = Effect(topic, function)
-            self._add_consumer(name, instance, where, subscribes=[topic], publishes=publishes, **options)
+            self._add_consumer(name, instance, where, subscribes=[topic], publishes=(), **rest)
             return function
 
         return declare
@@ -146,14 +160,16 @@ class Workflow:
         where = _caller()
 
         def declare(function: F) -> F:
-            name = options.pop("name", None) or function.__name__
+            rest = dict(options)
+            name = rest.pop("name", None) or function.__name__
             self._refuse_taken(name, where)
+            wrong = checks.option_problem(rest, checks.PRODUCER_OPTIONS)
             problem = checks.schedule_problem(every, cron) or checks.signature_problem(function, 2, name)
-            if problem:
-                raise DeclarationError(problem, where)
+            if wrong or problem:
+                raise DeclarationError(f"producer {name} {wrong}" if wrong else str(problem), where)
             self._known(publishes, where)
             self.producers[name] = Producer(
-                name=name, function=function, publishes=tuple(publishes), every=every, cron=cron, **options
+                name=name, function=function, publishes=tuple(publishes), every=every, cron=cron, **rest
             )
             return function
 
@@ -170,7 +186,8 @@ class Workflow:
         **options: Any,
     ) -> None:
         self._refuse_taken(name, where)
-        self._known([*subscribes, *publishes], where)
+        self._known(subscribes, where)
+        self._known(publishes, where)
         problem = checks.consumer_problem(instance, name, subscribes, options, self.concurrency)
         if problem:
             raise DeclarationError(problem, where)
@@ -183,13 +200,17 @@ class Workflow:
         self.consumers[name] = Consumer(
             name=name, instance=instance, subscribes=tuple(subscribes), publishes=tuple(publishes), **options
         )
-        checks.warn_after_request(instance, name)
+        asks = instance.function if isinstance(instance, Effect) else instance.mutate
+        checks.warn_after_request(asks, name if isinstance(instance, Effect) else f"{name}.mutate")
 
     def _refuse_taken(self, name: str, where: str) -> None:
+        _declared(lambda: checked_name(name, what="handler name"), where)
         if name in self.consumers or name in self.producers:
             raise DeclarationError(f"workflow {self.name!r} has a handler named {name!r} already", where)
 
     def _known(self, topics: Sequence[Topic], where: str) -> None:
+        if isinstance(topics, Topic | str):
+            raise DeclarationError(f"{topics!r} was given where a list of topics is expected", where)
         for topic in topics:
             if not isinstance(topic, Topic) or self.topics.get(topic.name) is not topic:
                 shown = getattr(topic, "name", topic)
@@ -199,6 +220,15 @@ class Workflow:
                     "Declare it with workflow.topic(...) and pass what that returns",
                     where,
                 )
+
+
+def _instance(cls: Any, name: str, where: str) -> Any:
+    if not isinstance(cls, type):
+        raise DeclarationError(f"{name} is a {type(cls).__name__}; a consumer is a class with three methods", where)
+    try:
+        return cls()
+    except Exception as error:
+        raise DeclarationError(f"{name}() cannot be made without arguments: {error!r}", where) from error
 
 
 class Effect:

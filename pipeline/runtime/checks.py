@@ -2,38 +2,55 @@
 
 import ast
 import inspect
+import itertools
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cronsim import CronSim, CronSimError
 
+from pipeline.domain.policies import FailurePolicy, WakePolicy
+
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _PHASES = {"prepare": 2, "mutate": 2, "next": 3}
-_OPTIONS = {
-    "batch",
-    "ordered",
-    "requires_approval",
-    "after_failed_mutation",
-    "start_at",
-    "failures",
-    "wake",
+#: What a declaration may say besides its topics, and of which type that is.
+CONSUMER_OPTIONS: Mapping[str, type] = {
+    "batch": int,
+    "ordered": bool,
+    "requires_approval": bool,
+    "after_failed_mutation": str,
+    "start_at": str,
+    "failures": FailurePolicy,
+    "wake": WakePolicy,
 }
+PRODUCER_OPTIONS: Mapping[str, type] = {"failures": FailurePolicy}
 
 
 def schedule_problem(every: timedelta | None, cron: str | None) -> str | None:
     """A producer has exactly one schedule, and one that makes sense."""
     if (every is None) == (cron is None):
         return "a producer needs either every=timedelta(...) or cron='...', and not both"
-    if every is not None and every <= timedelta(0):
-        return f"every is {every}; expected a positive timedelta"
+    if every is not None and (not isinstance(every, timedelta) or every <= timedelta(0)):
+        return f"every is {every!r}; expected a positive timedelta"
     if cron is not None:
         try:
-            CronSim(cron, _EPOCH)
-        except CronSimError as error:
+            next(CronSim(cron, _EPOCH))
+        except (CronSimError, TypeError, AttributeError) as error:
             return f"cron {cron!r} cannot be read: {error}"
+        except StopIteration:
+            return f"cron {cron!r} never comes"
+    return None
+
+
+def option_problem(options: Mapping[str, Any], known: Mapping[str, type]) -> str | None:
+    """Every option exists and is of its type."""
+    for name, value in options.items():
+        if name not in known:
+            return f"has the unknown option {name!r}; known are: {', '.join(sorted(known))}"
+        if not isinstance(value, known[name]) or (known[name] is int and isinstance(value, bool)):
+            return f"has {name}={value!r}; expected a {known[name].__name__}"
     return None
 
 
@@ -50,12 +67,12 @@ def consumer_problem(
     instance: Any, name: str, subscribes: Sequence[Any], options: dict[str, Any], concurrency: int
 ) -> str | None:
     """The first thing wrong with a consumer."""
-    unknown = sorted(set(options) - _OPTIONS)
     loses_state = concurrency > 1 and not hasattr(instance, "merge") and _annotated_state(instance)
+    wrong = option_problem(options, CONSUMER_OPTIONS)
     problems = (
-        (unknown, f"has the unknown option {unknown[:1]}; known are: {', '.join(sorted(_OPTIONS))}"),
+        (wrong, wrong),
         (not subscribes, "subscribes to nothing; expected at least one topic"),
-        (options.get("batch", 1) < 1, f"has batch={options.get('batch')}; expected at least 1"),
+        (not wrong and options.get("batch", 1) < 1, f"has batch={options.get('batch')}; expected at least 1"),
         (
             loses_state,
             f"returns state and its workflow runs {concurrency} at once, which would lose updates; "
@@ -73,25 +90,31 @@ def _phase_problem(instance: Any, name: str, phase: str) -> str | None:
     return signature_problem(method, _PHASES[phase], f"{name}.{phase}")
 
 
-def warn_after_request(instance: Any, name: str) -> None:
+def warn_after_request(function: Callable[..., Any], name: str) -> None:
     """Warn of statements after the one that asks for the mutation: the host acts only when mutate has returned."""
     try:
-        source = textwrap.dedent(inspect.getsource(type(instance).mutate))
-    except (OSError, TypeError):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
         return
-    (function,) = [
-        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ][:1]
-    body = function.body
-    for number, statement in enumerate(body[:-1]):
-        if _asks(statement, function.args.args[1].arg if len(function.args.args) > 1 else "ctx"):
-            line = body[number + 1].lineno
-            warnings.warn(
-                f"{name}.mutate has code after it asked for its mutation (line {line} of the method);"
-                " it runs before the mutation is sent and cannot see its result. Move it to next.",
-                stacklevel=4,
-            )
-            return
+    found = next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)), None)
+    context = next(iter(inspect.signature(function).parameters), "ctx")
+    line = next(_lines_after_request(found, context), None) if found else None
+    if line is not None:
+        warnings.warn(
+            f"{name} has code after it asked for its mutation (line {line} of it);"
+            " it runs before the mutation is sent and cannot see its result. Move it to next.",
+            stacklevel=4,
+        )
+
+
+def _lines_after_request(function: ast.AST, context: str) -> Iterator[int]:
+    """Where a block goes on after a statement that asked, unless it only returns."""
+    for node in ast.walk(function):
+        for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
+            statements = block if isinstance(block, list) else []
+            for statement, later in itertools.pairwise(statements):
+                if _asks(statement, context) and not isinstance(later, ast.Return):
+                    yield later.lineno
 
 
 def _asks(statement: ast.stmt, context: str) -> bool:
@@ -106,7 +129,7 @@ def _asks(statement: ast.stmt, context: str) -> bool:
 
 
 def _annotated_state(instance: Any) -> bool:
-    """Whether next says by its annotation that it returns something."""
+    """Whether next says by its annotation that it returns something; ``Any`` says nothing."""
     method = getattr(instance, "next", None)
     returned = inspect.signature(method).return_annotation if method else None
-    return returned not in (inspect.Signature.empty, None, "None")
+    return returned not in (inspect.Signature.empty, None, "None", Any, "Any")

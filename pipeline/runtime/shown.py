@@ -1,6 +1,6 @@
 """What handlers are shown and what they return. Values only, light to import."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -77,8 +77,12 @@ class MutationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The one mutation a mutate handler asked for."""
+    """The one mutation a mutate handler asked for. Awaiting it, as an ``async def mutate`` may, is asking too."""
 
     connector: str
     operation: str
     params: dict[str, Any] = field(default_factory=dict)
+
+    def __await__(self) -> "Generator[None, None, Asked]":
+        yield from ()
+        return self
