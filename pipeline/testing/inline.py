@@ -8,7 +8,7 @@ named point; the code that runs is the code of production.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -16,8 +16,8 @@ from sqlalchemy import Row, text
 
 from pipeline.connectors.sdk import Connector
 from pipeline.domain.ids import MutationId
-from pipeline.domain.values import NewEvent
-from pipeline.execution import events
+from pipeline.domain.values import NewEvent, Person
+from pipeline.execution import events, mutations
 from pipeline.runtime import points
 from pipeline.runtime.authoring import Topic, Workflow
 from pipeline.runtime.leases import Leases
@@ -31,16 +31,30 @@ from pipeline.schedules.scheduler import Scheduler
 from pipeline.schedules.sweeps import Sweeps
 from pipeline.store.database import Database
 
-_CHAIN = ("pipeline.prepare", "pipeline.mutate", "pipeline.next")
+_FOLLOWS = {"pipeline.prepare": "pipeline.mutate", "pipeline.mutate": "pipeline.next"}
 _RUNS = text(
     "SELECT r.*, h.name AS handler FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id ORDER BY r.id"
 )
 _EVENTS = text("SELECT * FROM pipeline.events WHERE workflow = :workflow AND topic = :topic ORDER BY id")
 _LEDGER = text("SELECT * FROM pipeline.mutations ORDER BY id")
+_DELIVERIES = text("""
+SELECT e.message_id, e.payload, d.*, h.name AS handler
+FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id JOIN pipeline.handlers h ON h.id = d.handler_id
+WHERE e.workflow = :workflow AND e.topic = :topic ORDER BY e.id, h.name
+""")
+_STATE = text("SELECT state FROM pipeline.handlers WHERE workflow = :workflow AND name = :name")
+TESTER = Person(name="tester", reason="the test says so")
 
 
 class Crashed(BaseException):
     """The worker died at a point the test asked for. Nothing of the workflow can catch it."""
+
+
+class _StillLeases(Leases):
+    """Leases without a thread: in a test time passes when the test says so, and so does a heartbeat."""
+
+    def _start(self) -> None:
+        return
 
 
 class Inline:
@@ -62,7 +76,12 @@ class Inline:
             self.registry.add(workflow)
         self.policy = policy or RuntimePolicy()
         self.messages: deque[Message] = deque()
-        self.scheduler = Scheduler(db, self.messages.append, lease=self.policy.lease, most=cohort)
+        #: What the broker makes of a message that is sent: nothing loses it, two double it.
+        self.broker: Callable[[Message], Iterable[Message]] = lambda message: (message,)
+        #: Which of so many waiting messages is delivered next.
+        self.pick: Callable[[int], int] = lambda _: 0
+        self._delivering: Message | None = None
+        self.scheduler = Scheduler(db, self.send, lease=self.policy.lease, most=cohort)
         self.sweeps = Sweeps(
             db=db,
             registry=self.registry,
@@ -76,8 +95,12 @@ class Inline:
 
     def start_worker(self) -> None:
         """A new worker: what an earlier one held in memory is gone."""
-        self.leases = Leases(self.db, lease=self.policy.lease, every=timedelta(hours=1))
+        self.leases = _StillLeases(self.db, lease=self.policy.lease, every=timedelta(hours=1))
         self.runner = Runner(self.db, self.registry, self.leases, self.policy, lambda: 0.0)
+
+    def close(self) -> None:
+        """Let the worker's thread end."""
+        self.runner.phases.steps.close()
 
     def publish(self, topic: Topic, *payloads: Any, key: str | None = None, prefix: str = "m") -> None:
         """Publish payloads as a service would; message ids are ``m1``, ``m2``, … per topic."""
@@ -96,21 +119,33 @@ class Inline:
                 self.scheduler.schedule(self.registry.workflows)
             if not self.messages:
                 return
-            self.deliver(self.messages.popleft())
+            chosen = self.pick(len(self.messages))
+            message = self.messages[chosen]
+            del self.messages[chosen]
+            self.deliver(message)
         raise AssertionError(f"still busy after {most} messages: a workflow that feeds itself?")
 
+    def send(self, message: Message) -> None:
+        """Hand a message to the broker."""
+        self.messages.extend(self.broker(message))
+
     def deliver(self, message: Message) -> None:
-        """Deliver one message as a worker receives it, the rest of its chain after it."""
+        """Deliver one message as a worker receives it; the one that follows it in its chain is sent afterwards."""
+        self._delivering = message
         if message.task == "pipeline.produce":
             self.scheduler.schedule(self.runner.produce(_uuids(message.ids)).workflows)
-            return
-        for task in _CHAIN[_CHAIN.index(message.task) :]:
-            if not self._phase(task, message.ids):
-                return
+        elif self._phase(message.task, message.ids) and message.task in _FOLLOWS:
+            self.send(Message(task=_FOLLOWS[message.task], ids=message.ids))
+        self._delivering = None
 
     def advance(self, by: timedelta) -> None:
         """Move the clock of this database forward, for every connection of the harness."""
         self.db.advance(by)
+
+    def now(self) -> datetime:
+        """What the clock of this database says."""
+        with self.db.transaction() as tx:
+            return tx.clock()
 
     def settle(self, *, rounds: int = 20) -> None:
         """Let time pass and every sweep run until the workflow rests."""
@@ -123,8 +158,11 @@ class Inline:
             self.run()
 
     @contextmanager
-    def crash_at(self, point: Point, *, times: int = 1) -> Iterator[None]:
-        """Let the worker die when it reaches a point; afterwards a new one takes its place."""
+    def crash_at(self, point: Point, *, times: int = 1, redeliver: bool = False) -> Iterator[None]:
+        """Let the worker die when it reaches a point; afterwards a new one takes its place.
+
+        The message it was working on is lost, or comes back at once with ``redeliver``: brokers do both.
+        """
         left = times
 
         def die(reached: Point) -> None:
@@ -138,6 +176,8 @@ class Inline:
                 yield
             except Crashed:
                 self.start_worker()
+                if redeliver and self._delivering is not None:
+                    self.messages.append(self._delivering)
         if left:
             raise AssertionError(f"the worker never reached {point!r}, so nothing was proved")
 
@@ -150,6 +190,17 @@ class Inline:
         finally:
             points.on_reach = before
 
+    def approve(self, mutation: Row[Any], by: Person = TESTER) -> None:
+        """A person allows exactly this request."""
+        with self.db.transaction() as tx:
+            mutations.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash)
+        self.send(Message(task="pipeline.mutate", ids=(str(mutation.run_id),)))
+
+    def reject(self, mutation: Row[Any], by: Person = TESTER) -> None:
+        """A person refuses this request: it is skipped."""
+        with self.db.transaction() as tx:
+            mutations.reject(tx, MutationId(mutation.id), by)
+
     def runs(self) -> Sequence[Row[Any]]:
         """Every run, oldest first."""
         with self.db.transaction() as tx:
@@ -160,10 +211,21 @@ class Inline:
         with self.db.transaction() as tx:
             return tx.all(_EVENTS, workflow=topic.workflow, topic=topic.name)
 
+    def deliveries(self, topic: Topic) -> Sequence[Row[Any]]:
+        """Where each event of a topic stands for each consumer, oldest event first."""
+        with self.db.transaction() as tx:
+            return tx.all(_DELIVERIES, workflow=topic.workflow, topic=topic.name)
+
     def ledger(self) -> Sequence[Row[Any]]:
         """Every mutation, oldest first."""
         with self.db.transaction() as tx:
             return tx.all(_LEDGER)
+
+    def state(self, workflow: Workflow, handler: str) -> Any:
+        """What a handler has returned as its state."""
+        with self.db.transaction() as tx:
+            row = tx.first(_STATE, workflow=workflow.name, name=handler)
+        return row and row.state
 
     def _phase(self, task: str, ids: Sequence[str]) -> bool:
         if task == "pipeline.prepare":
@@ -174,7 +236,7 @@ class Inline:
         return False
 
     def _hand_on(self, ids: Sequence[UUID]) -> None:
-        self.messages.append(Message(task="pipeline.next", ids=tuple(str(id_) for id_ in ids)))
+        self.send(Message(task="pipeline.next", ids=tuple(str(id_) for id_ in ids)))
 
     def _look(self, mutation_id: str) -> None:
         self.sweeps.look(MutationId(UUID(mutation_id)))

@@ -1,0 +1,44 @@
+"""Assertions about a workflow under test that tell the whole story when they fail."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Row
+
+from pipeline.runtime.authoring import Topic
+from pipeline.testing.inline import Inline
+
+
+def assert_consumed(run: Inline, topic: Topic, *, by: str | None = None) -> None:
+    """Every event of the topic was consumed, by every consumer or by the one that is named."""
+    assert_deliveries(run, topic, "consumed", by=by)
+
+
+def assert_deliveries(run: Inline, topic: Topic, *statuses: str, by: str | None = None) -> None:
+    """The events of a topic stand like this, oldest first; one status stands for all of them."""
+    found = [row for row in run.deliveries(topic) if by in (None, row.handler)]
+    assert found, f"topic {topic.name!r} has no event for {by or 'any consumer'}"
+    expected = list(statuses) if len(statuses) > 1 else [*statuses] * len(found)
+    actual = [row.status for row in found]
+    assert actual == expected, f"events of {topic.name!r} are {actual}, expected {expected}\n{story(run)}"
+
+
+def assert_runs(run: Inline, *statuses: str, handler: str | None = None) -> Sequence[Row[tuple[object, ...]]]:
+    """The runs ended like this, oldest first. Returns them."""
+    found = [row for row in run.runs() if handler in (None, row.handler)]
+    actual = [row.status for row in found]
+    assert actual == list(statuses), f"runs are {actual}, expected {list(statuses)}\n{story(run)}"
+    return found
+
+
+def story(run: Inline) -> str:
+    """Runs and ledger in words, one line each."""
+    lines = [
+        f"run {row.id} of {row.handler}: {row.phase}, {row.status}{': ' + row.error if row.error else ''}"
+        for row in run.runs()
+    ]
+    lines += [
+        f"mutation {row.connector}.{row.operation} of run {row.run_id}: {row.status}"
+        f"{': ' + row.error if row.error else ''}"
+        for row in run.ledger()
+    ]
+    return "\n".join(lines) or "nothing has run"

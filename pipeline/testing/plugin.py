@@ -1,0 +1,78 @@
+"""Fixtures for the tests of workflows, offered to pytest by every installation of this package.
+
+Fixtures only: nothing is started, connected or changed unless a test asks for one of them. A test that
+asks for ``pipeline_run`` gets a real Postgres, emptied for it, and every invariant is checked after it.
+"""
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pipeline.dev.servers import Servers
+    from pipeline.runtime.authoring import Workflow
+    from pipeline.store.database import Database
+    from pipeline.testing.inline import Inline
+
+
+@pytest.fixture(scope="session")
+def pipeline_servers(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Servers]":
+    """Postgres and Redis: those of ``PIPELINE_DATABASE_URL`` and ``PIPELINE_BROKER_URL``, or embedded ones.
+
+    Embedded servers are shared by all processes of the test run and gone after it.
+    """
+    from pipeline.dev import servers
+
+    base = tmp_path_factory.getbasetemp()
+    home = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "pipeline-servers"
+    with servers.running(home) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def _pipeline_pool(pipeline_servers: "Servers") -> "Iterator[Database]":
+    """A migrated database of this process's own. The one that the URL names is never written to."""
+    from pipeline.store.database import Database
+    from pipeline.testing import databases
+
+    name = f"pipeline_test_{os.getpid()}_{secrets.token_hex(4)}"
+    with databases.cloned(pipeline_servers.database_url, name) as url:
+        pool = Database.connect(url, pool_size=8)
+        yield pool
+        pool.dispose()
+
+
+@pytest.fixture
+def pipeline_db(_pipeline_pool: "Database") -> "Iterator[Database]":
+    """An empty database with a clock of its own. After the test every invariant must hold."""
+    from pipeline.store import invariants
+    from pipeline.store.database import Database
+    from pipeline.testing import databases
+
+    db = Database(_pipeline_pool.engine)
+    yield db
+    try:
+        with db.transaction() as tx:
+            found = invariants.findings(tx)
+        assert found == [], "the test left behind what must never be; see `pipeline doctor`"
+    finally:
+        databases.emptied(db)
+
+
+@pytest.fixture
+def pipeline_run(pipeline_db: "Database") -> "Iterator[Callable[..., Inline]]":
+    """``run = pipeline_run(workflow, connectors=[...])``: the workflow, ready to run inside this test."""
+    from pipeline.testing.inline import Inline
+
+    made: list[Inline] = []
+
+    def make(*workflows: "Workflow", **options: Any) -> Inline:
+        made.append(Inline(pipeline_db, workflows, **options))
+        return made[-1]
+
+    yield make
+    for inline in made:
+        inline.close()

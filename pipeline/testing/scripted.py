@@ -1,0 +1,162 @@
+"""An outside world for tests: it does what the script says, and remembers what really happened.
+
+``scripted("mail", mutations=["send"])`` is a connector like any other. Each call follows the next line
+of its script and applies when the script is empty. Effects are remembered by idempotency key, whatever
+the caller was told about them, and a reconcile answers from that memory: the world knows, the worker
+may not.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Operation, Retry, Verdict
+from pipeline.domain.errors import AuthError, LogicError, TransientError
+
+When = Callable[[dict[str, Any]], bool]
+
+
+class Does(StrEnum):
+    """What the world does with one call of a mutation."""
+
+    APPLIES = "applies"
+    REFUSES = "refuses"  #: definitely not applied, and never will be: LogicError
+    FAILS = "fails"  #: definitely not applied this time: TransientError
+    DENIES = "denies"  #: definitely not applied, a person must act: AuthError
+    TIMES_OUT_AFTER = "times out after applying"
+    TIMES_OUT_BEFORE = "times out before applying"
+    CRASHES = "crashes"  #: the connector's own code ends with SystemExit after applying
+    HANGS = "hangs after applying"  #: returns only after its deadline
+
+
+_APPLYING = {Does.APPLIES, Does.TIMES_OUT_AFTER, Does.CRASHES, Does.HANGS}
+_ERRORS: Mapping[Does, Callable[[], BaseException]] = {
+    Does.REFUSES: lambda: LogicError("the script says: refused"),
+    Does.FAILS: lambda: TransientError("the script says: not now"),
+    Does.DENIES: lambda: AuthError("the script says: not allowed"),
+    Does.TIMES_OUT_AFTER: lambda: TimeoutError("the script says: timed out after applying"),
+    Does.TIMES_OUT_BEFORE: lambda: TimeoutError("the script says: timed out before applying"),
+    Does.CRASHES: lambda: SystemExit("the script says: crash"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Something that really happened in the outside world."""
+
+    operation: str
+    key: str
+    params: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Line:
+    """Behaviour for the next calls that match."""
+
+    operation: str | None
+    when: When
+    left: deque[Does]
+
+
+class Scripted(Connector):
+    """A connector that follows a script. Made by ``scripted``."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self.calls: list[Effect] = []  #: every call of a mutation, whether it applied or not
+        self.looks: list[str] = []  #: the keys that were asked about
+        self._lines: list[_Line] = []
+        self._silent = 0
+        self._lock = threading.Lock()
+        self._never = threading.Event()
+
+    def will(self, *does: Does, operation: str | None = None, when: When | None = None) -> None:
+        """Let the next matching calls do this, one after the other; ``when`` looks at the parameters."""
+        with self._lock:
+            self._lines.append(_Line(operation, when or (lambda _: True), deque(does)))
+
+    def cannot_tell(self, times: int = 1) -> None:
+        """Let the next so many looks answer that they cannot tell yet."""
+        self._silent += times
+
+    def times(self, **params: Any) -> int:
+        """How often an effect with at least these parameters really happened."""
+        with self._lock:
+            return sum(params.items() <= effect.params.items() for effect in self.effects)
+
+    def _act(self, operation: str, call: Call, params: dict[str, Any]) -> dict[str, str]:
+        effect = Effect(operation=operation, key=call.idempotency_key, params=params)
+        with self._lock:
+            does = self._next(operation, params)
+            self.calls.append(effect)
+            if does in _APPLYING:
+                self.effects.append(effect)
+        if does is Does.HANGS:
+            self._never.wait(call.remaining.total_seconds() + 0.2)
+        if does in _ERRORS:
+            raise _ERRORS[does]()
+        return {"id": call.idempotency_key}
+
+    def _next(self, operation: str, params: dict[str, Any]) -> Does:
+        for line in self._lines:
+            if line.left and line.operation in (None, operation) and line.when(params):
+                return line.left.popleft()
+        return Does.APPLIES
+
+    def _look(self, operation: str, call: Call) -> Verdict:
+        with self._lock:
+            self.looks.append(call.idempotency_key)
+            if self._silent:
+                self._silent -= 1
+                return Retry("the script says: cannot tell yet")
+            known = {(effect.operation, effect.key) for effect in self.effects}
+        there = (operation, call.idempotency_key) in known
+        return Applied({"id": call.idempotency_key}) if there else NotFound()
+
+
+def scripted(
+    name: str,
+    *,
+    mutations: Iterable[str] = ("send",),
+    reads: Mapping[str, Callable[..., Any]] | None = None,
+    reconciles: bool = True,
+    timeout: timedelta = timedelta(seconds=5),
+    **bounds: Any,
+) -> Scripted:
+    """A connector of this name whose mutations follow a script and whose reads call these functions.
+
+    ``bounds`` are those of ``pipeline.mutation``: ``settle`` and ``policy``.
+    """
+    operations: dict[str, Any] = {read: _read(function) for read, function in (reads or {}).items()}
+    for mutation in mutations:
+        operation = Operation(function=_sender(mutation), is_mutation=True, timeout=timeout, **bounds)
+        operation.look = _looker(mutation) if reconciles else None
+        operations[mutation] = operation
+    kind = type(f"Scripted_{name}", (Scripted,), {"name": name, **operations})
+    made: Scripted = kind()
+    return made
+
+
+def _read(function: Callable[..., Any]) -> Operation[Any]:
+    def read(_: Scripted, **params: Any) -> Any:
+        return function(**params)
+
+    return Operation(function=read, is_mutation=False)
+
+
+def _sender(name: str) -> Callable[..., Any]:
+    def send(self: Scripted, call: Call, **params: Any) -> dict[str, str]:
+        return self._act(name, call, params)
+
+    return send
+
+
+def _looker(name: str) -> Callable[..., Any]:
+    def look(self: Scripted, call: Call, **_: Any) -> Verdict:
+        return self._look(name, call)
+
+    return look
