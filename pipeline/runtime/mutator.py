@@ -8,6 +8,7 @@ commit; a slow call delays nobody else's record.
 import hashlib
 import json
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class _Flight:
     held: Held
     mutation: Row[Any]
     operation: Operation[Any]
+    ends_at: float  #: on the monotonic clock; nothing may be sent after it, whatever froze this process meanwhile
     looks: bool = False
     doubt: str = ""
 
@@ -84,7 +86,12 @@ class Mutator:
             on_done([flight.held.run_id for flight, _ in ended if flight.held.run_id not in flights])
 
     def _begin(self, wave: Sequence[Wanted]) -> list[_Flight]:
-        """Commit a wave to the ledger. Whoever is refused was taken over by somebody else and is dropped."""
+        """Commit a wave to the ledger. Whoever is refused was taken over by somebody else and is dropped.
+
+        The deadline counts from before the commit, so it is never later than the one in the ledger: a process
+        that was frozen in between finds it passed, and sends nothing for a run that was settled without it.
+        """
+        begun = time.monotonic()
         runs = {item.run.id: item.run for item in wave}
         fresh = [self._request(item.run, item.asked) for item in wave if item.asked is not None]
         approved = [held(item.run) for item in wave if item.asked is None]
@@ -95,7 +102,12 @@ class Mutator:
         waiting = [row for row in landed if row.status == MutationStatus.PENDING]
         self.leases.drop([held(runs[row.run_id]) for row in waiting])
         return [
-            _Flight(held=held(runs[row.run_id]), mutation=row, operation=self._operation(row))
+            _Flight(
+                held=held(runs[row.run_id]),
+                mutation=row,
+                operation=self._operation(row),
+                ends_at=begun + self._operation(row).timeout.total_seconds(),
+            )
             for row in landed
             if row.status == MutationStatus.IN_FLIGHT
         ]
@@ -120,13 +132,16 @@ class Mutator:
         return type(self.registry.connectors[row.connector]).operations()[row.operation]
 
     def _launch(self, calls: Calls, flight: _Flight) -> None:
-        """Put a call in the air, unless the run was found to be somebody else's."""
+        """Put a call in the air, unless its time has passed or the run was found to be somebody else's."""
         connector = self.registry.connectors[flight.mutation.connector]
-        limit = flight.operation.policy.immediate_timeout if flight.looks else flight.operation.timeout
-        call = Call.within(flight.mutation.idempotency_key, limit)
+        call = Call.within(flight.mutation.idempotency_key, flight.operation.policy.immediate_timeout)
         function = flight.operation.look if flight.looks else flight.operation.function
         if self.leases.is_lost(flight.held):
             function = _refuse_lost
+        elif not flight.looks and time.monotonic() >= flight.ends_at:
+            function = _refuse_late
+        elif not flight.looks:
+            call = Call(idempotency_key=flight.mutation.idempotency_key, ends_at=flight.ends_at)
         calls.launch(
             flight.held.run_id, _with_params, function, connector, call, flight.mutation.params, ends_at=call.ends_at
         )
@@ -163,11 +178,17 @@ class Mutator:
 
 
 def _with_params(function: Callable[..., Any], connector: Any, call: Call, params: dict[str, Any]) -> Any:
+    if not call.remaining:
+        _refuse_late()
     return function(connector, call, **params)
 
 
 def _refuse_lost(*_: Any, **__: Any) -> Any:
     raise TransientError("the run was taken over before its mutation was sent")
+
+
+def _refuse_late(*_: Any, **__: Any) -> Any:
+    raise TransientError("the time for its mutation had passed before anything was sent")
 
 
 def _must_look(flight: _Flight, finished: Finished) -> bool:
