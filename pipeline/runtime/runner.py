@@ -5,20 +5,26 @@ transaction, stops each run that failed by itself, and returns the runs that go 
 late or out of order, a call finds nothing to claim and changes nothing.
 """
 
+import logging
 import os
+import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Row
+from sqlalchemy.exc import InterfaceError, OperationalError
 
+from pipeline.domain.errors import StaleWriteError
 from pipeline.domain.failures import Failure, classify
 from pipeline.domain.ids import RunId
 from pipeline.domain.values import Emitted, Held, Prepared, Stopped
 from pipeline.execution import runs, stops
+from pipeline.execution.landing import Landing
 from pipeline.execution.runs import Claims
 from pipeline.runtime.leases import Leases
 from pipeline.runtime.mutator import Mutator, Wanted
@@ -29,13 +35,22 @@ from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked
 from pipeline.store.database import Database, Transaction
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+P = TypeVar("P", bound=Prepared | Emitted)
 HandOn = Callable[[Sequence[RunId]], None]
+Verb = Callable[[Transaction, Sequence[P]], Landing[Row[Any]]]
+
+
+#: Made before a worker forks, so that its processes share it and no process of another worker has it:
+#: host names and process ids are not unique across containers.
+_WORKER = secrets.token_hex(4)
 
 
 def process_name(pid: int | None = None) -> str:
-    """The name under which a process holds its runs."""
-    return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}"
+    """The name under which a process of this worker holds its runs."""
+    return f"{socket.gethostname()}:{_WORKER}:{os.getpid() if pid is None else pid}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,77 +73,108 @@ class Runner:
 
     def prepare(self, ids: Sequence[UUID]) -> Ran:
         """Select and pin inputs."""
-        claims = self._claim(runs.claim_prepare, ids, Point.PREPARE_CLAIMED)
-        offered = self.phases.slices(claims.claimed)
-        plans, failed, rest = self._each(
-            claims.claimed, lambda run: self.phases.prepare(run, offered.get(run.id)), Prepared
-        )
-        reach(Point.PREPARE_RAN)
-        with self.db.transaction() as tx:
-            landing = runs.finish_prepare(tx, plans, self.policy.limits) if plans else None
-            refused = landing.refused if landing else {}
-            failed += [
-                Stopped(held=plan.held, failure=classify(refused[plan.held.run_id]))
-                for plan in plans
-                if plan.held.run_id in refused
-            ]
-            self._finish(tx, failed, rest)
-        reach(Point.PREPARE_SAVED)
-        self._drop(claims)
-        return _ran(claims, [run.id for run in landing.landed] if landing else [])
+        with self._claimed(runs.claim_prepare, ids, Point.PREPARE_CLAIMED) as claims:
+            offered = self.phases.slices(claims.claimed)
+            plans, failed, rest = self._each(
+                claims.claimed, lambda run: self.phases.prepare(run, offered.get(run.id)), Prepared
+            )
+            reach(Point.PREPARE_RAN)
+            landed = self._write(
+                lambda tx, items: runs.finish_prepare(tx, items, self.policy.limits), plans, failed, rest
+            )
+            reach(Point.PREPARE_SAVED)
+        return _ran(claims, [run.id for run in landed])
 
     def mutate(self, ids: Sequence[UUID], hand_on: HandOn) -> Ran:
         """Ask for mutations and carry them out. Runs that waited long enough for slow ones are handed on early."""
-        claims = self._claim(runs.claim_mutate, ids, Point.MUTATE_CLAIMED)
-        fresh = [run for run in claims.claimed if run.mutation_id is None]
-        approved = [Wanted(run=run, asked=None) for run in claims.claimed if run.mutation_id is not None]
-        asked, failed, rest = self._each(fresh, self._ask, Wanted)
-        silent = [held(item.run) for item in asked if item.asked is None]
-        with self.db.transaction() as tx:
-            if silent:
-                runs.no_mutation(tx, silent)
-            self._finish(tx, failed, rest)
-        self.leases.drop([*silent, *(item.held for item in failed), *rest])
-        early = _Early(hand_on, self.policy.straggler_wait.total_seconds())
-        self.mutator.send([*(item for item in asked if item.asked is not None), *approved], early.done)
-        self._drop(claims)
+        with self._claimed(runs.claim_mutate, ids, Point.MUTATE_CLAIMED) as claims:
+            fresh = [run for run in claims.claimed if run.mutation_id is None]
+            approved = [Wanted(run=run, asked=None) for run in claims.claimed if run.mutation_id is not None]
+            asked, failed, rest = self._each(fresh, self._ask, Wanted)
+            silent = [held(item.run) for item in asked if item.asked is None]
+            with self.db.transaction() as tx:
+                if silent:
+                    runs.no_mutation(tx, silent)
+                self._finish(tx, failed, rest)
+            self.leases.drop([*silent, *(item.held for item in failed), *rest])
+            early = _Early(hand_on, self.policy.straggler_wait.total_seconds())
+            self.mutator.send([*(item for item in asked if item.asked is not None), *approved], early.done)
         left = [run_id for run_id in early.waiting if run_id not in early.gone]
         return _ran(claims, [*(item.run_id for item in silent), *left])
 
     def next(self, ids: Sequence[UUID]) -> Ran:
         """Publish what follows, consume the inputs, commit."""
-        claims = self._claim(runs.claim_next, ids, Point.NEXT_CLAIMED)
-        emitted, failed, rest = self._each(claims.claimed, self.phases.next, Emitted)
-        reach(Point.NEXT_RAN)
-        with self.db.transaction() as tx:
-            if emitted:
-                runs.commit(tx, emitted, merge=self._merges(claims.claimed), limits=self.policy.limits)
-            self._finish(tx, failed, rest)
-        reach(Point.COMMITTED)
-        self._drop(claims)
+        with self._claimed(runs.claim_next, ids, Point.NEXT_CLAIMED) as claims:
+            emitted, failed, rest = self._each(claims.claimed, self.phases.next, Emitted)
+            reach(Point.NEXT_RAN)
+            merge = self._merges(claims.claimed)
+            self._write(
+                lambda tx, items: runs.commit(tx, items, merge=merge, limits=self.policy.limits), emitted, failed, rest
+            )
+            reach(Point.COMMITTED)
         return _ran(claims, [])
 
     def produce(self, ids: Sequence[UUID]) -> Ran:
         """Run producers."""
-        claims = self._claim(runs.claim_produce, ids, Point.PRODUCE_CLAIMED)
-        made, failed, rest = self._each(
-            claims.claimed, lambda run: self.phases.produce(run, run.next_run_at or run.now), Emitted
-        )
-        with self.db.transaction() as tx:
-            if made:
-                runs.commit_producer(tx, made, self.policy.limits)
-            self._finish(tx, failed, rest)
-        reach(Point.PRODUCED)
-        self._drop(claims)
+        with self._claimed(runs.claim_produce, ids, Point.PRODUCE_CLAIMED) as claims:
+            made, failed, rest = self._each(
+                claims.claimed, lambda run: self.phases.produce(run, run.next_run_at or run.now), Emitted
+            )
+            self._write(lambda tx, items: runs.commit_producer(tx, items, self.policy.limits), made, failed, rest)
+            reach(Point.PRODUCED)
         return _ran(claims, [])
 
-    def _claim(self, verb: Callable[..., Claims], ids: Sequence[UUID], point: Point) -> Claims:
+    @contextmanager
+    def _claimed(self, verb: Callable[..., Claims], ids: Sequence[UUID], point: Point) -> Iterator[Claims]:
+        """Hold runs for a phase. However it ends, they are extended no longer, so that a rescuer can find them."""
         known: Collection[str] = self.registry.workflows
         with self.db.transaction() as tx:
             claims = verb(tx, ids, lease=self.policy.lease, worker=process_name(), workflows=known)
         self.leases.hold(held(run) for run in claims.claimed)
-        reach(point)
-        return claims
+        try:
+            reach(point)
+            yield claims
+        finally:
+            self.leases.drop([held(run) for run in claims.claimed])
+
+    def _write(
+        self, verb: Verb[P], items: Sequence[P], failed: Sequence[Stopped], rest: Sequence[Held]
+    ) -> Sequence[Row[Any]]:
+        """Record what a cohort decided, in one transaction; each run that is refused stops by itself.
+
+        What one run made the verb choke on (a merge that raises, a value over its limit) is found by writing the
+        runs one by one. A database that cannot be reached is nobody's fault and is not asked again.
+        """
+        try:
+            return self._record(verb, items, failed, rest)
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception:
+            log.exception("a cohort of %d runs could not be written together; one by one", len(items))
+        landed = [row for item in items for row in self._alone(verb, item)]
+        self._record(verb, (), failed, rest)
+        return landed
+
+    def _alone(self, verb: Verb[P], item: P) -> Sequence[Row[Any]]:
+        try:
+            return self._record(verb, [item], (), ())
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception as error:  # noqa: BLE001 - what cannot be written is this run's failure
+            return self._record(verb, (), [Stopped(held=item.held, failure=classify(error))], ())
+
+    def _record(
+        self, verb: Verb[P], items: Sequence[P], failed: Sequence[Stopped], rest: Sequence[Held]
+    ) -> Sequence[Row[Any]]:
+        with self.db.transaction() as tx:
+            landing: Landing[Row[Any]] = verb(tx, items) if items else Landing(landed=())
+            refused = [
+                Stopped(held=item.held, failure=classify(landing.refused[item.held.run_id]))
+                for item in items
+                if not isinstance(landing.refused.get(item.held.run_id), StaleWriteError | None)
+            ]
+            self._finish(tx, [*failed, *refused], rest)
+        return landing.landed
 
     def _each(
         self, claimed: Sequence[Row[Any]], phase: Callable[[Row[Any]], Any], kind: type[T]
@@ -159,9 +205,6 @@ class Runner:
             stops.stop(tx, failed, chance=self.chance())
         if rest:
             runs.release(tx, rest)
-
-    def _drop(self, claims: Claims) -> None:
-        self.leases.drop([held(run) for run in claims.claimed])
 
     def _merges(self, claimed: Sequence[Row[Any]]) -> dict[int, Any]:
         found = {run.handler_id: self.registry.consumer(run.workflow, run.handler).merge for run in claimed}
