@@ -59,6 +59,16 @@ class Steps:
 
     def run(self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str) -> Any:
         """The value the function returns, awaited if need be; raises what it raises, or that it took too long."""
+        value, error = self.attempt(function, *args, limit=limit, what=what)
+        if error is not None:
+            raise error
+        return value
+
+    def attempt(
+        self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str
+    ) -> tuple[Any, BaseException | None]:
+        """What the function returned, or the error it ended with. What this raises itself is not the function's:
+        somebody wants the waiting thread to stop."""
         job = _Job(function, args)
         if self._thread is None:
             self._thread = _Thread()
@@ -67,10 +77,9 @@ class Steps:
         if not job.done.wait(limit.total_seconds()):
             self._thread.jobs.put(None)
             self._thread = None
-            raise TimedOutError(f"{what} did not return within {limit.total_seconds():g} s; it was left behind")
-        if job.error is not None:
-            raise job.error
-        return job.value
+            words = f"{what} did not return within {limit.total_seconds():g} s; it was left behind"
+            return None, TimedOutError(words)
+        return job.value, job.error
 
     def close(self) -> None:
         """Let the thread end. A step that still runs is not waited for."""

@@ -5,7 +5,10 @@ and used later, from a thread or from another phase, it refuses. A violation fai
 the handler swallows the error.
 """
 
+import asyncio
+import inspect
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
@@ -15,10 +18,14 @@ from pipeline.connectors.sdk import Connector, Operation
 from pipeline.domain.errors import PhaseViolationError
 from pipeline.domain.ids import EventId
 from pipeline.domain.limits import DEFAULT_LIMITS
-from pipeline.domain.payloads import checked_json, checked_name
+from pipeline.domain.payloads import checked_json, checked_name, checked_text
 from pipeline.domain.values import NewEvent
+from pipeline.engine.steps import called
 from pipeline.runtime.authoring import Topic, typed
 from pipeline.runtime.shown import Asked, Event
+
+#: The context of the phase that runs here. A violation counts against it, whichever context was misused.
+RUNNING: ContextVar["Context | None"] = ContextVar("pipeline_running_context", default=None)
 
 
 class Reader(Protocol):
@@ -44,7 +51,9 @@ class Context:
 
     def _refuse(self, what: str, instead: str) -> NoReturn:
         error = PhaseViolationError(f"{what} in {self._phase}. {instead}")
-        self.violation = self.violation or error
+        for context in (self, RUNNING.get()):
+            if context is not None:
+                context.violation = context.violation or error
         raise error
 
     def _used(self, what: str) -> None:
@@ -83,6 +92,17 @@ class _Bound:
         return call
 
 
+def _answer(value: Any) -> Any:
+    """What a read found. A handler that is not async itself need not know whether the connector is."""
+    if not inspect.isawaitable(value):
+        return value
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return called(lambda: value, ())
+    return value
+
+
 class PrepareContext(Context):
     """Looks: at subscribed topics, and at outside systems."""
 
@@ -106,7 +126,7 @@ class PrepareContext(Context):
         if operation.is_mutation:
             what = f"the mutation {connector.name}.{operation.name} was asked for"
             self._refuse(what, "Put what it needs into data and ask for it in mutate")
-        return operation.function(connector, **params)
+        return _answer(operation.function(connector, **params))
 
     def _subscribed(self, topic: Topic, verb: str) -> str:
         self._used(verb)
@@ -172,9 +192,11 @@ class Publishing(Context):
         body = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
         typed(topic, body)
         checked_json(body, what=f"payload of {message_id!r}", limit=DEFAULT_LIMITS.payload)
-        for what, text in (("message id", message_id), ("key", key)):
-            if text is not None:
-                checked_name(text, what=what)
+        checked_name(message_id, what="message id")
+        if key is not None:
+            checked_name(key, what="key")
+        if title is not None:
+            checked_text(title, what="title")
         self.published.append(NewEvent(topic=name, message_id=message_id, payload=body, key=key, title=title))
 
 
@@ -196,4 +218,4 @@ class ProducerContext(Publishing):
         if operation.is_mutation:
             what = f"the mutation {connector.name}.{operation.name} was asked for"
             self._refuse(what, "Publish an event and let a consumer do it")
-        return operation.function(connector, **params)
+        return _answer(operation.function(connector, **params))

@@ -22,7 +22,7 @@ from pipeline.domain.values import Emitted, Held, Reservation
 from pipeline.domain.values import Prepared as Plan
 from pipeline.engine.steps import Steps
 from pipeline.runtime.authoring import Consumer, Producer
-from pipeline.runtime.contexts import Context, MutateContext, NextContext, PrepareContext, ProducerContext
+from pipeline.runtime.contexts import RUNNING, Context, MutateContext, NextContext, PrepareContext, ProducerContext
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked, Event, MutationResult, Prepared, PrepareResult, ResultStatus
 from pipeline.store import views
@@ -108,13 +108,14 @@ class Phases:
 
     def _step(self, context: Context, function: Any, *args: Any, what: str) -> Any:
         """The handler's answer, or its failure; a violation counts even when the handler swallowed it."""
+        token = RUNNING.set(context)
         try:
-            returned = self.steps.run(function, context, *args, limit=self.step_limit, what=what)
-        except BaseException as error:  # noqa: BLE001 - the one place handler code may fail
-            return classify(context.violation or error)
+            returned, error = self.steps.attempt(function, context, *args, limit=self.step_limit, what=what)
         finally:
             context.close()
-        return classify(context.violation) if context.violation else returned
+            RUNNING.reset(token)
+        failed = context.violation or error
+        return classify(failed) if failed is not None else returned
 
 
 class _Reader:
