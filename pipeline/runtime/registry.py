@@ -12,7 +12,7 @@ from typing import Any
 from cronsim import CronSim
 
 from pipeline.connectors.sdk import Connector
-from pipeline.domain.errors import InvalidInputError, UnknownError
+from pipeline.domain.errors import InvalidInputError, PipelineError, UnknownError
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind
 from pipeline.runtime.authoring import Consumer, DeclarationError, Producer, Workflow, workflows_of
@@ -37,9 +37,11 @@ class Registry:
         for name in [*modules, *offered]:
             try:
                 module = importlib.import_module(name)
-            except ModuleNotFoundError as error:
+            except PipelineError:
+                raise
+            except Exception as error:
                 raise InvalidInputError(
-                    f"PIPELINE_WORKFLOWS names {name!r}, which cannot be imported: {error}. "
+                    f"PIPELINE_WORKFLOWS names {name!r}, which cannot be imported: {type(error).__name__}: {error}. "
                     "Expected modules on the worker's Python path."
                 ) from error
             for workflow in workflows_of(module.__name__):

@@ -8,7 +8,6 @@ from typing import Any
 from celery import signals
 from sqlalchemy.exc import SQLAlchemyError
 
-from pipeline.domain.errors import PipelineError
 from pipeline.runtime.runner import process_name
 from pipeline.runtime.safety import require_safe
 from pipeline.runtime.sync import sync
@@ -28,7 +27,7 @@ def check(**_: Any) -> None:
     try:
         require_safe(here.db, here.registry, lease=here.settings.lease, heartbeat=here.settings.heartbeat)
         sync(here.db, here.registry)
-    except (PipelineError, SQLAlchemyError) as error:
+    except Exception as error:  # noqa: BLE001 - Celery would log it and start a worker that cannot do anything
         sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_UNSAFE)
     here.db.dispose()
