@@ -1,0 +1,96 @@
+"""Redis loses everything it had, Postgres dies with -9: every order is done once all the same."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from pipeline.dev import servers
+from pipeline.store import migrate
+from pipeline.store.database import Database
+from tests.support.cluster import Installation, installed
+from tests.support.wait import wait_for
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The home of a Postgres and a Redis that these tests may kill."""
+    place = tmp_path_factory.mktemp("servers")
+    yield place
+    servers.remove(place)
+
+
+@pytest.fixture(scope="module")
+def shop(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """A worker and a beat on servers of their own."""
+    nothing = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    with servers.running(home, nothing) as urls:
+        migrate.upgrade(Database.unpooled(urls.database_url))
+        with installed(tmp_path_factory.mktemp("nodes"), urls.database_url, urls.broker_url) as found:
+            found.worker(PIPELINE_COHORT="10")  # several messages, so that some are in Redis when it goes
+            found.beat()
+            yield found
+
+
+def test_messages_flushed_out_of_redis_cost_time_and_nothing_else(shop: Installation) -> None:
+    shop.recorder.shut("prepare")
+    shop.publish(60)
+    shop.recorder.wait_at("prepare")
+    with redis.Redis.from_url(shop.broker_url) as client:
+        client.flushall()
+    shop.recorder.open("prepare")
+    shop.all_done_once()
+
+
+def test_a_redis_that_comes_back_empty_costs_time_and_nothing_else(shop: Installation, home: Path) -> None:
+    shop.recorder.shut("before")
+    shop.publish(60)
+    shop.recorder.wait_at("before")
+    with redis.Redis.from_url(shop.broker_url) as client:
+        client.flushall()
+    killed(home, "redis")
+    shop.recorder.open("before")
+    shop.all_done_once()
+
+
+@pytest.mark.parametrize("gate", ["prepare", "before", "after", "next"])
+def test_a_postgres_killed_in_the_middle_of_a_phase_loses_and_repeats_nothing(
+    shop: Installation, home: Path, gate: str
+) -> None:
+    shop.recorder.shut(gate)
+    shop.publish(5)
+    shop.recorder.wait_at(gate)
+    killed(home, "postgres")
+    shop.recorder.open(gate)
+    shop.db.engine.dispose()
+    shop.all_done_once()
+
+
+def test_a_postgres_killed_again_and_again_under_load_loses_and_repeats_nothing(shop: Installation, home: Path) -> None:
+    shop.publish(200)
+    for goal in (20, 80, 140):
+        wait_for(lambda goal=goal: committed(shop) - len(shop.published) + 200 >= goal, within=30)  # type: ignore[misc]
+        killed(home, "postgres")
+        shop.db.engine.dispose()
+    shop.all_done_once(within=60)
+
+
+def committed(shop: Installation) -> int:
+    (row,) = shop.ask("SELECT count(*) FROM pipeline.runs WHERE status = 'committed'")
+    return int(row[0])
+
+
+def killed(home: Path, server: str) -> None:
+    """Kill a server and wait until it is back under the same address."""
+    before = servers.status(home)
+    assert before is not None
+    os.kill(before.pids[server], signal.SIGKILL)
+
+    def is_back() -> bool:
+        now = servers.status(home)
+        return now is not None and now.pids[server] != before.pids[server]
+
+    wait_for(is_back, within=30, why=f"{server} back")
