@@ -158,6 +158,7 @@ def _plan(run: Row[Any], consumer: Consumer, returned: Any) -> Plan:
             f"{consumer.name}.prepare returned a {type(returned).__name__}; expected a PrepareResult "
             "(PrepareResult.nothing() when there is nothing to do)"
         )
+    _check_types(consumer.name, returned)
     topics = {topic.name for topic in consumer.subscribes}
     reserved: dict[str, list[EventId]] = {}
     for event in returned.reserve:
@@ -176,6 +177,13 @@ def _plan(run: Row[Any], consumer: Consumer, returned: Any) -> Plan:
         wake_at=wake_at,
         needs_approval=asks,
     )
+
+
+def _check_types(name: str, returned: PrepareResult) -> None:
+    if returned.wake_at is not None and getattr(returned.wake_at, "tzinfo", None) is None:
+        raise LogicError(f"{name}.prepare returned wake_at={returned.wake_at!r}; expected a datetime with a time zone")
+    if returned.approval not in (None, True, False):
+        raise LogicError(f"{name}.prepare returned approval={returned.approval!r}; expected True, False or None")
 
 
 def _emitted(
