@@ -21,7 +21,7 @@ SHARE = 0.3
 DELAY = 0.7  #: seconds
 
 _chance = secrets.SystemRandom()
-_put = redis.Channel._put
+_put: Any = redis.Channel._put
 
 
 class Line:
@@ -76,5 +76,5 @@ def _late(channel: Any, queue: str, message: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     line = Line(sys.argv.pop(1))
-    redis.Channel._put = lambda channel, queue, message, **options: line.put(channel, queue, message, **options)
+    setattr(redis.Channel, "_put", lambda channel, *args, **options: line.put(channel, *args, **options))  # noqa: B010
     sys.exit(main())

@@ -7,7 +7,7 @@ from tests.support.wait import wait_for
 
 MILL = {"PIPELINE_WORKFLOWS": "tests.support.mill", "PIPELINE_TICK": "200ms", "PIPELINE_POOL_SIZE": "10"}
 _SPAN = """
-SELECT count(*) AS count, extract(epoch FROM max(finished_at) - min(started_at)) AS seconds
+SELECT count(*) AS runs, extract(epoch FROM max(finished_at) - min(started_at)) AS seconds
 FROM pipeline.runs WHERE workflow = :workflow AND status = 'committed' AND id > :after
 """
 _LATEST = "SELECT coalesce(max(id::text), '00000000-0000-0000-0000-000000000000')::uuid AS id FROM pipeline.runs"
@@ -21,7 +21,7 @@ def throughput(nodes: Installation, workflow: str, count: int) -> float:
         events.publish(tx, workflow, new)
 
     def done() -> bool:
-        return bool(nodes.ask(_SPAN, workflow=workflow, after=latest.id)[0].count == count)
+        return bool(nodes.ask(_SPAN, workflow=workflow, after=latest.id)[0].runs == count)
 
     wait_for(done, within=60, every=0.1, why=f"{count} runs of {workflow}")
     return count / float(nodes.ask(_SPAN, workflow=workflow, after=latest.id)[0].seconds)
