@@ -1,0 +1,139 @@
+"""When handlers are called: on their schedule, when they asked to be woken, and never in a busy loop."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from pipeline import PrepareResult, WakePolicy, Workflow
+from pipeline.domain.errors import TransientError
+from pipeline.store.database import Database
+from pipeline.testing.asserts import assert_consumed, assert_runs
+from pipeline.testing.inline import Inline
+from tests.support.handlers import Shop
+
+HOUR = timedelta(hours=1)
+_HANDLER = text("SELECT * FROM pipeline.handlers WHERE name = :name")
+
+
+def the_handler(run: Inline, name: str) -> Any:
+    with run.db.transaction() as tx:
+        return tx.first(_HANDLER, name=name)
+
+
+def a_feed(**schedule: Any) -> tuple[Workflow, list[datetime]]:
+    workflow, times = Workflow("feed"), []
+
+    @workflow.producer(**schedule)
+    def poll(ctx: Any, state: Any) -> dict[str, int]:
+        times.append(ctx.now)
+        return {"runs": (state or {"runs": 0})["runs"] + 1}
+
+    return workflow, times
+
+
+def test_missed_slots_of_an_interval_are_one_run_and_the_grid_is_kept(db: Database) -> None:
+    workflow, times = a_feed(every=HOUR)
+    run = Inline(db, [workflow])
+    run.run()
+    first = the_handler(run, "poll").next_run_at
+    run.run()
+    assert len(times) == 1
+    run.advance(timedelta(hours=5, minutes=30))
+    run.run()
+    assert len(times) == 2
+    assert (the_handler(run, "poll").next_run_at - first) % HOUR == timedelta(0)
+    assert the_handler(run, "poll").next_run_at > run.now()
+    assert run.state(workflow, "poll") == {"runs": 2}
+
+
+def test_missed_slots_of_a_cron_are_one_run(db: Database) -> None:
+    workflow, times = a_feed(cron="0 * * * *")
+    run = Inline(db, [workflow])
+    run.run()
+    assert not times
+    run.advance(timedelta(hours=7))
+    run.run()
+    run.run()
+    assert len(times) == 1
+    slot = the_handler(run, "poll").next_run_at.astimezone(UTC)
+    assert (slot.minute, slot.second) == (0, 0)
+    assert timedelta(0) < slot - run.now() <= HOUR
+
+
+def test_a_producer_that_fails_for_now_runs_again_and_keeps_its_state(db: Database) -> None:
+    workflow, fails = Workflow("feed"), [TransientError("not now")]
+    out = workflow.topic("out")
+
+    @workflow.producer(every=HOUR, publishes=[out])
+    def poll(ctx: Any, state: Any) -> None:
+        ctx.publish(out, message_id="one", payload={})
+        if fails:
+            raise fails.pop()
+
+    run = Inline(db, [workflow])
+    run.run()
+    assert not run.events(out)
+    run.advance(timedelta(minutes=1))
+    run.run()
+    assert_runs(run, "paused:transient", "committed")
+    assert len(run.events(out)) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        pytest.param(timedelta(seconds=1), timedelta(seconds=30), id="too soon"),
+        pytest.param(timedelta(minutes=5), timedelta(minutes=5), id="as asked"),
+        pytest.param(timedelta(days=9), timedelta(hours=24), id="too late"),
+    ],
+)
+def test_a_prepare_is_woken_when_it_asked_within_bounds(db: Database, asked: timedelta, expected: timedelta) -> None:
+    called: list[datetime] = []
+
+    def prepare(ctx: Any, _: Any) -> PrepareResult:
+        called.append(ctx.now)
+        return PrepareResult.nothing(wake_at=ctx.now + asked if len(called) == 1 else None)
+
+    shop = Shop(prepare=prepare)
+    run = shop.started(db)
+    run.run()
+    run.advance(expected - timedelta(seconds=5))
+    run.run()
+    assert len(called) == 1
+    run.advance(timedelta(seconds=10))
+    run.run()
+    assert len(called) == 2
+    assert the_handler(run, "Send").wake_at is None
+
+
+def test_a_consumer_chooses_its_own_bounds_for_waking(db: Database) -> None:
+    shop = Shop(
+        prepare=lambda ctx, _: PrepareResult.nothing(wake_at=ctx.now + timedelta(days=30)),
+        wake=WakePolicy(latest=timedelta(days=2)),
+    )
+    run = shop.started(db)
+    run.run()
+    wake_at = the_handler(run, "Send").wake_at
+    assert timedelta(days=1, hours=23) < wake_at - run.now() <= timedelta(days=2)
+
+
+def test_an_empty_prepare_is_not_asked_again_until_something_new_arrives(db: Database) -> None:
+    shown: list[int] = []
+
+    def prepare(ctx: Any, _: Any) -> PrepareResult:
+        pending = ctx.peek(shop.orders)
+        shown.append(len(pending))
+        return PrepareResult(reserve=pending, data={"n": 0}) if len(pending) == 3 else PrepareResult.nothing()
+
+    shop = Shop(prepare=prepare)
+    run = shop.started(db, 1)
+    for _ in range(3):
+        run.run()
+    run.publish(shop.orders, {"n": 1})
+    run.run()
+    run.publish(shop.orders, {"n": 2})
+    run.run()
+    assert shown == [1, 2, 3]
+    assert_consumed(run, shop.orders)
