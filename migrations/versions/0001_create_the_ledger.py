@@ -76,6 +76,7 @@ CREATE TABLE pipeline.handlers (
     retry_at TIMESTAMP WITH TIME ZONE,
     consecutive_failures INTEGER DEFAULT 0 NOT NULL,
     idle_snapshot pg_snapshot,
+    idle_at TIMESTAMP WITH TIME ZONE,
     low_watermark BIGINT DEFAULT 0 NOT NULL,
     horizon BIGINT,
     horizon_xmax xid8,
@@ -134,6 +135,15 @@ CREATE TABLE pipeline.deliveries (
     CONSTRAINT deliveries_only_pending_is_offered CHECK ((offered_to IS NOT NULL) <= (status = 'pending'))
 )
  WITH (fillfactor = 70)
+    """,
+    """
+CREATE INDEX deliveries_declined ON pipeline.deliveries (handler_id, event_id) WHERE status = 'pending' AND declined
+    """,
+    """
+CREATE INDEX deliveries_delayed ON pipeline.deliveries (handler_id, available_at) WHERE status = 'pending' AND available_at IS NOT NULL
+    """,
+    """
+CREATE INDEX deliveries_failed ON pipeline.deliveries (handler_id) WHERE failures > 0 AND status IN ('pending', 'reserved')
     """,
     """
 CREATE INDEX deliveries_held_keys ON pipeline.deliveries (handler_id, key, event_id) WHERE key IS NOT NULL AND status IN ('pending', 'reserved') AND (status = 'reserved' OR offered_to IS NOT NULL OR available_at IS NOT NULL)

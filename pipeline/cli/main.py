@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from pipeline.cli import db, doctor
 from pipeline.config import Settings, SettingsError
@@ -57,6 +57,12 @@ def main() -> None:
         problem.print(
             f"The database cannot be reached: {str(error.orig).strip()}. "
             "Expected a running Postgres at PIPELINE_DATABASE_URL; start it, or correct the URL."
+        )
+        sys.exit(EXIT_DATABASE)
+    except DBAPIError as error:
+        problem.print(
+            f"The database refused: {str(error.orig).strip()}. Expected the tables of `pipeline db upgrade` and a role "
+            "that may use them; check the role's privileges, or migrate again."
         )
         sys.exit(EXIT_DATABASE)
     except PipelineError as error:

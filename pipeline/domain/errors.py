@@ -77,8 +77,8 @@ class StaleWriteError(PipelineError):
 class ReservationError(PipelineError):
     """A prepare asked for events it cannot have. No event of that run was reserved."""
 
-    def __init__(self, run_id: UUID, refused: Mapping[int, str]) -> None:
-        self.run_id, self.refused = run_id, dict(refused)
+    def __init__(self, run_id: UUID, refused: Mapping[int, str], *, is_race: bool = False) -> None:
+        self.run_id, self.refused, self.is_race = run_id, dict(refused), is_race
         reasons = "; ".join(f"event {event}: {why}" for event, why in sorted(self.refused.items()))
         super().__init__(
             f"Run {run_id} cannot reserve what its prepare returned ({reasons}). "

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from pipeline.domain.boundary import Disposition, Inputs, Side, dispose, side_of
-from pipeline.domain.errors import AuthError, LogicError, PipelineError, TransientError
+from pipeline.domain.errors import AuthError, LogicError, PipelineError, ReservationError, TransientError
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.policies import FailurePolicy
 from pipeline.domain.runs import Outcome, Phase, RunStatus
@@ -71,7 +71,7 @@ def classify(error: BaseException) -> Failure:
     host, and the same code would break it again.
     """
     match error:
-        case TransientError():
+        case TransientError() | ReservationError(is_race=True):
             kind = FailureKind.TRANSIENT
         case AuthError():
             kind = FailureKind.AUTH

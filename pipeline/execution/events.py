@@ -20,6 +20,7 @@ from pipeline.domain.values import NewEvent, Person
 from pipeline.execution import audit
 from pipeline.store import events as store
 from pipeline.store import views
+from pipeline.store import workflows as workflow_store
 from pipeline.store.database import Transaction, encoded
 
 
@@ -41,10 +42,12 @@ def publish(
 ) -> Published:
     """Add events to topics of a workflow and hand them to its consumers.
 
-    With ``replace`` the payload of an event that is still pending and not offered to a run is
-    rewritten; an event that a run has reserved keeps the payload that run pinned.
+    With ``replace`` the payload (and the title, if one is given) of an event that no run can have
+    seen yet is rewritten; one that a run may have seen keeps what that run saw. Keys never change.
     """
     rows = event_rows(events, limits)
+    if replace:
+        tx.all(workflow_store.LOCK, names=[workflow])  # no run comes into being between the look and the write
     written = tx.all(store.PUBLISH, workflow=workflow, rows=encoded(rows))
     for row in written:
         if row.id is None:
@@ -117,6 +120,8 @@ def _act(
     """Do one person's act on one delivery, or say what the delivery is instead."""
     workflow, handler, event_id = target
     row = views.handler(tx, workflow, handler)
+    if row is None and views.workflow(tx, workflow) is None:
+        raise UnknownError("workflow", workflow, views.workflow_names(tx))
     if row is None:
         known = [known.name for known in views.handlers(tx, workflow)]
         raise UnknownError(f"handler of workflow {workflow!r} named", handler, known)

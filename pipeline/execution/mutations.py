@@ -14,6 +14,7 @@ from sqlalchemy import Row
 
 from pipeline.domain.errors import (
     IllegalTransitionError,
+    InvalidInputError,
     PipelineError,
     QuietPeriodError,
     StaleWriteError,
@@ -44,6 +45,7 @@ def begin_mutation(tx: Transaction, cohort: Sequence[Request], limits: Limits = 
     The lease must still be held and is extended to cover the send deadline, so nobody can take the
     run for dead while its request may still leave.
     """
+    _refuse_doubled(cohort)
     landed = store.guarded(tx, store.BEGIN, [_request_row(item, limits) for item in cohort])
     for row in landed:
         tx.announce("run.mutating", run_id=row.run_id, mutation_id=row.id, status=row.status)
@@ -268,6 +270,19 @@ def _subject(row: Row[Any]) -> dict[str, Any]:
     return {"workflow": row.workflow, "run_id": row.run_id, "mutation_id": row.id}
 
 
+def _refuse_doubled(cohort: Sequence[Request]) -> None:
+    seen: set[RunId] = set()
+    for item in cohort:
+        if item.held.run_id in seen:
+            raise InvalidInputError(f"Run {item.held.run_id} asks for two mutations at once; expected one per run.")
+        seen.add(item.held.run_id)
+        for name, span in (("timeout", item.timeout), ("settle", item.settle)):
+            if span < timedelta(0) or (name == "timeout" and not span):
+                raise InvalidInputError(
+                    f"{item.connector}.{item.operation} has {name} {span}; expected a positive span."
+                )
+
+
 def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
     what = f"params of {item.connector}.{item.operation} for run {item.held.run_id}"
     return {
@@ -276,7 +291,7 @@ def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
         "connector": checked_name(item.connector, what="connector"),
         "operation": checked_name(item.operation, what="operation"),
         "params": checked_json(item.params, what=what, limit=limits.params),
-        "request_hash": item.request_hash,
+        "request_hash": checked_name(item.request_hash, what="request hash"),
         "idempotency_key": checked_name(item.idempotency_key, what="idempotency key"),
         "timeout": item.timeout,
         "settle": item.settle,

@@ -29,7 +29,8 @@ def reservation_error(tx: Transaction, run: Row[Any], item: Prepared) -> Pipelin
         )
     rows = views.refused_inputs(tx, run.handler_id, events, topics)
     reasons = {row.event_id: why for row in rows if (why := _why(row, run))}
-    return ReservationError(run.id, reasons or dict.fromkeys(events, "another run took it just now"))
+    moved_on = all(row.found_topic == row.topic and row.status is not None for row in rows)
+    return ReservationError(run.id, reasons or dict.fromkeys(events, "another run took it just now"), is_race=moved_on)
 
 
 def _why(row: Row[Any], run: Row[Any]) -> str | None:

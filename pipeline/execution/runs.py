@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import Row, TextClause
 
-from pipeline.domain.errors import IllegalTransitionError
+from pipeline.domain.errors import IllegalTransitionError, PipelineError
 from pipeline.domain.ids import RunId
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.payloads import checked_json
@@ -178,10 +178,20 @@ def _commit(
     rows = [_emitted_row(item, limits) for item in cohort]
     landed = store.guarded(tx, statement, rows, events=encoded(published))
     for run in landed:
-        if run.unknown_topics:
-            raise unknown_topic(tx, run.workflow, run.unknown_topics[0])
         tx.announce("run.committed", run_id=run.id, workflow=run.workflow)
-    return _land(tx, [item.held for item in cohort], landed, Move(verb="commit", phases=[needs]))
+    topics = {item.held.run_id: [event.topic for event in item.events] for item in cohort}
+    move = Move(verb="commit", phases=[needs], explain=lambda run: _why_not_committed(tx, run, topics[run.id]))
+    return _land(tx, [item.held for item in cohort], landed, move)
+
+
+def _why_not_committed(tx: Transaction, run: Row[Any], topics: Sequence[str]) -> PipelineError:
+    """A run that is held in the right phase publishes to a topic that is not there, or is of the other kind."""
+    known = {row.name for row in views.topics(tx, run.workflow)}
+    for topic in topics:
+        if topic not in known:
+            return unknown_topic(tx, run.workflow, topic)
+    found = f"{run.phase}, {run.status}, of another kind of handler"
+    return IllegalTransitionError("run", run.id, asked="commit", found=found, allowed=[f"{run.phase} of this kind"])
 
 
 def _save_states(

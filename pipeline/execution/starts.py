@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from pipeline.domain.boundary import Side, side_of
-from pipeline.domain.errors import IllegalTransitionError, UnknownError
+from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, UnknownError
 from pipeline.domain.ids import RunId
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.runs import Outcome, Phase
@@ -38,14 +38,21 @@ class Started:
 def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, alone: bool = False) -> Started:
     """Create up to ``count`` runs of a handler, each with a slice of events nobody else will see.
 
+    A workflow with one place is single-threaded: while a run waits for approval, or waits to be
+    carried forward with a known outcome, nothing overtakes it.
+
     A consumer of a workflow with one place runs alone and is shown everything pending, so it gets
     one run and no slice. So does a producer, and a consumer that asked to be woken (``alone``).
     Fewer runs than asked for means fewer slices exist.
     """
+    if count < 1:
+        raise InvalidInputError(f"start was asked for {count} runs of {handler!r}; expected at least 1.")
     facts, row = _facts(tx, workflow), _handler(tx, workflow, handler)
     held = held_by(facts)
     if held:
         return Started(held=held)
+    if facts.concurrency == 1 and views.waiting_runs(tx, workflow):
+        return Started(held=Held.FULL)
     session_id = _open_session(tx, workflow)
     if alone or facts.concurrency == 1 or row.kind == HandlerKind.PRODUCER:
         created = tx.all(store.INSERT_WHOLE, workflow=workflow, handler_id=row.id, session_id=session_id)
@@ -74,6 +81,8 @@ def retry(tx: Transaction, stopped: Sequence[UUID]) -> Started:
     whose pause is not over, or that was carried forward meanwhile, is left out. Asking for a run
     that stands before its mutation is a bug: its inputs were released.
     """
+    if not stopped:
+        return Started()
     rows = views.runs(tx, stopped)
     workflow = _one_workflow(rows, stopped)
     facts = _facts(tx, workflow)
@@ -136,11 +145,14 @@ def _one_workflow(rows: Sequence[Row[Any]], asked: Sequence[UUID]) -> str:
     for run_id in asked:
         if run_id not in there:
             raise UnknownError("run", run_id, hint="Nothing was changed.")
-    (workflow,) = {row.workflow for row in rows}
-    return str(workflow)
+    workflows = sorted({row.workflow for row in rows})
+    if len(workflows) > 1:
+        raise InvalidInputError(f"Runs of one workflow at a time can be retried; these are of {', '.join(workflows)}.")
+    return str(workflows[0])
 
 
 def _refuse_before_boundary(tx: Transaction, rows: Sequence[Row[Any]]) -> None:
+    carried = views.carried_runs(tx, [run.id for run in rows])
     ledger = {row.id: row for row in views.mutations(tx, [r.mutation_id for r in rows if r.mutation_id])}
     for run in rows:
         mutation = ledger.get(run.mutation_id)
@@ -149,7 +161,7 @@ def _refuse_before_boundary(tx: Transaction, rows: Sequence[Row[Any]]) -> None:
             Outcome(run.mutation_outcome),
             MutationStatus(mutation.status) if mutation is not None else None,
         )
-        keeps_inputs = run.retry_pending or run.finished_at is None
+        keeps_inputs = run.retry_pending or run.finished_at is None or run.id in carried
         if side is Side.BEFORE and not keeps_inputs:
             raise IllegalTransitionError(
                 "run",

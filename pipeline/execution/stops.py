@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
+from pydantic import ValidationError
 from sqlalchemy import Row
 
 from pipeline.domain.boundary import Inputs
@@ -86,7 +87,7 @@ def _stop(
 
 
 def _decide(run: Row[Any], failure: Failure, chance: float) -> Consequence:
-    policy = FailurePolicy.model_validate(run.failure_policy)
+    policy = _policy(run)
     alone = run.offered is None
     earlier = max(run.input_failures, run.attempt - 1, run.consecutive_failures if alone else 0)
     standing = Standing(
@@ -101,6 +102,14 @@ def _decide(run: Row[Any], failure: Failure, chance: float) -> Consequence:
         on_logic_error=OnLogicError(run.on_logic_error),
     )
     return decide(failure, standing, policy, chance=chance)
+
+
+def _policy(run: Row[Any]) -> FailurePolicy:
+    """The handler's policy; one that cannot be read must not keep a run from being stopped."""
+    try:
+        return FailurePolicy.model_validate(run.failure_policy)
+    except ValidationError:
+        return FailurePolicy()
 
 
 def _write(tx: Transaction, ended: Sequence[Ended]) -> None:

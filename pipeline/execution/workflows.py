@@ -32,6 +32,9 @@ def register(tx: Transaction, spec: WorkflowSpec) -> None:
     every event that topic has ever had.
     """
     _check(spec)
+    _refuse_other_kind(tx, spec)
+    if _declared(spec) != views.subscribed(tx, spec.name):
+        tx.run(store.LOCK_SUBSCRIPTIONS)  # before any row: a committing worker takes them in this order too
     tx.run(
         store.UPSERT,
         name=spec.name,
@@ -60,7 +63,7 @@ def pause(tx: Transaction, workflow: str, by: Person) -> None:
 
 
 def resume(tx: Transaction, workflow: str, by: Person) -> None:
-    """A person resumes a workflow: lifts what only waited for a person, and forgets its failures.
+    """A person resumes a workflow: lifts what only waited for a person, and forgets every failure so far.
 
     Refused, with the mutations named, while an unknown outcome holds the workflow back.
     """
@@ -70,7 +73,7 @@ def resume(tx: Transaction, workflow: str, by: Person) -> None:
         raise UnresolvedError(workflow, unresolved)
     tx.first(store.SET_DESIRED, name=workflow, desired=Desired.ACTIVE)
     unblock(tx, workflow, sorted(CLEARED_BY_RESUME))
-    tx.run(store.FORGIVE, workflow=workflow)
+    _forgive(tx, workflow)
     audit.record(tx, by, "workflow.resume", workflow=workflow)
     tx.announce("workflow.resumed", workflow=workflow, actor=by.name)
 
@@ -90,6 +93,7 @@ def unblock(tx: Transaction, workflow: str, kinds: Sequence[BlockKind]) -> None:
 
 def enter_maintenance(tx: Transaction, workflow: str, reason: str) -> None:
     """Start nothing until the code has changed."""
+    _lock(tx, workflow)
     if tx.first(store.ENTER_MAINTENANCE, name=workflow, reason=reason):
         tx.announce("workflow.maintenance_entered", workflow=workflow)
 
@@ -103,7 +107,7 @@ def exit_maintenance(tx: Transaction, workflow: str, by: Person) -> None:
     """The code was mended. What waited to be carried forward is still waiting and goes on first."""
     _lock(tx, workflow)
     if tx.first(store.EXIT_MAINTENANCE, name=workflow):
-        tx.run(store.FORGIVE, workflow=workflow)
+        _forgive(tx, workflow)
         audit.record(tx, by, "workflow.exit_maintenance", workflow=workflow)
         tx.announce("workflow.maintenance_exited", workflow=workflow, actor=by.name)
 
@@ -114,16 +118,39 @@ def raise_watermarks(tx: Transaction) -> None:
     A watermark rises only to a horizon that was noted earlier, and only once every transaction that
     could still publish an id below it has ended: a slow publisher's event is never passed over.
     """
-    tx.all(store.LOCK_HANDLERS)
-    tx.run(store.RAISE_WATERMARKS)
     row = tx.first(store.HORIZON)
     assert row is not None
+    if not row.is_first:
+        raise InvalidInputError("raise_watermarks must be the first act of its transaction; nothing was changed.")
+    tx.all(store.LOCK_HANDLERS)
+    tx.run(store.RAISE_WATERMARKS)
     tx.run(store.SET_HORIZON, horizon=row.last_value)
+
+
+def _forgive(tx: Transaction, workflow: str) -> None:
+    """Whoever mended the cause gets the whole budget again, for handlers, for waiting runs and for events."""
+    for statement in (store.FORGIVE, store.FORGIVE_RUNS, store.FORGIVE_EVENTS):
+        tx.run(statement, workflow=workflow)
 
 
 def _lock(tx: Transaction, workflow: str) -> None:
     if not tx.all(store.LOCK, names=[workflow]):
         raise UnknownError("workflow", workflow, views.workflow_names(tx))
+
+
+def _declared(spec: WorkflowSpec) -> set[tuple[str, str]]:
+    return {(topic, handler.name) for handler in spec.handlers for topic in handler.subscribes}
+
+
+def _refuse_other_kind(tx: Transaction, spec: WorkflowSpec) -> None:
+    """A consumer cannot become a producer of the same name: its runs and events would belong to nobody."""
+    known = {row.name: row.kind for row in views.handlers(tx, spec.name)}
+    for handler in spec.handlers:
+        if known.get(handler.name, handler.kind) != handler.kind:
+            raise InvalidInputError(
+                f"Handler {handler.name!r} of workflow {spec.name!r} was a {known[handler.name]} and is declared as a "
+                f"{handler.kind}; expected the same kind. Give the new one another name."
+            )
 
 
 def _subscribe(tx: Transaction, spec: WorkflowSpec) -> None:
@@ -133,9 +160,6 @@ def _subscribe(tx: Transaction, spec: WorkflowSpec) -> None:
         (topic, handlers[handler.name].id): handler for handler in spec.handlers for topic in handler.subscribes
     }
     existing = views.subscriptions(tx, spec.name)
-    if existing == set(declared):
-        return
-    tx.run(store.LOCK_SUBSCRIPTIONS)
     for topic, handler_id in existing - set(declared):
         tx.run(store.DELETE_SUBSCRIPTION, workflow=spec.name, topic=topic, handler_id=handler_id)
     for (topic, handler_id), handler in declared.items():

@@ -57,10 +57,15 @@ _COMMIT = f"""
 WITH asked AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(run uuid, fence bigint, state jsonb, cost numeric, next_run_at timestamptz)
-), held AS (
+), locked AS (
   SELECT r.* FROM pipeline.runs r JOIN asked x ON x.run = r.id JOIN pipeline.handlers h ON h.id = r.handler_id
   WHERE r.fence = x.fence AND r.status = 'active' AND r.phase = {{phase}} AND h.kind = {{kind}}
   ORDER BY r.id FOR NO KEY UPDATE OF r
+), held AS (
+  SELECT l.* FROM locked l WHERE NOT EXISTS (
+    SELECT FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g(run uuid, topic text)
+    WHERE g.run = l.id
+      AND NOT EXISTS (SELECT FROM pipeline.topics t WHERE t.workflow = l.workflow AND t.name = g.topic))
 ), moved AS (
   UPDATE pipeline.runs r
   SET phase = 'committed', status = 'committed', finished_at = pipeline.clock(), lease_expires_at = NULL,
@@ -85,20 +90,22 @@ WITH asked AS (
   JOIN held h ON h.id = g.run LEFT JOIN roots ON roots.run = g.run
 ), {_INSERT_GIVEN}, calmed AS (
   UPDATE pipeline.handlers h SET consecutive_failures = 0, retry_at = NULL,
-    next_run_at = coalesce(x.next_run_at, h.next_run_at)
+    next_run_at = coalesce(x.next_run_at, h.next_run_at),
+    idle_snapshot = CASE WHEN NOT h.ordered THEN h.idle_snapshot END
   FROM (SELECT held.handler_id, max(asked.next_run_at) AS next_run_at
         FROM held JOIN asked ON asked.run = held.id GROUP BY held.handler_id) x
-  WHERE h.id = x.handler_id AND (h.consecutive_failures > 0 OR x.next_run_at IS NOT NULL)
+  WHERE h.id = x.handler_id AND (h.consecutive_failures > 0 OR x.next_run_at IS NOT NULL
+    OR (h.ordered AND h.idle_snapshot IS NOT NULL))
 )
-SELECT m.*, (SELECT count(*) FROM consumed c WHERE c.run_id = m.id) AS consumed_count,
-       (SELECT array_agg(topic ORDER BY topic) FROM unknown) AS unknown_topics
+SELECT m.*, (SELECT count(*) FROM consumed c WHERE c.run_id = m.id) AS consumed_count
 FROM moved m ORDER BY m.id
 """
 
 COMMIT = text(_COMMIT.replace("{phase}", "'emitting'").replace("{kind}", "'consumer'"))
 COMMIT_PRODUCER = text(_COMMIT.replace("{phase}", "'preparing'").replace("{kind}", "'producer'"))
 
-#: A payload may be rewritten only while no consumer has been offered it.
+#: A payload may be rewritten only while no run can have seen it: not offered, not reserved, and no run
+#: that sees everything is choosing. A consumer that rested on the old payload is due again.
 REPLACE = text(f"""
 WITH given AS (
   SELECT g.* FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_COLUMNS})
@@ -106,13 +113,20 @@ WITH given AS (
   SELECT e.id, coalesce(g.payload, 'null') AS payload, g.title FROM given g
   JOIN pipeline.events e ON e.workflow = :workflow AND e.topic = g.topic AND e.message_id = g.message_id
 ), locked AS (
-  SELECT d.event_id, d.status, d.offered_to FROM pipeline.deliveries d JOIN target t ON t.id = d.event_id
+  SELECT d.event_id, d.status = 'pending' AND d.offered_to IS NULL AND NOT EXISTS (
+    SELECT FROM pipeline.runs r WHERE r.workflow = :workflow AND r.handler_id = d.handler_id
+      AND r.finished_at IS NULL AND r.offered IS NULL AND r.phase IN ('pending', 'preparing')) AS is_unseen
+  FROM pipeline.deliveries d JOIN target t ON t.id = d.event_id
   ORDER BY d.event_id FOR UPDATE OF d
+), rewritten AS (
+  UPDATE pipeline.events e SET payload = t.payload, title = coalesce(t.title, e.title) FROM target t
+  WHERE e.id = t.id AND NOT EXISTS (SELECT FROM locked l WHERE l.event_id = t.id AND NOT l.is_unseen)
+  RETURNING e.id, e.topic, e.message_id
+), renewed AS (
+  UPDATE pipeline.deliveries d SET xid = pg_current_xact_id(), declined = false
+  FROM rewritten w WHERE d.event_id = w.id
 )
-UPDATE pipeline.events e SET payload = t.payload, title = t.title FROM target t
-WHERE e.id = t.id AND NOT EXISTS (
-  SELECT FROM locked l WHERE l.event_id = t.id AND (l.status <> 'pending' OR l.offered_to IS NOT NULL))
-RETURNING e.id, e.topic, e.message_id
+SELECT * FROM rewritten ORDER BY id
 """)
 
 #: Inputs of stopped runs: pending again (or set aside), no longer offered, visible as new.
@@ -144,10 +158,12 @@ _ONE = "event_id = :event_id AND handler_id = :handler_id"
 
 LOCK_ONE = text(f"SELECT * FROM pipeline.deliveries WHERE {_ONE} FOR UPDATE")
 SKIP_ONE = text(f"""
+WITH freed AS (UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE id = :handler_id AND ordered)
 UPDATE pipeline.deliveries SET status = 'skipped', offered_to = NULL
 WHERE {_ONE} AND status IN ('pending', 'quarantined') AND offered_to IS NULL RETURNING *
 """)
 QUARANTINE_ONE = text(f"""
+WITH freed AS (UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE id = :handler_id AND ordered)
 UPDATE pipeline.deliveries SET status = 'quarantined', error = :error
 WHERE {_ONE} AND status = 'pending' AND offered_to IS NULL RETURNING *
 """)

@@ -53,6 +53,13 @@ _ASK = "Report it with the output of this command; do not edit the rows by hand.
 _RECENT = "(SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent)"
 
 
+_BEAT = "Start beat, or run the recovery sweep by hand."
+#: Of a run's workflow: nobody paused it and nothing holds it back.
+_IS_FREE = """EXISTS (
+  SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = 'active' AND NOT w.maintenance
+    AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = w.name AND b.closed_at IS NULL))"""
+
+
 def _bounded(query: str) -> TextClause:
     return text(f"SELECT subject, detail FROM ({query}) AS found LIMIT :limit")
 
@@ -210,6 +217,50 @@ INVARIANTS: Sequence[Invariant] = (
           AND (r.lease_expires_at IS NULL OR r.lease_expires_at < pipeline.clock() - interval '10 minutes')
         """,
         "Start beat, or run the recovery sweep by hand.",
+    ),
+    _overdue(
+        "doubts-are-looked-into",
+        "The next look at a mutation in doubt begins within ten minutes of its time.",
+        """
+        SELECT 'mutation ' || id AS subject, 'next look was due at ' || next_reconcile_at AS detail
+        FROM pipeline.mutations
+        WHERE status = 'needs_reconcile' AND next_reconcile_at < pipeline.clock() - interval '10 minutes'
+        """,
+        _BEAT,
+    ),
+    _overdue(
+        "stopped-runs-are-carried-forward",
+        "A run that can be carried forward is, within ten minutes, unless its workflow is held back.",
+        f"""
+        SELECT 'run ' || r.id AS subject,
+          'could be carried forward since ' || coalesce(r.retry_at, r.finished_at) AS detail
+        FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+        WHERE r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+          AND coalesce(r.retry_at, r.finished_at) < pipeline.clock() - interval '10 minutes' AND {_IS_FREE}
+        """,
+        _BEAT,
+    ),
+    _overdue(
+        "active-runs-are-held",
+        "An active run that nobody holds is rung for again within ten minutes.",
+        f"""
+        SELECT 'run ' || r.id AS subject,
+          r.phase || ', last rung for at ' || coalesce(r.dispatched_at, r.created_at) AS detail
+        FROM pipeline.runs r
+        WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
+          AND coalesce(r.dispatched_at, r.created_at) < pipeline.clock() - interval '10 minutes' AND {_IS_FREE}
+        """,
+        "Start beat, and a worker that knows this workflow.",
+    ),
+    _overdue(
+        "retired-handlers-hold-nothing",
+        "A handler that is gone from the code has no event reserved.",
+        """
+        SELECT 'event ' || d.event_id AS subject, 'reserved for the retired handler ' || h.name AS detail
+        FROM pipeline.handlers h JOIN pipeline.deliveries d ON d.handler_id = h.id AND d.status = 'reserved'
+        WHERE h.retired
+        """,
+        "Bring the handler back until its runs are done, or settle their mutations.",
     ),
     _overdue(
         "sessions-are-finished",

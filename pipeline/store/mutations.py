@@ -100,11 +100,14 @@ WITH asked AS (
 SELECT * FROM settled ORDER BY id
 """)
 
+#: An answer to the call itself counts at once; anything found out later only once the request is settled.
+_IS_EVIDENCE = "AND ((x.evidence = 'definite' AND x.fence IS NOT NULL) OR m.quiet_until <= pipeline.clock())"
+
 FAIL = text(f"""
 WITH asked AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(mutation_id uuid, fence bigint, error text, evidence text)
-), {_JUDGED.format(guard="AND (x.evidence = 'definite' OR m.quiet_until <= pipeline.clock())")}, settled AS (
+), {_JUDGED.format(guard=_IS_EVIDENCE)}, settled AS (
   UPDATE pipeline.mutations m
   SET status = 'failed', error = j.error, next_reconcile_at = NULL,
       resolved_by = :resolved_by, resolved_at = pipeline.clock()

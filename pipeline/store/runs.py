@@ -58,7 +58,8 @@ CLAIM_PRODUCE = text(_claim("r.phase IN ('pending', 'preparing') AND h.kind = 'p
 CLAIM_MUTATE = text(
     _claim(
         "((r.phase = 'prepared' AND r.event_ids <> '{}') "
-        "OR (r.phase = 'mutating' AND m.status = 'pending' AND m.approved_at IS NOT NULL))",
+        "OR (r.phase = 'mutating' AND m.status = 'pending' AND m.approved_at IS NOT NULL AND EXISTS ("
+        "SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = 'active' AND NOT w.maintenance)))",
         "r.phase",
     )
 )
@@ -71,9 +72,10 @@ CLAIM_NEXT = text(
 )
 
 INSERT_SLICED = text("""
-WITH candidates AS (
-  SELECT d.event_id, d.key FROM pipeline.deliveries d
+WITH fresh AS (
+  SELECT d.event_id, d.key, d.declined FROM pipeline.deliveries d
   WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL
+    AND (:ordered OR NOT d.declined)
     AND d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
     AND NOT (:ordered AND d.key IS NOT NULL AND EXISTS (
       SELECT FROM pipeline.deliveries o
@@ -83,16 +85,23 @@ WITH candidates AS (
         AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
              OR (o.event_id < d.event_id AND o.available_at > pipeline.clock()))))
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
+), declined AS (
+  SELECT d.event_id, d.key, d.declined FROM pipeline.deliveries d
+  WHERE NOT :ordered AND d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.declined
+    AND d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+  ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
+), candidates AS (
+  SELECT * FROM fresh UNION ALL SELECT * FROM declined
 ), grouped AS (
-  SELECT event_id, CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key ELSE
-    'slice ' || (row_number() OVER (PARTITION BY :ordered AND key IS NOT NULL ORDER BY event_id) - 1) / :batch END
+  SELECT event_id, declined, CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key ELSE 'slice ' ||
+    (row_number() OVER (PARTITION BY :ordered AND key IS NOT NULL ORDER BY declined, event_id) - 1) / :batch END
     AS slice
   FROM candidates
 ), placed AS (
-  SELECT event_id, slice, row_number() OVER (PARTITION BY slice ORDER BY event_id) AS place FROM grouped
+  SELECT event_id, declined, slice, row_number() OVER (PARTITION BY slice ORDER BY event_id) AS place FROM grouped
 ), slices AS (
   SELECT pipeline.uuid7() AS id, slice, array_agg(event_id ORDER BY event_id) AS event_ids
-  FROM placed WHERE place <= :batch GROUP BY slice ORDER BY min(event_id) LIMIT :count
+  FROM placed WHERE place <= :batch GROUP BY slice ORDER BY bool_and(declined), min(event_id) LIMIT :count
 ), created AS (
   INSERT INTO pipeline.runs (id, workflow, handler_id, session_id, offered, dispatched_at, traceparent)
   SELECT s.id, :workflow, :handler_id, :session_id, s.event_ids, pipeline.clock(),
@@ -145,16 +154,19 @@ wanted AS (
   WHERE d.event_id = m.event_id AND d.handler_id = m.handler_id
   RETURNING d.event_id
 ), handed_back AS (
-  UPDATE pipeline.deliveries d SET offered_to = NULL, declined = c.events = '{{}}'
+  UPDATE pipeline.deliveries d SET offered_to = NULL, declined = c.events = '{{}}', xid = pg_current_xact_id()
   FROM complete c, unnest(c.offered) AS offered(event_id)
   WHERE d.event_id = offered.event_id AND d.handler_id = c.handler_id AND d.offered_to = c.id
     AND d.event_id <> ALL(c.events)
 ), rested AS (
   UPDATE pipeline.handlers h
-  SET idle_snapshot = CASE WHEN c.events = '{{}}' AND c.offered IS NULL THEN c.snapshot END, wake_at = c.wake_at
+  SET idle_snapshot = CASE WHEN c.events = '{{}}' AND c.offered IS NULL THEN c.snapshot END,
+      idle_at = CASE WHEN c.events = '{{}}' AND c.offered IS NULL THEN c.started_at END,
+      wake_at = CASE WHEN c.offered IS NULL THEN c.wake_at ELSE least(h.wake_at, c.wake_at) END
   FROM (SELECT DISTINCT ON (handler_id) * FROM complete ORDER BY handler_id, wake_at NULLS LAST) c
   WHERE h.id = c.handler_id AND (SELECT count(*) FROM reserved) >= 0
-    AND (c.events = '{{}}' OR h.idle_snapshot IS NOT NULL OR h.wake_at IS DISTINCT FROM c.wake_at)
+    AND (c.events = '{{}}' OR h.idle_snapshot IS NOT NULL OR c.wake_at IS NOT NULL
+         OR (c.offered IS NULL AND h.wake_at IS NOT NULL))
 )
 SELECT * FROM moved ORDER BY id
 """)
@@ -175,7 +187,7 @@ FROM held WHERE r.id = held.id RETURNING r.*
 
 RELEASE = text(f"""
 WITH {_ASKED.format(columns="run uuid, fence bigint")},
-{_HELD.format(guard="r.phase <> 'mutating' AND r.lease_expires_at IS NOT NULL")}
+{_HELD.format(guard="r.phase IN ('preparing', 'prepared', 'emitting') AND r.lease_expires_at IS NOT NULL")}
 UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = NULL
 FROM held WHERE r.id = held.id RETURNING r.*
 """)

@@ -137,6 +137,7 @@ handlers = Table(
     _instant("retry_at"),
     Column("consecutive_failures", Integer, nullable=False, server_default=text("0")),
     Column("idle_snapshot", Snapshot),
+    _instant("idle_at"),
     Column("low_watermark", BigInteger, nullable=False, server_default=text("0")),
     Column("horizon", BigInteger),
     Column("horizon_xmax", Xid8),
@@ -203,6 +204,18 @@ deliveries = Table(
     Index("deliveries_pending", "handler_id", "event_id", postgresql_where=text(_PENDING)),
     Index("deliveries_unseen", "handler_id", "xid", postgresql_where=text(_PENDING)),
     Index("deliveries_reserved", "handler_id", "event_id", postgresql_where=text(_RESERVED)),
+    Index("deliveries_declined", "handler_id", "event_id", postgresql_where=text(f"{_PENDING} AND declined")),
+    Index(
+        "deliveries_delayed",
+        "handler_id",
+        "available_at",
+        postgresql_where=text(f"{_PENDING} AND available_at IS NOT NULL"),
+    ),
+    Index(
+        "deliveries_failed",
+        "handler_id",
+        postgresql_where=text("failures > 0 AND status IN ('pending', 'reserved')"),
+    ),
     Index("deliveries_held_keys", "handler_id", "key", "event_id", postgresql_where=text(_HELD_KEY)),
     Index(
         "deliveries_quarantined",

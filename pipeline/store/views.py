@@ -106,7 +106,11 @@ SELECT h.id, h.name, h.kind, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.or
       AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot)
       AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
     ORDER BY d.xid LIMIT 1)
-  END IS NOT NULL AS has_unseen,
+  END IS NOT NULL OR (
+    SELECT true FROM pipeline.deliveries d
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.available_at > h.idle_at
+      AND d.available_at <= pipeline.clock() AND d.offered_to IS NULL
+    ORDER BY d.available_at LIMIT 1) IS NOT NULL AS has_unseen,
   EXISTS (
     SELECT FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
     WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id
@@ -128,6 +132,14 @@ WHERE r.workflow = :workflow AND r.retry_pending AND (r.retry_at IS NULL OR r.re
   AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
 ORDER BY r.id LIMIT :limit
 """)
+_WAITING = text("""
+SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+UNION ALL
+SELECT r.id FROM pipeline.runs r
+WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'paused:approval'
+""")
+_CARRIED = text("SELECT retry_of FROM pipeline.runs WHERE retry_of = ANY(CAST(:ids AS uuid[]))")
 _PRODUCERS = text("SELECT id FROM pipeline.handlers WHERE id = ANY(:ids) AND kind = 'producer'")
 _SWEEPS = text("SELECT name, pipeline.clock() - last_run_at AS age, report FROM pipeline.sweeps")
 _LAPSED = text("""
@@ -240,6 +252,12 @@ def subscriptions(tx: Transaction, workflow: str) -> set[tuple[str, int]]:
     return {(row.topic, row.handler_id) for row in tx.all(_SUBSCRIPTIONS, workflow=workflow)}
 
 
+def subscribed(tx: Transaction, workflow: str) -> set[tuple[str, str]]:
+    """Which handlers of a workflow listen to which topics, by name."""
+    names = {row.id: row.name for row in handlers(tx, workflow)}
+    return {(topic, names[handler_id]) for topic, handler_id in subscriptions(tx, workflow)}
+
+
 def open_blocks(tx: Transaction, workflow: str) -> Rows:
     """Why the system holds a workflow back."""
     return tx.all(_OPEN_BLOCKS, workflow=workflow)
@@ -255,6 +273,16 @@ def runs_in_the_air(tx: Transaction, workflow: str) -> int:
     row = tx.first(_IN_THE_AIR, workflow=workflow)
     assert row is not None
     return int(row[0])
+
+
+def waiting_runs(tx: Transaction, workflow: str) -> list[UUID]:
+    """Runs of a workflow that wait for a person's approval, or to be carried forward with a known outcome."""
+    return [row.id for row in tx.all(_WAITING, workflow=workflow)]
+
+
+def carried_runs(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
+    """Which of these runs were carried forward by another."""
+    return {row.retry_of for row in tx.all(_CARRIED, ids=[str(id_) for id_ in ids])}
 
 
 def due_facts(tx: Transaction, workflow: str) -> Rows:

@@ -84,7 +84,17 @@ UPDATE pipeline.handlers SET consecutive_failures = 0, retry_at = NULL
 WHERE workflow = :workflow AND (consecutive_failures > 0 OR retry_at IS NOT NULL)
 """)
 
-HORIZON = text("SELECT last_value FROM pipeline.event_ids")
+FORGIVE_RUNS = text("""
+UPDATE pipeline.runs SET attempt = 1, retry_at = NULL WHERE workflow = :workflow AND retry_pending
+""")
+FORGIVE_EVENTS = text("""
+UPDATE pipeline.deliveries d SET failures = 0 FROM pipeline.handlers h
+WHERE h.workflow = :workflow AND d.handler_id = h.id AND d.failures > 0 AND d.status IN ('pending', 'reserved')
+""")
+
+#: Read before the transaction has an id of its own: every transaction that has taken an event id up to
+#: this one got its own id earlier, and so has a smaller one than this transaction is about to get.
+HORIZON = text("SELECT last_value, pg_current_xact_id_if_assigned() IS NULL AS is_first FROM pipeline.event_ids")
 
 #: The previous horizon has passed once every transaction that could hold an id below it has ended.
 RAISE_WATERMARKS = text("""
@@ -99,7 +109,7 @@ FROM (
 WHERE o.id = h.id AND h.horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
 """)
 SET_HORIZON = text("""
-UPDATE pipeline.handlers SET horizon = :horizon, horizon_xmax = pg_snapshot_xmax(pg_current_snapshot())
+UPDATE pipeline.handlers SET horizon = :horizon, horizon_xmax = pg_current_xact_id()
 WHERE horizon IS NULL OR horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
 """)
 LOCK_HANDLERS = text("SELECT id FROM pipeline.handlers ORDER BY id FOR NO KEY UPDATE")

@@ -65,7 +65,8 @@ class _Line:
 class Scripted(Connector):
     """A connector that follows a script. Made by ``scripted``."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: Callable[[Effect], Any]) -> None:
+        self.answer = answer
         self.effects: list[Effect] = []
         self.calls: list[Effect] = []  #: every call of a mutation, whether it applied or not
         self.looks: list[str] = []  #: the keys that were asked about
@@ -88,7 +89,7 @@ class Scripted(Connector):
         with self._lock:
             return sum(params.items() <= effect.params.items() for effect in self.effects)
 
-    def _act(self, operation: str, call: Call, params: dict[str, Any]) -> dict[str, str]:
+    def _act(self, operation: str, call: Call, params: dict[str, Any]) -> Any:
         effect = Effect(operation=operation, key=call.idempotency_key, params=params)
         with self._lock:
             does = self._next(operation, params)
@@ -99,7 +100,7 @@ class Scripted(Connector):
             self._never.wait(call.remaining.total_seconds() + 0.2)
         if does in _ERRORS:
             raise _ERRORS[does]()
-        return {"id": call.idempotency_key}
+        return self.answer(effect)
 
     def _next(self, operation: str, params: dict[str, Any]) -> Does:
         for line in self._lines:
@@ -113,9 +114,9 @@ class Scripted(Connector):
             if self._silent:
                 self._silent -= 1
                 return Retry("the script says: cannot tell yet")
-            known = {(effect.operation, effect.key) for effect in self.effects}
-        there = (operation, call.idempotency_key) in known
-        return Applied({"id": call.idempotency_key}) if there else NotFound()
+            known = {(effect.operation, effect.key): effect for effect in self.effects}
+        found = known.get((operation, call.idempotency_key))
+        return Applied(self.answer(found)) if found else NotFound()
 
 
 def scripted(
@@ -123,13 +124,15 @@ def scripted(
     *,
     mutations: Iterable[str] = ("send",),
     reads: Mapping[str, Callable[..., Any]] | None = None,
+    answer: Callable[[Effect], Any] | None = None,
     reconciles: bool = True,
     timeout: timedelta = timedelta(seconds=5),
     **bounds: Any,
 ) -> Scripted:
     """A connector of this name whose mutations follow a script and whose reads call these functions.
 
-    ``bounds`` are those of ``pipeline.mutation``: ``settle`` and ``policy``.
+    ``answer`` makes the result of what was applied. ``bounds`` are those of ``pipeline.mutation``: ``settle`` and
+    ``policy``.
     """
     operations: dict[str, Any] = {read: _read(function) for read, function in (reads or {}).items()}
     for mutation in mutations:
@@ -137,7 +140,7 @@ def scripted(
         operation.look = _looker(mutation) if reconciles else None
         operations[mutation] = operation
     kind = type(f"Scripted_{name}", (Scripted,), {"name": name, **operations})
-    made: Scripted = kind()
+    made: Scripted = kind(answer or (lambda effect: {"id": effect.key}))
     return made
 
 
@@ -149,7 +152,7 @@ def _read(function: Callable[..., Any]) -> Operation[Any]:
 
 
 def _sender(name: str) -> Callable[..., Any]:
-    def send(self: Scripted, call: Call, **params: Any) -> dict[str, str]:
+    def send(self: Scripted, call: Call, **params: Any) -> Any:
         return self._act(name, call, params)
 
     return send

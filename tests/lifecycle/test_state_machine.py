@@ -206,7 +206,8 @@ class Lifecycle(RuleBasedStateMachine):
         run, held = self._held(pick)
         with self.db.transaction() as tx:
             landing = runs.release(tx, [held])
-        if self._lands(landing, run.holds(held.fence) and run.leased and run.phase != "mutating"):
+        can = run.holds(held.fence) and run.leased and run.phase in ("preparing", "prepared", "emitting")
+        if self._lands(landing, can):
             run.leased = False
 
     @rule()
