@@ -1,0 +1,70 @@
+"""The fixtures that users get: they work in a project that knows nothing of ours, and disturb nobody else's tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.dev.servers import Servers
+from pipeline.testing import plugin
+
+UNRELATED = """
+import sys
+
+def test_nothing_was_started():
+    assert not {"pipeline.dev.servers", "pipeline.store.database", "pipeline.testing.inline"} & set(sys.modules)
+"""
+BROKEN = """
+from sqlalchemy import text
+
+def test_leaves_something_impossible_behind(pipeline_db):
+    with pipeline_db.engine.begin() as connection:
+        connection.execute(text("SET LOCAL session_replication_role = replica"))
+        columns = "(event_id, handler_id, status, run_id)"
+        row = "(1, 1, 'reserved', gen_random_uuid())"
+        connection.execute(text(f"INSERT INTO pipeline.deliveries {columns} VALUES {row}"))
+
+def test_finds_an_empty_database(pipeline_db):
+    with pipeline_db.transaction() as tx:
+        assert tx.first(text("SELECT 1 FROM pipeline.deliveries")) is None
+"""
+
+
+def pytest_in(directory: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest as a user would, away from our own configuration."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *args]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(
+        command, cwd=directory, env={**kept, **environ}, capture_output=True, text=True, check=False, timeout=100
+    )
+
+
+@pytest.fixture
+def urls(embedded: Servers) -> dict[str, str]:
+    return {"PIPELINE_DATABASE_URL": embedded.database_url, "PIPELINE_BROKER_URL": embedded.broker_url}
+
+
+def test_the_example_of_the_guide_passes(project: Path, urls: dict[str, str]) -> None:
+    answer = pytest_in(project, "-c", "/dev/null", "--rootdir", str(project), "examples/test_receipts.py", **urls)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "7 passed" in answer.stdout
+
+
+def test_a_run_of_pytest_that_asks_for_nothing_gets_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_unrelated.py").write_text(UNRELATED)
+    answer = pytest_in(tmp_path)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_what_a_test_leaves_broken_is_its_failure_and_not_the_next_test_s(tmp_path: Path, urls: dict[str, str]) -> None:
+    (tmp_path / "test_broken.py").write_text(BROKEN)
+    answer = pytest_in(tmp_path, **urls)
+    assert "2 passed, 1 error" in answer.stdout, answer.stdout + answer.stderr
+    assert "the test left behind what must never be" in answer.stdout
+
+
+def test_every_fixture_says_what_it_is() -> None:
+    offered = [name for name in vars(plugin) if name.startswith("pipeline_")]
+    assert offered == ["pipeline_servers", "pipeline_db", "pipeline_run"]
