@@ -5,12 +5,18 @@ reservations are not repaired: ``store.invariants`` reports them, because one wo
 is wrong, and releasing it silently would hide that.
 """
 
+import logging
 from dataclasses import dataclass
 
+from sqlalchemy.exc import DBAPIError
+
+from pipeline.domain.errors import PipelineError
 from pipeline.execution import sessions, stops, workflows
 from pipeline.execution.stops import Ended
 from pipeline.store import views
 from pipeline.store.database import Database
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +38,19 @@ def recover(db: Database, *, limit: int = 100, chance: float = 0.0) -> Recovered
 
 
 def recover_crashed_runs(db: Database, *, limit: int = 100, chance: float = 0.0) -> tuple[Ended, ...]:
-    """Stop runs whose lease has lapsed; the mutation boundary says what becomes of their inputs."""
+    """Stop runs whose lease has lapsed; the mutation boundary says what becomes of their inputs.
+
+    A run that cannot be stopped is said loudly and does not keep the others waiting.
+    """
     with db.transaction() as tx:
         lapsed = views.lapsed_runs(tx, limit=limit)
     ended: list[Ended] = []
     for run_id in lapsed:
-        with db.transaction() as tx:
-            ended.extend(stops.rescue(tx, [run_id], chance=chance))
+        try:
+            with db.transaction() as tx:
+                ended.extend(stops.rescue(tx, [run_id], chance=chance))
+        except (PipelineError, DBAPIError):
+            log.exception("run %s cannot be rescued", run_id)
     return tuple(ended)
 
 
