@@ -9,7 +9,7 @@ from sqlalchemy.pool import NullPool
 
 from pipeline.testing.databases import TEMPLATE, cloned, emptied
 
-__all__ = ["TEMPLATE", "cloned", "empty", "emptied"]
+__all__ = ["TEMPLATE", "cloned", "emptied", "empty"]
 
 
 @contextmanager
