@@ -6,6 +6,7 @@ process said so.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ QUICK = {
     "PIPELINE_TICK": "500ms",
     "PIPELINE_WORKFLOWS": "tests.support.shop",
 }
+_TASK = re.compile(r"Task pipeline\.(?:prepare|mutate|next)\[(\S+)\] (received|succeeded|raised)")
 _DELIVERIES = text("""
 SELECT e.message_id, d.status FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
 WHERE e.workflow = :workflow
@@ -71,6 +73,13 @@ class Node:
             if int(fields[1]) == self.process.pid and fields[0] != "Z":
                 found.append(int(stat.parent.name))
         return found
+
+    def unfinished(self) -> set[str]:
+        """Tasks of runs that this worker has received and not finished, by its log."""
+        seen: dict[str, set[str]] = {"received": set(), "ended": set()}
+        for task, word in _TASK.findall(self.log.read_text()):
+            seen["received" if word == "received" else "ended"].add(task)
+        return seen["received"] - seen["ended"]
 
     def kill_children(self) -> None:
         for pid in self.children():

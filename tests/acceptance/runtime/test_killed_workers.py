@@ -38,20 +38,6 @@ def test_a_worker_that_comes_back_after_its_lease_finds_its_writes_refused(nodes
     nodes.all_done_once()
 
 
-def test_a_child_frozen_between_ledger_and_call_sends_nothing_once_its_run_was_taken_from_it(
-    nodes: Installation,
-) -> None:
-    worker = nodes.worker(SHOP_OBEYS="1")
-    nodes.beat()
-    nodes.recorder.order("in flight", "stop")
-    nodes.publish(1)
-    nodes.recorder.wait_until_obeyed("in flight")
-    nodes.all_done_once()
-    worker.thaw()
-    assert worker.stop() == 0
-    nodes.all_done_once()
-
-
 @pytest.mark.parametrize("gate", GATES)
 def test_a_worker_asked_to_stop_in_the_middle_of_a_phase_finishes_it_and_leaves_the_rest(
     nodes: Installation, gate: str

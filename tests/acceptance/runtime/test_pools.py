@@ -6,6 +6,7 @@ from tests.support.cluster import Installation
 
 POOLS = {
     "prefork": ("--pool=prefork", "--concurrency=2"),
+    "prefork with short lives": ("--pool=prefork", "--concurrency=2", "--max-tasks-per-child=2"),
     "threads": ("--pool=threads", "--concurrency=4"),
     "solo": ("--pool=solo",),
 }

@@ -1,0 +1,36 @@
+"""A process that is frozen past its lease and comes back changes nothing and sends nothing, wherever it was."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.runtime.points import Point
+from tests.support.cluster import Installation
+from tests.support.wait import wait_for
+
+#: After each of these a process believes that it holds runs, and has something left to do for them.
+POINTS = [Point.PREPARE_RAN, Point.MUTATE_CLAIMED, Point.IN_FLIGHT, Point.CALLED, Point.NEXT_RAN]
+
+
+@pytest.fixture(scope="module")
+def shop(installation: Installation) -> Iterator[Installation]:
+    """A worker with a process to freeze and others to go on, and a beat."""
+    installation.worker("--pool=prefork", "--concurrency=3", SHOP_OBEYS="1")
+    installation.beat()
+    yield installation
+    installation.end_nodes()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_process_frozen_past_its_lease_at_this_point_neither_writes_nor_sends_when_it_wakes(
+    shop: Installation, point: Point
+) -> None:
+    shop.recorder.order(point, "stop")
+    shop.publish(5)
+    shop.recorder.wait_until_obeyed(point)
+    shop.all_done_once()
+    worker = shop.nodes[0]
+    assert worker.unfinished(), "the frozen process has finished its task, so nothing was proved"
+    worker.thaw()
+    wait_for(lambda: not worker.unfinished(), within=20, why="the woken process finishing its task")
+    shop.all_done_once()
