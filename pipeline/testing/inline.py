@@ -148,12 +148,17 @@ class Inline:
             return tx.clock()
 
     def settle(self, *, rounds: int = 20) -> None:
-        """Let time pass and every sweep run until the workflow rests."""
+        """Let time pass and every sweep run until the workflow rests: two rounds in which nothing was to be done.
+
+        One is not enough, because a sweep may have booked work for a little later.
+        """
+        quiet = 0
         for _ in range(rounds):
             self.advance(timedelta(minutes=15))
             for name in ("rescue", "reconcile", "maintenance", "sessions", "tick"):
                 getattr(self.sweeps, name)()
-            if not self.messages and not self._busy():
+            quiet = 0 if self.messages or self._busy() else quiet + 1
+            if quiet == 2:
                 return
             self.run()
 
