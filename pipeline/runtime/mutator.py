@@ -34,6 +34,7 @@ from pipeline.runtime.points import Point, reach
 from pipeline.runtime.policy import RuntimePolicy
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked
+from pipeline.store import views
 from pipeline.store.database import Database, Transaction
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,8 @@ class Mutator:
         approved = [held(item.run) for item in wave if item.asked is None]
         with self.db.transaction() as tx:
             landed = [*mutations.begin_mutation(tx, fresh).landed] if fresh else []
-            landed += mutations.send(tx, approved).landed if approved else ()
+            known = self._still_known(tx, approved, runs)
+            landed += mutations.send(tx, known).landed if known else ()
         reach(Point.IN_FLIGHT)
         waiting = [row for row in landed if row.status == MutationStatus.PENDING]
         self.leases.drop([held(runs[row.run_id]) for row in waiting])
@@ -111,6 +113,25 @@ class Mutator:
             for row in landed
             if row.status == MutationStatus.IN_FLIGHT
         ]
+
+    def _still_known(self, tx: Transaction, approved: Sequence[Held], runs: dict[Any, Row[Any]]) -> list[Held]:
+        """Requests that can be sent. One whose operation is gone from the code is void, and its run stops."""
+        if not approved:
+            return []
+        rows = views.mutations(tx, [runs[item.run_id].mutation_id for item in approved])
+        gone = {row.run_id: f"{row.connector}.{row.operation}" for row in rows if self._found(row) is None}
+        stopped = [
+            Stopped(held=item, failure=classify(LogicError(f"{gone[item.run_id]} is gone from the code")))
+            for item in approved
+            if item.run_id in gone
+        ]
+        if stopped:
+            stops.stop(tx, stopped)
+        return [item for item in approved if item.run_id not in gone]
+
+    def _found(self, row: Row[Any]) -> Operation[Any] | None:
+        connector = self.registry.connectors.get(row.connector)
+        return type(connector).operations().get(row.operation) if connector else None
 
     def _request(self, run: Row[Any], asked: Asked) -> Request:
         operation = type(self.registry.connectors[asked.connector]).operations()[asked.operation]
