@@ -9,15 +9,10 @@ Everything lives in the schema ``pipeline``, so that the tables can share a data
 services that publish into it.
 """
 
-from collections.abc import Iterable
-from enum import StrEnum
-from typing import Any
-
 from sqlalchemy import (
     ARRAY,
     BigInteger,
     Boolean,
-    CheckConstraint,
     Column,
     ForeignKey,
     Identity,
@@ -34,7 +29,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
+from sqlalchemy.dialects.postgresql import JSONB
 
 from pipeline.domain.events import DeliveryStatus
 from pipeline.domain.mutations import MutationStatus, Resolver
@@ -48,6 +43,7 @@ from pipeline.domain.workflows import (
     OnUncertain,
     SessionResult,
 )
+from pipeline.store.columns import check, instant, now, one_of, words
 from pipeline.store.types import Snapshot, Xid8
 
 SCHEMA = "pipeline"
@@ -63,58 +59,32 @@ metadata = MetaData(
 )
 
 
-def one_of(column: str, members: type[StrEnum]) -> CheckConstraint:
-    """The column holds a member of the enum and nothing else."""
-    return CheckConstraint(f"{column} IN ({_quoted(members)})", name=f"{column}_known")
-
-
-def _quoted(members: Iterable[StrEnum]) -> str:
-    return ", ".join(f"'{member.value}'" for member in members)
-
-
-def _check(name: str, rule: str) -> CheckConstraint:
-    return CheckConstraint(rule, name=name)
-
-
-def _instant(name: str, **kwargs: Any) -> Column[Any]:
-    return Column(name, TIMESTAMP(timezone=True), **kwargs)
-
-
-def _now(name: str) -> Column[Any]:
-    return _instant(name, nullable=False, server_default=text("pipeline.clock()"))
-
-
-def _text(name: str, default: str | None = None, **kwargs: Any) -> Column[Any]:
-    server_default = None if default is None else text(f"'{default}'")
-    return Column(name, Text, nullable=False, server_default=server_default, **kwargs)
-
-
 workflows = Table(
     "workflows",
     metadata,
     Column("name", Text, primary_key=True),
     Column("version", Integer, nullable=False, server_default=text("1")),
-    _text("fingerprint", ""),
-    _text("desired", Desired.ACTIVE),
+    words("fingerprint", ""),
+    words("desired", Desired.ACTIVE),
     Column("maintenance", Boolean, nullable=False, server_default=text("false")),
     Column("maintenance_reason", Text),
-    _instant("maintenance_since"),
+    instant("maintenance_since"),
     Column("concurrency", Integer, nullable=False, server_default=text("1")),
-    _text("on_uncertain", OnUncertain.PAUSE),
-    _text("on_logic_error", OnLogicError.MAINTENANCE),
-    _now("created_at"),
+    words("on_uncertain", OnUncertain.PAUSE),
+    words("on_logic_error", OnLogicError.MAINTENANCE),
+    now("created_at"),
     one_of("desired", Desired),
     one_of("on_uncertain", OnUncertain),
     one_of("on_logic_error", OnLogicError),
-    _check("concurrency_positive", "concurrency >= 1"),
-    _check("maintenance_has_since", "maintenance = (maintenance_since IS NOT NULL)"),
+    check("concurrency_positive", "concurrency >= 1"),
+    check("maintenance_has_since", "maintenance = (maintenance_since IS NOT NULL)"),
 )
 
 topics = Table(
     "topics",
     metadata,
-    _text("workflow"),
-    _text("name"),
+    words("workflow"),
+    words("name"),
     Column("schema", JSONB),
     PrimaryKeyConstraint("workflow", "name"),
 )
@@ -124,35 +94,35 @@ handlers = Table(
     metadata,
     Column("id", Integer, Identity(always=True), primary_key=True),
     Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
-    _text("name"),
-    _text("kind"),
+    words("name"),
+    words("kind"),
     Column("batch", Integer, nullable=False, server_default=text("1")),
     Column("ordered", Boolean, nullable=False, server_default=text("false")),
-    _text("after_failed_mutation", AfterFailedMutation.PREPARE),
+    words("after_failed_mutation", AfterFailedMutation.PREPARE),
     Column("failure_policy", JSONB, nullable=False, server_default=text("'{}'")),
     Column("retired", Boolean, nullable=False, server_default=text("false")),
     Column("state", JSONB),
-    _instant("wake_at"),
-    _instant("next_run_at"),
-    _instant("retry_at"),
+    instant("wake_at"),
+    instant("next_run_at"),
+    instant("retry_at"),
     Column("consecutive_failures", Integer, nullable=False, server_default=text("0")),
     Column("idle_snapshot", Snapshot),
-    _instant("idle_at"),
+    instant("idle_at"),
     Column("low_watermark", BigInteger, nullable=False, server_default=text("0")),
     Column("horizon", BigInteger),
     Column("horizon_xmax", Xid8),
     UniqueConstraint("workflow", "name"),
     one_of("kind", HandlerKind),
     one_of("after_failed_mutation", AfterFailedMutation),
-    _check("batch_positive", "batch >= 1"),
-    _check("horizon_complete", "(horizon IS NULL) = (horizon_xmax IS NULL)"),
+    check("batch_positive", "batch >= 1"),
+    check("horizon_complete", "(horizon IS NULL) = (horizon_xmax IS NULL)"),
 )
 
 subscriptions = Table(
     "subscriptions",
     metadata,
-    _text("workflow"),
-    _text("topic"),
+    words("workflow"),
+    words("topic"),
     Column("handler_id", Integer, ForeignKey(handlers.c.id), nullable=False),
     PrimaryKeyConstraint("workflow", "topic", "handler_id"),
 )
@@ -161,16 +131,16 @@ events = Table(
     "events",
     metadata,
     Column("id", BigInteger, primary_key=True, server_default=text("pipeline.next_event_id()")),
-    _text("workflow"),
-    _text("topic"),
-    _text("message_id"),
+    words("workflow"),
+    words("topic"),
+    words("message_id"),
     Column("key", Text),
     Column("title", Text),
     Column("payload", JSONB, nullable=False),
     Column("caused_by", ARRAY(BigInteger), nullable=False, server_default=text("'{}'")),
     Column("created_by_run_id", Uuid),
     Column("traceparent", Text),
-    _now("created_at"),
+    now("created_at"),
     UniqueConstraint("workflow", "topic", "message_id"),
 )
 
@@ -187,20 +157,20 @@ deliveries = Table(
     metadata,
     Column("event_id", BigInteger, nullable=False),
     Column("handler_id", Integer, nullable=False),
-    _text("status", DeliveryStatus.PENDING),
+    words("status", DeliveryStatus.PENDING),
     Column("run_id", Uuid),
     Column("offered_to", Uuid),
     Column("key", Text),
-    _instant("available_at"),
+    instant("available_at"),
     Column("failures", SmallInteger, nullable=False, server_default=text("0")),
     Column("declined", Boolean, nullable=False, server_default=text("false")),
     Column("error", Text),
     Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
     PrimaryKeyConstraint("event_id", "handler_id"),
     one_of("status", DeliveryStatus),
-    _check("reserved_has_owner", "(status IN ('reserved', 'consumed')) <= (run_id IS NOT NULL)"),
-    _check("open_has_no_owner", "(status IN ('pending', 'quarantined')) <= (run_id IS NULL)"),
-    _check("only_pending_is_offered", "(offered_to IS NOT NULL) <= (status = 'pending')"),
+    check("reserved_has_owner", "(status IN ('reserved', 'consumed')) <= (run_id IS NOT NULL)"),
+    check("open_has_no_owner", "(status IN ('pending', 'quarantined')) <= (run_id IS NULL)"),
+    check("only_pending_is_offered", "(offered_to IS NOT NULL) <= (status = 'pending')"),
     Index("deliveries_pending", "handler_id", "event_id", postgresql_where=text(_PENDING)),
     Index("deliveries_unseen", "handler_id", "xid", postgresql_where=text(_PENDING)),
     Index("deliveries_reserved", "handler_id", "event_id", postgresql_where=text(_RESERVED)),
@@ -231,14 +201,14 @@ sessions = Table(
     metadata,
     Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
     Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
-    _now("started_at"),
-    _instant("finished_at"),
+    now("started_at"),
+    instant("finished_at"),
     Column("result", Text),
     Column("error", Text),
     Column("run_count", Integer),
     Column("cost", Numeric),
     one_of("result", SessionResult),
-    _check("finished_has_result", "(finished_at IS NULL) = (result IS NULL)"),
+    check("finished_has_result", "(finished_at IS NULL) = (result IS NULL)"),
     Index(
         "sessions_one_open",
         "workflow",
@@ -251,12 +221,12 @@ runs = Table(
     "runs",
     metadata,
     Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
-    _text("workflow"),
+    words("workflow"),
     Column("handler_id", Integer, nullable=False),
     Column("session_id", Uuid, nullable=False),
-    _text("phase", Phase.PENDING),
-    _text("status", RunStatus.ACTIVE),
-    _text("mutation_outcome", Outcome.NONE),
+    words("phase", Phase.PENDING),
+    words("status", RunStatus.ACTIVE),
+    words("mutation_outcome", Outcome.NONE),
     Column("mutation_id", Uuid),
     Column("offered", ARRAY(BigInteger)),
     Column("event_ids", ARRAY(BigInteger), nullable=False, server_default=text("'{}'")),
@@ -266,33 +236,33 @@ runs = Table(
     Column("error_type", Text),
     Column("retry_of", Uuid),
     Column("retry_pending", Boolean, nullable=False, server_default=text("false")),
-    _instant("retry_at"),
+    instant("retry_at"),
     Column("attempt", Integer, nullable=False, server_default=text("1")),
     Column("fence", BigInteger, nullable=False, server_default=text("0")),
-    _instant("lease_expires_at"),
+    instant("lease_expires_at"),
     Column("worker", Text),
-    _instant("dispatched_at"),
+    instant("dispatched_at"),
     Column("snapshot", Snapshot),
     Column("traceparent", Text),
     Column("cost", Numeric),
-    _now("created_at"),
-    _instant("started_at"),
-    _instant("finished_at"),
+    now("created_at"),
+    instant("started_at"),
+    instant("finished_at"),
     one_of("phase", Phase),
     one_of("status", RunStatus),
     one_of("mutation_outcome", Outcome),
-    _check("committed_together", "(phase = 'committed') = (status = 'committed')"),
-    _check(
+    check("committed_together", "(phase = 'committed') = (status = 'committed')"),
+    check(
         "finished_unless_moving",
         "(finished_at IS NULL) = (status = 'active' OR (status = 'paused:approval' AND phase = 'mutating'))",
     ),
-    _check(
+    check(
         "outcome_when_mutated",
         "(mutation_outcome <> '') <= (phase IN ('mutated', 'emitting', 'committed'))",
     ),
-    _check("failed_mutation_ends", "(mutation_outcome = 'failure') <= (phase NOT IN ('emitting', 'committed'))"),
-    _check("only_active_is_leased", "(lease_expires_at IS NOT NULL) <= (status = 'active')"),
-    _check(
+    check("failed_mutation_ends", "(mutation_outcome = 'failure') <= (phase NOT IN ('emitting', 'committed'))"),
+    check("only_active_is_leased", "(lease_expires_at IS NOT NULL) <= (status = 'active')"),
+    check(
         "only_stopped_is_retried",
         "retry_pending <= (finished_at IS NOT NULL AND status <> 'committed')",
     ),
@@ -308,13 +278,13 @@ mutations = Table(
     metadata,
     Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
     Column("run_id", Uuid, ForeignKey(runs.c.id), nullable=False),
-    _text("workflow"),
-    _text("connector"),
-    _text("operation"),
+    words("workflow"),
+    words("connector"),
+    words("operation"),
     Column("params", JSONB, nullable=False),
-    _text("request_hash"),
-    _text("idempotency_key"),
-    _text("status"),
+    words("request_hash"),
+    words("idempotency_key"),
+    words("status"),
     Column("reconcilable", Boolean, nullable=False),
     Column("settle", Interval, nullable=False),
     Column("timeout", Interval, nullable=False),
@@ -322,25 +292,25 @@ mutations = Table(
     Column("error", Text),
     Column("attempts", Integer, nullable=False, server_default=text("0")),
     Column("approved_by", Text),
-    _instant("approved_at"),
-    _instant("sent_at"),
-    _instant("send_deadline"),
-    _instant("quiet_until"),
+    instant("approved_at"),
+    instant("sent_at"),
+    instant("send_deadline"),
+    instant("quiet_until"),
     Column("reconcile_attempts", Integer, nullable=False, server_default=text("0")),
-    _instant("next_reconcile_at"),
+    instant("next_reconcile_at"),
     Column("resolved_by", Text),
-    _instant("resolved_at"),
-    _now("created_at"),
+    instant("resolved_at"),
+    now("created_at"),
     UniqueConstraint("run_id"),
     one_of("status", MutationStatus),
     one_of("resolved_by", Resolver),
-    _check("settled_has_resolver", "(status IN ('applied', 'failed')) = (resolved_by IS NOT NULL)"),
-    _check("settled_has_time", "(resolved_by IS NULL) = (resolved_at IS NULL)"),
-    _check("doubt_is_booked", "(status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)"),
-    _check("only_reconcilable_is_asked", "(status = 'needs_reconcile') <= reconcilable"),
-    _check("sent_has_deadline", "(sent_at IS NULL) = (send_deadline IS NULL)"),
-    _check("sent_has_quiet_period", "(sent_at IS NULL) = (quiet_until IS NULL)"),
-    _check(
+    check("settled_has_resolver", "(status IN ('applied', 'failed')) = (resolved_by IS NOT NULL)"),
+    check("settled_has_time", "(resolved_by IS NULL) = (resolved_at IS NULL)"),
+    check("doubt_is_booked", "(status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)"),
+    check("only_reconcilable_is_asked", "(status = 'needs_reconcile') <= reconcilable"),
+    check("sent_has_deadline", "(sent_at IS NULL) = (send_deadline IS NULL)"),
+    check("sent_has_quiet_period", "(sent_at IS NULL) = (quiet_until IS NULL)"),
+    check(
         "unresolved_was_sent",
         "(status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')) <= (sent_at IS NOT NULL)",
     ),
@@ -360,10 +330,10 @@ blocks = Table(
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
     Column("run_id", Uuid, ForeignKey(runs.c.id), nullable=False),
-    _text("kind"),
-    _text("reason"),
-    _now("since"),
-    _instant("closed_at"),
+    words("kind"),
+    words("reason"),
+    now("since"),
+    instant("closed_at"),
     one_of("kind", BlockKind),
     Index("blocks_open", "run_id", "kind", unique=True, postgresql_where=text("closed_at IS NULL")),
     Index("blocks_open_of_workflow", "workflow", postgresql_where=text("closed_at IS NULL")),
@@ -373,14 +343,14 @@ audit = Table(
     "audit",
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
-    _now("at"),
-    _text("actor"),
-    _text("act"),
+    now("at"),
+    words("actor"),
+    words("act"),
     Column("workflow", Text),
     Column("run_id", Uuid),
     Column("mutation_id", Uuid),
     Column("event_id", BigInteger),
-    _text("reason", ""),
+    words("reason", ""),
     Column("evidence", JSONB),
     Index("audit_mutation", "mutation_id", postgresql_where=text("mutation_id IS NOT NULL")),
 )
@@ -389,7 +359,7 @@ sweeps = Table(
     "sweeps",
     metadata,
     Column("name", Text, primary_key=True),
-    _now("last_run_at"),
+    now("last_run_at"),
     Column("report", JSONB),
 )
 
@@ -398,8 +368,8 @@ maintenance_tasks = Table(
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
-    _text("reason"),
-    _now("opened_at"),
-    _instant("closed_at"),
+    words("reason"),
+    now("opened_at"),
+    instant("closed_at"),
     Index("maintenance_tasks_one_open", "workflow", unique=True, postgresql_where=text("closed_at IS NULL")),
 )
