@@ -52,7 +52,8 @@ UNION ALL SELECT NULL, topic, NULL FROM unknown ORDER BY id
 
 #: Everything a commit does, in one statement guarded by the run it belongs to: publish what the run
 #: emitted, consume what it reserved (what a person skipped stays skipped), forget the handler's
-#: failures. ``caused_by`` is the set of root events of the run's inputs.
+#: failures, and let an ordered consumer that rested behind a key of this run look again. ``caused_by``
+#: is the set of root events of the run's inputs.
 _COMMIT = f"""
 WITH asked AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
@@ -91,11 +92,11 @@ WITH asked AS (
 ), {_INSERT_GIVEN}, calmed AS (
   UPDATE pipeline.handlers h SET consecutive_failures = 0, retry_at = NULL,
     next_run_at = coalesce(x.next_run_at, h.next_run_at),
-    idle_snapshot = CASE WHEN NOT h.ordered THEN h.idle_snapshot END
-  FROM (SELECT held.handler_id, max(asked.next_run_at) AS next_run_at
+    idle_snapshot = CASE WHEN NOT (h.ordered AND x.frees) THEN h.idle_snapshot END
+  FROM (SELECT held.handler_id, max(asked.next_run_at) AS next_run_at, bool_or(held.event_ids <> '{{}}') AS frees
         FROM held JOIN asked ON asked.run = held.id GROUP BY held.handler_id) x
   WHERE h.id = x.handler_id AND (h.consecutive_failures > 0 OR x.next_run_at IS NOT NULL
-    OR (h.ordered AND h.idle_snapshot IS NOT NULL))
+    OR (h.ordered AND x.frees AND h.idle_snapshot IS NOT NULL))
 )
 SELECT m.*, (SELECT count(*) FROM consumed c WHERE c.run_id = m.id) AS consumed_count
 FROM moved m ORDER BY m.id
@@ -129,8 +130,16 @@ WITH given AS (
 SELECT * FROM rewritten ORDER BY id
 """)
 
-#: Inputs of stopped runs: pending again (or set aside), no longer offered, visible as new.
+#: Inputs of stopped runs: pending again (or set aside), no longer offered, visible as new. What waited
+#: behind the key of one that is set aside was seen by nobody.
 HAND_BACK = text("""
+WITH x AS (
+  SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, handler_id integer, events bigint[],
+    quarantine boolean, error text, counts boolean, delay interval)
+), freed AS (
+  UPDATE pipeline.handlers h SET idle_snapshot = NULL
+  WHERE h.ordered AND h.idle_snapshot IS NOT NULL AND h.id IN (SELECT x.handler_id FROM x WHERE x.quarantine)
+)
 UPDATE pipeline.deliveries d
 SET status = CASE WHEN x.quarantine THEN 'quarantined' ELSE 'pending' END,
     error = CASE WHEN x.quarantine THEN x.error END,
@@ -138,9 +147,7 @@ SET status = CASE WHEN x.quarantine THEN 'quarantined' ELSE 'pending' END,
     failures = least(d.failures + CASE WHEN x.counts THEN 1 ELSE 0 END, 32767),
     available_at = CASE WHEN x.delay > interval '0' THEN pipeline.clock() + x.delay END,
     xid = pg_current_xact_id()
-FROM jsonb_to_recordset(CAST(:rows AS jsonb))
-  AS x(run uuid, handler_id integer, events bigint[], quarantine boolean, error text, counts boolean, delay interval),
-  unnest(x.events) AS input(event_id)
+FROM x, unnest(x.events) AS input(event_id)
 WHERE d.event_id = input.event_id AND d.handler_id = x.handler_id
   AND ((d.status = 'reserved' AND d.run_id = x.run) OR (d.status = 'pending' AND d.offered_to = x.run))
 RETURNING d.event_id

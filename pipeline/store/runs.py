@@ -124,6 +124,9 @@ SELECT :workflow, :handler_id, :session_id, pipeline.clock() WHERE NOT EXISTS (
 RETURNING *
 """)
 
+#: A run that sees everything rests on its snapshot. Not so an ordered one among others: an event that it
+#: could not see, for a key that another held, may be free before it rests; slices decline one by one.
+#: A woken run forgets the time that woke it, and leaves one that a slice asked for meanwhile.
 FINISH_PREPARE = text(f"""
 WITH {_ASKED.format(columns=_PREPARED_COLUMNS)},
 {_HELD.format(guard="r.phase = 'preparing' AND " + _IS_CONSUMER)},
@@ -160,10 +163,16 @@ wanted AS (
     AND d.event_id <> ALL(c.events)
 ), rested AS (
   UPDATE pipeline.handlers h
-  SET idle_snapshot = CASE WHEN c.events = '{{}}' AND c.offered IS NULL THEN c.snapshot END,
-      idle_at = CASE WHEN c.events = '{{}}' AND c.offered IS NULL THEN c.started_at END,
-      wake_at = CASE WHEN c.offered IS NULL THEN c.wake_at ELSE least(h.wake_at, c.wake_at) END
-  FROM (SELECT DISTINCT ON (handler_id) * FROM complete ORDER BY handler_id, wake_at NULLS LAST) c
+  SET idle_snapshot = CASE WHEN c.saw_all THEN c.snapshot END,
+      idle_at = CASE WHEN c.saw_all THEN c.started_at END,
+      wake_at = CASE WHEN c.offered IS NULL AND (c.is_single OR h.wake_at <= c.started_at) THEN c.wake_at
+                     ELSE least(h.wake_at, c.wake_at) END
+  FROM (
+    SELECT DISTINCT ON (r.handler_id) r.*, w.concurrency = 1 AS is_single,
+      r.events = '{{}}' AND r.offered IS NULL AND (w.concurrency = 1 OR NOT o.ordered) AS saw_all
+    FROM complete r JOIN pipeline.workflows w ON w.name = r.workflow JOIN pipeline.handlers o ON o.id = r.handler_id
+    ORDER BY r.handler_id, r.wake_at NULLS LAST
+  ) c
   WHERE h.id = c.handler_id AND (SELECT count(*) FROM reserved) >= 0
     AND (c.events = '{{}}' OR h.idle_snapshot IS NOT NULL OR c.wake_at IS NOT NULL
          OR (c.offered IS NULL AND h.wake_at IS NOT NULL))

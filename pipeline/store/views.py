@@ -33,7 +33,8 @@ SELECT e.*, d.failures FROM (
       WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
         AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
         AND o.event_id <> d.event_id
-        AND (o.status = 'reserved' OR (o.event_id < d.event_id AND o.available_at > pipeline.clock()))))
+        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
+             OR (o.event_id < d.event_id AND o.available_at > pipeline.clock()))))
   ORDER BY d.event_id
 ) d CROSS JOIN LATERAL (
   SELECT * FROM pipeline.events e WHERE e.id = d.event_id AND e.topic = :topic OFFSET 0
