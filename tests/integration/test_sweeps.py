@@ -30,6 +30,7 @@ from tests.factories import (
     the_run,
 )
 from tests.support.reads import one, status_of
+from tests.support.rule import rule
 
 
 class Mail(Connector):
@@ -148,6 +149,7 @@ def test_what_a_dead_process_held_is_recovered_before_its_lease_lapses(sweeps: S
     assert the_run(db, run.id).status == "crashed"
 
 
+@rule("R-15")
 def test_a_look_that_finds_the_effect_settles_it(sweeps: Sweeps, db: Database) -> None:
     run = in_doubt(db)
     answer(sweeps, Applied({"id": 1}))
@@ -164,6 +166,7 @@ def test_a_look_that_finds_nothing_releases_the_inputs(sweeps: Sweeps, db: Datab
     assert event_status(db, run.event_ids[0]) == "pending"
 
 
+@rule("R-10", "R-11", "R-13")
 @pytest.mark.parametrize("verdict", [Retry(), RuntimeError("away"), "nonsense", None])
 def test_looks_without_an_answer_are_booked_apart_and_end_on_a_persons_desk(
     sweeps: Sweeps, db: Database, verdict: Any
@@ -181,6 +184,7 @@ def test_looks_without_an_answer_are_booked_apart_and_end_on_a_persons_desk(
     assert status_of(db) == "paused"
 
 
+@rule("R-14")
 def test_a_connector_that_is_gone_from_the_code_is_a_question_for_a_person(sweeps: Sweeps, db: Database) -> None:
     run = in_doubt(db)
     sweeps.registry.connectors.clear()

@@ -16,6 +16,7 @@ from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import scripted
 from tests.support.handlers import Shop, statuses, take_one, the_workflow
+from tests.support.rule import rule
 
 Act = Callable[[Any, "Shop"], Any]
 
@@ -88,6 +89,7 @@ def assert_harmless(shop: Shop, run: Inline, phase: str, words: str) -> None:
     assert the_workflow(run).maintenance
 
 
+@rule("L-4", "L-5", "L-6", "L-7", "L-14", "L-16", "L-17", "L-18", "L-28", "L-29", "L-30")
 @pytest.mark.parametrize(("phase", "act", "words"), CASES)
 def test_what_a_phase_must_not_do_is_a_logic_failure_and_does_nothing(
     db: Database, phase: str, act: Act, words: str
@@ -201,6 +203,7 @@ def test_what_a_producer_must_not_do_is_a_logic_failure(
     assert not run.events(other)
 
 
+@rule("L-3")
 def test_prepare_may_peek_get_and_read_and_knows_the_time(db: Database) -> None:
     seen: dict[str, Any] = {}
 
@@ -220,6 +223,7 @@ def test_prepare_may_peek_get_and_read_and_knows_the_time(db: Database) -> None:
     assert abs(seen["now"] - run.now()) < timedelta(minutes=1)
 
 
+@rule("L-15", "L-27")
 @pytest.mark.parametrize(
     ("kind", "offers"),
     [

@@ -20,6 +20,7 @@ from pipeline.testing.asserts import assert_consumed, assert_deliveries, assert_
 from pipeline.testing.inline import TESTER
 from pipeline.testing.scripted import Does
 from tests.support.handlers import Shop, at_once, blocks, each_once, statuses, take_one, the_workflow
+from tests.support.rule import rule
 
 HOUR = timedelta(hours=1)
 _HANDLER = text("SELECT * FROM pipeline.handlers WHERE name = :name")
@@ -54,6 +55,7 @@ def test_an_approved_request_is_sent_even_if_its_message_is_lost(db: Database) -
     assert each_once(shop, [0])
 
 
+@rule("L-26")
 def test_a_rejected_request_is_skipped_and_next_is_told(db: Database) -> None:
     told: list[Any] = []
     shop = Shop(requires_approval=True, next=lambda ctx, prepared, result: told.append(result))
@@ -80,6 +82,7 @@ def test_a_prepare_may_ask_for_approval_or_waive_it(
     assert_runs(run, "paused:approval" if waits else "committed")
 
 
+@rule("L-2")
 def test_state_is_handed_from_run_to_run(db: Database) -> None:
     seen: list[Any] = []
 
