@@ -1,5 +1,7 @@
 """Whole workers die, freeze past their leases, or are asked to stop in the middle of a phase."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.support.cluster import Installation
@@ -8,10 +10,26 @@ from tests.support.wait import wait_for
 GATES = ["prepare", "before", "after", "next"]
 
 
+@pytest.fixture(scope="module")
+def beating(installation: Installation) -> Iterator[Installation]:
+    """A beat that stays for the whole module."""
+    installation.beat()
+    yield installation
+    installation.end_nodes()
+
+
+@pytest.fixture
+def nodes(beating: Installation) -> Iterator[Installation]:
+    """The installation with its beat; workers are gone after the test."""
+    yield beating
+    for node in beating.nodes[1:]:
+        node.end()
+    del beating.nodes[1:]
+
+
 @pytest.mark.parametrize("gate", GATES)
 def test_a_worker_killed_in_the_middle_of_a_phase_loses_and_repeats_nothing(nodes: Installation, gate: str) -> None:
     worker = nodes.worker()
-    nodes.beat()
     nodes.recorder.shut(gate)
     nodes.publish(5)
     nodes.recorder.wait_at(gate)
@@ -24,7 +42,6 @@ def test_a_worker_killed_in_the_middle_of_a_phase_loses_and_repeats_nothing(node
 @pytest.mark.parametrize("gate", ["before", "after", "next"])
 def test_a_worker_that_comes_back_after_its_lease_finds_its_writes_refused(nodes: Installation, gate: str) -> None:
     zombie = nodes.worker()
-    nodes.beat()
     nodes.recorder.shut(gate)
     nodes.publish(5)
     nodes.recorder.wait_at(gate)
@@ -43,7 +60,6 @@ def test_a_worker_asked_to_stop_in_the_middle_of_a_phase_finishes_it_and_leaves_
     nodes: Installation, gate: str
 ) -> None:
     worker = nodes.worker()
-    nodes.beat()
     nodes.recorder.shut(gate)
     nodes.publish(5)
     nodes.recorder.wait_at(gate)

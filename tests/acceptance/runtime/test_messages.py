@@ -1,5 +1,7 @@
 """Messages are doorbells: dropped, doubled, delayed or overtaken, they change nothing but the time it takes."""
 
+from pipeline.runtime.registry import Registry
+from pipeline.runtime.sync import sync
 from pipeline.schedules.sweeps import PERIODS
 from tests.support.cluster import Installation
 from tests.support.wait import wait_for
@@ -44,11 +46,12 @@ def test_without_any_beat_a_worker_stands_in_for_every_sweep(nodes: Installation
 
 
 def test_a_worker_that_does_not_know_a_workflow_leaves_its_runs_to_one_that_does(nodes: Installation) -> None:
-    stranger = nodes.worker("--pool=solo", PIPELINE_WORKFLOWS="tests.support.mill")
+    sync(nodes.db, Registry.load(["tests.support.shop"]))
+    stranger = nodes.worker("--pool=solo", PIPELINE_WORKFLOWS="tests.support.mill", PIPELINE_SILENCE="500ms")
     nodes.beat()
     nodes.publish(10)
     wait_for(lambda: "pipeline.sweep" in stranger.log.read_text(), within=20, why="the stranger at work")
-    knows = nodes.worker("--pool=solo")
+    knows = nodes.worker("--pool=solo", PIPELINE_SILENCE="500ms")
     nodes.all_done_once(within=60)
     holders = {run.worker.rpartition(":")[2] for run in nodes.runs()[-10:]}
     assert holders == {str(knows.process.pid)}
