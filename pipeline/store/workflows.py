@@ -84,8 +84,9 @@ UPDATE pipeline.handlers SET consecutive_failures = 0, retry_at = NULL
 WHERE workflow = :workflow AND (consecutive_failures > 0 OR retry_at IS NOT NULL)
 """)
 
+#: The run that carries such a run forward counts from 1 again.
 FORGIVE_RUNS = text("""
-UPDATE pipeline.runs SET attempt = 1, retry_at = NULL WHERE workflow = :workflow AND retry_pending
+UPDATE pipeline.runs SET attempt = 0, retry_at = NULL WHERE workflow = :workflow AND retry_pending
 """)
 FORGIVE_EVENTS = text("""
 UPDATE pipeline.deliveries d SET failures = 0 FROM pipeline.handlers h
@@ -189,6 +190,10 @@ ON CONFLICT (name) DO UPDATE SET last_run_at = excluded.last_run_at
 WHERE sweeps.last_run_at <= pipeline.clock() - :pause RETURNING name
 """)
 REPORT_SLOT = text("UPDATE pipeline.sweeps SET report = CAST(:report AS jsonb) WHERE name = :name")
+
+INSERT_NOTICE = text("""
+INSERT INTO pipeline.notices (kind, subject) VALUES (:kind, :subject) ON CONFLICT DO NOTHING
+""")
 
 INSERT_AUDIT = text("""
 INSERT INTO pipeline.audit (actor, act, workflow, run_id, mutation_id, event_id, reason, evidence)
