@@ -17,6 +17,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    SecretStr,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -29,6 +30,7 @@ TIME_LIMIT_GRACE = timedelta(seconds=15)
 DURATION = "a duration such as 30s, 5m, 1h, 1m30s, PT30S or a number of seconds"
 DATABASE_URL = "postgresql://user:password@host:5432/name"
 BROKER_URL = "redis://:password@host:6379/0 or amqp://user:password@host:5672/vhost"
+NOTIFY_URL = "https://host/path"
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _ISO = TypeAdapter(timedelta)
@@ -97,6 +99,12 @@ def _broker_url(value: str) -> str:
     parts = _split_url(value, BROKER_URL)
     if parts.scheme not in ("redis", "rediss", "amqp", "amqps") or not parts.hostname:
         raise ValueError(f"expected {BROKER_URL}")
+    return value
+
+
+def _notify_url(value: str) -> str:
+    if value and _split_url(value, NOTIFY_URL).scheme not in ("http", "https"):
+        raise ValueError(f"expected {NOTIFY_URL}")
     return value
 
 
@@ -175,6 +183,12 @@ class Settings(BaseSettings):
         default=timedelta(seconds=5),
         description="how often beat looks for what is due; the periods of all other sweeps grow and shrink with it",
     )
+    notify_url: Annotated[str, AfterValidator(_notify_url)] = Field(
+        default="", repr=False, description="where notices for people are posted; unset: they are only logged"
+    )
+    notify_secret: SecretStr = Field(
+        default=SecretStr(""), description="what posted notices are signed with; needed with a URL"
+    )
     step_time_limit: Duration = Field(default=timedelta(seconds=30), description="time for one call of one handler")
     pool_size: Annotated[int, Field(ge=1, le=500)] = Field(
         default=5, description="database connections a process keeps open"
@@ -241,6 +255,12 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
             f"{_variable('heartbeat')}: expected less than half of {_variable('lease')} "
             f"({_shown(settings.lease)}), so that one late beat does not lose the lease, "
             f"got {_shown(settings.heartbeat)}",
+        )
+    if settings.notify_url and not settings.notify_secret.get_secret_value():
+        yield (
+            frozenset({"notify_url", "notify_secret"}),
+            f"{_variable('notify_secret')}: expected a secret beside {_variable('notify_url')}, so that the receiver "
+            "can tell our notices from anybody's, got nothing",
         )
     for name in ("prepare_time_limit", "mutate_time_limit", "next_time_limit"):
         limit: timedelta = getattr(settings, name)

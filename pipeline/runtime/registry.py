@@ -144,8 +144,22 @@ def _source(code: Any) -> str:
 
 
 def _refuse_unfed(workflow: Workflow) -> None:
-    """A consumer of a topic that no handler publishes to is fine (others publish); a handlerless workflow is not."""
+    """A topic nobody feeds or reads is a slip of the pen, and so is a workflow without handlers.
+
+    A topic that is only subscribed to is fine: services feed it from outside.
+    """
     if not workflow.consumers and not workflow.producers:
         raise DeclarationError(
             f"workflow {workflow.name!r} has no handler; expected a consumer or a producer", workflow.where
         )
+    used = {
+        topic.name for consumer in workflow.consumers.values() for topic in (*consumer.subscribes, *consumer.publishes)
+    }
+    used |= {topic.name for producer in workflow.producers.values() for topic in producer.publishes}
+    for name in workflow.topics:
+        if name not in used:
+            raise DeclarationError(
+                f"topic {name!r} of workflow {workflow.name!r} is neither subscribed to nor published to by any "
+                "handler; nobody feeds it and nobody reads it",
+                workflow.where,
+            )

@@ -22,6 +22,8 @@ from pipeline.domain.mutations import Evidence, Resolver
 from pipeline.domain.values import Applied, Failed
 from pipeline.engine.steps import Steps
 from pipeline.execution import mutations, recovery, runs, slots, stops, workflows
+from pipeline.execution import notices as told
+from pipeline.runtime.notifier import LogNotifier, Notice, Notifier
 from pipeline.runtime.registry import Registry
 from pipeline.schedules.report import Report
 from pipeline.schedules.scheduler import Scheduler, messages_for
@@ -36,6 +38,7 @@ PERIODS: Mapping[str, timedelta] = {
     "rescue": timedelta(seconds=10),
     "reconcile": timedelta(seconds=10),
     "maintenance": timedelta(minutes=1),
+    "notices": timedelta(seconds=10),
     "sessions": timedelta(minutes=1),
     "retention": timedelta(minutes=5),
     "doctor": timedelta(minutes=15),
@@ -57,6 +60,7 @@ class Sweeps:
     chance: Callable[[], float]
     silence: timedelta  #: how long an active run may be held by nobody before its message is sent again
     reconcile_one: Callable[[str], None]  #: rings for the reconciliation of one mutation
+    notifier: Notifier = field(default_factory=LogNotifier)
     periods: Mapping[str, timedelta] = field(default_factory=lambda: PERIODS)  #: how often each sweep may run
 
     def run(self, name: str) -> Report | None:
@@ -102,6 +106,30 @@ class Sweeps:
         """Open the task of workflows in maintenance that nobody was asked to mend."""
         report = Report()
         report.add("tasks opened", recovery.recover_maintenance_mode(self.db))
+        return report
+
+    def notices(self) -> Report:
+        """Tell people what waits for them, outside any transaction. What cannot be delivered is tried again."""
+        report = Report()
+        with self.db.transaction() as tx:
+            waiting = views.unannounced(tx)
+        for row in waiting:
+            notice = Notice(
+                kind=row.kind,
+                workflow=row.workflow,
+                subject=row.subject,
+                reason=row.reason,
+                since=row.since.isoformat(),
+            )
+            try:
+                self.notifier.notify(notice)
+            except Exception as error:  # noqa: BLE001 - somebody else's server: it is tried again
+                log.warning("a notice could not be delivered: %s", error)
+                report.add("undelivered")
+                continue
+            with self.db.transaction() as tx:
+                told.announced(tx, notice.kind, notice.subject)
+            report.add("announced")
         return report
 
     def sessions(self) -> Report:

@@ -363,6 +363,15 @@ sweeps = Table(
     Column("report", JSONB),
 )
 
+notices = Table(
+    "notices",
+    metadata,
+    words("kind"),
+    words("subject"),
+    now("announced_at"),
+    PrimaryKeyConstraint("kind", "subject"),
+)
+
 maintenance_tasks = Table(
     "maintenance_tasks",
     metadata,

@@ -8,6 +8,7 @@ from functools import cached_property
 from pipeline.config import Settings
 from pipeline.domain.limits import Limits
 from pipeline.runtime.leases import Leases
+from pipeline.runtime.notifier import LogNotifier, Notifier, WebhookNotifier
 from pipeline.runtime.policy import RuntimePolicy
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.runner import Runner
@@ -63,6 +64,13 @@ class Host:
         return Scheduler(self.db, chains.send, lease=self.settings.lease, most=self.settings.cohort)
 
     @cached_property
+    def notifier(self) -> Notifier:
+        settings = self.settings
+        if not settings.notify_url:
+            return LogNotifier()
+        return WebhookNotifier(settings.notify_url, settings.notify_secret.get_secret_value())
+
+    @cached_property
     def sweeps(self) -> Sweeps:
         return Sweeps(
             db=self.db,
@@ -71,6 +79,7 @@ class Host:
             chance=_random.random,
             silence=self.settings.silence,
             reconcile_one=chains.reconcile_one,
+            notifier=self.notifier,
             periods=periods(self.settings.tick),
         )
 

@@ -264,6 +264,11 @@ CASES = (
         given=fresh,
         write="INSERT INTO pipeline.sweeps (name) VALUES ('tick'), ('tick')",
     ),
+    Case(
+        refused_by="notices_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.notices (kind, subject) VALUES ('blocked', 'x'), ('blocked', 'x')",
+    ),
     doubled("maintenance_tasks_pk", mended, "maintenance_tasks", closed_at="pipeline.clock()"),
     doubled("maintenance_tasks_one_open", mended, "maintenance_tasks", id="4711"),
     Case(

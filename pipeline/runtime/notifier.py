@@ -1,0 +1,67 @@
+"""Telling people what waits for them: code to mend, an outcome nobody knows, a workflow held back.
+
+Notices are read from the tables and sent outside any transaction, at least once: a crash between
+sending and remembering sends again. Where they go is pluggable; a signed webhook and the log ship.
+"""
+
+import hashlib
+import hmac
+import json
+import logging
+from dataclasses import asdict, dataclass
+from typing import Protocol
+from urllib.request import Request, urlopen
+
+log = logging.getLogger(__name__)
+
+SIGNATURE = "X-Pipeline-Signature"
+_WITHIN = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something a person should know. Ids and reasons; payloads never."""
+
+    kind: str  #: maintenance, indeterminate or blocked
+    workflow: str
+    subject: str
+    reason: str
+    since: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.kind}: workflow {self.workflow}: {self.subject}: {self.reason} (since {self.since})"
+
+
+class Notifier(Protocol):
+    """Somewhere a notice can go. Raising means it was not delivered and will be tried again."""
+
+    def notify(self, notice: Notice) -> None: ...
+
+
+class LogNotifier:
+    """Says notices in the log, where alerts can find them."""
+
+    def notify(self, notice: Notice) -> None:
+        log.warning("notice.%s", notice.words, extra={"notice": asdict(notice)})
+
+
+class WebhookNotifier:
+    """Posts notices as JSON. The receiver checks the signature with the secret both sides know."""
+
+    def __init__(self, url: str, secret: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"a webhook needs an http or https URL, got {url.partition(':')[0]!r}")
+        self.url, self.secret = url, secret
+
+    def notify(self, notice: Notice) -> None:
+        body = json.dumps(asdict(notice), sort_keys=True).encode()
+        headers = {"Content-Type": "application/json", SIGNATURE: signature(body, self.secret)}
+        request = Request(self.url, data=body, headers=headers, method="POST")  # noqa: S310 - scheme checked above
+        with urlopen(request, timeout=_WITHIN) as answer:  # noqa: S310 - same
+            answer.read()
+
+
+def signature(body: bytes, secret: str) -> str:
+    """What the receiver computes and compares in constant time."""
+    return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
