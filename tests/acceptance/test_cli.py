@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.engine import make_url
 
 from pipeline.dev.servers import Servers
 from pipeline.domain.runs import Phase
@@ -126,3 +127,29 @@ def test_the_demo_kills_a_process_on_the_way_and_ends_by_itself_with_a_true_summ
     assert "Orders committed: 200 of 200; processes killed: 1." in done.stdout
     assert "Effects counted outside: 200, of which twice: 0." in done.stdout
     assert "Invariants broken: 0." in done.stdout
+
+
+def test_a_role_without_rights_gets_a_sentence_and_an_exit_code(db: Database, database_url: str) -> None:
+    role = f"weak_{os.getpid()}"
+    with db.transaction() as tx:
+        tx.run(text(f"CREATE ROLE {role} LOGIN PASSWORD 'weak'"))
+    try:
+        url = make_url(database_url).set(username=role, password="weak").render_as_string(hide_password=False)
+        done = pipeline("doctor", database_url=url)
+    finally:
+        with db.transaction() as tx:
+            tx.run(text(f"DROP ROLE {role}"))
+    assert done.returncode == 3
+    assert "permission denied" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_database_that_lost_a_table_gets_a_sentence_and_an_exit_code(unmigrated: str) -> None:
+    pipeline("db", "upgrade", database_url=unmigrated)
+    damaged = Database.unpooled(unmigrated)
+    with damaged.transaction() as tx:
+        tx.run(text("DROP TABLE pipeline.blocks"))
+    done = pipeline("doctor", database_url=unmigrated)
+    assert done.returncode == 3
+    assert 'relation "pipeline.blocks" does not exist' in done.stderr
+    assert "Traceback" not in done.stderr

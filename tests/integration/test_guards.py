@@ -1,5 +1,6 @@
 """Guards of single statements, each with the row that only it protects."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -10,7 +11,7 @@ from pipeline.domain.errors import IllegalTransitionError, ReservationError, Unr
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.runs import Phase
 from pipeline.domain.values import Applied, Emitted, HandlerSpec, NewEvent
-from pipeline.domain.workflows import StartAt
+from pipeline.domain.workflows import OnUncertain, StartAt
 from pipeline.execution import events, mutations, runs, starts, workflows
 from pipeline.store.database import Database
 from tests.factories import (
@@ -90,7 +91,7 @@ def test_a_look_that_was_booked_by_another_is_not_booked_again_by_who_read_the_o
 
 
 @pytest.mark.parametrize("act", [events.skip, events.quarantine])
-def test_an_event_that_is_offered_to_a_run_is_not_a_persons_to_decide(db: Database, act) -> None:  # type: ignore[no-untyped-def]
+def test_an_event_that_is_offered_to_a_run_is_not_a_persons_to_decide(db: Database, act: Callable[..., object]) -> None:
     a_workflow(db, concurrency=2)
     (event,) = some_events(db, "m1")
     (run,) = started(db)
@@ -157,7 +158,7 @@ def test_what_nobody_can_know_blocks_a_workflow_that_was_told_to_contain_it_and_
     run = stopped(db, a_run(db, Phase.MUTATING))
     assert status_of(db) == "active"
     with db.transaction() as tx:
-        workflows.register(tx, replace(spec, on_uncertain="pause"))
+        workflows.register(tx, replace(spec, on_uncertain=OnUncertain.PAUSE))
         mutations.escalate(tx, [run.mutation_id], "nobody answers")
     assert status_of(db) == "paused"
     with pytest.raises(UnresolvedError), db.transaction() as tx:

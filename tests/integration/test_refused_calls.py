@@ -1,8 +1,9 @@
 """Calls that cannot be right are refused with a typed error, row by row, and change nothing."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -15,13 +16,15 @@ from pipeline.domain.errors import (
     UnknownError,
 )
 from pipeline.domain.failures import FailureKind, classify
+from pipeline.domain.ids import EventId
 from pipeline.domain.mutations import Evidence, Resolver
 from pipeline.domain.runs import Phase
 from pipeline.domain.values import Emitted, Failed, NewEvent
 from pipeline.domain.workflows import HandlerKind
 from pipeline.execution import events, mutations, recovery, runs, sessions, starts, stops, workflows
+from pipeline.execution.starts import Started
 from pipeline.schedules.scheduler import Scheduler
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Transaction
 from tests.factories import (
     LEASE,
     NO_PAUSE,
@@ -92,13 +95,13 @@ def test_a_scheduler_that_comes_second_to_a_run_that_waits_starts_nothing_and_do
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
     retry = starts.retry
 
-    def after_another(tx, ids):  # type: ignore[no-untyped-def]
+    def after_another(tx: Transaction, ids: Sequence[UUID]) -> Started:
         with db.transaction() as other:
             retry(other, [run.id])
         return retry(tx, ids)
 
     monkeypatch.setattr(starts, "retry", after_another)
-    assert not Scheduler(db, lambda message: None, lease=LEASE).schedule(["billing"]).counts.get("runs")
+    assert not Scheduler(db, lambda _: None, lease=LEASE).schedule(["billing"]).counts.get("runs")
 
 
 def test_a_run_that_publishes_to_an_unknown_topic_does_not_keep_its_cohort_from_committing(db: Database) -> None:
@@ -118,9 +121,9 @@ def test_a_run_that_publishes_to_an_unknown_topic_does_not_keep_its_cohort_from_
 def test_a_consumer_cannot_become_a_producer_of_the_same_name(db: Database) -> None:
     spec = a_workflow(db)
     poll = replace(spec.handlers[0], kind=HandlerKind.PRODUCER, subscribes=())
-    with pytest.raises(InvalidInputError, match="was a consumer and is declared as a producer"):
-        with db.transaction() as tx:
-            workflows.register(tx, replace(spec, handlers=(poll,)))
+    wrong = "was a consumer and is declared as a producer"
+    with pytest.raises(InvalidInputError, match=wrong), db.transaction() as tx:
+        workflows.register(tx, replace(spec, handlers=(poll,)))
 
 
 def test_a_definite_refusal_without_a_fence_waits_for_the_quiet_period_like_any_other(db: Database) -> None:
@@ -173,7 +176,7 @@ def test_fewer_than_one_run_cannot_be_started(db: Database, handler: str, count:
 def test_an_act_on_an_event_of_an_unknown_workflow_names_the_workflow(db: Database) -> None:
     a_workflow(db)
     with pytest.raises(UnknownError, match="There is no workflow 'nope'"), db.transaction() as tx:
-        events.skip(tx, "nope", "send", 1, SOMEBODY)
+        events.skip(tx, "nope", "send", EventId(1), SOMEBODY)
 
 
 def test_an_unknown_workflow_cannot_enter_maintenance(db: Database) -> None:
@@ -205,5 +208,5 @@ def test_an_event_lost_to_another_run_by_a_deploy_is_tried_again_and_is_not_the_
 def test_an_event_that_never_was_is_the_authors_fault(db: Database) -> None:
     a_workflow(db)
     with pytest.raises(ReservationError) as wrong:
-        prepared(db, preparing(db, started(db)[0]), 4711)
+        prepared(db, preparing(db, started(db)[0]), EventId(4711))
     assert classify(wrong.value).kind is FailureKind.LOGIC

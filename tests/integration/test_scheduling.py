@@ -12,7 +12,7 @@ from pipeline.domain.ids import EventId
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.runs import Phase
 from pipeline.domain.values import NewEvent, Prepared, Reservation
-from pipeline.execution import events, runs, starts, workflows
+from pipeline.execution import events, runs, starts
 from pipeline.store import views
 from pipeline.store.database import Database
 from tests.factories import (
@@ -29,6 +29,7 @@ from tests.factories import (
     some_events,
     stopped,
 )
+from tests.support.moves import watermark_at_least
 from tests.support.reads import one, rows
 
 
@@ -174,9 +175,7 @@ def test_a_watermark_rises_behind_what_is_done_and_never_over_what_is_open(db: D
     some_events(db, "m1", "m2")
     a_run(db, Phase.COMMITTED)
     waiting = a_run(db, Phase.PREPARED).event_ids[0]
-    for _ in range(3):
-        with db.transaction() as tx:
-            workflows.raise_watermarks(tx)
+    watermark_at_least(db, waiting - 1)
     assert handler(db).low_watermark == waiting - 1
 
 
@@ -186,10 +185,7 @@ def test_a_quarantined_event_that_is_handed_back_is_found_below_the_watermark(db
     with db.transaction() as tx:
         events.quarantine(tx, "billing", "send", aside, SOMEBODY)
     a_run(db, Phase.COMMITTED)
-    for _ in range(3):
-        with db.transaction() as tx:
-            workflows.raise_watermarks(tx)
-    assert handler(db).low_watermark >= aside
+    watermark_at_least(db, aside)
     with db.transaction() as tx:
         events.release(tx, "billing", "send", aside, SOMEBODY)
     assert is_unseen(db)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Row, text
 
-from pipeline.domain.errors import IllegalTransitionError, ReservationError
+from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, ReservationError
 from pipeline.domain.ids import EventId
 from pipeline.domain.runs import Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, Prepared, Reservation, TopicSpec, WorkflowSpec
@@ -14,6 +14,7 @@ from pipeline.execution import events, runs, starts, workflows
 from pipeline.store import views
 from pipeline.store.database import Database, Transaction
 from tests.factories import IN, SOMEBODY, a_run, a_workflow, committed, event_status, held, some_events
+from tests.support.moves import watermark_at_least
 from tests.support.races import meanwhile, raced, wait_until_blocked_by
 from tests.support.reads import one
 
@@ -143,7 +144,31 @@ def test_a_watermark_never_passes_an_event_that_a_slow_publisher_has_not_committ
             with db.transaction() as tx:
                 workflows.raise_watermarks(tx)
         assert watermark(db) < slow_id
+    assert a_run(db, Phase.COMMITTED).event_ids == [slow_id]
+    watermark_at_least(db, slow_id)
+
+
+def test_a_watermark_waits_for_the_very_first_publisher_as_well(db: Database) -> None:
+    """No transaction began after the slow one: the newest id that anybody can see is its own."""
+    a_workflow(db)
+    with db.transaction() as slow:
+        published = events.publish(slow, "billing", [NewEvent(topic=IN, message_id="slow", payload={})])
+        (slow_id,) = published.new.values()
+        for _ in range(3):
+            with db.transaction() as tx:
+                workflows.raise_watermarks(tx)
+            assert watermark(db) < slow_id
+    assert has_unseen(db)
     assert a_run(db, Phase.PREPARED).event_ids == [slow_id]
+
+
+def test_watermarks_cannot_be_raised_by_a_transaction_that_has_written_already(db: Database) -> None:
+    """Its own id would be older than the horizon it notes, and say nothing about publishers in between."""
+    a_workflow(db)
+    with db.transaction() as tx:
+        events.publish(tx, "billing", [NewEvent(topic=IN, message_id="m1", payload={})])
+        with pytest.raises(InvalidInputError, match="first act"):
+            workflows.raise_watermarks(tx)
 
 
 def test_a_consumer_that_joins_from_the_start_gets_the_event_a_publisher_had_not_committed(db: Database) -> None:

@@ -1,0 +1,57 @@
+"""Commits beside deploys and beside each other: nobody waits in a circle and no state is lost."""
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Row, text
+
+from pipeline.domain.runs import Phase
+from pipeline.domain.values import Emitted, HandlerSpec, NewEvent
+from pipeline.execution import events, runs, workflows
+from pipeline.store import views
+from pipeline.store.database import Database, Transaction
+from tests.factories import IN, a_run, a_workflow, held, some_events, the_run
+from tests.support.moves import a_handler
+from tests.support.races import meanwhile, raced, wait_until_blocked_by
+
+
+def test_a_deploy_that_changes_who_listens_waits_for_a_committing_worker_and_not_in_a_circle(db: Database) -> None:
+    spec = a_workflow(db, concurrency=2)
+    some_events(db, "m1", "m2")
+    first, second = a_run(db, Phase.EMITTING), a_run(db, Phase.EMITTING)
+    late = replace(spec, handlers=(*spec.handlers, HandlerSpec(name="late", subscribes=(IN,))))
+    with meanwhile(db, lambda tx: workflows.register(tx, late)) as deploy:
+        with db.transaction() as worker:
+            runs.commit(worker, [Emitted(held=held(first))]).only()
+            deployed = deploy()
+            wait_until_blocked_by(db, worker)
+            runs.commit(worker, [Emitted(held=held(second), state={"n": 1}, has_state=True)]).only()
+        deployed.result(timeout=10)
+    assert a_handler(db).state == {"n": 1}
+    with db.transaction() as tx:
+        assert (IN, "late") in views.subscribed(tx, "billing")
+
+
+def test_a_deploy_that_changes_nothing_does_not_wait_for_publishers(db: Database) -> None:
+    spec = a_workflow(db)
+    with db.transaction() as publisher:
+        events.publish(publisher, "billing", [NewEvent(topic=IN, message_id="m1", payload={})])
+        with db.transaction() as tx:
+            tx.run(text("SET LOCAL lock_timeout = '2s'"))
+            workflows.register(tx, spec)
+
+
+def test_two_commits_at_once_fold_both_states(db: Database) -> None:
+    a_workflow(db, concurrency=2)
+    some_events(db, "m1", "m2")
+    first, second = a_run(db, Phase.EMITTING), a_run(db, Phase.EMITTING)
+    ended = raced(db, lambda tx: _counted(tx, first), lambda tx: _counted(tx, second))
+    ended.result()
+    assert a_handler(db).state == {"n": 2}
+    assert [the_run(db, run.id).status for run in (first, second)] == ["committed", "committed"]
+
+
+def _counted(tx: Transaction, run: Row[Any]) -> None:
+    """A commit whose consumer counts its runs."""
+    merge = {run.handler_id: lambda current, returned: {"n": (current or {"n": 0})["n"] + returned["n"]}}
+    runs.commit(tx, [Emitted(held=held(run), state={"n": 1}, has_state=True)], merge=merge).only()
