@@ -32,8 +32,9 @@ class Calls:
         self._ends_at: dict[Hashable, float] = {}
         self._finished: SimpleQueue[tuple[Hashable, int, Finished]] = SimpleQueue()
         self._tickets: dict[Hashable, int] = {}
-        self._idle: list[SimpleQueue[tuple[Any, ...]]] = []
+        self._idle: list[SimpleQueue[tuple[Any, ...] | None]] = []
         self._count = 0
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._ends_at)
@@ -44,6 +45,12 @@ class Calls:
         self._tickets[key], self._ends_at[key] = self._count, ends_at
         jobs = self._idle.pop() if self._idle else self._new_thread()
         jobs.put((key, self._count, function, args))
+
+    def close(self) -> None:
+        """Let the threads end, those still in a call after it. What is in the air is nobody's any more."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().put(None)
 
     def wait(self, most: float) -> list[Finished]:
         """What has ended, waiting at most so many seconds for the first; what arrives together comes together.
@@ -74,17 +81,20 @@ class Calls:
             del self._tickets[key], self._ends_at[key]
         return [Finished(key, error=TimedOutError("the call did not return by its deadline")) for key in late]
 
-    def _new_thread(self) -> SimpleQueue[tuple[Any, ...]]:
-        jobs: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
+    def _new_thread(self) -> SimpleQueue[tuple[Any, ...] | None]:
+        jobs: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         Thread(target=self._serve, args=(jobs,), name="pipeline-call", daemon=True).start()
         return jobs
 
-    def _serve(self, jobs: SimpleQueue[tuple[Any, ...]]) -> None:
-        while True:
-            key, ticket, function, args = jobs.get()
+    def _serve(self, jobs: SimpleQueue[tuple[Any, ...] | None]) -> None:
+        """Threads are kept for the next call: as many as were ever in the air at once, and no more."""
+        while (job := jobs.get()) is not None:
+            key, ticket, function, args = job
             try:
                 finished = Finished(key, value=called(function, args))
             except BaseException as error:  # noqa: BLE001 - whatever the connector raises is its answer
                 finished = Finished(key, error=error)
             self._idle.append(jobs)
             self._finished.put((key, ticket, finished))
+            if self._is_closed:
+                self.close()

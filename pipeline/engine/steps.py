@@ -27,7 +27,8 @@ class _Job:
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.function, self.args = function, args
         self.context = contextvars.copy_context()
-        self.done = threading.Event()
+        self.running = threading.Lock()  # a bare lock: it is taken and given once per step, and steps are many
+        self.running.acquire()
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -36,7 +37,7 @@ class _Job:
             self.value = self.context.run(called, self.function, self.args)
         except BaseException as error:  # noqa: BLE001 - the thread outlives whatever the handler raises
             self.error = error
-        self.done.set()
+        self.running.release()
 
 
 class _Thread(threading.Thread):
@@ -74,7 +75,7 @@ class Steps:
             self._thread = _Thread()
             self._thread.start()
         self._thread.jobs.put(job)
-        if not job.done.wait(limit.total_seconds()):
+        if not job.running.acquire(timeout=limit.total_seconds()):
             self._thread.jobs.put(None)
             self._thread = None
             words = f"{what} did not return within {limit.total_seconds():g} s; it was left behind"

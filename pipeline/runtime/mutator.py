@@ -8,6 +8,7 @@ commit; a slow call delays nobody else's record.
 import hashlib
 import json
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -68,11 +69,26 @@ class Mutator:
 
     def __init__(self, db: Database, registry: Registry, leases: Leases, policy: RuntimePolicy) -> None:
         self.db, self.registry, self.leases, self.policy = db, registry, leases, policy
+        self._local = threading.local()
 
     def send(self, wanted: Sequence[Wanted], on_done: Callable[[Sequence[RunId]], None]) -> None:
         """Carry out every request; ``on_done`` hears of runs whose outcome is recorded."""
-        waiting = deque(wanted)
-        calls = Calls()
+        calls = self._calls()
+        try:
+            self._send(deque(wanted), calls, on_done)
+        except BaseException:
+            calls.close()
+            del self._local.calls
+            raise
+
+    def _calls(self) -> Calls:
+        """The calls of this thread, whose own threads are kept from cohort to cohort."""
+        if not hasattr(self._local, "calls"):
+            self._local.calls = Calls()
+        calls: Calls = self._local.calls
+        return calls
+
+    def _send(self, waiting: deque[Wanted], calls: Calls, on_done: Callable[[Sequence[RunId]], None]) -> None:
         flights: dict[RunId, _Flight] = {}
         while waiting or flights:
             free = self.policy.mutation_concurrency - len(flights)

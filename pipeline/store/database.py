@@ -80,7 +80,7 @@ class Database:
             pool_pre_ping=True,
             connect_args={"application_name": "pipeline", "connect_timeout": 10},
         )
-        event.listen(engine, "connect", _without_jit)
+        event.listen(engine, "connect", _tuned)
         return cls(engine)
 
     @classmethod
@@ -107,10 +107,14 @@ class Database:
         self.engine.dispose()
 
 
-def _without_jit(connection: Any, _: object) -> None:
-    """Our statements are short and large in text: compiling one costs more than running it."""
+def _tuned(connection: Any, _: object) -> None:
+    """Our statements look up rows by key in tables that may just have been filled.
+
+    Compiling one costs more than running it, and until the first ANALYZE a fresh table looks small
+    enough to be read whole for every row of a cohort.
+    """
     with connection.cursor() as cursor:
-        cursor.execute("SET jit = off")
+        cursor.execute("SET jit = off; SET enable_seqscan = off")
     connection.commit()
 
 

@@ -60,7 +60,8 @@ WITH asked AS (
     AS x(run uuid, fence bigint, state jsonb, cost numeric, next_run_at timestamptz)
 ), locked AS (
   SELECT r.* FROM pipeline.runs r JOIN asked x ON x.run = r.id JOIN pipeline.handlers h ON h.id = r.handler_id
-  WHERE r.fence = x.fence AND r.status = 'active' AND r.phase = {{phase}} AND h.kind = {{kind}}
+  WHERE r.id = ANY(ARRAY(SELECT run FROM asked))
+    AND r.fence = x.fence AND r.status = 'active' AND r.phase = {{phase}} AND h.kind = {{kind}}
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), held AS (
   SELECT l.* FROM locked l WHERE NOT EXISTS (
@@ -73,16 +74,18 @@ WITH asked AS (
       output_state = x.state, cost = x.cost
   FROM asked x, held h WHERE r.id = h.id AND x.run = h.id
   RETURNING r.*
+), inputs AS MATERIALIZED (
+  SELECT h.id, h.handler_id, input.event_id FROM held h, unnest(h.event_ids) AS input(event_id)
 ), consumed AS (
   UPDATE pipeline.deliveries d SET status = 'consumed'
-  FROM held h, unnest(h.event_ids) AS input(event_id)
-  WHERE d.event_id = input.event_id AND d.handler_id = h.handler_id AND d.run_id = h.id AND d.status = 'reserved'
+  FROM inputs i
+  WHERE d.event_id = i.event_id AND d.handler_id = i.handler_id AND d.run_id = i.id AND d.status = 'reserved'
   RETURNING d.run_id
 ), roots AS (
   SELECT e.run, (array_agg(DISTINCT root.id ORDER BY root.id))[1:32] AS caused_by
   FROM (SELECT DISTINCT g.run FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g(run uuid)) e
-  JOIN held h ON h.id = e.run
-  JOIN pipeline.events i ON i.id = ANY(h.event_ids),
+  JOIN inputs n ON n.id = e.run
+  JOIN pipeline.events i ON i.id = n.event_id,
   unnest(CASE WHEN i.caused_by = '{{}}' THEN ARRAY[i.id] ELSE i.caused_by END) AS root(id)
   GROUP BY e.run
 ), given AS (
@@ -139,6 +142,8 @@ WITH x AS (
 ), freed AS (
   UPDATE pipeline.handlers h SET idle_snapshot = NULL
   WHERE h.ordered AND h.idle_snapshot IS NOT NULL AND h.id IN (SELECT x.handler_id FROM x WHERE x.quarantine)
+), inputs AS MATERIALIZED (
+  SELECT x.*, input.event_id FROM x, unnest(x.events) AS input(event_id)
 )
 UPDATE pipeline.deliveries d
 SET status = CASE WHEN x.quarantine THEN 'quarantined' ELSE 'pending' END,
@@ -147,8 +152,8 @@ SET status = CASE WHEN x.quarantine THEN 'quarantined' ELSE 'pending' END,
     failures = least(d.failures + CASE WHEN x.counts THEN 1 ELSE 0 END, 32767),
     available_at = CASE WHEN x.delay > interval '0' THEN pipeline.clock() + x.delay END,
     xid = pg_current_xact_id()
-FROM x, unnest(x.events) AS input(event_id)
-WHERE d.event_id = input.event_id AND d.handler_id = x.handler_id
+FROM inputs x
+WHERE d.event_id = x.event_id AND d.handler_id = x.handler_id
   AND ((d.status = 'reserved' AND d.run_id = x.run) OR (d.status = 'pending' AND d.offered_to = x.run))
 RETURNING d.event_id
 """)

@@ -21,7 +21,8 @@ WITH asked AS (
          idempotency_key text, timeout interval, settle interval, reconcilable boolean, needs_approval boolean)
 ), held AS (
   SELECT r.id, r.workflow FROM pipeline.runs r JOIN asked x ON x.run = r.id
-  WHERE r.fence = x.fence AND r.status = 'active' AND r.phase = 'prepared' AND r.event_ids <> '{}'
+  WHERE r.id = ANY(ARRAY(SELECT run FROM asked))
+    AND r.fence = x.fence AND r.status = 'active' AND r.phase = 'prepared' AND r.event_ids <> '{}'
     AND r.lease_expires_at > pipeline.clock()
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), written AS (
@@ -71,7 +72,8 @@ _JUDGED = """
 judged AS (
   SELECT r.id AS run, r.handler_id, r.event_ids, r.status AS run_status, m.id AS mutation, x.*
   FROM asked x JOIN pipeline.mutations m ON m.id = x.mutation_id JOIN pipeline.runs r ON r.id = m.run_id
-  WHERE ((x.fence IS NOT NULL AND r.status = 'active' AND r.phase = 'mutating' AND r.fence = x.fence
+  WHERE m.id = ANY(ARRAY(SELECT mutation_id FROM asked))
+    AND ((x.fence IS NOT NULL AND r.status = 'active' AND r.phase = 'mutating' AND r.fence = x.fence
           AND m.status = 'in_flight')
       OR (x.fence IS NULL AND r.status = 'paused:reconciliation' AND r.phase = 'mutating'
           AND m.status IN ('needs_reconcile', 'indeterminate'))) {guard}

@@ -24,10 +24,13 @@ _STOPPED_COLUMNS = "run uuid, status text, error text, error_type text, retry_pe
 
 _IS_CONSUMER = "EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND h.kind = 'consumer')"
 
+# An array is unnested in a MATERIALIZED part of its own before anything is joined to it, and a cohort's rows
+# are named by an array: both keep the planner on primary keys when it knows nothing of a table yet.
+
 #: The rows of a cohort whose worker still holds them, locked in id order.
 _HELD = """held AS (
   SELECT r.* FROM pipeline.runs r JOIN asked x ON x.run = r.id
-  WHERE r.fence = x.fence AND r.status = 'active' AND {guard}
+  WHERE r.id = ANY(ARRAY(SELECT run FROM asked)) AND r.fence = x.fence AND r.status = 'active' AND {guard}
   ORDER BY r.id FOR NO KEY UPDATE OF r
 )"""
 
@@ -108,10 +111,11 @@ WITH fresh AS (
          (SELECT e.traceparent FROM pipeline.events e WHERE e.id = s.event_ids[1])
   FROM slices s
   RETURNING *
+), places AS MATERIALIZED (
+  SELECT c.id, offered.event_id FROM created c, unnest(c.offered) AS offered(event_id)
 ), offers AS (
-  UPDATE pipeline.deliveries d SET offered_to = c.id
-  FROM created c, unnest(c.offered) AS offered(event_id)
-  WHERE d.event_id = offered.event_id AND d.handler_id = :handler_id
+  UPDATE pipeline.deliveries d SET offered_to = p.id
+  FROM places p WHERE d.event_id = p.event_id AND d.handler_id = :handler_id
 )
 SELECT * FROM created ORDER BY offered[1]
 """)
@@ -130,7 +134,7 @@ RETURNING *
 FINISH_PREPARE = text(f"""
 WITH {_ASKED.format(columns=_PREPARED_COLUMNS)},
 {_HELD.format(guard="r.phase = 'preparing' AND " + _IS_CONSUMER)},
-wanted AS (
+wanted AS MATERIALIZED (
   SELECT h.id AS run, h.handler_id, h.offered IS NULL AS alone, w.event_id, w.topic
   FROM held h JOIN asked x ON x.run = h.id, unnest(x.events, x.topics) AS w(event_id, topic)
 ), free AS (
@@ -156,11 +160,12 @@ wanted AS (
   FROM mine m JOIN complete c ON c.id = m.run
   WHERE d.event_id = m.event_id AND d.handler_id = m.handler_id
   RETURNING d.event_id
+), unused AS MATERIALIZED (
+  SELECT c.id, c.handler_id, c.events = '{{}}' AS took_nothing, offered.event_id
+  FROM complete c, unnest(c.offered) AS offered(event_id) WHERE offered.event_id <> ALL(c.events)
 ), handed_back AS (
-  UPDATE pipeline.deliveries d SET offered_to = NULL, declined = c.events = '{{}}', xid = pg_current_xact_id()
-  FROM complete c, unnest(c.offered) AS offered(event_id)
-  WHERE d.event_id = offered.event_id AND d.handler_id = c.handler_id AND d.offered_to = c.id
-    AND d.event_id <> ALL(c.events)
+  UPDATE pipeline.deliveries d SET offered_to = NULL, declined = u.took_nothing, xid = pg_current_xact_id()
+  FROM unused u WHERE d.event_id = u.event_id AND d.handler_id = u.handler_id AND d.offered_to = u.id
 ), rested AS (
   UPDATE pipeline.handlers h
   SET idle_snapshot = CASE WHEN c.saw_all THEN c.snapshot END,
@@ -262,10 +267,11 @@ WITH stopped AS (
   RETURNING *
 ), carried AS (
   UPDATE pipeline.runs r SET retry_pending = false FROM created c WHERE r.id = c.retry_of
+), inputs AS MATERIALIZED (
+  SELECT c.id, c.handler_id, c.retry_of, input.event_id FROM created c, unnest(c.event_ids) AS input(event_id)
 ), transferred AS (
-  UPDATE pipeline.deliveries d SET run_id = c.id
-  FROM created c, unnest(c.event_ids) AS input(event_id)
-  WHERE d.event_id = input.event_id AND d.handler_id = c.handler_id AND d.run_id = c.retry_of
+  UPDATE pipeline.deliveries d SET run_id = i.id
+  FROM inputs i WHERE d.event_id = i.event_id AND d.handler_id = i.handler_id AND d.run_id = i.retry_of
 )
 SELECT * FROM created ORDER BY id
 """)

@@ -43,10 +43,14 @@ ORDER BY d.event_id LIMIT :limit
 """)
 #: What runs among others may see: the slice each was offered.
 _PEEK_SLICE = text("""
-SELECT e.*, d.failures, r.id AS run_id FROM pipeline.runs r, unnest(r.offered) AS slice(event_id)
-JOIN pipeline.deliveries d ON d.event_id = slice.event_id JOIN pipeline.events e ON e.id = d.event_id
-WHERE r.id = ANY(CAST(:ids AS uuid[])) AND d.handler_id = r.handler_id AND d.status = 'pending'
-  AND d.offered_to = r.id
+WITH offers AS MATERIALIZED (
+  SELECT r.id AS run_id, r.handler_id, slice.event_id FROM pipeline.runs r, unnest(r.offered) AS slice(event_id)
+  WHERE r.id = ANY(CAST(:ids AS uuid[]))
+)
+SELECT e.*, d.failures, o.run_id FROM offers o
+JOIN pipeline.deliveries d ON d.event_id = o.event_id AND d.handler_id = o.handler_id
+JOIN pipeline.events e ON e.id = d.event_id
+WHERE d.status = 'pending' AND d.offered_to = o.run_id
 ORDER BY d.event_id
 """)
 

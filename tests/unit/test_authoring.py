@@ -190,3 +190,12 @@ def test_the_fingerprint_changes_with_the_code_and_with_the_version_and_with_not
 
     assert marked(1, act) == marked(1, act)
     assert len({marked(1, act), marked(2, act), marked(1, mended)}) == 3
+
+
+def test_a_topic_that_no_handler_reads_or_feeds_is_refused_with_its_name() -> None:
+    workflow = Workflow("shop")
+    orders = workflow.topic("orders")
+    workflow.topic("oders")
+    workflow.effect(orders)(lambda ctx, event: None)
+    with pytest.raises(DeclarationError, match="topic 'oders' of workflow 'shop' is neither subscribed to"):
+        Registry().add(workflow)

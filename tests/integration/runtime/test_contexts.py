@@ -194,6 +194,7 @@ def test_what_a_producer_must_not_do_is_a_logic_failure(
         ctx.publish(out, message_id="before", payload={})
         act(ctx, out, other)
 
+    workflow.producer(cron="0 0 29 2 *", publishes=[other], name="leap day")(lambda ctx, state: None)
     run = Inline(db, [workflow], [mail])
     run.run()
     (failed,) = assert_runs(run, "failed:logic")
