@@ -1,6 +1,6 @@
 """A declaration that cannot work is refused where it stands, with file and line."""
 
-# ruff: noqa: ARG002, ARG005 - the host decides which arguments a handler takes
+# ruff: noqa: ARG002 - the host decides which arguments a handler takes
 
 import inspect
 import warnings

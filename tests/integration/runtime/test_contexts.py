@@ -1,7 +1,5 @@
 """Each phase does what it may, and nothing else: a violation fails the run, and nothing comes of it."""
 
-# ruff: noqa: ARG005 - every case takes the same arguments
-
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta

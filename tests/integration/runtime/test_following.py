@@ -1,7 +1,5 @@
 """What follows: approvals, state, sessions, several consumers, retries, quarantine, maintenance."""
 
-# ruff: noqa: ARG005 - the host decides which arguments a handler takes
-
 from collections import Counter
 from datetime import timedelta
 from typing import Any

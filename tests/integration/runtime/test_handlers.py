@@ -1,6 +1,6 @@
 """Handlers of every kind, and handlers that misbehave: each classified, visible, and harmless to the rest."""
 
-# ruff: noqa: ARG002, ARG005 - the host decides which arguments a handler takes
+# ruff: noqa: ARG002 - the host decides which arguments a handler takes
 
 import asyncio
 import signal

@@ -1,7 +1,5 @@
 """What a consumer may choose: batches, order, where to begin, and where to go on after a failed mutation."""
 
-# ruff: noqa: ARG005 - the host decides which arguments a handler takes
-
 from collections import Counter
 from typing import Any
 
