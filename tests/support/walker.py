@@ -9,12 +9,13 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row
+from sqlalchemy import Row, text
 
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence, RunId
-from pipeline.domain.mutations import Evidence, Resolver
-from pipeline.domain.scheduling import HandlerFacts, due
+from pipeline.domain.mutations import Evidence, MutationStatus, Resolver
+from pipeline.domain.runs import Phase
+from pipeline.domain.scheduling import due
 from pipeline.domain.values import (
     Applied,
     Emitted,
@@ -27,10 +28,10 @@ from pipeline.domain.values import (
     Reservation,
     Stopped,
 )
-from pipeline.domain.workflows import HandlerKind
 from pipeline.execution import mutations, recovery, runs, starts, stops, workflows
+from pipeline.schedules.scheduler import facts_of
 from pipeline.store import views
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Transaction
 from tests.factories import IN, LEASE, OUT
 from tests.support.world import RefusedError, TimedOutError, World
 
@@ -39,35 +40,58 @@ PERSON = Person(name="ada", reason="asked the world")
 
 @dataclass
 class Walker:
-    """Walks runs of one workflow. ``next_fails`` holds the kinds that the next emits will fail with."""
+    """Walks runs of one workflow. ``prepare_fails`` and ``next_fails``: what the next of these fail with."""
 
     db: Database
     world: World
     workflow: str = "billing"
-    handler: str = "send"
+    handlers: tuple[str, ...] = ("send",)
+    prepare_fails: list[FailureKind] = field(default_factory=list)
     next_fails: list[FailureKind] = field(default_factory=list)
     batch: int = 1
+    produces: int = 0  #: how many events a producer run publishes
+    needs_approval: bool = False
+    skips: bool = False  #: nobody can be asked about a doubt, and the person goes on without it
 
     def walk_new(self, count: int = 1) -> int:
         """Start what can be started and walk it as far as it gets."""
+        return sum(self._walk_new_of(handler, count) for handler in self.handlers)
+
+    def _walk_new_of(self, handler: str, count: int) -> int:
         with self.db.transaction() as tx:
-            started = starts.start(tx, self.workflow, self.handler, count=count).runs
+            started = starts.start(tx, self.workflow, handler, count=count).runs
         for run in started:
             self.walk(run.id)
         return len(started)
 
     def walk(self, run_id: UUID) -> None:
         """Prepare, mutate, next: as the three tasks of a chain would, each claiming the run anew."""
+        self._produce(run_id)
         self._prepare(run_id)
         self._mutate(run_id)
         self._next(run_id)
+
+    def _produce(self, run_id: UUID) -> None:
+        if not self.produces:
+            return
+        with self.db.transaction() as tx:
+            claims = runs.claim_produce(tx, [run_id], lease=LEASE, worker="w").claimed
+        for run in claims:
+            made = tuple(NewEvent(topic=IN, message_id=f"p{n}", payload={}) for n in range(self.produces))
+            slot = run.now + timedelta(days=365)
+            with self.db.transaction() as tx:
+                runs.commit_producer(tx, [Emitted(held=_held(run), events=made, next_run_at=slot)]).only()
 
     def _prepare(self, run_id: UUID) -> None:
         with self.db.transaction() as tx:
             claims = runs.claim_prepare(tx, [run_id], lease=LEASE, worker="w").claimed
         for run in claims:
             with self.db.transaction() as tx:
-                ids = tuple(EventId(row.id) for row in views.peeked(tx, run, IN, limit=self.batch))
+                if self.prepare_fails:
+                    _stop(tx, run, self.prepare_fails.pop(0))
+                    continue
+                seen = views.peeked(tx, run, IN, limit=self.batch, ordered=run.ordered, low_watermark=run.low_watermark)
+                ids = tuple(EventId(row.id) for row in seen)
                 reservations = (Reservation(topic=IN, ids=ids),) if ids else ()
                 runs.finish_prepare(tx, [Prepared(held=_held(run), reservations=reservations)]).only()
 
@@ -76,8 +100,12 @@ class Walker:
             claims = runs.claim_mutate(tx, [run_id], lease=LEASE, worker="w").claimed
         for run in claims:
             with self.db.transaction() as tx:
-                sent = mutations.begin_mutation(tx, [_request(run)]).only()
-            self._send(run, sent)
+                if run.phase == Phase.MUTATING:
+                    sent = mutations.send(tx, [_held(run)]).only()
+                else:
+                    sent = mutations.begin_mutation(tx, [self._request(run)]).only()
+            if sent.status == MutationStatus.IN_FLIGHT:
+                self._send(run, sent)
 
     def _send(self, run: Row[Any], sent: Row[Any]) -> None:
         """The call is made outside any transaction; its verdict is written in one."""
@@ -105,17 +133,18 @@ class Walker:
                     _stop(tx, run, self.next_fails.pop(0))
                     continue
                 outputs = tuple(
-                    NewEvent(topic=OUT, message_id=f"out:{event}", payload={"of": event}) for event in run.event_ids
+                    NewEvent(topic=OUT, message_id=f"{run.handler}:{event}", payload={"of": event})
+                    for event in run.event_ids
                 )
                 runs.commit(tx, [Emitted(held=_held(run), events=outputs)]).only()
 
-    def settle(self, rounds: int = 40) -> None:
+    def settle(self, rounds: int = 40, *, must_end: bool = True) -> None:
         """Be every sweep, the scheduler and a person at once, until nothing is left to do."""
         for _ in range(rounds):
             self.db.advance(timedelta(hours=1))
             if not self._round():
                 return
-        raise AssertionError(f"still not settled after {rounds} rounds")
+        assert not must_end, f"still not settled after {rounds} rounds"
 
     def _round(self) -> bool:
         recovered = recovery.recover(self.db)
@@ -132,7 +161,8 @@ class Walker:
                 carried = starts.retry(tx, [run_id]).runs
             for run in carried:
                 self.walk(run.id)
-        return bool(moved or unheld or retryable or (self._is_due() and self.walk_new(count=8)))
+        new = sum(self._walk_new_of(handler, 8) for handler in self._due())
+        return bool(moved or unheld or retryable or new)
 
     def _reconcile(self) -> bool:
         """Ask the world about every mutation in doubt, the look booked before it begins."""
@@ -149,26 +179,51 @@ class Walker:
         return bool(doubted)
 
     def _persons_turn(self) -> None:
-        """Settle what nobody can know by the world's own truth, mend code, lift blocks."""
+        """Settle what nobody can know by the world's own truth, approve, mend code, lift blocks."""
         with self.db.transaction() as tx:
-            for mutation_id in views.blocking_mutations(tx, self.workflow):
-                (mutation,) = views.mutations(tx, [mutation_id])
-                if self.world.has(mutation.idempotency_key):
-                    mutations.happened(tx, mutation.id, PERSON)
-                else:
-                    mutations.did_not_happen(tx, mutation.id, PERSON)
+            asked = tx.all(_ASKED_OF_A_PERSON, workflow=self.workflow)
+        for mutation in asked:
+            with self.db.transaction() as tx:
+                self._decide(tx, mutation)
+        with self.db.transaction() as tx:
             workflows.exit_maintenance(tx, self.workflow, PERSON)
             workflows.resume(tx, self.workflow, PERSON)
 
-    def _is_due(self) -> bool:
+    def _decide(self, tx: Transaction, mutation: Row[Any]) -> None:
+        if mutation.status == MutationStatus.PENDING:
+            mutations.approve(tx, mutation.id, PERSON, request_hash=mutation.request_hash)
+        elif self.skips:
+            mutations.skip(tx, mutation.id, PERSON)
+        elif self.world.has(mutation.idempotency_key):
+            mutations.happened(tx, mutation.id, PERSON)
+        else:
+            mutations.did_not_happen(tx, mutation.id, PERSON)
+
+    def _due(self) -> list[str]:
         with self.db.transaction() as tx:
-            facts = [row for row in views.due_facts(tx, self.workflow) if row.name == self.handler]
-        names = HandlerFacts.__dataclass_fields__
-        return any(due(HandlerFacts(**{name: _fact(row, name) for name in names}), row.now) for row in facts)
+            facts = [row for row in views.due_facts(tx, self.workflow) if row.name in self.handlers]
+        return [row.name for row in facts if due(facts_of(row), row.now)]
+
+    def _request(self, run: Row[Any]) -> Request:
+        return Request(
+            held=_held(run),
+            connector="world",
+            operation="do",
+            params={"events": list(run.event_ids)},
+            request_hash="h",
+            idempotency_key=f"run:{run.id}",
+            timeout=timedelta(seconds=5),
+            reconcilable=not self.skips,
+            needs_approval=self.needs_approval,
+        )
 
 
-def _fact(row: Row[Any], name: str) -> Any:
-    return HandlerKind(row.kind) if name == "kind" else getattr(row, name)
+#: What waits for a person: unknown outcomes that nobody can look into, and requests to approve.
+_ASKED_OF_A_PERSON = text("""
+SELECT m.* FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
+WHERE m.workflow = :workflow
+  AND (m.status = 'indeterminate' OR (m.status = 'pending' AND r.status = 'paused:approval')) ORDER BY m.id
+""")
 
 
 def _held(run: Row[Any]) -> Held:
@@ -177,16 +232,3 @@ def _held(run: Row[Any]) -> Held:
 
 def _stop(tx: Any, run: Row[Any], kind: FailureKind) -> None:
     stops.stop(tx, [Stopped(held=_held(run), failure=Failure(kind=kind, message=str(kind)))]).only()
-
-
-def _request(run: Row[Any]) -> Request:
-    return Request(
-        held=_held(run),
-        connector="world",
-        operation="do",
-        params={"events": list(run.event_ids)},
-        request_hash="h",
-        idempotency_key=f"run:{run.id}",
-        timeout=timedelta(seconds=5),
-        reconcilable=True,
-    )
