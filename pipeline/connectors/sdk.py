@@ -72,6 +72,10 @@ class Operation(Generic[F]):
     policy: ReconcilePolicy = field(default_factory=ReconcilePolicy)
     look: Callable[..., Any] | None = None
     name: str = ""
+    signature: inspect.Signature = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.signature = inspect.signature(self.function)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -88,7 +92,7 @@ class Operation(Generic[F]):
     def check(self, params: dict[str, Any]) -> None:
         """Refuse parameters the operation does not take, before anything is written."""
         leading = [None, None] if self.is_mutation else [None]
-        inspect.signature(self.function).bind(*leading, **params)
+        self.signature.bind(*leading, **params)
 
 
 def read(function: F) -> Operation[F]:

@@ -22,17 +22,43 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def checked_json(value: Any, *, what: str, limit: int) -> Any:
-    """Return ``value`` if it can be stored as it is; raise ``PayloadError`` naming what is wrong."""
-    for seen, (path, item, depth) in enumerate(_walk(value)):
-        problem = _problem(item, path, depth)
-        if problem:
-            raise PayloadError(what, problem, _JSON_VALUES)
-        if seen > limit:  # every value takes a byte at least: stop before a shared list explodes
-            raise PayloadError(what, f"more than {limit} values", f"at most {limit} bytes of JSON")
+    """Return ``value`` if it can be stored as it is; raise ``PayloadError`` naming what is wrong.
+
+    Nearly every value is fine, so the first look keeps no path; the second one is for the message.
+    """
+    if not _is_fine(value, 0, [limit]):
+        _explain(value, what, limit)
     size = len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
     if size > limit:
         raise PayloadError(what, f"{size} bytes of JSON", f"at most {limit} bytes")
     return value
+
+
+def _is_fine(value: Any, depth: int, left: list[int]) -> bool:
+    left[0] -= 1  # every value takes a byte at least: stop before a shared list explodes
+    if left[0] < -1 or depth > _DEEPEST:
+        return False
+    kind = type(value)
+    if kind is str:
+        return (value.isascii() and "\0" not in value) or _storable(value)
+    if kind is dict:
+        return all(
+            type(key) is str and _is_fine(key, depth, left) and _is_fine(item, depth + 1, left)
+            for key, item in value.items()
+        )
+    if kind is list or kind is tuple:
+        return all(_is_fine(item, depth + 1, left) for item in value)
+    return value is None or kind is bool or (kind is int and value.bit_length() <= _LONGEST_INTEGER)
+
+
+def _explain(value: Any, what: str, limit: int) -> None:
+    """Look again, with a path to everything, at what did not look fine; raise if it is not."""
+    for seen, (path, item, depth) in enumerate(_walk(value)):
+        problem = _problem(item, path, depth)
+        if problem:
+            raise PayloadError(what, problem, _JSON_VALUES)
+        if seen > limit:
+            raise PayloadError(what, f"more than {limit} values", f"at most {limit} bytes of JSON")
 
 
 def checked_name(value: Any, *, what: str, limit: int = 255) -> str:

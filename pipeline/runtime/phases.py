@@ -3,6 +3,7 @@
 No transaction is open while a handler runs, and no handler can reach a context of another phase.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -45,7 +46,15 @@ class Phases:
 
     def __init__(self, db: Database, registry: Registry, *, step_limit: timedelta) -> None:
         self.db, self.registry, self.step_limit = db, registry, step_limit
-        self.steps = Steps()
+        self._local = threading.local()
+
+    @property
+    def steps(self) -> Steps:
+        """The steps of this thread: in a pool of threads several phases run at once."""
+        if not hasattr(self._local, "steps"):
+            self._local.steps = Steps()
+        steps: Steps = self._local.steps
+        return steps
 
     def slices(self, runs: Sequence[Row[Any]]) -> Mapping[UUID, Sequence[Row[Any]]]:
         """What each run of a cohort was offered, in one look; a run that runs alone looks for itself."""

@@ -92,10 +92,11 @@ class Runner:
             approved = [Wanted(run=run, asked=None) for run in claims.claimed if run.mutation_id is not None]
             asked, failed, rest = self._each(fresh, self._ask, Wanted)
             silent = [held(item.run) for item in asked if item.asked is None]
-            with self.db.transaction() as tx:
-                if silent:
-                    runs.no_mutation(tx, silent)
-                self._finish(tx, failed, rest)
+            if silent or failed or rest:
+                with self.db.transaction() as tx:
+                    if silent:
+                        runs.no_mutation(tx, silent)
+                    self._finish(tx, failed, rest)
             self.leases.drop([*silent, *(item.held for item in failed), *rest])
             early = _Early(hand_on, self.policy.straggler_wait.total_seconds())
             self.mutator.send([*(item for item in asked if item.asked is not None), *approved], early.done)

@@ -83,7 +83,9 @@ class Scheduler:
         backlog = views.backlog(tx, row.id, limit=self.most * row.batch)
         slices = -(-backlog // row.batch)
         per_run = self.speeds.get(row.id, timedelta(0))
-        count = cohort_size(slices, self.most, per_run=per_run, lease=self.lease, most=self.most)
+        # half the places at most: two processes share the work evenly, and none waits for one large cohort
+        share = max(1, -(-row.concurrency // 2))
+        count = cohort_size(slices, share, per_run=per_run, lease=self.lease, most=self.most)
         return starts.start(tx, workflow, row.name, count=max(1, count))
 
     def _ring(self, started: Sequence[Row[Any]]) -> None:

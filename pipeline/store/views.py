@@ -99,7 +99,8 @@ SELECT count(*) FROM pipeline.runs WHERE workflow = :workflow AND finished_at IS
 
 #: Facts of every handler of a workflow for the scheduler, each found by an index on what is open.
 _DUE_FACTS = text("""
-SELECT h.id, h.name, h.kind, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.ordered, p.oldest_pending_id,
+SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.ordered,
+  p.oldest_pending_id,
   CASE WHEN h.idle_snapshot IS NULL THEN (
     SELECT true FROM pipeline.deliveries d
     WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
@@ -122,7 +123,7 @@ SELECT h.id, h.name, h.kind, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.or
       AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
       AND (m.id IS NULL OR m.status IN ('applied', 'failed'))) AS has_retry,
   pipeline.clock() AS now
-FROM pipeline.handlers h
+FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
 CROSS JOIN LATERAL (
   SELECT min(d.event_id) AS oldest_pending_id FROM pipeline.deliveries d
   WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark

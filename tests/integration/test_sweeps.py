@@ -93,8 +93,7 @@ def test_what_is_due_is_started_and_rung_for_in_cohorts(sweeps: Sweeps, db: Data
     a_workflow(db, concurrency=5, batch=2)
     some_events(db, *[f"m{n}" for n in range(7)])
     sweeps.scheduler.schedule(["billing"])
-    (message,) = rung
-    assert (message.task, len(message.ids)) == ("pipeline.prepare", 4)
+    assert [(message.task, len(message.ids)) for message in rung] == [("pipeline.prepare", 3), ("pipeline.prepare", 1)]
 
 
 def test_a_run_whose_message_was_lost_is_rung_for_again_after_a_silence(

@@ -46,7 +46,9 @@ def crowd(phase: str, fail: Callable[[], Any], calls: Counter[tuple[str, int]], 
         entered("next", prepared.data["n"])
         ctx.publish(shop.receipts, message_id=f"r{prepared.data['n']}", payload=prepared.data)
 
-    shop = Shop(prepare=prepare, mutate=mutate, next=next_, concurrency=64, on_logic_error="quarantine", **options)
+    shop = Shop(
+        prepare=prepare, mutate=mutate, next=next_, concurrency=2 * SIZE, on_logic_error="quarantine", **options
+    )
     return shop
 
 
