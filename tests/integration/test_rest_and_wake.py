@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from sqlalchemy import Row
 
 from pipeline.domain.failures import FailureKind
@@ -64,16 +65,23 @@ def test_an_ordered_key_goes_on_after_the_event_in_front_was_skipped_or_set_asid
         done(db, prepared(db, preparing(db, started(db)[0]), second))
 
 
-def test_an_ordered_key_goes_on_after_the_event_in_front_was_set_aside_for_its_failures(db: Database) -> None:
-    a_workflow(db, ordered=True, concurrency=3, on_logic_error="quarantine", failure_policy=QUARANTINE)
+@pytest.mark.parametrize("places", [3, 1])
+def test_an_ordered_key_goes_on_after_the_event_in_front_was_set_aside_for_its_failures(
+    db: Database, places: int
+) -> None:
+    """Also when a deploy leaves the workflow one place while both runs are in the air."""
+    spec = a_workflow(db, ordered=True, concurrency=3, on_logic_error="quarantine", failure_policy=QUARANTINE)
     woken = a_woken_run(db)
     first, second = some_events(db, "m1", "m2", key="k")
     holder = a_run(db, Phase.PREPARED)
+    with db.transaction() as tx:
+        workflows.register(tx, replace(spec, concurrency=places))
     rested(db, preparing(db, woken))
     stopped(db, holder, FailureKind.LOGIC)
     assert event_status(db, first) == "quarantined"
     assert reason_due(db) is Reason.EVENTS
-    assert [run.offered for run in started(db)] == [[second]]
+    (run,) = started(db)
+    assert seen(db, preparing(db, run), ordered=True) == [second]
 
 
 def test_an_ordered_key_goes_on_when_its_holder_commits_between_a_look_and_the_rest(db: Database) -> None:
@@ -189,10 +197,15 @@ def test_an_event_that_backs_off_is_not_lost_when_a_deploy_leaves_its_workflow_o
     assert seen(db, preparing(db, started(db)[0])) == [backing_off, other]
 
 
-def test_a_consumer_is_not_due_for_an_event_that_backs_off(db: Database) -> None:
+@pytest.mark.parametrize("somebody_rested", [False, True])
+def test_a_consumer_is_not_due_for_an_event_that_backs_off(db: Database, somebody_rested: bool) -> None:
     a_workflow(db, concurrency=2, failure_policy=SLOW)
+    woken = a_woken_run(db)
     some_events(db, "m1")
-    stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT)
+    run = a_run(db, Phase.PREPARED)
+    if somebody_rested:
+        rested(db, preparing(db, woken))
+    stopped(db, run, FailureKind.TRANSIENT)
     assert reason_due(db) is None
     db.advance(timedelta(minutes=6))
     assert reason_due(db) is Reason.EVENTS

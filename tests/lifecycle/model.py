@@ -25,16 +25,17 @@ class ModelRun:
     ledger: str | None = None
     mutation_id: UUID | None = None
     carry: bool = False  #: waits to be carried forward
+    waiting: bool = False  #: for a person's approval
 
     def holds(self, fence: int) -> bool:
-        return self.moving and self.fence == fence
+        return self.moving and not self.waiting and self.fence == fence
 
     def can_claim(self, phase: str) -> bool:
-        free = self.moving and not self.leased
+        free = self.moving and not self.leased and not self.waiting
         if phase == "prepare":
             return free and self.phase in ("pending", "preparing")
         if phase == "mutate":
-            return free and self.phase == "prepared" and bool(self.events)
+            return free and ((self.phase == "prepared" and bool(self.events)) or self.ledger == "pending")
         emits = self.phase in ("mutated", "emitting") and self.outcome != "failure"
         return free and (emits or (self.phase == "prepared" and not self.events))
 
@@ -64,9 +65,15 @@ class Model:
             assert self.events[event] == "pending", "the database let a run reserve what is not pending"
             self.events[event] = "reserved"
 
-    def began(self, run: ModelRun, mutation_id: UUID) -> None:
+    def began(self, run: ModelRun, mutation_id: UUID, *, approval: bool) -> None:
         run.advance("mutating")
-        run.ledger, run.mutation_id = "in_flight", mutation_id
+        run.ledger, run.mutation_id = "pending" if approval else "in_flight", mutation_id
+        run.waiting, run.leased = approval, run.leased and not approval
+
+    def rejected(self, run: ModelRun) -> None:
+        """Never sent: its events are skipped, and next still has to run."""
+        run.waiting, run.moving, run.carry = False, False, True
+        self.settled(run, "skipped")
 
     def settled(self, run: ModelRun, outcome: str) -> None:
         """The outcome is known. A stopped run whose mutation failed gives its inputs back."""
@@ -83,6 +90,9 @@ class Model:
     def stopped(self, run: ModelRun) -> None:
         """Unknown keeps, after keeps, before gives back; never a change of phase."""
         run.moving, run.leased = False, False
+        if run.ledger == "pending":  # approved and never sent: it did not happen
+            run.advance("mutated")
+            run.ledger, run.outcome = "failed", "failure"
         unknown = run.ledger in ("in_flight", "needs_reconcile")
         after = ORDER.index(run.phase) >= ORDER.index("mutated") and run.outcome != "failure"
         run.carry = unknown or after
