@@ -134,7 +134,10 @@ class Acts(Lifecycle):
             for run in [run for run in self.model.runs.values() if run.moving]:
                 while run.moving and not run.waiting and self._step(run, 3 + 5 * number, "applied"):
                     pass
-            if not any(run.moving or run.carry for run in self.model.runs.values()) and reason_due(self.db) is None:
+            if (
+                not any(run.moving or run.carry for run in self.model.runs.values())
+                and reason_due(self.db) is not Reason.EVENTS
+            ):
                 break
         left = {event: status for event, status in self.model.events.items() if status not in _DONE}
         assert left == {}, f"due: {reason_due(self.db)}"
@@ -143,6 +146,6 @@ class Acts(Lifecycle):
         return sum(run.ledger == "needs_reconcile" and run.carry for run in self.model.runs.values())
 
     def _start_what_is_due(self) -> None:
-        reason = reason_due(self.db)
-        if reason in (Reason.EVENTS, Reason.WAKE):
-            self.start(4, alone=reason is Reason.WAKE)
+        """Only for events: no prepare here declines what it is shown, so no event may need a wake to be found."""
+        if reason_due(self.db) is Reason.EVENTS:
+            self.start(4)
