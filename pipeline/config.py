@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
@@ -146,10 +146,6 @@ class Settings(BaseSettings):
     )
     workflows: Annotated[tuple[str, ...], BeforeValidator(_modules), AfterValidator(_importable)] = Field(
         default=(), description="modules that define workflows, separated by commas"
-    )
-    durability: Literal["strict", "fast"] = Field(
-        default="strict",
-        description="strict: every commit waits for the disk; fast: only those that the world can see do",
     )
     lease: Duration = Field(
         default=timedelta(seconds=60),

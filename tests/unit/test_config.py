@@ -126,7 +126,6 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("durability", "none", "PIPELINE_DURABILITY: expected 'strict' or 'fast', got 'none'"),
         ("pool_size", "many", "PIPELINE_POOL_SIZE: expected a valid integer, got 'many'"),
         ("pool_size", "0", "PIPELINE_POOL_SIZE: expected greater than or equal to 1, got '0'"),
         ("max_state_bytes", "-1", "PIPELINE_MAX_STATE_BYTES: expected greater than 0, got '-1'"),
@@ -149,11 +148,9 @@ def test_a_message_is_not_delivered_again_while_its_task_may_still_run(phase: st
 
 
 def test_every_problem_is_listed_at_once() -> None:
-    found = problems(
-        durability="x", hartbeat="1s", pool_size="x", mutate_time_limit="1h", database_url="mysql://db/shop"
-    )
+    found = problems(hartbeat="1s", cohort="x", pool_size="x", mutate_time_limit="1h", database_url="mysql://db/shop")
     named = [problem.partition(":")[0].removeprefix("PIPELINE_") for problem in found]
-    assert named == ["HARTBEAT", "DATABASE_URL", "DURABILITY", "POOL_SIZE", "MUTATE_TIME_LIMIT"]
+    assert named == ["HARTBEAT", "DATABASE_URL", "COHORT", "POOL_SIZE", "MUTATE_TIME_LIMIT"]
 
 
 def test_a_value_that_is_wrong_anyway_is_not_compared_with_others() -> None:
