@@ -164,14 +164,14 @@ class Installation:
             events.publish(tx, self.workflow, new)
         self.published += ids
 
-    def all_done_once(self, *, within: float = 40.0) -> None:
+    def all_done_once(self, *, within: float = 90.0) -> None:
         """Every order was consumed, had one effect, and the ledger, the recorder and the doctor agree."""
         wait_for(self._consumed, within=within, every=0.1, why=f"all consumed; runs: {self.shown()}")
         effects = self.recorder.effects()
         assert effects == Counter(self.published), "an effect is missing or happened twice"
         assert self._column(_APPLIED) == self.recorder.keys(), "the ledger and the world disagree"
         assert self._column(_DONE) == sorted(self.published)
-        wait_for(self._healthy, within=20, every=0.1)
+        wait_for(self._healthy, within=60, every=0.1)
 
     def ask(self, statement: str, **params: Any) -> Sequence[Row[Any]]:
         with self.db.transaction() as tx:

@@ -151,7 +151,7 @@ class Recorder:
         """Let everybody through again."""
         asked(self.address, "turn", gate=gate, is_open=True)
 
-    def wait_at(self, gate: str, *, within: float = 20.0) -> None:
+    def wait_at(self, gate: str, *, within: float = 60.0) -> None:
         """Return once somebody waits at a gate."""
         wait_for(lambda: self.waiting(gate), within=within, why=f"somebody at the gate {gate!r}")
 
@@ -164,7 +164,7 @@ class Recorder:
 
     def wait_until_obeyed(self, point: str) -> None:
         """Return once some process has reached the point and got its order."""
-        wait_for(lambda: point not in asked(self.address, "show")["orders"], within=20, why=f"somebody at {point!r}")
+        wait_for(lambda: point not in asked(self.address, "show")["orders"], within=60, why=f"somebody at {point!r}")
 
     def effects(self) -> Counter[str]:
         """How often each event had its effect."""

@@ -2,12 +2,20 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from pipeline.dev import servers
 from tests.support import databases
 from tests.support.cluster import Installation, installed, own_broker
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real processes on a busy machine take their time; what they wait for is bounded test by test."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def test_a_worker_that_comes_back_after_its_lease_finds_its_writes_refused(nodes
     zombie.freeze()
     nodes.worker()
     held = "SELECT FROM pipeline.runs WHERE status = 'active' AND worker IS NOT NULL"
-    wait_for(lambda: not nodes.ask(held), within=20, why="the frozen worker's runs taken from it")
+    wait_for(lambda: not nodes.ask(held), within=60, why="the frozen worker's runs taken from it")
     zombie.thaw()
     nodes.recorder.open(gate)
     assert zombie.stop() == 0

@@ -13,7 +13,7 @@ def test_three_of_ten_messages_dropped_doubled_delayed_and_overtaken_lose_and_re
     nodes.worker(line="chaos", PIPELINE_COHORT="4")
     nodes.beat(line="chaos")
     nodes.publish(40)
-    nodes.all_done_once(within=60)
+    nodes.all_done_once()
 
 
 def test_every_message_delivered_twice_leaves_the_database_as_once(nodes: Installation) -> None:
@@ -42,7 +42,7 @@ def test_without_any_beat_a_worker_stands_in_for_every_sweep(nodes: Installation
     nodes.publish(10)
     nodes.all_done_once()
     swept = "SELECT name FROM pipeline.sweeps WHERE last_run_at > pipeline.clock() - interval '1 minute'"
-    wait_for(lambda: {row.name for row in nodes.ask(swept)} >= {*PERIODS}, within=30, why="every sweep ran")
+    wait_for(lambda: {row.name for row in nodes.ask(swept)} >= {*PERIODS}, within=60, why="every sweep ran")
 
 
 def test_a_worker_that_does_not_know_a_workflow_leaves_its_runs_to_one_that_does(nodes: Installation) -> None:
@@ -50,7 +50,7 @@ def test_a_worker_that_does_not_know_a_workflow_leaves_its_runs_to_one_that_does
     stranger = nodes.worker("--pool=solo", PIPELINE_WORKFLOWS="tests.support.mill", PIPELINE_SILENCE="500ms")
     nodes.beat()
     nodes.publish(10)
-    wait_for(lambda: "pipeline.sweep" in stranger.log.read_text(), within=20, why="the stranger at work")
+    wait_for(lambda: "pipeline.sweep" in stranger.log.read_text(), within=60, why="the stranger at work")
     knows = nodes.worker("--pool=solo", PIPELINE_SILENCE="500ms")
     nodes.all_done_once(within=60)
     holders = {run.worker.rpartition(":")[2] for run in nodes.runs()[-10:]}

@@ -60,5 +60,5 @@ def test_a_worker_killed_with_9_and_started_again_loses_and_repeats_nothing(
     assert celery_setup.worker.container.status == "exited"
     nodes.recorder.open("after")
     celery_setup.worker.restart()
-    wait_for(lambda: celery_setup.app.control.ping(timeout=1, limit=1), within=20, why="the new worker answering")
+    wait_for(lambda: celery_setup.app.control.ping(timeout=1, limit=1), within=60, why="the new worker answering")
     nodes.all_done_once()

