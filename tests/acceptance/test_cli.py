@@ -113,6 +113,7 @@ def test_a_setting_nobody_knows_is_refused_with_its_name(database_url: str) -> N
     assert "PIPELINE_DATABSE" in done.stderr
 
 
+@pytest.mark.timeout(300)
 def test_the_demo_kills_a_process_on_the_way_and_ends_by_itself_with_a_true_summary(tmp_path: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
     done = subprocess.run(
@@ -121,7 +122,7 @@ def test_the_demo_kills_a_process_on_the_way_and_ends_by_itself_with_a_true_summ
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert "Orders committed: 200 of 200; processes killed: 1." in done.stdout
