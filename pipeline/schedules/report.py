@@ -9,7 +9,6 @@ class Message:
 
     task: str
     ids: tuple[str, ...]
-    chain: bool = True  #: the tasks that follow it are chained
 
 
 @dataclass(slots=True)

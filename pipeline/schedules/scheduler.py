@@ -42,7 +42,6 @@ class Scheduler:
 
     def __init__(self, db: Database, send: Send, *, lease: timedelta, most: int = 50) -> None:
         self.db, self.send, self.lease, self.most = db, send, lease, most
-        self.speeds: dict[int, timedelta] = {}  #: how long one run of a handler took here, for the size of cohorts
 
     def schedule(self, workflows: Iterable[str]) -> Report:
         """Start everything that is due in these workflows."""
@@ -82,10 +81,9 @@ class Scheduler:
             return starts.start(tx, workflow, row.name, alone=True)
         backlog = views.backlog(tx, row.id, limit=self.most * row.batch)
         slices = -(-backlog // row.batch)
-        per_run = self.speeds.get(row.id, timedelta(0))
         # half the places at most: two processes share the work evenly, and none waits for one large cohort
         share = max(1, -(-row.concurrency // 2))
-        count = cohort_size(slices, share, per_run=per_run, lease=self.lease, most=self.most)
+        count = cohort_size(slices, share, per_run=timedelta(0), lease=self.lease, most=self.most)
         return starts.start(tx, workflow, row.name, count=max(1, count))
 
     def _ring(self, started: Sequence[Row[Any]]) -> None:
