@@ -175,6 +175,10 @@ class Settings(BaseSettings):
         default=timedelta(seconds=60),
         description="how long a run may wait for a worker before its message is sent again",
     )
+    stall: Duration = Field(
+        default=timedelta(seconds=60),
+        description="how long a worker may be idle while messages wait for it before it ends itself with exit code 75",
+    )
     tick: Duration = Field(
         default=timedelta(seconds=5),
         description="how often beat looks for what is due; the periods of all other sweeps grow and shrink with it",

@@ -2,18 +2,15 @@
 
 import logging
 import sys
-import threading
 from typing import Any
 
 from celery import signals
 from sqlalchemy.exc import SQLAlchemyError
 
-from pipeline.runtime.runner import process_name
 from pipeline.runtime.safety import require_safe
 from pipeline.runtime.sync import sync
-from pipeline.store import views
-from pipeline.tasks import chains
-from pipeline.tasks.host import Host, host
+from pipeline.tasks import guardian
+from pipeline.tasks.host import host
 
 log = logging.getLogger(__name__)
 
@@ -51,46 +48,5 @@ def release(**_: Any) -> None:
 
 @signals.worker_ready.connect
 def watch(sender: Any, **_: Any) -> None:
-    """Start the guardian: it sees children die, and stands in for a beat that is gone."""
-    guardian = Guardian(host(), sender.pool)
-    threading.Thread(target=guardian.run, name="pipeline-guardian", daemon=True).start()
-
-
-class Guardian:
-    """A thread of the worker's main process."""
-
-    def __init__(self, here: Host, pool: Any, every: float = 1.0) -> None:
-        self.here, self.pool, self.every = here, pool, every
-        self._children = self._pids()
-        self._stop = threading.Event()
-
-    def run(self) -> None:
-        turn = 0
-        while not self._stop.wait(self.every):
-            turn += 1
-            try:
-                self.see_children()
-                if turn % 5 == 0:
-                    self.stand_in()
-            except Exception:
-                log.exception("the guardian failed and goes on")
-
-    def see_children(self) -> None:
-        """Recover at once what a child held that is gone."""
-        now = self._pids()
-        for pid in self._children - now:
-            self.here.sweeps.forsake(process_name(pid))
-        self._children = now
-
-    def stand_in(self) -> None:
-        """Ring for sweeps that beat has not rung for; the slot keeps several stand-ins from doing it twice."""
-        with self.here.db.transaction() as tx:
-            late = views.late_sweeps(tx, self.here.sweeps.periods)
-        if late:
-            log.warning("beat is late with %s: standing in for it; is it running?", ", ".join(late))
-        for name in late:
-            chains.sweep(name)
-
-    def _pids(self) -> set[int]:
-        processes = getattr(getattr(self.pool, "_pool", None), "_pool", None) or ()
-        return {process.pid for process in processes if getattr(process, "pid", None)}
+    """Start the guardian: it watches over this worker from its main process."""
+    guardian.start(host(), sender.pool)

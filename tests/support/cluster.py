@@ -34,6 +34,7 @@ QUICK = {
     "PIPELINE_HEARTBEAT": "1s",
     "PIPELINE_SILENCE": "2s",
     "PIPELINE_TICK": "500ms",
+    "PIPELINE_STALL": "15s",
     "PIPELINE_WORKFLOWS": "tests.support.shop",
 }
 _TASK = re.compile(r"Task pipeline\.(?:prepare|mutate|next)\[(\S+)\] (received|succeeded|raised)")

@@ -1,19 +1,22 @@
-"""`celery` with a bad line: messages to the broker are dropped, doubled, delayed and overtaken.
+"""`celery` with a bad line: messages are dropped, doubled, delayed, overtaken, or no longer heard.
 
 Run as `python -m tests.support.noisy MODE -A pipeline worker …`. In the mode `chaos` three of ten
 messages are dropped, and of all messages three of ten each are doubled, delayed, or kept back until
 the next one has passed; in the mode `twice` every message is sent twice and nothing else happens. Every
-copy has a delivery tag of its own, as if it had been sent twice.
+copy has a delivery tag of its own, as if it had been sent twice. In the mode `deaf` a worker stops
+listening to its queues when it gets SIGUSR2, and believes that it still does.
 """
 
 import copy
 import secrets
+import signal
 import sys
 import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from celery import signals
 from celery.__main__ import main
 from kombu.transport import redis
 
@@ -74,7 +77,14 @@ def _late(channel: Any, queue: str, message: dict[str, Any]) -> None:
         sys.stderr.write(f"lost on the way: {error}\n")
 
 
+def _can_go_deaf(sender: Any, **_: Any) -> None:
+    """The queues are cancelled at the broker's end; what the worker thinks it consumes stays as it was."""
+    signal.signal(signal.SIGUSR2, lambda *_: sender.task_consumer.cancel())
+
+
 if __name__ == "__main__":
     line = Line(sys.argv.pop(1))
+    if line.mode == "deaf":
+        signals.worker_ready.connect(_can_go_deaf)
     setattr(redis.Channel, "_put", lambda channel, *args, **options: line.put(channel, *args, **options))  # noqa: B010
     sys.exit(main())

@@ -11,6 +11,7 @@ import redis
 from pipeline.dev import servers
 from pipeline.store import migrate
 from pipeline.store.database import Database
+from pipeline.tasks.guardian import EXIT_STALLED
 from tests.support.cluster import Installation, installed
 from tests.support.wait import wait_for
 
@@ -40,14 +41,16 @@ def begin(shop: Installation) -> None:
 
 
 def all_done_once(shop: Installation) -> None:
-    """Every order is done, once. A worker that consumes no more after an outage is restarted, as by its supervisor.
+    """Every order is done, once. A worker that found itself deaf after an outage is restarted, as by its supervisor.
 
     Celery's consumer has been seen not to come back after Redis was killed, once in many runs, with its process
-    alive: that costs the time until somebody restarts it, and must not cost anything else.
+    alive. The worker must notice, end itself, and thereby cost no more than a restart.
     """
     try:
-        shop.all_done_once(within=45)
+        shop.all_done_once(within=60)
     except AssertionError:
+        worker = shop.nodes[0].process
+        assert worker.poll() == EXIT_STALLED, f"the worker has done nothing and has not ended ({worker.poll()})"
         shop.end_nodes()
         begin(shop)
         shop.all_done_once()
