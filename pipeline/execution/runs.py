@@ -38,7 +38,7 @@ class Claims:
 
     claimed: tuple[Row[Any], ...]  #: held now: do the phase
     passed: tuple[RunId, ...]  #: already past it: a redelivery, hand them on
-    left: tuple[RunId, ...]  #: stopped, or held by another: leave them alone
+    left: tuple[RunId, ...]  #: stopped, held by another, or of a workflow the claimer does not know: leave them alone
 
 
 def claim_prepare(
@@ -158,6 +158,8 @@ def _claim(tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: 
     found = views.runs(tx, missing) if missing else ()
     passed = tuple(RunId(row.id) for row in found if _is_past(row, target))
     left = tuple(RunId(id_) for id_ in missing if id_ not in passed)
+    if left and claimer.workflows is not None:
+        tx.run(store.UNHEARD, ids=[str(id_) for id_ in left], workflows=sorted(claimer.workflows))
     for row in claimed:
         tx.announce("run.claimed", run_id=row.id, phase=row.phase, fence=row.fence, worker=claimer.worker)
     return Claims(claimed=tuple(claimed), passed=passed, left=left)

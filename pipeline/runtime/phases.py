@@ -3,8 +3,9 @@
 No transaction is open while a handler runs, and no handler can reach a context of another phase.
 """
 
+import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -105,6 +106,12 @@ class Phases:
                 )
             )
         return _emitted(run, context.published, returned)
+
+    def merge(self, consumer: Consumer) -> Callable[[Any, Any], Any] | None:
+        """How a consumer folds a returned state into the current one, if it does, within the limit of a step."""
+        if consumer.merge is None:
+            return None
+        return functools.partial(self.steps.run, consumer.merge, limit=self.step_limit, what=f"{consumer.name}.merge")
 
     def produce(self, run: Row[Any], slot: datetime) -> Emitted | Failure:
         """Ask a producer for events."""

@@ -208,7 +208,10 @@ class Runner:
             runs.release(tx, rest)
 
     def _merges(self, claimed: Sequence[Row[Any]]) -> dict[int, Any]:
-        found = {run.handler_id: self.registry.consumer(run.workflow, run.handler).merge for run in claimed}
+        """How each handler folds its state: user code like any other step, so that it cannot hold a row for long."""
+        found = {
+            run.handler_id: self.phases.merge(self.registry.consumer(run.workflow, run.handler)) for run in claimed
+        }
         return {handler: merge for handler, merge in found.items() if merge is not None}
 
 

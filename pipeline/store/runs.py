@@ -217,6 +217,13 @@ UPDATE pipeline.runs SET dispatched_at = pipeline.clock()
 WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'active' AND lease_expires_at IS NULL RETURNING *
 """)
 
+#: A message reached a worker that could do nothing with it: the next tick rings again, not only when silence is over.
+UNHEARD = text("""
+UPDATE pipeline.runs SET dispatched_at = NULL
+WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'active' AND lease_expires_at IS NULL
+  AND workflow <> ALL(CAST(:workflows AS text[]))
+""")
+
 LOCK_TO_STOP = text("""
 SELECT r.id FROM pipeline.runs r
 JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id

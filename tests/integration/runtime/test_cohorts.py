@@ -156,6 +156,24 @@ def test_a_merge_that_raises_fails_its_own_run_only(db: Database) -> None:
     assert the_workflow(run).maintenance
 
 
+def test_a_merge_that_hangs_past_its_limit_holds_no_row_and_fails_its_own_run_only(db: Database) -> None:
+    never = Event()
+
+    async def merge(current: Any, returned: Any) -> Any:
+        if returned["n"] == 2:
+            never.wait(5)
+        return {"sum": (current or {"sum": 0})["sum"] + returned["n"]}
+
+    shop = Shop(next=lambda _, prepared, __: prepared.data, merge=merge, concurrency=8)
+    run = shop.started(db, 5, policy=RuntimePolicy(step_limit=timedelta(seconds=0.2)))
+    run.run()
+    never.set()
+    assert Counter(row.status for row in run.runs()) == {"committed": 4, "paused:transient": 1}
+    (hung,) = [row for row in run.runs() if row.status == "paused:transient"]
+    assert "Send.merge did not return within 0.2 s" in hung.error
+    assert run.state(shop.workflow, "Send") == {"sum": 0 + 1 + 3 + 4}
+
+
 LARGE = "x" * 600_000
 
 

@@ -104,10 +104,12 @@ def test_a_worker_that_does_not_know_a_workflow_leaves_its_runs_to_one_that_does
     stranger.effect(stranger.topic("x"))(lambda ctx, event: None)
     other = Inline(db, [stranger])
     knows.scheduler.schedule(["shop"])
-    (message,) = knows.messages
+    message = knows.messages.popleft()
     other.deliver(message)
     assert not other.messages
     assert_runs(other, "active")
+    knows.sweeps.tick()
+    assert list(knows.messages) == [message], "the message that a stranger swallowed is sent again by the next tick"
     knows.run()
     assert_consumed(knows, shop.orders)
 
