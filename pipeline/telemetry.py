@@ -54,4 +54,6 @@ def check(name: str) -> None:
 def say(name: str, fields: Mapping[str, Any]) -> None:
     """Write one transition to the log."""
     check(name)
-    logger.info(name, extra={"transition": name, **fields})
+    if logger.isEnabledFor(logging.INFO):
+        shown = "".join(f" {field}={value}" for field, value in fields.items())
+        logger.info("%s%s", name, shown, extra={"transition": name, **fields})

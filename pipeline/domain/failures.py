@@ -7,6 +7,7 @@ verb writes. Nothing else in the project decides what a failure means.
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from pathlib import PurePath
 from typing import assert_never
 
 from pipeline.domain.boundary import Disposition, Inputs, Side, dispose, side_of
@@ -91,11 +92,21 @@ def classify(error: BaseException) -> Failure:
 
 
 def _words(error: BaseException) -> str:
-    """What an error says, even if saying it fails."""
+    """What an error says, even if saying it fails. One that is not ours is named, with the line it comes from."""
     try:
-        return str(error) or repr(error)
+        words, name = str(error), type(error).__qualname__
+        if isinstance(error, PipelineError):
+            return words
+        return f"{name}: {words}{_place(error)}" if words else f"{error!r}{_place(error)}"
     except Exception:  # noqa: BLE001 - the error is the handler's, and so is its __str__
         return f"{type(error).__qualname__}, which cannot say what happened"
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f" ({PurePath(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})" if trace else ""
 
 
 def decide(failure: Failure, standing: Standing, policy: FailurePolicy, *, chance: float = 0.0) -> Consequence:

@@ -26,12 +26,23 @@ def checked_json(value: Any, *, what: str, limit: int) -> Any:
 
     Nearly every value is fine, so the first look keeps no path; the second one is for the message.
     """
+    _written(value, what, limit)
+    return value
+
+
+def kept_json(value: Any, *, what: str, limit: int) -> Any:
+    """A copy of ``value`` as it will be stored, so that what its owner does to it afterwards changes nothing."""
+    return json.loads(_written(value, what, limit))
+
+
+def _written(value: Any, what: str, limit: int) -> str:
     if not _is_fine(value, 0, [limit]):
         _explain(value, what, limit)
-    size = len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    size = len(written.encode())
     if size > limit:
         raise PayloadError(what, f"{size} bytes of JSON", f"at most {limit} bytes")
-    return value
+    return written
 
 
 def _is_fine(value: Any, depth: int, left: list[int]) -> bool:

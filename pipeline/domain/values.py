@@ -150,6 +150,7 @@ class HandlerSpec:
     ordered: bool = False
     after_failed_mutation: AfterFailedMutation = AfterFailedMutation.PREPARE
     failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
+    schedule: str | None = None  #: of a producer: when it changes, the next slot is booked anew
     first_run_at: datetime | None = None
 
 

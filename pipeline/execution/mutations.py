@@ -207,6 +207,7 @@ def _release_inputs(tx: Transaction, failed: Sequence[Row[Any]]) -> None:
             "events": row.event_ids,
             "quarantine": False,
             "counts": False,
+            "suspect": False,
         }
         for row in failed
         if row.fence is None and row.after_failed_mutation == AfterFailedMutation.PREPARE

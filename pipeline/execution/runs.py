@@ -38,35 +38,36 @@ class Claims:
 
     claimed: tuple[Row[Any], ...]  #: held now: do the phase
     passed: tuple[RunId, ...]  #: already past it: a redelivery, hand them on
-    left: tuple[RunId, ...]  #: stopped, held by another, or of a workflow the claimer does not know: leave them alone
+    left: tuple[RunId, ...]  #: stopped, held by another, or strange: leave them alone
+    strange: tuple[RunId, ...] = ()  #: of handlers the claimer does not know: for another worker
 
 
 def claim_prepare(
-    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, workflows: store.Known = None
+    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, known: store.Known = None
 ) -> Claims:
     """Take consumer runs to select their inputs."""
-    return _claim(tx, store.CLAIM_PREPARE, ids, Phase.PREPARING, _Claimer(lease, worker, workflows))
+    return _claim(tx, store.CLAIM_PREPARE, ids, Phase.PREPARING, _Claimer(lease, worker, known))
 
 
 def claim_produce(
-    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, workflows: store.Known = None
+    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, known: store.Known = None
 ) -> Claims:
     """Take producer runs."""
-    return _claim(tx, store.CLAIM_PRODUCE, ids, Phase.PREPARING, _Claimer(lease, worker, workflows))
+    return _claim(tx, store.CLAIM_PRODUCE, ids, Phase.PREPARING, _Claimer(lease, worker, known))
 
 
 def claim_mutate(
-    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, workflows: store.Known = None
+    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, known: store.Known = None
 ) -> Claims:
     """Take runs that have inputs and may ask for a mutation, or whose request was approved."""
-    return _claim(tx, store.CLAIM_MUTATE, ids, Phase.MUTATING, _Claimer(lease, worker, workflows))
+    return _claim(tx, store.CLAIM_MUTATE, ids, Phase.MUTATING, _Claimer(lease, worker, known))
 
 
 def claim_next(
-    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, workflows: store.Known = None
+    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, known: store.Known = None
 ) -> Claims:
     """Take runs whose outcome is known, or that had nothing to do, to emit and commit."""
-    return _claim(tx, store.CLAIM_NEXT, ids, Phase.EMITTING, _Claimer(lease, worker, workflows))
+    return _claim(tx, store.CLAIM_NEXT, ids, Phase.EMITTING, _Claimer(lease, worker, known))
 
 
 def finish_prepare(tx: Transaction, cohort: Sequence[Prepared], limits: Limits = DEFAULT_LIMITS) -> Landing[Row[Any]]:
@@ -144,25 +145,24 @@ def dispatched(tx: Transaction, ids: Sequence[UUID]) -> tuple[RunId, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Claimer:
-    """Who claims: for how long, under which name, and which workflows it can run."""
+    """Who claims: for how long, under which name, and which handlers it can run."""
 
     lease: timedelta
     worker: str
-    workflows: store.Known
+    known: store.Known
 
 
 def _claim(tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: Phase, claimer: _Claimer) -> Claims:
-    claimed = store.claim(tx, statement, ids, claimer.lease, claimer.worker, claimer.workflows)
+    claimed = store.claim(tx, statement, ids, claimer.lease, claimer.worker, claimer.known)
     mine = {row.id for row in claimed}
     missing = [id_ for id_ in ids if id_ not in mine]
     found = views.runs(tx, missing) if missing else ()
     passed = tuple(RunId(row.id) for row in found if _is_past(row, target))
     left = tuple(RunId(id_) for id_ in missing if id_ not in passed)
-    if left and claimer.workflows is not None:
-        tx.run(store.UNHEARD, ids=[str(id_) for id_ in left], workflows=sorted(claimer.workflows))
+    strange = tuple(RunId(row.id) for row in store.unheard(tx, left, claimer.known))
     for row in claimed:
         tx.announce("run.claimed", run_id=row.id, phase=row.phase, fence=row.fence, worker=claimer.worker)
-    return Claims(claimed=tuple(claimed), passed=passed, left=left)
+    return Claims(claimed=tuple(claimed), passed=passed, left=left, strange=strange)
 
 
 def _is_past(row: Row[Any], target: Phase) -> bool:

@@ -157,6 +157,7 @@ def _hand_back(tx: Transaction, ended: Sequence[Ended]) -> None:
             "quarantine": item.consequence.quarantine,
             "error": item.failure.message,
             "counts": True,
+            "suspect": item.failure.kind is FailureKind.CRASH,
             "delay": item.consequence.delay if item.run.offered is not None else None,
         }
         for item in ended

@@ -213,5 +213,6 @@ def _handler_row(handler: HandlerSpec) -> dict[str, Any]:
         "ordered": handler.ordered,
         "after_failed_mutation": handler.after_failed_mutation,
         "failure_policy": handler.failure_policy.model_dump(mode="json"),
+        "schedule": handler.schedule,
         "first_run_at": handler.first_run_at,
     }

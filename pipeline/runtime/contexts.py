@@ -9,20 +9,23 @@ import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
 from pydantic import BaseModel
 
 from pipeline.connectors.sdk import Connector, Operation
-from pipeline.domain.errors import PhaseViolationError
+from pipeline.domain.errors import LogicError, PhaseViolationError
 from pipeline.domain.ids import EventId
-from pipeline.domain.limits import DEFAULT_LIMITS
-from pipeline.domain.payloads import checked_json, checked_name, checked_text
+from pipeline.domain.limits import DEFAULT_LIMITS, Limits
+from pipeline.domain.payloads import checked_name, checked_text, kept_json
 from pipeline.domain.values import NewEvent
 from pipeline.engine.steps import called
 from pipeline.runtime.authoring import Topic, typed
 from pipeline.runtime.shown import Asked, Event
+
+_IDS_END = 2**63  #: ids of events are positive and fit into eight bytes
 
 #: The context of the phase that runs here. A violation counts against it, whichever context was misused.
 RUNNING: ContextVar["Context | None"] = ContextVar("pipeline_running_context", default=None)
@@ -36,13 +39,22 @@ class Reader(Protocol):
     def get(self, topic: str, ids: Sequence[int]) -> Sequence[Any]: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What every context is made from."""
+
+    now: datetime
+    connectors: dict[str, Connector]
+    limits: Limits = DEFAULT_LIMITS
+
+
 class Context:
     """Open while its phase runs; remembers the first thing it had to refuse."""
 
-    def __init__(self, phase: str, now: datetime, connectors: dict[str, Connector]) -> None:
-        self._phase, self._connectors = phase, connectors
+    def __init__(self, phase: str, given: Given) -> None:
+        self._phase, self._connectors, self._limits = phase, given.connectors, given.limits
         self._is_open = True
-        self.now = now
+        self.now = given.now
         self.violation: PhaseViolationError | None = None
 
     def close(self) -> None:
@@ -59,6 +71,8 @@ class Context:
     def _used(self, what: str) -> None:
         if not self._is_open:
             self._refuse(f"{what} after the phase had ended", "A context works only inside the call it was given to")
+        if RUNNING.get() not in (None, self):  # none in a thread that the handler started
+            self._refuse(f"{what} through the context of another run", "Use the context that this call was given")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -106,20 +120,25 @@ def _answer(value: Any) -> Any:
 class PrepareContext(Context):
     """Looks: at subscribed topics, and at outside systems."""
 
-    def __init__(
-        self, now: datetime, connectors: dict[str, Connector], topics: Sequence[Topic], reader: Reader
-    ) -> None:
-        super().__init__("prepare", now, connectors)
+    def __init__(self, given: Given, topics: Sequence[Topic], reader: Reader) -> None:
+        super().__init__("prepare", given)
         self._topics = {topic.name: topic for topic in topics}
         self._reader = reader
 
     def peek(self, topic: Topic, limit: int = 100) -> list[Event]:
         """Pending events of a subscribed topic, oldest first."""
-        return self._shown(topic, self._reader.peek(self._subscribed(topic, "peek"), limit))
+        name = self._subscribed(topic, "peek")
+        if type(limit) is not int or limit < 1:
+            raise LogicError(f"peek of topic {name!r} with limit={limit!r}; expected a positive integer")
+        return self._shown(topic, self._reader.peek(name, limit))
 
     def get_by_ids(self, topic: Topic, ids: Sequence[EventId]) -> list[Event]:
         """Events of a subscribed topic by their ids, whatever became of them."""
-        return self._shown(topic, self._reader.get(self._subscribed(topic, "get_by_ids"), ids))
+        name = self._subscribed(topic, "get_by_ids")
+        wrong = [id_ for id_ in ids if type(id_) is not int or not 0 <= id_ < _IDS_END]
+        if wrong:
+            raise LogicError(f"get_by_ids of topic {name!r} with {wrong[0]!r}; expected ids of events")
+        return self._shown(topic, self._reader.get(name, ids))
 
     def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
         self._used(f"{connector.name}.{operation.name} was called")
@@ -154,8 +173,8 @@ class PrepareContext(Context):
 class MutateContext(Context):
     """Asks for at most one mutation. The host carries it out after the handler has returned."""
 
-    def __init__(self, now: datetime, connectors: dict[str, Connector]) -> None:
-        super().__init__("mutate", now, connectors)
+    def __init__(self, given: Given) -> None:
+        super().__init__("mutate", given)
         self.asked: Asked | None = None
 
     def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
@@ -167,16 +186,16 @@ class MutateContext(Context):
             first = f"{self.asked.connector}.{self.asked.operation}"
             self._refuse(f"a second mutation {what}", f"{first} was asked for already, and a run has one")
         operation.check(params)
-        checked_json(params, what=f"parameters of {connector.name}.{operation.name}", limit=DEFAULT_LIMITS.params)
-        self.asked = Asked(connector=connector.name, operation=operation.name, params=params)
+        kept = kept_json(params, what=f"parameters of {connector.name}.{operation.name}", limit=self._limits.params)
+        self.asked = Asked(connector=connector.name, operation=operation.name, params=kept)
         return self.asked
 
 
 class Publishing(Context):
     """Publishes to declared topics."""
 
-    def __init__(self, phase: str, now: datetime, connectors: dict[str, Connector], topics: Sequence[Topic]) -> None:
-        super().__init__(phase, now, connectors)
+    def __init__(self, phase: str, given: Given, topics: Sequence[Topic]) -> None:
+        super().__init__(phase, given)
         self._topics = {topic.name: topic for topic in topics}
         self.published: list[NewEvent] = []
 
@@ -191,7 +210,7 @@ class Publishing(Context):
             self._refuse(f"publish to topic {name!r}", f"This handler declares publishes: {known}")
         body = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
         typed(topic, body)
-        checked_json(body, what=f"payload of {message_id!r}", limit=DEFAULT_LIMITS.payload)
+        body = kept_json(body, what=f"payload of {message_id!r}", limit=self._limits.payload)
         checked_name(message_id, what="message id")
         if key is not None:
             checked_name(key, what="key")
@@ -203,15 +222,15 @@ class Publishing(Context):
 class NextContext(Publishing):
     """Publishes what follows from the mutation."""
 
-    def __init__(self, now: datetime, connectors: dict[str, Connector], topics: Sequence[Topic]) -> None:
-        super().__init__("next", now, connectors, topics)
+    def __init__(self, given: Given, topics: Sequence[Topic]) -> None:
+        super().__init__("next", given, topics)
 
 
 class ProducerContext(Publishing):
     """Looks at outside systems and publishes what it finds."""
 
-    def __init__(self, now: datetime, connectors: dict[str, Connector], topics: Sequence[Topic]) -> None:
-        super().__init__("a producer", now, connectors, topics)
+    def __init__(self, given: Given, topics: Sequence[Topic]) -> None:
+        super().__init__("a producer", given, topics)
 
     def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
         self._used(f"{connector.name}.{operation.name} was called")

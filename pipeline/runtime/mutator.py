@@ -22,7 +22,7 @@ from pipeline.connectors.sdk import Call, NotFound, Operation, Retry
 from pipeline.domain.errors import AuthError, LogicError, PayloadError, TransientError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.ids import Fence, MutationId, RunId
-from pipeline.domain.limits import DEFAULT_LIMITS
+from pipeline.domain.limits import Limits
 from pipeline.domain.mutations import Evidence, MutationStatus
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.values import Applied, Failed, Held, Request, Stopped
@@ -113,7 +113,7 @@ class Mutator:
         fresh = [self._request(item.run, item.asked) for item in wave if item.asked is not None]
         approved = [held(item.run) for item in wave if item.asked is None]
         with self.db.transaction() as tx:
-            landed = [*mutations.begin_mutation(tx, fresh).landed] if fresh else []
+            landed = [*mutations.begin_mutation(tx, fresh, self.policy.limits).landed] if fresh else []
             known = self._still_known(tx, approved, runs)
             landed += mutations.send(tx, known).landed if known else ()
         reach(Point.IN_FLIGHT)
@@ -197,7 +197,9 @@ class Mutator:
         return looks
 
     def _write(self, tx: Transaction, known: Sequence[tuple[_Flight, Finished]]) -> None:
-        applied = [_applied(flight, finished) for flight, finished in known if _happened(flight, finished)]
+        applied = [
+            _applied(flight, finished, self.policy.limits) for flight, finished in known if _happened(flight, finished)
+        ]
         refused = [(flight, finished) for flight, finished in known if _did_not(flight, finished)]
         if applied:
             mutations.apply(tx, applied, limits=self.policy.limits)
@@ -253,11 +255,11 @@ def _did_not(flight: _Flight, finished: Finished) -> bool:
     return isinstance(finished.error, DEFINITE) and not _timed_out(finished)
 
 
-def _applied(flight: _Flight, finished: Finished) -> Applied:
+def _applied(flight: _Flight, finished: Finished, limits: Limits) -> Applied:
     """It happened, whatever its result looks like: a result that cannot be stored is described instead."""
     result = finished.value.result if flight.looks else finished.value
     try:
-        checked_json(result, what="result", limit=DEFAULT_LIMITS.result)
+        checked_json(result, what="result", limit=limits.result)
     except PayloadError as error:
         result = {"unstorable": str(error)}
     return Applied(mutation_id=_id(flight), result=result, fence=Fence(flight.held.fence))

@@ -4,6 +4,7 @@ No transaction is open while a handler runs, and no handler can reach a context 
 """
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -16,7 +17,7 @@ from sqlalchemy import Row
 from pipeline.domain.errors import LogicError, PayloadError
 from pipeline.domain.failures import Failure, classify
 from pipeline.domain.ids import EventId, Fence, RunId
-from pipeline.domain.limits import DEFAULT_LIMITS
+from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.runs import Outcome
 from pipeline.domain.scheduling import clamp_wake_at, next_slot
@@ -24,11 +25,21 @@ from pipeline.domain.values import Emitted, Held, Reservation
 from pipeline.domain.values import Prepared as Plan
 from pipeline.engine.steps import Steps
 from pipeline.runtime.authoring import Consumer, Producer
-from pipeline.runtime.contexts import RUNNING, Context, MutateContext, NextContext, PrepareContext, ProducerContext
+from pipeline.runtime.contexts import (
+    RUNNING,
+    Context,
+    Given,
+    MutateContext,
+    NextContext,
+    PrepareContext,
+    ProducerContext,
+)
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked, Event, MutationResult, Prepared, PrepareResult, ResultStatus
 from pipeline.store import views
 from pipeline.store.database import Database
+
+log = logging.getLogger(__name__)
 
 _STATUS = {
     Outcome.SUCCESS: ResultStatus.APPLIED,
@@ -45,8 +56,10 @@ def held(run: Row[Any]) -> Held:
 class Phases:
     """Runs single handlers of known workflows."""
 
-    def __init__(self, db: Database, registry: Registry, *, step_limit: timedelta) -> None:
-        self.db, self.registry, self.step_limit = db, registry, step_limit
+    def __init__(
+        self, db: Database, registry: Registry, *, step_limit: timedelta, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self.db, self.registry, self.step_limit, self.limits = db, registry, step_limit, limits
         self._local = threading.local()
 
     @property
@@ -69,19 +82,19 @@ class Phases:
         """Ask a consumer what it wants to do."""
         consumer = self.registry.consumer(run.workflow, run.handler)
         reader = _Reader(self.db, run, offered)
-        context = PrepareContext(run.now, self.registry.connectors, consumer.subscribes, reader)
+        context = PrepareContext(self._given(run), consumer.subscribes, reader)
         returned = self._step(context, consumer.instance.prepare, run.handler_state, what=f"{run.handler}.prepare")
         if isinstance(returned, Failure):
             return returned
         try:
-            return _plan(run, consumer, returned)
+            return _plan(run, consumer, returned, self.limits)
         except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
             return classify(error)
 
     def mutate(self, run: Row[Any]) -> Asked | Failure | None:
         """Ask a consumer for its one mutation."""
         consumer = self.registry.consumer(run.workflow, run.handler)
-        context = MutateContext(run.now, self.registry.connectors)
+        context = MutateContext(self._given(run))
         returned = self._step(context, consumer.instance.mutate, prepared(run), what=f"{run.handler}.mutate")
         if isinstance(returned, Failure):
             return returned
@@ -93,7 +106,7 @@ class Phases:
     def next(self, run: Row[Any]) -> Emitted | Failure:
         """Ask a consumer what follows."""
         consumer = self.registry.consumer(run.workflow, run.handler)
-        context = NextContext(run.now, self.registry.connectors, consumer.publishes)
+        context = NextContext(self._given(run), consumer.publishes)
         result = MutationResult(status=_STATUS[Outcome(run.mutation_outcome)], value=run.mutation_result)
         returned = self._step(context, consumer.instance.next, prepared(run), result, what=f"{run.handler}.next")
         if isinstance(returned, Failure):
@@ -105,7 +118,7 @@ class Phases:
                     "define merge(current, returned) on the consumer, or set concurrency=1 on the workflow"
                 )
             )
-        return _emitted(run, context.published, returned)
+        return self._emitted(run, context.published, returned)
 
     def merge(self, consumer: Consumer) -> Callable[[Any, Any], Any] | None:
         """How a consumer folds a returned state into the current one, if it does, within the limit of a step."""
@@ -116,11 +129,25 @@ class Phases:
     def produce(self, run: Row[Any], slot: datetime) -> Emitted | Failure:
         """Ask a producer for events."""
         producer = self.registry.producer(run.workflow, run.handler)
-        context = ProducerContext(run.now, self.registry.connectors, producer.publishes)
+        context = ProducerContext(self._given(run), producer.publishes)
         returned = self._step(context, producer.function, run.handler_state, what=run.handler)
         if isinstance(returned, Failure):
             return returned
-        return _emitted(run, context.published, returned, next_run_at=slot_after(producer, slot, run.now))
+        return self._emitted(run, context.published, returned, next_run_at=slot_after(producer, slot, run.now))
+
+    def _given(self, run: Row[Any]) -> Given:
+        return Given(now=run.now, connectors=self.registry.connectors, limits=self.limits)
+
+    def _emitted(
+        self, run: Row[Any], published: Sequence[Any], state: Any, next_run_at: datetime | None = None
+    ) -> Emitted | Failure:
+        try:
+            checked_json(state, what=f"state returned by {run.handler}", limit=self.limits.state)
+        except PayloadError as error:
+            return classify(error)
+        return Emitted(
+            held=held(run), events=tuple(published), state=state, has_state=state is not None, next_run_at=next_run_at
+        )
 
     def _step(self, context: Context, function: Any, *args: Any, what: str) -> Any:
         """The handler's answer, or its failure; a violation counts even when the handler swallowed it."""
@@ -131,7 +158,10 @@ class Phases:
             context.close()
             RUNNING.reset(token)
         failed = context.violation or error
-        return classify(failed) if failed is not None else returned
+        if failed is None:
+            return returned
+        log.warning("%s failed: %s", what, failed, exc_info=failed)
+        return classify(failed)
 
 
 class _Reader:
@@ -168,7 +198,7 @@ def slot_after(producer: Producer, slot: datetime, now: datetime) -> datetime:
     return next(CronSim(producer.cron, now))
 
 
-def _plan(run: Row[Any], consumer: Consumer, returned: Any) -> Plan:
+def _plan(run: Row[Any], consumer: Consumer, returned: Any, limits: Limits) -> Plan:
     if not isinstance(returned, PrepareResult):
         raise LogicError(
             f"{consumer.name}.prepare returned a {type(returned).__name__}; expected a PrepareResult "
@@ -182,7 +212,7 @@ def _plan(run: Row[Any], consumer: Consumer, returned: Any) -> Plan:
             raise LogicError(f"{consumer.name}.prepare reserves {event!r}; expected events that ctx.peek returned")
         reserved.setdefault(event.topic, []).append(event.id)
     for what, value in (("data", returned.data), ("ui", returned.ui)):
-        checked_json(value, what=f"{what} of {consumer.name}.prepare", limit=DEFAULT_LIMITS.prepare_result)
+        checked_json(value, what=f"{what} of {consumer.name}.prepare", limit=limits.prepare_result)
     wake_at = returned.wake_at and clamp_wake_at(returned.wake_at, run.now, consumer.wake)
     asks = consumer.requires_approval if returned.approval is None else returned.approval
     return Plan(
@@ -200,15 +230,3 @@ def _check_types(name: str, returned: PrepareResult) -> None:
         raise LogicError(f"{name}.prepare returned wake_at={returned.wake_at!r}; expected a datetime with a time zone")
     if returned.approval not in (None, True, False):
         raise LogicError(f"{name}.prepare returned approval={returned.approval!r}; expected True, False or None")
-
-
-def _emitted(
-    run: Row[Any], published: Sequence[Any], state: Any, next_run_at: datetime | None = None
-) -> Emitted | Failure:
-    try:
-        checked_json(state, what=f"state returned by {run.handler}", limit=DEFAULT_LIMITS.state)
-    except PayloadError as error:
-        return classify(error)
-    return Emitted(
-        held=held(run), events=tuple(published), state=state, has_state=state is not None, next_run_at=next_run_at
-    )

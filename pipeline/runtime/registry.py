@@ -65,6 +65,15 @@ class Registry:
             raise InvalidInputError(f"{type(connector).__qualname__} has no name; set name = '...' on the class.")
         self.connectors[connector.name] = connector
 
+    @property
+    def handlers(self) -> set[tuple[str, str]]:
+        """Every handler this process has the code of, as (workflow, name)."""
+        return {
+            (workflow.name, handler)
+            for workflow in self.workflows.values()
+            for handler in (*workflow.consumers, *workflow.producers)
+        }
+
     def consumer(self, workflow: str, handler: str) -> Consumer:
         """A consumer of a workflow this process knows."""
         found = self._workflow(workflow).consumers.get(handler)
@@ -111,6 +120,7 @@ def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
             name=producer.name,
             kind=HandlerKind.PRODUCER,
             failure_policy=producer.failures,
+            schedule=producer.cron or f"every {producer.every}",
             first_run_at=now if producer.cron is None else next(CronSim(producer.cron, now)),
         )
         for producer in workflow.producers.values()
@@ -129,18 +139,25 @@ def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
 
 def fingerprint(workflow: Workflow) -> str:
     """Changes when the code of a handler does, so that a deploy can end a maintenance."""
-    parts = [workflow.name, str(workflow.version)]
-    instances = [consumer.instance for consumer in workflow.consumers.values()]
-    parts.extend(_source(getattr(instance, "function", None) or type(instance)) for instance in instances)
-    parts.extend(_source(producer.function) for producer in workflow.producers.values())
+    code: list[Any] = [producer.function for producer in workflow.producers.values()]
+    for consumer in workflow.consumers.values():
+        function = getattr(consumer.instance, "function", None)
+        code.extend([function] if function else type(consumer.instance).__mro__[:-1])
+    parts = [workflow.name, str(workflow.version), *map(_source, code), *sorted(_modules(code))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _modules(code: Iterable[Any]) -> set[str]:
+    """The source of every module that holds a handler: what it calls usually lives next to it."""
+    found = {inspect.getmodule(item) for item in code}
+    return {_source(module) for module in found if module is not None}
 
 
 def _source(code: Any) -> str:
     try:
         return inspect.getsource(code)
     except (OSError, TypeError):
-        return repr(code)
+        return str(getattr(code, "__qualname__", None) or getattr(code, "__name__", ""))
 
 
 def _refuse_unfed(workflow: Workflow) -> None:

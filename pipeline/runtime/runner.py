@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -58,6 +58,7 @@ class Ran:
     """What a phase task did: which runs go on, and whose workflows may have more to start."""
 
     onward: tuple[RunId, ...] = ()
+    strange: tuple[RunId, ...] = ()  #: runs of handlers this process does not know
     workflows: frozenset[str] = frozenset()
 
 
@@ -68,7 +69,7 @@ class Runner:
         self, db: Database, registry: Registry, leases: Leases, policy: RuntimePolicy, chance: Callable[[], float]
     ) -> None:
         self.db, self.registry, self.leases, self.policy, self.chance = db, registry, leases, policy, chance
-        self.phases = Phases(db, registry, step_limit=policy.step_limit)
+        self.phases = Phases(db, registry, step_limit=policy.step_limit, limits=policy.limits)
         self.mutator = Mutator(db, registry, leases, policy)
 
     def prepare(self, ids: Sequence[UUID]) -> Ran:
@@ -128,9 +129,8 @@ class Runner:
     @contextmanager
     def _claimed(self, verb: Callable[..., Claims], ids: Sequence[UUID], point: Point) -> Iterator[Claims]:
         """Hold runs for a phase. However it ends, they are extended no longer, so that a rescuer can find them."""
-        known: Collection[str] = self.registry.workflows
         with self.db.transaction() as tx:
-            claims = verb(tx, ids, lease=self.policy.lease, worker=process_name(), workflows=known)
+            claims = verb(tx, ids, lease=self.policy.lease, worker=process_name(), known=self.registry.handlers)
         self.leases.hold(held(run) for run in claims.claimed)
         try:
             reach(point)
@@ -218,7 +218,7 @@ class Runner:
 def _ran(claims: Claims, done: Sequence[Any]) -> Ran:
     """Runs for the rest of the chain. What was given back gets a message of its own from the next tick."""
     onward = tuple(RunId(run_id) for run_id in (*done, *claims.passed))
-    return Ran(onward=onward, workflows=frozenset(run.workflow for run in claims.claimed))
+    return Ran(onward=onward, strange=claims.strange, workflows=frozenset(run.workflow for run in claims.claimed))
 
 
 class _Early:

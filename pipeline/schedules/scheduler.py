@@ -92,14 +92,19 @@ class Scheduler:
 
 
 def messages_for(rows: Sequence[Row[Any]], db: Database) -> list[Message]:
-    """The doorbells for runs, one for each task they wait for."""
+    """The doorbells for runs, one for each task they wait for.
+
+    A run that follows one which died with its process gets a doorbell of its own: if it was the cause, it takes
+    nobody along the next time.
+    """
     with db.transaction() as tx:
         producers = views.producer_ids(tx, {row.handler_id for row in rows})
-    by_task: dict[str, list[str]] = {}
+    cohorts: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         task = PRODUCE if row.handler_id in producers else TASK_OF[Phase(row.phase)]
-        by_task.setdefault(task, []).append(str(row.id))
-    return [Message(task=task, ids=tuple(ids)) for task, ids in by_task.items()]
+        alone = str(row.id) if getattr(row, "suspect", False) else ""
+        cohorts.setdefault((task, alone), []).append(str(row.id))
+    return [Message(task=task, ids=tuple(ids)) for (task, _), ids in cohorts.items()]
 
 
 def facts_of(row: Row[Any]) -> HandlerFacts:

@@ -169,8 +169,8 @@ class Sweeps:
         report = Report()
         with self.db.transaction() as tx:
             rows = views.mutations(tx, [mutation_id])
-        if not rows:
-            return report
+        if not rows or rows[0].workflow not in self.registry.workflows:
+            return report  # a worker that knows the workflow will be asked when the next look is due
         operation = self._operation(rows[0])
         if operation is None or operation.look is None:
             self._escalate(mutation_id, "the connector that could tell is gone from the code")

@@ -138,7 +138,7 @@ SELECT * FROM rewritten ORDER BY id
 HAND_BACK = text("""
 WITH x AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, handler_id integer, events bigint[],
-    quarantine boolean, error text, counts boolean, delay interval)
+    quarantine boolean, error text, counts boolean, suspect boolean, delay interval)
 ), freed AS (
   UPDATE pipeline.handlers h SET idle_snapshot = NULL
   WHERE h.ordered AND h.idle_snapshot IS NOT NULL AND h.id IN (SELECT x.handler_id FROM x WHERE x.quarantine)
@@ -147,7 +147,7 @@ WITH x AS (
 )
 UPDATE pipeline.deliveries d
 SET status = CASE WHEN x.quarantine THEN 'quarantined' ELSE 'pending' END,
-    error = CASE WHEN x.quarantine THEN x.error END,
+    error = CASE WHEN x.quarantine THEN x.error END, suspect = x.suspect,
     run_id = NULL, offered_to = NULL, declined = false,
     failures = least(d.failures + CASE WHEN x.counts THEN 1 ELSE 0 END, 32767),
     available_at = CASE WHEN x.delay > interval '0' THEN pipeline.clock() + x.delay END,

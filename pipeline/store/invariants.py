@@ -254,13 +254,18 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _overdue(
         "retired-handlers-hold-nothing",
-        "A handler that is gone from the code has no event reserved.",
+        "A handler that is gone from the code has no event waiting and none reserved.",
         """
-        SELECT 'event ' || d.event_id AS subject, 'reserved for the retired handler ' || h.name AS detail
-        FROM pipeline.handlers h JOIN pipeline.deliveries d ON d.handler_id = h.id AND d.status = 'reserved'
+        SELECT 'event ' || d.event_id AS subject, d.status || ' for ' || h.name || ' of ' || h.workflow ||
+          ', which is gone from the code' AS detail
+        FROM pipeline.handlers h CROSS JOIN LATERAL (
+          SELECT event_id, status FROM pipeline.deliveries WHERE handler_id = h.id AND status = 'reserved'
+          UNION ALL
+          SELECT event_id, status FROM pipeline.deliveries WHERE handler_id = h.id AND status = 'pending'
+        ) d
         WHERE h.retired
         """,
-        "Bring the handler back until its runs are done, or settle their mutations.",
+        "Bring the handler back under its old name until its events are done, or skip them.",
     ),
     _overdue(
         "sessions-are-finished",

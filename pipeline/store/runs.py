@@ -15,7 +15,8 @@ from pipeline.store.database import Transaction, encoded
 
 Rows = Sequence[Row[Any]]
 Cohort = Sequence[Mapping[str, Any]]
-Known = Collection[str] | None
+#: Handlers as (workflow, name); None: every one.
+Known = Collection[tuple[str, str]] | None
 
 _ASKED = "asked AS (SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x({columns}))"
 
@@ -43,7 +44,7 @@ WITH free AS (
   FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
   LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
   WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND {guard}
-    AND (CAST(:workflows AS text[]) IS NULL OR r.workflow = ANY(CAST(:workflows AS text[])))
+    AND (CAST(:known AS text[]) IS NULL OR r.workflow || chr(31) || h.name = ANY(CAST(:known AS text[])))
   ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
 )
 UPDATE pipeline.runs r
@@ -76,7 +77,7 @@ CLAIM_NEXT = text(
 
 INSERT_SLICED = text("""
 WITH fresh AS (
-  SELECT d.event_id, d.key, d.declined FROM pipeline.deliveries d
+  SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
   WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL
     AND (:ordered OR NOT d.declined)
     AND d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
@@ -89,21 +90,23 @@ WITH fresh AS (
              OR (o.event_id < d.event_id AND o.available_at > pipeline.clock()))))
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
 ), declined AS (
-  SELECT d.event_id, d.key, d.declined FROM pipeline.deliveries d
+  SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
   WHERE NOT :ordered AND d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.declined
     AND d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
 ), candidates AS (
   SELECT * FROM fresh UNION ALL SELECT * FROM declined
 ), grouped AS (
-  SELECT event_id, declined, CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key ELSE 'slice ' ||
-    (row_number() OVER (PARTITION BY :ordered AND key IS NOT NULL ORDER BY declined, event_id) - 1) / :batch END
-    AS slice
+  SELECT event_id, declined, suspect,
+    CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key WHEN suspect THEN 'alone ' || event_id ELSE 'slice ' ||
+    (row_number() OVER (PARTITION BY suspect OR (:ordered AND key IS NOT NULL) ORDER BY declined, event_id) - 1)
+    / :batch END AS slice
   FROM candidates
 ), placed AS (
-  SELECT event_id, declined, slice, row_number() OVER (PARTITION BY slice ORDER BY event_id) AS place FROM grouped
+  SELECT *, row_number() OVER (PARTITION BY slice ORDER BY event_id) AS place FROM grouped
 ), slices AS (
-  SELECT pipeline.uuid7() AS id, slice, array_agg(event_id ORDER BY event_id) AS event_ids
+  SELECT pipeline.uuid7() AS id, slice, array_agg(event_id ORDER BY event_id) AS event_ids,
+         bool_or(suspect) AS suspect
   FROM placed WHERE place <= :batch GROUP BY slice ORDER BY bool_and(declined), min(event_id) LIMIT :count
 ), created AS (
   INSERT INTO pipeline.runs (id, workflow, handler_id, session_id, offered, dispatched_at, traceparent)
@@ -117,7 +120,7 @@ WITH fresh AS (
   UPDATE pipeline.deliveries d SET offered_to = p.id
   FROM places p WHERE d.event_id = p.event_id AND d.handler_id = :handler_id
 )
-SELECT * FROM created ORDER BY offered[1]
+SELECT c.*, s.suspect FROM created c JOIN slices s ON s.id = c.id ORDER BY c.offered[1]
 """)
 
 INSERT_WHOLE = text("""
@@ -219,9 +222,9 @@ WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'active' AND lease_expires_at 
 
 #: A message reached a worker that could do nothing with it: the next tick rings again, not only when silence is over.
 UNHEARD = text("""
-UPDATE pipeline.runs SET dispatched_at = NULL
-WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'active' AND lease_expires_at IS NULL
-  AND workflow <> ALL(CAST(:workflows AS text[]))
+UPDATE pipeline.runs r SET dispatched_at = NULL FROM pipeline.handlers h
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND h.id = r.handler_id
+  AND r.workflow || chr(31) || h.name <> ALL(CAST(:known AS text[])) RETURNING r.id
 """)
 
 LOCK_TO_STOP = text("""
@@ -280,16 +283,25 @@ WITH stopped AS (
   UPDATE pipeline.deliveries d SET run_id = i.id
   FROM inputs i WHERE d.event_id = i.event_id AND d.handler_id = i.handler_id AND d.run_id = i.retry_of
 )
-SELECT * FROM created ORDER BY id
+SELECT c.*, s.status = 'crashed' AS suspect FROM created c JOIN stopped s ON s.id = c.retry_of ORDER BY c.id
 """)
 
 
-def claim(
-    tx: Transaction, statement: Any, ids: Sequence[UUID], lease: timedelta, worker: str, workflows: Known
-) -> Rows:
-    """Run one of the claim statements, for runs of the workflows the claimer knows (None: all)."""
-    known = None if workflows is None else sorted(workflows)
-    return tx.all(statement, ids=[str(id_) for id_ in ids], lease=lease, worker=worker, workflows=known)
+def claim(tx: Transaction, statement: Any, ids: Sequence[UUID], lease: timedelta, worker: str, known: Known) -> Rows:
+    """Run one of the claim statements, for runs of the handlers the claimer knows."""
+    return tx.all(statement, ids=[str(id_) for id_ in ids], lease=lease, worker=worker, known=_joined(known))
+
+
+def unheard(tx: Transaction, ids: Sequence[UUID], known: Known) -> Rows:
+    """Have it rung again soon for those of these runs whose handler the claimer does not know."""
+    if not ids or known is None:
+        return ()
+    return tx.all(UNHEARD, ids=[str(id_) for id_ in ids], known=_joined(known))
+
+
+def _joined(known: Known) -> list[str] | None:
+    """Handlers as the claim statements compare them: names have no control characters."""
+    return None if known is None else sorted("\x1f".join(pair) for pair in known)
 
 
 def guarded(tx: Transaction, statement: Any, rows: Cohort, **params: Any) -> Rows:

@@ -29,13 +29,17 @@ ON CONFLICT (workflow, name) DO UPDATE SET schema = excluded.schema
 """)
 
 UPSERT_HANDLERS = text("""
-INSERT INTO pipeline.handlers (workflow, name, kind, batch, ordered, after_failed_mutation, failure_policy, next_run_at)
-SELECT :workflow, x.name, x.kind, x.batch, x.ordered, x.after_failed_mutation, x.failure_policy, x.first_run_at
+INSERT INTO pipeline.handlers (workflow, name, kind, batch, ordered, after_failed_mutation, failure_policy, schedule,
+                               next_run_at)
+SELECT :workflow, x.name, x.kind, x.batch, x.ordered, x.after_failed_mutation, x.failure_policy, x.schedule,
+  x.first_run_at
 FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, kind text, batch integer, ordered boolean,
-  after_failed_mutation text, failure_policy jsonb, first_run_at timestamptz)
+  after_failed_mutation text, failure_policy jsonb, schedule text, first_run_at timestamptz)
 ON CONFLICT (workflow, name) DO UPDATE SET kind = excluded.kind, batch = excluded.batch, ordered = excluded.ordered,
   after_failed_mutation = excluded.after_failed_mutation, failure_policy = excluded.failure_policy, retired = false,
-  next_run_at = coalesce(handlers.next_run_at, excluded.next_run_at)
+  schedule = excluded.schedule,
+  next_run_at = CASE WHEN handlers.schedule IS DISTINCT FROM excluded.schedule THEN excluded.next_run_at
+                     ELSE coalesce(handlers.next_run_at, excluded.next_run_at) END
 """)
 
 RETIRE_HANDLERS = text("""

@@ -4,6 +4,8 @@ A message that cannot be sent is not an error: the run is in Postgres and the ne
 """
 
 import logging
+from collections.abc import Sequence
+from uuid import UUID
 
 from celery import chain
 from kombu.exceptions import OperationalError
@@ -13,17 +15,24 @@ from pipeline.schedules.report import Message
 
 log = logging.getLogger(__name__)
 
+_MOST_HOPS = 8
 _PHASES = ("pipeline.prepare", "pipeline.mutate", "pipeline.next")
 
 
-def send(message: Message) -> None:
+def send(message: Message, hops: int = 0) -> None:
     """Ring for these runs; the phases that follow are chained, and each of them claims anew."""
     names = _PHASES[_PHASES.index(message.task) :] if message.task in _PHASES else (message.task,)
     ids = list(message.ids)
     try:
-        chain(*(app.signature(name, args=(ids,), immutable=True) for name in names)).apply_async()
+        chain(*(app.signature(name, args=(ids, hops), immutable=True) for name in names)).apply_async()
     except OperationalError as error:
         log.warning("the broker cannot be reached; the next tick rings again for %d runs: %s", len(ids), error)
+
+
+def pass_on(task: str, ids: Sequence[UUID], hops: int) -> None:
+    """Ring once more for runs that this worker does not know: another on the same queue may. Then the tick does."""
+    if ids and hops < _MOST_HOPS:
+        send(Message(task=task, ids=tuple(str(id_) for id_ in ids)), hops + 1)
 
 
 def poke(workflow: str) -> None:

@@ -15,42 +15,42 @@ from pipeline.tasks.host import host
 
 
 @app.task(name="pipeline.prepare", bind=True)
-def prepare(self: Any, ids: list[str]) -> None:
+def prepare(self: Any, ids: list[str], hops: int = 0) -> None:
     """Select and pin the inputs of a cohort."""
-    _go_on(self, host().runner.prepare(_uuids(ids)))
+    _go_on(self, host().runner.prepare(_uuids(ids)), hops)
 
 
 @app.task(name="pipeline.mutate", bind=True)
-def mutate(self: Any, ids: list[str]) -> None:
+def mutate(self: Any, ids: list[str], hops: int = 0) -> None:
     """Carry out the mutations of a cohort."""
-    _go_on(self, host().runner.mutate(_uuids(ids), _hand_on))
+    _go_on(self, host().runner.mutate(_uuids(ids), _hand_on), hops)
 
 
 @app.task(name="pipeline.next", bind=True)
-def next_(self: Any, ids: list[str]) -> None:
+def next_(self: Any, ids: list[str], hops: int = 0) -> None:
     """Publish, consume and commit; then start what became due."""
     ran = host().runner.next(_uuids(ids))
-    _go_on(self, ran)
+    _go_on(self, ran, hops)
     host().scheduler.schedule(ran.workflows)
 
 
 @app.task(name="pipeline.produce", bind=True)
-def produce(self: Any, ids: list[str]) -> None:
+def produce(self: Any, ids: list[str], hops: int = 0) -> None:
     """Run producers; then start what became due."""
     ran = host().runner.produce(_uuids(ids))
-    _go_on(self, ran)
+    _go_on(self, ran, hops)
     host().scheduler.schedule(ran.workflows)
 
 
 @app.task(name="pipeline.schedule")
 def schedule(workflow: str) -> None:
-    """Start what is due in a workflow, if this worker knows it."""
-    if workflow in host().registry.workflows:
-        host().scheduler.schedule([workflow])
+    """Start what is due in a workflow."""
+    host().scheduler.schedule([workflow])
 
 
-def _go_on(task: Any, ran: Ran) -> None:
+def _go_on(task: Any, ran: Ran, hops: int) -> None:
     """Let the chain go on with what is left of the cohort; with nothing left it ends here."""
+    chains.pass_on(task.name, ran.strange, hops)
     if not ran.onward:
         task.request.chain = None
 

@@ -201,6 +201,7 @@ def test_registering_again_changes_nothing(db: Database, start_at: StartAt) -> N
     assert contents(db) == before
 
 
+@pytest.mark.broken_on_purpose
 def test_a_handler_gone_from_the_code_is_retired_with_what_it_has_and_gets_nothing_new(db: Database) -> None:
     spec = make.a_workflow(db, consumers=("send", "log"))
     (old,) = make.some_events(db, "m-1")
@@ -212,6 +213,7 @@ def test_a_handler_gone_from_the_code_is_retired_with_what_it_has_and_gets_nothi
         assert "log" not in {row.name for row in views.due_facts(tx, "billing")}
 
 
+@pytest.mark.broken_on_purpose
 def test_a_retired_handler_starts_no_run(db: Database) -> None:
     """The scheduler may have read that it is due just before the code changed; its worker would not know it."""
     spec = make.a_workflow(db, consumers=("send", "log"))

@@ -52,7 +52,7 @@ def sliced(crowd: Crowd, *, ordered: bool, window: int) -> dict[str, Any]:
 
 
 def claim(run_ids: Any) -> dict[str, Any]:
-    return {"ids": ids(run_ids), "lease": LEASE, "worker": "w", "workflows": [WORKFLOW]}
+    return {"ids": ids(run_ids), "lease": LEASE, "worker": "w", "known": [f"{WORKFLOW}\x1fsend", f"{WORKFLOW}\x1fpoll"]}
 
 
 def selecting(crowd: Crowd, **extra: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from pipeline import Workflow
 from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, mutation
 from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, ReconcilePolicy
@@ -60,6 +61,7 @@ def rung() -> list[Message]:
 @pytest.fixture
 def sweeps(db: Database, rung: list[Message]) -> Sweeps:
     registry = Registry()
+    registry.add(_billing())
     registry.add_connector(Mail())
     made = Sweeps(
         db=db,
@@ -70,6 +72,13 @@ def sweeps(db: Database, rung: list[Message]) -> Sweeps:
         reconcile_one=lambda id_: _looked(made, id_),
     )
     return made
+
+
+def _billing() -> Workflow:
+    """The workflow whose rows the factories make: it must be known here for its mutations to be looked at."""
+    billing = Workflow("billing")
+    billing.effect(billing.topic("in"))(lambda ctx, event: None)
+    return billing
 
 
 def test_of_two_beats_one_runs_the_sweep(sweeps: Sweeps, db: Database) -> None:

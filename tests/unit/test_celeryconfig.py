@@ -1,6 +1,7 @@
 """Celery's settings: what they must say, and that they follow ours."""
 
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,5 +64,6 @@ def test_options_of_redis_are_not_given_to_rabbitmq(monkeypatch: pytest.MonkeyPa
 
 def test_importing_the_app_reads_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIPELINE_LEASE", "nonsense")
+    monkeypatch.delitem(sys.modules, "pipeline.celery", raising=False)
     app = runpy.run_module("pipeline.celery")["app"]
     assert not app.configured

@@ -16,7 +16,11 @@ def test_a_transition_is_one_line_with_its_fields_beside_it(caplog: pytest.LogCa
     with caplog.at_level(logging.INFO, logger="pipeline"):
         telemetry.say("run.started", {"run_id": 7, "workflow": "billing"})
     (record,) = caplog.records
-    assert (record.name, record.levelname, record.getMessage()) == ("pipeline", "INFO", "run.started")
+    assert (record.name, record.levelname, record.getMessage()) == (
+        "pipeline",
+        "INFO",
+        "run.started run_id=7 workflow=billing",
+    )
     fields = {key: value for key, value in vars(record).items() if key not in RESERVED}
     assert fields == {"transition": "run.started", "run_id": 7, "workflow": "billing"}
 

@@ -1,0 +1,204 @@
+"""What people run into in their first week: reused dicts, deadly events, renamed handlers, raised limits."""
+
+import logging
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from pipeline import Workflow
+from pipeline.domain.errors import PhaseViolationError
+from pipeline.domain.limits import Limits
+from pipeline.runtime.contexts import RUNNING, Given, MutateContext
+from pipeline.runtime.points import Point
+from pipeline.runtime.policy import RuntimePolicy
+from pipeline.runtime.registry import Registry
+from pipeline.runtime.sync import sync
+from pipeline.store import invariants
+from pipeline.store.database import Database
+from pipeline.testing.asserts import assert_consumed, assert_runs
+from pipeline.testing.inline import Crashed, Inline
+from tests.support.handlers import Shop, at_once, blocks, each_once, statuses, take_one
+from tests.support.reads import one
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_an_event_that_kills_its_process_takes_the_others_of_its_cohort_along_once(db: Database, batch: int) -> None:
+    deaths: list[int] = []
+    doomed: list[bool] = []
+
+    def prepare(ctx: Any, _: Any) -> Any:
+        doomed.extend(event.payload["n"] == 7 for event in ctx.peek(shop.orders))
+        return take_one(ctx, shop.orders)
+
+    def die(point: Point) -> None:
+        if point is Point.PREPARE_RAN:
+            dies = any(doomed)
+            count = len(doomed)
+            doomed.clear()
+            if dies:
+                deaths.append(count)
+                raise Crashed(point)
+
+    shop = Shop(prepare=prepare, concurrency=64, batch=batch, failures=at_once(max_failures=5))
+    run = shop.started(db, 20)
+    for _ in range(10):
+        try:
+            with run.at_points(die):
+                run.run()
+        except Crashed:
+            run.start_worker()
+            run.advance(timedelta(minutes=15))
+            run.sweeps.rescue()
+    assert deaths == [20, 1, 1, 1, 1], "after the first death the deadly event was alone"
+    assert Counter(statuses(run, shop.orders)) == {"consumed": 19, "pending": 1}
+    assert each_once(shop, [n for n in range(20) if n != 7])
+    assert blocks(run) == ["internal"]
+
+
+def test_a_run_that_dies_after_its_mutation_is_carried_forward_alone(db: Database) -> None:
+    shop = Shop(concurrency=8)
+    run = shop.started(db, 4)
+    with run.crash_at(Point.NEXT_RAN):
+        run.run()
+    run.advance(timedelta(minutes=15))
+    run.sweeps.rescue()
+    assert [len(message.ids) for message in run.messages] == [1, 1, 1, 1]
+    run.run()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, range(4))
+
+
+def test_a_dict_used_again_after_it_was_published_or_sent_is_kept_as_it_was_then(db: Database) -> None:
+    def mutate(ctx: Any, prepared: Any) -> Any:
+        params = {"n": prepared.data["n"], "tags": ["a"]}
+        asked = ctx.mail.send(**params)
+        params["tags"].append({1, 2})
+        return asked
+
+    def next(ctx: Any, prepared: Any, result: Any) -> None:
+        payload = {"n": 0}
+        for n in range(3):
+            payload["n"] = n
+            ctx.publish(shop.receipts, message_id=f"{prepared.data['n']}-{n}", payload=payload)
+
+    shop = Shop(mutate=mutate, next=next, concurrency=8)
+    run = shop.started(db, 2)
+    run.run()
+    assert_consumed(run, shop.orders)
+    assert [effect.params["tags"] for effect in shop.mail.effects] == [["a"], ["a"]]
+    assert sorted(event.payload["n"] for event in run.events(shop.receipts)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_limits_that_an_installation_raised_hold_everywhere(db: Database) -> None:
+    large = "x" * 1_500_000
+    limits = Limits(payload=2_000_000, prepare_result=2_000_000, state=2_000_000, params=2_000_000, result=2_000_000)
+
+    def prepare(ctx: Any, state: Any) -> Any:
+        plan = take_one(ctx, shop.orders)
+        return type(plan)(reserve=plan.reserve, data={**(plan.data or {}), "x": large})
+
+    def next(ctx: Any, prepared: Any, result: Any) -> Any:
+        if result.applied:
+            ctx.publish(shop.receipts, message_id="r", payload={"x": large})
+            return {"x": large}
+        return None
+
+    shop = Shop(prepare=prepare, mutate=lambda ctx, prepared: ctx.mail.send(n=0, x=large), next=next)
+    run = shop.started(db, policy=RuntimePolicy(limits=limits))
+    run.run()
+    assert_consumed(run, shop.orders)
+    assert run.state(shop.workflow, "Send") == {"x": large}
+
+
+def test_runs_of_a_handler_this_worker_does_not_have_are_left_to_one_that_has(db: Database) -> None:
+    """While a release that renames a consumer rolls out, workers of both kinds serve the workflow."""
+    old, new = Shop(), Shop(name="Deliver")
+    run = old.started(db)
+    run.scheduler.schedule(["shop"])
+    (message,) = run.messages
+    released = new.inline(db)
+    released.deliver(message)
+    assert_runs(released, "active")
+    assert not released.messages
+    run.run()
+    assert_consumed(run, old.orders)
+
+
+@pytest.mark.broken_on_purpose
+def test_events_that_wait_for_a_handler_that_is_gone_are_shown_by_the_doctor(db: Database) -> None:
+    Shop().started(db, 2)
+    run = Shop(name="Deliver").inline(db)
+    run.run()
+    (first, _) = _findings(run)
+    assert (first.invariant, first.detail) == (
+        "retired-handlers-hold-nothing",
+        "pending for Send of shop, which is gone from the code",
+    )
+
+
+def test_a_producer_whose_schedule_changed_follows_the_new_one_at_once(db: Database) -> None:
+    def registered(**schedule: Any) -> Any:
+        workflow = Workflow("clock")
+        workflow.producer(publishes=[workflow.topic("ticks")], name="tick", **schedule)(lambda ctx, state: None)
+        registry = Registry()
+        registry.add(workflow)
+        sync(db, registry)
+        return one(db, "SELECT next_run_at FROM pipeline.handlers WHERE name = 'tick'").next_run_at
+
+    yearly = registered(cron="0 0 1 1 *")
+    assert registered(cron="0 0 1 1 *") == yearly
+    assert registered(cron="*/5 * * * *") < yearly
+    assert registered(cron="0 0 1 1 *") == yearly
+
+
+def test_the_context_of_another_run_is_refused_even_while_that_run_is_busy() -> None:
+    shop = Shop()
+    given = Given(now=NOW, connectors={"mail": shop.mail})
+    mine, other = MutateContext(given), MutateContext(given)
+    token = RUNNING.set(mine)
+    try:
+        with pytest.raises(PhaseViolationError, match="through the context of another run"):
+            other.mail.send(n=1)
+    finally:
+        RUNNING.reset(token)
+    assert mine.violation is other.violation is not None
+    assert other.asked is None
+
+
+def test_what_a_handler_raised_is_in_the_log_with_its_traceback_and_in_the_run_with_its_line(
+    db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop(prepare=lambda ctx, _: ctx.peek(shop.orders)[0].payload["customer"])
+    run = shop.started(db)
+    with caplog.at_level(logging.WARNING):
+        run.run()
+    (failed,) = assert_runs(run, "failed:logic")
+    assert failed.error.startswith("KeyError: 'customer' (test_first_week.py:")
+    (record,) = [record for record in caplog.records if record.message.startswith("Send.prepare failed")]
+    assert record.exc_info
+
+
+@pytest.mark.parametrize(
+    ("look", "words"),
+    [
+        pytest.param(lambda ctx, topic: ctx.peek(topic, limit=-1), "limit=-1; expected a positive integer", id="limit"),
+        pytest.param(lambda ctx, topic: ctx.peek(topic, limit="5"), "limit='5'; expected", id="limit is text"),
+        pytest.param(lambda ctx, topic: ctx.get_by_ids(topic, ["x"]), "'x'; expected ids of events", id="id is text"),
+        pytest.param(lambda ctx, topic: ctx.get_by_ids(topic, [2**70]), "expected ids of events", id="id too large"),
+    ],
+)
+def test_a_look_with_nonsense_is_a_logic_failure_in_plain_words(db: Database, look: Any, words: str) -> None:
+    shop = Shop(prepare=lambda ctx, _: look(ctx, shop.orders))
+    run = shop.started(db)
+    run.run()
+    (failed,) = assert_runs(run, "failed:logic")
+    assert words in failed.error
+
+
+def _findings(run: Inline) -> Any:
+    with run.db.transaction() as tx:
+        return invariants.findings(tx)
