@@ -19,7 +19,7 @@ _PHASES = {
 
 
 def _limits(limit: timedelta) -> dict[str, float]:
-    """First the task is asked to stop, so that it can record why; then its process is ended."""
+    """First an exception ends the task, which stops its runs and says why; then the process is ended."""
     soft = limit.total_seconds()
     return {"soft_time_limit": soft, "time_limit": soft + TIME_LIMIT_GRACE.total_seconds()}
 
@@ -60,11 +60,12 @@ task_reject_on_worker_lost = True  # a killed child hands its message back; with
 worker_prefetch_multiplier = 1  # a message held by a busy worker cannot be taken by an idle one
 worker_cancel_long_running_tasks_on_connection_loss = False  # the fence makes a second copy harmless
 
-# Queues: one per phase, so that slow mutations never keep preparing or scheduling waiting
+# Queues: one per phase, so that workers of their own (`-Q pipeline.mutate`) keep slow mutations away from the rest
 task_queues = {name: _queue(name) for name in (*_PHASES, "pipeline.schedule")}
 task_default_queue = task_default_exchange = task_default_routing_key = "pipeline.schedule"
-task_routes = {name: {"queue": name} for name in _PHASES}
+task_routes = {name: {"queue": name} for name in _PHASES} | {"pipeline.produce": {"queue": "pipeline.prepare"}}
 task_annotations = {name: _limits(limit) for name, limit in _PHASES.items()}
+task_annotations["pipeline.produce"] = _limits(_settings.prepare_time_limit)
 
 # Beat: each sweep on its own period. A tick that nobody took in time is worthless, so it expires; two beats at
 # once are harmless, because a slot in the database lets one of two sweeps through.

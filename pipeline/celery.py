@@ -7,8 +7,11 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import click
 from celery import Celery
 from celery.app.defaults import SETTING_KEYS
+
+from pipeline.config import EXIT_UNSAFE, SettingsError
 
 
 def _settings() -> dict[str, Any]:
@@ -19,7 +22,19 @@ def _settings() -> dict[str, Any]:
     package = Path(__file__).parent
     places = (package / "celeryconfig.py", package.parent / "celeryconfig.py")
     file = next(place for place in places if place.is_file())
-    return {name: value for name, value in runpy.run_path(str(file)).items() if name in SETTING_KEYS}
+    try:
+        values = runpy.run_path(str(file))
+    except SettingsError as error:
+        if click.get_current_context(silent=True) is None:
+            raise
+        raise _RefusedError(str(error)) from error
+    return {name: value for name, value in values.items() if name in SETTING_KEYS}
+
+
+class _RefusedError(click.ClickException):
+    """Ends a `celery` command with the problem alone: a traceback would bury it."""
+
+    exit_code = EXIT_UNSAFE
 
 
 app = Celery("pipeline", include=["pipeline.tasks.phases", "pipeline.tasks.sweeps", "pipeline.tasks.signals"])

@@ -36,6 +36,10 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _ISO = TypeAdapter(timedelta)
 
 
+EXIT_UNSAFE = 78  #: how a process ends that must not start like this: a person has to change something first
+EXIT_AGAIN = 75  #: how a process ends that should be started again: a new start may cure what is wrong
+
+
 class SettingsError(ValueError):
     """The environment cannot be used; `problems` has one sentence for each thing that is wrong with it."""
 
@@ -262,6 +266,14 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
             f"{_variable('notify_secret')}: expected a secret beside {_variable('notify_url')}, so that the receiver "
             "can tell our notices from anybody's, got nothing",
         )
+    for name in ("prepare_time_limit", "next_time_limit"):
+        if settings.step_time_limit * 2 > getattr(settings, name):
+            yield (
+                frozenset({name, "step_time_limit"}),
+                f"{_variable('step_time_limit')}: expected at most half of {_variable(name)} "
+                f"({_shown(getattr(settings, name))}), so that a slow step ends before its cohort is ended, "
+                f"got {_shown(settings.step_time_limit)}",
+            )
     for name in ("prepare_time_limit", "mutate_time_limit", "next_time_limit"):
         limit: timedelta = getattr(settings, name)
         if limit + TIME_LIMIT_GRACE >= settings.visibility_timeout:

@@ -45,6 +45,10 @@ TRANSITIONS: Mapping[str, str] = {
 }
 
 
+#: Said as warnings: from here on something stands still until a person acts.
+NEEDS_A_PERSON = frozenset({"mutation.escalated", "workflow.blocked", "workflow.maintenance_entered"})
+
+
 def check(name: str) -> None:
     """Refuse a name that is not in the table: a bug, to be found before anything is written."""
     if name not in TRANSITIONS:
@@ -54,6 +58,7 @@ def check(name: str) -> None:
 def say(name: str, fields: Mapping[str, Any]) -> None:
     """Write one transition to the log."""
     check(name)
-    if logger.isEnabledFor(logging.INFO):
+    if logger.isEnabledFor(logging.INFO) or name in NEEDS_A_PERSON:
         shown = "".join(f" {field}={value}" for field, value in fields.items())
-        logger.info("%s%s", name, shown, extra={"transition": name, **fields})
+        level = logging.WARNING if name in NEEDS_A_PERSON else logging.INFO
+        logger.log(level, "%s%s", name, shown, extra={"transition": name, **fields})

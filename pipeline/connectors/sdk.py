@@ -89,6 +89,11 @@ class Operation(Generic[F]):
     def can_reconcile(self) -> bool:
         return self.look is not None
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What the operation takes, besides the connector and the call."""
+        return tuple(self.signature.parameters)[2 if self.is_mutation else 1 :]
+
     def check(self, params: dict[str, Any]) -> None:
         """Refuse parameters the operation does not take, before anything is written."""
         leading = [None, None] if self.is_mutation else [None]

@@ -12,7 +12,8 @@ PipelineError
 ├── SchemaError                 the database does not have the tables this version expects
 └── HandlerError                raised by handlers and connectors to say what kind of failure it is
     ├── LogicError              the code is wrong: do not try again
-    │   └── PhaseViolationError  a handler did what its phase must not do
+    │   ├── PhaseViolationError  a handler did what its phase must not do
+    │   └── EventError          one event cannot be used, and it is known which
     ├── TransientError          the world is wrong for now: try again
     └── AuthError               a person must act
 """
@@ -21,6 +22,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
+
+from pipeline.domain.ids import EventId
 
 
 class PipelineError(Exception):
@@ -138,6 +141,14 @@ class LogicError(HandlerError):
 
 class PhaseViolationError(LogicError):
     """A handler did what its phase must not do. Refused, and the run fails even if the handler goes on."""
+
+
+class EventError(LogicError):
+    """One event cannot be used: it can be set aside, and the rest goes on."""
+
+    def __init__(self, event_id: EventId, message: str, **fields: Any) -> None:
+        self.event_id = event_id
+        super().__init__(message, **fields)
 
 
 class TransientError(HandlerError):

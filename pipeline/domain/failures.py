@@ -11,7 +11,8 @@ from pathlib import PurePath
 from typing import assert_never
 
 from pipeline.domain.boundary import Disposition, Inputs, Side, dispose, side_of
-from pipeline.domain.errors import AuthError, LogicError, PipelineError, ReservationError, TransientError
+from pipeline.domain.errors import AuthError, EventError, LogicError, PipelineError, ReservationError, TransientError
+from pipeline.domain.ids import EventId
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.policies import FailurePolicy
 from pipeline.domain.runs import Outcome, Phase, RunStatus
@@ -35,6 +36,7 @@ class Failure:
     kind: FailureKind
     message: str
     error_type: str = ""
+    culprits: tuple[EventId, ...] = ()  #: events known to be the cause, of a run that sees more than one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,8 @@ def classify(error: BaseException) -> Failure:
             kind = FailureKind.INTERNAL
         case _:
             kind = FailureKind.TRANSIENT
-    return Failure(kind=kind, message=_words(error), error_type=type(error).__qualname__)
+    culprits = (error.event_id,) if isinstance(error, EventError) and hasattr(error, "event_id") else ()
+    return Failure(kind=kind, message=_words(error), error_type=type(error).__qualname__, culprits=culprits)
 
 
 def _words(error: BaseException) -> str:

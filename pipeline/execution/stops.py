@@ -15,6 +15,7 @@ from sqlalchemy import Row
 
 from pipeline.domain.boundary import Inputs
 from pipeline.domain.failures import Consequence, Failure, FailureKind, Standing, decide
+from pipeline.domain.ids import EventId
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.payloads import mended_text
 from pipeline.domain.policies import FailurePolicy
@@ -28,6 +29,8 @@ from pipeline.store import mutations as mutation_store
 from pipeline.store import runs as store
 from pipeline.store import workflows as workflow_store
 from pipeline.store.database import Transaction, encoded
+
+LAPSED = "its worker stopped extending its lease"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +56,14 @@ def stop(tx: Transaction, cohort: Sequence[Stopped], *, chance: float = 0.0) -> 
     return land(tx, held, ended, key=lambda item: item.run_id, move=Move(verb="stop", phases=list(Phase)))
 
 
-def rescue(tx: Transaction, ids: Sequence[UUID], *, chance: float = 0.0) -> tuple[Ended, ...]:
+def rescue(tx: Transaction, ids: Sequence[UUID], *, chance: float = 0.0, words: str = LAPSED) -> tuple[Ended, ...]:
     """Stop runs whose lease has lapsed. One that was extended, finished or rescued meanwhile is left alone.
 
     Safe to run twice at once: the row lock and the guard on the lapsed lease let one of two rescuers
     through, and the worker that comes back finds its fence stale.
     """
     rows = [{"run": run_id, "fence": None} for run_id in ids]
-    failure = Failure(kind=FailureKind.CRASH, message="its worker stopped extending its lease", error_type="WorkerLost")
+    failure = Failure(kind=FailureKind.CRASH, message=words, error_type="WorkerLost")
     return _stop(tx, rows, dict.fromkeys(ids, failure), chance)
 
 
@@ -89,13 +92,14 @@ def _stop(
 def _decide(run: Row[Any], failure: Failure, chance: float) -> Consequence:
     policy = _policy(run)
     alone = run.offered is None
+    culprits = failure.culprits if alone else ()
     earlier = max(run.input_failures, run.attempt - 1, run.consecutive_failures if alone else 0)
     standing = Standing(
         phase=Phase(run.phase),
         outcome=Outcome(run.mutation_outcome),
         mutation=MutationStatus(run.mutation_status) if run.mutation_status else None,
         can_reconcile=bool(run.reconcilable),
-        has_inputs=bool(run.event_ids or run.offered),
+        has_inputs=bool(run.event_ids or run.offered or culprits),
         earlier_failures=earlier,
         after_failed=AfterFailedMutation(run.after_failed_mutation),
         on_uncertain=OnUncertain(run.on_uncertain),
@@ -153,7 +157,7 @@ def _hand_back(tx: Transaction, ended: Sequence[Ended]) -> None:
         {
             "run": item.run_id,
             "handler_id": item.run.handler_id,
-            "events": sorted({*item.run.event_ids, *(item.run.offered or ())}),
+            "events": sorted({*item.run.event_ids, *(item.run.offered or _culprits(item))}),
             "quarantine": item.consequence.quarantine,
             "error": item.failure.message,
             "counts": True,
@@ -165,6 +169,11 @@ def _hand_back(tx: Transaction, ended: Sequence[Ended]) -> None:
     ]
     if rows:
         event_store.hand_back(tx, rows)
+
+
+def _culprits(item: Ended) -> tuple[EventId, ...]:
+    """A run that sees everything owns nothing yet; what made it fail is set aside when it must be and is known."""
+    return item.failure.culprits if item.consequence.quarantine else ()
 
 
 def _back_off(tx: Transaction, ended: Sequence[Ended]) -> None:

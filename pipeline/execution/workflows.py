@@ -29,11 +29,13 @@ def register(tx: Transaction, spec: WorkflowSpec) -> None:
 
     A person's pause, blocks, states and maintenance are left as they are. A handler that is gone
     from the code is retired, never deleted. A consumer that joins a topic with ``earliest`` gets
-    every event that topic has ever had.
+    every event that topic has ever had. New code may want what the old one declined: it looks again.
     """
     _check(spec)
     _refuse_other_kind(tx, spec)
-    if _declared(spec) != views.subscribed(tx, spec.name):
+    before = views.workflow(tx, spec.name)
+    resubscribed = _declared(spec) != views.subscribed(tx, spec.name)
+    if resubscribed:
         tx.run(store.LOCK_SUBSCRIPTIONS)  # before any row: a committing worker takes them in this order too
     tx.run(
         store.UPSERT,
@@ -51,6 +53,8 @@ def register(tx: Transaction, spec: WorkflowSpec) -> None:
     tx.run(store.UPSERT_HANDLERS, workflow=spec.name, rows=encoded(handlers))
     tx.run(store.RETIRE_HANDLERS, workflow=spec.name, names=[handler.name for handler in spec.handlers])
     _subscribe(tx, spec)
+    if before is not None and (before.fingerprint != spec.fingerprint or resubscribed):
+        tx.run(store.LOOK_AGAIN, workflow=spec.name)
     tx.announce("workflow.registered", workflow=spec.name, version=spec.version)
 
 

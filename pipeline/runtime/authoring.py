@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -22,6 +23,7 @@ from pipeline.runtime.shown import Event, PrepareResult
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", bound=StrEnum)
 
 
 class DeclarationError(InvalidInputError):
@@ -39,6 +41,7 @@ class Topic:
     workflow: str
     name: str
     schema: type[BaseModel] | None = None
+    where: str = field(default="", compare=False, repr=False)  #: file and line of the declaration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +99,8 @@ class Workflow:
         if problem:
             raise DeclarationError(f"workflow {name!r} {problem}", where)
         self.version, self.concurrency = version, concurrency
-        self.on_uncertain = _declared(lambda: OnUncertain(on_uncertain), where)
-        self.on_logic_error = _declared(lambda: OnLogicError(on_logic_error), where)
+        self.on_uncertain = _choice(OnUncertain, "on_uncertain", on_uncertain, where)
+        self.on_logic_error = _choice(OnLogicError, "on_logic_error", on_logic_error, where)
         if concurrency < 1:
             raise DeclarationError(f"concurrency is {concurrency}; expected at least 1", where)
         self.where = where
@@ -113,14 +116,15 @@ class Workflow:
             raise DeclarationError(f"topic {name!r} is declared twice in workflow {self.name!r}", where)
         if schema is not None and not (isinstance(schema, type) and issubclass(schema, BaseModel)):
             raise DeclarationError(f"the schema of topic {name!r} is {schema!r}; expected a pydantic model", where)
-        self.topics[name] = Topic(self.name, name, schema)
+        self.topics[name] = Topic(self.name, name, schema, where)
         return self.topics[name]
 
     def consumer(
-        self, *, subscribes: Sequence[Topic], publishes: Sequence[Topic] = (), **options: Any
+        self, *bare: Any, subscribes: Sequence[Topic] = (), publishes: Sequence[Topic] = (), **options: Any
     ) -> Callable[[C], C]:
-        """Declare a class with ``prepare`` and ``next`` (and ``mutate``, unless it changes nothing) as a consumer."""
+        """Declare a class with ``prepare``, ``mutate`` and ``next`` as a consumer."""
         where = _caller()
+        _refuse_bare(bare, "consumer(subscribes=[topic])", where)
 
         def declare(cls: C) -> C:
             rest = dict(options)
@@ -134,6 +138,8 @@ class Workflow:
     def effect(self, topic: Topic, **options: Any) -> Callable[[F], F]:
         """Declare the common case in one function: one event, at most one mutation."""
         where = _caller()
+        if not isinstance(topic, Topic):
+            raise DeclarationError(f"effect was given {topic!r}; expected @workflow.effect(topic)", where)
 
         def declare(function: F) -> F:
             rest = dict(options)
@@ -150,7 +156,7 @@ class Workflow:
 
     def producer(
         self,
-        *,
+        *bare: Any,
         every: timedelta | None = None,
         cron: str | None = None,
         publishes: Sequence[Topic] = (),
@@ -158,6 +164,7 @@ class Workflow:
     ) -> Callable[[F], F]:
         """Declare a function that runs on a schedule and publishes what it finds."""
         where = _caller()
+        _refuse_bare(bare, "producer(every=timedelta(...))", where)
 
         def declare(function: F) -> F:
             rest = dict(options)
@@ -191,12 +198,9 @@ class Workflow:
         problem = checks.consumer_problem(instance, name, subscribes, options, self.concurrency)
         if problem:
             raise DeclarationError(problem, where)
-        if "after_failed_mutation" in options:
-            after = options["after_failed_mutation"]
-            options["after_failed_mutation"] = _declared(lambda: AfterFailedMutation(after), where)
-        if "start_at" in options:
-            start_at = options["start_at"]
-            options["start_at"] = _declared(lambda: StartAt(start_at), where)
+        for option, kind in (("after_failed_mutation", AfterFailedMutation), ("start_at", StartAt)):
+            if option in options:
+                options[option] = _choice(kind, option, options[option], where)
         self.consumers[name] = Consumer(
             name=name, instance=instance, subscribes=tuple(subscribes), publishes=tuple(publishes), **options
         )
@@ -220,6 +224,11 @@ class Workflow:
                     "Declare it with workflow.topic(...) and pass what that returns",
                     where,
                 )
+
+
+def _refuse_bare(bare: tuple[Any, ...], instead: str, where: str) -> None:
+    if bare:
+        raise DeclarationError(f"was given {bare[0]!r}; expected @workflow.{instead}", where)
 
 
 def _instance(cls: Any, name: str, where: str) -> Any:
@@ -289,10 +298,15 @@ def _caller() -> str:
 def _declared(check: Callable[[], Any], where: str) -> Any:
     try:
         return check()
-    except ValueError as error:
-        raise DeclarationError(str(error), where) from error
     except InvalidInputError as error:
-        raise DeclarationError(str(error), where) from error
+        raise DeclarationError(str(error).removesuffix(" Nothing was written."), where) from error
+
+
+def _choice(kind: type[E], option: str, value: Any, where: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        raise DeclarationError(f"{option} is {value!r}; expected one of: {', '.join(kind)}", where) from None
 
 
 def workflows_of(module: str) -> list[Workflow]:

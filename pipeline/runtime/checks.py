@@ -13,6 +13,7 @@ from cronsim import CronSim, CronSimError
 
 from pipeline.domain.policies import FailurePolicy, WakePolicy
 
+_LONGEST_PAUSE = timedelta(days=366)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _PHASES = {"prepare": 2, "mutate": 2, "next": 3}
 #: What a declaration may say besides its topics, and of which type that is.
@@ -32,8 +33,8 @@ def schedule_problem(every: timedelta | None, cron: str | None) -> str | None:
     """A producer has exactly one schedule, and one that makes sense."""
     if (every is None) == (cron is None):
         return "a producer needs either every=timedelta(...) or cron='...', and not both"
-    if every is not None and (not isinstance(every, timedelta) or every <= timedelta(0)):
-        return f"every is {every!r}; expected a positive timedelta"
+    if every is not None and (not isinstance(every, timedelta) or not timedelta(0) < every <= _LONGEST_PAUSE):
+        return f"every is {every!r}; expected a positive timedelta of at most {_LONGEST_PAUSE.days} days"
     if cron is not None:
         try:
             next(CronSim(cron, _EPOCH))
@@ -50,7 +51,7 @@ def option_problem(options: Mapping[str, Any], known: Mapping[str, type]) -> str
         if name not in known:
             return f"has the unknown option {name!r}; known are: {', '.join(sorted(known))}"
         if not isinstance(value, known[name]) or (known[name] is int and isinstance(value, bool)):
-            return f"has {name}={value!r}; expected a {known[name].__name__}"
+            return f"has {name}={value!r}; expected {known[name].__name__}"
     return None
 
 
@@ -67,7 +68,7 @@ def consumer_problem(
     instance: Any, name: str, subscribes: Sequence[Any], options: dict[str, Any], concurrency: int
 ) -> str | None:
     """The first thing wrong with a consumer."""
-    loses_state = concurrency > 1 and not hasattr(instance, "merge") and _annotated_state(instance)
+    loses_state = concurrency > 1 and not hasattr(instance, "merge") and _returns_state(instance)
     wrong = option_problem(options, CONSUMER_OPTIONS)
     problems = (
         (wrong, wrong),
@@ -92,11 +93,7 @@ def _phase_problem(instance: Any, name: str, phase: str) -> str | None:
 
 def warn_after_request(function: Callable[..., Any], name: str) -> None:
     """Warn of statements after the one that asks for the mutation: the host acts only when mutate has returned."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return
-    found = next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)), None)
+    found = _tree(function)
     context = next(iter(inspect.signature(function).parameters), "ctx")
     line = next(_lines_after_request(found, context), None) if found else None
     if line is not None:
@@ -110,16 +107,31 @@ def warn_after_request(function: Callable[..., Any], name: str) -> None:
 def _lines_after_request(function: ast.AST, context: str) -> Iterator[int]:
     """Where a block goes on after a statement that asked, unless it only returns."""
     for node in ast.walk(function):
-        for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
-            statements = block if isinstance(block, list) else []
-            for statement, later in itertools.pairwise(statements):
-                if _asks(statement, context) and not isinstance(later, ast.Return):
+        for block in _blocks(node):
+            for statement, later in itertools.pairwise(block):
+                if _goes_on(statement, context) and not isinstance(later, ast.Return):
                     yield later.lineno
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The statements inside a statement: of a branch, a loop, a ``with``, a ``try`` and what follows it."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if isinstance(block, list):
+            yield block
+    for handler in getattr(node, "handlers", ()):
+        yield handler.body
+
+
+def _goes_on(statement: ast.stmt, context: str) -> bool:
+    """Whether control may come to the next statement after a request was made in this one."""
+    inside = (block for block in _blocks(statement) if not isinstance(block[-1:] and block[-1], ast.Return | ast.Raise))
+    return _asks(statement, context) or any(_goes_on(each, context) for block in inside for each in block)
 
 
 def _asks(statement: ast.stmt, context: str) -> bool:
     """A call of the form ctx.connector.operation(...) as a statement or an assignment."""
-    if not isinstance(statement, ast.Expr | ast.Assign):
+    if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
         return False
     value = statement.value.value if isinstance(statement.value, ast.Await) else statement.value
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
@@ -128,8 +140,31 @@ def _asks(statement: ast.stmt, context: str) -> bool:
     return isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == context
 
 
-def _annotated_state(instance: Any) -> bool:
-    """Whether next says by its annotation that it returns something; ``Any`` says nothing."""
+def _returns_state(instance: Any) -> bool:
+    """Whether next says by its annotation, or shows by its returns, that it returns something."""
     method = getattr(instance, "next", None)
-    returned = inspect.signature(method).return_annotation if method else None
-    return returned not in (inspect.Signature.empty, None, "None", Any, "Any")
+    if method is None:
+        return False
+    annotated = inspect.signature(method).return_annotation
+    if annotated not in (inspect.Signature.empty, Any, "Any"):
+        return annotated not in (None, "None")
+    tree = _tree(method)
+    return tree is not None and any(_is_state(node) for node in ast.walk(tree))
+
+
+def _is_state(node: ast.AST) -> bool:
+    """A value is returned that is certainly one: what a call returns may be nothing."""
+    if not isinstance(node, ast.Return):
+        return False
+    return isinstance(node.value, ast.Dict | ast.DictComp | ast.List | ast.ListComp | ast.BinOp | ast.JoinedStr) or (
+        isinstance(node.value, ast.Constant) and node.value.value is not None
+    )
+
+
+def _tree(function: Callable[..., Any]) -> ast.AST | None:
+    """The source of a function, if it can be found and read by itself."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)), None)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from pipeline.connectors.sdk import Connector, Operation
-from pipeline.domain.errors import LogicError, PhaseViolationError
+from pipeline.domain.errors import EventError, LogicError, PhaseViolationError
 from pipeline.domain.ids import EventId
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.payloads import checked_name, checked_text, kept_json
@@ -25,6 +25,14 @@ from pipeline.engine.steps import called
 from pipeline.runtime.authoring import Topic, typed
 from pipeline.runtime.shown import Asked, Event
 
+#: What belongs to another phase, for whoever looks for it in this one.
+_ELSEWHERE = {
+    "peek": "Events are looked at in prepare; pass what you need on in data",
+    "get_by_ids": "Events are looked at in prepare; pass what you need on in data",
+    "publish": "Events are published in next, or by a producer",
+}
+#: What a context has of its own: a connector of such a name could not be reached.
+RESERVED = frozenset({*_ELSEWHERE, "now", "violation", "close", "asked", "published"})
 _IDS_END = 2**63  #: ids of events are positive and fit into eight bytes
 
 #: The context of the phase that runs here. A violation counts against it, whichever context was misused.
@@ -80,7 +88,8 @@ class Context:
         connector = self._connectors.get(name)
         if connector is None:
             known = ", ".join(sorted(self._connectors)) or "none"
-            self._refuse(f"ctx.{name} was used", f"There is no such operation or connector; connectors are: {known}")
+            instead = _ELSEWHERE.get(name) or f"There is no such operation or connector; connectors are: {known}"
+            self._refuse(f"ctx.{name} was used", instead)
         return _Bound(connector, self._operation)
 
     def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
@@ -100,7 +109,11 @@ class _Bound:
             known = ", ".join(sorted(type(self._connector).operations()))
             raise AttributeError(f"connector {self._connector.name!r} has no operation {name!r}; it has: {known}")
 
-        def call(**params: Any) -> Any:
+        def call(*positional: Any, **params: Any) -> Any:
+            if positional:
+                known = ", ".join(operation.parameters)
+                what = f"{self._connector.name}.{name} was called with positional arguments"
+                raise LogicError(f"{what}; it takes keyword arguments: {known}")
             return self._act(self._connector, operation, params)
 
         return call
@@ -161,13 +174,23 @@ class PrepareContext(Context):
                 id=EventId(row.id),
                 topic=topic.name,
                 message_id=row.message_id,
-                payload=typed(topic, row.payload),
+                payload=_fitting(topic, row),
                 key=row.key,
                 title=row.title,
                 created_at=row.created_at,
             )
             for row in rows
         ]
+
+
+def _fitting(topic: Topic, row: Any) -> Any:
+    try:
+        return typed(topic, row.payload)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "$"
+        what = f"event {row.id} ({row.message_id!r}) of topic {topic.name!r} does not fit {error.title}"
+        raise EventError(EventId(row.id), f"{what}: {place}: {first['msg']}") from error
 
 
 class MutateContext(Context):
@@ -207,7 +230,8 @@ class Publishing(Context):
         name = getattr(topic, "name", str(topic))
         if self._topics.get(name) is not topic:
             known = ", ".join(sorted(self._topics)) or "none"
-            self._refuse(f"publish to topic {name!r}", f"This handler declares publishes: {known}")
+            instead = f"This handler declares publishes: {known}. Pass the topic that workflow.topic(...) returned"
+            self._refuse(f"publish to topic {name!r}", instead)
         body = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
         typed(topic, body)
         body = kept_json(body, what=f"payload of {message_id!r}", limit=self._limits.payload)

@@ -46,6 +46,10 @@ class Leases:
                     del self._held[item.run_id]
                 self._lost.discard(item)
 
+    def holds(self, held: Held) -> bool:
+        """Whether this run is still extended here."""
+        return self._held.get(held.run_id) == held.fence
+
     def is_lost(self, held: Held) -> bool:
         """Whether somebody else was found to own this run."""
         return held in self._lost

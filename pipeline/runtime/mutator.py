@@ -11,11 +11,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Row
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 from pipeline.connectors.sdk import Applied as Found
 from pipeline.connectors.sdk import Call, NotFound, Operation, Retry
@@ -28,7 +29,7 @@ from pipeline.domain.payloads import checked_json
 from pipeline.domain.values import Applied, Failed, Held, Request, Stopped
 from pipeline.engine.calls import Calls, Finished
 from pipeline.engine.steps import TimedOutError
-from pipeline.execution import mutations, stops
+from pipeline.execution import mutations, runs, stops
 from pipeline.runtime.leases import Leases
 from pipeline.runtime.phases import held
 from pipeline.runtime.points import Point, reach
@@ -90,7 +91,11 @@ class Mutator:
 
     def _send(self, waiting: deque[Wanted], calls: Calls, on_done: Callable[[Sequence[RunId]], None]) -> None:
         flights: dict[RunId, _Flight] = {}
+        began, budget = time.monotonic(), self.policy.mutation_budget.total_seconds()
+        count = len(waiting)
         while waiting or flights:
+            if waiting and len(waiting) < count and time.monotonic() - began > budget:
+                self._give_back(waiting)
             free = self.policy.mutation_concurrency - len(flights)
             wave = [waiting.popleft() for _ in range(min(free, len(waiting)))]
             for flight in self._begin(wave) if wave else ():
@@ -102,6 +107,14 @@ class Mutator:
                 self._launch(calls, flight)
             on_done([flight.held.run_id for flight, _ in ended if flight.held.run_id not in flights])
 
+    def _give_back(self, waiting: deque[Wanted]) -> None:
+        """What there was no time for goes back before anything of it is in the ledger; the next tick rings for it."""
+        rest = [held(item.run) for item in waiting]
+        waiting.clear()
+        with self.db.transaction() as tx:
+            runs.release(tx, rest)
+        self.leases.drop(rest)
+
     def _begin(self, wave: Sequence[Wanted]) -> list[_Flight]:
         """Commit a wave to the ledger. Whoever is refused was taken over by somebody else and is dropped.
 
@@ -109,19 +122,19 @@ class Mutator:
         that was frozen in between finds it passed, and sends nothing for a run that was settled without it.
         """
         begun = time.monotonic()
-        runs = {item.run.id: item.run for item in wave}
+        by_id = {item.run.id: item.run for item in wave}
         fresh = [self._request(item.run, item.asked) for item in wave if item.asked is not None]
         approved = [held(item.run) for item in wave if item.asked is None]
         with self.db.transaction() as tx:
             landed = [*mutations.begin_mutation(tx, fresh, self.policy.limits).landed] if fresh else []
-            known = self._still_known(tx, approved, runs)
+            known = self._still_known(tx, approved, by_id)
             landed += mutations.send(tx, known).landed if known else ()
         reach(Point.IN_FLIGHT)
         waiting = [row for row in landed if row.status == MutationStatus.PENDING]
-        self.leases.drop([held(runs[row.run_id]) for row in waiting])
+        self.leases.drop([held(by_id[row.run_id]) for row in waiting])
         return [
             _Flight(
-                held=held(runs[row.run_id]),
+                held=held(by_id[row.run_id]),
                 mutation=row,
                 operation=self._operation(row),
                 ends_at=begun + self._operation(row).timeout.total_seconds(),
@@ -130,11 +143,11 @@ class Mutator:
             if row.status == MutationStatus.IN_FLIGHT
         ]
 
-    def _still_known(self, tx: Transaction, approved: Sequence[Held], runs: dict[Any, Row[Any]]) -> list[Held]:
+    def _still_known(self, tx: Transaction, approved: Sequence[Held], by_id: dict[Any, Row[Any]]) -> list[Held]:
         """Requests that can be sent. One whose operation is gone from the code is void, and its run stops."""
         if not approved:
             return []
-        rows = views.mutations(tx, [runs[item.run_id].mutation_id for item in approved])
+        rows = views.mutations(tx, [by_id[item.run_id].mutation_id for item in approved])
         gone = {row.run_id: f"{row.connector}.{row.operation}" for row in rows if self._found(row) is None}
         stopped = [
             Stopped(held=item, failure=classify(LogicError(f"{gone[item.run_id]} is gone from the code")))
@@ -190,11 +203,35 @@ class Mutator:
         looks = [flight for flight, finished in ended if _must_look(flight, finished)]
         known = [(flight, finished) for flight, finished in ended if flight not in looks]
         if known:
-            with self.db.transaction() as tx:
-                self._write(tx, known)
+            self._persist(known)
             reach(Point.OUTCOME_SAVED)
             self.leases.drop([flight.held for flight, _ in known])
         return looks
+
+    def _persist(self, known: Sequence[tuple[_Flight, Finished]]) -> None:
+        """Write answers down, again and again while the database is away: they exist nowhere else.
+
+        After a lease's time somebody else has taken the runs for dead, and finds out in another way.
+        """
+        for pause in self._pauses():
+            try:
+                with self.db.transaction() as tx:
+                    self._write(tx, known)
+            except (OperationalError, InterfaceError) as error:
+                if pause is None:
+                    raise
+                log.warning("%d answers could not be written down, trying again: %s", len(known), error)
+                threading.Event().wait(pause)
+            else:
+                return
+
+    def _pauses(self) -> Iterator[float | None]:
+        """How long to wait between tries, then None: for the last one."""
+        ends_at, pause = time.monotonic() + self.policy.lease.total_seconds(), 0.05
+        while time.monotonic() < ends_at:
+            yield pause
+            pause = min(2.0, pause * 2)
+        yield None
 
     def _write(self, tx: Transaction, known: Sequence[tuple[_Flight, Finished]]) -> None:
         applied = [

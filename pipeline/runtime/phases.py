@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -85,7 +86,7 @@ class Phases:
         context = PrepareContext(self._given(run), consumer.subscribes, reader)
         returned = self._step(context, consumer.instance.prepare, run.handler_state, what=f"{run.handler}.prepare")
         if isinstance(returned, Failure):
-            return returned
+            return returned if returned.culprits or len(reader.shown) != 1 else replace(returned, culprits=reader.shown)
         try:
             return _plan(run, consumer, returned, self.limits)
         except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
@@ -169,14 +170,17 @@ class _Reader:
 
     def __init__(self, db: Database, run: Row[Any], offered: Sequence[Row[Any]] | None) -> None:
         self.db, self.run, self.offered = db, run, offered
+        self.shown: tuple[EventId, ...] = ()  #: what the last peek showed
 
     def peek(self, topic: str, limit: int) -> Sequence[Any]:
         if self.offered is not None:
             return [row for row in self.offered if row.topic == topic][:limit]
         with self.db.transaction() as tx:
-            return views.peeked(
+            rows = views.peeked(
                 tx, self.run, topic, limit=limit, low_watermark=self.run.low_watermark, ordered=self.run.ordered
             )
+        self.shown = tuple(EventId(row.id) for row in rows)
+        return rows
 
     def get(self, topic: str, ids: Sequence[int]) -> Sequence[Any]:
         with self.db.transaction() as tx:
@@ -205,6 +209,11 @@ def _plan(run: Row[Any], consumer: Consumer, returned: Any, limits: Limits) -> P
             "(PrepareResult.nothing() when there is nothing to do)"
         )
     _check_types(consumer.name, returned)
+    if not isinstance(returned.reserve, list | tuple):
+        found = type(returned.reserve).__name__
+        raise LogicError(
+            f"{consumer.name}.prepare reserves a {found}; expected a list of events that ctx.peek returned"
+        )
     topics = {topic.name for topic in consumer.subscribes}
     reserved: dict[str, list[EventId]] = {}
     for event in returned.reserve:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 from cronsim import CronSim
@@ -16,6 +17,7 @@ from pipeline.domain.errors import InvalidInputError, PipelineError, UnknownErro
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind
 from pipeline.runtime.authoring import Consumer, DeclarationError, Producer, Workflow, workflows_of
+from pipeline.runtime.contexts import RESERVED
 
 ENTRY_POINTS = "pipeline.workflows"
 
@@ -33,17 +35,10 @@ class Registry:
         registry = cls()
         for connector in connectors:
             registry.add_connector(connector)
-        offered = [entry.module for entry in entry_points(group=ENTRY_POINTS)]
-        for name in [*modules, *offered]:
-            try:
-                module = importlib.import_module(name)
-            except PipelineError:
-                raise
-            except Exception as error:
-                raise InvalidInputError(
-                    f"PIPELINE_WORKFLOWS names {name!r}, which cannot be imported: {type(error).__name__}: {error}. "
-                    "Expected modules on the worker's Python path."
-                ) from error
+        named = [("PIPELINE_WORKFLOWS", name) for name in modules]
+        offered = [(f"The package {entry.name!r}", entry.module) for entry in entry_points(group=ENTRY_POINTS)]
+        for who, name in [*named, *offered]:
+            module = _imported(who, name)
             for workflow in workflows_of(module.__name__):
                 registry.add(workflow)
             for value in vars(module).values():
@@ -61,8 +56,20 @@ class Registry:
 
     def add_connector(self, connector: Connector) -> None:
         """Know a connector by its name."""
+        shown = type(connector).__qualname__
         if not connector.name:
-            raise InvalidInputError(f"{type(connector).__qualname__} has no name; set name = '...' on the class.")
+            raise InvalidInputError(f"{shown} has no name; set name = '...' on the class.")
+        if not connector.name.isidentifier() or connector.name.startswith("_") or connector.name in RESERVED:
+            raise InvalidInputError(
+                f"{shown} is named {connector.name!r}, which cannot be reached as ctx.{connector.name}; expected a "
+                f"Python name other than {', '.join(sorted(RESERVED))}."
+            )
+        known = self.connectors.get(connector.name)
+        if known is not None and known is not connector:
+            raise InvalidInputError(
+                f"{shown} and {type(known).__qualname__} are both named {connector.name!r}; expected a name of its own "
+                "for each connector."
+            )
         self.connectors[connector.name] = connector
 
     @property
@@ -95,6 +102,19 @@ class Registry:
         if found is None:
             raise UnknownError("workflow", name, self.workflows)
         return found
+
+
+def _imported(who: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except PipelineError:
+        raise
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}.")
+        hint = "Expected a module on the worker's Python path." if missing else "The fault is inside that module."
+        raise InvalidInputError(
+            f"{who} names {name!r}, which cannot be imported: {type(error).__name__}: {error}. {hint}"
+        ) from error
 
 
 def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
@@ -173,10 +193,10 @@ def _refuse_unfed(workflow: Workflow) -> None:
         topic.name for consumer in workflow.consumers.values() for topic in (*consumer.subscribes, *consumer.publishes)
     }
     used |= {topic.name for producer in workflow.producers.values() for topic in producer.publishes}
-    for name in workflow.topics:
+    for name, topic in workflow.topics.items():
         if name not in used:
             raise DeclarationError(
                 f"topic {name!r} of workflow {workflow.name!r} is neither subscribed to nor published to by any "
                 "handler; nobody feeds it and nobody reads it",
-                workflow.where,
+                topic.where,
             )

@@ -20,7 +20,7 @@ from sqlalchemy import Row
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from pipeline.domain.errors import StaleWriteError
-from pipeline.domain.failures import Failure, classify
+from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.ids import RunId
 from pipeline.domain.values import Emitted, Held, Prepared, Stopped
 from pipeline.execution import runs, stops
@@ -132,11 +132,26 @@ class Runner:
         with self.db.transaction() as tx:
             claims = verb(tx, ids, lease=self.policy.lease, worker=process_name(), known=self.registry.handlers)
         self.leases.hold(held(run) for run in claims.claimed)
+        mine = [held(run) for run in claims.claimed]
         try:
             reach(point)
             yield claims
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception as error:
+            self._give_up([item for item in mine if self.leases.holds(item)], error)
+            raise
         finally:
-            self.leases.drop([held(run) for run in claims.claimed])
+            self.leases.drop(mine)
+
+    def _give_up(self, mine: Sequence[Held], error: Exception) -> None:
+        """Stop what this process can do nothing more for, for the true reason, instead of letting leases lapse."""
+        said = classify(error)
+        failure = Failure(
+            kind=FailureKind.CRASH, message=f"its task failed: {said.message}", error_type=said.error_type
+        )
+        with self.db.transaction() as tx:
+            stops.stop(tx, [Stopped(held=item, failure=failure) for item in mine], chance=self.chance())
 
     def _write(
         self, verb: Verb[P], items: Sequence[P], failed: Sequence[Stopped], rest: Sequence[Held]

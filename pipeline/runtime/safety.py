@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+from pipeline.config import Settings
 from pipeline.domain.errors import PipelineError
 from pipeline.runtime.registry import Registry
 from pipeline.store import migrate
@@ -17,12 +18,33 @@ class UnsafeError(PipelineError):
         super().__init__("\n".join(("this worker does not start:", *(f"- {problem}" for problem in problems))))
 
 
-def require_safe(db: Database, registry: Registry, *, lease: timedelta, heartbeat: timedelta) -> None:
+def require_safe(db: Database, registry: Registry, settings: Settings, *, pool: str = "") -> None:
     """Raise with everything that is unsafe, or return."""
     migrate.require_current(db)
-    problems = [*_short_leases(registry, lease), *_skew(db, lease - 2 * heartbeat)]
+    problems = [
+        *_idle(registry),
+        *_green(pool),
+        *_short_leases(registry, settings.lease),
+        *_short_limits(registry, settings.mutate_time_limit),
+        *_skew(db, settings.lease - 2 * settings.heartbeat),
+    ]
     if problems:
         raise UnsafeError(problems)
+
+
+def _idle(registry: Registry) -> Iterator[str]:
+    """A worker without workflows would take messages that others are waiting for."""
+    if not registry.workflows:
+        yield (
+            "it knows no workflow; expected PIPELINE_WORKFLOWS to name modules that hold some, or an installed package "
+            "that offers them"
+        )
+
+
+def _green(pool: str) -> Iterator[str]:
+    """Greenlets share one thread: a blocking driver would stop the heartbeat of every run in the process."""
+    if pool.rpartition(".")[2] in ("gevent", "eventlet"):
+        yield f"the pool {pool.rpartition('.')[2]} cannot keep leases alive; use prefork, threads or solo"
 
 
 def _short_leases(registry: Registry, lease: timedelta) -> Iterator[str]:
@@ -33,6 +55,19 @@ def _short_leases(registry: Registry, lease: timedelta) -> Iterator[str]:
                 yield (
                     f"{connector.name}.{name} may take {operation.timeout.total_seconds():g} s, which is not shorter "
                     f"than PIPELINE_LEASE ({lease.total_seconds():g} s); raise the lease or shorten its timeout"
+                )
+
+
+def _short_limits(registry: Registry, limit: timedelta) -> Iterator[str]:
+    """The last wave starts when half of the task's time is over: a call and a look must fit into the rest."""
+    for connector in registry.connectors.values():
+        for name, operation in type(connector).operations().items():
+            look = operation.policy.immediate_timeout if operation.can_reconcile else timedelta(0)
+            if operation.is_mutation and operation.timeout + look > limit / 2:
+                yield (
+                    f"{connector.name}.{name} and a look for it may take {(operation.timeout + look).total_seconds():g}"
+                    f" s, more than half of PIPELINE_MUTATE_TIME_LIMIT ({limit.total_seconds():g} s); raise the limit "
+                    "or shorten its timeout"
                 )
 
 

@@ -75,7 +75,9 @@ class Sweeps:
 
     def tick(self) -> Report:
         """Start what is due, and ring again for runs whose message was lost."""
-        report = self.scheduler.schedule(self.registry.workflows)
+        with self.db.transaction() as tx:
+            every = views.workflow_names(tx)  # known here or not: starting a run needs none of its code
+        report = self.scheduler.schedule(every)
         with self.db.transaction() as tx:
             silent = views.unheld_runs(tx, silence=self.silence)
             runs.dispatched(tx, [row.id for row in silent])
@@ -157,9 +159,10 @@ class Sweeps:
     def forsake(self, worker: str) -> Report:
         """Recover at once what a process held that is known to be gone."""
         report = Report()
+        words = f"its process {worker} ended while it held the run"
         with self.db.transaction() as tx:
             ids = runs.forsake(tx, worker)
-            ended = stops.rescue(tx, ids, chance=self.chance()) if ids else ()
+            ended = stops.rescue(tx, ids, chance=self.chance(), words=words) if ids else ()
         report.add("rescued", len(ended))
         self.scheduler.schedule({item.run.workflow for item in ended})
         return report

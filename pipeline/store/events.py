@@ -154,7 +154,8 @@ SET status = CASE WHEN x.quarantine THEN 'quarantined' ELSE 'pending' END,
     xid = pg_current_xact_id()
 FROM inputs x
 WHERE d.event_id = x.event_id AND d.handler_id = x.handler_id
-  AND ((d.status = 'reserved' AND d.run_id = x.run) OR (d.status = 'pending' AND d.offered_to = x.run))
+  AND ((d.status = 'reserved' AND d.run_id = x.run) OR (d.status = 'pending' AND d.offered_to = x.run)
+    OR (d.status = 'pending' AND d.offered_to IS NULL AND x.quarantine))
 RETURNING d.event_id
 """)
 

@@ -268,6 +268,21 @@ INVARIANTS: Sequence[Invariant] = (
         "Bring the handler back under its old name until its events are done, or skip them.",
     ),
     _overdue(
+        "waiting-events-can-be-seen",
+        "The oldest events that wait for a consumer are of topics it is subscribed to.",
+        """
+        SELECT 'event ' || e.id AS subject, 'waits for ' || h.name || ' of ' || h.workflow ||
+          ', which is no longer subscribed to ' || e.topic AS detail
+        FROM pipeline.handlers h CROSS JOIN LATERAL (
+          SELECT event_id FROM pipeline.deliveries WHERE handler_id = h.id AND status = 'pending'
+          ORDER BY event_id LIMIT 100
+        ) d JOIN pipeline.events e ON e.id = d.event_id
+        WHERE NOT h.retired AND NOT EXISTS (
+          SELECT FROM pipeline.subscriptions s WHERE s.handler_id = h.id AND s.topic = e.topic)
+        """,
+        "Subscribe the consumer to the topic again until its events are done, or skip them.",
+    ),
+    _overdue(
         "sessions-are-finished",
         "A session whose runs have all committed is finished within ten minutes.",
         """

@@ -321,10 +321,12 @@ def producer_ids(tx: Transaction, handler_ids: Collection[int]) -> set[int]:
     return {row.id for row in tx.all(_PRODUCERS, ids=list(handler_ids))}
 
 
-def late_sweeps(tx: Transaction, periods: Mapping[str, timedelta], *, times: float = 3.0) -> list[str]:
-    """Sweeps that have not run for so many of their periods, or never."""
+def late_sweeps(
+    tx: Transaction, periods: Mapping[str, timedelta], *, times: float = 3.0, since: timedelta = timedelta.max
+) -> list[str]:
+    """Sweeps that have not run for so many of their periods; one that never ran is as old as ``since`` says."""
     last = {row.name: row.age for row in tx.all(_SWEEPS)}
-    return [name for name, every in periods.items() if last.get(name) is None or last[name] > every * times]
+    return [name for name, every in periods.items() if last.get(name, since) > every * times]
 
 
 def lapsed_runs(tx: Transaction, *, limit: int = 100) -> list[UUID]:

@@ -47,6 +47,14 @@ UPDATE pipeline.handlers SET retired = true
 WHERE workflow = :workflow AND name <> ALL(CAST(:names AS text[])) AND NOT retired
 """)
 
+LOOK_AGAIN = text("""
+WITH woken AS (
+  UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE workflow = :workflow RETURNING id
+)
+UPDATE pipeline.deliveries d SET declined = false FROM woken h
+WHERE d.handler_id = h.id AND d.status = 'pending' AND d.declined
+""")
+
 #: Waits for every open publisher and makes later ones see the new subscriptions: the backfill that
 #: follows can then neither miss an event nor deliver it twice.
 LOCK_SUBSCRIPTIONS = text("LOCK TABLE pipeline.subscriptions IN ACCESS EXCLUSIVE MODE")

@@ -15,6 +15,7 @@ from celery.worker import state
 from kombu.exceptions import ChannelError
 
 from pipeline.celery import app
+from pipeline.config import EXIT_AGAIN
 from pipeline.runtime.runner import process_name
 from pipeline.store import views
 from pipeline.tasks import chains
@@ -22,7 +23,6 @@ from pipeline.tasks.host import Host
 
 log = logging.getLogger(__name__)
 
-EXIT_STALLED = 75  #: the conventional code for a failure that a new start may cure
 _LAST_WORDS = 10.0  #: seconds between asking the worker to stop and ending its process
 
 
@@ -54,6 +54,7 @@ class Guardian:
         self.stall = Stall(here.settings.stall)
         self._children = self._pids()
         self._turn = 0
+        self._born = time.monotonic()
         self._stop = threading.Event()
 
     def run(self) -> None:
@@ -75,11 +76,13 @@ class Guardian:
 
     def stand_in(self) -> None:
         """Ring for sweeps that beat has not rung for; the slot keeps several stand-ins from doing it twice."""
+        lives = timedelta(seconds=time.monotonic() - self._born)
         with self.here.db.transaction() as tx:
-            late = views.late_sweeps(tx, self.here.sweeps.periods)
+            idle = views.late_sweeps(tx, self.here.sweeps.periods)
+            late = views.late_sweeps(tx, self.here.sweeps.periods, since=lives)
         if late:
             log.warning("beat is late with %s: standing in for it; is it running?", ", ".join(late))
-        for name in late:
+        for name in idle:  # one that never ran is rung for at once, and beat blamed for it only later
             chains.sweep(name)
 
     def see_stall(self) -> None:
@@ -99,11 +102,11 @@ class Guardian:
             "this worker has taken no message for %g s although some wait for it: its connection to the broker is "
             "dead without knowing it. It ends with exit code %d; nothing is lost, let its supervisor start it again",
             self.stall.patience,
-            EXIT_STALLED,
+            EXIT_AGAIN,
         )
-        state.should_stop = EXIT_STALLED
+        state.should_stop = EXIT_AGAIN
         self._stop.wait(_LAST_WORDS)
-        os._exit(EXIT_STALLED)  # the thread that should have stopped is the one that is stuck
+        os._exit(EXIT_AGAIN)  # the thread that should have stopped is the one that is stuck
 
     def _pids(self) -> set[int]:
         processes = getattr(getattr(self.pool, "_pool", None), "_pool", None) or ()

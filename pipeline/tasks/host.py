@@ -42,11 +42,11 @@ class Host:
     @cached_property
     def policy(self) -> RuntimePolicy:
         settings = self.settings
-        longest = min(settings.prepare_time_limit, settings.next_time_limit)
         return RuntimePolicy(
             lease=settings.lease,
-            step_limit=min(settings.step_time_limit, longest / 2),
-            cohort_budget=longest / 2,
+            step_limit=settings.step_time_limit,
+            cohort_budget=min(settings.prepare_time_limit, settings.next_time_limit) / 2,
+            mutation_budget=settings.mutate_time_limit / 2,
             mutation_concurrency=settings.mutation_concurrency,
             limits=Limits(
                 payload=settings.max_payload_bytes,

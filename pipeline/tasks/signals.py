@@ -5,8 +5,9 @@ import sys
 from typing import Any
 
 from celery import signals
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from pipeline.config import EXIT_AGAIN, EXIT_UNSAFE
 from pipeline.runtime.safety import require_safe
 from pipeline.runtime.sync import sync
 from pipeline.tasks import guardian
@@ -14,16 +15,18 @@ from pipeline.tasks.host import host
 
 log = logging.getLogger(__name__)
 
-EXIT_UNSAFE = 78  #: the conventional code for a configuration that cannot be used
-
 
 @signals.worker_init.connect
-def check(**_: Any) -> None:
+def check(sender: Any, **_: Any) -> None:
     """Refuse to start unsafe; then tell the database which workflows there are."""
     here = host()
     try:
-        require_safe(here.db, here.registry, lease=here.settings.lease, heartbeat=here.settings.heartbeat)
+        pool = getattr(sender.pool_cls, "__module__", "")
+        require_safe(here.db, here.registry, here.settings, pool=pool)
         sync(here.db, here.registry)
+    except OperationalError as error:
+        sys.stderr.write(f"the database cannot be used right now; start this worker again:\n{error.orig}\n")
+        sys.exit(EXIT_AGAIN)
     except Exception as error:  # noqa: BLE001 - Celery would log it and start a worker that cannot do anything
         sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_UNSAFE)

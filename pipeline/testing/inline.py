@@ -161,6 +161,7 @@ class Inline:
             if quiet == 2:
                 return
             self.run()
+        raise AssertionError(f"not at rest after {rounds} rounds: work that comes back for ever?")
 
     @contextmanager
     def crash_at(self, point: Point, *, times: int = 1, redeliver: bool = False) -> Iterator[None]:

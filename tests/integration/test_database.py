@@ -25,7 +25,7 @@ Said = Callable[[], list[str]]
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Said]:
     """The lines said so far."""
     with caplog.at_level(logging.INFO, logger="pipeline"):
-        yield lambda: [record.getMessage() for record in caplog.records]
+        yield lambda: [record.getMessage().partition(" ")[0] for record in caplog.records]
 
 
 def count(db: Database, name: str) -> int:

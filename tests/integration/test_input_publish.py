@@ -236,6 +236,7 @@ def test_a_retired_handler_that_comes_back_goes_on_where_it_was(db: Database) ->
         assert "log" in {row.name for row in views.due_facts(tx, "billing")}
 
 
+@pytest.mark.broken_on_purpose
 def test_a_consumer_that_leaves_a_topic_keeps_what_it_was_handed(db: Database) -> None:
     spec = make.a_workflow(db)
     (old,) = make.some_events(db, "m-1")

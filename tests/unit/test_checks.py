@@ -68,9 +68,9 @@ CONSUMERS: list[tuple[str, Declare, str]] = [
         "prepare cannot be called with 2 arguments",
     ),
     ("an unknown option", lambda w, t: w.consumer(subscribes=[t], retries=3)(Whole), "unknown option 'retries'"),
-    ("an option of another type", lambda w, t: w.consumer(subscribes=[t], batch="5")(Whole), "expected a int"),
-    ("truth as a number", lambda w, t: w.consumer(subscribes=[t], batch=True)(Whole), "expected a int"),
-    ("a policy as a number", lambda w, t: w.consumer(subscribes=[t], failures=3)(Whole), "expected a FailurePolicy"),
+    ("an option of another type", lambda w, t: w.consumer(subscribes=[t], batch="5")(Whole), "expected int"),
+    ("truth as a number", lambda w, t: w.consumer(subscribes=[t], batch=True)(Whole), "expected int"),
+    ("a policy as a number", lambda w, t: w.consumer(subscribes=[t], failures=3)(Whole), "expected FailurePolicy"),
     ("an empty batch", lambda w, t: w.consumer(subscribes=[t], batch=0)(Whole), "batch=0"),
     ("no such place", lambda w, t: w.consumer(subscribes=[t], start_at="middle")(Whole), "middle"),
     ("no such choice", lambda w, t: w.consumer(subscribes=[t], after_failed_mutation="x")(Whole), "'x'"),
@@ -99,7 +99,7 @@ EFFECTS: list[tuple[str, Declare, str]] = [
 WORKFLOWS: list[tuple[str, Declare, str]] = [
     ("an empty name", lambda w, t: Workflow(" "), "not a name"),
     ("no concurrency", lambda w, t: Workflow("x", concurrency=0), "at least 1"),
-    ("concurrency in words", lambda w, t: Workflow("x", concurrency="many"), "expected a int"),  # type: ignore[arg-type]
+    ("concurrency in words", lambda w, t: Workflow("x", concurrency="many"), "expected int"),  # type: ignore[arg-type]
     ("no such reach of doubt", lambda w, t: Workflow("x", on_uncertain="ignore"), "ignore"),
     ("no such reach of errors", lambda w, t: Workflow("x", on_logic_error="ignore"), "ignore"),
     ("a topic twice", lambda w, t: w.topic("orders"), "declared twice"),
@@ -194,7 +194,53 @@ def effect_with_code_after(ctx: Any, order: Any) -> None:
     order.payload["sent"] = True
 
 
-@pytest.mark.parametrize("cls", [CodeAfter, CodeAfterInside])
+class CodeAfterATry(Whole):
+    def mutate(self, ctx: Any, prepared: Any) -> Any:
+        try:
+            asked: Any = ctx.mail.send(n=1)
+        except ValueError:
+            raise
+        prepared.data.clear()
+        return asked
+
+
+class CodeAfterABranch(Whole):
+    async def mutate(self, ctx: Any, prepared: Any) -> Any:
+        if prepared.data:
+            await ctx.mail.send(n=1)
+        else:
+            return
+        prepared.data.clear()
+
+
+class AsksInABranchThatReturns(Whole):
+    def mutate(self, ctx: Any, prepared: Any) -> Any:
+        if prepared.data:
+            asked = ctx.mail.send(n=1)
+            return asked  # noqa: RET504 - the case under test
+        prepared.data.clear()
+        return None
+
+
+class ReturnsADict(Whole):
+    def next(self, ctx: Any, prepared: Any, result: Any):  # type: ignore[no-untyped-def] # as people write it
+        return {"count": 1}
+
+
+class ReturnsWhatACallReturns(Whole):
+    def next(self, ctx: Any, prepared: Any, result: Any):  # type: ignore[no-untyped-def] # as people write it
+        return result.get(1)
+
+
+def test_state_with_parallel_runs_and_no_merge_is_refused_without_any_annotation() -> None:
+    workflow = Workflow("shop", concurrency=2)
+    orders = workflow.topic("orders")
+    with pytest.raises(DeclarationError, match="returns state and its workflow runs 2 at once"):
+        workflow.consumer(subscribes=[orders])(ReturnsADict)
+    workflow.consumer(subscribes=[orders])(ReturnsWhatACallReturns)
+
+
+@pytest.mark.parametrize("cls", [CodeAfter, CodeAfterInside, CodeAfterATry, CodeAfterABranch])
 def test_code_after_the_request_is_warned_of_where_the_consumer_is_declared(cls: type) -> None:
     workflow = Workflow("shop")
     with pytest.warns(UserWarning, match=r"mutate has code after it asked") as warned:
@@ -208,7 +254,7 @@ def test_code_after_the_request_of_an_effect_is_warned_of() -> None:
         workflow.effect(workflow.topic("orders"))(effect_with_code_after)
 
 
-@pytest.mark.parametrize("cls", [Whole, AsksAndReturns])
+@pytest.mark.parametrize("cls", [Whole, AsksAndReturns, AsksInABranchThatReturns])
 def test_asking_last_is_not_warned_of(cls: type) -> None:
     workflow = Workflow("shop")
     with warnings.catch_warnings():

@@ -191,6 +191,6 @@ def test_the_description_has_every_setting_with_its_secrets_masked() -> None:
     st.integers(min_value=31_000, max_value=500_000),
 )
 def test_a_described_duration_can_be_written_back(name: str, milliseconds: int) -> None:
-    environ = {f"PIPELINE_{name.upper()}": f"{milliseconds}ms"}
+    environ = {f"PIPELINE_{name.upper()}": f"{milliseconds}ms", "PIPELINE_STEP_TIME_LIMIT": "10s"}
     settings = Settings.load(environ)
     assert Settings.load({row.variable: row.value for row in settings.describe()}) == settings

@@ -11,6 +11,7 @@ import pytest
 from pipeline.domain import errors
 from pipeline.domain.errors import (
     AuthError,
+    EventError,
     HandlerError,
     IllegalTransitionError,
     InvalidInputError,
@@ -26,6 +27,7 @@ from pipeline.domain.errors import (
     UnknownError,
     UnresolvedError,
 )
+from pipeline.domain.ids import EventId
 
 ONE, TWO = UUID(int=1), UUID(int=2)
 
@@ -65,6 +67,7 @@ EXAMPLES: list[tuple[PipelineError, list[str]]] = [
     ),
     (LogicError("amount is negative", order=4711), ["amount is negative"]),
     (PhaseViolationError("publish in prepare. Publish in next"), ["publish in prepare", "Publish in next"]),
+    (EventError(EventId(7), "event 7 does not fit Order"), ["event 7 does not fit Order"]),
     (TransientError("the mail server is away"), ["the mail server is away"]),
     (AuthError("the token has expired"), ["the token has expired"]),
 ]

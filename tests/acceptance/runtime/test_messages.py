@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 from celery import Celery
 
+from pipeline.config import EXIT_AGAIN
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.sync import sync
 from pipeline.schedules.sweeps import PERIODS
-from pipeline.tasks.guardian import EXIT_STALLED
 from tests.support.cluster import Installation
 from tests.support.wait import wait_for
 
@@ -71,7 +71,7 @@ def test_a_worker_that_hears_no_messages_any_more_ends_itself_and_loses_nothing(
     nodes.all_done_once()
     deaf.process.send_signal(signal.SIGUSR2)
     nodes.publish(5)
-    assert deaf.process.wait(timeout=60) == EXIT_STALLED
+    assert deaf.process.wait(timeout=60) == EXIT_AGAIN
     assert "taken no message for 3 s although some wait" in deaf.log.read_text()
     nodes.worker()
     nodes.all_done_once()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import redis
 
+from pipeline.config import EXIT_AGAIN
 from pipeline.dev import servers
 from pipeline.store import migrate
 from pipeline.store.database import Database
-from pipeline.tasks.guardian import EXIT_STALLED
 from tests.support.cluster import Installation, installed
 from tests.support.wait import wait_for
 
@@ -50,7 +50,7 @@ def all_done_once(shop: Installation) -> None:
         shop.all_done_once(within=60)
     except AssertionError:
         worker = shop.nodes[0].process
-        assert worker.poll() == EXIT_STALLED, f"the worker has done nothing and has not ended ({worker.poll()})"
+        assert worker.poll() == EXIT_AGAIN, f"the worker has done nothing and has not ended ({worker.poll()})"
         shop.end_nodes()
         begin(shop)
         shop.all_done_once()

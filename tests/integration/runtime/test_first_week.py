@@ -1,13 +1,18 @@
 """What people run into in their first week: reused dicts, deadly events, renamed handlers, raised limits."""
 
+# ruff: noqa: ARG002 - the host decides which arguments a handler takes
+
 import logging
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy.event
+from pydantic import BaseModel
+from sqlalchemy.exc import OperationalError
 
-from pipeline import Workflow
+from pipeline import LogicError, PrepareResult, Workflow
 from pipeline.domain.errors import PhaseViolationError
 from pipeline.domain.limits import Limits
 from pipeline.runtime.contexts import RUNNING, Given, MutateContext
@@ -19,7 +24,7 @@ from pipeline.store import invariants
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import Crashed, Inline
-from tests.support.handlers import Shop, at_once, blocks, each_once, statuses, take_one
+from tests.support.handlers import Shop, at_once, blocks, each_once, statuses, take_one, the_workflow
 from tests.support.reads import one
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -155,6 +160,20 @@ def test_a_producer_whose_schedule_changed_follows_the_new_one_at_once(db: Datab
     assert registered(cron="0 0 1 1 *") == yearly
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_new_code_looks_again_at_what_the_old_code_declined(db: Database, concurrency: int) -> None:
+    old = Shop(prepare=lambda ctx, _: PrepareResult.nothing(), concurrency=concurrency)
+    run = old.started(db, 2)
+    run.run()
+    assert statuses(run, old.orders) == ["pending", "pending"]
+    same = Shop(concurrency=concurrency).inline(db)
+    assert not same.scheduler.schedule(["shop"]).counts
+    new = Shop(version=2, concurrency=concurrency)
+    run = new.inline(db)
+    run.run()
+    assert_consumed(run, new.orders)
+
+
 def test_the_context_of_another_run_is_refused_even_while_that_run_is_busy() -> None:
     shop = Shop()
     given = Given(now=NOW, connectors={"mail": shop.mail})
@@ -202,3 +221,115 @@ def test_a_look_with_nonsense_is_a_logic_failure_in_plain_words(db: Database, lo
 def _findings(run: Inline) -> Any:
     with run.db.transaction() as tx:
         return invariants.findings(tx)
+
+
+class Order(BaseModel):
+    """What the topic of these tests carries."""
+
+    n: int
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("limit", [1, 100])
+def test_an_event_that_does_not_fit_its_model_is_set_aside_and_the_rest_goes_on(
+    db: Database, concurrency: int, limit: int
+) -> None:
+    workflow = Workflow("shop", concurrency=concurrency, on_logic_error="quarantine")
+    orders = workflow.topic("orders", schema=Order)
+    seen: list[int] = []
+
+    class Read:
+        def prepare(self, ctx: Any, state: Any) -> PrepareResult:
+            pending = ctx.peek(orders, limit=limit)[:1]
+            return PrepareResult(reserve=pending, data=[event.payload.n for event in pending])
+
+        def mutate(self, ctx: Any, prepared: Any) -> None: ...
+
+        def next(self, ctx: Any, prepared: Any, result: Any) -> None:
+            seen.extend(prepared.data)
+
+    workflow.consumer(subscribes=[orders], failures=at_once(quarantine_after=2))(Read)
+    run = Inline(db, [workflow])
+    run.publish(orders, {"n": 1}, {"n": "one"}, {"n": 2})
+    run.run()
+    run.settle()
+    assert sorted(seen) == [1, 2]
+    assert statuses(run, orders) == ["consumed", "quarantined", "consumed"]
+    (bad,) = [row for row in run.deliveries(orders) if row.status == "quarantined"]
+    assert "('m2') of topic 'orders' does not fit Order: n: Input should be a valid integer" in bad.error
+
+
+def test_without_knowing_which_event_is_to_blame_a_run_that_saw_many_stops_its_workflow(db: Database) -> None:
+    def prepare(ctx: Any, _: Any) -> Any:
+        raise LogicError(f"cannot decide among {len(ctx.peek(shop.orders))}")
+
+    shop = Shop(prepare=prepare, on_logic_error="quarantine")
+    run = shop.started(db, 3)
+    run.run()
+    assert statuses(run, shop.orders) == ["pending"] * 3
+    assert the_workflow(run).maintenance
+
+
+def test_older_code_serves_what_it_has_in_common_and_registers_nothing(
+    db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While a release rolls out, a worker of the old version may be restarted after one of the new has started."""
+    new = Shop(version=2, concurrency=4)
+    new.workflow.effect(new.orders, name="copy", start_at="earliest")(lambda ctx, event: None)
+    new.inline(db)
+    old = Shop(version=1, concurrency=4)
+    run = old.started(db, 2)
+    assert "registered with version 2 and this worker has 1" in caplog.text
+    run.run()
+    assert each_once(old, range(2)), "the old worker does its part"
+    both = new.inline(db)
+    both.settle()
+    assert_consumed(both, new.orders)
+    assert {row.handler for row in both.deliveries(new.orders)} == {"Send", "copy"}
+
+
+def test_what_there_is_no_time_for_is_given_back_before_it_is_in_the_ledger(db: Database) -> None:
+    shop = Shop(concurrency=8)
+    policy = RuntimePolicy(mutation_concurrency=1, mutation_budget=timedelta(0))
+    run = shop.started(db, 3, policy=policy)
+    run.run()
+    run.settle()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, range(3))
+    assert {row.status for row in run.runs()} == {"committed"}, "nothing crashed for lack of time"
+
+
+def test_answers_survive_a_database_that_is_away_for_a_moment(db: Database) -> None:
+    shop = Shop(concurrency=8)
+    run = shop.started(db, 3)
+    failures: list[str] = []
+
+    def fail(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "mutation_outcome = 'success'" in statement and len(failures) < 2:
+            failures.append(statement)
+            raise OperationalError(statement, {}, Exception("the server closed the connection unexpectedly"))
+
+    sqlalchemy.event.listen(db.engine, "before_cursor_execute", fail)
+    try:
+        run.run()
+    finally:
+        sqlalchemy.event.remove(db.engine, "before_cursor_execute", fail)
+    assert len(failures) == 2
+    assert {row.status for row in run.ledger()} == {"applied"}
+    assert_consumed(run, shop.orders)
+
+
+def test_a_task_that_fails_by_itself_stops_its_runs_at_once_and_says_why(db: Database) -> None:
+    shop = Shop(concurrency=8)
+    run = shop.started(db, 2)
+
+    def fail(point: Point) -> None:
+        if point is Point.MUTATE_CLAIMED:
+            raise RuntimeError("the soft time limit was exceeded")
+
+    with run.at_points(fail), pytest.raises(RuntimeError):
+        run.run()
+    stopped = assert_runs(run, "crashed", "crashed")
+    assert "its task failed: RuntimeError: the soft time limit was exceeded" in stopped[0].error
+    run.run()
+    assert_consumed(run, shop.orders)
