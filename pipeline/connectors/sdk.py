@@ -1,22 +1,33 @@
 """How an outside system is described: reads, mutations, and how to find out what became of one.
 
-A connector is a class with a name; its operations are methods marked ``read`` or ``mutation``. A
-mutation gets a ``Call`` with an idempotency key and a deadline. Raising ``LogicError``,
-``TransientError`` or ``AuthError`` from it says that it definitely did not happen; any other
-exception leaves the outcome unknown.
+A connector is a class with a name; its operations are methods marked ``read`` or ``mutation``. Their
+parameters are keyword arguments with annotations, checked before anything is written down. A mutation
+gets a ``Call`` with an idempotency key and a deadline. What its errors mean is said by its ``errors``,
+else by ``pipeline.connectors.readings``; an error that nobody can read leaves the outcome unknown.
+
+Credentials belong to the connector, as ``SecretStr`` attributes taken from settings. They are never
+parameters, and what is said about an operation is scrubbed of them.
 """
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from pipeline.domain.policies import ReconcilePolicy
+from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
+from pydantic_core import PydanticSerializationError
+
+from pipeline.connectors.readings import Reading, read_error
+from pipeline.domain.errors import InvalidInputError, LogicError
+from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=Callable[..., Any])
+
+HIDDEN = "•••"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +64,22 @@ class NotFound:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Verdict: cannot tell yet; ask again."""
+    """Verdict: cannot tell yet; ask again, not before ``after`` if that is longer than the usual pause."""
 
     reason: str = ""
+    after: timedelta | None = None
 
 
 Verdict = Applied | NotFound | Retry
+
+
+class Grade(StrEnum):
+    """How well the outcome of an operation can be known."""
+
+    A = "A"  #: the outside system honours the key, and can be asked
+    B = "B"  #: it can be asked
+    C = "C"  #: it honours the key: sending again is safe, but nobody can be asked
+    D = "D"  #: neither: an unknown outcome is a question for a person
 
 
 @dataclass(slots=True)
@@ -69,16 +90,27 @@ class Operation(Generic[F]):
     is_mutation: bool
     timeout: timedelta = timedelta(seconds=30)
     settle: timedelta = timedelta(0)
+    keyed: bool = False  #: the outside system does one thing once, however often a key arrives
     policy: ReconcilePolicy = field(default_factory=ReconcilePolicy)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
+    redact: frozenset[str] = frozenset()  #: parameters that nobody is shown
+    shows: str = ""  #: what a person reads, with parameters in braces
+    errors: Callable[[BaseException], Reading | None] | None = None
     look: Callable[..., Any] | None = None
     name: str = ""
     signature: inspect.Signature = field(init=False)
+    model: type[BaseModel] = field(init=False)
 
     def __post_init__(self) -> None:
         self.signature = inspect.signature(self.function)
+        self.model = _model(self.function, self.signature, skip=2 if self.is_mutation else 1)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
+        wrong = sorted(set(self.redact) - set(self.model.model_fields))
+        if wrong and not self._takes_anything:
+            raise InvalidInputError(f"{owner.__qualname__}.{name} redacts {wrong[0]!r}, which it does not take.")
 
     def reconcile(self, look: L) -> L:
         """Mark the method that finds out what became of this mutation."""
@@ -90,14 +122,62 @@ class Operation(Generic[F]):
         return self.look is not None
 
     @property
+    def grade(self) -> Grade:
+        """How well an outcome can be known, by what is declared."""
+        return {(True, True): Grade.A, (False, True): Grade.B, (True, False): Grade.C, (False, False): Grade.D}[
+            self.keyed, self.can_reconcile
+        ]
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         """What the operation takes, besides the connector and the call."""
         return tuple(self.signature.parameters)[2 if self.is_mutation else 1 :]
 
-    def check(self, params: dict[str, Any]) -> None:
-        """Refuse parameters the operation does not take, before anything is written."""
-        leading = [None, None] if self.is_mutation else [None]
-        self.signature.bind(*leading, **params)
+    def check(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters as they are written down: of the declared types, as JSON. Refuses what does not fit."""
+        fitting = self._fitting(params)
+        free = {name: value for name, value in params.items() if self._annotation(name) is Any}
+        try:
+            return fitting.model_dump(mode="json", exclude=set(free)) | free
+        except PydanticSerializationError as error:
+            raise LogicError(f"{self.name} was given parameters that cannot be written down: {error}") from None
+
+    def given(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters as the function takes them: of the declared types, read back from JSON."""
+        fitting = self._fitting(params)
+        return {name: getattr(fitting, name) for name in (*type(fitting).model_fields, *(fitting.model_extra or ()))}
+
+    def reading(self, error: BaseException) -> Reading:
+        """What an error of this operation says about its outcome."""
+        return (self.errors and self.errors(error)) or read_error(error)
+
+    def shown(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters as people may see them."""
+        return {name: HIDDEN if name in self.redact else value for name, value in params.items()}
+
+    def title(self, params: Mapping[str, Any]) -> str:
+        """What this request would do, in a line for people."""
+        seen = self.shown(params)
+        if self.shows:
+            return self.shows.format_map({name: seen.get(name, "") for name in (*self.parameters, *seen)})
+        return ", ".join(f"{name}={value!r}" for name, value in seen.items())
+
+    def _annotation(self, name: str) -> Any:
+        known = self.model.model_fields.get(name)
+        return known.annotation if known is not None else Any
+
+    @property
+    def _takes_anything(self) -> bool:
+        return self.model.model_config.get("extra") == "allow"
+
+    def _fitting(self, params: Mapping[str, Any]) -> BaseModel:
+        try:
+            return self.model.model_validate(dict(params))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            known = ", ".join(self.parameters) or "none"
+            raise LogicError(f"{self.name} was given a wrong {place}: {first['msg']}; it takes: {known}") from None
 
 
 def read(function: F) -> Operation[F]:
@@ -105,21 +185,39 @@ def read(function: F) -> Operation[F]:
     return Operation(function=function, is_mutation=False)
 
 
-def mutation(
+def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by name
     *,
     timeout: timedelta = timedelta(seconds=30),
     settle: timedelta = timedelta(0),
+    keyed: bool = False,
     policy: ReconcilePolicy | None = None,
+    retry: RetryPolicy | None = None,
+    breaker: BreakerPolicy | None = None,
+    redact: Collection[str] = (),
+    shows: str = "",
+    errors: Callable[[BaseException], Reading | None] | None = None,
 ) -> Callable[[F], Operation[F]]:
     """Mark a method that changes the outside world.
 
     ``timeout`` bounds one call; ``settle`` is how long a change may take to become visible, during
-    which not finding it proves nothing.
+    which not finding it proves nothing. ``keyed`` says that the outside system honours the
+    idempotency key. ``errors`` reads the operation's own exceptions; what it returns None for is
+    read as usual.
     """
 
     def mark(function: F) -> Operation[F]:
         return Operation(
-            function=function, is_mutation=True, timeout=timeout, settle=settle, policy=policy or ReconcilePolicy()
+            function=function,
+            is_mutation=True,
+            timeout=timeout,
+            settle=settle,
+            keyed=keyed,
+            policy=policy or ReconcilePolicy(),
+            retry=retry or RetryPolicy(),
+            breaker=breaker or BreakerPolicy(),
+            redact=frozenset(redact),
+            shows=shows,
+            errors=errors,
         )
 
     return mark
@@ -128,7 +226,7 @@ def mutation(
 class Connector:
     """An adapter to one outside system. Subclasses name themselves and mark their operations."""
 
-    name: ClassVar[str] = ""
+    name: str = ""
     _operations: ClassVar[dict[str, Operation[Any]]]
 
     @classmethod
@@ -140,3 +238,31 @@ class Connector:
             known = {operation.name: operation for operation in found if isinstance(operation, Operation)}
             cls._operations = known
         return known
+
+    def scrubbed(self, text: str) -> str:
+        """Words without this connector's credentials, whatever put them there."""
+        for value in vars(self).values():
+            if isinstance(value, SecretStr | SecretBytes) and value:
+                secret = value.get_secret_value()
+                text = text.replace(secret if isinstance(secret, str) else secret.decode(errors="replace"), HIDDEN)
+        return text
+
+
+def _model(function: Callable[..., Any], signature: inspect.Signature, skip: int) -> type[BaseModel]:
+    """What an operation takes, as a model. Credentials are refused: they belong to the connector."""
+    hints = inspect.get_annotations(function, eval_str=True)
+    fields: dict[str, Any] = {}
+    extra = "forbid"
+    for name, parameter in list(signature.parameters.items())[skip:]:
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            extra = "allow"
+            continue
+        kind = hints.get(name, Any)
+        if kind in (SecretStr, SecretBytes):
+            raise InvalidInputError(
+                f"{function.__qualname__} takes the credential {name!r} as a parameter, which would be written down; "
+                "expected it as an attribute of the connector, from settings."
+            )
+        fields[name] = (kind, ... if parameter.default is inspect.Parameter.empty else parameter.default)
+    config = ConfigDict(extra=extra, arbitrary_types_allowed=False, protected_namespaces=())  # type: ignore[typeddict-item]
+    return create_model(function.__name__, __config__=config, **fields)

@@ -51,12 +51,34 @@ class FailurePolicy(Policy):
     quarantine_after: int = Field(default=3, ge=1)  #: runs an event may fail before it is set aside
 
 
+class RetryPolicy(Policy):
+    """How often one mutation is attempted when the outside system says that it did not happen this time."""
+
+    max_attempts: int = Field(default=3, ge=1, le=100)
+    backoff: Backoff = Backoff(base=timedelta(seconds=1), cap=timedelta(seconds=30))
+
+
 class ReconcilePolicy(Policy):
-    """How long the background asks the outside system before it asks a person."""
+    """How long the background asks the outside system before it asks a person, and how long it keeps watch.
+
+    A mutation that was settled as not having happened, because somebody said so or because it was
+    not found, is looked for again after each span of ``watch``: effects have surfaced late before.
+    """
 
     max_attempts: int = Field(default=5, ge=1)
     backoff: Backoff = Backoff(base=timedelta(seconds=10), cap=timedelta(minutes=10))
     immediate_timeout: timedelta = Field(default=timedelta(seconds=30), gt=timedelta(0))
+    watch: tuple[timedelta, ...] = (timedelta(minutes=10), timedelta(hours=1), timedelta(hours=24))
+
+
+class BreakerPolicy(Policy):
+    """When an operation's outcomes are so often unknown that no new mutation of it is started."""
+
+    share: float = Field(default=0.5, gt=0.0, le=1.0)  #: of the last calls, so many unknown
+    at_least: int = Field(default=10, ge=1)  #: unknown calls; fewer prove nothing
+    last: int = Field(default=50, ge=1, le=1000)  #: calls that are looked at
+    window: timedelta = Field(default=timedelta(minutes=10), gt=timedelta(0))  #: and how far back
+    probe_every: timedelta = Field(default=timedelta(seconds=30), gt=timedelta(0))
 
 
 class WakePolicy(Policy):

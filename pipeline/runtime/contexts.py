@@ -158,7 +158,7 @@ class PrepareContext(Context):
         if operation.is_mutation:
             what = f"the mutation {connector.name}.{operation.name} was asked for"
             self._refuse(what, "Put what it needs into data and ask for it in mutate")
-        return _answer(operation.function(connector, **params))
+        return _answer(operation.function(connector, **operation.given(params)))
 
     def _subscribed(self, topic: Topic, verb: str) -> str:
         self._used(verb)
@@ -208,8 +208,9 @@ class MutateContext(Context):
         if self.asked is not None:
             first = f"{self.asked.connector}.{self.asked.operation}"
             self._refuse(f"a second mutation {what}", f"{first} was asked for already, and a run has one")
-        operation.check(params)
-        kept = kept_json(params, what=f"parameters of {connector.name}.{operation.name}", limit=self._limits.params)
+        kept = kept_json(
+            operation.check(params), what=f"parameters of {connector.name}.{operation.name}", limit=self._limits.params
+        )
         self.asked = Asked(connector=connector.name, operation=operation.name, params=kept)
         return self.asked
 
@@ -261,4 +262,4 @@ class ProducerContext(Publishing):
         if operation.is_mutation:
             what = f"the mutation {connector.name}.{operation.name} was asked for"
             self._refuse(what, "Publish an event and let a consumer do it")
-        return _answer(operation.function(connector, **params))
+        return _answer(operation.function(connector, **operation.given(params)))

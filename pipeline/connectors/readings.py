@@ -1,0 +1,126 @@
+"""What an error says about the outcome of a call: it did not happen, or nobody knows.
+
+Pure: from an exception to a reading. Libraries are known by the names of their exceptions, so that none
+of them has to be installed. What is not in the table is unknown: the safe side.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import Any
+
+from pipeline.domain.errors import AuthError, LogicError, TransientError
+
+
+class Outcome(StrEnum):
+    """What is known of a call that ended with an error."""
+
+    REFUSED = "refused"  #: it did not happen, and the same request would be refused again
+    NOT_NOW = "not now"  #: it did not happen, and may be attempted again
+    DENIED = "denied"  #: it did not happen, and a person must give access
+    UNKNOWN = "unknown"  #: it may or may not have happened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """An outcome, and how long the outside system asks to be left alone."""
+
+    outcome: Outcome
+    after: timedelta | None = None
+
+
+#: Exceptions by module and name. Only what cannot have reached the outside system, or was refused by it, is here.
+_KNOWN: dict[str, Outcome] = {
+    "builtins.ConnectionRefusedError": Outcome.NOT_NOW,
+    "socket.gaierror": Outcome.NOT_NOW,
+    "ssl.SSLCertVerificationError": Outcome.DENIED,
+    "httpx.ConnectError": Outcome.NOT_NOW,
+    "httpx.ConnectTimeout": Outcome.NOT_NOW,
+    "httpx.PoolTimeout": Outcome.NOT_NOW,
+    "httpx.UnsupportedProtocol": Outcome.REFUSED,
+    "httpx.InvalidURL": Outcome.REFUSED,
+    "requests.exceptions.ConnectTimeout": Outcome.NOT_NOW,
+    "requests.exceptions.InvalidURL": Outcome.REFUSED,
+    "requests.exceptions.MissingSchema": Outcome.REFUSED,
+    "urllib3.exceptions.NewConnectionError": Outcome.NOT_NOW,
+    "urllib3.exceptions.ConnectTimeoutError": Outcome.NOT_NOW,
+    "aiohttp.client_exceptions.ClientConnectorError": Outcome.NOT_NOW,
+    "sqlalchemy.exc.IntegrityError": Outcome.REFUSED,
+    "sqlalchemy.exc.DataError": Outcome.REFUSED,
+    "sqlalchemy.exc.ProgrammingError": Outcome.REFUSED,
+    "sqlalchemy.exc.NotSupportedError": Outcome.REFUSED,
+    "sqlalchemy.exc.TimeoutError": Outcome.NOT_NOW,  # no connection of the pool was free
+}
+_DENIED = frozenset({401, 403, 407})
+_NOT_NOW = frozenset({425, 429})
+_UNKNOWN = frozenset({408, 409, 499})  #: a timeout, or a conflict with what may be this very request
+_LONGEST_AFTER = timedelta(days=1)
+
+
+def read_error(error: BaseException) -> Reading:
+    """What this error says. Ours say it themselves; an answer says it by its status; the rest is in the table."""
+    match error:
+        case TransientError():
+            return Reading(outcome=Outcome.NOT_NOW, after=error.fields.get("after"))
+        case AuthError():
+            return Reading(outcome=Outcome.DENIED)
+        case LogicError():
+            return Reading(outcome=Outcome.REFUSED)
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return _by_status(status, getattr(error, "response", None))
+    for each in _causes(error):
+        for kind in type(each).__mro__:
+            module = kind.__module__.partition("._")[0]
+            known = _KNOWN.get(f"{module}.{kind.__qualname__}")
+            if known is not None:
+                return Reading(outcome=known)
+    return Reading(outcome=Outcome.UNKNOWN)
+
+
+def read_status(status: int, after: str | None = None, *, now: datetime | None = None) -> Reading:
+    """What the status of an HTTP answer says, with its Retry-After."""
+    pause = retry_after(after, now=now)
+    if status in _DENIED:
+        return Reading(outcome=Outcome.DENIED)
+    if status in _NOT_NOW:
+        return Reading(outcome=Outcome.NOT_NOW, after=pause)
+    if 400 <= status < 500 and status not in _UNKNOWN:
+        return Reading(outcome=Outcome.REFUSED)
+    return Reading(outcome=Outcome.UNKNOWN, after=pause)
+
+
+def retry_after(value: str | None, *, now: datetime | None = None) -> timedelta | None:
+    """How long a Retry-After asks to wait, in seconds or as a date; None when it makes no sense."""
+    if not value:
+        return None
+    try:
+        wait = timedelta(seconds=float(value))
+    except (ValueError, OverflowError):
+        try:
+            until = parsedate_to_datetime(value)
+        except (ValueError, TypeError):
+            return None
+        wait = until.astimezone(UTC) - now if now is not None else None  # type: ignore[assignment]
+    return wait and min(max(wait, timedelta(0)), _LONGEST_AFTER)
+
+
+def _by_status(status: int, response: Any) -> Reading:
+    headers = getattr(response, "headers", None) or {}
+    return read_status(status, headers.get("retry-after") or headers.get("Retry-After"))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, then what it was raised from on purpose: libraries wrap what the socket said.
+
+    Not what merely happened before it: an earlier attempt may have been refused and a later one not.
+    """
+    current: BaseException | None = error
+    for _ in range(8):
+        if current is None:
+            return
+        yield current
+        wrapped = getattr(current.args[0], "reason", None) if current.args else None  # requests around urllib3
+        current = current.__cause__ or (wrapped if isinstance(wrapped, BaseException) else None)
