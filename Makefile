@@ -71,7 +71,7 @@ demo: setup ## a running system, a workload, and a true summary
 	$(PY) -m pipeline.dev.demo
 
 COMPILE := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
-    --no-header --no-emit-index-url --extra flower --extra otel
+    --no-header --no-emit-index-url --extra flower --extra http --extra otel
 
 lock: setup ## resolve the dependencies again: all of them, and those of the image
 	$(COMPILE) --extra servers --group dev -o requirements.lock
