@@ -41,12 +41,18 @@ TRANSITIONS: Mapping[str, str] = {
     "workflow.unblocked": "the cause of a block is gone",
     "workflow.maintenance_entered": "the workflow's code is wrong; nothing starts until it changes",
     "workflow.maintenance_exited": "the workflow may start runs again",
+    "mutation.surfaced": "an effect that was settled as not having happened has happened after all",
+    "mutation.acknowledged": "a person has dealt with an effect that surfaced late",
+    "breaker.opened": "no new mutation of an operation is started until a probe succeeds",
+    "breaker.closed": "mutations of an operation go on",
     "session.finished": "a group of runs ended",
 }
 
 
 #: Said as warnings: from here on something stands still until a person acts.
-NEEDS_A_PERSON = frozenset({"mutation.escalated", "workflow.blocked", "workflow.maintenance_entered"})
+NEEDS_A_PERSON = frozenset(
+    {"mutation.escalated", "mutation.surfaced", "breaker.opened", "workflow.blocked", "workflow.maintenance_entered"}
+)
 
 
 def check(name: str) -> None:

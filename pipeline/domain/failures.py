@@ -36,6 +36,7 @@ class Failure:
     kind: FailureKind
     message: str
     error_type: str = ""
+    wait: timedelta = timedelta(0)  #: how long the outside system asks to be left alone
     culprits: tuple[EventId, ...] = ()  #: events known to be the cause, of a run that sees more than one
 
 
@@ -163,7 +164,7 @@ def _again(
     return Consequence(
         status=RunStatus.CRASHED if crashed else RunStatus.PAUSED_TRANSIENT,
         disposition=disposition,
-        delay=policy.backoff.delay(attempt, chance=chance) if attempt else timedelta(0),
+        delay=max(failure.wait, policy.backoff.delay(attempt, chance=chance) if attempt else timedelta(0)),
     )
 
 

@@ -87,6 +87,7 @@ class Request:
     idempotency_key: str
     timeout: timedelta
     settle: timedelta = timedelta(0)
+    watch: timedelta | None = None  #: when it is looked for again after it was settled on weak evidence
     reconcilable: bool = False
     needs_approval: bool = False
 

@@ -5,7 +5,9 @@ the same statement. Verdicts of the worker carry its fence; verdicts found out l
 stopped in doubt. "It was not found" counts only once the request can no longer be travelling.
 """
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -30,9 +32,9 @@ from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnUncertai
 from pipeline.execution import audit
 from pipeline.execution.landing import Landing, Move, land
 from pipeline.store import events as event_store
+from pipeline.store import ledger, views
 from pipeline.store import mutations as store
 from pipeline.store import runs as run_store
-from pipeline.store import views
 from pipeline.store import workflows as workflow_store
 from pipeline.store.database import Transaction, encoded
 
@@ -60,6 +62,15 @@ def send(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
     for row in landed:
         tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id)
     move = Move(verb="send", phases=[Phase.MUTATING], also=" with an approved mutation")
+    return land(tx, cohort, landed, key=lambda row: row.run_id, move=move)
+
+
+def resend(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
+    """Attempt mutations again that are known not to have happened: counted, and with a new deadline, before they go."""
+    landed = store.guarded(tx, store.RESEND, [{"run": held.run_id, "fence": held.fence} for held in cohort])
+    for row in landed:
+        tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id, attempt=row.attempts)
+    move = Move(verb="resend", phases=[Phase.MUTATING], also=" with a mutation in flight")
     return land(tx, cohort, landed, key=lambda row: row.run_id, move=move)
 
 
@@ -111,6 +122,50 @@ def book(tx: Transaction, looks: Sequence[tuple[MutationId, int, timedelta]]) ->
     """
     rows = [{"mutation_id": id_, "attempts": attempts, "delay": delay} for id_, attempts, delay in looks]
     return tuple(store.guarded(tx, store.BOOK, rows))
+
+
+def postpone(tx: Transaction, mutation_id: MutationId, after: timedelta) -> None:
+    """The outside system asked not to be asked again before that."""
+    tx.run(store.POSTPONE, id=mutation_id, after=after)
+
+
+def watched(tx: Transaction, row: Row[Any], following: timedelta | None) -> Row[Any] | None:
+    """Book the look after this one at a mutation that was settled on weak evidence. None: somebody else has it."""
+    return tx.first(store.WATCHED, id=row.id, watched=row.watched, next=following)
+
+
+def surface(tx: Transaction, mutation_id: MutationId, result: Any, by: Person) -> Row[Any] | None:
+    """It happened after all, though it was settled as not having happened. Nothing is undone: people are told.
+
+    The audit names both sides: what surfaced, and the run that owns the inputs now and may have done it again.
+    """
+    kept = checked_json(result, what=f"result of mutation {mutation_id}", limit=DEFAULT_LIMITS.result)
+    row = tx.first(store.SURFACE, id=mutation_id, result=json.dumps(kept))
+    if row is None:
+        return None
+    other = ledger.instead(tx, row.run_id)
+    again = None if other is None or other.run_id == row.run_id else other
+    evidence = {
+        "settled_by": row.resolved_by,
+        "settled_at": row.resolved_at.isoformat(),
+        "surfaced": kept,
+        "instead_run": str(again.run_id) if again else None,
+        "instead_mutation": str(again.mutation_id) if again and again.mutation_id else None,
+        "instead_status": again.mutation_status if again else None,
+    }
+    audit.record(tx, replace(by, evidence=evidence), "mutation.surfaced", **_subject(row))
+    tx.announce("mutation.surfaced", run_id=row.run_id, mutation_id=row.id, instead=evidence["instead_run"])
+    return row
+
+
+def acknowledge(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
+    """A person has dealt with an effect that surfaced late; the doctor speaks of it no more."""
+    row = tx.first(store.ACKNOWLEDGE, id=mutation_id, by=by.name)
+    if row is None:
+        raise _illegal(_found(tx, mutation_id), "acknowledge", ["surfaced, and not acknowledged yet"])
+    tx.announce("mutation.acknowledged", run_id=row.run_id, mutation_id=row.id, actor=by.name)
+    audit.record(tx, by, "mutation.acknowledge", **_subject(row))
+    return row
 
 
 def escalate(tx: Transaction, ids: Sequence[UUID], reason: str) -> tuple[Row[Any], ...]:
@@ -296,6 +351,7 @@ def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
         "idempotency_key": checked_name(item.idempotency_key, what="idempotency key"),
         "timeout": item.timeout,
         "settle": item.settle,
+        "watch": item.watch,
         "reconcilable": item.reconcilable,
         "needs_approval": item.needs_approval,
     }

@@ -124,12 +124,15 @@ def heartbeat(tx: Transaction, cohort: Sequence[Held], *, lease: timedelta) -> L
     return _land(tx, cohort, landed, Move(verb="heartbeat", phases=list(Phase), also=" and claimed"))
 
 
-def release(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
-    """Give runs back on a clean shutdown. A run whose mutation may be in the air is never given back."""
-    landed = store.guarded(tx, store.RELEASE, _held_rows(cohort))
+def release(tx: Transaction, cohort: Sequence[Held], *, later: bool = False) -> Landing[Row[Any]]:
+    """Give runs back. A run whose mutation may be in the air is never given back.
+
+    The next tick rings for them; ``later`` lets the usual silence pass first.
+    """
+    landed = store.guarded(tx, store.RELEASE, _held_rows(cohort), later=later)
     for run in landed:
         tx.announce("run.released", run_id=run.id, phase=run.phase)
-    move = Move(verb="release", phases=[Phase.PREPARING, Phase.PREPARED, Phase.EMITTING])
+    move = Move(verb="release", phases=[Phase.PREPARING, Phase.PREPARED, Phase.EMITTING], also=" or not sent yet")
     return _land(tx, cohort, landed, move)
 
 

@@ -2,7 +2,7 @@
 
 At most so many calls are in the air; each wave of ledger rows is committed in flight right before it
 is sent, so a crash leaves in doubt only what was in the air. What arrives together is recorded in one
-commit; a slow call delays nobody else's record.
+commit; a slow call delays nobody else's record. What a call's end means is decided by ``outcomes``.
 """
 
 import hashlib
@@ -12,25 +12,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Row
 from sqlalchemy.exc import InterfaceError, OperationalError
 
-from pipeline.connectors.sdk import Applied as Found
-from pipeline.connectors.sdk import Call, NotFound, Operation, Retry
-from pipeline.domain.errors import AuthError, LogicError, PayloadError, TransientError
-from pipeline.domain.failures import Failure, FailureKind, classify
+from pipeline.connectors.sdk import Call, Connector, Operation
+from pipeline.domain.errors import LogicError, PayloadError, StaleWriteError, TransientError
+from pipeline.domain.failures import classify
 from pipeline.domain.ids import Fence, MutationId, RunId
 from pipeline.domain.limits import Limits
 from pipeline.domain.mutations import Evidence, MutationStatus
 from pipeline.domain.payloads import checked_json
-from pipeline.domain.values import Applied, Failed, Held, Request, Stopped
+from pipeline.domain.values import Applied, Failed, Held, Person, Request, Stopped
 from pipeline.engine.calls import Calls, Finished
-from pipeline.engine.steps import TimedOutError
-from pipeline.execution import mutations, runs, stops
+from pipeline.execution import breakers, mutations, runs, stops
+from pipeline.execution.breakers import Admission, OperationName
 from pipeline.runtime.leases import Leases
+from pipeline.runtime.outcomes import Judged, Step, Tried, judge
 from pipeline.runtime.phases import held
 from pipeline.runtime.points import Point, reach
 from pipeline.runtime.policy import RuntimePolicy
@@ -41,8 +42,8 @@ from pipeline.store.database import Database, Transaction
 
 log = logging.getLogger(__name__)
 
-#: What a connector raises to say that nothing happened. Everything else leaves the outcome unknown.
-DEFINITE = (LogicError, TransientError, AuthError)
+WORKER = Person(name="worker", reason="the call was answered after its outcome had been settled")
+OnDone = Callable[[Sequence[RunId]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,28 +56,44 @@ class Wanted:
 
 @dataclass(slots=True, kw_only=True)
 class _Flight:
-    """One mutation in the air, or being looked for."""
+    """One mutation in the air, being looked for, or waiting for its next attempt."""
 
     held: Held
     mutation: Row[Any]
+    connector: Connector
     operation: Operation[Any]
     ends_at: float  #: on the monotonic clock; nothing may be sent after it, whatever froze this process meanwhile
+    probes: bool = False  #: let through by an open breaker, to see whether an answer comes back
     looks: bool = False
     doubt: str = ""
+
+    @property
+    def name(self) -> OperationName:
+        return self.mutation.connector, self.mutation.operation
+
+
+_Ended = tuple[_Flight, Judged]
 
 
 class Mutator:
     """Sends what runs ask for."""
 
-    def __init__(self, db: Database, registry: Registry, leases: Leases, policy: RuntimePolicy) -> None:
-        self.db, self.registry, self.leases, self.policy = db, registry, leases, policy
+    def __init__(
+        self,
+        db: Database,
+        registry: Registry,
+        leases: Leases,
+        policy: RuntimePolicy,
+        chance: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.db, self.registry, self.leases, self.policy, self.chance = db, registry, leases, policy, chance
         self._local = threading.local()
 
-    def send(self, wanted: Sequence[Wanted], on_done: Callable[[Sequence[RunId]], None]) -> None:
+    def send(self, wanted: Sequence[Wanted], on_done: OnDone) -> None:
         """Carry out every request; ``on_done`` hears of runs whose outcome is recorded."""
         calls = self._calls()
         try:
-            self._send(deque(wanted), calls, on_done)
+            _Cohort(self, calls, deque(wanted), on_done).run()
         except BaseException:
             calls.close()
             del self._local.calls
@@ -89,33 +106,7 @@ class Mutator:
         calls: Calls = self._local.calls
         return calls
 
-    def _send(self, waiting: deque[Wanted], calls: Calls, on_done: Callable[[Sequence[RunId]], None]) -> None:
-        flights: dict[RunId, _Flight] = {}
-        began, budget = time.monotonic(), self.policy.mutation_budget.total_seconds()
-        count = len(waiting)
-        while waiting or flights:
-            if waiting and len(waiting) < count and time.monotonic() - began > budget:
-                self._give_back(waiting)
-            free = self.policy.mutation_concurrency - len(flights)
-            wave = [waiting.popleft() for _ in range(min(free, len(waiting)))]
-            for flight in self._begin(wave) if wave else ():
-                flights[flight.held.run_id] = flight
-                self._launch(calls, flight)
-            ended = [(flights.pop(RunId(item.key)), item) for item in calls.wait(1.0)]  # type: ignore[arg-type]
-            for flight in self._record(ended):
-                flights[flight.held.run_id] = flight
-                self._launch(calls, flight)
-            on_done([flight.held.run_id for flight, _ in ended if flight.held.run_id not in flights])
-
-    def _give_back(self, waiting: deque[Wanted]) -> None:
-        """What there was no time for goes back before anything of it is in the ledger; the next tick rings for it."""
-        rest = [held(item.run) for item in waiting]
-        waiting.clear()
-        with self.db.transaction() as tx:
-            runs.release(tx, rest)
-        self.leases.drop(rest)
-
-    def _begin(self, wave: Sequence[Wanted]) -> list[_Flight]:
+    def begin(self, wave: Sequence[Wanted]) -> list[_Flight]:
         """Commit a wave to the ledger. Whoever is refused was taken over by somebody else and is dropped.
 
         The deadline counts from before the commit, so it is never later than the one in the ledger: a process
@@ -126,44 +117,136 @@ class Mutator:
         fresh = [self._request(item.run, item.asked) for item in wave if item.asked is not None]
         approved = [held(item.run) for item in wave if item.asked is None]
         with self.db.transaction() as tx:
-            landed = [*mutations.begin_mutation(tx, fresh, self.policy.limits).landed] if fresh else []
             known = self._still_known(tx, approved, by_id)
-            landed += mutations.send(tx, known).landed if known else ()
+            barred, probes = self._barred(tx, fresh, known)
+            if barred:
+                runs.release(tx, barred, later=True)
+            fresh = [item for item in fresh if item.held not in barred]
+            known = {item: name for item, name in known.items() if item not in barred}
+            landed = [*mutations.begin_mutation(tx, fresh, self.policy.limits).landed] if fresh else []
+            landed += mutations.send(tx, list(known)).landed if known else ()
         reach(Point.IN_FLIGHT)
-        waiting = [row for row in landed if row.status == MutationStatus.PENDING]
-        self.leases.drop([held(by_id[row.run_id]) for row in waiting])
-        return [
-            _Flight(
-                held=held(by_id[row.run_id]),
-                mutation=row,
-                operation=self._operation(row),
-                ends_at=begun + self._operation(row).timeout.total_seconds(),
-            )
-            for row in landed
-            if row.status == MutationStatus.IN_FLIGHT
-        ]
+        waiting = [held(by_id[row.run_id]) for row in landed if row.status == MutationStatus.PENDING]
+        self.leases.drop([*waiting, *barred])
+        sent = [row for row in landed if row.status == MutationStatus.IN_FLIGHT]
+        return [self._flight(row, held(by_id[row.run_id]), begun, probes) for row in sent]
 
-    def _still_known(self, tx: Transaction, approved: Sequence[Held], by_id: dict[Any, Row[Any]]) -> list[Held]:
+    def begin_again(self, resting: Sequence[_Flight]) -> list[_Flight]:
+        """Count another attempt and give it a new deadline, before it goes."""
+        begun = time.monotonic()
+        by_id = {flight.held.run_id: flight for flight in resting}
+        with self.db.transaction() as tx:
+            landed = mutations.resend(tx, [flight.held for flight in resting]).landed
+        reach(Point.IN_FLIGHT)
+        for row in landed:
+            flight = by_id[row.run_id]
+            flight.mutation, flight.ends_at = row, begun + flight.operation.timeout.total_seconds()
+        return [by_id[row.run_id] for row in landed]
+
+    def give_back(self, rest: Sequence[Held]) -> None:
+        """What there was no time for goes back before anything of it is in the ledger; the next tick rings for it."""
+        with self.db.transaction() as tx:
+            runs.release(tx, rest)
+        self.leases.drop(rest)
+
+    def launch(self, calls: Calls, flight: _Flight) -> None:
+        """Put a call in the air, unless its time has passed or the run was found to be somebody else's."""
+        call = Call.within(flight.mutation.idempotency_key, flight.operation.policy.immediate_timeout)
+        function = flight.operation.look if flight.looks else flight.operation.function
+        if self.leases.is_lost(flight.held):
+            function = _refuse_lost
+        elif not flight.looks and time.monotonic() >= flight.ends_at:
+            function = _refuse_late
+        elif not flight.looks:
+            call = Call(idempotency_key=flight.mutation.idempotency_key, ends_at=flight.ends_at)
+        calls.launch(flight.held.run_id, _called, function, flight, call, ends_at=call.ends_at)
+
+    def record(self, ended: Sequence[_Ended]) -> None:
+        """Write outcomes down, again and again while the database is away: they exist nowhere else.
+
+        After a lease's time somebody else has taken the runs for dead, and finds out in another way.
+        """
+        for pause in self._pauses():
+            try:
+                with self.db.transaction() as tx:
+                    self._write(tx, ended)
+            except (OperationalError, InterfaceError) as error:
+                if pause is None:
+                    raise
+                log.warning("%d answers could not be written down, trying again: %s", len(ended), error)
+                threading.Event().wait(pause)
+            else:
+                break
+        reach(Point.OUTCOME_SAVED)
+        self.leases.drop([flight.held for flight, _ in ended])
+
+    def _pauses(self) -> Iterator[float | None]:
+        """How long to wait between tries, then None: for the last one."""
+        ends_at, pause = time.monotonic() + self.policy.lease.total_seconds(), 0.05
+        while time.monotonic() < ends_at:
+            yield pause
+            pause = min(2.0, pause * 2)
+        yield None
+
+    def _write(self, tx: Transaction, ended: Sequence[_Ended]) -> None:
+        applied = [_applied(flight, judged, self.policy.limits) for flight, judged in ended if _is_applied(judged)]
+        if applied:
+            self._apply(tx, applied)
+        refused = [_failed(flight, judged) for flight, judged in ended if judged.step in (Step.FAILED, Step.ABSENT)]
+        too_early = mutations.fail(tx, refused).refused if refused else {}
+        for mutation_id, error in too_early.items():
+            log.info("mutation.in_doubt", extra={"mutation_id": mutation_id, "reason": str(error)})
+        stopped = [
+            Stopped(held=flight.held, failure=judged.failure) for flight, judged in ended if judged.failure is not None
+        ]
+        if stopped:
+            stops.stop(tx, stopped, chance=self.chance())
+        for name, policy in {f.name: f.operation.breaker for f, j in ended if j.step is Step.DOUBT}.items():
+            breakers.judge(tx, name, policy)
+        for name in {flight.name for flight, judged in ended if flight.probes and judged.step is not Step.DOUBT}:
+            breakers.succeeded(tx, name)
+
+    def _apply(self, tx: Transaction, applied: Sequence[Applied]) -> None:
+        """Write down what happened. An answer that comes after the run was taken for dead still settles the doubt,
+        and if it was settled otherwise meanwhile, people are told."""
+        refused = mutations.apply(tx, applied, limits=self.policy.limits).refused
+        late = [
+            replace(item, fence=None) for item in applied if isinstance(refused.get(item.mutation_id), StaleWriteError)
+        ]
+        for item in late:
+            if mutations.apply(tx, [item], limits=self.policy.limits).refused:
+                mutations.surface(tx, item.mutation_id, item.result, WORKER)
+
+    def _barred(
+        self, tx: Transaction, fresh: Sequence[Request], known: dict[Held, OperationName]
+    ) -> tuple[list[Held], set[OperationName]]:
+        """Who must wait behind an open breaker, and the operations whose probe is among the others."""
+        asked = {item.held: (item.connector, item.operation) for item in fresh if not item.needs_approval} | known
+        open_ = breakers.admit(tx, set(asked.values())) if asked else {}
+        probes = {name for name, admission in open_.items() if admission is Admission.ONE}
+        first = {name: next(item for item, its in asked.items() if its == name) for name in probes}
+        barred = [item for item, name in asked.items() if name in open_ and first.get(name) != item]
+        return barred, probes
+
+    def _still_known(
+        self, tx: Transaction, approved: Sequence[Held], by_id: dict[Any, Row[Any]]
+    ) -> dict[Held, OperationName]:
         """Requests that can be sent. One whose operation is gone from the code is void, and its run stops."""
         if not approved:
-            return []
+            return {}
         rows = views.mutations(tx, [by_id[item.run_id].mutation_id for item in approved])
-        gone = {row.run_id: f"{row.connector}.{row.operation}" for row in rows if self._found(row) is None}
+        names = {row.run_id: (row.connector, row.operation) for row in rows}
+        gone = [item for item in approved if self.registry.operation(*names[item.run_id]) is None]
         stopped = [
-            Stopped(held=item, failure=classify(LogicError(f"{gone[item.run_id]} is gone from the code")))
-            for item in approved
-            if item.run_id in gone
+            Stopped(held=item, failure=classify(LogicError(f"{'.'.join(names[item.run_id])} is gone from the code")))
+            for item in gone
         ]
         if stopped:
             stops.stop(tx, stopped)
-        return [item for item in approved if item.run_id not in gone]
-
-    def _found(self, row: Row[Any]) -> Operation[Any] | None:
-        connector = self.registry.connectors.get(row.connector)
-        return type(connector).operations().get(row.operation) if connector else None
+        return {item: names[item.run_id] for item in approved if item not in gone}
 
     def _request(self, run: Row[Any], asked: Asked) -> Request:
-        operation = type(self.registry.connectors[asked.connector]).operations()[asked.operation]
+        operation = self._operation(asked.connector, asked.operation)
         body = json.dumps([asked.connector, asked.operation, asked.params], sort_keys=True, default=str)
         return Request(
             held=held(run),
@@ -174,89 +257,99 @@ class Mutator:
             idempotency_key=f"{run.workflow}:{run.id}",
             timeout=operation.timeout,
             settle=operation.settle,
+            watch=next(iter(operation.policy.watch), None),
             reconcilable=operation.can_reconcile,
             needs_approval=bool((run.prepare_result or {}).get("approval")),
         )
 
-    def _operation(self, row: Row[Any]) -> Operation[Any]:
-        return type(self.registry.connectors[row.connector]).operations()[row.operation]
-
-    def _launch(self, calls: Calls, flight: _Flight) -> None:
-        """Put a call in the air, unless its time has passed or the run was found to be somebody else's."""
-        connector = self.registry.connectors[flight.mutation.connector]
-        call = Call.within(flight.mutation.idempotency_key, flight.operation.policy.immediate_timeout)
-        function = flight.operation.look if flight.looks else flight.operation.function
-        if self.leases.is_lost(flight.held):
-            function = _refuse_lost
-        elif not flight.looks and time.monotonic() >= flight.ends_at:
-            function = _refuse_late
-        elif not flight.looks:
-            call = Call(idempotency_key=flight.mutation.idempotency_key, ends_at=flight.ends_at)
-        calls.launch(
-            flight.held.run_id, _with_params, function, connector, call, flight.mutation.params, ends_at=call.ends_at
+    def _flight(self, row: Row[Any], item: Held, begun: float, probes: set[OperationName]) -> _Flight:
+        operation = self._operation(row.connector, row.operation)
+        return _Flight(
+            held=item,
+            mutation=row,
+            connector=self.registry.connectors[row.connector],
+            operation=operation,
+            ends_at=begun + operation.timeout.total_seconds(),
+            probes=(row.connector, row.operation) in probes,
         )
 
-    def _record(self, ended: Sequence[tuple[_Flight, Finished]]) -> list[_Flight]:
-        """Write down outcomes; return the flights whose outcome must be looked for first."""
-        if ended:
-            reach(Point.CALLED)
-        looks = [flight for flight, finished in ended if _must_look(flight, finished)]
-        known = [(flight, finished) for flight, finished in ended if flight not in looks]
-        if known:
-            self._persist(known)
-            reach(Point.OUTCOME_SAVED)
-            self.leases.drop([flight.held for flight, _ in known])
-        return looks
-
-    def _persist(self, known: Sequence[tuple[_Flight, Finished]]) -> None:
-        """Write answers down, again and again while the database is away: they exist nowhere else.
-
-        After a lease's time somebody else has taken the runs for dead, and finds out in another way.
-        """
-        for pause in self._pauses():
-            try:
-                with self.db.transaction() as tx:
-                    self._write(tx, known)
-            except (OperationalError, InterfaceError) as error:
-                if pause is None:
-                    raise
-                log.warning("%d answers could not be written down, trying again: %s", len(known), error)
-                threading.Event().wait(pause)
-            else:
-                return
-
-    def _pauses(self) -> Iterator[float | None]:
-        """How long to wait between tries, then None: for the last one."""
-        ends_at, pause = time.monotonic() + self.policy.lease.total_seconds(), 0.05
-        while time.monotonic() < ends_at:
-            yield pause
-            pause = min(2.0, pause * 2)
-        yield None
-
-    def _write(self, tx: Transaction, known: Sequence[tuple[_Flight, Finished]]) -> None:
-        applied = [
-            _applied(flight, finished, self.policy.limits) for flight, finished in known if _happened(flight, finished)
-        ]
-        refused = [(flight, finished) for flight, finished in known if _did_not(flight, finished)]
-        if applied:
-            mutations.apply(tx, applied, limits=self.policy.limits)
-        verdicts = [_failed(flight, finished) for flight, finished in refused]
-        too_early = mutations.fail(tx, verdicts).refused if verdicts else {}
-        stopped = [
-            Stopped(held=flight.held, failure=_failure(flight, finished))
-            for flight, finished in known
-            if not _happened(flight, finished)
-        ]
-        if stopped:
-            stops.stop(tx, stopped)
-        for mutation_id, error in too_early.items():
-            log.info("mutation.in_doubt", extra={"mutation_id": mutation_id, "reason": str(error)})
+    def _operation(self, connector: str, operation: str) -> Operation[Any]:
+        found = self.registry.operation(connector, operation)
+        assert found is not None
+        return found
 
 
-def _with_params(function: Callable[..., Any], connector: Any, call: Call, params: dict[str, Any]) -> Any:
+class _Cohort:
+    """The mutations of one cohort on their way: waiting, in the air, resting before another attempt."""
+
+    def __init__(self, mutator: Mutator, calls: Calls, waiting: deque[Wanted], on_done: OnDone) -> None:
+        self.mutator, self.calls, self.waiting, self.on_done = mutator, calls, waiting, on_done
+        self.flights: dict[RunId, _Flight] = {}
+        self.resting: list[tuple[float, _Flight]] = []
+        self.count = len(waiting)
+        self.closes_at = time.monotonic() + mutator.policy.mutation_budget.total_seconds()
+
+    def run(self) -> None:
+        while self.waiting or self.flights or self.resting:
+            self._send()
+            ended = [(self.flights.pop(RunId(item.key)), item) for item in self.calls.wait(self._patience())]  # type: ignore[arg-type]
+            if ended:
+                reach(Point.CALLED)
+            judged = [(flight, self._judge(flight, finished)) for flight, finished in ended]
+            for flight, verdict in judged:
+                self._follow(flight, verdict)
+            done = [(flight, verdict) for flight, verdict in judged if verdict.step not in (Step.LOOK, Step.AGAIN)]
+            if done:
+                self.mutator.record(done)
+            self.on_done([flight.held.run_id for flight, _ in done])
+
+    def _send(self) -> None:
+        """Give back what there is no time for, send what there is room for, and attempt again what has rested."""
+        if self.waiting and len(self.waiting) < self.count and time.monotonic() > self.closes_at:
+            self.mutator.give_back([held(item.run) for item in self.waiting])
+            self.waiting.clear()
+        free = self.mutator.policy.mutation_concurrency - len(self.flights)
+        wave = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+        rested = [flight for at, flight in self.resting if at <= time.monotonic()]
+        self.resting = [(at, flight) for at, flight in self.resting if flight not in rested]
+        begun = self.mutator.begin(wave) if wave else []
+        begun += self.mutator.begin_again(rested) if rested else []
+        for flight in begun:
+            self._launch(flight)
+
+    def _judge(self, flight: _Flight, finished: Finished) -> Judged:
+        tried = Tried(
+            connector=flight.connector,
+            operation=flight.operation,
+            params=flight.mutation.params,
+            attempts=flight.mutation.attempts,
+            left=timedelta(seconds=self.closes_at - time.monotonic()),
+            looked=flight.looks,
+            doubt=flight.doubt,
+        )
+        return judge(tried, finished, chance=self.mutator.chance())
+
+    def _follow(self, flight: _Flight, verdict: Judged) -> None:
+        if verdict.step is Step.LOOK:
+            flight.looks, flight.doubt = True, verdict.reason
+            self._launch(flight)
+        elif verdict.step is Step.AGAIN:
+            self.resting.append((time.monotonic() + verdict.pause.total_seconds(), flight))
+
+    def _launch(self, flight: _Flight) -> None:
+        self.flights[flight.held.run_id] = flight
+        self.mutator.launch(self.calls, flight)
+
+    def _patience(self) -> float:
+        """How long to wait for the next answer: until somebody has rested, and never for long."""
+        rest = min((at for at, _ in self.resting), default=time.monotonic() + 1.0)
+        return min(1.0, max(0.0, rest - time.monotonic()))
+
+
+def _called(function: Callable[..., Any], flight: _Flight, call: Call) -> Any:
     if not call.remaining:
         _refuse_late()
-    return function(connector, call, **params)
+    return function(flight.connector, call, **flight.operation.given(flight.mutation.params))
 
 
 def _refuse_lost(*_: Any, **__: Any) -> Any:
@@ -267,58 +360,22 @@ def _refuse_late(*_: Any, **__: Any) -> Any:
     raise TransientError("the time for its mutation had passed before anything was sent")
 
 
-def _must_look(flight: _Flight, finished: Finished) -> bool:
-    """An unknown outcome is looked for once, at once, where the operation knows how."""
-    if flight.looks or finished.error is None or _did_not(flight, finished):
-        return False
-    flight.doubt = classify(finished.error).message
-    flight.looks = flight.operation.can_reconcile
-    return flight.looks
+def _is_applied(judged: Judged) -> bool:
+    return judged.step is Step.APPLIED
 
 
-def _timed_out(finished: Finished) -> bool:
-    return isinstance(finished.error, TimedOutError)
-
-
-def _happened(flight: _Flight, finished: Finished) -> bool:
-    if finished.error is not None:
-        return False
-    return isinstance(finished.value, Found) if flight.looks else True
-
-
-def _did_not(flight: _Flight, finished: Finished) -> bool:
-    if flight.looks:
-        return isinstance(finished.value, NotFound)
-    return isinstance(finished.error, DEFINITE) and not _timed_out(finished)
-
-
-def _applied(flight: _Flight, finished: Finished, limits: Limits) -> Applied:
+def _applied(flight: _Flight, judged: Judged, limits: Limits) -> Applied:
     """It happened, whatever its result looks like: a result that cannot be stored is described instead."""
-    result = finished.value.result if flight.looks else finished.value
+    result = judged.result
     try:
         checked_json(result, what="result", limit=limits.result)
     except PayloadError as error:
-        result = {"unstorable": str(error)}
-    return Applied(mutation_id=_id(flight), result=result, fence=Fence(flight.held.fence))
+        log.warning("%s.%s happened, and its result cannot be kept: %s", *flight.name, error.problem)
+        result = {"unstorable": f"{error.problem}; expected {error.expected}"}
+    return Applied(mutation_id=MutationId(flight.mutation.id), result=result, fence=Fence(flight.held.fence))
 
 
-def _failed(flight: _Flight, finished: Finished) -> Failed:
-    if flight.looks:
-        return Failed(
-            mutation_id=_id(flight), error=finished.value.reason, evidence=Evidence.ABSENCE, fence=flight.held.fence
-        )
-    assert finished.error is not None
-    error = classify(finished.error).message
-    return Failed(mutation_id=_id(flight), error=error, evidence=Evidence.DEFINITE, fence=flight.held.fence)
-
-
-def _failure(flight: _Flight, finished: Finished) -> Failure:
-    """Why the run stops: the connector's own words, or the doubt about them."""
-    if not flight.looks and finished.error is not None:
-        return classify(finished.error)
-    reason = finished.value.reason if isinstance(finished.value, NotFound | Retry) else flight.doubt
-    return Failure(kind=FailureKind.TRANSIENT, message=reason or flight.doubt, error_type="UnknownOutcome")
-
-
-def _id(flight: _Flight) -> MutationId:
-    return MutationId(flight.mutation.id)
+def _failed(flight: _Flight, judged: Judged) -> Failed:
+    evidence = Evidence.DEFINITE if judged.step is Step.FAILED else Evidence.ABSENCE
+    mutation_id = MutationId(flight.mutation.id)
+    return Failed(mutation_id=mutation_id, error=judged.reason, evidence=evidence, fence=flight.held.fence)

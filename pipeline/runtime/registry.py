@@ -12,7 +12,7 @@ from typing import Any
 
 from cronsim import CronSim
 
-from pipeline.connectors.sdk import Connector
+from pipeline.connectors.sdk import Connector, Operation
 from pipeline.domain.errors import InvalidInputError, PipelineError, UnknownError
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind
@@ -71,6 +71,11 @@ class Registry:
                 "for each connector."
             )
         self.connectors[connector.name] = connector
+
+    def operation(self, connector: str, operation: str) -> Operation[Any] | None:
+        """An operation by the names the ledger has; None when it is gone from the code."""
+        known = self.connectors.get(connector)
+        return type(known).operations().get(operation) if known is not None else None
 
     @property
     def handlers(self) -> set[tuple[str, str]]:

@@ -70,7 +70,7 @@ class Runner:
     ) -> None:
         self.db, self.registry, self.leases, self.policy, self.chance = db, registry, leases, policy, chance
         self.phases = Phases(db, registry, step_limit=policy.step_limit, limits=policy.limits)
-        self.mutator = Mutator(db, registry, leases, policy)
+        self.mutator = Mutator(db, registry, leases, policy, chance)
 
     def prepare(self, ids: Sequence[UUID]) -> Ran:
         """Select and pin inputs."""

@@ -8,26 +8,16 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
-from sqlalchemy import Row
-from sqlalchemy.exc import SQLAlchemyError
-
-from pipeline.connectors.sdk import Applied as Found
-from pipeline.connectors.sdk import Call, NotFound, Operation
-from pipeline.domain.errors import PipelineError
-from pipeline.domain.failures import classify
 from pipeline.domain.ids import MutationId
-from pipeline.domain.mutations import Evidence, Resolver
-from pipeline.domain.values import Applied, Failed
-from pipeline.engine.steps import Steps
-from pipeline.execution import mutations, recovery, runs, slots, stops, workflows
 from pipeline.execution import notices as told
+from pipeline.execution import recovery, runs, slots, stops, workflows
 from pipeline.runtime.notifier import LogNotifier, Notice, Notifier
 from pipeline.runtime.registry import Registry
+from pipeline.schedules.reconciler import Reconciler
 from pipeline.schedules.report import Report
 from pipeline.schedules.scheduler import Scheduler, messages_for
-from pipeline.store import invariants, views
+from pipeline.store import invariants, ledger, views
 from pipeline.store.database import Database
 
 log = logging.getLogger(__name__)
@@ -95,12 +85,12 @@ class Sweeps:
         return report
 
     def reconcile(self) -> Report:
-        """Ring for every mutation in doubt whose next look is due."""
+        """Ring for every mutation whose next look is due: in doubt, or still watched."""
         report = Report()
         with self.db.transaction() as tx:
-            due = views.due_mutations(tx)
-        for mutation in due:
-            self.reconcile_one(str(mutation.id))
+            due = ledger.due(tx)
+        for mutation_id in due:
+            self.reconcile_one(str(mutation_id))
         report.add("asked", len(due))
         return report
 
@@ -168,64 +158,5 @@ class Sweeps:
         return report
 
     def look(self, mutation_id: MutationId) -> Report:
-        """Ask the outside system about one mutation, the next look booked before this one begins."""
-        report = Report()
-        with self.db.transaction() as tx:
-            rows = views.mutations(tx, [mutation_id])
-        if not rows or rows[0].workflow not in self.registry.workflows:
-            return report  # a worker that knows the workflow will be asked when the next look is due
-        operation = self._operation(rows[0])
-        if operation is None or operation.look is None:
-            self._escalate(mutation_id, "the connector that could tell is gone from the code")
-            return report
-        with self.db.transaction() as tx:
-            attempts = rows[0].reconcile_attempts
-            delay = operation.policy.backoff.delay(attempts + 1, chance=self.chance())
-            booked = mutations.book(tx, [(mutation_id, attempts, delay)])
-        for row in booked:
-            self._settle(row, operation, self._ask(row, operation))
-            report.add("looked")
-        return report
-
-    def _ask(self, row: Row[Any], operation: Operation[Any]) -> Any:
-        connector = self.registry.connectors[row.connector]
-        limit = operation.policy.immediate_timeout
-        call = Call.within(row.idempotency_key, limit)
-        what = f"{row.connector}.{row.operation}.reconcile"
-        steps = Steps()
-        try:
-            return steps.run(
-                lambda: operation.look and operation.look(connector, call, **row.params), limit=limit, what=what
-            )
-        except BaseException as error:  # noqa: BLE001 - a look that fails has told us nothing
-            log.warning("%s failed: %s", what, classify(error).message)
-            return None
-        finally:
-            steps.close()
-
-    def _settle(self, row: Row[Any], operation: Operation[Any], verdict: Any) -> None:
-        """Write the verdict down; without one, give up once the budget is spent."""
-        mutation_id = MutationId(row.id)
-        try:
-            with self.db.transaction() as tx:
-                if isinstance(verdict, Found):
-                    mutations.apply(
-                        tx, [Applied(mutation_id=mutation_id, result=verdict.result)], by=Resolver.RECONCILE
-                    ).only()
-                    return
-                if isinstance(verdict, NotFound):
-                    item = Failed(mutation_id=mutation_id, error=verdict.reason, evidence=Evidence.ABSENCE)
-                    mutations.fail(tx, [item], by=Resolver.RECONCILE).only()
-                    return
-        except (PipelineError, SQLAlchemyError) as error:
-            log.info("mutation %s is not settled yet: %s", mutation_id, error)
-        if row.reconcile_attempts >= operation.policy.max_attempts:
-            self._escalate(mutation_id, f"asked {row.reconcile_attempts} times without an answer")
-
-    def _escalate(self, mutation_id: MutationId, reason: str) -> None:
-        with self.db.transaction() as tx:
-            mutations.escalate(tx, [mutation_id], reason)
-
-    def _operation(self, row: Row[Any]) -> Operation[Any] | None:
-        connector = self.registry.connectors.get(row.connector)
-        return type(connector).operations().get(row.operation) if connector else None
+        """Ask the outside system about one mutation."""
+        return Reconciler(self.db, self.registry, self.chance).look(mutation_id)

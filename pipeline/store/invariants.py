@@ -252,6 +252,17 @@ INVARIANTS: Sequence[Invariant] = (
         """,
         "Start beat, and a worker that knows this workflow.",
     ),
+    _broken(
+        "settled-as-failed-did-not-happen",
+        "What was settled as not having happened has not happened.",
+        """
+        SELECT 'mutation ' || m.id AS subject, m.connector || '.' || m.operation || ' of run ' || m.run_id ||
+          ' surfaced at ' || m.surfaced_at || ', settled as failed by ' || m.resolved_by || ' at ' || m.resolved_at
+          AS detail
+        FROM pipeline.mutations m WHERE m.surfaced_at IS NOT NULL AND m.acknowledged_by IS NULL
+        """,
+        "Compare both sides in the audit (mutation.surfaced), undo one of them outside, then acknowledge it.",
+    ),
     _overdue(
         "retired-handlers-hold-nothing",
         "A handler that is gone from the code has no event waiting and none reserved.",

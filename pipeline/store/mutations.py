@@ -18,7 +18,8 @@ BEGIN = text("""
 WITH asked AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(run uuid, fence bigint, connector text, operation text, params jsonb, request_hash text,
-         idempotency_key text, timeout interval, settle interval, reconcilable boolean, needs_approval boolean)
+         idempotency_key text, timeout interval, settle interval, watch interval,
+         reconcilable boolean, needs_approval boolean)
 ), held AS (
   SELECT r.id, r.workflow FROM pipeline.runs r JOIN asked x ON x.run = r.id
   WHERE r.id = ANY(ARRAY(SELECT run FROM asked))
@@ -27,9 +28,9 @@ WITH asked AS (
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), written AS (
   INSERT INTO pipeline.mutations (run_id, workflow, connector, operation, params, request_hash, idempotency_key,
-    status, reconcilable, settle, timeout, attempts, sent_at, send_deadline, quiet_until)
+    status, reconcilable, settle, timeout, watch, attempts, sent_at, send_deadline, quiet_until)
   SELECT h.id, h.workflow, x.connector, x.operation, coalesce(x.params, 'null'), x.request_hash, x.idempotency_key,
-    CASE WHEN x.needs_approval THEN 'pending' ELSE 'in_flight' END, x.reconcilable, x.settle, x.timeout,
+    CASE WHEN x.needs_approval THEN 'pending' ELSE 'in_flight' END, x.reconcilable, x.settle, x.timeout, x.watch,
     CASE WHEN x.needs_approval THEN 0 ELSE 1 END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() + x.timeout END,
@@ -60,6 +61,25 @@ WITH held AS (
   FROM held h
   WHERE m.id = h.mutation_id AND m.status = 'pending' AND m.approved_at IS NOT NULL
   RETURNING m.*
+), leased AS (
+  UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, s.send_deadline)
+  FROM sent s WHERE r.id = s.run_id RETURNING r.fence, r.id
+)
+SELECT s.*, l.fence FROM sent s JOIN leased l ON l.id = s.run_id ORDER BY s.id
+""")
+
+#: Another attempt at a mutation whose last one is known not to have happened.
+RESEND = text("""
+WITH held AS (
+  SELECT r.id, r.mutation_id FROM pipeline.runs r
+  JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id
+  WHERE r.fence = x.fence AND r.status = 'active' AND r.phase = 'mutating' AND r.lease_expires_at > pipeline.clock()
+  ORDER BY r.id FOR NO KEY UPDATE OF r
+), sent AS (
+  UPDATE pipeline.mutations m
+  SET attempts = m.attempts + 1, sent_at = pipeline.clock(), send_deadline = pipeline.clock() + m.timeout,
+      quiet_until = pipeline.clock() + m.timeout + m.settle
+  FROM held h WHERE m.id = h.mutation_id AND m.status = 'in_flight' RETURNING m.*
 ), leased AS (
   UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, s.send_deadline)
   FROM sent s WHERE r.id = s.run_id RETURNING r.fence, r.id
@@ -112,7 +132,8 @@ WITH asked AS (
 ), {_JUDGED.format(guard=_IS_EVIDENCE)}, settled AS (
   UPDATE pipeline.mutations m
   SET status = 'failed', error = j.error, next_reconcile_at = NULL,
-      resolved_by = :resolved_by, resolved_at = pipeline.clock()
+      resolved_by = :resolved_by, resolved_at = pipeline.clock(),
+      watch_at = CASE WHEN j.evidence = 'absence' AND m.reconcilable THEN pipeline.clock() + m.watch END
   FROM judged j WHERE m.id = j.mutation RETURNING m.*
 ), moved AS (
   UPDATE pipeline.runs r
@@ -127,7 +148,7 @@ FROM settled s JOIN judged j ON j.mutation = s.id JOIN pipeline.handlers h ON h.
 #: An in-flight mutation of a run that is being stopped: to the background, or straight to a person.
 DOUBT = text("""
 UPDATE pipeline.mutations m
-SET status = x.status, error = x.error,
+SET status = x.status, error = x.error, doubted_at = pipeline.clock(),
     next_reconcile_at = CASE WHEN x.status = 'needs_reconcile' THEN pipeline.clock() END
 FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, status text, error text)
 WHERE m.id = x.mutation_id AND m.status = 'in_flight'
@@ -163,6 +184,32 @@ WHERE m.id = due.id AND x.mutation_id = m.id
 RETURNING m.*
 """)
 
+POSTPONE = text("""
+UPDATE pipeline.mutations SET next_reconcile_at = greatest(next_reconcile_at, pipeline.clock() + :after)
+WHERE id = :id AND status = 'needs_reconcile'
+""")
+
+#: The next look at a mutation that was settled on weak evidence, booked before this one begins; none: NULL.
+WATCHED = text("""
+WITH due AS (
+  SELECT id FROM pipeline.mutations
+  WHERE id = :id AND watch_at <= pipeline.clock() AND watched = :watched FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE pipeline.mutations m
+SET watched = m.watched + 1, watch_at = pipeline.clock() + CAST(:next AS interval)
+FROM due WHERE m.id = due.id RETURNING m.*
+""")
+
+SURFACE = text("""
+UPDATE pipeline.mutations SET surfaced_at = pipeline.clock(), surfaced = CAST(:result AS jsonb), watch_at = NULL
+WHERE id = :id AND status = 'failed' AND surfaced_at IS NULL RETURNING *
+""")
+
+ACKNOWLEDGE = text("""
+UPDATE pipeline.mutations SET acknowledged_by = :by
+WHERE id = :id AND surfaced_at IS NOT NULL AND acknowledged_by IS NULL RETURNING *
+""")
+
 ESCALATE = text("""
 UPDATE pipeline.mutations SET status = 'indeterminate', next_reconcile_at = NULL
 WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'needs_reconcile' RETURNING *
@@ -183,7 +230,8 @@ WITH judged AS (
 ), settled AS (
   UPDATE pipeline.mutations m
   SET status = 'failed', error = :error, next_reconcile_at = NULL, resolved_by = 'person_skip',
-      resolved_at = pipeline.clock()
+      resolved_at = pipeline.clock(),
+      watch_at = CASE WHEN m.sent_at IS NOT NULL AND m.reconcilable THEN pipeline.clock() + m.watch END
   FROM judged j WHERE m.id = j.mutation RETURNING m.*
 ), moved AS (
   UPDATE pipeline.runs r

@@ -195,6 +195,10 @@ UPDATE pipeline.runs r SET phase = 'mutated', lease_expires_at = NULL, dispatche
 FROM held WHERE r.id = held.id RETURNING r.*
 """)
 
+_IS_LEASED = "r.lease_expires_at IS NOT NULL"
+_UNSENT = """(r.phase = 'mutating' AND EXISTS (
+  SELECT FROM pipeline.mutations m WHERE m.id = r.mutation_id AND m.status = 'pending'))"""
+
 HEARTBEAT = text(f"""
 WITH {_ASKED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard="r.lease_expires_at IS NOT NULL")}
@@ -204,8 +208,8 @@ FROM held WHERE r.id = held.id RETURNING r.*
 
 RELEASE = text(f"""
 WITH {_ASKED.format(columns="run uuid, fence bigint")},
-{_HELD.format(guard="r.phase IN ('preparing', 'prepared', 'emitting') AND r.lease_expires_at IS NOT NULL")}
-UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = NULL
+{_HELD.format(guard=f"(r.phase IN ('preparing', 'prepared', 'emitting') OR {_UNSENT}) AND {_IS_LEASED}")}
+UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = CASE WHEN :later THEN pipeline.clock() END
 FROM held WHERE r.id = held.id RETURNING r.*
 """)
 

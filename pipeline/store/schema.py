@@ -303,6 +303,13 @@ mutations = Table(
     Column("resolved_by", Text),
     instant("resolved_at"),
     now("created_at"),
+    instant("doubted_at"),
+    Column("watch", Interval),
+    instant("watch_at"),
+    Column("watched", SmallInteger, nullable=False, server_default=text("0")),
+    instant("surfaced_at"),
+    Column("surfaced", JSONB),
+    Column("acknowledged_by", Text),
     UniqueConstraint("run_id"),
     one_of("status", MutationStatus),
     one_of("resolved_by", Resolver),
@@ -310,6 +317,9 @@ mutations = Table(
     check("settled_has_time", "(resolved_by IS NULL) = (resolved_at IS NULL)"),
     check("doubt_is_booked", "(status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)"),
     check("only_reconcilable_is_asked", "(status = 'needs_reconcile') <= reconcilable"),
+    check("only_failed_is_watched", "(watch_at IS NOT NULL) <= (status = 'failed' AND reconcilable)"),
+    check("only_surfaced_is_acknowledged", "(acknowledged_by IS NOT NULL) <= (surfaced_at IS NOT NULL)"),
+    check("only_failed_surfaces", "(surfaced_at IS NOT NULL) <= (status = 'failed')"),
     check("sent_has_deadline", "(sent_at IS NULL) = (send_deadline IS NULL)"),
     check("sent_has_quiet_period", "(sent_at IS NULL) = (quiet_until IS NULL)"),
     check(
@@ -324,6 +334,22 @@ mutations = Table(
         postgresql_where=text("status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')"),
     ),
     Index("mutations_key", "idempotency_key"),
+    Index("mutations_watched", "watch_at", postgresql_where=text("watch_at IS NOT NULL")),
+    Index("mutations_surfaced", "id", postgresql_where=text("surfaced_at IS NOT NULL")),
+)
+
+#: A row is an open breaker: no new mutation of the operation is started, but for a probe now and then.
+breakers = Table(
+    "breakers",
+    metadata,
+    words("connector"),
+    words("operation"),
+    words("reason"),
+    Column("opened_by", Text),
+    now("opened_at"),
+    Column("probe_every", Interval, nullable=False),
+    instant("probe_at"),
+    PrimaryKeyConstraint("connector", "operation"),
 )
 
 blocks = Table(

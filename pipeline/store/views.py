@@ -177,6 +177,13 @@ SELECT w.* FROM (
   SELECT 'indeterminate', 'mutation ' || id, workflow, connector || '.' || operation || ': ' || coalesce(error, ''),
          created_at
   FROM pipeline.mutations WHERE status = 'indeterminate'
+  UNION ALL
+  SELECT 'surfaced', 'mutation ' || id, workflow, connector || '.' || operation || ' happened after all (' ||
+         idempotency_key || '); it was settled as not having happened', surfaced_at
+  FROM pipeline.mutations WHERE surfaced_at IS NOT NULL
+  UNION ALL
+  SELECT 'breaker', connector || '.' || operation || ' at ' || opened_at, '', reason, opened_at
+  FROM pipeline.breakers
 ) w
 WHERE NOT EXISTS (SELECT FROM pipeline.notices n WHERE n.kind = w.kind AND n.subject = w.subject)
 ORDER BY w.since LIMIT :limit

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Operation, Retry, Verdict
 from pipeline.domain.errors import AuthError, LogicError, TransientError
+from pipeline.domain.policies import RetryPolicy
 
 When = Callable[[dict[str, Any]], bool]
 
@@ -131,9 +132,10 @@ def scripted(
 ) -> Scripted:
     """A connector of this name whose mutations follow a script and whose reads call these functions.
 
-    ``answer`` makes the result of what was applied. ``bounds`` are those of ``pipeline.mutation``: ``settle`` and
-    ``policy``.
+    ``answer`` makes the result of what was applied. ``bounds`` are those of ``pipeline.mutation``, such as ``settle``
+    and ``policy``. A call that fails is not attempted again inside its run, unless ``retry`` says so.
     """
+    bounds.setdefault("retry", RetryPolicy(max_attempts=1))
     operations: dict[str, Any] = {read: _read(function) for read, function in (reads or {}).items()}
     for mutation in mutations:
         operation = Operation(function=_sender(mutation), is_mutation=True, timeout=timeout, **bounds)

@@ -27,7 +27,7 @@ for name in sys.argv[1:]:
 def environ(tmp_path: Path, database_url: str) -> Iterator[dict[str, str]]:
     """The environment of a process that has a broker of its own, and the database of this test process."""
     nothing = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
-    given = nothing | {"PIPELINE_DATABASE_URL": database_url}
+    given = nothing | {"PIPELINE_DATABASE_URL": database_url, "PIPELINE_WORKFLOWS": "examples.receipts"}
     with servers.running(tmp_path / "home", given) as found:
         yield given | {"PIPELINE_BROKER_URL": found.broker_url}
     servers.remove(tmp_path / "home")

@@ -39,7 +39,7 @@ def test_a_line_that_nobody_listens_to_costs_nothing_but_a_look(caplog: pytest.L
 
 @pytest.mark.parametrize("name", TRANSITIONS)
 def test_a_transition_is_named_by_its_noun_and_a_verb_in_the_past(name: str) -> None:
-    assert re.fullmatch(r"(event|run|mutation|workflow|session)\.[a-z]+(_[a-z]+)?", name)
+    assert re.fullmatch(r"(event|run|mutation|workflow|session|breaker)\.[a-z]+(_[a-z]+)?", name)
     verb = name.split(".")[1].removesuffix("_again").split("_")[-1]
     assert verb.endswith("ed") or verb in {"mutating", "sent"}
 

@@ -1,0 +1,106 @@
+"""What follows when a call or a look ends: decided without I/O, from what came back.
+
+The mutator asks ``judge`` and writes down what it says. A call that answered is believed. An error is
+read by its operation. Where nobody knows, one look is taken at once, and after it the doubt stands.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from pipeline.connectors.readings import Outcome, Reading
+from pipeline.connectors.sdk import HIDDEN, Connector, NotFound, Operation, Retry
+from pipeline.connectors.sdk import Applied as Found
+from pipeline.domain.failures import Failure, FailureKind, classify
+from pipeline.engine.calls import Finished
+from pipeline.engine.steps import TimedOutError
+
+_KINDS = {
+    Outcome.REFUSED: FailureKind.LOGIC,
+    Outcome.NOT_NOW: FailureKind.TRANSIENT,
+    Outcome.DENIED: FailureKind.AUTH,
+}
+_UNKNOWN = Reading(outcome=Outcome.UNKNOWN)
+
+
+class Step(StrEnum):
+    """What the mutator does next with a mutation."""
+
+    APPLIED = "applied"  #: it happened
+    FAILED = "failed"  #: it did not happen: the outside system said so
+    ABSENT = "absent"  #: it was looked for and not found
+    AGAIN = "again"  #: it did not happen this time: attempt it again after a pause
+    LOOK = "look"  #: nobody knows: look once, at once
+    DOUBT = "doubt"  #: nobody knows: the background asks, or a person
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A step, and what it needs."""
+
+    step: Step
+    result: Any = None
+    failure: Failure | None = None
+    pause: timedelta = timedelta(0)
+
+    @property
+    def reason(self) -> str:
+        return self.failure.message if self.failure else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What is known of a mutation when its call or look has ended."""
+
+    connector: Connector
+    operation: Operation[Any]
+    params: dict[str, Any]
+    attempts: int
+    left: timedelta  #: how long the cohort may still take
+    looked: bool = False  #: what ended is a look, not the call
+    doubt: str = ""  #: why the call's own outcome is unknown
+
+
+def judge(tried: Tried, finished: Finished, *, chance: float = 0.0) -> Judged:
+    """What follows from how this call or look ended."""
+    return _after_look(tried, finished) if tried.looked else _after_call(tried, finished, chance)
+
+
+def _after_call(tried: Tried, finished: Finished, chance: float) -> Judged:
+    if finished.error is None:
+        return Judged(step=Step.APPLIED, result=finished.value)
+    reading = _UNKNOWN if isinstance(finished.error, TimedOutError) else tried.operation.reading(finished.error)
+    words = said(tried, finished.error)
+    if reading.outcome is Outcome.UNKNOWN:
+        failure = Failure(kind=FailureKind.TRANSIENT, message=words, error_type="UnknownOutcome")
+        return Judged(step=Step.LOOK if tried.operation.can_reconcile else Step.DOUBT, failure=failure)
+    failure = Failure(
+        kind=_KINDS[reading.outcome],
+        message=words,
+        error_type=type(finished.error).__qualname__,
+        wait=reading.after or timedelta(0),
+    )
+    pause = max(failure.wait, tried.operation.retry.backoff.delay(tried.attempts, chance=chance))
+    fits = pause + tried.operation.timeout <= tried.left
+    if reading.outcome is Outcome.NOT_NOW and tried.attempts < tried.operation.retry.max_attempts and fits:
+        return Judged(step=Step.AGAIN, failure=failure, pause=pause)
+    return Judged(step=Step.FAILED, failure=failure)
+
+
+def _after_look(tried: Tried, finished: Finished) -> Judged:
+    if isinstance(finished.value, Found):
+        return Judged(step=Step.APPLIED, result=finished.value.result)
+    asked = finished.value.reason if isinstance(finished.value, NotFound | Retry) else ""
+    failure = Failure(kind=FailureKind.TRANSIENT, message=asked or tried.doubt, error_type="UnknownOutcome")
+    return Judged(step=Step.ABSENT if isinstance(finished.value, NotFound) else Step.DOUBT, failure=failure)
+
+
+def said(tried: Tried, error: BaseException) -> str:
+    """What an error says, without credentials and without what the operation keeps from people."""
+    words = tried.connector.scrubbed(classify(error).message)
+    for name in tried.operation.redact:
+        value = tried.params.get(name)
+        if isinstance(value, str) and len(value) > 3:
+            words = words.replace(value, HIDDEN)
+    return words
