@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from pipeline.cli import db, doctor
+from pipeline.cli import connectors, db, doctor, mutations
 from pipeline.config import Settings, SettingsError
 from pipeline.domain.errors import PipelineError, SchemaError
 from pipeline.store.database import Database
@@ -27,6 +27,13 @@ app = typer.Typer(
 )
 app.add_typer(db.app, name="db")
 app.command("doctor")(doctor.doctor)
+app.command("mutations")(mutations.mutations)
+app.command("resolve")(mutations.resolve)
+app.command("resolve-from")(mutations.resolve_from)
+app.command("connectors")(connectors.connectors)
+app.command("plan")(connectors.plan)
+app.command("breakers")(connectors.breakers)
+app.command("breaker")(connectors.breaker)
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="PIPELINE_DATABASE_URL", help="Which database.", show_envvar=True)

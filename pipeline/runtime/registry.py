@@ -88,21 +88,22 @@ class Registry:
 
     def consumer(self, workflow: str, handler: str) -> Consumer:
         """A consumer of a workflow this process knows."""
-        found = self._workflow(workflow).consumers.get(handler)
+        found = self.workflow(workflow).consumers.get(handler)
         if found is None:
-            known = self._workflow(workflow).consumers
+            known = self.workflow(workflow).consumers
             raise UnknownError(f"consumer of workflow {workflow!r} named", handler, known)
         return found
 
     def producer(self, workflow: str, handler: str) -> Producer:
         """A producer of a workflow this process knows."""
-        found = self._workflow(workflow).producers.get(handler)
+        found = self.workflow(workflow).producers.get(handler)
         if found is None:
-            known = self._workflow(workflow).producers
+            known = self.workflow(workflow).producers
             raise UnknownError(f"producer of workflow {workflow!r} named", handler, known)
         return found
 
-    def _workflow(self, name: str) -> Workflow:
+    def workflow(self, name: str) -> Workflow:
+        """A workflow this process knows."""
         found = self.workflows.get(name)
         if found is None:
             raise UnknownError("workflow", name, self.workflows)

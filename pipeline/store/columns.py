@@ -1,11 +1,23 @@
-"""Short words for the columns and checks that the tables are made of."""
+"""What the tables are made of: where they live, and short words for their columns and checks."""
 
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Column, Text, text
+from sqlalchemy import CheckConstraint, Column, MetaData, Text, text
 from sqlalchemy.dialects.postgresql import TIMESTAMP
+
+SCHEMA = "pipeline"
+
+metadata = MetaData(
+    schema=SCHEMA,
+    naming_convention={
+        "pk": "%(table_name)s_pk",
+        "fk": "%(table_name)s_%(column_0_name)s_fk",
+        "uq": "%(table_name)s_%(column_0_N_name)s_once",
+        "ck": "%(table_name)s_%(constraint_name)s",
+    },
+)
 
 
 def one_of(column: str, members: type[StrEnum]) -> CheckConstraint:

@@ -19,7 +19,6 @@ from sqlalchemy import (
     Index,
     Integer,
     Interval,
-    MetaData,
     Numeric,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -43,21 +42,12 @@ from pipeline.domain.workflows import (
     OnUncertain,
     SessionResult,
 )
-from pipeline.store.columns import check, instant, now, one_of, words
+from pipeline.store.columns import SCHEMA as SCHEMA
+from pipeline.store.columns import check, instant, metadata, now, one_of, words
+from pipeline.store.housekeeping import breakers as breakers
+from pipeline.store.housekeeping import notices as notices
+from pipeline.store.housekeeping import sweeps as sweeps
 from pipeline.store.types import Snapshot, Xid8
-
-SCHEMA = "pipeline"
-
-metadata = MetaData(
-    schema=SCHEMA,
-    naming_convention={
-        "pk": "%(table_name)s_pk",
-        "fk": "%(table_name)s_%(column_0_name)s_fk",
-        "uq": "%(table_name)s_%(column_0_N_name)s_once",
-        "ck": "%(table_name)s_%(constraint_name)s",
-    },
-)
-
 
 workflows = Table(
     "workflows",
@@ -338,20 +328,6 @@ mutations = Table(
     Index("mutations_surfaced", "id", postgresql_where=text("surfaced_at IS NOT NULL")),
 )
 
-#: A row is an open breaker: no new mutation of the operation is started, but for a probe now and then.
-breakers = Table(
-    "breakers",
-    metadata,
-    words("connector"),
-    words("operation"),
-    words("reason"),
-    Column("opened_by", Text),
-    now("opened_at"),
-    Column("probe_every", Interval, nullable=False),
-    instant("probe_at"),
-    PrimaryKeyConstraint("connector", "operation"),
-)
-
 blocks = Table(
     "blocks",
     metadata,
@@ -381,23 +357,6 @@ audit = Table(
     words("reason", ""),
     Column("evidence", JSONB),
     Index("audit_mutation", "mutation_id", postgresql_where=text("mutation_id IS NOT NULL")),
-)
-
-sweeps = Table(
-    "sweeps",
-    metadata,
-    Column("name", Text, primary_key=True),
-    now("last_run_at"),
-    Column("report", JSONB),
-)
-
-notices = Table(
-    "notices",
-    metadata,
-    words("kind"),
-    words("subject"),
-    now("announced_at"),
-    PrimaryKeyConstraint("kind", "subject"),
 )
 
 maintenance_tasks = Table(

@@ -125,7 +125,7 @@ WRITES: Mapping[str, Asked] = {
     "finish prepare": (runs.FINISH_PREPARE, planned),
     "no mutation": (runs.NO_MUTATION, selecting),
     "heartbeat": (runs.HEARTBEAT, lambda crowd: {**selecting(crowd), "lease": LEASE}),
-    "release": (runs.RELEASE, selecting),
+    "release": (runs.RELEASE, lambda crowd: selecting(crowd) | {"later": False}),
     "lock to stop": (runs.LOCK_TO_STOP, selecting),
     "stop": (runs.STOP, lambda crowd: selecting(crowd, status="crashed", retry_pending=False)),
     "carry forward": (

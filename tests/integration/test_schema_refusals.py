@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.runs import Phase
-from pipeline.execution import workflows
+from pipeline.execution import breakers, workflows
 from pipeline.store.database import Database
 from pipeline.store.schema import metadata
 from tests import factories as make
@@ -71,6 +71,15 @@ def mended(db: Database) -> dict[str, Any]:
 
 
 pending, preparing, prepared = run_in(Phase.PENDING), run_in(Phase.PREPARING), run_in(Phase.PREPARED)
+
+
+def held_back(db: Database) -> dict[str, Any]:
+    """An operation whose breaker is open."""
+    with db.transaction() as tx:
+        breakers.open_(tx, ("mail", "send"), make.SOMEBODY)
+    return {}
+
+
 mutating, mutated = run_in(Phase.MUTATING), run_in(Phase.MUTATED)
 emitting, committed = run_in(Phase.EMITTING), run_in(Phase.COMMITTED)
 unapproved = run_in(Phase.MUTATING, needs_approval=True)
@@ -209,6 +218,11 @@ CASES = (
     ledger_set("doubt_is_booked", in_doubt, "next_reconcile_at = NULL"),
     ledger_set("doubt_is_booked", mutating, "next_reconcile_at = pipeline.clock()"),
     ledger_set("only_reconcilable_is_asked", in_doubt, "reconcilable = false"),
+    ledger_set("only_failed_is_watched", mutating, "watch_at = pipeline.clock()"),
+    ledger_set("only_failed_is_watched", mutated, "watch_at = pipeline.clock()"),
+    ledger_set("only_failed_surfaces", mutated, "surfaced_at = pipeline.clock()"),
+    ledger_set("only_failed_surfaces", in_doubt, "surfaced_at = pipeline.clock()"),
+    ledger_set("only_surfaced_is_acknowledged", mutating, "acknowledged_by = 'somebody'"),
     ledger_set("sent_has_deadline", mutating, "send_deadline = NULL"),
     ledger_set("sent_has_deadline", unapproved, "send_deadline = pipeline.clock()"),
     ledger_set("sent_has_quiet_period", mutating, "quiet_until = NULL"),
@@ -228,6 +242,12 @@ CASES = (
     ),
     ledger_set("settled_stays_settled", mutated, "status = 'failed'"),
     ledger_set("run_id_fk", mutating, "run_id = gen_random_uuid()"),
+    # breakers
+    Case(
+        refused_by="breakers_pk",
+        given=held_back,
+        write="INSERT INTO pipeline.breakers SELECT * FROM pipeline.breakers",
+    ),
     # blocks
     Case(refused_by="blocks_kind_known", given=blocked, write="UPDATE pipeline.blocks SET kind = 'mood'"),
     Case(refused_by="blocks_workflow_fk", given=blocked, write="UPDATE pipeline.blocks SET workflow = 'nowhere'"),

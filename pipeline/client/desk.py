@@ -1,0 +1,225 @@
+"""The desk: what only a person can settle, and the ways to settle it.
+
+Console, command line and Python use the same calls. Every answer is one guarded verb in a transaction
+of its own, with who and why in the audit; what moved on meanwhile is refused and nothing is changed.
+Many at once are previewed first: an ``Import`` or a filter shows what it would do before it does it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Protocol
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from pipeline.domain.errors import InvalidInputError, PipelineError
+from pipeline.domain.ids import MutationId
+from pipeline.domain.mutations import MutationStatus
+from pipeline.domain.values import Person
+from pipeline.execution import mutations
+from pipeline.store import ledger
+from pipeline.store.database import Database, Transaction
+
+KEY = "idempotency_key"
+
+
+class Answer(StrEnum):
+    """What a person says about a mutation nobody else can settle."""
+
+    HAPPENED = "happened"
+    DID_NOT_HAPPEN = "did_not_happen"
+    SKIP = "skip"  #: go on without it, whatever happened
+    TRY_AGAIN = "try_again"  #: ask the outside system again, with a fresh budget
+
+
+class Operations(Protocol):
+    """Where operations are found, to show requests as they may be shown."""
+
+    def operation(self, connector: str, operation: str) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A mutation as a person sees it. Parameters are as its operation lets them be seen."""
+
+    id: UUID
+    workflow: str
+    handler: str
+    run_id: UUID
+    status: str
+    connector: str
+    operation: str
+    title: str
+    params: dict[str, Any]
+    idempotency_key: str
+    request_hash: str
+    error: str | None
+    since: datetime
+    attempts: int
+    looks: int
+    quiet_until: datetime | None  #: before this instant "did not happen" is refused: it may still be travelling
+    can_try_again: bool
+    message_ids: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which questions. Empty fields say nothing."""
+
+    workflow: str | None = None
+    connector: str | None = None
+    operation: str | None = None
+    older_than: timedelta | None = None
+    statuses: tuple[MutationStatus, ...] = (MutationStatus.INDETERMINATE,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """One answer to one question."""
+
+    question: Question
+    answer: Answer
+    result: Any = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Settled:
+    """What became of many answers: those that were taken, and why the others were not."""
+
+    taken: list[UUID] = field(default_factory=list)
+    refused: dict[UUID, str] = field(default_factory=dict)
+
+
+class Desk:
+    """Questions and answers over one database. ``ring`` hears of workflows that may go on."""
+
+    def __init__(
+        self, db: Database, operations: Operations | None = None, ring: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.db, self.operations, self.ring = db, operations, ring
+
+    def questions(self, only: Filter | None = None, *, limit: int = 100) -> list[Question]:
+        """What waits for an answer, oldest first."""
+        return [self._question(row) for row in self._rows(only or Filter(), limit)]
+
+    def asked_by(self, to: str, only: Filter | None = None, *, limit: int = 10_000) -> list[tuple[str, Question]]:
+        """Questions by what a provider's records may know them by: ``idempotency_key`` or ``params.<name>``."""
+        name = to.removeprefix("params.")
+        if to != KEY and (name == to or not name):
+            raise InvalidInputError(f"Questions cannot be matched by {to!r}; expected {KEY!r} or 'params.<name>'.")
+        rows = self._rows(only or Filter(), limit)
+        values = [row.idempotency_key if to == KEY else (row.params or {}).get(name) for row in rows]
+        return [(str(value), self._question(row)) for row, value in zip(rows, values, strict=True) if value is not None]
+
+    def approvals(self, workflow: str | None = None, *, limit: int = 100) -> list[Question]:
+        """Requests that wait to be allowed or refused."""
+        return self.questions(Filter(workflow=workflow, statuses=(MutationStatus.PENDING,)), limit=limit)
+
+    def question(self, mutation_id: UUID) -> Question:
+        """One mutation, whatever its status."""
+        with self.db.transaction() as tx:
+            rows = ledger.questions(tx, statuses=tuple(MutationStatus), ids=[mutation_id], limit=1)
+        if not rows:
+            raise InvalidInputError(f"There is no mutation {mutation_id}. `pipeline mutations` lists those that wait.")
+        return self._question(rows[0])
+
+    def answer(self, mutation_id: UUID, answer: Answer, by: Person, *, result: Any = None) -> None:
+        """Settle one mutation. Refused while its request may still travel, and when it moved on."""
+        self._check(answer, by, result)
+        with self.db.transaction() as tx:
+            row = _settle(tx, MutationId(mutation_id), answer, by, result)
+        self.ring(row.workflow)
+
+    def approve(self, question: Question, by: Person) -> None:
+        """Allow exactly the request this question shows; one that changed meanwhile is not sent."""
+        with self.db.transaction() as tx:
+            mutations.approve(tx, MutationId(question.id), by, request_hash=question.request_hash)
+        self.ring(question.workflow)
+
+    def reject(self, mutation_id: UUID, by: Person) -> None:
+        """Refuse a request: its events are skipped, and it is never sent."""
+        with self.db.transaction() as tx:
+            row = mutations.reject(tx, MutationId(mutation_id), by)
+        self.ring(row.workflow)
+
+    def settle(self, given: Iterable[Given], by: Person) -> Settled:
+        """Give many answers, each on its own: one that is refused does not keep the others from being taken."""
+        settled = Settled()
+        workflows: set[str] = set()
+        for item in given:
+            try:
+                self._check(item.answer, by, item.result)
+                with self.db.transaction() as tx:
+                    _settle(tx, MutationId(item.question.id), item.answer, by, item.result)
+            except PipelineError as error:
+                settled.refused[item.question.id] = str(error)
+                continue
+            settled.taken.append(item.question.id)
+            workflows.add(item.question.workflow)
+        for workflow in sorted(workflows):
+            self.ring(workflow)
+        return settled
+
+    def _rows(self, only: Filter, limit: int) -> Sequence[Row[Any]]:
+        with self.db.transaction() as tx:
+            return ledger.questions(
+                tx,
+                statuses=only.statuses,
+                limit=limit,
+                workflow=only.workflow,
+                connector=only.connector,
+                operation=only.operation,
+                older_than=only.older_than,
+            )
+
+    def _check(self, answer: Answer, by: Person, result: Any) -> None:
+        if not by.reason:
+            raise InvalidInputError(f"{by.name} gave no reason; expected one, for whoever reads the audit later.")
+        if result is not None and answer is not Answer.HAPPENED:
+            raise InvalidInputError(f"A result was given with {answer}; only what happened has one.")
+
+    def _question(self, row: Row[Any]) -> Question:
+        found = self.operations.operation(row.connector, row.operation) if self.operations else None
+        params = row.params if isinstance(row.params, dict) else {}
+        return Question(
+            id=row.id,
+            workflow=row.workflow,
+            handler=row.handler,
+            run_id=row.run_id,
+            status=row.status,
+            connector=row.connector,
+            operation=row.operation,
+            title=found.title(params) if found else f"{row.connector}.{row.operation}",
+            params=found.shown(params) if found else dict.fromkeys(params, "(its operation is not known here)"),
+            idempotency_key=row.idempotency_key,
+            request_hash=row.request_hash,
+            error=row.error,
+            since=row.doubted_at or row.created_at,
+            attempts=row.attempts,
+            looks=row.reconcile_attempts,
+            quiet_until=row.quiet_until if row.is_quiet else None,
+            can_try_again=row.reconcilable and row.status == MutationStatus.INDETERMINATE,
+            message_ids=tuple(row.message_ids or ()),
+        )
+
+
+def _settle(tx: Transaction, mutation_id: MutationId, answer: Answer, by: Person, result: Any) -> Row[Any]:
+    match answer:
+        case Answer.HAPPENED:
+            return mutations.happened(tx, mutation_id, by, result)
+        case Answer.DID_NOT_HAPPEN:
+            return mutations.did_not_happen(tx, mutation_id, by)
+        case Answer.SKIP:
+            return mutations.skip(tx, mutation_id, by)
+        case Answer.TRY_AGAIN:
+            return mutations.try_again(tx, mutation_id, by)
+
+
+def given_to_all(questions: Sequence[Question], answer: Answer, result: Any = None) -> list[Given]:
+    """The same answer for many: look at it before it is given to ``Desk.settle``."""
+    return [Given(question=question, answer=answer, result=result) for question in questions]

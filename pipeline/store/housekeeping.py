@@ -1,0 +1,37 @@
+"""Tables beside the model: when a sweep ran, what people were told, which operations are held back."""
+
+from sqlalchemy import Column, Interval, PrimaryKeyConstraint, Table, Text
+from sqlalchemy.dialects.postgresql import JSONB
+
+from pipeline.store.columns import instant, metadata, now, words
+
+sweeps = Table(
+    "sweeps",
+    metadata,
+    Column("name", Text, primary_key=True),
+    now("last_run_at"),
+    Column("report", JSONB),
+)
+
+notices = Table(
+    "notices",
+    metadata,
+    words("kind"),
+    words("subject"),
+    now("announced_at"),
+    PrimaryKeyConstraint("kind", "subject"),
+)
+
+#: A row is an open breaker: no new mutation of the operation is started, but for a probe now and then.
+breakers = Table(
+    "breakers",
+    metadata,
+    words("connector"),
+    words("operation"),
+    words("reason"),
+    Column("opened_by", Text),
+    now("opened_at"),
+    Column("probe_every", Interval, nullable=False),
+    instant("probe_at"),
+    PrimaryKeyConstraint("connector", "operation"),
+)
