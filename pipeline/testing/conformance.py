@@ -1,0 +1,396 @@
+"""Whether a connector tells the truth about its outcomes, found out by breaking its connections.
+
+A ``Subject`` is one mutation of a connector that reaches its real server through a ``FaultyProxy``, with a
+count of what really happened. Each case calls it, breaks something, and compares what was said with that
+count: an error that reads "it did not happen" must mean that it did not and will not, a result that it
+happened once, and a reconcile must find what is there and only that.
+"""
+
+import secrets
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Literal
+
+from pipeline.connectors.readings import Outcome, Reading
+from pipeline.connectors.sdk import Applied, Call, Connector, Grade, NotFound, Operation, Verdict
+from pipeline.domain.errors import InvalidInputError
+from pipeline.engine.steps import called
+from pipeline.testing.faults import Fault, FaultyProxy
+
+
+class Case(StrEnum):
+    """One thing that goes wrong, or right."""
+
+    APPLIED = "applied"
+    REFUSED_CONNECTION = "refused-connection"
+    TIMEOUT_BEFORE_SEND = "timeout-before-send"
+    RESET_BEFORE_SEND = "reset-before-send"
+    RESET_AFTER_SEND = "reset-after-send"
+    TIMEOUT_AFTER_SEND = "timeout-after-send"
+    DRIPPING_ANSWER = "dripping-answer"
+    ERROR_AFTER_COMMIT = "error-after-commit"  #: HTTP: a 5xx although it happened
+    SLOW_COMMIT = "slow-commit"  #: the effect surfaces after the deadline, within the settle window
+    DUPLICATE = "duplicate"  #: the same call twice
+    BUSY = "busy"  #: HTTP: 429 with Retry-After
+    TOO_LATE = "too-late"  #: called when its deadline has passed
+    RECONCILE_BEFORE = "reconcile-before"  #: nothing was ever sent
+    RECONCILE_AFTER = "reconcile-after"  #: it happened
+    RECONCILE_CUT_OFF = "reconcile-cut-off"  #: it happened, and whoever is asked does not answer
+
+
+CASES = tuple(Case)
+Standing = Literal["pass", "fail", "not applicable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One operation of a connector whose connections go through the proxy.
+
+    ``effects`` counts what really happened, by idempotency key, past the connector. ``params`` may be made
+    from the key. ``timeout`` and ``settle`` stand in for those of the operation, so that tests are fast.
+    """
+
+    connector: Connector
+    operation: str
+    params: Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
+    effects: Callable[[str], int]
+    proxy: FaultyProxy
+    http: bool = True
+    timeout: timedelta = timedelta(seconds=1)
+    settle: timedelta | None = None  #: the operation's own unless given
+    slack: float = 0.5  #: the share of the timeout by which a call may overrun it
+    parts: Collection[str] = ()  #: parts of a result that a reconcile must give back: ``id``, ``body.id``
+    secrets: Collection[str] = ()  #: words that no error may hold, besides the connector's ``SecretStr`` attributes
+
+    @property
+    def declared(self) -> Operation[Any]:
+        """The operation as the connector declares it."""
+        known = {name: each for name, each in type(self.connector).operations().items() if each.is_mutation}
+        if self.operation not in known:
+            raise InvalidInputError(f"There is no mutation {self.operation!r} to try; known: {', '.join(known)}.")
+        return known[self.operation]
+
+
+@dataclass(slots=True, kw_only=True)
+class Finding:
+    """How one case went, in words."""
+
+    case: Case
+    standing: Standing = "pass"
+    words: list[str] = field(default_factory=list)
+    keyed: bool = False  #: the key was seen to be honoured
+    told: bool = False  #: a reconcile found what is there
+    lied: bool = False  #: a reconcile said what is not so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What the cases have shown about one operation."""
+
+    name: str
+    declared: Grade
+    findings: tuple[Finding, ...]
+
+    @property
+    def measured(self) -> Grade:
+        """The grade that was seen at work."""
+        keyed = any(finding.keyed for finding in self.findings)
+        if any(finding.told for finding in self.findings) and not any(finding.lied for finding in self.findings):
+            return Grade.A if keyed else Grade.B
+        return Grade.C if keyed else Grade.D
+
+    def require(self, grade: Grade | None = None) -> None:
+        """Fail with the whole table unless every case holds and the grade is at least this, and the declared one."""
+        wanted = min(grade or self.declared, self.declared)  # A is the best, and the first of the alphabet
+        if self.measured > wanted or any(finding.standing == "fail" for finding in self.findings):
+            raise AssertionError(f"expected grade {wanted} and no failure\n{self}")
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: declared {self.declared}, measured {self.measured}"]
+        for finding in self.findings:
+            first, *more = finding.words or [""]
+            lines.append(f"  {finding.case:<20} {finding.standing:<15} {first}".rstrip())
+            lines += [f"{'':<39}{words}" for words in more]
+        return "\n".join(lines)
+
+
+def conformance(subject: Subject, cases: Collection[Case] = CASES) -> Report:
+    """Try the cases, one after the other, and measure the grade."""
+    findings = tuple(examined(subject, case) for case in cases)
+    name = f"{subject.connector.name}.{subject.operation}"
+    return Report(name=name, declared=subject.declared.grade, findings=findings)
+
+
+def check(subject: Subject, case: Case) -> Finding:
+    """Try one case, for a test per case; raises AssertionError that says what was wrong."""
+    finding = examined(subject, case)
+    if finding.standing == "fail":
+        raise AssertionError(f"{subject.connector.name}.{subject.operation}, {case}: {'; '.join(finding.words)}")
+    return finding
+
+
+def examined(subject: Subject, case: Case) -> Finding:
+    """Try one case and say how it went."""
+    if case in _HTTP_ONLY and not subject.http:
+        return Finding(case=case, standing="not applicable", words=["only for HTTP"])
+    if case in _LOOKING and not subject.declared.can_reconcile:
+        return Finding(case=case, standing="not applicable", words=["nobody can be asked"])
+    subject.proxy.release()
+    trial = _Trial(subject, case)
+    try:
+        _TRIALS[case](trial)
+    finally:
+        subject.proxy.release()
+    return trial.finding
+
+
+@dataclass(slots=True)
+class _Ended:
+    """How a call ended. One without a time did not end, and was left behind."""
+
+    value: Any = None
+    error: BaseException | None = None
+    at: float | None = None
+
+
+class _Trial:
+    """One case being tried, with what is noticed on the way."""
+
+    def __init__(self, subject: Subject, case: Case) -> None:
+        self.subject, self.proxy, self.operation = subject, subject.proxy, subject.declared
+        self.finding = Finding(case=case)
+        self.settle = self.operation.settle if subject.settle is None else subject.settle
+        self.quiet_until = 0.0  #: before it, not finding something proves nothing
+        self.fresh()
+
+    def fresh(self) -> None:
+        """Go on with a key that nobody has seen."""
+        self.key = f"conformance:{self.finding.case}:{secrets.token_hex(6)}"
+
+    @property
+    def count(self) -> int:
+        """How often it really happened."""
+        return self.subject.effects(self.key)
+
+    def wrong(self, words: str, *, lied: bool = False) -> None:
+        """Write down what was not as it was said to be, without credentials."""
+        self.finding.standing, self.finding.lied = "fail", self.finding.lied or lied
+        self.note(self.subject.connector.scrubbed(words))
+
+    def note(self, words: str) -> None:
+        """Write down what is worth knowing, once."""
+        self.finding.words += [words] if words not in self.finding.words else []
+
+    def send(self, ends_at: float | None = None) -> _Ended:
+        """Call the mutation once. Checks what holds for every call, then lets late requests travel on."""
+        call = Call(idempotency_key=self.key, ends_at=ends_at or Call.within("", self.subject.timeout).ends_at)
+        before = len(self.proxy.seen)
+        ended, margin = self._bounded(self.operation.function, call, "the call")
+        if self.proxy.waits:
+            self.wrong("no request met the fault: the connector must reach its server through the proxy")
+        self.proxy.release()
+        sent = [seen.at for seen in self.proxy.seen[before:] if seen.carries]
+        if len(sent) > 1:
+            self.wrong(f"one call sent {len(sent)} requests: it must not retry inside, the runtime does that")
+        if any(at > call.ends_at + (0 if ends_at else margin) for at in sent):
+            self.wrong("the call sent something after its deadline")
+        self.quiet_until = max(call.ends_at, ended.at or time.monotonic()) + self.settle.total_seconds()
+        return ended
+
+    def look(self) -> Verdict | None:
+        """Ask what became of it. None when nobody can be asked, or the asking failed: that says nothing."""
+        if self.operation.look is None:
+            return None
+        is_there, counts = self.count > 0, time.monotonic() >= self.quiet_until
+        ended, _ = self._bounded(self.operation.look, Call.within(self.key, self.subject.timeout), "reconcile")
+        if ended.at is None or ended.error is not None:
+            return None
+        self.keeps_secrets(repr(ended.value), "a verdict")
+        match ended.value:
+            case Applied() if not self.count:
+                self.wrong("reconcile says Applied, and it is not there", lied=True)
+            case NotFound() if is_there and counts:
+                self.wrong("reconcile says NotFound although it is there and the settle window is over", lied=True)
+            case other if not isinstance(other, Verdict):
+                self.wrong(f"reconcile returned {other!r}; expected Applied, NotFound or Retry", lied=True)
+        return ended.value if isinstance(ended.value, Verdict) else None
+
+    def judge(self, ended: _Ended, expected: int) -> Reading | None:
+        """Compare what was said with what is so, at once and when the settle window is over."""
+        reading = self.reading(ended)
+        says_no = reading is not None and reading.outcome is not Outcome.UNKNOWN
+        first, verdict = self.count, self.look()
+        if says_no or not self.count or (self.operation.can_reconcile and not isinstance(verdict, Applied)):
+            self.settled()
+            self.look()
+        count = max(first, self.count)
+        if reading is None and count != 1:
+            self.wrong(f"it returned a result, which says that it happened once; it happened {count} times")
+        elif reading is not None and says_no and count:
+            self.wrong(f"its error reads {reading.outcome.value!r}, which says that it did not happen; it did")
+        elif count > 1:
+            self.wrong(f"one call happened {count} times")
+        elif count != expected and self.finding.standing == "pass":
+            words = "the proxy's `carries` must pick the request that has the effect, and `effects` must count it"
+            self.wrong(f"not staged: it happened {count} times instead of {expected}; {words}")
+        return reading
+
+    def reading(self, ended: _Ended) -> Reading | None:
+        """What the end of a call says; None says that it happened."""
+        if ended.at is None:
+            return Reading(outcome=Outcome.UNKNOWN)
+        return None if ended.error is None else self.operation.reading(ended.error)
+
+    def settled(self) -> None:
+        """Wait until not finding something proves that it is not there, and late requests have arrived."""
+        threading.Event().wait(max(0.0, self.quiet_until - time.monotonic()))
+        while any(seen.fault is Fault.COMMITS_LATE and not seen.is_over for seen in self.proxy.seen):
+            threading.Event().wait(0.01)
+
+    def keeps_secrets(self, text: str, where: str) -> None:
+        """See that nothing secret stands in what others will read."""
+        if self.subject.connector.scrubbed(text) != text or any(word in text for word in self.subject.secrets):
+            self.wrong(f"a credential stands in {where}, where it would be written down and shown")
+
+    def _bounded(self, function: Callable[..., Any], call: Call, what: str) -> tuple[_Ended, float]:
+        """Run a call as a worker does, and not for ever; with by how much a moment may be mistaken."""
+        made = self.subject.params
+        given = self.operation.given(self.operation.check(made(self.key) if callable(made) else made))
+        ended = _Ended()
+
+        def run() -> None:
+            try:
+                ended.value = called(lambda: function(self.subject.connector, call, **given), ())
+            except BaseException as error:  # noqa: BLE001 - whatever it raises is what is looked at
+                ended.error = error
+            ended.at = time.monotonic()
+
+        allowed = (self.subject.timeout * self.subject.slack).total_seconds()
+        hiccup = _waited(run, until=max(call.ends_at, time.monotonic()) + 2 * allowed + 0.5)
+        over = (ended.at or time.monotonic()) - call.ends_at
+        if ended.at is None or over > allowed + hiccup:
+            self.wrong(f"{what} ran {over:.2f} s past its deadline; at most {allowed:g} s are allowed")
+        if ended.error is not None:
+            self.keeps_secrets("".join(traceback.format_exception(ended.error)) + repr(ended.error), "an error")
+        return ended, hiccup + allowed / 5
+
+
+def _waited(run: Callable[[], None], until: float) -> float:
+    """Run it beside, until then. By how much a thread woke late: that a machine is busy is not the call's fault."""
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    worst, at = 0.0, time.monotonic()
+    while thread.is_alive() and at < until:
+        thread.join(0.01)
+        worst, at = max(worst, time.monotonic() - at - 0.01), time.monotonic()
+    return worst
+
+
+def _applied(trial: _Trial) -> None:
+    ended = trial.send()
+    if ended.error is not None:
+        trial.wrong(f"nothing was in its way, and it raised {ended.error!r}")
+    trial.judge(ended, expected=1)
+    trial.keeps_secrets(repr(trial.subject.connector), "the connector's repr")
+
+
+def _broken(trial: _Trial) -> None:
+    fault, expected = _FAULTS[trial.finding.case]
+    delay = trial.settle / 2 if fault is Fault.COMMITS_LATE else trial.subject.timeout / 5
+    for status in (500, 502, 504) if fault is Fault.FAILS_AFTER else (0,):  # a 503 may be a promise that it did not
+        trial.fresh()
+        trial.proxy.will(fault, delay=delay, status=status)
+        reading = trial.judge(trial.send(), expected)
+    if fault is Fault.BUSY and reading != Reading(outcome=Outcome.NOT_NOW, after=trial.proxy.retry_after):
+        trial.note(f"expected 'not now', and after {trial.proxy.retry_after} as the server asked; it reads {reading}")
+
+
+def _refused_connection(trial: _Trial) -> None:
+    trial.proxy.refuse()
+    reading = trial.judge(trial.send(), expected=0)
+    if reading is None or reading.outcome is not Outcome.NOT_NOW:
+        trial.note("expected 'not now': nothing can have happened, and another attempt may succeed")
+
+
+def _duplicate(trial: _Trial) -> None:
+    first, second = trial.reading(trial.send()), trial.reading(trial.send())
+    trial.settled()
+    trial.finding.keyed = first is None and trial.count == 1
+    if trial.operation.keyed and not trial.finding.keyed:
+        trial.wrong(f"it says that the key is honoured; the same call twice happened {trial.count} times")
+    if trial.finding.keyed and second is not None and second.outcome is not Outcome.UNKNOWN:
+        trial.wrong(f"the second call reads {second.outcome.value!r}: it did not happen; but the first one did")
+    if trial.finding.keyed and not trial.operation.keyed:
+        trial.note("the key was honoured, although the operation does not say so")
+
+
+def _too_late(trial: _Trial) -> None:
+    trial.judge(trial.send(ends_at=time.monotonic() - 0.001), expected=0)
+
+
+def _reconcile_before(trial: _Trial) -> None:
+    verdict = trial.look()
+    if trial.count:
+        trial.wrong("it happened while reconcile was looking: a reconcile must not send anything", lied=True)
+    if not isinstance(verdict, NotFound):
+        trial.note("it never says NotFound: what did not happen stays a question for a person")
+
+
+def _reconcile_after(trial: _Trial) -> None:
+    ended = trial.send()
+    trial.settled()
+    verdict = trial.look()
+    if not isinstance(verdict, Applied):
+        trial.wrong(f"it happened, and reconcile does not find it: {verdict!r}")
+        return
+    trial.finding.told = True
+    for part in trial.subject.parts:
+        said, found = _part(ended.value, part), _part(verdict.result, part)
+        if said != found:
+            trial.wrong(f"the result of the call has {part}={said!r}, that of reconcile has {found!r}")
+
+
+def _reconcile_cut_off(trial: _Trial) -> None:
+    trial.send()
+    trial.settled()
+    trial.proxy.refuse()
+    trial.look()
+    for fault in (Fault.TIMES_OUT_BEFORE, Fault.UNAVAILABLE if trial.subject.http else Fault.RESETS_BEFORE):
+        trial.proxy.release()
+        trial.proxy.will(fault, any_request=True)
+        trial.look()
+
+
+def _part(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+_HTTP_ONLY = frozenset({Case.ERROR_AFTER_COMMIT, Case.BUSY})
+_LOOKING = frozenset({Case.RECONCILE_BEFORE, Case.RECONCILE_AFTER, Case.RECONCILE_CUT_OFF})
+_FAULTS: Mapping[Case, tuple[Fault, int]] = {  # and how often it happens nevertheless
+    Case.TIMEOUT_BEFORE_SEND: (Fault.TIMES_OUT_BEFORE, 0),
+    Case.RESET_BEFORE_SEND: (Fault.RESETS_BEFORE, 0),
+    Case.RESET_AFTER_SEND: (Fault.RESETS_AFTER, 1),
+    Case.TIMEOUT_AFTER_SEND: (Fault.TIMES_OUT_AFTER, 1),
+    Case.DRIPPING_ANSWER: (Fault.DRIPS, 1),
+    Case.ERROR_AFTER_COMMIT: (Fault.FAILS_AFTER, 1),
+    Case.SLOW_COMMIT: (Fault.COMMITS_LATE, 1),
+    Case.BUSY: (Fault.BUSY, 0),
+}
+_TRIALS: Mapping[Case, Callable[[_Trial], None]] = {
+    **dict.fromkeys(_FAULTS, _broken),
+    Case.APPLIED: _applied,
+    Case.REFUSED_CONNECTION: _refused_connection,
+    Case.DUPLICATE: _duplicate,
+    Case.TOO_LATE: _too_late,
+    Case.RECONCILE_BEFORE: _reconcile_before,
+    Case.RECONCILE_AFTER: _reconcile_after,
+    Case.RECONCILE_CUT_OFF: _reconcile_cut_off,
+}

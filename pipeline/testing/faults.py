@@ -1,0 +1,399 @@
+"""A proxy that breaks connections on purpose, between a connector and its real server.
+
+``FaultyProxy`` passes bytes on over real sockets until it is told otherwise: ``proxy.will(Fault.RESETS_AFTER)``
+lets the next request reach the server and cuts the line instead of answering. What a server does with a
+request is never imitated; only what the client gets to hear of it is.
+
+It works for any protocol over TCP. Where one request ends is found by silence, or said by a rule such as
+``http_request``. A protocol that needs several requests for one effect says which of them has it, by
+``carries``; faults are kept for those.
+"""
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Self
+
+Rule = Callable[[bytes], bool]
+
+_TICK = 0.01  #: how soon a waiting line notices that it is wanted
+_PATIENCE = 10.0  #: how long a server may take to answer what was forwarded
+
+
+class Fault(StrEnum):
+    """What the proxy does with one request."""
+
+    PASSES = "passes"
+    TIMES_OUT_BEFORE = "times out before sending"  #: taken from the client, never forwarded, never answered
+    RESETS_BEFORE = "resets before sending"  #: taken from the client, never forwarded, cut
+    RESETS_AFTER = "resets after sending"  #: forwarded, and cut once the server has answered
+    TIMES_OUT_AFTER = "times out after sending"  #: forwarded, never answered
+    ANSWERS_LATE = "answers late"  #: forwarded; the answer is kept back for a while
+    DRIPS = "drips"  #: forwarded, and answered byte by byte
+    COMMITS_LATE = "commits late"  #: forwarded only after the client has given up
+    FAILS_AFTER = "fails after sending"  #: HTTP: forwarded, and answered with a 5xx whatever the server said
+    BUSY = "busy"  #: HTTP: answered with 429 and Retry-After, never forwarded
+    UNAVAILABLE = "unavailable"  #: HTTP: answered with 503, never forwarded
+    SENDS_TWICE = "sends twice"  #: forwarded two times, answered once
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """A request that came to the proxy."""
+
+    at: float  #: when its first byte came, on this process's monotonic clock
+    data: bytes
+    carries: bool
+    fault: Fault
+    is_over: bool = False  #: nothing more will be done with it, late as it may be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What to do with the next request that fits."""
+
+    fault: Fault
+    delay: float
+    status: int
+    any_request: bool
+
+
+class FaultyProxy:
+    """Stands between a client and the server at ``host`` and ``port``. Use it in a ``with`` statement."""
+
+    retry_after = timedelta(seconds=7)  #: what ``BUSY`` asks for
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        ends: Rule | None = None,
+        carries: Rule | None = None,
+        quiet: timedelta = timedelta(milliseconds=50),
+    ) -> None:
+        self.server = (host, port)
+        self.ends, self.quiet = ends, quiet.total_seconds()
+        self.carries = carries or (lambda _: True)
+        self.seen: list[Seen] = []
+        self._plans: deque[_Plan] = deque()
+        self._lines: set[_Line] = set()
+        self._lock = threading.Lock()
+        self._porter: threading.Thread | None = None
+        self._door = _bound(0)
+        self.host, self.port = self._door.getsockname()[:2]
+        self._accept()
+
+    @property
+    def url(self) -> str:
+        """Where to send HTTP requests instead of to the server."""
+        return f"http://{self.host}:{self.port}"
+
+    def will(
+        self,
+        *faults: Fault,
+        delay: timedelta = timedelta(milliseconds=200),
+        status: int = 500,
+        any_request: bool = False,
+    ) -> None:
+        """Do this with the next requests that carry an effect, one after the other, or with any request.
+
+        ``delay`` is for what is late: an answer, each byte that drips, a commit after the client has given up.
+        ``status`` is what ``FAILS_AFTER`` answers with.
+        """
+        plans = [
+            _Plan(fault=fault, delay=delay.total_seconds(), status=status, any_request=any_request) for fault in faults
+        ]
+        with self._lock:
+            self._plans.extend(plans)
+
+    @property
+    def waits(self) -> int:
+        """How many faults no request has met yet."""
+        return len(self._plans)
+
+    def refuse(self) -> None:
+        """Be like a server that is down: cut every line, and refuse connections until ``release``."""
+        self._shut()
+        self._door = _bound(self.port)  # bound and deaf: the port stays ours, and connections to it are refused
+        with self._lock:
+            lines = list(self._lines)
+        for line in lines:
+            line.cut.set()
+        for line in lines:
+            line.join(_PATIENCE)
+
+    def release(self) -> None:
+        """Forget the script, accept connections, end what is held. A late commit takes its client for gone."""
+        with self._lock:
+            self._plans.clear()
+            lines = [line for line in self._lines if line.held]
+        for line in lines:
+            line.let_go.set()
+        self._accept()
+
+    def close(self) -> None:
+        """End every line and give the port back."""
+        self.refuse()
+        self._door.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def plan(self, data: bytes, at: float) -> tuple[Seen, _Plan | None]:
+        """Write a request down, and take what is to be done with it from the script. Called by the lines."""
+        carries = self.carries(data)
+        with self._lock:
+            fits = bool(self._plans) and (carries or self._plans[0].any_request)
+            plan = self._plans.popleft() if fits else None
+            seen = Seen(at=at, data=data, carries=carries, fault=plan.fault if plan else Fault.PASSES)
+            self.seen.append(seen)
+        return seen, plan
+
+    def forget(self, line: "_Line") -> None:
+        """A line has ended. Called by the lines."""
+        with self._lock:
+            self._lines.discard(line)
+
+    def _accept(self) -> None:
+        """Let clients in, if nobody does so yet."""
+        if self._porter is None:
+            self._door.listen(64)
+            self._door.settimeout(_TICK)
+            self._porter = threading.Thread(target=self._welcome, name="faulty-proxy", daemon=True)
+            self._porter.start()
+
+    def _shut(self) -> None:
+        """Let nobody in any more. The porter is waited for: a socket that somebody listens at is not closed."""
+        porter, self._porter = self._porter, None
+        if porter is not None:
+            porter.join(_PATIENCE)
+        self._door.close()
+
+    def _welcome(self) -> None:
+        while self._porter is threading.current_thread():
+            with contextlib.suppress(TimeoutError):
+                line = _Line(self, self._door.accept()[0])
+                with self._lock:
+                    self._lines.add(line)
+                line.start()
+
+
+class _CutError(Exception):
+    """The client is to see its connection reset."""
+
+
+class _Line(threading.Thread):
+    """One connection through the proxy. This thread reads from the client, another one from the server."""
+
+    def __init__(self, proxy: FaultyProxy, client: socket.socket) -> None:
+        super().__init__(name="faulty-line", daemon=True)
+        self.proxy, self.client = proxy, client
+        self.server: socket.socket | None = None
+        self.cut, self.let_go, self.held = threading.Event(), threading.Event(), False
+        self._answered = threading.Event()
+        self._drops = False  #: what the server says is kept from the client
+        self._pause = self._drip = 0.0
+        self._client_gone = False
+        self._answers = threading.Thread(target=self._pass_answers, name="faulty-answers", daemon=True)
+
+    def run(self) -> None:
+        """Carry requests until either side ends, then leave nothing open."""
+        try:
+            self.server = socket.create_connection(self.proxy.server, timeout=_PATIENCE)
+            self.server.settimeout(None)
+            for side in (self.client, self.server):
+                side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._answers.start()
+            self._carry()
+        except (_CutError, OSError):
+            with contextlib.suppress(OSError):
+                self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.client.close()
+        if self.server is not None:
+            with contextlib.suppress(OSError):
+                self.server.shutdown(socket.SHUT_RDWR)
+            if self._answers.ident is not None:
+                self._answers.join(_PATIENCE)
+            self.server.close()
+        self.proxy.forget(self)
+
+    def _carry(self) -> None:
+        while not self._client_gone:
+            data, at = self._request()
+            if data:
+                seen, plan = self.proxy.plan(data, at)
+                try:
+                    self._act(data, seen.fault, plan)
+                finally:
+                    seen.is_over = True
+        assert self.server is not None
+        with contextlib.suppress(OSError):
+            self.server.shutdown(socket.SHUT_WR)  # it may have more to say to a client that only stopped sending
+        while self._answers.is_alive() and not self.cut.wait(_TICK):
+            pass
+
+    def _act(self, data: bytes, fault: Fault, plan: _Plan | None) -> None:
+        """Do with a request what the script says."""
+        match fault:
+            case Fault.PASSES:
+                self._forward(data)
+            case Fault.TIMES_OUT_BEFORE:
+                self._hold()
+                raise _CutError
+            case Fault.RESETS_BEFORE:
+                raise _CutError
+            case Fault.BUSY:
+                self._say(429, f"Retry-After: {self.proxy.retry_after.total_seconds():.0f}\r\n")
+            case Fault.UNAVAILABLE:
+                self._say(503)
+            case Fault.SENDS_TWICE:
+                self._send_a_copy(data)
+                self._forward(data)
+            case _:
+                assert plan is not None
+                self._after(data, plan)
+
+    def _after(self, data: bytes, plan: _Plan) -> None:
+        """The faults of requests that reach the server."""
+        self._drops = plan.fault not in (Fault.ANSWERS_LATE, Fault.DRIPS)
+        self._drip = plan.delay if plan.fault is Fault.DRIPS else 0.0
+        self.held = plan.fault is Fault.DRIPS
+        self._pause = plan.delay if plan.fault is Fault.ANSWERS_LATE else 0.0
+        if plan.fault is Fault.COMMITS_LATE:
+            self._hold()
+            threading.Event().wait(plan.delay)
+        self._forward(data)
+        if not self._drops:
+            return
+        self._answered.wait(_PATIENCE)
+        if plan.fault is Fault.FAILS_AFTER:
+            self._say(plan.status)
+        if plan.fault is Fault.TIMES_OUT_AFTER:
+            self._hold()
+        raise _CutError
+
+    def _request(self) -> tuple[bytes, float]:
+        """One whole request, and when it began; what came so far when the client is gone."""
+        data, at, last = b"", 0.0, 0.0
+        while not self._is_whole(data, last):
+            piece = self._piece()
+            if piece is None:
+                continue
+            last = time.monotonic()
+            at = at or last
+            if not piece:
+                self._client_gone = True
+                break
+            data += piece
+        return data, at
+
+    def _is_whole(self, data: bytes, last: float) -> bool:
+        if not data:
+            return False
+        return self.proxy.ends(data) if self.proxy.ends else time.monotonic() - last >= self.proxy.quiet
+
+    def _piece(self) -> bytes | None:
+        """What the client sent; None when it sent nothing yet, nothing when it is gone."""
+        if self.cut.is_set():
+            raise _CutError
+        if not select.select([self.client], [], [], _TICK)[0]:
+            return None
+        try:
+            return self.client.recv(1 << 16)
+        except OSError:
+            return b""
+
+    def _hold(self) -> None:
+        """Keep the client waiting until it goes, or is let go. What else it sends is kept from the server."""
+        self.held = True
+        while not (self._client_gone or self.let_go.is_set()):
+            self._client_gone = self._piece() == b""
+
+    def _forward(self, data: bytes) -> None:
+        assert self.server is not None
+        self._answered.clear()
+        self.server.sendall(data)
+
+    def _send_a_copy(self, data: bytes) -> None:
+        with socket.create_connection(self.proxy.server, timeout=_PATIENCE) as server:
+            server.sendall(data)
+            server.recv(1 << 16)
+
+    def _say(self, status: int, headers: str = "") -> None:
+        """Answer in the server's place, and end the line as a server would: the client has all of it."""
+        head = f"HTTP/1.1 {status} said by the proxy\r\n{headers}Content-Length: 0\r\nConnection: close\r\n\r\n"
+        self.client.sendall(head.encode())
+        self.client.shutdown(socket.SHUT_WR)
+        self._hold()
+        raise _CutError
+
+    def _pass_answers(self) -> None:
+        """What the server says goes to the client, unless the script keeps it back."""
+        assert self.server is not None
+        with contextlib.suppress(OSError):
+            while data := self.server.recv(1 << 16):
+                self._answered.set()
+                if self._pause:
+                    self.cut.wait(self._pause)
+                for piece in self._pieces(data):
+                    if not self._drops:
+                        self.client.sendall(piece)
+            if not self._drops:
+                self.client.shutdown(socket.SHUT_WR)
+
+    def _pieces(self, data: bytes) -> Iterator[bytes]:
+        if not self._drip:
+            yield data
+            return
+        for at in range(len(data)):
+            yield data[at : at + 1]
+            if self.let_go.wait(self._drip) or self.cut.is_set():
+                return
+
+
+def http_request(data: bytes) -> bool:
+    """Whether this is a whole HTTP/1.1 request: its head, and the body its head promises."""
+    head, gap, body = data.partition(b"\r\n\r\n")
+    pairs = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    headers = {name.strip().lower(): value.strip().lower() for name, _, value in pairs}
+    if headers.get(b"transfer-encoding") == b"chunked":
+        return body == b"0\r\n\r\n" or body.endswith(b"\r\n0\r\n\r\n")
+    length = headers.get(b"content-length", b"0")
+    return bool(gap) and len(body) >= (int(length) if length.isdigit() else 0)
+
+
+def whole_lines(data: bytes) -> bool:
+    """Whether this ends with a line's end, as requests of SMTP, IMAP and Redis do."""
+    return data.endswith(b"\r\n")
+
+
+def postgres_messages(data: bytes) -> bool:
+    """Whether this is made of whole messages of a Postgres client."""
+    at = 0
+    while at + 5 <= len(data):
+        kind = 1 if data[at] else 0  # the first message of a connection has no letter in front of its length
+        at += kind + int.from_bytes(data[at + kind : at + kind + 4])
+    return at == len(data)
+
+
+def _bound(port: int) -> socket.socket:
+    door = socket.socket()
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    door.bind(("127.0.0.1", port))
+    return door

@@ -1,0 +1,200 @@
+"""The conformance kit passes connectors that tell the truth, and names the lie of those that do not."""
+
+import threading
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline.connectors.readings import Outcome, Reading
+from pipeline.connectors.sdk import Call, Connector, Grade, mutation
+from pipeline.domain.errors import InvalidInputError
+from pipeline.testing.conformance import CASES, Case, Subject, check, conformance
+from pipeline.testing.faults import FaultyProxy
+from tests.conformance import connectors as these
+from tests.conformance.world import World
+
+TIMEOUT = timedelta(milliseconds=400)
+
+#: Each liar, a case that shows its lie, and words that name it.
+LIES: list[tuple[type[these.Base], Case, str]] = [
+    (these.SaysRefusedOnReset, Case.RESET_AFTER_SEND, "its error reads 'refused', which says that it did not happen"),
+    (these.SaysNotNowOnTimeout, Case.TIMEOUT_AFTER_SEND, "its error reads 'not now', which says that it did not"),
+    (these.SaysNotNowOnTimeout, Case.SLOW_COMMIT, "its error reads 'not now', which says that it did not"),
+    (these.NeverFinds, Case.RECONCILE_AFTER, "reconcile says NotFound although it is there"),
+    (these.NeverFinds, Case.SLOW_COMMIT, "reconcile says NotFound although it is there"),
+    (these.TakesSilenceForAbsence, Case.RECONCILE_CUT_OFF, "reconcile says NotFound although it is there"),
+    (these.AlwaysFinds, Case.RECONCILE_BEFORE, "reconcile says Applied, and it is not there"),
+    (these.AlwaysFinds, Case.RESET_BEFORE_SEND, "reconcile says Applied, and it is not there"),
+    (these.FindsSomethingElse, Case.RECONCILE_AFTER, "that of reconcile has 'thing-of-somebody-else'"),
+    (these.AnswersWithAWord, Case.RECONCILE_BEFORE, "reconcile returned 'found it'; expected Applied, NotFound or"),
+    (these.SendsToFindOut, Case.RECONCILE_BEFORE, "a reconcile must not send anything"),
+    (these.IgnoresTheDeadline, Case.TIMEOUT_BEFORE_SEND, "past its deadline"),
+    (these.IgnoresTheDeadline, Case.DRIPPING_ANSWER, "past its deadline"),
+    (these.IgnoresTheDeadline, Case.TOO_LATE, "the call sent something after its deadline"),
+    (these.SendsAfterTheDeadline, Case.TIMEOUT_BEFORE_SEND, "the call sent something after its deadline"),
+    (these.ClaimsToBeKeyed, Case.DUPLICATE, "says that the key is honoured; the same call twice happened 2 times"),
+    (these.RetriesInside, Case.RESET_BEFORE_SEND, "one call sent 2 requests: it must not retry inside"),
+    (these.RetriesInside, Case.RESET_AFTER_SEND, "it happened 2 times"),
+    (these.TellsItsToken, Case.RESET_AFTER_SEND, "a credential stands in an error"),
+    (these.ReadsAnErrorAsNo, Case.ERROR_AFTER_COMMIT, "its error reads 'not now', which says that it did not happen"),
+    (these.InventsItsResult, Case.TIMEOUT_BEFORE_SEND, "it happened 0 times"),
+]
+HONEST = {
+    these.HonestA: Grade.A,
+    these.HonestB: Grade.B,
+    these.HonestC: Grade.C,
+    these.HonestD: Grade.D,
+}
+
+
+def subject(connector: Connector, world: World, proxy: FaultyProxy, **other: Any) -> Subject:
+    usual = Subject(
+        connector=connector,
+        operation="make",
+        params={"what": "a thing"},
+        effects=world.effects,
+        proxy=proxy,
+        timeout=TIMEOUT,
+        parts=["id"],
+    )
+    return replace(usual, **other)
+
+
+@pytest.mark.parametrize(("kind", "grade"), HONEST.items(), ids=lambda value: getattr(value, "name", value))
+def test_an_honest_connector_passes_every_case_with_its_grade(
+    kind: type[these.Base], grade: Grade, world: World, proxy: FaultyProxy
+) -> None:
+    report = conformance(subject(kind(proxy.url), world, proxy))
+    report.require(grade)
+    assert report.measured is report.declared is grade
+    assert {finding.case for finding in report.findings} == set(CASES)
+
+
+@pytest.mark.parametrize(("kind", "case", "words"), LIES, ids=[f"{kind.name}-{case}" for kind, case, _ in LIES])
+def test_a_lie_is_named(kind: type[these.Base], case: Case, words: str, world: World, proxy: FaultyProxy) -> None:
+    with pytest.raises(AssertionError) as caught:
+        check(subject(kind(proxy.url), world, proxy), case)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"{kind.name}.make, {case}: ")
+    assert these.TOKEN not in str(caught.value)
+
+
+def test_a_report_says_of_every_case_how_it_went(world: World, proxy: FaultyProxy) -> None:
+    report = conformance(subject(these.ClaimsToBeKeyed(proxy.url), world, proxy), [Case.APPLIED, Case.DUPLICATE])
+    with pytest.raises(AssertionError) as caught:
+        report.require()
+    assert str(caught.value).splitlines() == [
+        "expected grade C and no failure",
+        "claims-to-be-keyed.make: declared C, measured D",
+        "  applied              pass",
+        "  duplicate            fail            it says that the key is honoured; the same call twice happened 2 times",
+    ]
+
+
+def test_a_connector_that_is_honest_about_too_little_does_not_meet_a_higher_grade(
+    world: World, proxy: FaultyProxy
+) -> None:
+    report = conformance(subject(these.HonestB(proxy.url), world, proxy), [Case.DUPLICATE, Case.RECONCILE_AFTER])
+    report.require()
+    report.require(Grade.B)
+    with pytest.raises(
+        AssertionError, match=r"expected grade A and no failure\nhonest-b\.make: declared B, measured B"
+    ):
+        report.require(Grade.A)
+
+
+def test_what_is_asked_for_cannot_be_less_than_what_is_declared(world: World, proxy: FaultyProxy) -> None:
+    report = conformance(subject(these.HonestA(proxy.url), world, proxy), [Case.DUPLICATE])
+    with pytest.raises(
+        AssertionError, match=r"expected grade A and no failure\nhonest-a\.make: declared A, measured C"
+    ):
+        report.require(Grade.D)
+
+
+def test_a_key_that_is_honoured_without_being_declared_is_mentioned(world: World, proxy: FaultyProxy) -> None:
+    class Modest(these.Base):
+        name = "modest"
+
+        @mutation()
+        def make(self, call: Call, *, what: str) -> dict[str, Any]:
+            return self.keyed(call, what)
+
+    finding = check(subject(Modest(proxy.url), world, proxy), Case.DUPLICATE)
+    assert finding.words == ["the key was honoured, although the operation does not say so"]
+    assert finding.keyed
+
+
+@pytest.mark.parametrize("case", [Case.TIMEOUT_BEFORE_SEND, Case.RESET_AFTER_SEND, Case.BUSY])
+def test_a_connector_that_goes_past_the_proxy_is_told_so(case: Case, world: World, proxy: FaultyProxy) -> None:
+    around = these.HonestA(f"http://127.0.0.1:{world.server_port}")
+    with pytest.raises(AssertionError, match="the connector must reach its server through the proxy"):
+        check(subject(around, world, proxy), case)
+
+
+def test_an_effect_that_the_counter_does_not_see_is_no_proof(world: World, proxy: FaultyProxy) -> None:
+    blind = subject(these.HonestD(proxy.url), world, proxy, effects=lambda _: 0)
+    with pytest.raises(AssertionError, match="not staged: it happened 0 times instead of 1"):
+        check(blind, Case.RESET_AFTER_SEND)
+
+
+def test_an_index_that_lags_longer_than_the_settle_window_is_a_lie(world: World, proxy: FaultyProxy) -> None:
+    world.hides.set()
+    with pytest.raises(AssertionError, match="NotFound although it is there and the settle window is over"):
+        check(subject(these.HonestB(proxy.url), world, proxy), Case.RESET_AFTER_SEND)
+
+
+def test_an_index_that_lags_within_the_settle_window_is_none(world: World, proxy: FaultyProxy) -> None:
+    world.hides.set()
+    timer = threading.Timer(0.6, world.hides.clear)
+    timer.start()
+    lagging = subject(these.HonestB(proxy.url), world, proxy, settle=timedelta(seconds=1))
+    assert check(lagging, Case.RESET_AFTER_SEND).standing == "pass"
+    timer.join()
+    assert any("GET" in request for request in world.requests[:2])
+
+
+def test_cases_that_do_not_apply_say_why(world: World, proxy: FaultyProxy) -> None:
+    plain = subject(these.HonestD(proxy.url), world, proxy, http=False)
+    found = {case: check(plain, case) for case in (Case.BUSY, Case.ERROR_AFTER_COMMIT, Case.RECONCILE_AFTER)}
+    assert {finding.standing for finding in found.values()} == {"not applicable"}
+    assert found[Case.BUSY].words == ["only for HTTP"]
+    assert found[Case.RECONCILE_AFTER].words == ["nobody can be asked"]
+    assert world.requests == []
+
+
+def test_words_of_ones_own_can_be_kept_secret_too(world: World, proxy: FaultyProxy) -> None:
+    with pytest.raises(AssertionError, match="a credential stands in an error"):
+        check(subject(these.HonestD(proxy.url), world, proxy, secrets=["timed out"]), Case.TIMEOUT_AFTER_SEND)
+
+
+def test_parameters_can_be_made_from_the_key(world: World, proxy: FaultyProxy) -> None:
+    made: list[str] = []
+
+    def params(key: str) -> dict[str, str]:
+        made.append(key)
+        return {"what": key}
+
+    check(subject(these.HonestA(proxy.url), world, proxy, params=params), Case.APPLIED)
+    assert set(made) == set(world.happened)
+
+
+def test_an_operation_that_is_not_there_is_named_with_those_that_are(world: World, proxy: FaultyProxy) -> None:
+    with pytest.raises(InvalidInputError, match="no mutation 'mkae' to try; known: make"):
+        conformance(subject(these.HonestA(proxy.url), world, proxy, operation="mkae"))
+
+
+def test_a_connector_whose_errors_promise_less_than_is_known_is_told_what_could_be_said(
+    world: World, proxy: FaultyProxy
+) -> None:
+    class Cautious(these.Base):
+        name = "cautious"
+
+        @mutation(errors=lambda _: Reading(outcome=Outcome.UNKNOWN))
+        def make(self, call: Call, *, what: str) -> dict[str, Any]:
+            return self.plain(call, what)
+
+    tried = subject(Cautious(proxy.url), world, proxy)
+    assert check(tried, Case.REFUSED_CONNECTION).words[0].startswith("expected 'not now': nothing can have happened")
+    assert check(tried, Case.BUSY).words[0].startswith("expected 'not now', and after 0:00:07 as the server asked")
