@@ -1,0 +1,275 @@
+"""What a mail is made of: checked addresses and headers, and the bytes that travel. One home for every mail connector.
+
+A mail's Message-ID is made from the idempotency key alone, so whoever looks for the mail later knows what
+to look for without having seen it. Nothing that could start a new header line gets into a header.
+"""
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.header import Header
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import formatdate
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator
+
+from pipeline.connectors.sdk import Call, Connector
+from pipeline.domain.errors import LogicError
+
+KEY_HEADER = "X-Idempotency-Key"
+
+_EXAMPLE = "expected one such as ann@example.com or Ann Lee <ann@example.com>"
+_NAMED = re.compile(r"(?P<name>.*?)\s*<(?P<spec>[^<>]*)>")
+_LOCAL = re.compile(r"[\w!#$%&'*+/=?^`{|}~-]+(\.[\w!#$%&'*+/=?^`{|}~-]+)*")
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+( [A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,70}")
+_LONGEST_WORD = 900  #: a line of a mail may have 998 characters, and a word cannot be broken
+_ADDRESSED = {"from", "sender", "to", "cc", "bcc", "reply-to", "return-path"}
+_OURS = _ADDRESSED | {"subject", "date", "message-id", "received", "mime-version", KEY_HEADER.lower()}
+_CONTENT = SMTP.clone(cte_type="7bit")  # every server takes seven bits
+
+
+def one_line(text: str) -> str:
+    """The text, if it can stand in a header. Anything that some program takes for a line break is refused."""
+    for character in text:
+        if unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs") and character != "\t":
+            raise ValueError(
+                f"it contains the control character U+{ord(character):04X}, which a header cannot carry; "
+                "expected a single line of text"
+            )
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mailbox:
+    """A mail address with the name shown beside it."""
+
+    local: str
+    domain: str  #: in ASCII, whatever it was written in
+    name: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The one address in the text. Refuses what mail servers would, without repeating it: it may be hidden."""
+        named = _NAMED.fullmatch(one_line(text).strip())
+        name, spec = (named["name"], named["spec"]) if named else ("", text.strip())
+        local, at, domain = spec.rpartition("@")
+        if not at or not _LOCAL.fullmatch(local) or len(local.encode()) > 64:
+            raise ValueError(f"it is not a mail address; {_EXAMPLE}")
+        return cls(local=local, domain=_ascii_domain(domain), name=_unquoted(name).strip())
+
+    @property
+    def spec(self) -> str:
+        """The bare address, as a mail server takes it."""
+        return f"{self.local}@{self.domain}"
+
+    @property
+    def header(self) -> str:
+        """The address as it stands in a header."""
+        if not self.name:
+            return self.spec
+        if not self.name.isascii() or "=?" in self.name or len(self.name) > 60:
+            shown = Header(self.name, "utf-8", maxlinelen=70).encode(linesep="\r\n")
+        elif _PLAIN_NAME.fullmatch(self.name):
+            shown = self.name
+        else:
+            shown = '"' + re.sub(r'(["\\])', r"\\\1", self.name) + '"'
+        return f"{shown} <{self.spec}>"
+
+
+def _ascii_domain(domain: str) -> str:
+    try:
+        made = domain.encode("idna").decode("ascii").lower()
+    except UnicodeError:
+        made = ""
+    if not made or len(made) > 253 or not all(_LABEL.fullmatch(label) for label in made.split(".")):
+        raise ValueError(f"the part after @ is not a host name; {_EXAMPLE}")
+    return made
+
+
+def _unquoted(name: str) -> str:
+    if len(name) >= 2 and name[0] == name[-1] == '"':
+        return re.sub(r"\\(.)", r"\1", name[1:-1])
+    return name
+
+
+def addresses(value: Iterable[str] | str | None) -> tuple[Mailbox, ...]:
+    """Every address, whether one was given or several."""
+    return tuple(Mailbox.parse(each) for each in ([value] if isinstance(value, str) else value or ()))
+
+
+def _checked_addresses(value: Any) -> Any:
+    """The value as it was given, if it is an address or a list of them."""
+    several = [value] if isinstance(value, str) else value
+    if not isinstance(several, list | tuple) or not all(isinstance(each, str) for each in several):
+        raise ValueError("expected a mail address or a list of them")
+    for number, each in enumerate(several, start=1):
+        try:
+            Mailbox.parse(each)
+        except ValueError as error:
+            raise ValueError(f"address {number}: {error}") from None
+    return value if isinstance(value, str) else list(several)
+
+
+def _somebody(value: list[str] | str) -> list[str] | str:
+    if not value:
+        raise ValueError("there is nobody in it; expected at least one mail address")
+    return value
+
+
+def checked_headers(headers: dict[str, str]) -> dict[str, str]:
+    """Further headers, if they are none of those that the connector writes itself."""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a header; expected letters, digits and hyphens")
+        if name.lower() in _OURS or name.lower().startswith(("content-", "resent-")):
+            raise ValueError(f"{name} is written by the connector; expected other headers only")
+        try:
+            one_line(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return headers
+
+
+Line = Annotated[str, AfterValidator(one_line)]
+Recipients = Annotated[list[str] | str, BeforeValidator(_checked_addresses)]
+To = Annotated[list[str] | str, AfterValidator(_somebody), BeforeValidator(_checked_addresses)]
+Headers = Annotated[dict[str, str], AfterValidator(checked_headers)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """What is to be said, and to whom."""
+
+    to: tuple[Mailbox, ...]
+    subject: str
+    text: str = ""
+    html: str | None = None
+    cc: tuple[Mailbox, ...] = ()
+    bcc: tuple[Mailbox, ...] = ()
+    reply_to: tuple[Mailbox, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """Everybody who gets it, once each."""
+        return tuple(dict.fromkeys(each.spec for each in (*self.to, *self.cc, *self.bcc)))
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Who gets it without anybody being told."""
+        return frozenset(each.spec for each in self.bcc) - {each.spec for each in (*self.to, *self.cc)}
+
+
+def message_id(key: str, domain: str) -> str:
+    """The Message-ID of the mail with this idempotency key: the same however often it is asked for."""
+    return f"<{local_id(key)}@{domain}>"
+
+
+def local_id(key: str) -> str:
+    """The part of the Message-ID that does not change when the sender moves to another domain."""
+    return hashlib.sha256(key.encode()).hexdigest()[:40]
+
+
+def written(letter: Letter, call: Call, *, sender: Mailbox | None, domain: str, shows_bcc: bool = False) -> bytes:
+    """The whole mail as it travels. Who is in ``bcc`` is in it only where the server takes its recipients from there.
+
+    The date is this machine's, as on any mail: nothing is decided by it.
+    """
+    with _refusing("mail"):
+        return _heads(letter, call, sender=sender, domain=domain, shows_bcc=shows_bcc) + _content(letter, call)
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """What cannot be put into a mail was never sent: say so, instead of leaving the outcome in doubt."""
+    try:
+        yield
+    except UnicodeEncodeError:
+        raise LogicError(f"The {what} contains half of a character (a lone surrogate); expected whole text.") from None
+    except ValueError as error:
+        raise LogicError(f"The {what} cannot be written: {error}.") from None
+
+
+def _heads(letter: Letter, call: Call, *, sender: Mailbox | None, domain: str, shows_bcc: bool) -> bytes:
+    heads = [
+        *(("From", each.header) for each in [sender] if each),
+        *_lists(To=letter.to, Cc=letter.cc, Bcc=letter.bcc if shows_bcc else ()),
+        *_lists(**{"Reply-To": letter.reply_to}),
+        ("Subject", header_text("Subject", letter.subject)),
+        ("Date", formatdate()),
+        ("Message-ID", message_id(call.idempotency_key, domain)),
+        (KEY_HEADER, header_text(KEY_HEADER, call.idempotency_key)),
+        *((name, header_text(name, value)) for name, value in checked_headers(dict(letter.headers)).items()),
+    ]
+    return "".join(f"{name}: {value}\r\n" for name, value in heads).encode()
+
+
+def _lists(**lists: tuple[Mailbox, ...]) -> list[tuple[str, str]]:
+    return [(name, ",\r\n ".join(each.header for each in boxes)) for name, boxes in lists.items() if boxes]
+
+
+def header_text(name: str, text: str) -> str:
+    """Text as it stands in a header: as it is if every program would read it back the same, else encoded."""
+    one_line(text)
+    words = text.split(" ")
+    is_plain = text.isascii() and text.isprintable() and "=?" not in text
+    if is_plain and (not text or all(0 < len(word) < _LONGEST_WORD for word in words)):
+        return Header(text, "us-ascii", header_name=name).encode(splitchars=" ", linesep="\r\n")
+    return Header(text, "utf-8", header_name=name).encode(linesep="\r\n")
+
+
+def _content(letter: Letter, call: Call) -> bytes:
+    message = EmailMessage(policy=_CONTENT)
+    message.set_content(letter.text, charset="utf-8")
+    if letter.html is not None:
+        message.add_alternative(letter.html, subtype="html", charset="utf-8")
+        message.set_boundary(f"part-{local_id(call.idempotency_key + ' parts')}")
+    return message.as_bytes()
+
+
+class Mailer(Connector):
+    """A connector that delivers letters. What ``send`` takes is the same for all of them."""
+
+    def deliver(self, call: Call, letter: Letter) -> Any:
+        """Hand the letter over, and return what is known of it."""
+        raise NotImplementedError
+
+
+def send(  # noqa: PLR0913 - the parts of a mail, given by name
+    self: Mailer,
+    call: Call,
+    *,
+    to: To,
+    subject: Line,
+    text: str = "",
+    html: str | None = None,
+    cc: Recipients | None = None,
+    bcc: Recipients | None = None,
+    reply_to: Recipients | None = None,
+    headers: Headers | None = None,
+) -> Any:
+    """Send one mail to everybody named, or to nobody."""
+    with _refusing("list of recipients"):
+        letter = Letter(
+            to=addresses(_somebody(to)),
+            subject=subject,
+            text=text,
+            html=html,
+            cc=addresses(cc),
+            bcc=addresses(bcc),
+            reply_to=addresses(reply_to),
+            headers=headers or {},
+        )
+    return self.deliver(call, letter)
+
+
+#: What people are shown of a mail: who gets it and about what, not what it says.
+SHOWS = "Mail to {to}: {subject}"
+REDACT = ("bcc", "text", "html")

@@ -1,0 +1,131 @@
+"""Connections that end in time: every wait on them, however often the other side drips a byte, ends at one instant.
+
+A timeout per operation does not bound a dialogue: a server that sends one byte now and then keeps it alive
+for ever. Here each operation gets only what is left, and nothing is written once nothing is left.
+"""
+
+import ipaddress
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import SecretStr
+
+from pipeline.domain.errors import InvalidInputError
+
+
+class Tls(StrEnum):
+    """How a connection is protected."""
+
+    STARTTLS = "starttls"  #: begins in the clear and is encrypted before anything that matters
+    IMPLICIT = "implicit"  #: encrypted from the first byte
+    NONE = "none"  #: not at all; with a password only to this very machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """A name and its password."""
+
+    username: str
+    password: SecretStr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A server, and how to speak to it."""
+
+    host: str
+    port: int
+    tls: Tls
+    ca_file: str | None = None  #: certificates to trust instead of the system's
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def checked_login(place: Place, username: str | None, password: SecretStr | None) -> Login | None:
+    """The login, if it is whole, can be sent as it is, and would not travel in the clear."""
+    if username is None and password is None:
+        return None
+    if username is None or password is None:
+        raise InvalidInputError(
+            f"The login for {place} has only one half; expected user name and password, or neither."
+        )
+    for what, value in (("user name", username), ("password", password.get_secret_value())):
+        if not value or not value.isascii() or not value.isprintable():
+            raise InvalidInputError(f"The {what} for {place} is empty or not plain ASCII; expected printable ASCII.")
+    if place.tls is Tls.NONE and not is_here(place.host):
+        raise InvalidInputError(
+            f"The password for {place} would travel in the clear; expected tls='starttls' or tls='implicit'."
+        )
+    return Login(username=username, password=password)
+
+
+def is_here(host: str) -> bool:
+    """Whether a host is this very machine, so that nothing travels."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class BoundedSocket(socket.socket):
+    """A socket whose every operation ends by one instant on the monotonic clock."""
+
+    ends_at: float = 0.0
+
+    def left(self) -> float:
+        """Seconds that are left; raises when none are."""
+        left = self.ends_at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the time for this call is over")
+        return left
+
+    def recv(self, *args: Any) -> bytes:
+        self.settimeout(self.left())
+        return super().recv(*args)
+
+    def recv_into(self, *args: Any) -> int:
+        self.settimeout(self.left())
+        return super().recv_into(*args)
+
+    def send(self, *args: Any) -> int:
+        self.settimeout(self.left())
+        return super().send(*args)
+
+    def sendall(self, *args: Any) -> None:
+        self.settimeout(self.left())
+        super().sendall(*args)
+
+
+class _BoundedTlsSocket(BoundedSocket, ssl.SSLSocket):
+    """The same over TLS."""
+
+
+def context(place: Place, ends_at: float) -> ssl.SSLContext:
+    """How TLS is spoken there: certificates are always checked, and the sockets it makes end in time."""
+    made = ssl.create_default_context(cafile=place.ca_file)
+    made.sslsocket_class = type("BoundedTlsSocket", (_BoundedTlsSocket,), {"ends_at": ends_at})
+    return made
+
+
+def connected(place: Place, ends_at: float) -> socket.socket:
+    """A connection to the first address that answers, encrypted already where that is how it begins."""
+    refused: OSError = OSError(f"{place.host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM):
+        raw = BoundedSocket(family, kind, protocol)
+        raw.ends_at = ends_at
+        try:
+            raw.settimeout(raw.left())
+            raw.connect(address)
+            if place.tls is not Tls.IMPLICIT:
+                return raw
+            raw.settimeout(raw.left())
+            return context(place, ends_at).wrap_socket(raw, server_hostname=place.host)
+        except OSError as error:
+            raw.close()
+            refused = error
+    raise refused

@@ -1,0 +1,400 @@
+"""Mail over SMTP against real servers: what was sent is known, what may have been sent is called unknown."""
+
+import re
+import ssl
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from email import message_from_bytes
+from email.header import decode_header, make_header
+from email.utils import getaddresses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from pipeline.connectors.email import Email, EmailWithSent, Imap, Smtp, Tls
+from pipeline.connectors.email_message import Letter, Mailbox, written
+from pipeline.connectors.readings import Outcome
+from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
+from pipeline.domain.errors import InvalidInputError, LogicError
+from tests.connectors import servers_mail as servers
+from tests.connectors.servers_mail import HOST, PASSWORD, USER, ImapServer, Loop, Script, SmtpServer, mailer, with_sent
+
+pytestmark = pytest.mark.filterwarnings("ignore:Session.login_data is deprecated")  # aiosmtpd about itself
+
+KEY = "orders:0198c0de-0000-7000-8000-000000000001"
+MAIL = {"to": "ann@example.org", "subject": "Your order", "text": "It is on its way."}
+LINES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]))
+OPERATION, WITH_SENT = Email.operations()["send"], EmailWithSent.operations()["send"]
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def smtp(loop: Loop) -> Iterator[SmtpServer]:
+    with servers.smtp_server(loop) as server:
+        yield server
+
+
+@pytest.fixture
+def imap(loop: Loop) -> Iterator[ImapServer]:
+    with servers.imap_server(loop) as server:
+        server.make("Sent")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return servers.certificate(tmp_path_factory.mktemp("tls"))
+
+
+def send(connector: Email, *, key: str = KEY, within: float = 5.0, **params: Any) -> Any:
+    """Send as the host does: parameters checked and written down, then read back."""
+    operation = type(connector).operations()["send"]
+    given = operation.given(operation.check(MAIL | params))
+    return operation.function(connector, Call.within(key, timedelta(seconds=within)), **given)
+
+
+def failure(connector: Email, **call: Any) -> BaseException:
+    """The error that sending ends with."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one it is, is what the callers look at
+        send(connector, **call)
+    return caught.value
+
+
+def outcome(connector: Email, **call: Any) -> Outcome:
+    return type(connector).operations()["send"].reading(failure(connector, **call)).outcome
+
+
+def look(connector: EmailWithSent, key: str = KEY, within: float = 5.0) -> Any:
+    assert WITH_SENT.look is not None
+    return WITH_SENT.look(connector, Call.within(key, timedelta(seconds=within)), **WITH_SENT.given(MAIL))
+
+
+def test_a_mail_arrives_with_a_message_id_made_from_its_key_and_the_key_itself(smtp: SmtpServer) -> None:
+    result = send(mailer(smtp.port), cc=["Bob <bob@example.org>", "ann@example.org"], bcc="eve@example.org")
+    [mail] = smtp.handler.received
+    assert result == {"message_id": mail.message["Message-ID"], "reply": "250 2.0.0 queued as 4711"}
+    assert re.fullmatch(r"<[0-9a-f]{40}@example\.com>", mail.message["Message-ID"])
+    assert mail.message["X-Idempotency-Key"] == KEY
+    assert mail.recipients == ["ann@example.org", "bob@example.org", "eve@example.org"], "everybody once"
+    assert mail.message["Bcc"] is None
+    assert b"eve" not in mail.raw
+    assert smtp.handler.commands[-1] == "QUIT"
+    assert (
+        send(mailer(smtp.port))["message_id"] == result["message_id"] != send(mailer(smtp.port), key="b")["message_id"]
+    )
+
+
+def test_everything_may_be_written_in_any_script(smtp: SmtpServer) -> None:
+    send(
+        mailer(smtp.port, sender="Bücher & Töne <läden@bücher.example>"),
+        key="aufträge:世界 1",
+        to=['"Løve, Ünal" <ünal@example.org>', "ann@例え.jp"],
+        subject="Grüße aus 東京 " * 20,
+        text="Schöne Grüße\n.\n..\nFrom here\n" + "ü" * 2000,
+        html="<p>Schöne Grüße 🌍</p>",
+        reply_to="Hilfe für Sie <hilfe@example.org>",
+        headers={"X-Note": "äöü", "In-Reply-To": "<1@example.org>"},
+    )
+    [mail] = smtp.handler.received
+    message, plain = mail.message, mail.message.get_body(("plain",))
+    assert message["Subject"] == "Grüße aus 東京 " * 20
+    assert [each.display_name for each in message["To"].addresses] == ["Løve, Ünal", ""]
+    assert mail.recipients == ["ünal@example.org", "ann@xn--r8jz45g.jp"]
+    assert (message["X-Note"], message["In-Reply-To"]) == ("äöü", "<1@example.org>")
+    assert message["Reply-To"].addresses[0].display_name == "Hilfe für Sie"
+    assert plain is not None
+    assert plain.get_content().replace("\r\n", "\n") == "Schöne Grüße\n.\n..\nFrom here\n" + "ü" * 2000 + "\n"
+
+
+def test_a_server_that_takes_only_ascii_addresses_is_not_sent_others(loop: Loop) -> None:
+    with servers.smtp_server(loop, enable_SMTPUTF8=False) as server:
+        assert outcome(mailer(server.port), to="ünal@example.org") is Outcome.REFUSED
+        assert send(mailer(server.port), to="Ünal <unal@bücher.example>", subject="ü")
+        assert server.handler.received[0].recipients == ["unal@xn--bcher-kva.example"]
+
+
+@given(subject=LINES, name=LINES.map(str.strip), text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_mail_is_read_back_as_it_was_written_and_nothing_in_it_starts_a_line_of_its_own(
+    subject: str, name: str, text: str
+) -> None:
+    box = Mailbox(local="ann", domain="example.org", name=name)
+    letter, call = Letter(to=(box, box), subject=subject, text=text), Call(idempotency_key=KEY, ends_at=0.0)
+    raw = written(letter, call, sender=None, domain="example.com")
+    assert not re.search(rb"[^\r]\n|\r[^\n]", raw)
+    assert max(map(len, raw.split(b"\r\n"))) <= 998
+    head = servers.Received("", [], raw).message
+    assert head.keys()[:5] == ["To", "Subject", "Date", "Message-ID", "X-Idempotency-Key"]
+    assert {key.lower() for key in head.keys()[5:]} == {"content-type", "content-transfer-encoding", "mime-version"}
+    assert str(head["Subject"]) == subject
+    to = getaddresses([message_from_bytes(raw)["To"]])  # the older parser: the newer one splits long names wrongly
+    assert [(str(make_header(decode_header(each))), spec) for each, spec in to] == [(name, "ann@example.org")] * 2
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"to": []}, "wrong to: Value error, there is nobody in it"),
+        ({"to": ""}, "wrong to: Value error, address 1: it is not a mail address"),
+        ({"to": ["ann@example.org", "bob"]}, "address 2: it is not a mail address"),
+        ({"to": "a@b.c, d@e.f"}, "not a mail address"),
+        ({"to": "ann@-example.org"}, "not a host name"),
+        ({"to": "ann@example..org"}, "not a host name"),
+        ({"to": "Ann\r\nBcc: eve@example.org <ann@example.org>"}, "control character U+000D"),
+        ({"to": "ann@example.org\n"}, "control character U+000A"),
+        ({"to": 7}, "expected a mail address or a list of them"),
+        ({"bcc": "s3cret at home"}, "wrong bcc: Value error, address 1"),
+        ({"subject": "Hello\nBcc: eve@example.org"}, "wrong subject: Value error, it contains the control"),
+        ({"subject": "Hello\u2028there"}, "U+2028"),
+        ({"headers": {"X-A": "b\r\nBcc: eve@example.org"}}, "X-A: it contains the control character U+000D"),
+        ({"headers": {"X-A\r\nBcc": "eve@example.org"}}, "is not the name of a header"),
+        ({"headers": {"bcc": "eve@example.org"}}, "bcc is written by the connector"),
+        ({"headers": {"Content-Type": "text/html"}}, "is written by the connector"),
+        ({"sender": "eve@example.org"}, "wrong sender"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_before_anything_is_written_down(params: dict[str, Any], words: str) -> None:
+    with pytest.raises(LogicError) as caught:
+        OPERATION.check(MAIL | params)
+    assert words in str(caught.value)
+    assert "s3cret" not in str(caught.value), "who is hidden is not named"
+
+
+def test_parameters_that_nobody_checked_are_refused_as_well(smtp: SmtpServer) -> None:
+    call = Call.within(KEY, timedelta(seconds=5))
+    wrong: list[dict[str, Any]] = [{"to": "bob"}, {"to": []}, {"text": "\ud800"}, {"headers": {"To": "x"}}]
+    for params in (*wrong, {"subject": "a\nBcc: b@c.d"}):
+        with pytest.raises(LogicError):
+            OPERATION.function(mailer(smtp.port), call, **MAIL | params)
+    assert smtp.handler.received == []
+
+
+def test_people_are_shown_who_gets_a_mail_about_what_and_no_more() -> None:
+    params = OPERATION.check(MAIL | {"bcc": "eve@example.org", "html": "<p>private</p>"})
+    assert OPERATION.title(params) == "Mail to ann@example.org: Your order"
+    assert {name for name, value in OPERATION.shown(params).items() if value == "•••"} == {"bcc", "text", "html"}
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (Script(mail="451 later"), Outcome.NOT_NOW),
+        (Script(mail="550 no"), Outcome.REFUSED),
+        (Script(mail="530 log in first"), Outcome.DENIED),
+        (Script(recipients={"ann@example.org": "450 later"}), Outcome.NOT_NOW),
+        (Script(recipients={"ann@example.org": "550 no such user"}), Outcome.REFUSED),
+        (Script(recipients={"ann@example.org": "421 closing"}), Outcome.NOT_NOW),
+        (Script(before_data="451 later"), Outcome.NOT_NOW),
+        (Script(before_data="554 no"), Outcome.REFUSED),
+        (Script(data="451 later"), Outcome.NOT_NOW),
+        (Script(data="552 too big"), Outcome.REFUSED),
+        (Script(data="354 go on"), Outcome.UNKNOWN),
+    ],
+    ids=str,
+)
+def test_an_answer_says_that_it_did_not_happen_and_whether_to_try_again_or_says_nothing(
+    smtp: SmtpServer, script: Script, expected: Outcome
+) -> None:
+    smtp.handler.script = script
+    assert outcome(mailer(smtp.port)) is expected
+    assert smtp.handler.times(KEY) == 0
+
+
+@pytest.mark.parametrize("takes", [True, False], ids=["taken", "not-taken"])
+@pytest.mark.parametrize("after", ["cut", "hang", "drip"])
+def test_without_an_answer_to_the_whole_mail_nobody_knows(smtp: SmtpServer, after: str, takes: bool) -> None:
+    smtp.handler.script = Script(after=after, takes=takes)
+    began = time.monotonic()
+    error = failure(mailer(smtp.port), within=0.6)
+    assert OPERATION.reading(error).outcome is Outcome.UNKNOWN
+    assert "unknown" in str(error)
+    assert time.monotonic() - began < 1.2
+    assert smtp.handler.times(KEY) == takes
+
+
+def test_one_refused_recipient_keeps_the_mail_from_everybody_and_is_named_unless_hidden(smtp: SmtpServer) -> None:
+    refusals = {"bob@example.org": "450 later", "eve@example.org": "550 5.1.1 <eve@example.org> unknown"}
+    smtp.handler.script = Script(recipients=refusals)
+    error = failure(mailer(smtp.port), cc="bob@example.org", bcc="eve@example.org")
+    assert OPERATION.reading(error).outcome is Outcome.REFUSED, "one of them would be refused again"
+    assert "bob@example.org (450 later)" in str(error)
+    assert "somebody in bcc (550 5.1.1 <•••> unknown)" in str(error)
+    assert "eve" not in str(error)
+    assert smtp.handler.received == []
+    assert "RSET" in smtp.handler.commands
+    assert "DATA" not in smtp.handler.commands
+
+
+def test_a_server_that_is_not_there_means_not_now() -> None:
+    assert outcome(mailer(servers.closed_port())) is Outcome.NOT_NOW
+    nowhere = Email(smtp=Smtp(host="nowhere.invalid", port=25, tls=Tls.NONE), sender="a@example.com")
+    assert outcome(nowhere) is Outcome.NOT_NOW
+
+
+@pytest.mark.parametrize("talk", [servers.dripping, servers.silent], ids=["dripping", "silent"])
+def test_a_server_that_never_gets_anywhere_is_left_in_time_and_nothing_happened(talk: Any) -> None:
+    with servers.raw_server(talk) as port:
+        for tls in (Tls.NONE, Tls.IMPLICIT):
+            began = time.monotonic()
+            assert outcome(mailer(port, tls=tls), within=0.5) is Outcome.NOT_NOW
+            assert time.monotonic() - began < 1.0
+
+
+def test_nothing_is_sent_when_the_time_is_over(smtp: SmtpServer) -> None:
+    assert outcome(mailer(smtp.port), within=0.0) is Outcome.NOT_NOW
+    assert smtp.handler.commands == []
+
+
+def test_a_mail_that_is_larger_than_the_server_takes_is_refused_and_a_large_one_arrives(loop: Loop) -> None:
+    with servers.smtp_server(loop, data_size_limit=8_000_000) as server:
+        assert outcome(mailer(server.port), text="ü" * 3_000_000) is Outcome.REFUSED
+        assert "DATA" not in server.handler.commands
+        send(mailer(server.port), text="x" * 5_000_000, within=20.0)
+        assert len(server.handler.received[0].raw) > 5_000_000
+
+
+def test_a_login_is_used_and_a_wrong_one_is_a_matter_for_a_person_who_does_not_see_it(smtp: SmtpServer) -> None:
+    assert send(mailer(smtp.port, username=USER, password=SecretStr(PASSWORD)))
+    wrong = mailer(smtp.port, username=USER, password=SecretStr("wr0ng-one"))
+    error = failure(wrong)
+    assert OPERATION.reading(error).outcome is Outcome.DENIED
+    assert "535" in str(error)
+    assert "wr0ng-one" not in f"{error!r} {wrong!r} {vars(wrong)} {error.__cause__!r}"
+
+
+def test_a_server_without_login_or_encryption_is_a_matter_for_a_person(loop: Loop) -> None:
+    with servers.smtp_server(loop, authenticator=None, auth_exclude_mechanism=["LOGIN", "PLAIN"]) as server:
+        assert outcome(mailer(server.port, username=USER, password=SecretStr(PASSWORD))) is Outcome.DENIED
+        assert outcome(mailer(server.port, tls=Tls.STARTTLS)) is Outcome.DENIED
+
+
+@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
+def test_encrypted_connections_work_for_both_servers_if_the_certificate_is_trusted(
+    loop: Loop, cert: Path, tls: Tls
+) -> None:
+    own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    own.load_cert_chain(cert)
+    implicit = tls is Tls.IMPLICIT
+    login: dict[str, Any] = {"username": USER, "password": SecretStr(PASSWORD)}
+    with (
+        servers.smtp_server(loop, tls=own, implicit=implicit) as smtp,
+        servers.imap_server(loop, cert=None if implicit else cert, implicit=own if implicit else None) as imap,
+    ):
+        sent = Imap(host=HOST, port=imap.port, tls=tls, folder="INBOX", ca_file=str(cert), **login)
+        place = Smtp(host=HOST, port=smtp.port, tls=tls, ca_file=str(cert))
+        trusting = EmailWithSent(smtp=place, sender="shop@example.com", sent=sent, **login)
+        assert send(trusting)["filed"] is True
+        assert isinstance(look(trusting), Applied)
+        smtp.handler.script = Script(after="drip")
+        began = time.monotonic()
+        assert outcome(trusting, within=0.8) is Outcome.UNKNOWN
+        assert time.monotonic() - began < 1.4
+        smtp.handler.script = Script()
+        assert outcome(mailer(smtp.port, tls=tls)) is Outcome.DENIED, "nobody vouches for the certificate"
+        assert smtp.handler.times(KEY) == 2
+
+
+def test_without_a_folder_of_sent_mail_nobody_can_be_asked_and_with_one_somebody_can() -> None:
+    assert (OPERATION.can_reconcile, OPERATION.grade) == (False, Grade.D)
+    assert (WITH_SENT.can_reconcile, WITH_SENT.grade) == (True, Grade.B)
+    assert WITH_SENT.settle == timedelta(minutes=2)
+
+
+@pytest.mark.parametrize("folder", ["Sent", 'Éléments envoyés & "Co"', "送信済み"])
+def test_a_sent_mail_is_filed_by_us_and_found_again_even_from_another_domain(
+    smtp: SmtpServer, imap: ImapServer, folder: str
+) -> None:
+    wire = {"Sent": "Sent", "送信済み": "&kAFP4W4IMH8-"}.get(folder, '&AMk-l&AOk-ments envoy&AOk-s &- \\"Co\\"')
+    if folder != "Sent":
+        imap.make(wire)
+    connector = with_sent(smtp.port, imap.port, folder=folder)
+    result = send(connector)
+    assert result["filed"] is True
+    [copy] = imap.copies(wire)
+    assert copy["Message-ID"] == result["message_id"]
+    assert look(connector) == Applied(result | {"reply": ""})
+    connector.sender = Mailbox.parse("shop@moved.example")
+    assert isinstance(look(connector), Applied)
+
+
+def test_a_copy_that_cannot_be_filed_does_not_turn_a_sent_mail_into_an_error(
+    smtp: SmtpServer, imap: ImapServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for sent in ({"folder": "Nowhere"}, {"password": SecretStr("wr0ng-one")}, {"port": servers.closed_port()}):
+        connector = with_sent(smtp.port, imap.port, **sent)
+        assert send(connector)["filed"] is False
+        assert isinstance(look(connector), Retry)
+    assert smtp.handler.times(KEY) == 3
+    assert "no copy could be filed" in caplog.text
+    assert "wr0ng-one" not in caplog.text
+
+
+@pytest.mark.parametrize("talk", [servers.dripping, servers.silent], ids=["dripping", "silent"])
+def test_a_folder_that_never_answers_leaves_time_to_say_that_the_mail_was_sent(smtp: SmtpServer, talk: Any) -> None:
+    with servers.raw_server(talk) as port:
+        connector = with_sent(smtp.port, port)
+        began = time.monotonic()
+        assert send(connector, within=2.0)["filed"] is False
+        assert time.monotonic() - began < 1.8
+        began = time.monotonic()
+        assert isinstance(look(connector, within=0.5), Retry)
+        assert time.monotonic() - began < 1.0
+
+
+def test_a_missing_copy_proves_nothing_where_we_file_and_absence_where_the_server_does(
+    smtp: SmtpServer, imap: ImapServer
+) -> None:
+    smtp.handler.script = Script(after="cut", takes=True)
+    assert outcome(with_sent(smtp.port, imap.port)) is Outcome.UNKNOWN
+    verdict = look(with_sent(smtp.port, imap.port))
+    assert isinstance(verdict, Retry)
+    assert "proves nothing" in verdict.reason
+    filing = with_sent(smtp.port, imap.port, file_sent=False)
+    assert isinstance(look(filing), NotFound)
+    imap.file("Sent", smtp.handler.received[0].raw)
+    assert isinstance(look(filing, key="another"), NotFound)
+    assert look(filing) == Applied({"message_id": smtp.handler.received[0].message["Message-ID"], "reply": ""})
+    smtp.handler.script = Script()
+    assert "filed" not in send(filing, key="another")
+    assert len(imap.copies("Sent")) == 1, "a server that files needs no second copy"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sender": "nobody"}, "The sender 'nobody' cannot be used"),
+        ({"username": USER}, "only one half"),
+        ({"username": USER, "password": SecretStr("pässword")}, "not plain ASCII"),
+        ({"username": "a\nb", "password": SecretStr("secret")}, "user name"),
+        (
+            {"smtp": Smtp(host="mx.example.com", tls=Tls.NONE), "username": USER, "password": SecretStr("pw")},
+            "in the clear",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_once(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        Email(**dict[str, Any](smtp=Smtp(host="mx.example.com"), sender="shop@example.com") | settings)
+
+
+def test_the_example_of_the_reference_works(project: Path, smtp: SmtpServer, imap: ImapServer) -> None:
+    page = (project / "docs/reference/connectors-email.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    here = f'host="{HOST}", port={{}}, tls="none"'
+    code = code.replace('host="smtp.example.com"', here.format(smtp.port))
+    code = code.replace('host="imap.example.com"', here.format(imap.port))
+    names: dict[str, Any] = {}
+    exec(code.replace("os.environ", "environ"), names | {"environ": {"MAIL_PASSWORD": PASSWORD}}, names)
+    connector = names["email"]
+    assert send(connector)["filed"] is True
+    assert isinstance(look(connector), Applied)
