@@ -105,12 +105,12 @@ class Operation(Generic[F]):
     def __post_init__(self) -> None:
         self.signature = inspect.signature(self.function)
         self.model = _model(self.function, self.signature, skip=2 if self.is_mutation else 1)
+        wrong = sorted(set(self.redact) - set(self.model.model_fields))
+        if wrong and not self._takes_anything:
+            raise InvalidInputError(f"{self.function.__qualname__} redacts {wrong[0]!r}, which it does not take.")
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
-        wrong = sorted(set(self.redact) - set(self.model.model_fields))
-        if wrong and not self._takes_anything:
-            raise InvalidInputError(f"{owner.__qualname__}.{name} redacts {wrong[0]!r}, which it does not take.")
 
     def reconcile(self, look: L) -> L:
         """Mark the method that finds out what became of this mutation."""

@@ -144,7 +144,7 @@ def surface(tx: Transaction, mutation_id: MutationId, result: Any, by: Person) -
     if row is None:
         return None
     other = ledger.instead(tx, row.run_id)
-    again = None if other is None or other.run_id == row.run_id else other
+    again = None if other is None or other.mutation_id == row.id else other
     evidence = {
         "settled_by": row.resolved_by,
         "settled_at": row.resolved_at.isoformat(),

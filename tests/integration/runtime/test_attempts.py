@@ -1,0 +1,147 @@
+"""What did not happen this time, as the outside system says, is attempted again inside its run."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline import Backoff, Call, Connector, TransientError, mutation
+from pipeline.domain.policies import RetryPolicy
+from pipeline.runtime.points import Point
+from pipeline.runtime.policy import RuntimePolicy
+from pipeline.store import views
+from pipeline.store.database import Database
+from pipeline.testing.asserts import assert_consumed, assert_runs
+from pipeline.testing.inline import Crashed
+from pipeline.testing.scripted import Does, scripted
+from tests.support.handlers import Shop, each_once
+from tests.support.rule import rule
+
+QUICK = RetryPolicy(max_attempts=3, backoff=Backoff(base=timedelta(milliseconds=20), jitter=0))
+
+
+def a_shop(retry: RetryPolicy = QUICK, **options: Any) -> Shop:
+    shop = Shop(**options)
+    shop.mail = scripted("mail", retry=retry)
+    return shop
+
+
+@rule("L-22")
+def test_what_fails_for_now_is_attempted_again_and_counted(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.FAILS, Does.FAILS)
+    run = shop.started(db)
+    run.run()
+    assert_consumed(run, shop.orders)
+    assert_runs(run, "committed")
+    (row,) = run.ledger()
+    assert (row.status, row.attempts) == ("applied", 3)
+    assert {call.key for call in shop.mail.calls} == {row.idempotency_key}, "every attempt carries the same key"
+
+
+def test_attempts_end_and_the_run_is_followed_by_a_fresh_one(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(*[Does.FAILS] * 3)
+    run = shop.started(db)
+    run.run()
+    assert [(row.status, row.attempts) for row in run.ledger()] == [("failed", 3)]
+    assert_runs(run, "paused:transient")
+    run.settle()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, [0])
+
+
+@pytest.mark.parametrize(("does", "status"), [(Does.REFUSES, "failed:logic"), (Does.DENIES, "paused:approval")])
+def test_what_would_fail_again_is_not_attempted_again(db: Database, does: Does, status: str) -> None:
+    shop = a_shop()
+    shop.mail.will(does)
+    run = shop.started(db)
+    run.run()
+    assert_runs(run, status)
+    assert [row.attempts for row in run.ledger()] == [1]
+
+
+class Busy(Connector):
+    """Asks for a pause before each next attempt."""
+
+    name = "busy"
+
+    def __init__(self, after: timedelta, times: int) -> None:
+        self.after, self.times = after, times
+        self.at: list[float] = []
+
+    @mutation(timeout=timedelta(seconds=2), retry=QUICK)
+    def send(self, call: Call, *, n: int) -> dict[str, int]:
+        """Applies once it has asked often enough."""
+        del call
+        self.at.append(time.monotonic())
+        if len(self.at) <= self.times:
+            raise TransientError("too many requests", after=self.after)
+        return {"n": n}
+
+
+def test_the_pause_that_the_outside_system_asks_for_is_kept(db: Database) -> None:
+    busy = Busy(timedelta(milliseconds=300), 2)
+    shop = Shop(mutate=lambda ctx, prepared: ctx.busy.send(n=prepared.data["n"]))
+    run = shop.started(db, connectors=[busy])
+    run.run()
+    assert_consumed(run, shop.orders)
+    pauses = [later - earlier for earlier, later in zip(busy.at, busy.at[1:], strict=False)]
+    assert len(pauses) == 2
+    assert min(pauses) >= 0.3
+
+
+def test_a_pause_longer_than_the_cohort_may_take_is_left_to_the_next_run(db: Database) -> None:
+    busy = Busy(timedelta(minutes=20), 1)
+    shop = Shop(mutate=lambda ctx, prepared: ctx.busy.send(n=prepared.data["n"]))
+    run = shop.started(db, connectors=[busy])
+    before = run.now()
+    run.run()
+    (stopped,) = assert_runs(run, "paused:transient")
+    assert len(busy.at) == 1
+    handler = [row for row in _handlers(run) if row.name == "Send"]
+    assert handler[0].retry_at - before >= timedelta(minutes=20), "and that waits as long as it was asked to"
+    assert stopped.error == "too many requests"
+    run.advance(timedelta(minutes=21))
+    run.run()
+    assert_consumed(run, shop.orders)
+
+
+def test_others_of_the_cohort_do_not_wait_for_a_pause(db: Database) -> None:
+    shop = a_shop(
+        RetryPolicy(max_attempts=2, backoff=Backoff(base=timedelta(milliseconds=400), jitter=0)), concurrency=8
+    )
+    shop.mail.will(Does.FAILS, when=lambda params: params["n"] == 0)
+    run = shop.started(db, 4, policy=RuntimePolicy(straggler_wait=timedelta(milliseconds=50)))
+    run.run()
+    assert_consumed(run, shop.orders)
+    patient = next(row for row in run.ledger() if row.attempts == 2)
+    last = max(run.runs(), key=lambda row: row.finished_at)
+    assert last.mutation_id == patient.id
+    assert each_once(shop, range(4))
+
+
+def test_a_worker_that_dies_between_two_attempts_leaves_a_doubt_that_a_look_settles(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.FAILS)
+    run = shop.started(db)
+    seen: list[Point] = []
+
+    def die(point: Point) -> None:
+        seen.append(point)
+        if seen.count(Point.IN_FLIGHT) == 2:
+            raise Crashed(point)
+
+    with pytest.raises(Crashed), run.at_points(die):
+        run.run()
+    run.start_worker()
+    assert [(row.status, row.attempts) for row in run.ledger()] == [("in_flight", 2)]
+    run.settle()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, [0])
+
+
+def _handlers(run: Any) -> Any:
+    with run.db.transaction() as tx:
+        return views.handlers(tx, "shop")

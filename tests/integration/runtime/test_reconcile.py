@@ -1,0 +1,287 @@
+"""What follows when nobody knows whether a mutation happened: a look at once, looks in the background, a person."""
+
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline import Applied, Backoff, NotFound, ReconcilePolicy, Retry
+from pipeline.domain.errors import IllegalTransitionError, QuietPeriodError
+from pipeline.domain.ids import MutationId
+from pipeline.execution import mutations
+from pipeline.runtime.points import Point
+from pipeline.schedules.sweeps import PERIODS
+from pipeline.store.database import Database
+from pipeline.testing.asserts import assert_consumed, assert_runs
+from pipeline.testing.inline import TESTER, Inline
+from pipeline.testing.scripted import Does, scripted
+from tests.support.handlers import Shop, blocks, each_once, statuses, the_workflow
+from tests.support.rule import rule
+
+STEADY = ReconcilePolicy(backoff=Backoff(base=timedelta(seconds=10), cap=timedelta(minutes=10), jitter=0))
+
+
+def a_shop(**bounds: Any) -> Shop:
+    """A shop whose mail keeps to the usual policy, without chance in its pauses."""
+    shop = Shop()
+    shop.mail = scripted("mail", mutations=("send",), **{"policy": STEADY, **bounds})
+    return shop
+
+
+def the_mutation(run: Inline) -> Any:
+    (row,) = run.ledger()
+    return row
+
+
+@rule("R-1", "R-4")
+def test_timeout_then_an_immediate_look_that_finds_it_goes_on_to_next(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    run = shop.started(db)
+    run.run()
+    assert_consumed(run, shop.orders)
+    assert shop.mail.looks == [the_mutation(run).idempotency_key]
+    assert (the_mutation(run).status, the_mutation(run).resolved_by) == ("applied", "call")
+    assert len(run.events(shop.receipts)) == 1
+
+
+@rule("R-1", "R-5")
+def test_timeout_then_an_immediate_look_that_does_not_find_it_runs_mutate_again(db: Database) -> None:
+    shop = a_shop(timeout=timedelta(milliseconds=50))
+    shop.mail.will(Does.TIMES_OUT_BEFORE)
+    run = shop.started(db)
+    run.run()
+    run.settle()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, [0])
+    assert [row.status for row in run.ledger()] == ["failed", "applied"]
+
+
+@rule("R-6", "R-17", "L-23")
+def test_timeout_then_an_immediate_look_that_cannot_tell_leaves_it_to_the_background(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell()
+    run = shop.started(db)
+    run.run()
+    assert the_mutation(run).status == "needs_reconcile"
+    assert_runs(run, "paused:reconciliation")
+    assert statuses(run, shop.orders) == ["reserved"]
+
+
+@rule("R-9", "R-13", "R-15")
+def test_the_background_looks_at_mutations_whose_time_has_come(db: Database) -> None:
+    assert PERIODS["reconcile"] == timedelta(seconds=10)
+    shop = a_shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell(2)
+    run = shop.started(db)
+    run.run()
+    assert run.sweeps.reconcile().counts == {"asked": 1}
+    assert run.sweeps.reconcile().counts == {}, "the next look waits for its time"
+    run.advance(timedelta(seconds=11))
+    run.sweeps.reconcile()
+    assert (the_mutation(run).status, the_mutation(run).resolved_by) == ("applied", "reconcile")
+    run.run()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, [0])
+
+
+@rule("R-11", "R-12")
+def test_reconciliation_exhausted_is_indeterminate_and_stops_the_workflow(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell(100)
+    run = shop.started(db)
+    run.run()
+    pauses = []
+    for _ in range(5):
+        before = run.now()
+        run.sweeps.reconcile()
+        row = the_mutation(run)
+        if row.status == "needs_reconcile":
+            pauses.append(round((row.next_reconcile_at - before).total_seconds()))
+            run.advance(row.next_reconcile_at - before + timedelta(seconds=1))
+    assert pauses == [10, 20, 40, 80]
+    assert the_mutation(run).status == "indeterminate"
+    assert blocks(run) == ["reconciliation"]
+    assert len(shop.mail.looks) == 6, "one at once, five in the background"
+
+
+@rule("R-18")
+@pytest.mark.parametrize("answer", ["happened", "did_not_happen", "skip"])
+def test_a_person_settles_it_and_the_workflow_goes_on(db: Database, answer: str) -> None:
+    shop = a_shop(reconciles=False, timeout=timedelta(milliseconds=50))
+    shop.mail.will(Does.TIMES_OUT_AFTER if answer == "happened" else Does.TIMES_OUT_BEFORE)
+    run = shop.started(db, 2)
+    run.run()
+    assert blocks(run) == ["reconciliation"]
+    run.advance(timedelta(minutes=1))
+    with db.transaction() as tx:
+        getattr(mutations, answer)(tx, MutationId(the_mutation(run).id), TESTER)
+    run.settle()
+    run.run()
+    assert blocks(run) == []
+    assert statuses(run, shop.orders) == ["skipped" if answer == "skip" else "consumed", "consumed"]
+    assert each_once(shop, [1] if answer == "skip" else [0, 1])
+
+
+@rule("R-2")
+def test_an_operation_that_cannot_be_asked_is_indeterminate_at_once(db: Database) -> None:
+    shop = a_shop(reconciles=False)
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    run = shop.started(db)
+    run.run()
+    assert the_mutation(run).status == "indeterminate"
+    assert blocks(run) == ["reconciliation"]
+
+
+@rule("R-3", "R-7", "R-8")
+@pytest.mark.parametrize("answer", ["raises", "hangs", "nonsense", "exits"])
+def test_a_look_that_goes_wrong_tells_nothing_and_is_taken_again(db: Database, answer: str) -> None:
+    assert ReconcilePolicy().immediate_timeout == timedelta(seconds=30)
+    shop = a_shop(policy=ReconcilePolicy(immediate_timeout=timedelta(milliseconds=100), backoff=STEADY.backoff))
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    operation = type(shop.mail).operations()["send"]
+    real = operation.look
+
+    def wrong(connector: Any, call: Any, **params: Any) -> Any:
+        if answer == "raises":
+            raise RuntimeError("the search is down")
+        if answer == "exits":
+            raise SystemExit(3)
+        if answer == "hangs":
+            connector._never.wait(1)
+        return "who knows"
+
+    operation.look = wrong
+    run = shop.started(db)
+    run.run()
+    assert the_mutation(run).status == "needs_reconcile"
+    run.sweeps.reconcile()
+    assert (the_mutation(run).status, the_mutation(run).reconcile_attempts) == ("needs_reconcile", 1)
+    operation.look = real
+    run.settle()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, [0])
+
+
+def test_a_look_that_takes_its_worker_down_is_counted_and_does_not_spin(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell()
+    run = shop.started(db)
+    run.run()
+    with db.transaction() as tx:  # what the task does before it looks, and all that is left of it after a crash
+        mutations.book(tx, [(MutationId(the_mutation(run).id), 0, timedelta(seconds=10))])
+    assert run.sweeps.reconcile().counts == {}
+    assert the_mutation(run).reconcile_attempts == 1
+    run.settle()
+    assert_consumed(run, shop.orders)
+
+
+def test_a_connector_that_is_gone_from_the_code_leaves_a_question(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell()
+    run = shop.started(db)
+    run.run()
+    run.registry.connectors.clear()
+    run.sweeps.reconcile()
+    assert the_mutation(run).status == "indeterminate"
+
+
+def test_a_worker_that_does_not_know_the_workflow_leaves_the_question_to_one_that_does(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell()
+    run = shop.started(db)
+    run.run()
+    other = Shop()
+    other.workflow.name = "other"
+    stranger = Inline(db, [])
+    stranger.sweeps.look(MutationId(the_mutation(run).id))
+    assert (the_mutation(run).status, the_mutation(run).reconcile_attempts) == ("needs_reconcile", 0)
+    run.settle()
+    assert_consumed(run, shop.orders)
+
+
+def test_not_finding_it_proves_nothing_before_the_settle_window_is_over(db: Database) -> None:
+    shop = a_shop(settle=timedelta(minutes=3))
+    shop.mail.will(Does.TIMES_OUT_BEFORE)
+    run = shop.started(db)
+    run.run()
+    assert the_mutation(run).status == "needs_reconcile"
+    with pytest.raises(QuietPeriodError), db.transaction() as tx:
+        mutations.did_not_happen(tx, MutationId(the_mutation(run).id), TESTER)
+    run.advance(timedelta(seconds=30))
+    run.sweeps.reconcile()
+    assert the_mutation(run).status == "needs_reconcile"
+    run.advance(timedelta(minutes=4))
+    run.sweeps.reconcile()
+    assert run.ledger()[0].status == "failed"
+    run.settle()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, [0])
+
+
+def test_the_outside_system_may_ask_to_be_asked_later(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    operation = type(shop.mail).operations()["send"]
+    operation.look = lambda *_, **__: Retry("search is slow today", after=timedelta(minutes=30))
+    run = shop.started(db)
+    run.run()
+    before = run.now()
+    run.sweeps.reconcile()
+    assert the_mutation(run).next_reconcile_at - before >= timedelta(minutes=30)
+
+
+def test_an_answer_that_comes_after_the_worker_was_taken_for_dead_settles_the_doubt(db: Database) -> None:
+    """A process that froze past its lease with the answer in its hands knows what nobody else does."""
+    shop = a_shop(reconciles=False)
+    run = shop.started(db)
+
+    def freeze(point: Point) -> None:
+        if point is Point.CALLED:
+            run.advance(timedelta(minutes=15))
+            run.sweeps.rescue()
+            assert the_mutation(run).status == "indeterminate"
+
+    with run.at_points(freeze):
+        run.run()
+    assert (the_mutation(run).status, the_mutation(run).resolved_by) == ("applied", "call")
+    run.settle()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, [0])
+    assert not the_workflow(run).maintenance
+
+
+def test_verdicts_are_values_with_words_of_their_own() -> None:
+    assert Applied({"id": 1}).result == {"id": 1}
+    assert NotFound().reason == "not found"
+    assert Retry().after is None
+
+
+def test_a_person_asks_again_with_a_fresh_budget_only_where_somebody_can_be_asked(db: Database) -> None:
+    shop = a_shop(reconciles=False)
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    run = shop.started(db)
+    run.run()
+    with pytest.raises(IllegalTransitionError, match="can reconcile"), db.transaction() as tx:
+        mutations.try_again(tx, MutationId(the_mutation(run).id), TESTER)
+
+
+def test_many_doubts_are_looked_at_one_task_each(db: Database) -> None:
+    shop = Shop(concurrency=8, on_uncertain="contain")
+    shop.mail = scripted("mail", policy=STEADY)
+    shop.mail.will(*[Does.TIMES_OUT_AFTER] * 5)
+    shop.mail.cannot_tell(5)
+    run = shop.started(db, 5)
+    rung: list[str] = []
+    run.run()
+    run.sweeps.reconcile_one = rung.append
+    run.sweeps.reconcile()
+    assert sorted(rung) == sorted(str(row.id) for row in run.ledger())
+    assert Counter(row.status for row in run.ledger()) == {"needs_reconcile": 5}

@@ -1,0 +1,164 @@
+"""What was settled on weak evidence is looked for again; what surfaces late is an alarm that names both sides."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline import ReconcilePolicy
+from pipeline.domain.errors import IllegalTransitionError
+from pipeline.domain.ids import MutationId
+from pipeline.execution import mutations
+from pipeline.runtime.notifier import Notice
+from pipeline.runtime.points import Point
+from pipeline.store import invariants
+from pipeline.store.database import Database
+from pipeline.testing.asserts import assert_consumed, assert_deliveries
+from pipeline.testing.inline import TESTER, Inline
+from pipeline.testing.scripted import Does, Effect, scripted
+from tests.support.handlers import Shop
+from tests.support.reads import one
+
+WATCHFUL = ReconcilePolicy(max_attempts=1, watch=(timedelta(minutes=10), timedelta(hours=1)))
+
+
+def settled(db: Database, how: str = "did_not_happen") -> tuple[Shop, Inline, Any]:
+    """A mutation that nobody could find and a person settled; its order was done again if it was not skipped."""
+    shop = Shop()
+    shop.mail = scripted("mail", timeout=timedelta(milliseconds=50), policy=WATCHFUL)
+    shop.mail.will(Does.TIMES_OUT_BEFORE)
+    shop.mail.cannot_tell(2)
+    run = shop.started(db)
+    run.run()
+    run.sweeps.reconcile()
+    (row,) = run.ledger()
+    assert row.status == "indeterminate"
+    run.advance(timedelta(minutes=1))
+    with db.transaction() as tx:
+        getattr(mutations, how)(tx, MutationId(row.id), TESTER)
+    run.run()
+    assert_deliveries(run, shop.orders, "skipped" if how == "skip" else "consumed")
+    return shop, run, row
+
+
+def arrives_late(shop: Shop, row: Any) -> None:
+    """The request was under way all the time."""
+    shop.mail.effects.append(Effect(operation="send", key=row.idempotency_key, params=row.params))
+
+
+def findings(run: Inline) -> list[invariants.Finding]:
+    run.sweeps.sessions()
+    with run.db.transaction() as tx:
+        return invariants.findings(tx)
+
+
+@pytest.mark.broken_on_purpose
+@pytest.mark.parametrize("how", ["did_not_happen", "skip"])
+def test_an_effect_that_surfaces_after_it_was_settled_is_an_alarm_with_both_sides(db: Database, how: str) -> None:
+    shop, run, row = settled(db, how)
+    arrives_late(shop, row)
+    run.sweeps.reconcile()
+    assert findings(run) == [], "it is not looked for before its time"
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    (finding,) = findings(run)
+    assert (finding.invariant, finding.severity) == ("settled-as-failed-did-not-happen", "broken")
+    assert str(row.id) in finding.subject
+    evidence = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.surfaced'").evidence
+    again = run.ledger()[-1]
+    assert evidence["settled_by"] == ("person_skip" if how == "skip" else "person")
+    assert evidence["surfaced"] == {"id": row.idempotency_key}
+    assert evidence["instead_mutation"] == (str(again.id) if how == "did_not_happen" else None)
+
+
+@pytest.mark.broken_on_purpose
+def test_people_are_told_of_it_once(db: Database) -> None:
+    shop, run, row = settled(db)
+    arrives_late(shop, row)
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    told: list[Notice] = []
+    run.sweeps.notifier = _Told(told)
+    run.sweeps.notices()
+    run.sweeps.notices()
+    (notice,) = [notice for notice in told if notice.kind == "surfaced"]
+    assert "mail.send happened after all" in notice.reason
+    assert row.idempotency_key in notice.reason
+
+
+def test_a_person_who_has_dealt_with_it_is_asked_no_more(db: Database) -> None:
+    shop, run, row = settled(db)
+    arrives_late(shop, row)
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    with db.transaction() as tx:
+        mutations.acknowledge(tx, MutationId(row.id), TESTER)
+    assert findings(run) == []
+    with pytest.raises(IllegalTransitionError, match="acknowledge"), db.transaction() as tx:
+        mutations.acknowledge(tx, MutationId(row.id), TESTER)
+
+
+def test_the_watch_ends_when_its_spans_are_over(db: Database) -> None:
+    shop, run, _ = settled(db)
+    looks = len(shop.mail.looks)
+    spans = []
+    for _ in range(5):
+        run.advance(timedelta(hours=2))
+        run.sweeps.reconcile()
+        spans.append(len(shop.mail.looks) - looks)
+    assert spans == [1, 2, 2, 2, 2]
+    run.sweeps.sessions()
+    assert run.ledger()[0].watch_at is None
+
+
+def test_what_the_outside_system_refused_itself_is_not_watched(db: Database) -> None:
+    shop = Shop()
+    shop.mail.will(Does.FAILS)
+    run = shop.started(db)
+    run.run()
+    assert [row.watch_at for row in run.ledger()] == [None]
+    run.settle()
+    assert_consumed(run, shop.orders)
+
+
+def test_what_was_not_found_is_watched_too(db: Database) -> None:
+    shop = Shop()
+    shop.mail = scripted("mail", timeout=timedelta(milliseconds=50), policy=WATCHFUL)
+    shop.mail.will(Does.TIMES_OUT_BEFORE)
+    run = shop.started(db)
+    run.run()
+    run.advance(timedelta(seconds=15))
+    run.sweeps.reconcile()
+    first = run.ledger()[0]
+    assert (first.status, first.resolved_by) == ("failed", "reconcile")
+    assert first.watch_at is not None
+    run.settle()
+    assert_consumed(run, shop.orders)
+
+
+@pytest.mark.broken_on_purpose
+def test_an_answer_to_a_call_that_was_settled_as_failed_meanwhile_is_an_alarm(db: Database) -> None:
+    """A process froze with the answer in its hands for so long that a person decided without it."""
+    shop = Shop()
+    shop.mail = scripted("mail", reconciles=False)
+    run = shop.started(db)
+
+    def freeze(point: Point) -> None:
+        if point is Point.CALLED and not run.ledger()[0].resolved_by:
+            run.advance(timedelta(minutes=15))
+            run.sweeps.rescue()
+            with db.transaction() as tx:
+                mutations.did_not_happen(tx, MutationId(run.ledger()[0].id), TESTER)
+
+    with run.at_points(freeze):
+        run.run()
+    assert [finding.invariant for finding in findings(run)] == ["settled-as-failed-did-not-happen"]
+    assert run.ledger()[0].surfaced == {"id": run.ledger()[0].idempotency_key}
+
+
+class _Told:
+    def __init__(self, told: list[Notice]) -> None:
+        self.told = told
+
+    def notify(self, notice: Notice) -> None:
+        self.told.append(notice)

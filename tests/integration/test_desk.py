@@ -1,0 +1,262 @@
+"""The desk: questions as people see them, answers with who and why, one by one or many at once."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from pipeline import ReconcilePolicy
+from pipeline.client import exports
+from pipeline.client.desk import Answer, Desk, Filter, given_to_all
+from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, QuietPeriodError, StaleWriteError
+from pipeline.domain.mutations import MutationStatus
+from pipeline.domain.values import Person
+from pipeline.store.database import Database
+from pipeline.testing.asserts import assert_consumed, assert_deliveries
+from pipeline.testing.scripted import Does, scripted
+from tests.support.handlers import Shop, each_once
+
+ADA = Person(name="ada", reason="the provider's dashboard shows it")
+_AUDIT = text("SELECT actor, act, reason, mutation_id FROM pipeline.audit ORDER BY id")
+
+
+class Asked:
+    """A shop with so many questions, and the desk they lie on."""
+
+    def __init__(self, db: Database, count: int = 1, *, does: Does = Does.TIMES_OUT_AFTER, **bounds: Any) -> None:
+        self.shop = Shop(concurrency=8, on_uncertain="contain")
+        given = {"reconciles": False, "timeout": timedelta(milliseconds=50), "redact": frozenset({"n"}), **bounds}
+        self.shop.mail = scripted("mail", **given)
+        self.shop.mail.will(*[does] * count)
+        self.run = self.shop.started(db, count)
+        self.run.run()
+        self.rung: list[str] = []
+        self.desk = Desk(db, self.run.registry, self.rung.append)
+        self.run.advance(timedelta(minutes=1))
+
+
+def test_a_question_shows_what_a_person_needs_and_nothing_that_is_redacted(db: Database) -> None:
+    asked = Asked(db)
+    (question,) = asked.desk.questions()
+    (row,) = asked.run.ledger()
+    assert (question.id, question.workflow, question.handler) == (row.id, "shop", "Send")
+    assert question.message_ids == ("m1",)
+    assert question.params == {"n": "•••"}
+    assert "timed out after applying" in (question.error or "")
+    assert (question.quiet_until, question.can_try_again) == (None, False)
+    assert json.dumps(question.as_dict(), default=str)
+    assert asked.desk.question(row.id).id == row.id
+
+
+def test_without_the_code_of_an_operation_its_parameters_are_not_shown(db: Database) -> None:
+    Asked(db)
+    (question,) = Desk(db).questions()
+    assert question.title == "mail.send"
+    assert question.params == {"n": "(its operation is not known here)"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [(Answer.HAPPENED, "consumed"), (Answer.DID_NOT_HAPPEN, "consumed"), (Answer.SKIP, "skipped")],
+)
+def test_an_answer_settles_it_is_kept_with_who_and_why_and_the_workflow_is_rung_for(
+    db: Database, answer: Answer, status: str
+) -> None:
+    asked = Asked(db, does=Does.TIMES_OUT_AFTER if answer is Answer.HAPPENED else Does.TIMES_OUT_BEFORE)
+    (question,) = asked.desk.questions()
+    asked.desk.answer(question.id, answer, ADA)
+    assert asked.rung == ["shop"]
+    with db.transaction() as tx:
+        (kept,) = tx.all(_AUDIT)
+    assert (kept.actor, kept.act, kept.reason) == ("ada", f"mutation.{answer}", ADA.reason)
+    asked.run.settle()
+    assert_deliveries(asked.run, asked.shop.orders, status)
+    assert asked.desk.questions() == []
+
+
+def test_what_happened_reaches_next_with_the_result_that_was_given(db: Database) -> None:
+    seen: list[Any] = []
+    asked = Asked(db)
+    asked.run.registry.workflows["shop"].consumers["Send"].instance.__class__.next = (  # what the result is good for
+        lambda self, ctx, prepared, result: seen.append(result.value)
+    )
+    asked.desk.answer(asked.desk.questions()[0].id, Answer.HAPPENED, ADA, result={"id": "ch_1"})
+    asked.run.settle()
+    assert seen == [{"id": "ch_1"}]
+
+
+def test_asking_again_gives_the_background_a_fresh_budget(db: Database) -> None:
+    asked = Asked(db, reconciles=True, policy=ReconcilePolicy(max_attempts=1))
+    assert asked.desk.questions() == [], "the first look found it"
+    asked.shop.mail.will(Does.TIMES_OUT_AFTER)
+    asked.shop.mail.cannot_tell(2)
+    asked.run.publish(asked.shop.orders, {"n": 1})
+    asked.run.run()
+    asked.run.sweeps.reconcile()
+    (question,) = asked.desk.questions()
+    assert question.can_try_again
+    asked.desk.answer(question.id, Answer.TRY_AGAIN, ADA)
+    asked.run.settle()
+    assert_consumed(asked.run, asked.shop.orders)
+    assert each_once(asked.shop, [0, 1])
+
+
+def test_an_answer_without_a_reason_is_refused(db: Database) -> None:
+    asked = Asked(db)
+    with pytest.raises(InvalidInputError, match="ada gave no reason"):
+        asked.desk.answer(asked.desk.questions()[0].id, Answer.SKIP, Person(name="ada"))
+    assert len(asked.desk.questions()) == 1
+
+
+def test_a_result_belongs_to_what_happened_and_to_nothing_else(db: Database) -> None:
+    asked = Asked(db)
+    with pytest.raises(InvalidInputError, match="only what happened has one"):
+        asked.desk.answer(asked.desk.questions()[0].id, Answer.SKIP, ADA, result={})
+
+
+def test_while_the_request_may_travel_nobody_can_say_that_it_did_not_happen(db: Database) -> None:
+    asked = Asked(db, settle=timedelta(hours=1))
+    (question,) = asked.desk.questions()
+    assert question.quiet_until is not None
+    with pytest.raises(QuietPeriodError):
+        asked.desk.answer(question.id, Answer.DID_NOT_HAPPEN, ADA)
+    asked.desk.answer(question.id, Answer.HAPPENED, ADA)
+    asked.run.settle()
+
+
+def test_of_two_people_the_second_is_told_that_it_moved_on(db: Database) -> None:
+    asked = Asked(db)
+    (question,) = asked.desk.questions()
+    asked.desk.answer(question.id, Answer.HAPPENED, ADA)
+    with pytest.raises(IllegalTransitionError, match="applied"):
+        asked.desk.answer(question.id, Answer.DID_NOT_HAPPEN, ADA)
+    asked.run.settle()
+    assert each_once(asked.shop, [0])
+
+
+def test_an_approval_is_for_the_request_that_was_shown(db: Database) -> None:
+    shop = Shop(requires_approval=True)
+    run = shop.started(db, 1)
+    run.run()
+    desk = Desk(db, run.registry)
+    (question,) = desk.approvals()
+    assert question.status == MutationStatus.PENDING
+    changed = type(question)(**{**question.as_dict(), "request_hash": "another"})
+    with pytest.raises(StaleWriteError):
+        desk.approve(changed, ADA)
+    desk.approve(question, ADA)
+    run.settle()
+    assert_consumed(run, shop.orders)
+
+
+def test_a_rejected_request_is_never_sent(db: Database) -> None:
+    shop = Shop(requires_approval=True)
+    run = shop.started(db, 1)
+    run.run()
+    desk = Desk(db, run.registry)
+    desk.reject(desk.approvals("shop")[0].id, ADA)
+    run.settle()
+    assert_deliveries(run, shop.orders, "skipped")
+    assert shop.mail.calls == []
+
+
+def test_questions_are_found_by_what_they_are_about(db: Database) -> None:
+    asked = Asked(db, 3)
+    assert len(asked.desk.questions(Filter(workflow="shop", connector="mail", operation="send"))) == 3
+    assert asked.desk.questions(Filter(workflow="other")) == []
+    assert asked.desk.questions(Filter(operation="cancel")) == []
+    assert asked.desk.questions(Filter(older_than=timedelta(hours=1))) == []
+    assert len(asked.desk.questions(Filter(older_than=timedelta(seconds=1)), limit=2)) == 2
+    with pytest.raises(InvalidInputError, match="There is no mutation"):
+        asked.desk.question(asked.run.runs()[0].id)
+
+
+def test_many_answers_are_taken_one_by_one_and_a_refused_one_keeps_nobody_back(db: Database) -> None:
+    asked = Asked(db, 3)
+    questions = asked.desk.questions()
+    asked.desk.answer(questions[1].id, Answer.HAPPENED, ADA)
+    asked.rung.clear()
+    settled = asked.desk.settle(given_to_all(questions, Answer.HAPPENED), ADA)
+    assert settled.taken == [questions[0].id, questions[2].id]
+    assert list(settled.refused) == [questions[1].id]
+    assert asked.rung == ["shop"]
+    asked.run.settle()
+    assert_consumed(asked.run, asked.shop.orders)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_providers_export_settles_what_it_lists_after_a_preview(db: Database, tmp_path: Path, suffix: str) -> None:
+    asked = Asked(db, 4)
+    keys = [question.idempotency_key for question in asked.desk.questions()]
+    rows = [{"reference": keys[0], "id": "ch_1"}, {"reference": keys[2], "id": "ch_2"}, {"reference": "x", "id": "y"}]
+    file = _written(tmp_path / f"export{suffix}", rows)
+    found = exports.preview(asked.desk.asked_by("idempotency_key"), exports.read(file), "reference")
+    assert [item.question.idempotency_key for item in found.given] == [keys[0], keys[2]]
+    assert (len(found.unanswered), len(found.ambiguous), found.unmatched) == (2, 0, 1)
+    assert len(asked.desk.questions()) == 4, "a preview changes nothing"
+    asked.desk.settle(found.given, ADA)
+    applied = [row for row in asked.run.ledger() if row.status == "applied"]
+    assert [row.result for row in applied] == [{"export": rows[0]}, {"export": rows[1]}]
+    _settled_by_hand(asked)
+
+
+def test_a_complete_export_also_says_what_did_not_happen(db: Database, tmp_path: Path) -> None:
+    asked = Asked(db, 2, does=Does.TIMES_OUT_BEFORE)
+    file = _written(tmp_path / "export.jsonl", [])
+    by_param = asked.desk.asked_by("params.n")
+    assert [value for value, _ in by_param] == ["0", "1"]
+    found = exports.preview(by_param, exports.read(file), "n", complete=True)
+    assert [item.answer for item in found.given] == [Answer.DID_NOT_HAPPEN] * 2
+    asked.desk.settle(found.given, ADA)
+    asked.run.settle()
+    assert_consumed(asked.run, asked.shop.orders)
+    assert each_once(asked.shop, [0, 1])
+
+
+def test_what_is_not_one_to_one_is_left_to_a_person(db: Database) -> None:
+    asked = Asked(db, 2)
+    questions = asked.desk.questions()
+    twice = [("a", questions[0]), ("a", questions[1])]
+    assert exports.preview(twice, [{"k": "a"}], "k").ambiguous == tuple(questions)
+    doubled = exports.preview([("a", questions[0])], [{"k": "a"}, {"k": "a"}], "k", complete=True)
+    assert doubled.ambiguous == (questions[0],)
+    assert doubled.given == ()
+    _settled_by_hand(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("export.csv", "id\nch_1\n", "Row 1 has no column 'reference'; its columns are: id"),
+        ("export.jsonl", "{\n", "Line 1 of export.jsonl is no JSON"),
+        ("export.jsonl", "[1]\n", "Line 1 of export.jsonl is a list; expected an object"),
+        ("export.xls", "", "neither .csv nor .jsonl"),
+    ],
+)
+def test_an_export_that_cannot_be_read_is_refused_in_words(tmp_path: Path, name: str, content: str, words: str) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(InvalidInputError, match=words):
+        exports.preview([], exports.read(file), "reference")
+
+
+def test_questions_can_be_matched_by_the_key_or_by_a_parameter_only(db: Database) -> None:
+    with pytest.raises(InvalidInputError, match=r"expected 'idempotency_key' or 'params\.<name>'"):
+        Desk(db).asked_by("result.id")
+
+
+def _written(file: Path, rows: list[dict[str, str]]) -> Path:
+    if file.suffix == ".csv":
+        file.write_text("\n".join(["reference,id", *(f"{row['reference']},{row['id']}" for row in rows)]))
+    else:
+        file.write_text("\n".join(json.dumps(row) for row in rows))
+    return file
+
+
+def _settled_by_hand(asked: Asked) -> None:
+    asked.desk.settle(given_to_all(asked.desk.questions(), Answer.HAPPENED), ADA)
+    asked.run.settle()
+    assert_consumed(asked.run, asked.shop.orders)

@@ -1,0 +1,130 @@
+"""What an error says about the outcome of a call. Whatever is not certain is unknown."""
+
+import socket
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy.exc
+
+from pipeline.connectors.readings import Outcome, Reading, read_error, read_status, retry_after
+from pipeline.domain.errors import AuthError, LogicError, TransientError
+
+REQUEST = httpx.Request("POST", "https://example.org")
+
+
+def answered(status: int, **headers: str) -> httpx.HTTPStatusError:
+    response = httpx.Response(status, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return httpx.HTTPStatusError("an answer", request=REQUEST, response=response)
+
+
+def raised_from(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+KNOWN: list[tuple[BaseException, Outcome]] = [
+    (LogicError("no"), Outcome.REFUSED),
+    (TransientError("not now"), Outcome.NOT_NOW),
+    (AuthError("who are you"), Outcome.DENIED),
+    (ConnectionRefusedError(111, "refused"), Outcome.NOT_NOW),
+    (socket.gaierror(-2, "no such host"), Outcome.NOT_NOW),
+    (httpx.ConnectError("refused"), Outcome.NOT_NOW),
+    (httpx.ConnectTimeout("too slow"), Outcome.NOT_NOW),
+    (httpx.PoolTimeout("full"), Outcome.NOT_NOW),
+    (httpx.UnsupportedProtocol("ftp"), Outcome.REFUSED),
+    (answered(400), Outcome.REFUSED),
+    (answered(404), Outcome.REFUSED),
+    (answered(422), Outcome.REFUSED),
+    (answered(401), Outcome.DENIED),
+    (answered(403), Outcome.DENIED),
+    (answered(429), Outcome.NOT_NOW),
+    (sqlalchemy.exc.IntegrityError("INSERT", {}, Exception("duplicate key")), Outcome.REFUSED),
+    (sqlalchemy.exc.ProgrammingError("SELEC", {}, Exception("syntax error")), Outcome.REFUSED),
+    (raised_from(RuntimeError("wrapped"), ConnectionRefusedError()), Outcome.NOT_NOW),
+]
+UNKNOWN: list[BaseException] = [
+    httpx.ReadTimeout("no answer"),
+    httpx.ReadError("reset"),
+    httpx.WriteError("reset"),
+    httpx.RemoteProtocolError("garbage"),
+    answered(500),
+    answered(502),
+    answered(503),
+    answered(408),
+    answered(409),
+    ConnectionResetError(104, "reset"),
+    BrokenPipeError(32, "broken"),
+    TimeoutError("slow"),
+    sqlalchemy.exc.OperationalError("COMMIT", {}, Exception("server closed the connection")),
+    RuntimeError("whatever"),
+    SystemExit(1),
+]
+
+
+@pytest.mark.parametrize(("error", "outcome"), KNOWN, ids=lambda value: repr(value)[:60])
+def test_what_cannot_have_happened_or_was_refused_is_known(error: BaseException, outcome: Outcome) -> None:
+    assert read_error(error).outcome is outcome
+
+
+@pytest.mark.parametrize("error", UNKNOWN, ids=lambda value: repr(value)[:60])
+def test_what_may_have_happened_is_unknown(error: BaseException) -> None:
+    assert read_error(error).outcome is Outcome.UNKNOWN
+
+
+def test_a_refusal_of_an_earlier_attempt_says_nothing_about_a_later_one() -> None:
+    error: BaseException = RuntimeError("never")
+    try:
+        try:
+            raise ConnectionRefusedError
+        except ConnectionRefusedError:
+            raise TimeoutError("the second host took the request and did not answer")  # noqa: B904 - the case
+    except TimeoutError as caught:
+        error = caught
+    assert read_error(error).outcome is Outcome.UNKNOWN
+
+
+class Wrapped(Exception):  # noqa: N818 - it stands in for an exception of a library
+    """As requests wraps what urllib3 says."""
+
+
+def test_what_a_library_wraps_by_its_reason_is_read() -> None:
+    inner = type("NewConnectionError", (Exception,), {"__module__": "urllib3.exceptions"})("refused")
+    outer = Exception("retries exceeded")
+    outer.reason = inner  # type: ignore[attr-defined]
+    assert read_error(Wrapped(outer)).outcome is Outcome.NOT_NOW
+
+
+def test_a_pause_that_is_asked_for_is_part_of_the_reading() -> None:
+    assert read_error(answered(429, retry_after="7")) == Reading(outcome=Outcome.NOT_NOW, after=timedelta(seconds=7))
+    assert read_error(TransientError("busy", after=timedelta(seconds=3))).after == timedelta(seconds=3)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("120", timedelta(minutes=2)),
+        ("0.5", timedelta(milliseconds=500)),
+        ("Tue, 01 Jan 2030 00:01:00 GMT", timedelta(minutes=1)),
+        ("Mon, 31 Dec 2029 23:00:00 GMT", timedelta(0)),
+        ("-5", timedelta(0)),
+        ("999999999", timedelta(days=1)),
+        ("soon", None),
+        ("", None),
+        (None, None),
+        ("nan", None),
+        ("inf", None),
+    ],
+)
+def test_a_retry_after_is_seconds_or_a_date_and_nonsense_is_nothing(value: Any, expected: Any) -> None:
+    assert retry_after(value, now=datetime(2030, 1, 1, tzinfo=UTC)) == expected
+
+
+def test_a_date_without_a_clock_to_compare_it_with_is_nothing() -> None:
+    assert retry_after("Tue, 01 Jan 2030 00:01:00 GMT") is None
+
+
+@pytest.mark.parametrize("status", [200, 302, 500, 599])
+def test_a_status_that_is_no_refusal_is_unknown_when_it_comes_as_an_error(status: int) -> None:
+    assert read_status(status).outcome is Outcome.UNKNOWN

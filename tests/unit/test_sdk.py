@@ -1,0 +1,145 @@
+"""How operations are declared: typed parameters, grades, what people see, and credentials that go nowhere."""
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, SecretStr
+
+from pipeline import Applied, Call, Connector, LogicError, Verdict, mutation, read
+from pipeline.connectors.readings import Outcome, Reading
+from pipeline.connectors.sdk import Grade
+from pipeline.domain.errors import InvalidInputError
+
+
+class Address(BaseModel):
+    """A parameter with parts."""
+
+    city: str
+
+
+class Payments(Connector):
+    """An outside system of these tests."""
+
+    name = "payments"
+
+    def __init__(self) -> None:
+        self.token = SecretStr("sk_live_4711")
+
+    @read
+    def find(self, *, order: str) -> dict[str, Any]:
+        """A look."""
+        return {"order": order}
+
+    @mutation(keyed=True, redact=["card"], shows="Charge {cents} cents for {order} to {card}")
+    def charge(
+        self,
+        call: Call,
+        *,
+        order: str,
+        cents: int,
+        card: str = "",
+        at: datetime | None = None,
+        fee: Decimal = Decimal(0),
+        to: Address | None = None,
+    ) -> Any:
+        """A charge."""
+        del self, call
+        return order, cents, card, at, fee, to
+
+    @charge.reconcile
+    def find_charge(self, call: Call, **_: Any) -> Verdict:
+        """Whether it is there."""
+        return Applied(call.idempotency_key)
+
+    @mutation()
+    def note(self, call: Call, **anything: Any) -> None:
+        """Takes whatever it is given."""
+
+    @mutation(errors=lambda error: Reading(outcome=Outcome.REFUSED) if "card" in str(error) else None, keyed=True)
+    def refund(self, call: Call, *, order: str) -> None:
+        """Reads its own errors."""
+
+
+CHARGE = Payments.operations()["charge"]
+AT = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def test_parameters_are_written_down_as_json_and_given_back_with_their_types() -> None:
+    written = CHARGE.check({"order": "o1", "cents": 5, "at": AT, "fee": Decimal("0.10"), "to": Address(city="Rome")})
+    assert written == {
+        "order": "o1",
+        "cents": 5,
+        "card": "",
+        "at": "2030-01-01T00:00:00Z",
+        "fee": "0.10",
+        "to": {"city": "Rome"},
+    }
+    given = CHARGE.given(written)
+    assert (given["at"], given["fee"], given["to"]) == (AT, Decimal("0.10"), Address(city="Rome"))
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"order": "o1"}, "a wrong cents: Field required; it takes: order, cents, card, at, fee, to"),
+        ({"order": "o1", "cents": "many"}, "a wrong cents: Input should be a valid integer"),
+        ({"order": "o1", "cents": 1, "color": "red"}, "a wrong color: Extra inputs are not permitted"),
+        ({"order": "o1", "cents": 1, "to": {"city": 7}}, "a wrong to.city"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused_by_name(params: dict[str, Any], words: str) -> None:
+    with pytest.raises(LogicError, match=words):
+        CHARGE.check(params)
+
+
+def test_a_refusal_does_not_repeat_what_was_given() -> None:
+    with pytest.raises(LogicError) as caught:
+        CHARGE.check({"order": "o1", "cents": "4111 1111 1111 1111"})
+    assert "4111" not in str(caught.value)
+
+
+def test_an_operation_that_takes_anything_is_given_it_as_it_is() -> None:
+    note = Payments.operations()["note"]
+    assert note.given(note.check({"a": 1, "b": {"c": [2]}})) == {"a": 1, "b": {"c": [2]}}
+
+
+def test_a_credential_as_a_parameter_is_refused_where_it_is_declared() -> None:
+    with pytest.raises(InvalidInputError, match="takes the credential 'token' as a parameter"):
+
+        @mutation()
+        def send(self: Any, call: Call, *, token: SecretStr) -> None: ...
+
+
+def test_redacting_what_an_operation_does_not_take_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="redacts 'card', which it does not take"):
+        mutation(redact=["card"])(lambda self, call, *, order: None)
+
+
+def test_people_see_a_line_and_parameters_without_what_is_redacted() -> None:
+    params = CHARGE.check({"order": "o1", "cents": 5, "card": "4111"})
+    assert CHARGE.title(params) == "Charge 5 cents for o1 to •••"
+    assert CHARGE.shown(params)["card"] == "•••"
+    assert Payments.operations()["note"].title({"a": 1}) == "a=1"
+
+
+def test_what_is_said_is_scrubbed_of_credentials() -> None:
+    assert Payments().scrubbed("denied: Bearer sk_live_4711") == "denied: Bearer •••"
+
+
+def test_the_grade_says_how_well_an_outcome_can_be_known() -> None:
+    operations = Payments.operations()
+    grades = {name: operation.grade for name, operation in operations.items() if operation.is_mutation}
+    assert grades == {"charge": Grade.A, "note": Grade.D, "refund": Grade.C}
+
+
+def test_an_operation_reads_its_own_errors_first() -> None:
+    refund = Payments.operations()["refund"]
+    assert refund.reading(RuntimeError("no such card")).outcome is Outcome.REFUSED
+    assert refund.reading(RuntimeError("odd")).outcome is Outcome.UNKNOWN
+
+
+def test_a_call_knows_how_long_it_may_still_take() -> None:
+    assert timedelta(seconds=4) < Call.within("k", timedelta(seconds=5)).remaining <= timedelta(seconds=5)
+    assert Call(idempotency_key="k", ends_at=0.0).remaining == timedelta(0)
