@@ -1,0 +1,100 @@
+"""Paths and query values with parameters in braces: what they take, and what they become.
+
+``{id}`` takes text or a whole number, ``{id:int}``, ``{id:str}`` and ``{id:uuid}`` exactly that. ``{key}`` is
+the idempotency key and ``{json.order.id}`` a value of the request's body; neither is a parameter.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+from urllib.parse import quote
+from uuid import UUID
+
+from pydantic import AfterValidator
+
+from pipeline.domain.errors import InvalidInputError, LogicError
+
+_HOLE = re.compile(r"\{([^{}]*)\}")
+_NAME = re.compile(r"(?P<name>[a-z_][a-z0-9_]*)(:(?P<kind>[a-z]+))?", re.IGNORECASE)
+_WITHIN = re.compile(r"json(\.\w+)+")
+_TAKEN = frozenset({"self", "call", "json", "query"})
+
+
+def _segment(value: str | int) -> str | int:
+    """A piece of a path that stays the piece it is: nothing, or dots, would lead somewhere else."""
+    if value in ("", ".", ".."):
+        raise ValueError(f"{value!r} would lead to another path; expected text that names one thing")
+    return value
+
+
+_KINDS: dict[str | None, Any] = {
+    None: Annotated[str | int, AfterValidator(_segment)],
+    "str": Annotated[str, AfterValidator(_segment)],
+    "int": int,
+    "uuid": UUID,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Text with holes. Made once, when an operation is declared; what is wrong with it is said there."""
+
+    text: str
+    kinds: dict[str, Any] = field(init=False)  #: parameters by name, with their types
+    uses_key: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        kinds, holes = {}, _HOLE.findall(self.text)
+        if _HOLE.sub("", self.text).count("{") or _HOLE.sub("", self.text).count("}"):
+            raise InvalidInputError(f"{self.text!r} has a brace without its other half; expected names in braces.")
+        for hole in holes:
+            if hole == "key" or _WITHIN.fullmatch(hole):
+                continue
+            match = _NAME.fullmatch(hole)
+            if match is None or match["kind"] not in _KINDS or match["name"] in _TAKEN:
+                known = ", ".join(kind for kind in _KINDS if kind)
+                raise InvalidInputError(
+                    f"{self.text!r} has {{{hole}}}; expected a name like {{id}}, of a type like {{id:int}} "
+                    f"({known}), {{key}}, or a value of the body like {{json.id}}."
+                )
+            kinds[match["name"]] = _KINDS[match["kind"]]
+        object.__setattr__(self, "kinds", kinds)
+        object.__setattr__(self, "uses_key", "key" in holes)
+
+    def filled(self, values: Mapping[str, Any], *, as_path: bool) -> str:
+        """The text with these values; in a path each is quoted, slashes too."""
+        return _HOLE.sub(lambda match: _put(match[1].partition(":")[0], values, as_path), self.text)
+
+
+def checked_path(text: str) -> Template:
+    """A path below the base URL."""
+    if not text.startswith("/") or "?" in text or "#" in text or "//" in text:
+        raise InvalidInputError(f"The path {text!r} cannot be used; expected one like '/things/{{id}}', without query.")
+    return Template(text)
+
+
+def walked(values: Mapping[str, Any], name: str) -> Any:
+    """A value by its name, or inside the body by its path; None when it is not there."""
+    found: Any = values
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def names(*templates: Template) -> dict[str, Any]:
+    """The parameters that all of these take together."""
+    return {name: kind for template in templates for name, kind in template.kinds.items()}
+
+
+def _put(name: str, values: Mapping[str, Any], as_path: bool) -> str:
+    value = walked(values, name)
+    if value is None:
+        given = ", ".join(sorted(values)) or "nothing"
+        raise LogicError(f"{name} is missing; given were: {given}")
+    if not as_path:
+        return str(value)
+    try:
+        return quote(str(_segment(str(value))), safe="")
+    except ValueError as error:
+        raise LogicError(f"{name} cannot be part of a path: {error}") from None
