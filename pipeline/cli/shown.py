@@ -3,8 +3,10 @@
 import getpass
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -23,7 +25,10 @@ By = Annotated[str, typer.Option("--by", help="Who; by default the user of this 
 
 
 def registry() -> Registry:
-    """The workflows and connectors that PIPELINE_WORKFLOWS names, loaded here."""
+    """What PIPELINE_WORKFLOWS names. Modules are found in the current folder too, as `celery` finds them."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
     return Registry.load(Settings.load(os.environ).workflows)
 
 

@@ -43,7 +43,8 @@ from pipeline.domain.workflows import (
     SessionResult,
 )
 from pipeline.store.columns import SCHEMA as SCHEMA
-from pipeline.store.columns import check, instant, metadata, now, one_of, words
+from pipeline.store.columns import check, instant, now, one_of, words
+from pipeline.store.columns import metadata as metadata
 from pipeline.store.housekeeping import breakers as breakers
 from pipeline.store.housekeeping import notices as notices
 from pipeline.store.housekeeping import sweeps as sweeps

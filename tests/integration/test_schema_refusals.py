@@ -242,7 +242,7 @@ CASES = (
     ),
     ledger_set("settled_stays_settled", mutated, "status = 'failed'"),
     ledger_set("run_id_fk", mutating, "run_id = gen_random_uuid()"),
-    # breakers
+    # operations held back
     Case(
         refused_by="breakers_pk",
         given=held_back,
