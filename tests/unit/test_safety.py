@@ -1,0 +1,58 @@
+"""What a worker finds out when it starts: which workflows it is offered, and whether their code has changed."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pipeline.runtime.registry import Registry, fingerprint
+
+FEED = """
+from datetime import timedelta
+from pipeline import Workflow
+
+feed = Workflow("feed")
+news = feed.topic("news")
+
+@feed.producer(every=timedelta(hours=1), publishes=[news])
+def poll(ctx, state):
+    {body}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to import from; what comes from there is forgotten after the test."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def imported(place: Path, name: str, body: str) -> ModuleType:
+    """A workflow that has nothing but a producer, in a module of its own."""
+    (place / f"{name}.py").write_text(FEED.format(body=body))
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+def test_workflows_that_an_installed_package_offers_are_found(place: Path) -> None:
+    (place / "offering.py").write_text(FEED.format(body="return None"))
+    info = place / "offering-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offering\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pipeline.workflows]\nmine = offering\n")
+    assert set(Registry.load([]).workflows) == {"feed"}
+
+
+def test_mended_code_of_a_producer_is_other_code(place: Path) -> None:
+    """A maintenance ends when the code changes; a producer is code as much as a consumer."""
+    wrong = imported(place, "feed_wrong", "raise ValueError")
+    unchanged = imported(place, "feed_unchanged", "raise ValueError")
+    mended = imported(place, "feed_mended", "return None")
+    assert fingerprint(wrong.feed) == fingerprint(unchanged.feed)
+    assert fingerprint(wrong.feed) != fingerprint(mended.feed)
