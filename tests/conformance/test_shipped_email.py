@@ -1,0 +1,101 @@
+"""The shipped connector email says the truth whatever breaks between it and a real SMTP server."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from pipeline.connectors.sdk import Grade
+from pipeline.testing.conformance import Case, Subject, conformance
+from pipeline.testing.faults import FaultyProxy, whole_lines
+from tests.connectors.servers_mail import (
+    HOST,
+    ImapServer,
+    Loop,
+    Received,
+    SmtpServer,
+    imap_server,
+    mailer,
+    smtp_server,
+    with_sent,
+)
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def smtp(loop: Loop) -> Iterator[SmtpServer]:
+    with smtp_server(loop) as server:
+        yield server
+
+
+@pytest.fixture
+def imap() -> Iterator[ImapServer]:
+    """In a loop of its own: the other server waits for it when it files a copy."""
+    loop = Loop()
+    with imap_server(loop) as server:
+        server.make("Sent")
+        yield server
+    loop.close()
+
+
+def ends_the_mail(data: bytes) -> bool:
+    """The one request that a server takes for a mail, if its last line comes alone or with the rest."""
+    return data.endswith(b"\r\n.\r\n") or data == b".\r\n"
+
+
+@pytest.fixture
+def subject(smtp: SmtpServer) -> Iterator[Subject]:
+    with FaultyProxy(HOST, smtp.port, ends=whole_lines, carries=ends_the_mail) as proxy:
+        yield Subject(
+            connector=mailer(proxy.port),
+            operation="send",
+            params={"to": "ada@example.org", "subject": "Your receipt", "text": "Thank you."},
+            effects=smtp.handler.times,
+            proxy=proxy,
+            http=False,
+            settle=timedelta(milliseconds=200),
+            parts=["message_id"],
+        )
+
+
+class Filing(list[Received]):
+    """What a server took that files a copy of everything by itself."""
+
+    def __init__(self, imap: ImapServer) -> None:
+        super().__init__()
+        self.imap = imap
+
+    def append(self, mail: Received) -> None:
+        super().append(mail)
+        self.imap.file("Sent", mail.raw)
+
+
+def test_a_mail_says_the_truth_and_has_the_grade_it_declares(subject: Subject) -> None:
+    conformance(subject).require(Grade.D)
+
+
+def test_a_mail_of_which_a_copy_is_filed_says_the_truth_and_has_the_grade_it_declares(
+    subject: Subject, imap: ImapServer
+) -> None:
+    connector = with_sent(subject.proxy.port, imap.port)
+    report = conformance(replace(subject, connector=connector, timeout=timedelta(seconds=2)))
+    report.require(Grade.B)
+    before = next(finding for finding in report.findings if finding.case is Case.RECONCILE_BEFORE)
+    assert before.words == ["it never says NotFound: what did not happen stays a question for a person"]
+
+
+def test_a_mail_of_which_the_server_files_a_copy_says_the_truth_and_has_the_grade_it_declares(
+    subject: Subject, smtp: SmtpServer, imap: ImapServer
+) -> None:
+    smtp.handler.received = Filing(imap)
+    connector = with_sent(subject.proxy.port, imap.port, file_sent=False)
+    report = conformance(replace(subject, connector=connector, timeout=timedelta(seconds=2)))
+    report.require(Grade.B)
+    assert [finding.words for finding in report.findings if finding.case is Case.RECONCILE_BEFORE] == [[]]
