@@ -6,6 +6,7 @@ sent. That there is none proves something only where the server files copies by 
 """
 
 import logging
+import re
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +17,7 @@ from pydantic import SecretStr
 from pipeline.connectors import email_message as mail
 from pipeline.connectors.email_imap import Imap, SentFolderError
 from pipeline.connectors.email_smtp import Envelope, deliver
-from pipeline.connectors.email_wire import Place, Tls, checked_login
+from pipeline.connectors.email_wire import Place, Tls, TlsMode, checked_login
 from pipeline.connectors.sdk import HIDDEN, Applied, Call, NotFound, Retry, Verdict, mutation
 from pipeline.domain.errors import InvalidInputError
 
@@ -34,14 +35,16 @@ class Smtp:
 
     host: str
     port: int | None = None  #: by default 587, 465 or 25, as TLS is used
-    tls: Tls = Tls.STARTTLS
+    tls: TlsMode = Tls.STARTTLS
     ca_file: str | None = None  #: certificates to trust instead of the system's
+
+    def __post_init__(self) -> None:
+        _ = self.place  # refuses what cannot be a server
 
     @property
     def place(self) -> Place:
         """The server with its port."""
-        tls = Tls(self.tls)
-        return Place(host=self.host, port=self.port or _PORTS[tls], tls=tls, ca_file=self.ca_file)
+        return Place.checked(self.host, self.port, self.tls, self.ca_file, ports=_PORTS)
 
 
 class Email(mail.Mailer):
@@ -77,7 +80,7 @@ class Email(mail.Mailer):
     def _delivered(self, call: Call, letter: mail.Letter, raw: bytes) -> dict[str, Any]:
         def hide(words: str) -> str:
             for address in letter.hidden:
-                words = words.replace(address, HIDDEN)
+                words = re.sub(re.escape(address), HIDDEN, words, flags=re.IGNORECASE)
             return self.scrubbed(words)
 
         envelope = Envelope(sender=self.sender.spec, recipients=letter.recipients, raw=raw, hidden=letter.hidden)

@@ -10,8 +10,11 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from pipeline.connectors.email_wire import BoundedSocket, Place, Tls, checked_login, connected, context
+from pipeline.connectors.email_wire import BoundedSocket, Place, Tls, TlsMode, checked_login, connected, context
 from pipeline.domain.errors import InvalidInputError
+
+_PORTS = {Tls.IMPLICIT: 993, Tls.STARTTLS: 143, Tls.NONE: 143}
+_ATOM = re.compile(r"[\w@.+-]+", re.ASCII)
 
 
 class SentFolderError(Exception):
@@ -26,7 +29,7 @@ class Imap:
     username: str
     password: SecretStr
     port: int | None = None  #: by default 993, or 143 unless TLS is implicit
-    tls: Tls = Tls.IMPLICIT
+    tls: TlsMode = Tls.IMPLICIT
     folder: str = "Sent"
     ca_file: str | None = None
 
@@ -38,9 +41,7 @@ class Imap:
     @property
     def place(self) -> Place:
         """The server."""
-        tls = Tls(self.tls)
-        port = self.port or (993 if tls is Tls.IMPLICIT else 143)
-        return Place(host=self.host, port=port, tls=tls, ca_file=self.ca_file)
+        return Place.checked(self.host, self.port, self.tls, self.ca_file, ports=_PORTS)
 
     def file(self, raw: bytes, ends_at: float) -> None:
         """Put a copy into the folder."""
@@ -81,17 +82,27 @@ def _session(imap: Imap, ends_at: float) -> Iterator[_Client]:
         try:
             if imap.place.tls is Tls.STARTTLS:
                 _encrypt(client)
-            client.login(_quoted(imap.username), imap.password.get_secret_value())
+            _log_in(client, imap)
             yield client
         finally:
             client.shutdown()
     except SentFolderError as error:
         raise SentFolderError(f"{imap.place} {error}") from None
     except imaplib.IMAP4.error as error:
-        words = _words(error.args[0] if error.args else "").replace(imap.password.get_secret_value(), "•••")
-        raise SentFolderError(f"{imap.place} refused: {words}") from None
+        raise SentFolderError(f"{imap.place} refused: {_words(error.args[0] if error.args else '')}") from None
     except (OSError, ValueError) as error:
         raise SentFolderError(f"{imap.place} could not be spoken to ({type(error).__name__})") from None
+
+
+def _log_in(client: _Client, imap: Imap) -> None:
+    """Show who we are. Words of the server are not repeated here, for some repeat what was sent."""
+    name = imap.username if _ATOM.fullmatch(imap.username) else _quoted(imap.username)
+    try:
+        client.login(name, imap.password.get_secret_value())
+    except imaplib.IMAP4.abort:
+        raise
+    except imaplib.IMAP4.error:
+        raise SentFolderError("does not accept the login") from None
 
 
 def _encrypt(client: _Client) -> None:

@@ -95,8 +95,7 @@ class _Client(smtplib.SMTP):
         try:
             self.auth(way, ways[way])
         except smtplib.SMTPAuthenticationError as error:
-            found = _ENHANCED.match(_text(error.smtp_error))
-            answer = f"{error.smtp_code}{' ' + found[0] if found else ''}"
+            answer = _codes(error.smtp_code, error.smtp_error)
             if 400 <= error.smtp_code < 500:
                 raise TransientError(f"{self.place} cannot check the login now ({answer}); nothing was sent.") from None
             raise AuthError(
@@ -117,8 +116,11 @@ class _Client(smtplib.SMTP):
             if code == 421:
                 raise _refusal(code, hide(_text(words)), f"{self.place} closed the dialogue")
             if not 200 <= code < 300:
-                shown = "somebody in bcc" if recipient in envelope.hidden else recipient
-                refused[f"{shown} ({code} {hide(_text(words))})"] = code
+                is_hidden = recipient in envelope.hidden  # whose name may be among the words
+                shown = (
+                    f"somebody in bcc ({_codes(code, words)})" if is_hidden else f"{recipient} ({code} {_text(words)})"
+                )
+                refused[hide(shown)] = code
         if refused:
             with contextlib.suppress(OSError):
                 self.rset()
@@ -180,7 +182,7 @@ def _nothing_happened(place: Place, hide: Hide) -> Iterator[None]:
         raise _refusal(error.smtp_code, hide(_text(error.smtp_error)), f"{place} refused the mail") from None
     except smtplib.SMTPNotSupportedError:
         raise AuthError(f"{place} does not offer STARTTLS; nothing was sent. Check port and tls.") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
         words = hide(_text(str(error)))
         raise TransientError(
             f"{place} could not be spoken to ({type(error).__name__}: {words}); nothing was sent."
@@ -193,6 +195,12 @@ def _refusal(code: int, words: str, what: str) -> HandlerError:
     if code in _NO_ACCESS:
         return AuthError(message)
     return LogicError(message) if 500 <= code < 600 else TransientError(message)
+
+
+def _codes(code: int, words: bytes | str) -> str:
+    """What a server answered, without its words."""
+    found = _ENHANCED.match(_text(words))
+    return f"{code} {found[0]}" if found else str(code)
 
 
 def _text(words: bytes | str) -> str:

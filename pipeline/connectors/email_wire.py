@@ -5,12 +5,14 @@ for ever. Here each operation gets only what is left, and nothing is written onc
 """
 
 import ipaddress
+import re
 import socket
 import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal, Self
 
 from pydantic import SecretStr
 
@@ -23,6 +25,9 @@ class Tls(StrEnum):
     STARTTLS = "starttls"  #: begins in the clear and is encrypted before anything that matters
     IMPLICIT = "implicit"  #: encrypted from the first byte
     NONE = "none"  #: not at all; with a password only to this very machine
+
+
+TlsMode = Tls | Literal["starttls", "implicit", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,15 @@ class Place:
     port: int
     tls: Tls
     ca_file: str | None = None  #: certificates to trust instead of the system's
+
+    @classmethod
+    def checked(cls, host: str, port: int | None, tls: str, ca_file: str | None, *, ports: Mapping[Tls, int]) -> Self:
+        """The server, with the usual port where none is given. Refuses what cannot be one."""
+        if tls not in list(Tls):
+            raise InvalidInputError(f"tls={tls!r} is not known; expected {', '.join(map(repr, map(str, Tls)))}.")
+        if not re.fullmatch(r"[^\s/@]{1,253}", host):
+            raise InvalidInputError(f"{host!r} is not the name of a host; expected one such as mail.example.com.")
+        return cls(host=host, port=port or ports[Tls(tls)], tls=Tls(tls), ca_file=ca_file)
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"

@@ -80,6 +80,7 @@ class Script:
     data: str | None = None  #: the answer to the whole mail, which is not taken unless it begins with 2
     takes: bool | None = None  #: whether it is taken, whatever the answer
     after: str = "answer"  #: answer, cut, hang or drip
+    leaves: bool = True  #: whether a goodbye is answered
 
 
 class SmtpHandler:
@@ -117,6 +118,8 @@ class SmtpHandler:
 
     async def handle_QUIT(self, *_: Any) -> str:  # noqa: N802
         self.commands.append("QUIT")
+        if not self.script.leaves:
+            await asyncio.Event().wait()
         return "221 Bye"
 
     async def handle_DATA(self, server: SMTP, _: Session, envelope: Envelope) -> str:  # noqa: N802
