@@ -1,0 +1,277 @@
+"""Mail through the Gmail API, against a stand-in that says what of the API it imitates."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from pipeline.connectors.gmail import Gmail
+from pipeline.connectors.readings import Outcome, Reading
+from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
+from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
+from pipeline.engine.steps import called
+from tests.connectors import servers_mail as servers
+from tests.connectors.stand_in_gmail import TOKEN, Fault, StandIn, stand_in
+
+KEY = "orders:0198c0de-0000-7000-8000-000000000001"
+MAIL = {"to": "ann@example.org", "subject": "Your order", "text": "It is on its way."}
+OPERATION = Gmail.operations()["send"]
+
+
+@pytest.fixture
+def api() -> Iterator[StandIn]:
+    with stand_in() as running:
+        yield running
+
+
+def gmail(api: StandIn, token: Any = None, **settings: Any) -> Gmail:
+    usual = dict[str, Any](token=token or SecretStr(TOKEN), base_url=api.url, sender="shop@example.com")
+    return Gmail(**usual | settings)
+
+
+def run(function: Callable[..., Any], connector: Gmail, within: float, key: str, params: dict[str, Any]) -> Any:
+    """Call as the host does: parameters read back from JSON, what is returned awaited."""
+    given = OPERATION.given(OPERATION.check(MAIL | params))
+    return called(lambda: function(connector, Call.within(key, timedelta(seconds=within)), **given), ())
+
+
+def send(connector: Gmail, *, within: float = 5.0, key: str = KEY, **params: Any) -> Any:
+    return run(OPERATION.function, connector, within, key, params)
+
+
+def look(connector: Gmail, *, within: float = 5.0, key: str = KEY) -> Any:
+    assert OPERATION.look is not None
+    return run(OPERATION.look, connector, within, key, {})
+
+
+def reading(connector: Gmail, **call: Any) -> Reading:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one it is, is what the callers look at
+        send(connector, **call)
+    assert TOKEN not in f"{caught.value!r} {caught.value.__cause__!r}"
+    return OPERATION.reading(caught.value)
+
+
+def test_a_mail_is_sent_with_our_message_id_and_found_by_it(api: StandIn) -> None:
+    connector = gmail(api)
+    assert isinstance(look(connector), NotFound)
+    result = send(connector, cc=["Bob <bob@example.org>"], bcc="eve@example.org", html="<p>Grüße</p>", subject="Grüße")
+    [kept] = api.mails
+    assert result == {"id": kept.id, "threadId": kept.id, "message_id": kept.message["Message-ID"]}
+    assert re.fullmatch(r"<[0-9a-f]{40}@example\.com>", kept.message["Message-ID"])
+    assert kept.message["X-Idempotency-Key"] == KEY
+    assert (kept.message["Bcc"], kept.message["Subject"]) == ("eve@example.org", "Grüße"), "Gmail reads whom to send to"
+    assert look(connector) == Applied(result)
+    assert isinstance(look(connector, key="another"), NotFound)
+
+
+def test_the_operation_can_be_asked_about_and_allows_for_a_search_that_lags(api: StandIn) -> None:
+    assert (OPERATION.grade, OPERATION.settle) == (Grade.B, timedelta(minutes=2))
+    api.indexes_at_once = False
+    send(gmail(api))
+    assert isinstance(look(gmail(api)), NotFound), "which counts only once the two minutes are over"
+    api.index()
+    assert isinstance(look(gmail(api)), Applied)
+
+
+def test_a_subclass_may_allow_more_time_for_the_search() -> None:
+    class Slow(Gmail):
+        send = dataclasses.replace(Gmail.send, settle=timedelta(minutes=10))
+
+    assert (Slow.operations()["send"].settle, Slow.operations()["send"].grade) == (timedelta(minutes=10), Grade.B)
+    assert OPERATION.settle == timedelta(minutes=2)
+
+
+QUOTA = {"retry-after": "17"}
+DATED = {"retry-after": "Thu, 01 Jan 2026 00:01:00 GMT", "date": "Thu, 01 Jan 2026 00:00:00 GMT"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "after"),
+    [
+        (Fault(400, "invalidArgument"), Outcome.REFUSED, None),
+        (Fault(404, "notFound"), Outcome.REFUSED, None),
+        (Fault(413, "tooLarge"), Outcome.REFUSED, None),
+        (Fault(401, "authError"), Outcome.DENIED, None),
+        (Fault(403, "insufficientPermissions"), Outcome.DENIED, None),
+        (Fault(403, body=b"<html>"), Outcome.DENIED, None),
+        (Fault(403, "rateLimitExceeded", QUOTA), Outcome.NOT_NOW, 17),
+        (Fault(403, "userRateLimitExceeded"), Outcome.NOT_NOW, None),
+        (Fault(429, "userRateLimitExceeded", QUOTA), Outcome.NOT_NOW, 17),
+        (Fault(429, "rateLimitExceeded", DATED), Outcome.NOT_NOW, 60),
+        (Fault(500, "backendError"), Outcome.UNKNOWN, None),
+        (Fault(503, "backendError", commits=True), Outcome.UNKNOWN, None),
+        (Fault(302, headers={"location": "/elsewhere"}), Outcome.UNKNOWN, None),
+        (Fault(200, body=b"<html>welcome to the hotel"), Outcome.UNKNOWN, None),
+        (Fault(200, body=b"{}", commits=True), Outcome.UNKNOWN, None),
+        (Fault(), Outcome.UNKNOWN, None),
+        (Fault(commits=True), Outcome.UNKNOWN, None),
+    ],
+    ids=str,
+)
+def test_an_answer_says_what_became_of_the_mail_or_that_nobody_knows(
+    api: StandIn, fault: Fault, outcome: Outcome, after: int | None
+) -> None:
+    api.faults.append(fault)
+    found = reading(gmail(api))
+    assert found.outcome is outcome
+    assert found.after == (timedelta(seconds=after) if after else None)
+    assert api.times(KEY) == fault.commits
+    assert len(api.requests) == 1, "nothing is sent twice and no redirect is followed"
+
+
+def test_a_mail_without_an_answer_is_found_if_it_was_taken(api: StandIn) -> None:
+    for commits, verdict in ((False, NotFound), (True, Applied)):
+        api.faults.append(Fault(commits=commits))
+        assert reading(gmail(api)).outcome is Outcome.UNKNOWN
+        assert isinstance(look(gmail(api)), verdict)
+
+
+@pytest.mark.parametrize("fault", [Fault(drips=True, commits=True), Fault(hangs=True)], ids=["dripping", "silent"])
+def test_a_server_that_never_finishes_is_left_in_time(api: StandIn, fault: Fault) -> None:
+    api.faults.extend([fault, fault])
+    began = time.monotonic()
+    assert reading(gmail(api), within=0.5).outcome is Outcome.UNKNOWN
+    assert time.monotonic() - began < 2.0
+    assert isinstance(look(gmail(api), within=0.5), Retry)
+    assert time.monotonic() - began < 4.0
+
+
+def test_what_never_reached_the_server_did_not_happen(api: StandIn) -> None:
+    nowhere = gmail(api, base_url=f"http://127.0.0.1:{servers.closed_port()}")
+    assert reading(nowhere).outcome is Outcome.NOT_NOW
+    assert isinstance(look(nowhere), Retry)
+    assert reading(gmail(api), within=0.0).outcome is Outcome.NOT_NOW
+    with servers.raw_server(servers.silent) as port:  # no handshake, so nothing of the mail goes out
+        assert reading(gmail(api, base_url=f"https://127.0.0.1:{port}"), within=0.5).outcome is Outcome.NOT_NOW
+    assert api.requests == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(401, "authError"),
+        Fault(403, "insufficientPermissions"),
+        Fault(429, "rateLimitExceeded", QUOTA),
+        Fault(500, "backendError"),
+        Fault(200, body=b"<html>"),
+        Fault(200, body=b"[]"),
+        Fault(200, body=b"{}"),
+        Fault(200, body=b'{"messages": "none"}'),
+        Fault(200, body=b'{"resultSizeEstimate": 3, "nextPageToken": "x"}'),
+        Fault(),
+    ],
+    ids=str,
+)
+def test_only_a_clear_answer_is_taken_for_absence(api: StandIn, fault: Fault) -> None:
+    api.faults.append(fault)
+    verdict = look(gmail(api))
+    assert isinstance(verdict, Retry)
+    assert verdict.after == (timedelta(seconds=17) if fault.headers else None)
+
+
+def test_a_token_may_be_made_anew_for_each_request(api: StandIn) -> None:
+    tokens = iter(["an-old-one", TOKEN])
+    connector = gmail(api, token=lambda: next(tokens))
+    assert reading(connector).outcome is Outcome.DENIED
+    assert send(connector)["id"]
+    assert TOKEN not in f"{connector!r} {vars(connector)}"
+
+
+def test_a_token_that_cannot_be_had_or_used_sends_nothing_and_is_not_repeated(api: StandIn) -> None:
+    def broken() -> str:
+        raise RuntimeError(f"refresh of {TOKEN} failed")
+
+    def expired() -> str:
+        raise AuthError("log in again")
+
+    for token, outcome in (
+        (broken, Outcome.NOT_NOW),
+        (expired, Outcome.DENIED),
+        (lambda: f"{TOKEN}\nX: y", Outcome.DENIED),
+    ):
+        assert reading(gmail(api, token=token)).outcome is outcome
+        verdict = look(gmail(api, token=token))
+        assert isinstance(verdict, Retry)
+        assert TOKEN not in verdict.reason
+    assert api.requests == []
+
+
+def test_words_of_the_server_are_repeated_without_the_token(api: StandIn) -> None:
+    api.faults.append(Fault(400, "badRequest", message=f"bad header Bearer {TOKEN}\nand so on" + "!" * 1000))
+    with pytest.raises(LogicError, match="bad header Bearer ••• and so on") as caught:
+        send(gmail(api))
+    assert len(str(caught.value)) < 400
+
+
+def test_bad_input_is_refused_before_anything_is_written_down_and_people_see_no_more_than_they_should() -> None:
+    wrong: list[dict[str, Any]] = [{"to": []}, {"to": "ann"}, {"subject": "a\nb"}, {"headers": {"Bcc": "eve@x.org"}}]
+    for params in wrong:
+        with pytest.raises(LogicError):
+            OPERATION.check(MAIL | params)
+    assert OPERATION.title(OPERATION.check(MAIL)) == "Mail to ann@example.org: Your order"
+    assert OPERATION.redact == {"bcc", "text", "html"}
+
+
+def test_a_large_mail_in_any_script_arrives_whole(api: StandIn) -> None:
+    text = "Grüße aus 東京\n" * 100_000
+    send(gmail(api, sender="Bücher <läden@bücher.example>"), text=text, to="Ünal <ünal@example.org>", within=20.0)
+    [kept] = api.mails
+    assert kept.message.get_content().replace("\r\n", "\n") == text
+    assert "ünal@example.org".encode() in str(kept.message["To"]).encode("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize(
+    ("settings", "domain"),
+    [
+        ({"sender": None}, "gmail.com"),
+        ({"sender": None, "user": "shop@example.com"}, "example.com"),
+        ({"domain": "ids.example"}, "ids.example"),
+    ],
+)
+def test_the_domain_of_the_message_id_is_as_settled_as_it_can_be(
+    api: StandIn, settings: dict[str, Any], domain: str
+) -> None:
+    connector = gmail(api, **settings)
+    assert send(connector)["message_id"].endswith(f"@{domain}>")
+    assert isinstance(look(connector), Applied)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"base_url": "gmail.googleapis.com"}, {"base_url": "http://gmail.example.com"}, {"sender": "x"}, {"domain": "-"}],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_refused_at_once(settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match="cannot be used"):
+        Gmail(**dict[str, Any](token=SecretStr("t")) | settings)
+
+
+def test_the_example_of_the_reference_works(project: Path, api: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (project / "docs/reference/connectors-gmail.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    monkeypatch.setenv("GMAIL_TOKEN", TOKEN)
+    names: dict[str, Any] = {}
+    exec(code.replace("sender=", f'base_url="{api.url}", sender='), names)
+    assert send(names["gmail"])["id"]
+    assert isinstance(look(names["gmail"]), Applied)
+
+
+def test_a_refusal_that_asks_for_time_says_how_much(api: StandIn) -> None:
+    api.faults.append(Fault(429, "rateLimitExceeded", QUOTA))
+    with pytest.raises(TransientError) as caught:
+        send(gmail(api))
+    assert caught.value.fields["after"] == timedelta(seconds=17)
+
+
+def test_without_httpx_the_module_says_what_to_install() -> None:
+    code = "import sys; sys.modules['httpx'] = None; import pipeline.connectors.gmail"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert "install it with: pip install 'pipeline[http]'" in answer.stderr
