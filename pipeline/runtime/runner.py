@@ -33,6 +33,7 @@ from pipeline.runtime.points import Point, reach
 from pipeline.runtime.policy import RuntimePolicy
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked
+from pipeline.runtime.speeds import Speeds
 from pipeline.store.database import Database, Transaction
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Runner:
     ) -> None:
         self.db, self.registry, self.leases, self.policy, self.chance = db, registry, leases, policy, chance
         self.phases = Phases(db, registry, step_limit=policy.step_limit, limits=policy.limits)
+        self.speeds = Speeds()
         self.mutator = Mutator(db, registry, leases, policy, chance)
 
     def prepare(self, ids: Sequence[UUID]) -> Ran:
@@ -77,7 +79,7 @@ class Runner:
         with self._claimed(runs.claim_prepare, ids, Point.PREPARE_CLAIMED) as claims:
             offered = self.phases.slices(claims.claimed)
             plans, failed, rest = self._each(
-                claims.claimed, lambda run: self.phases.prepare(run, offered.get(run.id)), Prepared
+                claims.claimed, lambda run: self.phases.prepare(run, offered.get(run.id)), Prepared, "prepare"
             )
             reach(Point.PREPARE_RAN)
             landed = self._write(
@@ -91,7 +93,7 @@ class Runner:
         with self._claimed(runs.claim_mutate, ids, Point.MUTATE_CLAIMED) as claims:
             fresh = [run for run in claims.claimed if run.mutation_id is None]
             approved = [Wanted(run=run, asked=None) for run in claims.claimed if run.mutation_id is not None]
-            asked, failed, rest = self._each(fresh, self._ask, Wanted)
+            asked, failed, rest = self._each(fresh, self._ask, Wanted, "mutate")
             silent = [held(item.run) for item in asked if item.asked is None]
             if silent or failed or rest:
                 with self.db.transaction() as tx:
@@ -100,14 +102,18 @@ class Runner:
                     self._finish(tx, failed, rest)
             self.leases.drop([*silent, *(item.held for item in failed), *rest])
             early = _Early(hand_on, self.policy.straggler_wait.total_seconds())
-            self.mutator.send([*(item for item in asked if item.asked is not None), *approved], early.done)
+            wanted = [*(item for item in asked if item.asked is not None), *approved]
+            begun = time.monotonic()
+            self.mutator.send(wanted, early.done)
+            for item in wanted:
+                self.speeds.seen(item.run.handler_id, "calls", (time.monotonic() - begun) / len(wanted))
         left = [run_id for run_id in early.waiting if run_id not in early.gone]
         return _ran(claims, [*(item.run_id for item in silent), *left])
 
     def next(self, ids: Sequence[UUID]) -> Ran:
         """Publish what follows, consume the inputs, commit."""
         with self._claimed(runs.claim_next, ids, Point.NEXT_CLAIMED) as claims:
-            emitted, failed, rest = self._each(claims.claimed, self.phases.next, Emitted)
+            emitted, failed, rest = self._each(claims.claimed, self.phases.next, Emitted, "next")
             reach(Point.NEXT_RAN)
             merge = self._merges(claims.claimed)
             self._write(
@@ -120,7 +126,7 @@ class Runner:
         """Run producers."""
         with self._claimed(runs.claim_produce, ids, Point.PRODUCE_CLAIMED) as claims:
             made, failed, rest = self._each(
-                claims.claimed, lambda run: self.phases.produce(run, run.next_run_at or run.now), Emitted
+                claims.claimed, lambda run: self.phases.produce(run, run.next_run_at or run.now), Emitted, "produce"
             )
             self._write(lambda tx, items: runs.commit_producer(tx, items, self.policy.limits), made, failed, rest)
             reach(Point.PRODUCED)
@@ -193,16 +199,18 @@ class Runner:
         return landing.landed
 
     def _each(
-        self, claimed: Sequence[Row[Any]], phase: Callable[[Row[Any]], Any], kind: type[T]
+        self, claimed: Sequence[Row[Any]], phase: Callable[[Row[Any]], Any], kind: type[T], name: str
     ) -> tuple[list[T], list[Stopped], list[Held]]:
         """Call the handler of each run. What the budget does not suffice for is given back, not kept waiting."""
         done: list[T] = []
         failed: list[Stopped] = []
         ends_at = time.monotonic() + self.policy.cohort_budget.total_seconds()
         for number, run in enumerate(claimed):
-            if number and time.monotonic() > ends_at:
+            begun = time.monotonic()
+            if number and begun > ends_at:
                 return done, failed, [held(later) for later in claimed[number:]]
             answer = phase(run)
+            self.speeds.seen(run.handler_id, name, time.monotonic() - begun)
             if isinstance(answer, Failure):
                 failed.append(Stopped(held=held(run), failure=answer))
             else:

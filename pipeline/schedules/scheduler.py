@@ -40,8 +40,16 @@ _PASSES = 50
 class Scheduler:
     """Starts runs of workflows and rings for them."""
 
-    def __init__(self, db: Database, send: Send, *, lease: timedelta, most: int = 50) -> None:
-        self.db, self.send, self.lease, self.most = db, send, lease, most
+    def __init__(
+        self,
+        db: Database,
+        send: Send,
+        *,
+        lease: timedelta,
+        most: int = 50,
+        per_run: Callable[[int], timedelta] = lambda _: timedelta(0),
+    ) -> None:
+        self.db, self.send, self.lease, self.most, self.per_run = db, send, lease, most, per_run
 
     def schedule(self, workflows: Iterable[str]) -> Report:
         """Start everything that is due in these workflows."""
@@ -83,7 +91,7 @@ class Scheduler:
         slices = -(-backlog // row.batch)
         # half the places at most: two processes share the work evenly, and none waits for one large cohort
         share = max(1, -(-row.concurrency // 2))
-        count = cohort_size(slices, share, per_run=timedelta(0), lease=self.lease, most=self.most)
+        count = cohort_size(slices, share, per_run=self.per_run(row.id), lease=self.lease, most=self.most)
         return starts.start(tx, workflow, row.name, count=max(1, count))
 
     def _ring(self, started: Sequence[Row[Any]]) -> None:

@@ -61,7 +61,8 @@ class Host:
 
     @cached_property
     def scheduler(self) -> Scheduler:
-        return Scheduler(self.db, chains.send, lease=self.settings.lease, most=self.settings.cohort)
+        settings, speeds = self.settings, self.runner.speeds
+        return Scheduler(self.db, chains.send, lease=settings.lease, most=settings.cohort, per_run=speeds.per_run)
 
     @cached_property
     def notifier(self) -> Notifier:

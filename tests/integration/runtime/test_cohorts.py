@@ -13,6 +13,7 @@ from pipeline import PrepareResult
 from pipeline.domain.errors import LogicError, TransientError
 from pipeline.domain.limits import Limits
 from pipeline.runtime.policy import RuntimePolicy
+from pipeline.store import views
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, story
 from pipeline.testing.inline import Inline
@@ -246,3 +247,20 @@ def _finish(run: Inline, shop: Shop) -> None:
     again.settle()
     assert_consumed(again, healthy.orders)
     assert each_once(healthy, range(3))
+
+
+def test_a_slow_handler_travels_in_small_cohorts_once_it_was_seen_to_be_slow(db: Database) -> None:
+    shop = Shop(concurrency=64)
+    run = shop.started(db, 20)
+    run.scheduler.per_run = run.runner.speeds.per_run
+    handler = next(row.id for row in _handlers(run) if row.name == "Send")
+    run.runner.speeds.seen(handler, "prepare", run.policy.lease.total_seconds() / 16)
+    run.scheduler.schedule(["shop"])
+    assert {len(message.ids) for message in run.messages} == {4}, "a quarter of a lease at most"
+    run.run()
+    assert_consumed(run, shop.orders)
+
+
+def _handlers(run: Any) -> Any:
+    with run.db.transaction() as tx:
+        return views.handlers(tx, "shop")
