@@ -9,9 +9,10 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import docker  # type: ignore[import-untyped]
 from pytest_celery import CeleryWorkerContainer, RedisContainer
 
-from tests.support.cluster import Node
+from tests.support.cluster import PROJECT, Installation, Node
 
 
 class LocalContainer:
@@ -57,6 +58,27 @@ class LocalContainer:
         del timeout
         self.node.end()
         self.node = self._start()
+
+
+def worker_container(installation: Installation) -> Any:
+    """A worker's container: a real one of the image that PIPELINE_TEST_IMAGE names, else a process.
+
+    The image must have our dependencies; the checkout is mounted into it, and it shares the host's network, so that
+    it reaches the servers of the tests. Nobody has run this side yet: there was no Docker engine where it was written.
+    """
+    image = os.environ.get("PIPELINE_TEST_IMAGE")
+    if not image:
+        return LocalContainer(installation.worker)
+    ours = {name: value for name, value in installation.environ.items() if name.startswith(("PIPELINE_", "SHOP_"))}
+    return docker.from_env().containers.run(
+        image,
+        ["celery", "-A", "pipeline", "worker", "--loglevel=INFO", "--concurrency=2"],
+        environment=ours,
+        volumes={str(PROJECT): {"bind": "/checkout", "mode": "ro"}},
+        working_dir="/checkout",
+        network_mode="host",
+        detach=True,
+    )
 
 
 class NoContainer:

@@ -12,7 +12,7 @@ from pytest_celery import (
 )
 
 from tests.support.cluster import Installation
-from tests.support.local_nodes import LocalContainer, LocalRedis, LocalWorker, NoContainer
+from tests.support.local_nodes import LocalRedis, LocalWorker, NoContainer, worker_container
 from tests.support.wait import wait_for
 
 
@@ -28,7 +28,7 @@ def celery_backend_cluster() -> None:
 
 @pytest.fixture
 def celery_worker_cluster(nodes: Installation) -> Iterator[CeleryWorkerCluster]:
-    worker = CeleryTestWorker(LocalWorker(LocalContainer(nodes.worker)), app=None)
+    worker = CeleryTestWorker(LocalWorker(worker_container(nodes)), app=None)
     cluster = CeleryWorkerCluster(worker)
     yield cluster
     cluster.teardown()
