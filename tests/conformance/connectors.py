@@ -254,3 +254,72 @@ class InventsItsResult(Base):
             return self.keyed(call, what)
         except OSError:
             return {"id": "surely"}
+
+
+class SendsTwiceAndComplains(Base):
+    name = "sends-twice-and-complains"
+
+    @mutation()
+    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+        self.plain(call, what)
+        self.plain(call, what)
+        raise TimeoutError("it took too long")
+
+
+class RefusesASecondTime(Base):
+    name = "refuses-a-second-time"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.known: set[str] = set()
+
+    @mutation(keyed=True)
+    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+        if call.idempotency_key in self.known:
+            raise LogicError("it was sent before")
+        self.known.add(call.idempotency_key)
+        return self.keyed(call, what)
+
+
+class ReadsAGatewaysErrorAsNo(Base):
+    name = "reads-a-gateways-error-as-no"
+
+    @mutation(keyed=True)
+    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+        try:
+            return self.keyed(call, what)
+        except AnswerError as error:
+            if error.response.status_code == 504:
+                raise TransientError("the gateway gave up") from error
+            raise
+
+
+class ShowsItsToken(Base):
+    name = "shows-its-token"
+
+    def __repr__(self) -> str:
+        return f"ShowsItsToken({self.url!r}, {self.token.get_secret_value()!r})"
+
+    @mutation(keyed=True)
+    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+        return self.keyed(call, what)
+
+
+class TellsItsTokenWhenAsked(Base):
+    name = "tells-its-token-when-asked"
+
+    @mutation(keyed=True)
+    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+        return self.keyed(call, what)
+
+    @make.reconcile
+    def find(self, _: Call, **__: Any) -> Verdict:
+        return Retry(f"asked with Bearer {self.token.get_secret_value()}, and nobody answered")
+
+
+class NeverWorks(Base):
+    name = "never-works"
+
+    @mutation()
+    def make(self, _: Call, *, what: str) -> dict[str, Any]:
+        raise ValueError(f"cannot make {what} with {self.token.get_secret_value()}")

@@ -40,6 +40,17 @@ LIES: list[tuple[type[these.Base], Case, str]] = [
     (these.TellsItsToken, Case.RESET_AFTER_SEND, "a credential stands in an error"),
     (these.ReadsAnErrorAsNo, Case.ERROR_AFTER_COMMIT, "its error reads 'not now', which says that it did not happen"),
     (these.InventsItsResult, Case.TIMEOUT_BEFORE_SEND, "it happened 0 times"),
+    (these.SendsTwiceAndComplains, Case.APPLIED, "one call happened 2 times"),
+    (these.RefusesASecondTime, Case.DUPLICATE, "the second call reads 'refused': it did not happen; but the first one"),
+    (these.ReadsAGatewaysErrorAsNo, Case.ERROR_AFTER_COMMIT, "its error reads 'not now', which says that it did not"),
+    (these.ShowsItsToken, Case.APPLIED, "a credential stands in the connector's repr"),
+    (these.TellsItsTokenWhenAsked, Case.RECONCILE_BEFORE, "a credential stands in a verdict"),
+    (
+        these.NeverWorks,
+        Case.APPLIED,
+        "nothing was in its way, and it raised ValueError('cannot make a thing with •••')",
+    ),
+    (these.TellsItsTokenWhenAsked, Case.RECONCILE_AFTER, "it happened, and reconcile does not find it: Retry"),
 ]
 HONEST = {
     these.HonestA: Grade.A,
