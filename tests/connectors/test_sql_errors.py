@@ -1,0 +1,279 @@
+"""What the connector sql makes of errors and broken lines, and what it refuses to be told."""
+
+import multiprocessing
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.pool import NullPool
+
+from pipeline.connectors.readings import Outcome
+from pipeline.connectors.sdk import Applied, Call, NotFound, Retry
+from pipeline.connectors.sql import Sql, create_effects_table, query, transaction
+from pipeline.dev.servers import Servers
+from pipeline.domain.errors import InvalidInputError, LogicError, TransientError
+from tests.connectors.servers_http import ask, call, do, unused_port
+from tests.connectors.servers_sql import (
+    Bank,
+    Step,
+    booking,
+    count,
+    cutting,
+    inside,
+    judging,
+    outcome,
+    target,
+    terminate,
+)
+
+PAGE = "docs/reference/connectors-sql.md"
+FORBIDDEN = "CREATE ROLE nobody_special; SET LOCAL ROLE nobody_special; SELECT * FROM bookings"
+
+
+@pytest.fixture(scope="module")
+def url(embedded: Servers, worker_id: str) -> Iterator[str]:
+    with target(embedded.database_url, f"sqlerr_{worker_id}") as made:
+        yield made
+
+
+@pytest.fixture
+def judge(url: str) -> Iterator[Engine]:
+    with judging(url) as engine:
+        yield engine
+
+
+@pytest.fixture
+def bank(url: str, judge: Engine) -> Iterator[Bank]:
+    made = Bank(SecretStr(url))
+    yield made
+    made.engine.dispose()
+
+
+def fails(connection: Connection, _: Call) -> None:
+    connection.execute(text("INSERT INTO bookings (account, cents) VALUES ('secret-account', 13)"))
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (fails, Outcome.REFUSED),
+        (lambda c, _: c.execute(text("SELECT nonsense")), Outcome.REFUSED),
+        (lambda c, _: c.execute(text("SELECT 1/0")), Outcome.REFUSED),
+        (lambda c, _: c.execute(text("INSERT INTO children VALUES (7)")) and None, Outcome.REFUSED),
+        (lambda c, _: booking(c) or object(), Outcome.REFUSED),
+        (lambda c, _: booking(c) or [][1], Outcome.REFUSED),
+        (lambda c, _: c.execute(text(FORBIDDEN)), Outcome.DENIED),
+        (lambda c, _: c.execute(text("DO 'BEGIN RAISE serialization_failure; END'")), Outcome.NOT_NOW),
+        (lambda c, _: c.rollback(), Outcome.UNKNOWN),
+        (lambda c, _: c.execute(text("ROLLBACK")) and None, Outcome.REFUSED),
+    ],
+    ids=["check", "syntax", "data", "at commit", "no json", "a bug", "no right", "another chosen", "ended", "undone"],
+)
+def test_what_goes_wrong_before_the_commit_did_not_happen(
+    bank: Bank, judge: Engine, step: Step, expected: Outcome
+) -> None:
+    bank.step = step
+    word, words = outcome(bank, "run", call("k"))
+    assert word is expected
+    assert words.startswith(("bank.run", "result of bank.run"))
+    assert "secret-account" not in words
+    assert isinstance(ask(bank, "run", call("k")), NotFound)
+    assert (count(judge), count(judge, "pipeline_effects")) == (0, 0)
+
+
+def test_a_function_that_commits_by_itself_is_found_out_and_its_effect_is_found(bank: Bank, judge: Engine) -> None:
+    def step(connection: Connection, _: Call) -> None:
+        booking(connection)
+        connection.commit()
+
+    bank.step = step
+    assert outcome(bank, "run", call("k"))[0] is Outcome.UNKNOWN
+    assert ask(bank, "run", call("k")) == Applied(None)
+    assert count(judge) == 1
+
+
+def test_errors_do_not_show_what_is_hidden(bank: Bank) -> None:
+    class Typed(Bank):
+        @transaction(redact=["account"])
+        def misuse(self, connection: Connection, call: Call, *, account: str) -> None:  # noqa: ARG002
+            connection.execute(text("SELECT CAST(:account AS integer)"), {"account": account})
+
+    typed = Typed(engine=bank.engine)
+    word, words = outcome(typed, "misuse", account="4111-1111")
+    assert word is Outcome.REFUSED
+    assert "invalid input syntax" in words
+    assert "4111" not in words
+
+
+def test_a_backend_killed_in_the_middle_did_nothing(bank: Bank, judge: Engine) -> None:
+    with inside(bank, call("k", 20), lambda c, _: c.execute(text("SELECT 1")) and None) as (ended, go_on, backend):
+        terminate(judge, f"pid = {backend[0]}")
+        go_on.set()
+        error = ended.exception(10)
+    assert isinstance(error, TransientError)
+    assert isinstance(ask(bank, "run", call("k")), NotFound)
+    assert count(judge) == 0
+
+
+def test_a_backend_killed_at_commit_leaves_a_doubt_that_a_look_settles(bank: Bank, judge: Engine) -> None:
+    bank.step = lambda c, _: c.execute(text("INSERT INTO slow VALUES (1)")) and None
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(do, bank, "run", call("k", 20))
+        terminate(judge, "query = 'COMMIT' AND wait_event = 'PgSleep'")
+        error = ended.exception(10)
+    assert error is not None
+    assert Bank.operations()["run"].reading(error).outcome is Outcome.UNKNOWN
+    assert isinstance(ask(bank, "run", call("k")), NotFound)
+    assert count(judge, "slow") == 0
+
+
+@pytest.mark.parametrize("hears", [True, False], ids=["COMMIT arrived", "COMMIT was lost"])
+def test_a_line_cut_at_commit_leaves_a_doubt_that_a_look_settles(
+    bank: Bank, url: str, judge: Engine, hears: bool
+) -> None:
+    with cutting(url, hears=hears) as through:
+        cut = Bank(through)
+        word, words = outcome(cut, "book", call("k"), account="a", cents=5)
+        cut.engine.dispose()
+    assert word is Outcome.UNKNOWN
+    assert "COMMIT was sent" in words
+    verdict = ask(bank, "book", call("k"), account="a", cents=5)
+    assert verdict == Applied({"key": "k", "cents": 5}) if hears else isinstance(verdict, NotFound)
+    assert count(judge) == int(hears)
+
+
+def test_where_nobody_listens_nothing_was_done(url: str) -> None:
+    away = Bank(make_url(url).set(port=unused_port()).render_as_string(hide_password=False))
+    word, words = outcome(away, "book", account="a", cents=5)
+    assert word is Outcome.NOT_NOW
+    assert str(make_url(url).password) not in words
+    assert isinstance(ask(away, "book", account="a", cents=5), Retry)
+    with pytest.raises(TransientError):
+        do(away, "total", account="a")
+
+
+def test_a_wrong_password_is_a_matter_for_a_person_and_stays_hidden(url: str) -> None:
+    wrong = Bank(SecretStr(make_url(url).set(password="hunter2hunter2").render_as_string(hide_password=False)))
+    word, words = outcome(wrong, "book", account="a", cents=5)
+    assert word is Outcome.DENIED, words
+    assert isinstance(ask(wrong, "book", account="a", cents=5), Retry)
+    assert "hunter2" not in f"{words} {wrong!r} {vars(wrong)!r} {wrong.engine!r}"
+    assert "hunter2" not in wrong.scrubbed("it was hunter2hunter2")
+
+
+def test_without_the_table_nothing_is_done_and_it_is_said_how_to_make_it(url: str, judge: Engine) -> None:
+    elsewhere = Bank(url, schema="elsewhere")
+    word, words = outcome(elsewhere, "book", account="a", cents=5)
+    assert word is Outcome.REFUSED
+    assert "create_effects_table" in words
+    assert count(judge) == 0
+    assert isinstance(ask(elsewhere, "book", account="a", cents=5), Retry)
+    with judge.begin() as connection:
+        connection.execute(text("CREATE SCHEMA elsewhere"))
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: elsewhere.create_table(), range(8)))
+    do(elsewhere, "book", account="a", cents=5)
+    assert (count(judge, "elsewhere.pipeline_effects"), count(judge, "pipeline_effects")) == (1, 0)
+    elsewhere.engine.dispose()
+
+
+def test_an_engine_without_transactions_is_refused(url: str, judge: Engine) -> None:
+    alone = Bank(engine=create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT"))
+    assert outcome(alone, "book", account="a", cents=5)[0] is Outcome.REFUSED
+    assert count(judge) == 0
+
+
+def test_a_read_that_fails_leaves_nothing_in_doubt_and_what_it_writes_is_undone(bank: Bank, judge: Engine) -> None:
+    with pytest.raises(LogicError, match=r"bank.wrong: UndefinedColumn"):
+        do(bank, "wrong", statement="SELECT nonsense")
+    do(bank, "wrong", statement="INSERT INTO bookings (account, cents) VALUES ('a', 1)")
+    assert count(judge) == 0
+
+
+def test_a_forked_process_makes_connections_of_its_own(bank: Bank, judge: Engine) -> None:
+    given = Bank(engine=create_engine(bank.engine.url))
+    for each in (bank, given):
+        do(each, "book", call(f"parent {each is bank}"), account="a", cents=1)
+        child = multiprocessing.get_context("fork").Process(
+            target=do, args=(each, "book", call(f"child {each is bank}")), kwargs={"account": "a", "cents": 1}
+        )
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0
+        do(each, "book", call(f"again {each is bank}"), account="a", cents=1)
+    assert count(judge) == 6
+    given.engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Bank(), "one of the two"),
+        (lambda: Bank("sqlite://", engine=create_engine("sqlite://")), "one of the two"),
+        (lambda: Bank("no url hunter2"), "cannot be read"),
+        (lambda: transaction()(lambda self, call, *, cents: None), "expected `def` with"),
+        (lambda: query(lambda self, *, cents: None), "expected `def` with"),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_stands(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words) as caught:
+        make()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_async_function_is_refused() -> None:
+    async def later(self: Sql, connection: Connection, call: Call) -> None:
+        """Never called."""
+
+    with pytest.raises(InvalidInputError, match="expected `def` with"):
+        transaction()(later)
+
+
+def test_other_databases_do_it_once_too(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'target.db'}")
+    create_effects_table(engine)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE bookings (account text, cents integer CHECK (cents <> 13))"))
+    light = Bank(engine=engine)
+    assert isinstance(ask(light, "book", account="a", cents=5), NotFound)
+    assert outcome(light, "book", account="a", cents=13)[0] is Outcome.REFUSED
+    first = do(light, "book", account="a", cents=5)
+    assert do(light, "book", account="a", cents=5) == first
+    assert ask(light, "book", account="a", cents=5) == Applied(first)
+    assert count(engine) == 1
+    engine.dispose()
+
+
+def test_the_example_of_the_page_works(project: Path, url: str, judge: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEDGER_URL", url)
+    with judge.begin() as connection:
+        connection.execute(text("CREATE TABLE accounts (id text PRIMARY KEY, cents integer NOT NULL)"))
+        connection.execute(text("INSERT INTO accounts VALUES ('a', 0)"))
+    (code,) = re.findall(r"```python\n(.*?)```", (project / PAGE).read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(code, PAGE, "exec"), names)
+    ledger = names["ledger"]
+    for _ in range(2):
+        assert do(ledger, "book", account="a", cents=5) == {"balance": 5}
+    assert ask(ledger, "book", account="a", cents=5) == Applied({"balance": 5})
+    assert do(ledger, "balance", account="a") == 5
+    ledger.engine.dispose()
+
+
+def test_the_statement_of_the_page_makes_the_same_table(project: Path, url: str, judge: Engine) -> None:
+    (statement,) = re.findall(r"```sql\n(.*?)```", (project / PAGE).read_text(encoding="utf-8"), re.DOTALL)
+    columns = text(
+        "SELECT column_name, data_type, is_nullable, column_default, character_maximum_length"
+        " FROM information_schema.columns WHERE table_name = 'pipeline_effects' AND table_schema = :s ORDER BY 1"
+    )
+    with judge.begin() as connection:
+        connection.execute(text("CREATE SCHEMA by_hand; SET LOCAL search_path = by_hand"))
+        connection.execute(text(statement))
+        by_hand, made = (connection.execute(columns, {"s": schema}).all() for schema in ("by_hand", "public"))
+        assert by_hand == made
