@@ -10,7 +10,7 @@ from pipeline.cli import shown
 from pipeline.dev import chaos as runs
 from pipeline.dev.chaos import Result
 
-_MOST_SHOWN = 20
+_MOST_SHOWN = 5
 
 
 def chaos(
@@ -58,6 +58,7 @@ def _show(result: Result) -> None:
         f"The world was asked {sum(result.looks.values())} times what became of a request "
         f"({', '.join(f'{count} {kind}' for kind, count in sorted(result.looks.items()))}).",
         f"Harm done: {', '.join(f'{count} x {act}' for act, count in result.acts.items()) or 'none'}.",
+        f"Runs that lost their worker: {result.lost[0]}, {result.lost[1]} of them with a mutation in the ledger.",
     ]
     typer.echo("\n".join(lines))
     _show_some("question", [_question(result, n) for n in range(len(result.questions))])

@@ -1,0 +1,93 @@
+"""What goes wrong in a chaos run, and how often: drawn from a seed, the same for the same seed.
+
+Every request of an order gets its fault from the seed, the order and how often the order was asked for
+before. So a run with the same seed meets the same faults, in whatever order its workers come around.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from datetime import timedelta
+from enum import StrEnum
+from typing import TypeVar
+
+K = TypeVar("K")
+
+#: How long one call may take, and how long the world may take to carry out what reached it.
+TIMEOUT = timedelta(seconds=1)
+SETTLE = timedelta(seconds=3)
+
+#: Operations of the world, with their share of the orders.
+OPERATIONS: Mapping[str, int] = {"charge": 40, "ship": 40, "text": 20}
+#: Where the world honours the idempotency key, and where it can be asked what became of a request.
+KEYED = frozenset({"charge"})
+ASKABLE = frozenset({"charge", "ship"})
+
+
+class Fault(StrEnum):
+    """What the world does with one request."""
+
+    NONE = "done and answered"
+    TWICE = "arrived twice, done and answered"  #: only where the key is honoured: it counts as one
+    TIMEOUT_BEFORE = "not done, no answer"
+    TIMEOUT_AFTER = "done, no answer"
+    RESET_BEFORE = "not done, connection reset"
+    RESET_AFTER = "done, connection reset"
+    ERROR_BEFORE = "not done, answered 5xx"
+    ERROR_AFTER = "done, answered 5xx"
+    SLOW = "done late, no answer"  #: after the caller has given up, within the settle window
+    BUSY = "not done, answered 429"
+
+
+class LookFault(StrEnum):
+    """What the world does when it is asked what became of a request. What it answers is always true."""
+
+    NONE = "answered"
+    ERROR = "answered 5xx"
+    SLOW = "no answer"
+
+
+#: Percent of all requests, and of all questions.
+SHARES: Mapping[Fault, int] = {
+    Fault.NONE: 45,
+    Fault.TWICE: 4,
+    Fault.TIMEOUT_BEFORE: 8,
+    Fault.TIMEOUT_AFTER: 8,
+    Fault.RESET_BEFORE: 6,
+    Fault.RESET_AFTER: 6,
+    Fault.ERROR_BEFORE: 6,
+    Fault.ERROR_AFTER: 6,
+    Fault.SLOW: 6,
+    Fault.BUSY: 5,
+}
+LOOK_SHARES: Mapping[LookFault, int] = {LookFault.NONE: 80, LookFault.ERROR: 12, LookFault.SLOW: 8}
+
+
+def chance(seed: int, *words: object) -> float:
+    """A number in [0, 1) that depends on the seed and the words, and on nothing else."""
+    text = ":".join(str(word) for word in (seed, *words))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+
+
+def fault(seed: int, operation: str, order: str, nth: int) -> Fault:
+    """What becomes of the nth request of an order."""
+    drawn = _drawn(SHARES, chance(seed, "fault", operation, order, nth))
+    return Fault.NONE if drawn is Fault.TWICE and operation not in KEYED else drawn
+
+
+def look_fault(seed: int, key: str, nth: int) -> LookFault:
+    """What becomes of the nth question about a key."""
+    return _drawn(LOOK_SHARES, chance(seed, "look", key, nth))
+
+
+def operation_of(seed: int, order: str) -> str:
+    """What an order asks for."""
+    return _drawn(OPERATIONS, chance(seed, "operation", order))
+
+
+def _drawn(shares: Mapping[K, int], at: float) -> K:
+    left = at * sum(shares.values())
+    for kind, share in shares.items():
+        left -= share
+        if left < 0:
+            return kind
+    return kind
