@@ -113,8 +113,6 @@ class _Client(smtplib.SMTP):
         refused = {}
         for recipient in envelope.recipients:
             code, words = self.rcpt(recipient)
-            if code == 421:
-                raise _refusal(code, hide(_text(words)), f"{self.place} closed the dialogue")
             if not 200 <= code < 300:
                 is_hidden = recipient in envelope.hidden  # whose name may be among the words
                 shown = (

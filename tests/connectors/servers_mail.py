@@ -11,12 +11,14 @@ import threading
 from argparse import Namespace
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from email import message_from_bytes
 from email.message import EmailMessage
 from email.policy import default
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import pytest
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 from proxyprotocol.reader import ProxyProtocolReader
 from pydantic import SecretStr
@@ -24,10 +26,14 @@ from pymap.backend.dict import DictBackend
 from pymap.imap import IMAPServer
 
 from pipeline.connectors.email import Email, EmailWithSent, Imap, Smtp, Tls
+from pipeline.connectors.readings import Outcome
+from pipeline.connectors.sdk import Call
 
 T = TypeVar("T")
 HOST = "127.0.0.1"
 USER, PASSWORD = "postman", "s3cret-of-the-postman"
+KEY = "orders:0198c0de-0000-7000-8000-000000000001"
+MAIL = {"to": "ann@example.org", "subject": "Your order", "text": "It is on its way."}
 
 
 class Loop:
@@ -292,6 +298,15 @@ def silent(connection: socket.socket) -> None:
         pass
 
 
+def wordless(connection: socket.socket) -> None:
+    """An IMAP server that says yes to everything, and no more."""
+    connection.sendall(b"* OK ready\r\n")
+    for line in connection.makefile("rb"):
+        tag, command = line.split()[:2]
+        known = b"* CAPABILITY IMAP4rev1\r\n" if command == b"CAPABILITY" else b""
+        connection.sendall(known + tag + b" OK done\r\n")
+
+
 def closed_port() -> int:
     """A port that nobody listens on."""
     with socket.create_server((HOST, 0)) as taken:
@@ -321,3 +336,29 @@ def with_sent(smtp_port: int, imap_port: int, *, file_sent: bool = True, **sent:
     place |= {"username": USER, "password": SecretStr(PASSWORD)}
     smtp = Smtp(host=HOST, port=smtp_port, tls=Tls.NONE)
     return EmailWithSent(smtp=smtp, sender="shop@example.com", sent=Imap(**place | sent), file_sent=file_sent)
+
+
+def send(connector: Email, *, key: str = KEY, within: float = 5.0, **params: Any) -> Any:
+    """Send as the host does: parameters checked and written down, then read back."""
+    operation = type(connector).operations()["send"]
+    given = operation.given(operation.check(MAIL | params))
+    return operation.function(connector, Call.within(key, timedelta(seconds=within)), **given)
+
+
+def failure(connector: Email, **call: Any) -> BaseException:
+    """The error that sending ends with."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one it is, is what the callers look at
+        send(connector, **call)
+    return caught.value
+
+
+def outcome(connector: Email, **call: Any) -> Outcome:
+    """What that error says."""
+    return type(connector).operations()["send"].reading(failure(connector, **call)).outcome
+
+
+def look(connector: EmailWithSent, key: str = KEY, within: float = 5.0) -> Any:
+    """Look for a mail as the host does."""
+    operation = EmailWithSent.operations()["send"]
+    assert operation.look is not None
+    return operation.look(connector, Call.within(key, timedelta(seconds=within)), **operation.given(MAIL))

@@ -22,14 +22,13 @@ from pipeline.connectors.readings import Outcome
 from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
 from pipeline.domain.errors import InvalidInputError, LogicError
 from tests.connectors import servers_mail as servers
-from tests.connectors.servers_mail import HOST, PASSWORD, USER, ImapServer, Loop, Script, SmtpServer, mailer, with_sent
+from tests.connectors.servers_mail import KEY, MAIL, ImapServer, Loop, Script, SmtpServer, look, mailer, outcome, send
 
 pytestmark = pytest.mark.filterwarnings("ignore:Session.login_data is deprecated")  # aiosmtpd about itself
 
-KEY = "orders:0198c0de-0000-7000-8000-000000000001"
-MAIL = {"to": "ann@example.org", "subject": "Your order", "text": "It is on its way."}
 LINES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]))
 OPERATION, WITH_SENT = Email.operations()["send"], EmailWithSent.operations()["send"]
+HIDDEN_TOO = ["eve@example.org", "bob@example.org"]
 
 
 @pytest.fixture(scope="module")
@@ -50,29 +49,6 @@ def imap(loop: Loop) -> Iterator[ImapServer]:
     with servers.imap_server(loop) as server:
         server.make("Sent")
         yield server
-
-
-def send(connector: Email, *, key: str = KEY, within: float = 5.0, **params: Any) -> Any:
-    """Send as the host does: parameters checked and written down, then read back."""
-    operation = type(connector).operations()["send"]
-    given = operation.given(operation.check(MAIL | params))
-    return operation.function(connector, Call.within(key, timedelta(seconds=within)), **given)
-
-
-def failure(connector: Email, **call: Any) -> BaseException:
-    """The error that sending ends with."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one it is, is what the callers look at
-        send(connector, **call)
-    return caught.value
-
-
-def outcome(connector: Email, **call: Any) -> Outcome:
-    return type(connector).operations()["send"].reading(failure(connector, **call)).outcome
-
-
-def look(connector: EmailWithSent, key: str = KEY, within: float = 5.0) -> Any:
-    assert WITH_SENT.look is not None
-    return WITH_SENT.look(connector, Call.within(key, timedelta(seconds=within)), **WITH_SENT.given(MAIL))
 
 
 def test_a_mail_arrives_with_a_message_id_made_from_its_key_and_the_key_itself(smtp: SmtpServer) -> None:
@@ -110,6 +86,14 @@ def test_everything_may_be_written_in_any_script(smtp: SmtpServer) -> None:
     assert message["Reply-To"].addresses[0].display_name == "Hilfe für Sie"
     assert plain is not None
     assert plain.get_content().replace("\r\n", "\n") == "Schöne Grüße\n.\n..\nFrom here\n" + "ü" * 2000 + "\n"
+
+
+def test_lines_that_look_like_the_end_of_the_mail_do_not_end_it(smtp: SmtpServer) -> None:
+    text = "one\n.\nRSET\nMAIL FROM:<eve@example.org>\n..two\n.three\n"
+    send(mailer(smtp.port), text=text)
+    [mail] = smtp.handler.received
+    assert mail.message.get_content().replace("\r\n", "\n") == text
+    assert smtp.handler.commands == ["MAIL", "RCPT", "DATA", "QUIT"]
 
 
 def test_a_server_that_takes_only_ascii_addresses_is_not_sent_others(loop: Loop) -> None:
@@ -207,7 +191,7 @@ def test_an_answer_says_that_it_did_not_happen_and_whether_to_try_again_or_says_
 def test_without_an_answer_to_the_whole_mail_nobody_knows(smtp: SmtpServer, after: str, takes: bool) -> None:
     smtp.handler.script = Script(after=after, takes=takes)
     began = time.monotonic()
-    error = failure(mailer(smtp.port), within=0.6)
+    error = servers.failure(mailer(smtp.port), within=0.6)
     assert OPERATION.reading(error).outcome is Outcome.UNKNOWN
     assert "unknown" in str(error)
     assert time.monotonic() - began < 2.0
@@ -217,7 +201,7 @@ def test_without_an_answer_to_the_whole_mail_nobody_knows(smtp: SmtpServer, afte
 def test_one_refused_recipient_keeps_the_mail_from_everybody_and_is_named_unless_hidden(smtp: SmtpServer) -> None:
     refusals = {"bob@example.org": "450 later", "eve@example.org": "550 5.1.1 <eve@example.org> unknown"}
     smtp.handler.script = Script(recipients=refusals)
-    error = failure(mailer(smtp.port), cc="bob@example.org", bcc="eve@example.org")
+    error = servers.failure(mailer(smtp.port), cc="bob@example.org", bcc=HIDDEN_TOO)
     assert OPERATION.reading(error).outcome is Outcome.REFUSED, "one of them would be refused again"
     assert "bob@example.org (450 later)" in str(error)
     assert "somebody in bcc (550 5.1.1)" in str(error)
@@ -254,15 +238,15 @@ def test_a_server_that_never_gets_anywhere_is_left_in_time_and_nothing_happened(
 def test_a_mail_that_is_larger_than_the_server_takes_is_refused_and_a_large_one_arrives(loop: Loop) -> None:
     with servers.smtp_server(loop, data_size_limit=8_000_000) as server:
         assert outcome(mailer(server.port), text="ü" * 3_000_000) is Outcome.REFUSED
-        assert "DATA" not in server.handler.commands
+        assert "MAIL" not in server.handler.commands, "the size is said before anything is sent"
         send(mailer(server.port), text="x" * 5_000_000, within=20.0)
         assert len(server.handler.received[0].raw) > 5_000_000
 
 
 def test_a_login_is_used_and_a_wrong_one_is_a_matter_for_a_person_who_does_not_see_it(smtp: SmtpServer) -> None:
-    assert send(mailer(smtp.port, username=USER, password=SecretStr(PASSWORD)))
-    wrong = mailer(smtp.port, username=USER, password=SecretStr("wr0ng-one"))
-    error = failure(wrong)
+    assert send(mailer(smtp.port, username=servers.USER, password=SecretStr(servers.PASSWORD)))
+    wrong = mailer(smtp.port, username=servers.USER, password=SecretStr("wr0ng-one"))
+    error = servers.failure(wrong)
     assert OPERATION.reading(error).outcome is Outcome.DENIED
     assert "535" in str(error)
     assert "wr0ng-one" not in f"{error!r} {wrong!r} {vars(wrong)} {error.__cause__!r}"
@@ -270,7 +254,9 @@ def test_a_login_is_used_and_a_wrong_one_is_a_matter_for_a_person_who_does_not_s
 
 def test_a_server_without_login_or_encryption_is_a_matter_for_a_person(loop: Loop) -> None:
     with servers.smtp_server(loop, authenticator=None, auth_exclude_mechanism=["LOGIN", "PLAIN"]) as server:
-        assert outcome(mailer(server.port, username=USER, password=SecretStr(PASSWORD))) is Outcome.DENIED
+        assert (
+            outcome(mailer(server.port, username=servers.USER, password=SecretStr(servers.PASSWORD))) is Outcome.DENIED
+        )
         assert outcome(mailer(server.port, tls=Tls.STARTTLS)) is Outcome.DENIED
 
 
@@ -282,13 +268,13 @@ def test_encrypted_connections_work_for_both_servers_if_the_certificate_is_trust
     own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     own.load_cert_chain(cert)
     implicit = tls is Tls.IMPLICIT
-    login: dict[str, Any] = {"username": USER, "password": SecretStr(PASSWORD)}
+    login: dict[str, Any] = {"username": servers.USER, "password": SecretStr(servers.PASSWORD)}
     with (
         servers.smtp_server(loop, tls=own, implicit=implicit) as smtp,
         servers.imap_server(loop, cert=None if implicit else cert, implicit=own if implicit else None) as imap,
     ):
-        sent = Imap(host=HOST, port=imap.port, tls=tls, folder="INBOX", ca_file=str(cert), **login)
-        place = Smtp(host=HOST, port=smtp.port, tls=tls, ca_file=str(cert))
+        sent = Imap(host=servers.HOST, port=imap.port, tls=tls, folder="INBOX", ca_file=str(cert), **login)
+        place = Smtp(host=servers.HOST, port=smtp.port, tls=tls, ca_file=str(cert))
         trusting = EmailWithSent(smtp=place, sender="shop@example.com", sent=sent, **login)
         assert send(trusting)["filed"] is True
         assert isinstance(look(trusting), Applied)
@@ -314,7 +300,7 @@ def test_a_sent_mail_is_filed_by_us_and_found_again_even_from_another_domain(
     wire = {"Sent": "Sent", "送信済み": "&kAFP4W4IMH8-"}.get(folder, '&AMk-l&AOk-ments envoy&AOk-s &- \\"Co\\"')
     if folder != "Sent":
         imap.make(wire)
-    connector = with_sent(smtp.port, imap.port, folder=folder)
+    connector = servers.with_sent(smtp.port, imap.port, folder=folder)
     result = send(connector)
     assert result["filed"] is True
     [copy] = imap.copies(wire)
@@ -328,7 +314,7 @@ def test_a_copy_that_cannot_be_filed_does_not_turn_a_sent_mail_into_an_error(
     smtp: SmtpServer, imap: ImapServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     for sent in ({"folder": "Nowhere"}, {"password": SecretStr("wr0ng-one")}, {"port": servers.closed_port()}):
-        connector = with_sent(smtp.port, imap.port, **sent)
+        connector = servers.with_sent(smtp.port, imap.port, **sent)
         assert send(connector)["filed"] is False
         assert isinstance(look(connector), Retry)
     assert smtp.handler.times(KEY) == 3
@@ -339,7 +325,7 @@ def test_a_copy_that_cannot_be_filed_does_not_turn_a_sent_mail_into_an_error(
 @pytest.mark.parametrize("talk", [servers.dripping, servers.silent], ids=["dripping", "silent"])
 def test_a_folder_that_never_answers_leaves_time_to_say_that_the_mail_was_sent(smtp: SmtpServer, talk: Any) -> None:
     with servers.raw_server(talk) as port:
-        connector = with_sent(smtp.port, port)
+        connector = servers.with_sent(smtp.port, port)
         began = time.monotonic()
         assert send(connector, within=2.0)["filed"] is False
         assert time.monotonic() - began < 1.9
@@ -348,15 +334,22 @@ def test_a_folder_that_never_answers_leaves_time_to_say_that_the_mail_was_sent(s
         assert time.monotonic() - began < 2.0
 
 
+def test_a_search_without_a_finding_is_not_taken_for_absence(smtp: SmtpServer) -> None:
+    with servers.raw_server(servers.wordless) as port:
+        verdict = look(servers.with_sent(smtp.port, port, file_sent=False))
+        assert isinstance(verdict, Retry)
+        assert "did not say what it found" in verdict.reason
+
+
 def test_a_missing_copy_proves_nothing_where_we_file_and_absence_where_the_server_does(
     smtp: SmtpServer, imap: ImapServer
 ) -> None:
     smtp.handler.script = Script(after="cut", takes=True)
-    assert outcome(with_sent(smtp.port, imap.port)) is Outcome.UNKNOWN
-    verdict = look(with_sent(smtp.port, imap.port))
+    assert outcome(servers.with_sent(smtp.port, imap.port)) is Outcome.UNKNOWN
+    verdict = look(servers.with_sent(smtp.port, imap.port))
     assert isinstance(verdict, Retry)
     assert "proves nothing" in verdict.reason
-    filing = with_sent(smtp.port, imap.port, file_sent=False)
+    filing = servers.with_sent(smtp.port, imap.port, file_sent=False)
     assert isinstance(look(filing), NotFound)
     imap.file("Sent", smtp.handler.received[0].raw)
     assert isinstance(look(filing, key="another"), NotFound)
@@ -372,11 +365,11 @@ def test_a_missing_copy_proves_nothing_where_we_file_and_absence_where_the_serve
         ({"sender": "nobody"}, "The sender 'nobody' cannot be used"),
         ({"smtp": {"host": "mx", "tls": "ssl"}}, "expected 'starttls', 'implicit', 'none'"),
         ({"smtp": {"host": "smtp://mx"}}, "not the name of a host"),
-        ({"username": USER}, "only one half"),
-        ({"username": USER, "password": SecretStr("pässword")}, "not plain ASCII"),
+        ({"username": servers.USER}, "only one half"),
+        ({"username": servers.USER, "password": SecretStr("pässword")}, "not plain ASCII"),
         ({"username": "a\nb", "password": SecretStr("secret")}, "user name"),
         (
-            {"smtp": {"host": "mx.example.com", "tls": "none"}, "username": USER, "password": SecretStr("pw")},
+            {"smtp": {"host": "mx.example.com", "tls": "none"}, "username": servers.USER, "password": SecretStr("pw")},
             "in the clear",
         ),
     ],
@@ -390,11 +383,11 @@ def test_settings_that_cannot_work_are_refused_at_once(settings: dict[str, Any],
 def test_the_example_of_the_reference_works(project: Path, smtp: SmtpServer, imap: ImapServer) -> None:
     page = (project / "docs/reference/connectors-email.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
-    here = f'host="{HOST}", port={{}}, tls="none"'
+    here = f'host="{servers.HOST}", port={{}}, tls="none"'
     code = code.replace('host="smtp.example.com"', here.format(smtp.port))
     code = code.replace('host="imap.example.com"', here.format(imap.port))
     names: dict[str, Any] = {}
-    exec(code.replace("os.environ", "environ"), names | {"environ": {"MAIL_PASSWORD": PASSWORD}}, names)
+    exec(code.replace("os.environ", "environ"), names | {"environ": {"MAIL_PASSWORD": servers.PASSWORD}}, names)
     connector = names["email"]
     assert send(connector)["filed"] is True
     assert isinstance(look(connector), Applied)

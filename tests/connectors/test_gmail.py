@@ -19,10 +19,9 @@ from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
 from pipeline.engine.steps import called
 from tests.connectors import servers_mail as servers
+from tests.connectors.servers_mail import KEY, MAIL
 from tests.connectors.stand_in_gmail import TOKEN, Fault, StandIn, stand_in
 
-KEY = "orders:0198c0de-0000-7000-8000-000000000001"
-MAIL = {"to": "ann@example.org", "subject": "Your order", "text": "It is on its way."}
 OPERATION = Gmail.operations()["send"]
 
 
@@ -207,7 +206,7 @@ def test_a_token_that_cannot_be_had_or_used_sends_nothing_and_is_not_repeated(ap
 def test_words_of_the_server_are_repeated_without_the_token(api: StandIn) -> None:
     api.faults.append(Fault(400, "badRequest", message=f"bad header Bearer {TOKEN}\nand so on" + "!" * 1000))
     with pytest.raises(LogicError, match="bad header Bearer ••• and so on") as caught:
-        send(gmail(api))
+        send(gmail(api, token=lambda: TOKEN))
     assert len(str(caught.value)) < 400
 
 
