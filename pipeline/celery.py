@@ -37,5 +37,5 @@ class _RefusedError(click.ClickException):
     exit_code = EXIT_UNSAFE
 
 
-app = Celery("pipeline", include=["pipeline.tasks.phases", "pipeline.tasks.sweeps", "pipeline.tasks.signals"])
+app = Celery("pipeline", include=[f"pipeline.tasks.{name}" for name in ("phases", "publish", "signals", "sweeps")])
 app.add_defaults(_settings)

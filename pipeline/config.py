@@ -90,7 +90,8 @@ def _split_url(value: str, expected: str) -> SplitResult:
     return parts
 
 
-def _database_url(value: str) -> str:
+def database_url_of(value: str) -> str:
+    """The URL of a Postgres, whichever of its spellings was given, for the driver we ship."""
     parts = _split_url(value, DATABASE_URL)
     if parts.scheme not in ("postgres", "postgresql", "postgresql+psycopg2"):
         raise ValueError(f"expected {DATABASE_URL}")
@@ -138,7 +139,7 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True
     )
 
-    database_url: Annotated[str, AfterValidator(_database_url)] = Field(
+    database_url: Annotated[str, AfterValidator(database_url_of)] = Field(
         default="postgresql+psycopg2://localhost/pipeline",
         repr=False,
         description="the Postgres database that holds the truth",

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from pipeline.cli import chaos, connectors, db, doctor, mutations
+from pipeline.cli import chaos, connectors, db, doctor, mutations, publish
 from pipeline.config import Settings, SettingsError
 from pipeline.domain.errors import PipelineError, SchemaError
 from pipeline.store.database import Database
@@ -30,6 +30,7 @@ app.command("doctor")(doctor.doctor)
 app.command("mutations")(mutations.mutations)
 app.command("resolve")(mutations.resolve)
 app.command("resolve-from")(mutations.resolve_from)
+app.command("publish")(publish.publish)
 app.command("connectors")(connectors.connectors)
 app.command("plan")(connectors.plan)
 app.command("breakers")(connectors.breakers)

@@ -17,7 +17,7 @@ from pipeline.domain.ids import EventId
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.payloads import checked_json, checked_name, checked_text
 from pipeline.domain.values import NewEvent, Person
-from pipeline.execution import audit
+from pipeline.execution import audit, schemas
 from pipeline.store import events as store
 from pipeline.store import views
 from pipeline.store import workflows as workflow_store
@@ -42,10 +42,12 @@ def publish(
 ) -> Published:
     """Add events to topics of a workflow and hand them to its consumers.
 
-    With ``replace`` the payload (and the title, if one is given) of an event that no run can have
-    seen yet is rewritten; one that a run may have seen keeps what that run saw. Keys never change.
+    Payloads of topics that declare a schema must fit it. With ``replace`` the payload (and the title, if
+    one is given) of an event that no run can have seen yet is rewritten; one that a run may have seen
+    keeps what that run saw. Keys never change.
     """
     rows = event_rows(events, limits)
+    _check_schemas(tx, workflow, events)
     if replace:
         tx.all(workflow_store.LOCK, names=[workflow])  # no run comes into being between the look and the write
     written = tx.all(store.PUBLISH, workflow=workflow, rows=encoded(rows))
@@ -58,6 +60,15 @@ def publish(
     if new:
         tx.announce("event.published", workflow=workflow, events=len(new), repeats=len(repeats))
     return Published(new=new, replaced=_by_message(rewritten))
+
+
+def _check_schemas(tx: Transaction, workflow: str, events: Sequence[NewEvent]) -> None:
+    """Nothing is published unless every payload fits its topic. An unknown topic is refused by the insert."""
+    declared = {row.name: row.schema for row in views.topics(tx, workflow) if row.schema is not None}
+    for event in events:
+        if event.topic in declared:
+            what = f"payload of {event.message_id!r}"
+            schemas.check(declared[event.topic], event.payload, what=what, topic=event.topic)
 
 
 def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> Row[Any]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy
 import sqlalchemy.event
 from pydantic import BaseModel
 from sqlalchemy.exc import OperationalError
@@ -250,6 +251,8 @@ def test_an_event_that_does_not_fit_its_model_is_set_aside_and_the_rest_goes_on(
 
     workflow.consumer(subscribes=[orders], failures=at_once(quarantine_after=2))(Read)
     run = Inline(db, [workflow])
+    with db.transaction() as tx:  # published before the topic had a model
+        tx.run(sqlalchemy.text("UPDATE pipeline.topics SET schema = NULL"))
     run.publish(orders, {"n": 1}, {"n": "one"}, {"n": 2})
     run.run()
     run.settle()

@@ -137,7 +137,7 @@ def test_an_operation_that_cannot_be_asked_is_indeterminate_at_once(db: Database
     assert blocks(run) == ["reconciliation"]
 
 
-@rule("R-3", "R-7", "R-8")
+@rule("R-3", "R-7", "R-8", "R-20")
 @pytest.mark.parametrize("answer", ["raises", "hangs", "nonsense", "exits"])
 def test_a_look_that_goes_wrong_tells_nothing_and_is_taken_again(db: Database, answer: str) -> None:
     assert ReconcilePolicy().immediate_timeout == timedelta(seconds=30)

@@ -1,0 +1,108 @@
+"""How other services put events in: inside their own transaction, or through a client of their choice.
+
+All ways are idempotent by message id, check the payload against the topic's schema, and say which
+events were new. The event exists if and only if the caller's commit does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from sqlalchemy.engine import Connection
+from sqlalchemy.orm import Session
+
+from pipeline.client.raw import RawTransaction
+from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.values import NewEvent
+from pipeline.execution import events
+from pipeline.store.database import Transaction
+
+
+class Event(BaseModel):
+    """An event as other services write it. ``message_id`` names the fact: the same fact has the same id."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    topic: str
+    message_id: str
+    payload: Any = None
+    key: str | None = None
+    title: str | None = None
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What a publish did, by message id."""
+
+    new: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()  #: these were there before
+    replaced: tuple[str, ...] = ()
+
+
+def publish(
+    connection: Any, workflow: str, given: Sequence[Event | Mapping[str, Any]], *, replace: bool = False
+) -> Receipt:
+    """Publish in the caller's open transaction: of SQLAlchemy (connection or session) or of psycopg2.
+
+    Nothing is committed here. Ring afterwards, or let the next tick find the events.
+    """
+    tx = _transaction(connection)
+    made = [_new(event) for event in checked(given)]
+    published = events.publish(tx, workflow, made, replace=replace)
+    new = {message_id for _, message_id in published.new}
+    replaced = {message_id for _, message_id in published.replaced}
+    ids = list(dict.fromkeys(item.message_id for item in made))
+    return Receipt(
+        new=tuple(id_ for id_ in ids if id_ in new),
+        replaced=tuple(id_ for id_ in ids if id_ in replaced),
+        repeated=tuple(id_ for id_ in ids if id_ not in new and id_ not in replaced),
+    )
+
+
+def _transaction(connection: Any) -> Transaction:
+    if isinstance(connection, Transaction):
+        return connection
+    if isinstance(connection, Session):
+        return Transaction(connection.connection())
+    if isinstance(connection, Connection):
+        return Transaction(connection)
+    if hasattr(connection, "cursor") and type(connection).__module__.startswith("psycopg2"):
+        return RawTransaction(connection)
+    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    raise InvalidInputError(
+        f"Events cannot be published through a {kind}; expected a Connection or Session of SQLAlchemy, or a connection "
+        "of psycopg2, with its transaction open."
+    )
+
+
+def checked(given: Sequence[Event | Mapping[str, Any]]) -> list[Event]:
+    """Events in their form, or an error that names the first that is not."""
+    if isinstance(given, Event | Mapping | str):
+        raise InvalidInputError(f"A {type(given).__name__} was given where a list of events is expected.")
+    return [_event(item, number) for number, item in enumerate(given, start=1)]
+
+
+def _event(item: Event | Mapping[str, Any], number: int) -> Event:
+    try:
+        return item if isinstance(item, Event) else Event.model_validate(dict(item))
+    except (ValidationError, TypeError, ValueError) as error:
+        known = ", ".join(Event.model_fields)
+        problem = f"it is a {type(item).__name__}"
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False, include_input=False)[0]
+            problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        raise InvalidInputError(f"Event {number}: {problem}; an event has: {known}.") from None
+
+
+def _new(event: Event) -> NewEvent:
+    payload = event.payload.model_dump(mode="json") if isinstance(event.payload, BaseModel) else event.payload
+    return NewEvent(
+        topic=event.topic,
+        message_id=event.message_id,
+        payload=payload,
+        key=event.key,
+        title=event.title,
+        traceparent=event.traceparent,
+    )

@@ -1,0 +1,45 @@
+"""Our statements in a transaction of the caller's own psycopg2 connection.
+
+SQLAlchemy would want to own the connection. Here it only writes the statement; the caller's connection runs it, and
+the caller commits.
+"""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from sqlalchemy import TextClause
+from sqlalchemy.dialects.postgresql import psycopg2
+
+from pipeline.store.database import Transaction
+
+_DIALECT = psycopg2.dialect()  # type: ignore[no-untyped-call]
+
+
+class RawTransaction(Transaction):
+    """A transaction over a connection of psycopg2."""
+
+    def __init__(self, raw: Any) -> None:
+        super().__init__(raw)
+        self.raw = raw
+
+    def all(self, statement: TextClause, /, **params: Any) -> Sequence[Any]:
+        """Every row the statement returns."""
+        with self.raw.cursor() as cursor:
+            self._execute(cursor, statement, params)
+            names = [column.name for column in cursor.description or ()]
+            return [SimpleNamespace(**dict(zip(names, values, strict=True))) for values in cursor.fetchall()]
+
+    def first(self, statement: TextClause, /, **params: Any) -> Any:
+        """The first row, or None."""
+        return next(iter(self.all(statement, **params)), None)
+
+    def run(self, statement: TextClause, /, **params: Any) -> int:
+        """Run a statement that returns nothing and say how many rows it touched."""
+        with self.raw.cursor() as cursor:
+            self._execute(cursor, statement, params)
+            touched: int = cursor.rowcount
+            return touched
+
+    def _execute(self, cursor: Any, statement: TextClause, params: dict[str, Any]) -> None:
+        cursor.execute(str(statement.compile(dialect=_DIALECT)), params)
