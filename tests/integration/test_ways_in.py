@@ -1,13 +1,15 @@
 """How other services put events in: in their own transaction, or through a client. Always once, always checked."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg2
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from pipeline import Workflow
@@ -237,3 +239,32 @@ def test_two_services_that_publish_the_same_fact_make_one_event(shop: Inline, db
         assert publish(second, "shop", [ORDER]).repeated == ("order:1",)
         second.commit()
     assert count(db) == 1
+
+
+class Receipts(BaseModel):
+    """What the topic of the guide carries."""
+
+    order: str
+    email: str
+
+
+def test_the_code_of_the_guide_runs_as_it_is_printed(db: Database, database_url: str, project: Path) -> None:
+    workflow = Workflow("receipts")
+    workflow.effect(workflow.topic("orders.paid", schema=Receipts))(lambda ctx, event: None)
+    run = Inline(db, [workflow])
+    with db.transaction() as tx:
+        tx.run(text("CREATE TABLE orders (id integer, paid boolean)"))
+    app = Celery()
+    page = (project / "docs/guides/put-work-in.md").read_text(encoding="utf-8")
+    url = database_url.replace("postgresql://", "postgresql+psycopg2://")
+    names: dict[str, Any] = {"DATABASE_URL": url, "app": app, "order": {"order": "4712", "email": "b@example.org"}}
+    try:
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+            exec(block, names)
+    finally:
+        with db.transaction() as tx:
+            tx.run(text("DROP TABLE orders"))
+    assert names["receipt"].new == ("order:4711",)
+    assert [event.message_id for event in run.events(workflow.topics["orders.paid"])] == ["order:4711"]
+    assert [name for name, _ in app.sent] == ["pipeline.schedule", "pipeline.publish"]
+    names["engine"].dispose()
