@@ -147,9 +147,8 @@ def _strangers(facts: Facts) -> Iterator[Problem]:
 
 
 def _orders(facts: Facts) -> Iterator[Problem]:
-    """Each order has one effect at most, whatever keys it went out under. What surfaced late has been said."""
-    surfaced = {entry.key for entry in facts.ledger if entry.has_surfaced}
-    counted = Counter(effect.order for effect in facts.effects if effect.key not in surfaced)
+    """Each order has one effect at most, whatever keys it went out under and whoever was told."""
+    counted = Counter(effect.order for effect in facts.effects)
     for order, count in counted.items():
         if count > 1:
             rows = [entry for entry in facts.ledger if entry.order == order]

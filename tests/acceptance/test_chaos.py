@@ -87,11 +87,19 @@ def test_a_question_is_no_problem_whatever_the_truth_is(effects: list[Effect]) -
     assert found.questions == [asked]
 
 
-def test_what_surfaced_late_is_a_question_and_not_counted_against_the_order() -> None:
-    late = replace(ENTRY, key="key 2", status="failed", has_surfaced=True)
-    found = replace(GOOD, ledger=[ENTRY, late], effects=[EFFECT, AGAIN])
+def test_what_surfaced_late_is_a_question_as_long_as_nothing_was_done_instead() -> None:
+    late = replace(ENTRY, status="failed", has_surfaced=True)
+    asked = replace(ENTRY, key="key 2", status="indeterminate", resolved_by=None)
+    found = replace(GOOD, ledger=[late, asked], deliveries=[replace(HELD, key="key 2")], followed=[])
     assert judge(found) == []
-    assert found.questions == [late]
+    assert found.questions == [late, asked]
+
+
+def test_an_effect_that_surfaced_late_and_was_done_again_is_still_two_effects() -> None:
+    late = replace(ENTRY, key="key 2", status="failed", has_surfaced=True)
+    problems = judge(replace(GOOD, ledger=[ENTRY, late], effects=[EFFECT, AGAIN]))
+    assert [problem.what for problem in problems] == ["an order had its effect more than once"]
+    assert "key 2: ship failed by call, surfaced late" in problems[0].ledger
 
 
 BROKEN: dict[str, dict[str, Any]] = {
