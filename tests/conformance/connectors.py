@@ -133,6 +133,21 @@ class TakesSilenceForAbsence(Base):
             return NotFound("the server did not answer")
 
 
+class TakesRefusalForAbsence(Base):
+    name = "takes-refusal-for-absence"
+
+    @mutation(keyed=True)
+    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+        return self.keyed(call, what)
+
+    @make.reconcile
+    def find(self, call: Call, **_: Any) -> Verdict:
+        try:
+            return self.found(call)
+        except ConnectionRefusedError:
+            return NotFound("there is not even a server")
+
+
 class AlwaysFinds(Base):
     name = "always-finds"
 

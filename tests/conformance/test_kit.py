@@ -10,7 +10,7 @@ import pytest
 from pipeline.connectors.readings import Outcome, Reading
 from pipeline.connectors.sdk import Call, Connector, Grade, mutation
 from pipeline.domain.errors import InvalidInputError
-from pipeline.testing.conformance import CASES, Case, Subject, check, conformance
+from pipeline.testing.conformance import CASES, Case, Subject, check, conformance, examined
 from pipeline.testing.faults import FaultyProxy
 from tests.conformance import connectors as these
 from tests.conformance.world import World
@@ -25,6 +25,7 @@ LIES: list[tuple[type[these.Base], Case, str]] = [
     (these.NeverFinds, Case.RECONCILE_AFTER, "reconcile says NotFound although it is there"),
     (these.NeverFinds, Case.SLOW_COMMIT, "reconcile says NotFound although it is there"),
     (these.TakesSilenceForAbsence, Case.RECONCILE_CUT_OFF, "reconcile says NotFound although it is there"),
+    (these.TakesRefusalForAbsence, Case.RECONCILE_CUT_OFF, "reconcile says NotFound although it is there"),
     (these.AlwaysFinds, Case.RECONCILE_BEFORE, "reconcile says Applied, and it is not there"),
     (these.AlwaysFinds, Case.RESET_BEFORE_SEND, "reconcile says Applied, and it is not there"),
     (these.FindsSomethingElse, Case.RECONCILE_AFTER, "that of reconcile has 'thing-of-somebody-else'"),
@@ -122,6 +123,26 @@ def test_what_is_asked_for_cannot_be_less_than_what_is_declared(world: World, pr
         AssertionError, match=r"expected grade A and no failure\nhonest-a\.make: declared A, measured C"
     ):
         report.require(Grade.D)
+
+
+def test_a_reconcile_that_lied_once_counts_for_nothing_in_the_grade(world: World, proxy: FaultyProxy) -> None:
+    tried = [Case.DUPLICATE, Case.RECONCILE_BEFORE, Case.RECONCILE_AFTER]
+    report = conformance(subject(these.AlwaysFinds(proxy.url), world, proxy), tried)
+    assert [finding.standing for finding in report.findings] == ["pass", "fail", "pass"]
+    assert (report.declared, report.measured) == (Grade.A, Grade.C)
+
+
+def test_a_grade_that_is_met_does_not_make_up_for_a_failure(world: World, proxy: FaultyProxy) -> None:
+    report = conformance(subject(these.TellsItsToken(proxy.url), world, proxy), [Case.DUPLICATE, Case.RESET_AFTER_SEND])
+    assert report.measured is report.declared is Grade.C
+    with pytest.raises(AssertionError, match="a credential stands in an error"):
+        report.require(Grade.C)
+
+
+def test_a_call_that_is_left_behind_says_nothing_about_its_outcome(world: World, proxy: FaultyProxy) -> None:
+    tried = subject(these.IgnoresTheDeadline(proxy.url), world, proxy)
+    (words,) = examined(tried, Case.TIMEOUT_AFTER_SEND).words
+    assert "past its deadline" in words
 
 
 def test_a_key_that_is_honoured_without_being_declared_is_mentioned(world: World, proxy: FaultyProxy) -> None:
