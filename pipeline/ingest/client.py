@@ -1,0 +1,67 @@
+"""A Redis client that hides nothing: no retries, and a socket that outwaits a blocking read.
+
+Left to its defaults redis-py 8 gives up on a quiet connection after five seconds and tries ten times
+more before it says so: a read that blocks for five seconds would take most of a minute, and a server
+that is gone would look like one that is slow. A pool would also replace a dropped connection without
+a word, so one connection is held.
+"""
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from pipeline.ingest.errors import QueueError
+
+CONNECT_WITHIN = 5.0  #: seconds
+ROOM = 5.0  #: seconds that the answer to a blocking read may be late
+_LEAST_ROOM = 1.0
+
+
+def connect(url: str, *, longest_block_ms: int = 5_000) -> Redis:
+    """A connection for reads that block at most so long. One thread at a time uses it; others wait for it."""
+    try:
+        return Redis.from_url(
+            url,
+            single_connection_client=True,
+            retry=Retry(NoBackoff(), 0),
+            retry_on_error=[],
+            socket_timeout=longest_block_ms / 1000 + ROOM,
+            socket_connect_timeout=CONNECT_WITHIN,
+            socket_keepalive=True,
+            health_check_interval=0,
+            decode_responses=False,
+            protocol=2,
+        )
+    except (RedisError, ValueError) as error:
+        raise QueueError(
+            f"Redis cannot be reached: {error}. Expected a running server; start it, or correct the URL."
+        ) from error
+
+
+def require_honest(client: Redis, block_ms: int) -> None:
+    """Refuse a client that would retry on its own, cut a blocking read short, or answer in another shape."""
+    kwargs = client.get_connection_kwargs()
+    retry = kwargs.get("retry")
+    problems = []
+    if retry is not None and retry.get_retries() != 0:
+        problems.append(f"it retries {retry.get_retries()} times by itself")
+    if kwargs.get("decode_responses"):
+        problems.append("it decodes responses")
+    if str(kwargs.get("protocol")) != "2":
+        problems.append("it does not speak protocol 2")
+    if problems:
+        raise ValueError(
+            f"This Redis client cannot be used: {', '.join(problems)}. Make it with ingest.client.connect."
+        )
+    require_room(client, block_ms)
+
+
+def require_room(client: Redis, block_ms: int) -> None:
+    """Refuse a read that blocks longer than the socket waits: its entries would be delivered to nobody."""
+    timeout, needed = client.get_connection_kwargs().get("socket_timeout"), block_ms / 1000 + _LEAST_ROOM
+    if timeout is not None and timeout < needed:
+        raise ValueError(
+            f"A read that blocks for {block_ms} ms needs a socket timeout of at least {needed:g} s; this client's is "
+            f"{timeout:g} s. Give connect a longer longest_block_ms."
+        )

@@ -1,0 +1,65 @@
+"""Messages that were delivered and never acknowledged, worked on by a runner of their own.
+
+New messages come first by being somebody else's business: nothing here runs unless it is started, and
+the consumer's loop knows nothing of it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, positive
+from pipeline.ingest.transactions import DbFactory, Tx, handled
+
+_LOOK_EVERY = 0.1  #: seconds between looks at the flag while waiting
+
+
+class RecoveryRunner:
+    """Claims stale messages one at a time, so that none goes stale again while it waits for its turn."""
+
+    def __init__(self, queue: RedisStreamsQueue) -> None:
+        self._queue = queue
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Claim nothing further; a wait ends at once."""
+        self._is_stopping = True
+
+    def run(
+        self,
+        handler: Callable[[QueueMessage, Tx], None],
+        db_factory: DbFactory[Tx],
+        *,
+        min_idle_ms: int | None = None,
+        every_ms: int = 5_000,
+    ) -> None:
+        """Claim, handle, commit, acknowledge, until ``stop``; look again after a while when nothing is stale."""
+        positive("every_ms", every_ms)
+        while not self._is_stopping:
+            if self.run_once(handler, db_factory, min_idle_ms=min_idle_ms) == 0:
+                pause(every_ms / 1000, lambda: self._is_stopping)
+
+    def run_once(
+        self,
+        handler: Callable[[QueueMessage, Tx], None],
+        db_factory: DbFactory[Tx],
+        *,
+        min_idle_ms: int | None = None,
+        most: int = 100,
+    ) -> int:
+        """Work on at most so many stale messages and say how many there were."""
+        for done in range(positive("most", most)):
+            found = [] if self._is_stopping else self._queue.claim_stale(min_idle_ms, 1)
+            if not found:
+                return done
+            handled(found[0], handler, db_factory)
+            self._queue.ack(found[0])
+        return most
+
+
+def pause(seconds: float, is_over: Callable[[], bool]) -> None:
+    """Wait so long, or until it is over. The flag is looked at and not waited for: signals may set it."""
+    ends_at = time.monotonic() + seconds
+    never = threading.Event()
+    while not is_over() and (left := ends_at - time.monotonic()) > 0:
+        never.wait(min(left, _LOOK_EVERY))

@@ -1,0 +1,88 @@
+"""The order in which a message is worked on: begin, handler, commit. Acknowledging comes after, elsewhere."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Generic, Protocol, TypeVar
+
+from pipeline.ingest.queue import QueueMessage
+
+
+class DbTx(Protocol):
+    """An open transaction."""
+
+    def commit(self) -> None:
+        """Make it true."""
+
+    def rollback(self) -> None:
+        """Make it as if it had never been."""
+
+
+Tx = TypeVar("Tx", bound=DbTx)
+Made = TypeVar("Made", bound=DbTx, covariant=True)
+T = TypeVar("T")
+
+
+class DbFactory(Protocol[Made]):
+    """Opens transactions."""
+
+    def begin(self) -> Made:
+        """A transaction of its own for one message."""
+        ...
+
+
+def handled(message: QueueMessage, handler: Callable[[QueueMessage, Tx], None], db_factory: DbFactory[Tx]) -> None:
+    """Hand the message to the handler once, in a transaction of its own, and commit.
+
+    Whatever goes wrong is raised as it is, interruptions too. A rollback that fails as well is a note on
+    it, never in its place.
+    """
+    tx = db_factory.begin()
+    try:
+        handler(message, tx)
+        tx.commit()
+    except BaseException as error:
+        try:
+            tx.rollback()
+        except Exception as second:  # noqa: BLE001 - the first error is the one to tell
+            error.add_note(f"The rollback failed too: {second!r}")
+        raise
+
+
+class Scope(Generic[T]):
+    """A context manager that commits when it ends well, as a transaction with verbs. ``tx`` is what it yields."""
+
+    def __init__(self, manager: AbstractContextManager[T]) -> None:
+        self._manager: AbstractContextManager[T] | None = manager
+        self.tx = manager.__enter__()
+
+    def commit(self) -> None:
+        """End it well. What fails now is the commit, and there is nothing left to roll back."""
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.__exit__(None, None, None)
+
+    def rollback(self) -> None:
+        """End it badly."""
+        manager, self._manager = self._manager, None
+        if manager is None:
+            return
+        undo = _UndoError()
+        try:
+            manager.__exit__(_UndoError, undo, None)
+        except _UndoError:
+            return
+
+
+class Scopes(Generic[T]):
+    """A factory over anything that makes such context managers: ``Database.transaction``, ``Engine.begin``."""
+
+    def __init__(self, manager: Callable[[], AbstractContextManager[T]]) -> None:
+        self._manager = manager
+
+    def begin(self) -> Scope[T]:
+        """Enter one."""
+        return Scope(self._manager())
+
+
+class _UndoError(Exception):
+    """Tells a context manager to undo its work."""

@@ -1,0 +1,33 @@
+"""A stream of its own for every test, on a real Redis."""
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+import redis
+
+from pipeline.dev import servers
+from tests.ingest.streams import Place
+from tests.support.cluster import own_broker
+
+_NUMBERS = count()
+
+
+@pytest.fixture
+def place(embedded: servers.Servers, worker_id: str) -> Iterator[Place]:
+    """A stream that nobody else uses, on the Redis that all tests share."""
+    with redis.Redis.from_url(embedded.broker_url, protocol=2) as raw:
+        found = Place(embedded.broker_url, f"ingest-{worker_id}-{next(_NUMBERS)}", raw)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Path]]:
+    """A stream on a Redis that may be killed, and the home of that Redis."""
+    home = tmp_path_factory.mktemp("redis")
+    with own_broker(home) as url, redis.Redis.from_url(url, protocol=2) as raw:
+        found = Place(url, "mortal", raw)
+        yield found, home
+        found.close()

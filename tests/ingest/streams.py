@@ -1,0 +1,147 @@
+"""A stream as the tests see it: queues over it, and what Redis itself says about it."""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from pipeline.ingest.client import connect
+from pipeline.ingest.consumer import QueueConsumer
+from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
+from tests.support.wait import wait_for
+
+GROUP = "workers"
+
+
+@dataclass
+class Place:
+    """One stream on one Redis."""
+
+    url: str
+    stream: str
+    raw: "redis.Redis"
+    clients: "list[redis.Redis]" = field(default_factory=list)
+
+    def queue(
+        self, consumer: str = "one", *, group: str = GROUP, meter: Any = None, **options: Any
+    ) -> RedisStreamsQueue:
+        """A queue with a connection of its own."""
+        given: dict[str, Any] = {"block_ms": 200, "claim_idle_ms": 50, **options}
+        client = connect(self.url, longest_block_ms=given["block_ms"])
+        self.clients.append(client)
+        config = QueueConfig(stream=self.stream, group=group, consumer=consumer, **given)
+        return RedisStreamsQueue(client, config, meter=meter)
+
+    def consumer(self, name: str = "one", **options: Any) -> QueueConsumer:
+        return QueueConsumer(self.queue(name, **options))
+
+    def add(self, *payloads: Any) -> list[str]:
+        """Entries as any other program would add them."""
+        return [self.add_raw({b"data": json.dumps(payload).encode()}) for payload in payloads]
+
+    def add_raw(self, fields: dict[Any, Any]) -> str:
+        added: Any = self.raw.xadd(self.stream, fields)
+        return str(added.decode())
+
+    def pending(self, group: str = GROUP) -> dict[str, str]:
+        """Entries delivered and not acknowledged, and who has them."""
+        rows: Any = self.raw.xpending_range(self.stream, group, "-", "+", 100_000)
+        return {row["message_id"].decode(): row["consumer"].decode() for row in rows}
+
+    def calls(self, *commands: str) -> dict[str, int]:
+        """How often each command was asked of this Redis, by anybody."""
+        stats: Any = self.raw.info("commandstats")
+        return {name: stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in commands}
+
+    def wait_until_stale(self, milliseconds: int = 60, group: str = GROUP) -> None:
+        """Until every pending entry was silent for so long."""
+
+        def all_silent() -> bool:
+            rows: Any = self.raw.xpending_range(self.stream, group, "-", "+", 100_000)
+            return all(row["time_since_delivered"] >= milliseconds for row in rows)
+
+        wait_for(all_silent)
+
+    def wait_until_blocked(self, clients: int = 1) -> None:
+        """Until so many clients wait in a blocking read."""
+
+        def blocked() -> bool:
+            info: Any = self.raw.info("clients")
+            return bool(info["blocked_clients"] >= clients)
+
+        wait_for(blocked)
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        try:
+            self.raw.delete(self.stream, f"{self.stream}:parked")
+        except redis.RedisError:
+            return
+
+
+class Ledger:
+    """A database that remembers what was asked of it, and fails where it is told to."""
+
+    def __init__(self, *, fails: str = "", error: BaseException | None = None, undo_fails: bool = False) -> None:
+        self.trace: list[str] = []
+        self.committed: list[str] = []
+        self._fails, self._error, self._undo_fails = fails, error, undo_fails
+
+    def begin(self) -> "Page":
+        self.step("begin")
+        return Page(self)
+
+    def step(self, name: str) -> None:
+        self.trace.append(name)
+        if name == self._fails:
+            assert self._error is not None
+            raise self._error
+        if name == "rollback" and self._undo_fails:
+            raise OSError("already closed")
+
+
+class Page:
+    """One of its transactions."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.written: list[str] = []
+
+    def commit(self) -> None:
+        self.ledger.step("commit")
+        self.ledger.committed += self.written
+
+    def rollback(self) -> None:
+        self.ledger.step("rollback")
+
+
+def in_thread(work: Callable[[], Any]) -> "Background":
+    """Start it, and ask for its outcome later."""
+    return Background(work)
+
+
+class Background:
+    """Work in a thread, whose value or error is wanted."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work, self.value = work, None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.value = self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again by outcome
+            self.error = error
+
+    def outcome(self, within: float = 10.0) -> Any:
+        self._thread.join(within)
+        assert not self._thread.is_alive(), "it has not ended"
+        if self.error is not None:
+            raise self.error
+        return self.value

@@ -1,0 +1,119 @@
+"""What a queue may be made of: settings that make sense, and a client that hides nothing."""
+
+import time
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from pipeline.ingest.client import connect
+from pipeline.ingest.consumer import QueueConsumer
+from pipeline.ingest.errors import QueueError
+from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
+from tests.ingest.streams import Place
+from tests.support.rule import rule
+
+HONEST: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 10, "protocol": 2}
+
+
+def test_q1_the_defaults_wait_five_seconds_for_one_entry_that_is_stale_after_a_minute() -> None:
+    config = QueueConfig(stream="s", group="g", consumer="c")
+    assert (config.block_ms, config.max_read_count, config.claim_idle_ms) == (5_000, 1, 60_000)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stream": ""},
+        {"group": "  "},
+        {"consumer": ""},
+        {"block_ms": 0},
+        {"block_ms": -1},
+        {"block_ms": 1.5},
+        {"block_ms": True},
+        {"claim_idle_ms": 0},
+        {"claim_idle_ms": -5},
+        {"max_read_count": 0},
+    ],
+    ids=str,
+)
+def test_q1_a_setting_that_cannot_work_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; expected"):
+        QueueConfig(**{"stream": "s", "group": "g", "consumer": "c", **wrong})
+
+
+@rule("Q-11")
+def test_q1_a_consumer_refuses_a_queue_that_reads_more_than_one(place: Place) -> None:
+    with pytest.raises(ValueError, match="max_read_count is 2; expected 1"):
+        QueueConsumer(place.queue(max_read_count=2))
+
+
+def test_q2_a_message_is_frozen_and_says_how_often_it_was_delivered(place: Place) -> None:
+    (entry,) = place.add({"n": 1})
+    queue = place.queue()
+    (message,) = queue.read()
+    assert (message.stream, message.group, message.id, message.payload, message.times_delivered) == (
+        place.stream,
+        "workers",
+        entry,
+        {"n": 1},
+        1,
+    )
+    with pytest.raises(FrozenInstanceError):
+        message.id = "other"  # type: ignore[misc]
+    place.wait_until_stale()
+    (again,) = queue.claim_stale()
+    assert (again.id, again.times_delivered) == (entry, 2)
+
+
+@rule("Q-18")
+def test_q4_a_port_where_nobody_listens_fails_at_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(QueueError, match="cannot be reached") as caught:
+        connect("redis://:s3cret@127.0.0.1:1/0")
+    assert time.monotonic() - began < 1
+    assert isinstance(caught.value.__cause__, redis.ConnectionError)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("block_ms", [100, 6_000])
+def test_q4_an_idle_read_takes_as_long_as_it_was_told_to(place: Place, block_ms: int) -> None:
+    consumer = place.consumer(block_ms=block_ms)
+    began = time.monotonic()
+    assert consumer.next() is None
+    assert block_ms / 1000 - 0.05 <= time.monotonic() - began < block_ms / 1000 + 1.5
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"retry": Retry(NoBackoff(), 3)}, "retries 3 times"),
+        ({"retry": Retry(NoBackoff(), -1)}, "retries -1 times"),
+        ({"decode_responses": True}, "decodes responses"),
+        ({"protocol": 3}, "protocol 2"),
+        ({"socket_timeout": 5}, "needs a socket timeout of at least 6 s"),
+    ],
+    ids=str,
+)
+def test_q4_a_client_that_hides_failures_or_cuts_reads_short_is_refused(
+    place: Place, given: dict[str, Any], problem: str
+) -> None:
+    config = QueueConfig(stream=place.stream, group="g", consumer="c")
+    with redis.Redis.from_url(place.url, **{**HONEST, **given}) as client, pytest.raises(ValueError, match=problem):
+        RedisStreamsQueue(client, config)
+
+
+def test_q4_the_defaults_of_the_library_are_refused_and_an_honest_client_of_ones_own_is_not(place: Place) -> None:
+    config = QueueConfig(stream=place.stream, group="g", consumer="c")
+    with redis.Redis.from_url(place.url) as careless, pytest.raises(ValueError, match=r"ingest\.client\.connect"):
+        RedisStreamsQueue(careless, config)
+    with redis.Redis.from_url(place.url, **HONEST) as careful:
+        assert RedisStreamsQueue(careful, config).read(block_ms=20) == []
+
+
+def test_q4_a_single_read_may_not_outwait_the_socket(place: Place) -> None:
+    with pytest.raises(ValueError, match="longer longest_block_ms"):
+        place.consumer(block_ms=200).next(block_ms=60_000)

@@ -1,0 +1,283 @@
+"""The loop: one message at a time, acknowledged only when asked, stopped when told, and no failure hidden."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from pipeline.dev import servers
+from pipeline.ingest.errors import PoisonError, QueueError
+from pipeline.ingest.signals import SIGNALS, stopped_by_signals
+from tests.ingest.streams import Ledger, Place, in_thread
+from tests.support.rule import rule
+from tests.support.wait import wait_for
+
+#: A program that consumes as a service would, and says what it does.
+SERVICE = """
+import sys
+from pipeline.ingest.client import connect
+from pipeline.ingest.consumer import QueueConsumer
+from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
+from pipeline.ingest.signals import stopped_by_signals
+url, stream = sys.argv[1:]
+config = QueueConfig(stream=stream, group="workers", consumer="service", block_ms=300)
+consumer = QueueConsumer(RedisStreamsQueue(connect(url), config))
+with stopped_by_signals(consumer.stop):
+    for message in consumer.iter_messages():
+        print(message.id, flush=True)
+print("done", flush=True)
+"""
+
+
+@rule("Q-15", "Q-11")
+def test_q6_next_returns_one_message_or_none_and_drops_nothing(place: Place) -> None:
+    entries = place.add({"n": 1}, {"n": 2}, {"n": 3})
+    consumer = place.consumer(block_ms=50)
+    seen = []
+    while (message := consumer.next()) is not None:
+        seen.append(message.id)
+        assert len(place.pending()) == len(seen)
+    assert seen == entries
+
+
+@pytest.mark.parametrize("block_ms", [0, -1, 1.0, "5", True])
+def test_q6_a_wait_that_redis_would_take_for_something_else_is_refused(place: Place, block_ms: Any) -> None:
+    with pytest.raises(ValueError, match="block_ms is"):
+        place.consumer().next(block_ms=block_ms)
+
+
+@rule("Q-7")
+def test_q6_an_idle_second_costs_as_many_reads_as_fit_into_it_and_nothing_else(mortal: tuple[Place, Path]) -> None:
+    place, _ = mortal
+    consumer = place.consumer(block_ms=250)
+    place.raw.config_resetstat()
+    loop = in_thread(lambda: list(consumer.iter_messages()))
+    pause = threading.Event()
+    pause.wait(1.0)
+    consumer.stop()
+    assert loop.outcome() == []
+    stats: Any = place.raw.info("commandstats")
+    asked = {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
+    assert asked.pop("xreadgroup") <= 6
+    assert set(asked) <= {"info", "config|resetstat"}
+
+
+@rule("Q-14")
+def test_q6_after_stop_next_is_none_at_once_and_asks_redis_nothing(mortal: tuple[Place, Path]) -> None:
+    place, _ = mortal
+    place.add({"n": 1})
+    consumer = place.consumer(block_ms=5_000)
+    consumer.stop()
+    before = place.calls("xreadgroup")
+    began = time.monotonic()
+    assert consumer.next() is None
+    assert time.monotonic() - began < 0.5
+    assert place.calls("xreadgroup") == before
+
+
+@rule("Q-5", "Q-16", "Q-11")
+def test_q7_iteration_yields_until_stop_and_holds_one_message(place: Place) -> None:
+    entries = place.add(*({"n": n} for n in range(5)))
+    consumer = place.consumer()
+    seen = []
+    for message in consumer.iter_messages():
+        assert list(place.pending()) == [message.id], "nothing is read ahead"
+        seen.append(message.id)
+        consumer.ack(message)
+        if len(seen) == 3:
+            consumer.stop()
+    assert seen == entries[:3]
+    assert place.pending() == {}
+
+
+@rule("Q-16")
+def test_q7_iteration_passes_every_error_on(place: Place) -> None:
+    place.add({"n": 1})
+    bad = place.add_raw({b"data": b"bad"})
+    messages = place.consumer().iter_messages()
+    next(messages)
+    with pytest.raises(PoisonError, match=bad):
+        next(messages)
+    messages = place.consumer().iter_messages()
+    place.raw.delete(place.stream)
+    with pytest.raises(QueueError, match="NOGROUP"):
+        next(messages)
+
+
+@rule("Q-10")
+def test_q8_nothing_is_acknowledged_unless_somebody_asks(place: Place) -> None:
+    entries = place.add({"n": 1}, {"n": 2}, {"n": 3})
+    consumer = place.consumer()
+    first = consumer.next()
+    assert first is not None
+    list(islice(consumer.iter_messages(), 1))
+    consumer.stop()
+    assert list(place.pending()) == entries[:2]
+    consumer.ack(first)
+    assert list(place.pending()) == entries[1:2]
+
+
+@rule("Q-6", "Q-14")
+def test_q9_stop_may_be_repeated_from_any_thread_and_ends_a_waiting_loop_after_its_block(place: Place) -> None:
+    consumer = place.consumer(block_ms=500)
+    loop = in_thread(lambda: list(consumer.iter_messages()))
+    place.wait_until_blocked()
+    began = time.monotonic()
+    for _ in range(3):
+        consumer.stop()
+    assert loop.outcome() == []
+    assert time.monotonic() - began < 1.5
+    assert consumer.next() is None
+
+
+def test_q9_a_message_that_arrives_in_the_last_block_is_delivered_since_it_is_pending_anyway(place: Place) -> None:
+    consumer = place.consumer(block_ms=2_000)
+    loop = in_thread(lambda: list(consumer.iter_messages()))
+    place.wait_until_blocked()
+    consumer.stop()
+    (entry,) = place.add({"n": 1})
+    assert [message.id for message in loop.outcome()] == [entry]
+    assert list(place.pending()) == [entry]
+
+
+def test_q9_the_first_signal_stops_once_and_the_rest_change_nothing() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    stops: list[str] = []
+    with stopped_by_signals(lambda: stops.append("stop")):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        wait_for(lambda: stops)
+    assert stops == ["stop"]
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@rule("Q-6", "Q-14")
+@pytest.mark.parametrize("number", SIGNALS)
+def test_q9_a_real_process_ends_in_order_on_a_signal_and_its_message_stays_pending(
+    place: Place, number: signal.Signals, project: Path
+) -> None:
+    (entry,) = place.add({"n": 1})
+    command = [sys.executable, "-c", SERVICE, place.url, place.stream]
+    with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline().strip() == entry
+        service.send_signal(number)
+        assert service.stdout.read() == "done\n"
+        assert service.wait(10) == 0
+    assert place.pending() == {entry: "service"}
+
+
+@rule("Q-18", "Q-8")
+def test_q12_a_client_killed_in_mid_block_is_an_error_at_once_and_the_loop_ends(place: Place) -> None:
+    consumer = place.consumer(block_ms=5_000)
+    loop = in_thread(lambda: list(consumer.iter_messages()))
+    place.wait_until_blocked()
+    began = time.monotonic()
+    place.raw.client_kill_filter(_id=client_id(place))
+    with pytest.raises(QueueError, match="Redis failed to read") as caught:
+        loop.outcome()
+    assert time.monotonic() - began < 2
+    assert isinstance(caught.value.__cause__, redis.ConnectionError)
+
+
+@rule("Q-18", "Q-8")
+def test_q12_a_redis_killed_in_mid_block_is_an_error_at_once(mortal: tuple[Place, Path]) -> None:
+    place, home = mortal
+    consumer = place.consumer(block_ms=30_000)
+    loop = in_thread(consumer.next)
+    place.wait_until_blocked()
+    began = time.monotonic()
+    found = servers.status(home)
+    assert found is not None
+    os.kill(found.pids["redis"], signal.SIGKILL)
+    with pytest.raises(QueueError):
+        loop.outcome()
+    assert time.monotonic() - began < 3
+
+
+def test_q12_a_redis_that_freezes_is_an_error_when_the_block_is_well_over(mortal: tuple[Place, Path]) -> None:
+    place, home = mortal
+    consumer = place.consumer(block_ms=100)
+    found = servers.status(home)
+    assert found is not None
+    os.kill(found.pids["redis"], signal.SIGSTOP)
+    try:
+        with pytest.raises(QueueError, match=r"(?i)timeout"):
+            consumer.next()
+    finally:
+        os.kill(found.pids["redis"], signal.SIGCONT)
+
+
+@rule("Q-17", "Q-18")
+def test_q12_a_connection_lost_before_the_acknowledgement_is_an_error_and_nothing_reconnects(place: Place) -> None:
+    (entry,) = place.add({"n": 1})
+    consumer = place.consumer()
+    ledger = Ledger()
+
+    def handler(message: Any, page: Any) -> None:
+        page.written.append(message.id)
+        place.raw.client_kill_filter(_id=client_id(place))
+
+    with pytest.raises(QueueError, match="Redis failed to acknowledge"):
+        consumer.run(handler, ledger)
+    assert ledger.committed == [entry]
+    assert list(place.pending()) == [entry]
+
+
+@rule("Q-13", "Q-21")
+def test_q13_the_loop_never_looks_at_pending_entries_nor_at_the_backlog(mortal: tuple[Place, Path]) -> None:
+    place, _ = mortal
+    place.add(*({"n": n} for n in range(10)))
+    place.queue("dead").read()
+    place.wait_until_stale()
+    consumer, ledger = place.consumer(block_ms=50), Ledger()
+    place.raw.config_resetstat()
+    loop = in_thread(lambda: consumer.run(lambda message, page: page.written.append(message.id), ledger))
+    wait_for(lambda: len(ledger.committed) == 9)
+    consumer.stop()
+    loop.outcome()
+    stats: Any = place.raw.info("commandstats")
+    assert {name.removeprefix("cmdstat_") for name in stats} <= {"xreadgroup", "xack", "info", "config|resetstat"}
+    assert len(place.pending()) == 1, "the dead one's message is left for a recovery"
+
+
+@rule("Q-23")
+def test_q18_consumers_of_a_group_share_the_messages_and_another_group_sees_them_all(place: Place) -> None:
+    consumers = [place.consumer(f"c{n}", block_ms=100) for n in range(3)]
+    other = place.consumer("c", group="others", block_ms=100)
+    entries = place.add(*({"n": n} for n in range(300)))
+    seen: list[str] = []
+
+    def work(consumer: Any) -> int:
+        count = 0
+        while (message := consumer.next()) is not None:
+            consumer.ack(message)
+            seen.append(message.id)
+            count += 1
+        return count
+
+    loops = [in_thread(partial(work, consumer)) for consumer in consumers]
+    counts = [loop.outcome(30) for loop in loops]
+    assert sorted(seen) == sorted(entries)
+    assert all(counts), f"each had a share: {counts}"
+    seen.clear()
+    assert work(other) == 300
+    assert seen == entries
+
+
+def client_id(place: Place) -> Any:
+    """The connection of the only consumer of a test, by what it asked last."""
+    clients: Any = place.raw.client_list()
+    own = place.clients[0].connection
+    port = own._sock.getsockname()[1]  # type: ignore[union-attr]
+    (found,) = [client["id"] for client in clients if client["addr"].endswith(f":{port}")]
+    return found

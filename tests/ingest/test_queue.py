@@ -1,0 +1,269 @@
+"""The queue itself: each call is one thing asked of Redis, and nothing is lost or hidden."""
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+from opentelemetry.metrics import Meter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from pipeline.ingest.errors import PoisonError, QueueError
+from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
+from tests.ingest.streams import GROUP, Place
+from tests.support.rule import rule
+
+POISON: list[dict[bytes, bytes]] = [
+    {b"data": b"{not json"},
+    {b"data": b"[1, 2]"},
+    {b"data": b'"text"'},
+    {b"data": b'{"n": NaN}'},
+    {b"data": b"\xff\xfe"},
+    {b"data": b"[" * 100_000},
+    {b"data": b"{}", b"extra": b"1"},
+    {b"other": b"{}"},
+]
+CALLS: list[tuple[str, Callable[[RedisStreamsQueue], Any]]] = [
+    ("add an entry", lambda queue: queue.enqueue({"n": 1})),
+    ("read", lambda queue: queue.read()),
+    ("acknowledge", lambda queue: queue.ack(message_of(queue))),
+    ("look at pending", lambda queue: queue.claim_stale()),
+    ("count the backlog", lambda queue: queue.backlog_stats()),
+]
+
+
+def message_of(queue: RedisStreamsQueue) -> QueueMessage:
+    config = queue.config
+    return QueueMessage(stream=config.stream, group=config.group, id="1-1", payload={})
+
+
+@pytest.fixture
+def metered() -> tuple[Meter, Callable[[], dict[str, Any]]]:
+    """A meter, and what it has counted so far for all streams."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+
+    def counted() -> dict[str, Any]:
+        data: Any = reader.get_metrics_data()
+        resources = data.resource_metrics if data else ()
+        found = [metric for each in resources for scope in each.scope_metrics for metric in scope.metrics]
+        return {metric.name: metric.data.data_points[0] for metric in found}
+
+    return provider.get_meter("test"), counted
+
+
+@rule("Q-8")
+@pytest.mark.parametrize(("what", "call"), CALLS, ids=[what for what, _ in CALLS])
+def test_q3_whatever_redis_refuses_is_a_queue_error_with_its_cause(
+    place: Place, what: str, call: Callable[[RedisStreamsQueue], Any]
+) -> None:
+    queue = place.queue()
+    place.raw.delete(place.stream)
+    place.raw.set(place.stream, "no stream")
+    with pytest.raises(QueueError, match=what) as caught:
+        call(queue)
+    assert isinstance(caught.value.__cause__, redis.RedisError)
+
+
+def test_q3_a_group_that_cannot_be_created_is_a_queue_error_with_its_cause(place: Place) -> None:
+    place.raw.set(place.stream, "no stream")
+    with pytest.raises(QueueError, match="create the group") as caught:
+        place.queue()
+    assert isinstance(caught.value.__cause__, redis.ResponseError)
+
+
+def test_q3_a_stream_that_was_deleted_is_not_brought_back_behind_anybodys_back(place: Place) -> None:
+    queue = place.queue()
+    place.raw.delete(place.stream)
+    for _ in range(2):
+        with pytest.raises(QueueError, match="NOGROUP"):
+            queue.read()
+    assert not place.raw.exists(place.stream)
+
+
+def test_q5_a_group_may_be_created_twice_and_sees_what_was_there_before_it(place: Place) -> None:
+    entries = place.add({"n": 1}, {"n": 2})
+    first, second = place.queue("one"), place.queue("two")
+    assert [message.id for queue in (first, second) for message in queue.read()] == entries
+
+
+def test_q5_what_is_enqueued_is_what_is_read_and_an_acknowledgement_may_be_repeated(place: Place) -> None:
+    queue = place.queue()
+    payload = {"text": "häkchen ✓", "deep": [{"n": 1.5}, None, True]}
+    entry = queue.enqueue(payload)
+    assert place.raw.xrange(place.stream) == [
+        (entry.encode(), {b"data": json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()})
+    ]
+    (message,) = queue.read()
+    assert (message.id, message.payload) == (entry, payload)
+    for _ in range(2):
+        queue.ack(message)
+        assert place.pending() == {}
+    assert queue.read(block_ms=20) == []
+
+
+@pytest.mark.parametrize("payload", [{"n": float("nan")}, {"n": object()}, {"text": "\ud800"}, [1], "text"], ids=repr)
+def test_q5_what_is_no_json_object_is_not_enqueued(place: Place, payload: Any) -> None:
+    with pytest.raises(QueueError, match="Nothing was added"):
+        place.queue().enqueue(payload)
+    assert place.raw.xlen(place.stream) == 0
+
+
+@pytest.mark.parametrize("fields", POISON, ids=lambda fields: str(fields)[:30])
+def test_q5_an_entry_of_another_shape_is_named_with_its_fields_and_stays_pending(
+    place: Place, fields: dict[bytes, bytes]
+) -> None:
+    entry = place.add_raw(fields)
+    with pytest.raises(PoisonError, match=entry) as caught:
+        place.queue().read()
+    (named,) = caught.value.entries
+    assert (named.id, named.fields) == (entry, fields)
+    assert isinstance(caught.value, QueueError)
+    assert list(place.pending()) == [entry]
+
+
+def test_q5_good_entries_that_were_read_with_a_bad_one_travel_with_the_error(place: Place) -> None:
+    first, _ = place.add({"n": 1}), place.add_raw({b"data": b"bad"})
+    last = place.add({"n": 2})
+    queue = place.queue(max_read_count=10)
+    with pytest.raises(PoisonError) as caught:
+        queue.read()
+    assert [message.id for message in caught.value.messages] == [*first, *last]
+    queue.ack(*caught.value.messages)
+    assert list(place.pending()) == [entry.id for entry in caught.value.entries]
+
+
+def test_q5_a_message_of_another_stream_or_group_is_not_acknowledged(place: Place) -> None:
+    place.add({"n": 1})
+    (message,) = place.queue(group="others").read()
+    with pytest.raises(QueueError, match="belongs to group 'others'"):
+        place.queue().ack(message)
+    assert len(place.pending("others")) == 1
+
+
+@rule("Q-19")
+def test_q13_stale_entries_are_found_behind_fresh_ones(place: Place) -> None:
+    place.queue("dead", max_read_count=100)
+    place.add(*({"n": n} for n in range(12)))
+    entries = [message.id for message in place.queue("dead", max_read_count=100).read()]
+    place.wait_until_stale(300)
+    place.raw.xclaim(place.stream, GROUP, "busy", 0, entries[:10])  # type: ignore[arg-type]
+    claimed = place.queue("rescuer").claim_stale(min_idle_ms=300, count=2)
+    assert [message.id for message in claimed] == entries[10:]
+
+
+def test_q13_a_claim_is_bounded_and_takes_its_own_entries_too(place: Place) -> None:
+    entries = place.add(*({"n": n} for n in range(5)))
+    queue = place.queue("same name after a restart", max_read_count=5)
+    queue.read()
+    assert queue.claim_stale(min_idle_ms=60_000, count=5) == []
+    place.wait_until_stale()
+    assert [message.id for message in queue.claim_stale()] == entries[:1]
+    assert [message.id for message in queue.claim_stale(count=3)] == entries[1:4]
+
+
+def test_q13_one_bad_entry_in_a_claim_costs_no_good_one(place: Place) -> None:
+    (good,) = place.add({"n": 1})
+    bad = place.add_raw({b"data": b"bad"})
+    with pytest.raises(PoisonError):
+        place.queue("dead", max_read_count=2).read()
+    place.wait_until_stale()
+    queue = place.queue("rescuer")
+    with pytest.raises(PoisonError) as caught:
+        queue.claim_stale(count=10)
+    assert [message.id for message in caught.value.messages] == [good]
+    assert [entry.id for entry in caught.value.entries] == [bad]
+    assert place.pending() == {good: "rescuer", bad: "rescuer"}
+
+
+def test_q13_of_many_that_claim_at_once_one_gets_each_entry(place: Place) -> None:
+    entries = place.add(*({"n": n} for n in range(20)))
+    place.queue("dead", max_read_count=20).read()
+    place.wait_until_stale(300)
+    queues = [place.queue(f"rescuer {n}") for n in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        claims = list(pool.map(lambda queue: queue.claim_stale(min_idle_ms=300, count=20), queues))
+    assert sorted(message.id for claim in claims for message in claim) == sorted(entries)
+
+
+def test_q13_an_entry_that_was_trimmed_away_is_not_claimed(place: Place) -> None:
+    (gone,) = place.add({"n": 1})
+    (kept,) = place.add({"n": 2})
+    place.queue("dead", max_read_count=2).read()
+    place.raw.xdel(place.stream, gone)
+    place.wait_until_stale()
+    assert [message.id for message in place.queue("rescuer").claim_stale(count=10)] == [kept]
+
+
+@rule("Q-22")
+def test_q15_the_backlog_is_counted_without_changing_it(place: Place) -> None:
+    entries = place.add(*({"n": n} for n in range(7)))
+    one, two = place.queue("one", max_read_count=3), place.queue("two")
+    one.ack(one.read()[0])
+    two.read()
+    before = (place.pending(), place.raw.xinfo_groups(place.stream), place.raw.xinfo_stream(place.stream))
+    stats = one.backlog_stats()
+    assert (stats.length, stats.waiting, stats.pending) == (7, 3, 3)
+    assert stats.by_consumer == {"one": 2, "two": 1}
+    assert stats.oldest_pending_id == entries[1]
+    assert stats.oldest_pending_idle_ms is not None
+    assert before == (place.pending(), place.raw.xinfo_groups(place.stream), place.raw.xinfo_stream(place.stream))
+
+
+def test_q15_an_empty_backlog_has_no_oldest_entry(place: Place) -> None:
+    stats = place.queue().backlog_stats()
+    assert (stats.length, stats.pending, stats.by_consumer, stats.oldest_pending_id) == (0, 0, {}, None)
+
+
+@rule("Q-9")
+def test_q16_reads_acknowledgements_and_claims_are_counted_by_the_queue(place: Place, metered: Any) -> None:
+    meter, counted = metered
+    queue = place.queue(meter=meter, max_read_count=5)
+    queue.read(block_ms=20)
+    place.add({"n": 1}, {"n": 2}, {"n": 3})
+    messages = queue.read()
+    queue.ack(messages[0])
+    queue.ack(messages[0])
+    place.wait_until_stale()
+    queue.claim_stale(count=5)
+    found = counted()
+    assert {name: point.value for name, point in found.items() if hasattr(point, "value")} == {
+        "pipeline.queue.messages_read": 3,
+        "pipeline.queue.acks": 2,
+        "pipeline.queue.messages_claimed": 2,
+    }
+    assert found["pipeline.queue.read_latency"].count == 1, "an idle read has no latency to speak of"
+    assert all(point.attributes == {"stream": place.stream} for point in found.values())
+
+
+def test_q16_what_redis_refused_is_not_counted(place: Place, metered: Any) -> None:
+    meter, counted = metered
+    queue = place.queue(meter=meter)
+    place.raw.delete(place.stream)
+    place.raw.set(place.stream, "no stream")
+    for call in (queue.read, lambda: queue.ack(message_of(queue)), queue.claim_stale):
+        with pytest.raises(QueueError):
+            call()
+    assert counted() == {}
+
+
+def test_q16_a_meter_that_fails_harms_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = MeterProvider(shutdown_on_exit=False).get_meter("test")
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the exporter is gone")
+
+    queue = place.queue(meter=meter)
+    for instrument in vars(queue._metrics).values():
+        for name in ("add", "record"):
+            if hasattr(instrument, name):
+                monkeypatch.setattr(instrument, name, broken)
+    place.add({"n": 1})
+    (message,) = queue.read()
+    place.wait_until_stale()
+    queue.claim_stale()
+    queue.ack(message)
+    assert place.pending() == {}
