@@ -157,10 +157,10 @@ class Operation(Generic[F]):
 
     def title(self, params: Mapping[str, Any]) -> str:
         """What this request would do, in a line for people."""
-        seen = self.shown(params)
+        seen = {name: _plainly(value) for name, value in self.shown(params).items()}
         if self.shows:
             return self.shows.format_map({name: seen.get(name, "") for name in (*self.parameters, *seen)})
-        return ", ".join(f"{name}={value!r}" for name, value in seen.items())
+        return ", ".join(f"{name}={value}" for name, value in seen.items())
 
     def _annotation(self, name: str) -> Any:
         known = self.model.model_fields.get(name)
@@ -246,6 +246,11 @@ class Connector:
                 secret = value.get_secret_value()
                 text = text.replace(secret if isinstance(secret, str) else secret.decode(errors="replace"), HIDDEN)
         return text
+
+
+def _plainly(value: Any) -> str:
+    """A value as people read it in a line; a list as its members."""
+    return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
 def _model(function: Callable[..., Any], signature: inspect.Signature, skip: int) -> type[BaseModel]:
