@@ -9,7 +9,6 @@ import json
 import socket
 import ssl
 import struct
-import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -217,18 +215,6 @@ def world(tls: ssl.SSLContext | None = None) -> Iterator[World]:
         server.shutdown()
         server.server_close()
         thread.join(5)
-
-
-def certificate(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A certificate for 127.0.0.1 that only its own client trusts: the server's context, and the client's."""
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    named = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = [*made, *named, "-keyout", str(key), "-out", str(cert)]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
-    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(cert, key)
-    return serving, ssl.create_default_context(cafile=str(cert))
 
 
 @contextmanager

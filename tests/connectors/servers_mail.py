@@ -6,7 +6,6 @@ import imaplib
 import itertools
 import socket
 import ssl
-import subprocess
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Coroutine, Iterator
@@ -311,17 +310,6 @@ def closed_port() -> int:
     """A port that nobody listens on."""
     with socket.create_server((HOST, 0)) as taken:
         return int(taken.getsockname()[1])
-
-
-def certificate(folder: Path) -> Path:
-    """A file with a key and a certificate for this machine, which nobody has signed but itself."""
-    made, key = folder / "cert.pem", folder / "key.pem"
-    subject = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=DNS:localhost,IP:{HOST}"]
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    command = ["openssl", "req", "-x509", *curve, *subject, "-keyout", str(key), "-out", str(made)]
-    subprocess.run(command, check=True, capture_output=True)
-    made.write_text(made.read_text() + key.read_text())
-    return made
 
 
 def mailer(port: int, sender: str = "Shop <shop@example.com>", **settings: Any) -> Email:

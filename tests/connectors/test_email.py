@@ -23,6 +23,7 @@ from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
 from pipeline.domain.errors import InvalidInputError, LogicError
 from tests.connectors import servers_mail as servers
 from tests.connectors.servers_mail import KEY, MAIL, ImapServer, Loop, Script, SmtpServer, look, mailer, outcome, send
+from tests.support.certificates import certificate_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:Session.login_data is deprecated")  # aiosmtpd about itself
 
@@ -264,7 +265,7 @@ def test_a_server_without_login_or_encryption_is_a_matter_for_a_person(loop: Loo
 def test_encrypted_connections_work_for_both_servers_if_the_certificate_is_trusted(
     loop: Loop, tmp_path: Path, tls: Tls
 ) -> None:
-    cert = servers.certificate(tmp_path)
+    cert = certificate_file(tmp_path)
     own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     own.load_cert_chain(cert)
     implicit = tls is Tls.IMPLICIT

@@ -20,6 +20,7 @@ from pipeline.connectors.sdk import HIDDEN, Applied, NotFound, Retry
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
 from tests.connectors import servers_http as server
 from tests.connectors.servers_http import World, ask, call, do, world
+from tests.support.certificates import contexts
 from tests.support.wait import wait_for
 
 TOKEN = "sk-very-secret-token"
@@ -187,8 +188,8 @@ def test_of_a_huge_body_only_the_beginning_is_kept(shop: Shop, outside: World) -
     assert len(result["body"]) == shop.max_body
 
 
-def test_an_untrusted_certificate_is_a_matter_for_a_person(tmp_path: Path, shops: Callable[..., Shop]) -> None:
-    serving, trusting = server.certificate(tmp_path)
+def test_an_untrusted_certificate_is_a_matter_for_a_person(shops: Callable[..., Shop]) -> None:
+    serving, trusting = contexts()
     with world(serving) as outside:
         with pytest.raises(AuthError, match="Nothing was sent"):
             do(shops(outside.url), "charge")
