@@ -12,13 +12,21 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.domain.errors import TransientError
 
 
 class TimedOutError(TransientError):
     """A step ran past its limit."""
+
+
+class Ended(NamedTuple):
+    """How one attempt ended: with a value, with an error, or not in time."""
+
+    value: Any = None
+    error: BaseException | None = None
+    is_late: bool = False  #: it was still running when its time was up
 
 
 class _Job:
@@ -31,6 +39,7 @@ class _Job:
         self.running.acquire()
         self.value: Any = None
         self.error: BaseException | None = None
+        self.on_end: Callable[[], None] | None = None
 
     def run(self) -> None:
         try:
@@ -38,6 +47,14 @@ class _Job:
         except BaseException as error:  # noqa: BLE001 - the thread outlives whatever the handler raises
             self.error = error
         self.running.release()
+        if self.on_end is not None:
+            self.on_end()
+
+    def leave(self, on_end: Callable[[], None]) -> None:
+        """Have ``on_end`` called when the code has ended, which may be now; then it may be called twice."""
+        self.on_end = on_end
+        if self.running.acquire(blocking=False):
+            on_end()
 
 
 class _Thread(threading.Thread):
@@ -50,6 +67,7 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         while (job := self.jobs.get()) is not None:
             job.run()
+            del job  # an idle thread must not keep the last item alive
 
 
 class Steps:
@@ -70,23 +88,43 @@ class Steps:
     ) -> tuple[Any, BaseException | None]:
         """What the function returned, or the error it ended with. What this raises itself is not the function's:
         somebody wants the waiting thread to stop."""
+        ended = self.bounded(function, args, limit=limit.total_seconds())
+        return ended.value, too_late(what, limit.total_seconds()) if ended.is_late else ended.error
+
+    def bounded(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        limit: float,
+        on_left: Callable[[], Callable[[], None]] | None = None,
+    ) -> Ended:
+        """How the call ended within ``limit`` seconds.
+
+        When it is left behind ``on_left`` is called, and what that returns once the code has ended after all.
+        """
         job = _Job(function, args)
         if self._thread is None:
             self._thread = _Thread()
             self._thread.start()
         self._thread.jobs.put(job)
-        if not job.running.acquire(timeout=limit.total_seconds()):
-            self._thread.jobs.put(None)
-            self._thread = None
-            words = f"{what} did not return within {limit.total_seconds():g} s; it was left behind"
-            return None, TimedOutError(words)
-        return job.value, job.error
+        if not job.running.acquire(timeout=limit):
+            self.close()
+            if on_left is not None:
+                job.leave(on_left())
+            return Ended(is_late=True)
+        return Ended(job.value, job.error)
 
     def close(self) -> None:
         """Let the thread end. A step that still runs is not waited for."""
         if self._thread is not None:
             self._thread.jobs.put(None)
             self._thread = None
+
+
+def too_late(what: str, limit: float) -> TimedOutError:
+    """The error of a step that was left behind."""
+    return TimedOutError(f"{what} did not return within {limit:g} s; it was left behind")
 
 
 def called(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -1,0 +1,61 @@
+"""Values that cannot be changed, however deep one reaches into them, and that still read like dicts and lists.
+
+An item passes through several hands. What one of them changes, the next attempt would see.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+
+def _refuse(self: object, *_: object, **__: object) -> NoReturn:
+    plain = "dict" if isinstance(self, dict) else "list"
+    raise TypeError(f"this {plain} is read-only; change a copy instead: {plain}(it)")
+
+
+class FrozenDict(dict[Any, Any]):
+    """A dict that refuses to change. ``json.dumps``, ``==`` and ``isinstance`` treat it like any other."""
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenDict":
+        return self
+
+
+class FrozenList(list[Any]):
+    """A list that refuses to change. ``json.dumps``, ``==`` and ``isinstance`` treat it like any other."""
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenList, (list(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenList":
+        return self
+
+
+def frozen(value: Any) -> Any:
+    """The value, read-only through all its dicts, lists and sets. Objects of other types are kept as they are."""
+    kind = type(value)
+    if kind is str or kind is int or value is None or kind in (FrozenDict, FrozenList):
+        return value
+    if isinstance(value, Mapping):
+        return FrozenDict({key: frozen(inner) for key, inner in value.items()})
+    if isinstance(value, list):
+        return FrozenList([frozen(inner) for inner in value])
+    if kind is tuple:
+        return tuple(frozen(inner) for inner in value)
+    return frozenset(value) if isinstance(value, set) else value
+
+
+def thawed(value: Any) -> Any:
+    """The value as plain dicts and lists, for whoever writes it out."""
+    if isinstance(value, Mapping):
+        return {key: thawed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [thawed(inner) for inner in value]
+    return tuple(thawed(inner) for inner in value) if type(value) is tuple else value

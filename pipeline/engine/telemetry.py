@@ -1,0 +1,169 @@
+"""What the engine shows of itself: spans in the shape of the specification, and metrics with bounded labels.
+
+Nothing of an item is shown but its id, and nothing of a source but that it was asked. When nobody
+listens, nothing is built. Spans count attempts from 0, as the specification does.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.trace import INVALID_SPAN, Link, Span, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from pipeline.engine.errors import TransactionException
+from pipeline.engine.lifecycle import Step
+from pipeline.engine.policies import RetryPolicy
+from pipeline.engine.transactions import Transaction
+
+SCOPE = "pipeline.engine"
+
+LOOP_SPAN, ITEM_SPAN = "consume_transactions", "start_processing"
+#: The span of a step, around the spans of its attempts, which are named ``<step>.attempt``.
+STEP_SPANS: Mapping[Step, str] = {
+    Step.FETCH: "fetch_transactions",
+    Step.PROCESS: "process",
+    Step.SUCCESS: "handle_success",
+    Step.EXCEPTION: "handle_exception",
+}
+
+#: Every metric: its kind, its unit, its labels beside the task's class, and what it counts.
+METRICS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
+    "pipeline.engine.transactions": ("counter", "{item}", ("status",), "items that ended, by how"),
+    "pipeline.engine.transaction.duration": ("histogram", "s", ("status",), "from start of work to end of an item"),
+    "pipeline.engine.in_flight": ("up-down counter", "{item}", (), "items being worked on"),
+    "pipeline.engine.attempts": ("counter", "{attempt}", ("step", "result"), "attempts, by how they ended"),
+    "pipeline.engine.retries": ("counter", "{attempt}", ("step",), "attempts after the first"),
+    "pipeline.engine.step.duration": ("histogram", "s", ("step",), "one attempt of a step"),
+    "pipeline.engine.backoff": ("histogram", "s", ("step",), "pauses; `empty` is the rest after an empty fetch"),
+    "pipeline.engine.timeouts": ("counter", "{timeout}", ("scope",), "times that were up: step, transaction or loop"),
+    "pipeline.engine.batch.size": ("histogram", "{item}", (), "items in one fetch"),
+    "pipeline.engine.oversize_batches": ("counter", "{batch}", (), "fetches that gave more than was asked for"),
+    "pipeline.engine.deferred": ("counter", "{item}", (), "items that waited because their id was being worked on"),
+}
+_LONGEST_WORDS = 500
+_NOTHING: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
+
+
+class Telemetry:
+    """Where spans and metrics go: to the providers given here, or to those of the process."""
+
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+    ) -> None:
+        self._tracers, self._meters = tracer_provider, meter_provider
+        self._lock = threading.Lock()
+        self._made: tuple[MeterProvider, dict[str, Any]] | None = None
+
+    def of(self, task: str) -> "Observer":
+        """What watches one loop of a task."""
+        tracers = self._tracers or trace.get_tracer_provider()
+        meters = self._meters or metrics.get_meter_provider()
+        tracer = trace.get_tracer(SCOPE, tracer_provider=tracers) if _is_heard(tracers) else None
+        return Observer(task, tracer, self._instruments(meters) if _is_heard(meters) else None)
+
+    def _instruments(self, provider: MeterProvider) -> dict[str, Any]:
+        with self._lock:
+            if self._made is None or self._made[0] is not provider:
+                meter = metrics.get_meter(SCOPE, meter_provider=provider)
+                make: dict[str, Any] = {
+                    "counter": meter.create_counter,
+                    "histogram": meter.create_histogram,
+                    "up-down counter": meter.create_up_down_counter,
+                }
+                made = {n: make[kind](n, unit=unit, description=what) for n, (kind, unit, _, what) in METRICS.items()}
+                self._made = provider, made
+            return self._made[1]
+
+
+PROCESS_WIDE = Telemetry()
+
+
+class Observer:
+    """What one loop shows of itself."""
+
+    def __init__(self, task: str, tracer: trace.Tracer | None, instruments: dict[str, Any] | None) -> None:
+        self.task, self._tracer, self._instruments = task, tracer, instruments
+        self._labels = {"task": task}
+        self.is_traced, self.is_metered = tracer is not None, instruments is not None
+
+    def count(self, name: str, value: float = 1, **labels: str) -> None:
+        """Add to a metric, or record a value of it."""
+        if self._instruments is None:
+            return
+        instrument = self._instruments[name]
+        note = instrument.record if METRICS[name][0] == "histogram" else instrument.add
+        note(value, {**self._labels, **labels})
+
+    def loop(self) -> AbstractContextManager[Span]:
+        """The span of a whole loop."""
+        return self._span(LOOP_SPAN, {"task.class": self.task})
+
+    def item(self, transaction: Transaction) -> AbstractContextManager[Span]:
+        """The span of one item. The trace that made the item is linked, not joined."""
+        if self._tracer is None:
+            return _NOTHING
+        named = {"task.class": self.task, "transaction_id": transaction.transaction_id}
+        return self._span(ITEM_SPAN, named, _links(transaction.traceparent))
+
+    def step(self, step: Step, retry: RetryPolicy, transaction_id: str | None) -> AbstractContextManager[Span]:
+        """The span of a step, around its attempts."""
+        if self._tracer is None:
+            return _NOTHING
+        return self._span(STEP_SPANS[step], self._described(step, retry, transaction_id))
+
+    def attempt(
+        self, step: Step, retry: RetryPolicy, transaction_id: str | None, number: int
+    ) -> AbstractContextManager[Span]:
+        """The span of one attempt, number ``number`` counted from 1."""
+        if self._tracer is None:
+            return _NOTHING
+        described = self._described(step, retry, transaction_id)
+        return self._span(f"{step}.attempt", {**described, "attempt": number - 1})
+
+    def _described(self, step: Step, retry: RetryPolicy, transaction_id: str | None) -> dict[str, Any]:
+        known: dict[str, Any] = {
+            "task.class": self.task,
+            "step": step.value,
+            "max_attempts": retry.max_attempts,
+            "retry.timeout": retry.timeout,
+            "retry.backoff": retry.backoff,
+            "retry.backoff_multiplier": retry.backoff_multiplier,
+            "retry.backoff_cap": retry.backoff_cap,
+            "transaction_id": transaction_id,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+    @contextmanager
+    def _span(self, name: str, attributes: Mapping[str, Any], links: list[Link] | None = None) -> Iterator[Span]:
+        if self._tracer is None:
+            yield INVALID_SPAN
+            return
+        with self._tracer.start_as_current_span(
+            name, attributes=attributes, links=links, record_exception=False, set_status_on_exception=False
+        ) as span:
+            yield span
+
+
+def mark_failed(span: Span, failure: TransactionException) -> None:
+    """Say on a span why it failed: the words of the error, never its traceback."""
+    if span.is_recording():
+        words = str(failure)[:_LONGEST_WORDS]
+        span.set_attributes({"exception.message": words, "exception.category": failure.category.value})
+        span.set_status(Status(StatusCode.ERROR, words))
+
+
+def _is_heard(provider: object) -> bool:
+    """Whether somebody set up a provider: those of the bare API belong to nobody."""
+    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
+
+
+def _links(traceparent: str | None) -> list[Link]:
+    if not traceparent:
+        return []
+    context = trace.get_current_span(TraceContextTextMapPropagator().extract({"traceparent": traceparent}))
+    maker = context.get_span_context()
+    return [Link(maker)] if maker.is_valid else []
