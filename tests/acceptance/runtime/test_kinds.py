@@ -1,0 +1,175 @@
+"""Real workers run every kind of handler: producers, requests that need approval, bad events, leaking code."""
+
+import math
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+from sqlalchemy import Row
+
+from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
+from pipeline.domain.ids import MutationId
+from pipeline.domain.values import NewEvent, Person
+from pipeline.execution import events, mutations, slots
+from pipeline.runtime.points import Point
+from pipeline.runtime.registry import Registry
+from pipeline.runtime.sync import sync
+from pipeline.schedules.sweeps import PERIODS
+from pipeline.store import invariants, views
+from tests.support.cluster import Installation, Node
+from tests.support.wait import wait_for
+
+ADA = Person(name="ada", reason="has read it")
+_DELIVERIES = """
+SELECT e.message_id, e.payload, d.status, d.error FROM pipeline.events e
+JOIN pipeline.deliveries d ON d.event_id = e.id WHERE e.topic = :topic ORDER BY e.id
+"""
+_RUNS = """
+SELECT r.* FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
+WHERE h.name = :handler AND r.status = 'committed'
+"""
+
+
+@pytest.fixture
+def works(nodes: Installation) -> Installation:
+    """An installation that knows the works, without nodes."""
+    nodes.workflow = "works"
+    sync(nodes.db, Registry.load(["tests.support.works"]))
+    return nodes
+
+
+def begin(works: Installation, *options: str, **environ: str) -> Node:
+    """A worker that does what the recorder orders at named points, and a beat."""
+    worker = works.worker(*options, PIPELINE_WORKFLOWS="tests.support.works", SHOP_OBEYS="1", **environ)
+    works.beat()
+    return worker
+
+
+def publish(works: Installation, topic: str, *payloads: dict[str, Any]) -> list[str]:
+    """Publish to a topic of the works. Returns the message ids."""
+    first = len(standing(works, topic)) + 1
+    ids = [f"{topic} {number}" for number in range(first, first + len(payloads))]
+    new = [NewEvent(topic=topic, message_id=id_, payload=given) for id_, given in zip(ids, payloads, strict=True)]
+    with works.db.transaction() as tx:
+        events.publish(tx, "works", new)
+    return ids
+
+
+def standing(works: Installation, topic: str) -> Sequence[Row[Any]]:
+    """The events of a topic, oldest first, and where they stand."""
+    return works.ask(_DELIVERIES, topic=topic)
+
+
+def wait_until(works: Installation, topic: str, **statuses: Sequence[str]) -> None:
+    """Return once these events of a topic stand like this."""
+
+    def is_so() -> bool:
+        found = {row.message_id: row.status for row in standing(works, topic)}
+        assert {id_: found.get(id_) for ids in statuses.values() for id_ in ids} == {
+            id_: status for status, ids in statuses.items() for id_ in ids
+        }
+        return True
+
+    wait_for(is_so, within=60, every=0.1, why=f"events of {topic}")
+
+
+def had_effects_once(works: Installation, done: Sequence[str], not_done: Sequence[str] = ()) -> None:
+    """These events had one effect each and those none; the ledger, the recorder and the doctor agree."""
+    effects = works.recorder.effects()
+    assert {id_: effects[id_] for id_ in (*done, *not_done)} == dict.fromkeys(done, 1) | dict.fromkeys(not_done, 0)
+    assert sorted(row.idempotency_key for row in works.ledger() if row.status == "applied") == works.recorder.keys()
+
+    def is_healthy() -> bool:
+        with works.db.transaction() as tx:
+            assert invariants.findings(tx) == []
+        return True
+
+    wait_for(is_healthy, within=30, every=0.1)
+
+
+def test_a_producer_whose_processes_die_runs_once_for_each_slot_whoever_rings(works: Installation) -> None:
+    count = len(standing(works, "ticks")) + 8
+    expected = [f"tick {number}" for number in range(1, count + 1)]
+    worker = begin(works, WORKS_TICKS=str(count))
+    works.beat()
+    for point in (Point.PRODUCE_CLAIMED, Point.PRODUCED):
+        works.recorder.order(point, "die")
+        works.recorder.wait_until_obeyed(point)
+    worker.kill_children()
+    wait_until(works, "ticks", consumed=expected)
+    found = standing(works, "ticks")
+    assert [row.message_id for row in found] == expected
+    (handler,) = works.ask("SELECT * FROM pipeline.handlers WHERE name = 'tick'")
+    assert handler.state == count
+    grid: datetime = handler.next_run_at
+    taken = [math.floor((datetime.fromisoformat(row.payload["at"]) - grid).total_seconds()) for row in found]
+    assert len(set(taken)) == len(taken), "two runs for one slot"
+    had_effects_once(works, expected)
+
+
+def test_what_a_producer_published_is_started_by_its_end_however_rare_the_tick(works: Installation) -> None:
+    count = len(standing(works, "ticks")) + 1
+    with works.db.transaction() as tx:
+        for name in PERIODS:
+            slots.take(tx, name, timedelta(0))  # so that nothing is swept for an hour
+    works.worker(PIPELINE_WORKFLOWS="tests.support.works", PIPELINE_TICK="1h", WORKS_TICKS=str(count))
+    due = "SELECT FROM pipeline.handlers WHERE name = 'tick' AND next_run_at <= pipeline.clock()"
+    wait_for(lambda: works.ask(due), why="the producer due")
+    assert len(standing(works, "ticks")) == count - 1, "somebody else has rung"
+    Celery(broker=works.broker_url).send_task("pipeline.schedule", args=("works",), queue="pipeline.schedule")
+    wait_until(works, "ticks", consumed=[f"tick {count}"])
+
+
+def test_exactly_the_request_that_a_person_approved_is_sent(works: Installation) -> None:
+    begin(works)
+    first, second, third = ids = publish(works, "letters", {}, {}, {})
+    wait_for(lambda: len(asked(works)) == 3, within=60, why="three requests wait for a person")
+    requests = asked(works)
+    with works.db.transaction() as tx, pytest.raises(StaleWriteError):
+        mutations.approve(tx, MutationId(requests[first].id), ADA, request_hash="what ada has not read")
+    with works.db.transaction() as tx:
+        mutations.approve(tx, MutationId(requests[first].id), ADA, request_hash=requests[first].request_hash)
+        mutations.reject(tx, MutationId(requests[second].id), ADA)
+    wait_until(works, "letters", consumed=[first], skipped=[second], reserved=[third])
+    had_effects_once(works, [first], [second, third])
+    (sent,) = [row for row in works.ledger() if row.id == requests[first].id]
+    kept = ("request_hash", "params", "idempotency_key")
+    assert [getattr(sent, name) for name in kept] == [getattr(requests[first], name) for name in kept]
+    assert (sent.status, sent.attempts, sent.approved_by) == ("applied", 1, "ada")
+    with works.db.transaction() as tx, pytest.raises(IllegalTransitionError):
+        mutations.approve(tx, MutationId(requests[second].id), ADA, request_hash=requests[second].request_hash)
+    with works.db.transaction() as tx:
+        mutations.approve(tx, MutationId(requests[third].id), ADA, request_hash=requests[third].request_hash)
+    wait_until(works, "letters", consumed=[first, third])
+    had_effects_once(works, [first, third], [second])
+    assert len(ids) == len([row for row in works.ledger() if row.params["event"] in ids])
+
+
+def asked(works: Installation) -> dict[str, Row[Any]]:
+    """The requests that wait for a person, by event."""
+    return {row.params["event"]: row for row in works.ledger() if row.status == "pending"}
+
+
+def test_events_that_no_code_can_handle_are_set_aside_and_the_others_go_on(works: Installation) -> None:
+    begin(works)
+    ids = publish(works, "parcels", *({"broken": number % 3 == 0} for number in range(9)))
+    broken, good = ids[::3], [id_ for number, id_ in enumerate(ids) if number % 3]
+    wait_until(works, "parcels", consumed=good, quarantined=broken)
+    had_effects_once(works, good, broken)
+    errors = {row.message_id: row.error for row in standing(works, "parcels") if row.status == "quarantined"}
+    assert all(f"{id_} cannot be packed" in errors[id_] for id_ in broken)
+    assert not works.ask("SELECT FROM pipeline.workflows WHERE maintenance")
+    with works.db.transaction() as tx:
+        assert not views.open_blocks(tx, "works")
+
+
+def test_processes_that_are_replaced_because_their_code_leaks_lose_and_repeat_nothing(works: Installation) -> None:
+    begin(works, "--pool=prefork", "--concurrency=2", "--max-memory-per-child=180000", PIPELINE_COHORT="2")
+    ids = publish(works, "crates", *({} for _ in range(24)))
+    wait_until(works, "crates", consumed=ids)
+    had_effects_once(works, ids)
+    runs = works.ask(_RUNS, handler="stack")
+    assert len(runs) == len(ids)
+    assert len({run.worker for run in runs}) > 2, "no process was replaced, so nothing was proved"
