@@ -104,7 +104,8 @@ def test_every_fifth_call_goes_wrong_and_the_others_commit(db: Database, does: D
     calls: Counter[tuple[str, int]] = Counter()
     shop = crowd("never", raiser(LogicError("")), calls, failures=at_once())
     shop.mail.will(*[does] * len(BAD), when=lambda params: params["n"] in BAD)
-    type(shop.mail).operations()["send"].timeout = timedelta(seconds=0.3)
+    if does is Does.HANGS:  # long enough that a busy machine gets every other call through
+        type(shop.mail).operations()["send"].timeout = timedelta(seconds=2)
     run = shop.started(db, SIZE)
     run.run()
     done = {event.payload["n"] for event in run.events(shop.receipts)}
