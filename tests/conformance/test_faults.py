@@ -128,6 +128,21 @@ def test_a_late_commit_arrives_on_release_though_its_client_keeps_the_line(world
         wait_for(lambda: world.effects("kept") == 1)
 
 
+def test_a_line_is_cut_only_after_the_server_has_answered_that_very_request(world: World, proxy: FaultyProxy) -> None:
+    head = b"POST /plain HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nIdempotency-Key: "
+    for again in range(10):
+        with socket.create_connection((proxy.host, proxy.port), 5) as line:
+            line.sendall(head + b"first\r\n\r\n")
+            heard = b""
+            while not heard.endswith(b"}"):
+                heard += line.recv(65536)
+            proxy.will(Fault.RESETS_AFTER)
+            line.sendall(head + f"second-{again}\r\n\r\n".encode())
+            with pytest.raises(ConnectionResetError):
+                line.recv(65536)
+            assert world.effects(f"second-{again}") == 1
+
+
 def test_a_request_can_arrive_twice_and_be_answered_once(world: World, proxy: FaultyProxy) -> None:
     proxy.will(Fault.SENDS_TWICE)
     assert sent(proxy) == {"id": "thing-k"}
@@ -196,6 +211,18 @@ def test_a_fault_waits_for_the_request_that_carries_the_effect(echo: tuple[str, 
             (False, Fault.PASSES),
             (True, Fault.RESETS_BEFORE),
         ]
+
+
+def test_a_fault_can_be_for_any_request_at_all(echo: tuple[str, int]) -> None:
+    with (
+        FaultyProxy(*echo, ends=whole_lines, carries=lambda data: b"COMMIT" in data) as proxy,
+        socket.create_connection((proxy.host, proxy.port), 5) as line,
+    ):
+        proxy.will(Fault.RESETS_BEFORE, any_request=True)
+        assert line.recv(10) == b"hello "
+        line.sendall(b"INSERT\r\n")
+        with pytest.raises(ConnectionResetError):
+            line.recv(100)
 
 
 def test_a_client_that_stops_sending_still_gets_its_answer(echo: tuple[str, int]) -> None:
