@@ -155,6 +155,13 @@ def drips_body(exchange: Exchange) -> None:
     _drip(exchange, b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
 
 
+def floods(exchange: Exchange) -> None:
+    exchange.commit()
+    exchange.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+    while not exchange.world.closed.is_set():
+        exchange.wfile.write(b"x" * 65536)
+
+
 def breaks_off(exchange: Exchange) -> None:
     exchange.commit()
     exchange.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")

@@ -258,10 +258,10 @@ def test_nothing_is_sent_once_the_deadline_has_passed(crm: Crm, outside: World) 
 def test_a_server_that_stops_reading_is_not_waited_for_beyond_the_deadline() -> None:
     with server.deaf(takes=1) as url:
         began = time.monotonic()
-        much = {"text": "x" * 50_000_000}
+        much = {"text": "x" * 16_000_000}  # more than the buffers on the way can take
         with pytest.raises(UnclearAnswerError, match="may or may not"):
-            Crm.charge.function(Crm(url), call(seconds=0.7), json=much)
-        assert time.monotonic() - began < 3
+            Crm.charge.function(Crm(url), call(seconds=2), json=much)
+        assert time.monotonic() - began < 2 * 2
 
 
 def test_a_server_that_lets_nobody_in_costs_no_more_than_the_deadline() -> None:

@@ -124,17 +124,29 @@ def test_a_second_caller_who_cannot_wait_longer_does_not_know(bank: Bank) -> Non
     assert "may be carrying out the same call" in words
 
 
-def test_a_key_that_is_got_after_the_deadline_is_given_back(bank: Bank, judge: Engine) -> None:
-    late = call("k", 0.4)
+@pytest.mark.parametrize(
+    ("at", "is_worked"), [("INSERT INTO pipeline_effects", False), ("UPDATE pipeline_effects", True)]
+)
+def test_a_key_that_is_held_after_the_deadline_is_given_back(
+    bank: Bank, judge: Engine, at: str, is_worked: bool
+) -> None:
+    worked: list[bool] = []
 
     def freeze(*args: Any) -> None:
-        """The process stands still between getting the key and looking at the clock."""
-        if "INTO pipeline_effects" in args[2]:
+        """The process stands still before it looks at the clock."""
+        if at in args[2]:
             threading.Event().wait(0.6)
 
     event.listen(bank.engine, "after_cursor_execute", freeze)
-    assert outcome(bank, "book", late, account="a", cents=5)[0] is Outcome.NOT_NOW
-    assert isinstance(ask(bank, "book", call("k"), account="a", cents=5), NotFound)
+
+    def step(connection: Connection, _: Call) -> None:
+        worked.append(True)
+        booking(connection)
+
+    bank.step = step
+    assert outcome(bank, "run", call("k", 0.5))[0] is Outcome.NOT_NOW
+    assert bool(worked) is is_worked
+    assert isinstance(ask(bank, "run", call("k")), NotFound)
     assert (count(judge), count(judge, "pipeline_effects")) == (0, 0)
 
 
