@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from pipeline.cli import chaos, connectors, db, doctor, mutations, publish
+from pipeline.cli import chaos, connectors, db, doctor, ingest, mutations, publish
 from pipeline.config import Settings, SettingsError
 from pipeline.domain.errors import PipelineError, SchemaError
 from pipeline.store.database import Database
@@ -26,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(db.app, name="db")
+app.add_typer(ingest.app, name="ingest")
 app.command("doctor")(doctor.doctor)
 app.command("mutations")(mutations.mutations)
 app.command("resolve")(mutations.resolve)

@@ -53,25 +53,17 @@ class Bridge:
     def __post_init__(self) -> None:
         require_short(self.queue.config.stream)
         self._is_stopping = False
-        self._topics: frozenset[str] = frozenset()
 
     def require_target(self) -> None:
-        """Refuse a workflow or topic that does not exist, and a topic whose schema this process does not know."""
+        """Refuse a workflow or topic that does not exist."""
         with self.database.transaction() as tx:
             names = views.workflow_names(tx)
             if self.route.workflow not in names:
                 raise UnknownError("workflow", self.route.workflow, names, "Nothing was read.")
-            topics = {row.name: row.schema for row in views.topics(tx, self.route.workflow)}
+            topics = [row.name for row in views.topics(tx, self.route.workflow)]
         if self.route.topic not in topics:
             what = f"topic of workflow {self.route.workflow!r} named"
             raise UnknownError(what, self.route.topic, topics, "Nothing was read.")
-        reached = set(topics) if self.route.topic_field else {self.route.topic}
-        unchecked = sorted(name for name in reached if topics[name] is not None and name not in self.route.schemas)
-        if unchecked:
-            raise InvalidInputError(
-                f"Payloads for {', '.join(unchecked)} cannot be checked: the topic has a schema and this process does "
-                f"not know it. Expected the module of workflow {self.route.workflow!r} in PIPELINE_WORKFLOWS."
-            )
 
     def stop(self) -> None:
         """Begin no further read. The batch in hand is finished first."""
@@ -118,42 +110,29 @@ class Bridge:
 
     def _publish(self, ready: _Ready, poison: list[PoisonEntry]) -> None:
         with self.database.transaction() as tx:
-            known = self._to_known_topics(tx, ready, poison)
-            written, new = self._written(tx, known, poison)
+            try:
+                new, written = self._written(tx, ready), ready
+            except InvalidInputError:  # refused as a whole, and nothing was written: find out which ones it is about
+                new, written = self._sifted(tx, ready, poison)
         self.tally.published += new
         self.tally.repeats += len(written) - new
         self.queue.ack(*(message for message, _ in written))
 
-    def _to_known_topics(self, tx: Transaction, ready: _Ready, poison: list[PoisonEntry]) -> _Ready:
-        wanted = {event.topic for _, event in ready}
-        if wanted - self._topics:  # looked up again only when something is missing: topics are rarely added
-            self._topics = frozenset(row.name for row in views.topics(tx, self.route.workflow))
-        for message, event in ready:
-            if event.topic not in self._topics:
-                problem = UnknownError(f"topic of workflow {self.route.workflow!r} named", event.topic)
-                poison.append(_poison(message, problem))
-        return [(message, event) for message, event in ready if event.topic in self._topics]
+    def _written(self, tx: Transaction, ready: _Ready) -> int:
+        made = [event for _, event in ready]
+        return len(events.publish(tx, self.route.workflow, made, limits=self.route.limits).new)
 
-    def _written(self, tx: Transaction, ready: _Ready, poison: list[PoisonEntry]) -> tuple[_Ready, int]:
-        """What was published, and how much of it is new. One event that cannot be stored does not hold up the rest."""
-        try:
-            published = events.publish(tx, self.route.workflow, [e for _, e in ready], limits=self.route.limits)
-        except PayloadError:  # refused before anything was written: look which ones it is about
-            good = self._storable(ready, poison)
-            published = events.publish(tx, self.route.workflow, [e for _, e in good], limits=self.route.limits)
-            return good, len(published.new)
-        return ready, len(published.new)
-
-    def _storable(self, ready: _Ready, poison: list[PoisonEntry]) -> _Ready:
-        good: _Ready = []
+    def _sifted(self, tx: Transaction, ready: _Ready, poison: list[PoisonEntry]) -> tuple[int, _Ready]:
+        """One by one, in the same transaction: one entry that is refused does not hold up the rest."""
+        new, good = 0, []
         for message, event in ready:
             try:
-                self.route.require_storable(event)
-            except PayloadError as error:
+                new += self._written(tx, [(message, event)])
+            except InvalidInputError as error:
                 poison.append(_poison(message, error))
             else:
                 good.append((message, event))
-        return good
+        return new, good
 
     def _tell(self, poison: Sequence[PoisonEntry]) -> None:
         self.tally.poison += len(poison)

@@ -10,10 +10,11 @@ SUFFIX = ":parked"
 
 
 def park(queue: RedisStreamsQueue, entry_id: str, *, to: str | None = None, reason: str = "") -> str:
-    """Copy a pending entry to the parking stream and acknowledge it, both or neither; return the copy's id.
+    """Copy a pending entry to the parking stream, then acknowledge it; return the copy's id.
 
-    The copy has the entry's own fields and three more that say where it came from and why. An entry that
-    was trimmed from the stream is parked without its fields: they are gone.
+    If it fails in between there is a copy and the entry is still pending: parking it again makes a second copy,
+    and nothing is lost. The copy has the entry's own fields and three more that say where it came from and why.
+    An entry that was trimmed from the stream is parked without its fields: they are gone.
     """
     config = queue.config
     target = to or f"{config.stream}{SUFFIX}"
@@ -31,8 +32,6 @@ def park(queue: RedisStreamsQueue, entry_id: str, *, to: str | None = None, reas
         entries: Any = queue.client.xrange(config.stream, entry_id, entry_id)
         fields = dict(entries[0][1]) if entries else {}
         fields |= {b"parked_from": f"{config.stream} {entry_id}", b"parked_for": config.group, b"parked_reason": reason}
-        with queue.client.pipeline(transaction=True) as together:
-            together.xadd(target, fields)
-            together.xack(config.stream, config.group, entry_id)
-            copy, _ = together.execute()
+        copy: Any = queue.client.xadd(target, fields)
+        queue.client.xack(config.stream, config.group, entry_id)
     return str(copy.decode())

@@ -1,0 +1,217 @@
+"""``pipeline ingest``: publish what other services add to a Redis stream.
+
+Exit codes: 0 stopped by a signal, 2 wrong usage or no such workflow or topic, 3 the database cannot be used,
+65 an entry cannot become an event, 75 Redis failed. Starting it again is right after each of them but 2.
+"""
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.cli import shown
+from pipeline.config import EXIT_AGAIN, Settings
+from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.limits import Limits
+from pipeline.ingest import parking
+from pipeline.ingest.bridge import Bridge, OnPoison
+from pipeline.ingest.client import connect
+from pipeline.ingest.errors import PoisonError, QueueError
+from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
+from pipeline.ingest.route import Route
+from pipeline.ingest.signals import stopped_by_signals
+from pipeline.store import migrate
+from pipeline.store.database import Database
+
+EXIT_POISON = 65
+
+app = typer.Typer(help="Publish what other services add to a Redis stream.", invoke_without_command=True)
+
+Stream = Annotated[str, typer.Option(help="Which stream.")]
+Group = Annotated[str, typer.Option(help="As which group. Each group gets every entry once.")]
+Consumer = Annotated[
+    str, typer.Option(help="Under which name; by default host and process. No two living ones share it.")
+]
+RedisUrl = Annotated[
+    str,
+    typer.Option("--redis", envvar="INGEST_REDIS_URL", help="Which Redis; by default the broker.", show_envvar=True),
+]
+Workflow = Annotated[str, typer.Option(help="Into which workflow.")]
+Topic = Annotated[str, typer.Option(help="Into which topic.")]
+TopicField = Annotated[str | None, typer.Option(help="Key of an entry's data that names another topic.")]
+MessageIdField = Annotated[
+    str | None, typer.Option(help="Key of an entry's data with its message id; without one it is stream:entry.")
+]
+KeyField = Annotated[str | None, typer.Option(help="Key of an entry's data with the event's key.")]
+Batch = Annotated[int, typer.Option(min=1, max=10_000, help="Entries published in one transaction at most.")]
+BlockMs = Annotated[int, typer.Option(min=1, help="How long a read waits; a signal is heeded within that time.")]
+ClaimIdleMs = Annotated[int, typer.Option(min=1, help="How long an entry is silent before it counts as stale.")]
+EveryMs = Annotated[int, typer.Option(min=1, help="How long to wait when nothing is stale.")]
+WhenPoison = Annotated[OnPoison, typer.Option(help="stop: end with code 65. leave: say so and go on.")]
+
+
+@app.callback()
+def ingest(  # noqa: PLR0913 - options of a command
+    context: typer.Context,
+    *,
+    stream: Stream = "",
+    workflow: Workflow = "",
+    topic: Topic = "",
+    group: Group = "pipeline",
+    consumer: Consumer = "",
+    redis: RedisUrl = "",
+    batch: Batch = 100,
+    message_id_field: MessageIdField = None,
+    key_field: KeyField = None,
+    topic_field: TopicField = None,
+    block_ms: BlockMs = 1_000,
+    on_poison: WhenPoison = OnPoison.STOP,
+) -> None:
+    """Publish new entries of a stream until SIGTERM or SIGINT. Entries go stale if it dies: see recover."""
+    if context.invoked_subcommand is not None:
+        return
+    route = _route(workflow, topic, message_id_field, key_field, topic_field)
+    with _told():
+        queue = _queue(redis, stream, group, consumer, block_ms=block_ms, max_read_count=batch)
+        bridge = _bridge(context, queue, route, on_poison)
+        _until_stopped(bridge, bridge.run)
+
+
+@app.command()
+def recover(  # noqa: PLR0913 - options of a command
+    context: typer.Context,
+    *,
+    stream: Stream,
+    workflow: Workflow,
+    topic: Topic,
+    group: Group = "pipeline",
+    consumer: Consumer = "",
+    redis: RedisUrl = "",
+    batch: Batch = 100,
+    message_id_field: MessageIdField = None,
+    key_field: KeyField = None,
+    topic_field: TopicField = None,
+    claim_idle_ms: ClaimIdleMs = 60_000,
+    every_ms: EveryMs = 5_000,
+    once: Annotated[bool, typer.Option("--once", help="One batch, then end.")] = False,
+    on_poison: WhenPoison = OnPoison.STOP,
+) -> None:
+    """Publish entries that somebody read and never acknowledged, until SIGTERM or SIGINT."""
+    route = _route(workflow, topic, message_id_field, key_field, topic_field)
+    with _told():
+        queue = _queue(redis, stream, group, consumer, claim_idle_ms=claim_idle_ms, max_read_count=batch)
+        bridge = _bridge(context, queue, route, on_poison)
+        _until_stopped(bridge, bridge.recover_once if once else lambda: bridge.recover(every_ms=every_ms))
+
+
+@app.command()
+def backlog(
+    stream: Stream,
+    group: Group = "pipeline",
+    redis: RedisUrl = "",
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Pending entries to list at most.")] = 20,
+    as_json: shown.AsJson = False,
+) -> None:
+    """Count what waits in a stream, and list the oldest entries that are pending. Changes nothing."""
+    with _told():
+        queue = _queue(redis, stream, group, "")
+        stats, pending = queue.backlog_stats(), queue.pending(limit)
+    if as_json:
+        shown.as_json({**asdict(stats), "entries": [asdict(entry) for entry in pending]})
+        return
+    waiting = "an unknown number" if stats.waiting is None else stats.waiting
+    typer.echo(f"{stats.length} in the stream, {waiting} not delivered yet, {stats.pending} pending")
+    rows = [(entry.id, entry.consumer, entry.idle_ms, entry.times_delivered) for entry in pending]
+    shown.table(f"{len(rows)} oldest pending", ("entry", "consumer", "idle ms", "times delivered"), rows)
+
+
+@app.command()
+def park(
+    entries: Annotated[list[str], typer.Argument(help="Ids of pending entries.")],
+    stream: Stream,
+    group: Group = "pipeline",
+    redis: RedisUrl = "",
+    to: Annotated[str | None, typer.Option(help="Into which stream; by default the stream's name and :parked.")] = None,
+    reason: Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept with the copy.")] = "",
+) -> None:
+    """Set pending entries aside: each is copied to a parking stream, then acknowledged."""
+    with _told():
+        queue = _queue(redis, stream, group, "")
+        for entry in entries:
+            typer.echo(f"{entry}: parked as {parking.park(queue, entry, to=to, reason=reason)}")
+
+
+def _route(workflow: str, topic: str, message_id: str | None, key: str | None, topic_field: str | None) -> Route:
+    for name, value in (("--workflow", workflow), ("--topic", topic)):
+        if not value.strip():
+            raise InvalidInputError(f"Nothing says where entries go; expected {name}.")
+    return Route(
+        workflow=workflow,
+        topic=topic,
+        message_id_field=message_id,
+        key_field=key,
+        topic_field=topic_field,
+        limits=Limits(payload=Settings.load(os.environ).max_payload_bytes),
+    )
+
+
+def _queue(redis: str, stream: str, group: str, consumer: str, **options: int) -> RedisStreamsQueue:
+    """The queue of a loop. Without options it only looks, and does not bring a misspelt stream into being."""
+    try:
+        config = QueueConfig(stream=stream, group=group, consumer=consumer or _own_name(), **options)
+    except ValueError as error:
+        raise InvalidInputError(str(error)) from None
+    url = redis or Settings.load(os.environ).broker_url
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise InvalidInputError(
+            "The broker is no Redis; expected --redis or INGEST_REDIS_URL with redis://host:6379/0."
+        )
+    return RedisStreamsQueue(connect(url, longest_block_ms=config.block_ms), config, create=bool(options))
+
+
+def _own_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _bridge(context: typer.Context, queue: RedisStreamsQueue, route: Route, on_poison: OnPoison) -> Bridge:
+    """One connection to the database, kept from batch to batch."""
+    unpooled: Database = context.obj
+    migrate.require_current(unpooled)
+    database = Database.connect(unpooled.engine.url.render_as_string(hide_password=False), pool_size=1)
+    bridge = Bridge(queue, database, route, on_poison)
+    bridge.require_target()
+    return bridge
+
+
+def _until_stopped(bridge: Bridge, work: Callable[[], Any]) -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(message)s")
+    config, route = bridge.queue.config, bridge.route
+    try:
+        with stopped_by_signals(bridge.stop):
+            typer.echo(
+                f"{config.stream} to {route.workflow}/{route.topic} as {config.group}/{config.consumer}", err=True
+            )
+            work()
+    finally:
+        tally = bridge.tally
+        words = f"{tally.published} published, {tally.repeats} there before, {tally.poison} not usable"
+        typer.echo(words, err=True)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What we expect to go wrong becomes a sentence and an exit code."""
+    try:
+        yield
+    except PoisonError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_POISON) from None
+    except QueueError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_AGAIN) from None

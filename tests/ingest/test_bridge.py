@@ -1,0 +1,251 @@
+"""From a stream to a topic: which event an entry becomes, and what becomes of one that cannot be one."""
+
+import logging
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import text
+
+from pipeline.domain.errors import InvalidInputError, UnknownError
+from pipeline.domain.limits import Limits
+from pipeline.domain.values import TopicSpec, WorkflowSpec
+from pipeline.execution import workflows
+from pipeline.ingest import parking
+from pipeline.ingest.bridge import Bridge, OnPoison
+from pipeline.ingest.errors import PoisonError, QueueError
+from pipeline.ingest.route import Route
+from pipeline.store.database import Database
+from tests.factories import IN, OUT, a_workflow
+from tests.ingest.programs import published
+from tests.ingest.streams import Place, in_thread
+from tests.support.wait import wait_for
+
+
+class Order(BaseModel):
+    """What the checked topic takes."""
+
+    order: str
+    cents: int
+
+
+def a_bridge(place: Place, db: Database, *, on_poison: OnPoison = OnPoison.STOP, **route: Any) -> Bridge:
+    a_workflow(db)
+    given = {"workflow": "billing", "topic": IN, **route}
+    return Bridge(place.queue(max_read_count=100), db, Route(**given), on_poison)
+
+
+def rows(db: Database) -> list[Any]:
+    with db.transaction() as tx:
+        return list(tx.all(text("SELECT topic, message_id, key, payload FROM pipeline.events ORDER BY id")))
+
+
+def one_turn(bridge: Bridge) -> None:
+    """What is there, and no more."""
+    read = bridge.queue.read
+    bridge._turn(lambda: read(block_ms=50))
+
+
+def test_an_entry_becomes_an_event_named_by_its_stream_and_id_and_is_acknowledged(place: Place, db: Database) -> None:
+    bridge = a_bridge(place, db)
+    first, second = place.add({"order": "1"}, {"order": "2"})
+    one_turn(bridge)
+    assert [tuple(row) for row in rows(db)] == [
+        (IN, f"{place.stream}:{first}", None, {"order": "1"}),
+        (IN, f"{place.stream}:{second}", None, {"order": "2"}),
+    ]
+    assert place.pending() == {}
+    assert (bridge.tally.published, bridge.tally.repeats) == (2, 0)
+
+
+def test_fields_of_the_producer_name_message_id_key_and_topic(place: Place, db: Database) -> None:
+    bridge = a_bridge(place, db, message_id_field="id", key_field="customer", topic_field="kind")
+    (without,) = place.add({"kind": None})
+    place.add({"id": "order:1", "customer": 7, "kind": OUT}, {"id": 4711})
+    one_turn(bridge)
+    assert [(row.topic, row.message_id, row.key) for row in rows(db)] == [
+        (IN, f"{place.stream}:{without}", None),
+        (OUT, "order:1", "7"),
+        (IN, "4711", None),
+    ]
+
+
+def test_a_message_id_that_was_published_before_is_acknowledged_and_changes_nothing(place: Place, db: Database) -> None:
+    bridge = a_bridge(place, db, message_id_field="id")
+    place.add({"id": "a", "n": 1}, {"id": "a", "n": 2})
+    one_turn(bridge)
+    place.add({"id": "a", "n": 3})
+    one_turn(bridge)
+    assert [row.payload["n"] for row in rows(db)] == [1]
+    assert (bridge.tally.published, bridge.tally.repeats, place.pending()) == (1, 2, {})
+
+
+POISON: dict[str, tuple[dict[str, Any] | bytes, str]] = {
+    "not JSON": (b"{", "its data is no JSON"),
+    "too large": ({"text": "x" * 2000}, "at most 1000 bytes"),
+    "no such topic": ({"kind": "nowhere"}, "There is no topic of workflow 'billing' named 'nowhere'"),
+    "not what the schema says": ({"kind": "checked", "order": "1"}, "as topic 'checked' declares"),
+    "a message id of another kind": ({"id": ["a"]}, "it is an array"),
+    "an empty message id": ({"id": " "}, "expected non-empty text"),
+    "a key that is too long": ({"customer": "x" * 300}, "at most 255"),
+    "text that cannot be stored": ({"text": "\0"}, "NUL"),
+}
+
+
+def poisonable(place: Place, db: Database, on_poison: OnPoison = OnPoison.STOP) -> Bridge:
+    bridge = a_bridge(
+        place,
+        db,
+        on_poison=on_poison,
+        message_id_field="id",
+        key_field="customer",
+        topic_field="kind",
+        limits=Limits(payload=1000),
+    )
+    schema = Order.model_json_schema()
+    spec = WorkflowSpec(
+        name="billing",
+        topics=(TopicSpec(name=IN), TopicSpec(name=OUT), TopicSpec(name="checked", schema=schema)),
+        handlers=(),
+        version=2,
+    )
+    with db.transaction() as tx:
+        workflows.register(tx, spec)
+    return bridge
+
+
+def add(place: Place, content: dict[str, Any] | bytes) -> str:
+    return place.add_raw({b"data": content}) if isinstance(content, bytes) else place.add(content)[0]
+
+
+@pytest.mark.parametrize("kind", POISON)
+def test_an_entry_that_cannot_be_an_event_surfaces_and_stays_pending_and_the_rest_is_published(
+    place: Place, db: Database, kind: str
+) -> None:
+    bridge = poisonable(place, db)
+    content, words = POISON[kind]
+    place.add({"id": "before"})
+    bad = add(place, content)
+    place.add({"id": "after"})
+    with pytest.raises(PoisonError) as caught:
+        one_turn(bridge)
+    (entry,) = caught.value.entries
+    assert entry.id == bad
+    assert words in entry.problem
+    assert published(db) == {"before": 1, "after": 1}
+    assert list(place.pending()) == [bad]
+
+
+def test_what_fits_the_schema_is_published(place: Place, db: Database) -> None:
+    bridge = poisonable(place, db)
+    place.add({"kind": "checked", "order": "1", "cents": 5, "id": "fits"})
+    one_turn(bridge)
+    assert published(db) == {"fits": 1}
+
+
+def test_poison_may_be_left_behind_aloud(place: Place, db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    bridge = poisonable(place, db, OnPoison.LEAVE)
+    bad = [add(place, content) for content, _ in POISON.values()]
+    place.add({"id": "good"})
+    with caplog.at_level(logging.ERROR, logger="pipeline.ingest"):
+        one_turn(bridge)
+    (record,) = caplog.records
+    assert f"{len(bad)} entries" in record.getMessage()
+    assert "park" in record.getMessage()
+    assert "xxxx" not in record.getMessage(), "payloads do not belong into logs"
+    assert list(place.pending()) == bad
+    assert (bridge.tally.published, bridge.tally.poison) == (1, len(bad))
+
+
+def test_an_entry_that_is_parked_is_copied_with_its_origin_and_no_longer_pending(place: Place, db: Database) -> None:
+    bridge = poisonable(place, db)
+    bad = place.add_raw({b"data": b"{", b"more": b"1"})
+    with pytest.raises(PoisonError):
+        one_turn(bridge)
+    copy = parking.park(bridge.queue, bad, reason="sent by the old shop")
+    assert place.pending() == {}
+    assert place.raw.xrange(f"{place.stream}:parked") == [
+        (
+            copy.encode(),
+            {
+                b"data": b"{",
+                b"more": b"1",
+                b"parked_from": f"{place.stream} {bad}".encode(),
+                b"parked_for": b"workers",
+                b"parked_reason": b"sent by the old shop",
+            },
+        )
+    ]
+    with pytest.raises(InvalidInputError, match="is not pending"):
+        parking.park(bridge.queue, bad)
+    assert place.raw.xlen(f"{place.stream}:parked") == 1
+
+
+@pytest.mark.parametrize(("entry", "to"), [("nonsense", None), ("-", None), ("1-1", None), ("1-1", "itself")])
+def test_what_cannot_be_parked_is_said_and_nothing_changes(place: Place, entry: str, to: str | None) -> None:
+    queue = place.queue()
+    with pytest.raises(InvalidInputError):
+        parking.park(queue, entry, to=place.stream if to else None)
+    assert not place.raw.exists(f"{place.stream}:parked")
+
+
+def test_an_entry_whose_parking_place_cannot_be_written_stays_pending(place: Place) -> None:
+    (entry,) = place.add({"n": 1})
+    queue = place.queue()
+    queue.read()
+    place.raw.set(f"{place.stream}:parked", "no stream")
+    with pytest.raises(QueueError, match="park an entry"):
+        parking.park(queue, entry)
+    assert list(place.pending()) == [entry]
+
+
+def test_an_error_of_the_database_leaves_the_batch_pending_and_is_raised(place: Place, db: Database) -> None:
+    bridge = a_bridge(place, db)
+    entries = place.add({"n": 1}, {"n": 2})
+    with db.transaction() as tx:
+        tx.run(text("ALTER TABLE pipeline.deliveries RENAME TO elsewhere"))
+    try:
+        with pytest.raises(Exception, match="deliveries"):
+            one_turn(bridge)
+    finally:
+        with db.transaction() as tx:
+            tx.run(text("ALTER TABLE pipeline.elsewhere RENAME TO deliveries"))
+    assert list(place.pending()) == entries
+    assert published(db) == {}
+
+
+def test_what_went_stale_is_published_once_by_a_recovery(place: Place, db: Database) -> None:
+    bridge = a_bridge(place, db)
+    entries = place.add({"n": 1}, {"n": 2})
+    place.queue("dead", max_read_count=10).read()
+    place.wait_until_stale()
+    assert bridge.recover_once() == 2
+    assert bridge.recover_once() == 0
+    assert published(db) == {f"{place.stream}:{entry}": 1 for entry in entries}
+    assert place.pending() == {}
+
+
+def test_a_recovery_goes_on_until_it_is_stopped(place: Place, db: Database) -> None:
+    bridge = a_bridge(place, db)
+    loop = in_thread(lambda: bridge.recover(every_ms=50))
+    place.add({"n": 1})
+    place.queue("dead").read()
+    wait_for(lambda: bridge.tally.published == 1)
+    bridge.stop()
+    loop.outcome()
+
+
+@pytest.mark.parametrize(("workflow", "topic"), [("biling", IN), ("billing", "orders.payed")])
+def test_a_target_that_does_not_exist_is_refused_before_anything_is_read(
+    place: Place, db: Database, workflow: str, topic: str
+) -> None:
+    bridge = a_bridge(place, db, workflow=workflow, topic=topic)
+    with pytest.raises(UnknownError, match=r"Known: .*Nothing was read"):
+        bridge.require_target()
+
+
+def test_a_stream_whose_name_leaves_no_room_for_an_id_is_refused(place: Place, db: Database) -> None:
+    queue = place.queue()
+    object.__setattr__(queue.config, "stream", "s" * 250)
+    with pytest.raises(InvalidInputError, match="cannot be part of a message id"):
+        Bridge(queue, db, Route(workflow="billing", topic=IN))

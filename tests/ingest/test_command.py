@@ -1,0 +1,111 @@
+"""The words and exit codes of `pipeline ingest` where nothing needs to be killed: the command, in this process."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.main import main
+from pipeline.config import EXIT_AGAIN
+from pipeline.store.database import Database
+from tests.factories import a_workflow
+from tests.ingest.programs import published
+from tests.ingest.streams import Place
+
+Command = Callable[..., tuple[int, str]]
+TARGET = ("--workflow", "billing", "--topic", "orders.paid")
+
+
+@pytest.fixture
+def command(
+    place: Place,
+    db: Database,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Command:
+    """`pipeline ingest …`: its exit code and its words."""
+    a_workflow(db)
+    for name in os.environ:
+        if name.startswith("PIPELINE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PIPELINE_DATABASE_URL", database_url)
+    monkeypatch.setenv("INGEST_REDIS_URL", place.url)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["pipeline", "ingest", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, said.out + said.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ((), 2, "expected --workflow"),
+        (("--workflow", "billing"), 2, "expected --topic"),
+        (TARGET, 2, "stream is ''"),
+        (("--workflow", "biling", "--topic", "orders.paid", "--stream", "s"), 2, "There is no workflow 'biling'"),
+        (("--workflow", "billing", "--topic", "paid", "--stream", "s"), 2, "Known: orders.paid"),
+        ((*TARGET, "--stream", "s", "--batch", "0"), 2, "--batch"),
+        ((*TARGET, "--stream", "s", "--redis", "amqp://host/"), 2, "The broker is no Redis"),
+        ((*TARGET, "--stream", "s", "--redis", "redis://:pw9@127.0.0.1:1/0"), EXIT_AGAIN, "Redis cannot be reached"),
+    ],
+    ids=lambda value: str(value)[-40:],
+)
+def test_what_cannot_be_started_is_said_in_a_sentence_with_an_exit_code(
+    command: Command, place: Place, options: tuple[str, ...], code: int, words: str
+) -> None:
+    found, said = command(*options)
+    place.raw.delete("s")
+    assert (found, words in said) == (code, True), said
+    assert "pw9" not in said
+
+
+def test_a_look_at_a_stream_that_is_not_there_does_not_make_one(command: Command, place: Place) -> None:
+    code, _ = command("backlog", "--stream", place.stream, "--json")
+    assert code == EXIT_AGAIN
+    assert not place.raw.exists(place.stream)
+
+
+def test_the_backlog_can_be_read_by_a_program(command: Command, place: Place) -> None:
+    place.queue("dead", group="pipeline")
+    (entry,) = place.add({"n": 1})
+    place.queue("dead", group="pipeline").read()
+    place.add({"n": 2})
+    code, said = command("backlog", "--stream", place.stream, "--json")
+    found = json.loads(said)
+    assert (code, found["length"], found["waiting"], found["pending"]) == (0, 2, 1, 1)
+    assert [(each["id"], each["consumer"], each["times_delivered"]) for each in found["entries"]] == [
+        (entry, "dead", 1)
+    ]
+
+
+def test_a_recovery_of_one_batch_says_what_it_did(command: Command, place: Place, db: Database) -> None:
+    place.queue("dead", group="pipeline")
+    (entry,) = place.add({"n": 1})
+    bad = place.add_raw({b"data": b"bad"})
+    place.queue("dead", group="pipeline").read()
+    place.raw.xreadgroup("pipeline", "dead", {place.stream: ">"})
+    place.wait_until_stale(group="pipeline")
+    code, said = command("recover", *TARGET, "--stream", place.stream, "--claim-idle-ms", "50", "--once")
+    assert (code, bad in said) == (65, True), said
+    assert "1 published, 0 there before, 1 not usable" in said
+    assert published(db) == {f"{place.stream}:{entry}": 1}
+    code, said = command("park", bad, "--stream", place.stream, "--to", f"{place.stream}:parked")
+    assert (code, "parked as" in said, place.pending("pipeline")) == (0, True, {})
+    code, said = command("park", bad, "--stream", place.stream)
+    assert (code, "is not pending" in said) == (2, True)
+
+
+def test_every_exit_code_is_in_the_guide(project: Path) -> None:
+    page = (project / "docs/guides/ingest-a-stream.md").read_text(encoding="utf-8")
+    assert [code for code in (0, 2, 3, 65, 75) if f"| {code} |" not in page] == []

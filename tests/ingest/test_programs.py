@@ -1,0 +1,216 @@
+"""`pipeline ingest` as real processes that are stopped, killed and robbed of their servers."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from sqlalchemy import text
+
+from pipeline.config import EXIT_AGAIN
+from pipeline.dev import servers
+from pipeline.store.database import Database
+from tests.factories import a_workflow
+from tests.ingest.lines import held_at
+from tests.ingest.programs import Programs, programs, published, wait_until_published
+from tests.ingest.streams import Place
+from tests.support.rule import rule
+from tests.support.wait import wait_for
+
+GROUP = "pipeline"
+_WAITING = text("""
+SELECT a.pid FROM pg_stat_activity a
+WHERE a.wait_event_type = 'Lock' AND a.datname = current_database() AND a.application_name = 'pipeline'
+""")
+
+
+@pytest.fixture
+def run(place: Place, db: Database, database_url: str, tmp_path: Path) -> Iterator[Programs]:
+    a_workflow(db)
+    with programs(place, database_url, tmp_path) as found:
+        yield found
+
+
+def named(place: Place, entries: list[str]) -> dict[str, int]:
+    """What must be published for these entries, each once."""
+    return {f"{place.stream}:{entry}": 1 for entry in entries}
+
+
+@rule("Q-23")
+def test_q17_killed_between_commit_and_acknowledgement_it_is_recovered_with_one_effect(
+    run: Programs, place: Place, db: Database
+) -> None:
+    entries = place.add(*({"n": n} for n in range(50)))
+    with held_at(place.url, b"XACK") as line:
+        first = run.ingest(url=line.url)
+        assert line.is_held.wait(30), first.said
+        first.kill()
+    assert published(db) == named(place, entries)
+    assert list(place.pending(GROUP)) == entries
+    place.wait_until_stale(group=GROUP)
+    assert "0 published, 50 there before" in run.recover()
+    assert published(db) == named(place, entries)
+    assert place.pending(GROUP) == {}
+
+
+@rule("Q-23")
+def test_q17_killed_between_read_and_commit_nothing_is_there_until_it_is_recovered(
+    run: Programs, place: Place, db: Database
+) -> None:
+    entries = place.add(*({"n": n} for n in range(50)))
+    with db.engine.begin() as blocker:
+        blocker.execute(text("LOCK TABLE pipeline.events IN SHARE ROW EXCLUSIVE MODE"))
+        first = run.ingest()
+        wait_for(lambda: held_back(db), within=30)
+        first.kill()
+    wait_for(lambda: not held_back(db))
+    assert published(db) == {}
+    assert list(place.pending(GROUP)) == entries
+    place.wait_until_stale(group=GROUP)
+    assert "50 published, 0 there before" in run.recover()
+    assert published(db) == named(place, entries)
+    assert place.pending(GROUP) == {}
+
+
+def held_back(db: Database) -> list[int]:
+    """Processes of ours that wait for a lock in Postgres."""
+    with db.transaction() as tx:
+        return [row.pid for row in tx.all(_WAITING)]
+
+
+def test_a_database_that_drops_the_connection_ends_it_and_the_batch_stays_pending(
+    run: Programs, place: Place, db: Database
+) -> None:
+    entries = place.add({"n": 1}, {"n": 2})
+    with db.engine.begin() as blocker:
+        blocker.execute(text("LOCK TABLE pipeline.events IN SHARE ROW EXCLUSIVE MODE"))
+        program = run.ingest()
+        pid = wait_for(lambda: held_back(db), within=30)[0]
+        with db.transaction() as tx:
+            tx.all(text("SELECT pg_terminate_backend(:pid)"), pid=pid)
+        assert program.process.wait(20) == 3, program.said
+    assert "Traceback" not in program.said
+    assert (published(db), list(place.pending(GROUP))) == ({}, entries)
+
+
+@rule("Q-6")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_middle_of_the_work_ends_it_in_order_with_nothing_left_in_hand(
+    run: Programs, place: Place, db: Database, number: int
+) -> None:
+    place.add(*({"n": n} for n in range(2000)))
+    program = run.ingest("--batch", "20")
+    wait_until_published(db, 100)
+    assert program.stop(number) == 0, program.said
+    count = len(published(db))
+    assert f"{count} published, 0 there before, 0 not usable" in program.said
+    assert place.pending(GROUP) == {}
+    assert max(published(db).values()) == 1
+
+
+def test_an_idle_one_ends_within_its_block_and_says_that_nothing_came(run: Programs) -> None:
+    program = run.ingest("--block-ms", "500").wait_until_reading()
+    began = time.monotonic()
+    assert program.stop() == 0
+    assert time.monotonic() - began < 3
+    assert "0 published, 0 there before, 0 not usable" in program.said
+
+
+@rule("Q-18")
+def test_q12_a_redis_killed_in_mid_block_ends_it_with_75_and_a_new_start_goes_on(
+    mortal: tuple[Place, Path], db: Database, database_url: str, tmp_path: Path
+) -> None:
+    place, home = mortal
+    a_workflow(db)
+    with programs(place, database_url, tmp_path) as run:
+        program = run.ingest("--block-ms", "20000").wait_until_reading()
+        place.wait_until_blocked()
+        found = servers.status(home)
+        assert found is not None
+        began = time.monotonic()
+        os.kill(found.pids["redis"], signal.SIGKILL)
+        assert program.process.wait(10) == EXIT_AGAIN, program.said
+        assert time.monotonic() - began < 5
+        assert "Redis failed to read" in program.said
+        assert "Traceback" not in program.said
+        wait_for(lambda: _is_back(place), within=20)
+        place.add({"n": 1})
+        run.ingest()
+        wait_until_published(db, 1)
+
+
+def _is_back(place: Place) -> bool:
+    try:
+        return bool(place.raw.ping())
+    except redis.RedisError:
+        return False
+
+
+def test_poison_ends_it_with_65_and_the_next_start_goes_on_behind_it(run: Programs, place: Place, db: Database) -> None:
+    good = place.add({"n": 1})
+    bad = place.add_raw({b"data": b"not json"})
+    first = run.ingest()
+    assert first.process.wait(30) == 65, first.said
+    assert bad in first.said
+    assert "pipeline ingest park" in first.said
+    good += place.add({"n": 2})
+    second = run.ingest()
+    wait_until_published(db, 2)
+    assert second.stop() == 0
+    assert published(db) == named(place, good)
+    assert list(place.pending(GROUP)) == [bad]
+
+
+def test_two_services_that_race_with_the_same_message_ids_make_one_event_each(
+    run: Programs, place: Place, db: Database
+) -> None:
+    other = Place(place.url, f"{place.stream}-other", place.raw)
+    ids = [f"order:{n}" for n in range(1000)]
+    for each in (place, other):
+        each.add(*({"id": id_, "from": each.stream} for id_ in ids))
+    both = [
+        run.ingest("--message-id-field", "id", "--batch", "20"),
+        run.ingest("--message-id-field", "id", "--batch", "20", "--stream", other.stream),
+    ]
+    wait_until_published(db, 1000)
+    wait_for(lambda: _is_done(place) and _is_done(other), within=30)
+    assert [program.stop() for program in both] == [0, 0]
+    assert published(db) == dict.fromkeys(ids, 1)
+    assert sum(int(program.said.splitlines()[-1].split()[0]) for program in both) == 1000
+    other.close()
+
+
+def _is_done(place: Place) -> bool:
+    stats = place.queue("looker", group=GROUP).backlog_stats()
+    return stats.waiting == 0 and stats.pending == 0
+
+
+@pytest.mark.timeout(180)
+def test_q18_three_processes_share_20_000_messages_and_each_event_is_there_once(
+    run: Programs, place: Place, db: Database
+) -> None:
+    count = 20_000
+    three = [run.ingest("--batch", "500", "--consumer", f"c{n}") for n in range(3)]
+    for program in three:
+        program.wait_until_reading()
+    fill(place, count)
+    wait_until_published(db, count, within=90)
+    wait_for(lambda: _is_done(place), within=30)
+    assert [program.stop() for program in three] == [0, 0, 0]
+    found = published(db)
+    assert (len(found), set(found.values())) == (count, {1})
+    shares = [int(program.said.splitlines()[-1].split()[0]) for program in three]
+    assert sum(shares) == count
+    assert all(shares), f"each had a share: {shares}"
+
+
+def fill(place: Place, count: int) -> None:
+    """So many entries, as fast as Redis takes them."""
+    for start in range(0, count, 1000):
+        with place.raw.pipeline(transaction=False) as many:
+            for n in range(start, start + 1000):
+                many.xadd(place.stream, {"data": f'{{"n": {n}}}'})
+            many.execute()

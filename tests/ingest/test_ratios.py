@@ -1,0 +1,38 @@
+"""How much faster large batches are than small ones: ratios of one machine in one run, so they hold on any."""
+
+import time
+
+from pipeline.ingest.bridge import Bridge
+from pipeline.ingest.route import Route
+from pipeline.store.database import Database
+from tests.factories import IN, a_workflow
+from tests.ingest.streams import Place
+
+
+def entries_per_second(place: Place, db: Database, batch: int, count: int) -> float:
+    """From the first read to the last acknowledgement of a backlog."""
+    with place.raw.pipeline(transaction=False) as many:
+        for n in range(count):
+            many.xadd(place.stream, {"data": f'{{"n": {n}}}'})
+        many.execute()
+    bridge = Bridge(place.queue(f"batch {batch}", max_read_count=batch), db, Route(workflow="billing", topic=IN))
+    began = time.monotonic()
+    while bridge.tally.published < count:
+        bridge._turn(bridge.queue.read)
+    assert (bridge.tally.repeats, place.pending()) == (0, {})
+    return count / (time.monotonic() - began)
+
+
+def test_batches_of_100_carry_at_least_3_times_as_much_as_batches_of_one(place: Place, db: Database) -> None:
+    """Measured up to three times: a neighbour on the machine slows the many more than the one."""
+    a_workflow(db)
+    place.queue("first")
+    seen = []
+    for _ in range(3):
+        speeds = {
+            batch: entries_per_second(place, db, batch, count) for batch, count in ((1, 200), (10, 1000), (100, 4000))
+        }
+        seen.append(", ".join(f"{batch}: {speed:.0f}/s" for batch, speed in speeds.items()))
+        if speeds[100] >= 3 * speeds[1] and speeds[10] > speeds[1]:
+            return
+    raise AssertionError("; ".join(seen))
