@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
 from pydantic_core import PydanticSerializationError
@@ -248,6 +248,13 @@ class Connector:
         return text
 
 
+def _holds_secret(kind: Any) -> bool:
+    """Whether an annotation is, or has somewhere inside, a type for credentials."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return any(_holds_secret(known.annotation) for known in kind.model_fields.values())
+    return kind in (SecretStr, SecretBytes) or any(_holds_secret(inner) for inner in get_args(kind))
+
+
 def _plainly(value: Any) -> str:
     """A value as people read it in a line; a list as its members."""
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
@@ -263,7 +270,7 @@ def _model(function: Callable[..., Any], signature: inspect.Signature, skip: int
             extra = "allow"
             continue
         kind = hints.get(name, Any)
-        if kind in (SecretStr, SecretBytes):
+        if _holds_secret(kind):
             raise InvalidInputError(
                 f"{function.__qualname__} takes the credential {name!r} as a parameter, which would be written down; "
                 "expected it as an attribute of the connector, from settings."

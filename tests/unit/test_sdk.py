@@ -112,6 +112,19 @@ def test_a_credential_as_a_parameter_is_refused_where_it_is_declared() -> None:
         def send(self: Any, call: Call, *, token: SecretStr) -> None: ...
 
 
+class Card(BaseModel):
+    """A parameter with a credential inside."""
+
+    pin: SecretStr | None
+
+
+def test_a_credential_inside_a_parameter_is_refused_too() -> None:
+    with pytest.raises(InvalidInputError, match="takes the credential 'cards'"):
+
+        @mutation()
+        def pay(self: Any, call: Call, *, cards: list[Card]) -> None: ...
+
+
 def test_redacting_what_an_operation_does_not_take_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="redacts 'card', which it does not take"):
         mutation(redact=["card"])(lambda self, call, *, order: None)
