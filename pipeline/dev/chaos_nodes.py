@@ -71,19 +71,17 @@ class Node:
         return sorted(found)
 
     def suffer(self, act: Act, lot: float, freeze_for: float) -> bool:
-        """Do this to the node. False when there was nothing left to do it to."""
-        if self.has_ended or self.frozen_until is not None:
+        """Do this to the node. False when it is not at work: ended, frozen, or still without a pool."""
+        children = [] if self.has_ended or self.frozen_until is not None else self.children()
+        if not children:
             return False
         if act is Act.CHILD:
-            children = self.children()
-            if children:
-                _signal(os.kill, children[int(lot * len(children))], signal.SIGKILL)
-            return bool(children)
-        if act is Act.FREEZE:
+            _signal(os.kill, children[int(lot * len(children))], signal.SIGKILL)
+        elif act is Act.FREEZE:
             _signal(os.killpg, self.process.pid, signal.SIGSTOP)
             self.frozen_until = time.monotonic() + freeze_for
-            return True
-        _signal(os.kill if act is Act.PARENT else os.killpg, self.process.pid, signal.SIGKILL)
+        else:
+            _signal(os.kill if act is Act.PARENT else os.killpg, self.process.pid, signal.SIGKILL)
         return True
 
     def thaw(self) -> None:
@@ -159,16 +157,18 @@ class Monkey:
         due = self._begun + self.planned[0].at if self.planned else now + 1.0
         if now >= due and (now >= due + _WAITS or self.is_busy()):
             threading.Event().wait(self.planned[0].moment)
-            self._act(self.planned.pop(0))
+            if self._act(self.planned[0]):
+                self.planned.pop(0)
 
-    def _act(self, planned: Planned) -> None:
-        """Do it to the worker it is meant for, or to the next one that can suffer it."""
+    def _act(self, planned: Planned) -> bool:
+        """Do it to the worker it is meant for, or to the next one that can suffer it. False: it stays due."""
         lot = planned.moment / _MOMENT
         for turn in range(len(self.workers)):
             node = self.workers[(planned.worker + turn) % len(self.workers)]
             if node.suffer(planned.act, lot, self.freeze_for):
                 self.done[planned.act] += 1
-                return
+                return True
+        return False
 
 
 def plan(seed: int, *, waves: int, gap: float, workers: int) -> list[Planned]:
