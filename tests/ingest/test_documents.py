@@ -13,7 +13,13 @@ from sqlalchemy import create_engine, text
 from typer.main import get_command
 
 from pipeline.cli.ingest import app
+from pipeline.domain.errors import InvalidInputError
+from pipeline.engine import policies
+from pipeline.engine.consumer import ConsumerMixin
+from pipeline.ingest.client import connect
 from pipeline.ingest.consumer import QueueConsumer
+from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
+from pipeline.ingest.source import StreamSource
 from tests.ingest.streams import Place
 from tests.support.wait import wait_for
 
@@ -67,7 +73,7 @@ def test_every_check_of_the_notes_has_a_test_of_its_number(project: Path) -> Non
 def test_the_program_of_the_guide_runs_as_it_is_printed(
     project: Path, place: Place, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (program,) = blocks(project / "docs/guides/ingest-a-stream.md", "python")
+    program, _ = blocks(project / "docs/guides/ingest-a-stream.md", "python")
     program = program.replace('stream="orders"', f'stream="{place.stream}"')
     engine = create_engine(database_url)
     with engine.begin() as connection:
@@ -95,6 +101,16 @@ def test_the_program_of_the_guide_runs_as_it_is_printed(
         with engine.begin() as connection:
             connection.execute(text("DROP TABLE seen_orders"))
         engine.dispose()
+
+
+def test_the_consumer_of_the_engine_in_the_guide_has_just_the_idle_time_it_needs(project: Path, place: Place) -> None:
+    _, program = blocks(project / "docs/guides/ingest-a-stream.md", "python")
+    program = program.replace('stream="orders"', f'stream="{place.stream}"')
+    names = {**vars(policies), "ConsumerMixin": ConsumerMixin, "StreamSource": StreamSource, "QueueConfig": QueueConfig}
+    names |= {"RedisStreamsQueue": RedisStreamsQueue, "connect": connect, "REDIS_URL": place.url}
+    exec(program, dict(names))
+    with pytest.raises(InvalidInputError, match="expected at least 255000"):
+        exec(program.replace("300_000", "60_000"), dict(names))
 
 
 def _is_done(place: Place) -> bool:

@@ -1,0 +1,212 @@
+"""A stream as a source of the consumer engine: its items, their settlement, and when an entry may be claimed."""
+
+import asyncio
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pipeline.domain.errors import InvalidInputError
+from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.engine.errors import FetchException
+from pipeline.engine.policies import (
+    BatchPolicy,
+    ConcurrencyPolicy,
+    ConsumerLoopPolicy,
+    ConsumerPolicy,
+    ConsumerSteps,
+    ExceptionPolicy,
+    FetchPolicy,
+    ProcessPolicy,
+    RetryPolicy,
+    SuccessPolicy,
+)
+from pipeline.engine.transactions import Transaction
+from pipeline.ingest.errors import PoisonError
+from pipeline.ingest.source import AsyncStreamSource, StreamSource, longest_life
+from tests.ingest.streams import Place
+
+
+def a_policy(
+    *,
+    size: int = 10,
+    value: int = 2,
+    limit: float | None = None,
+    process: RetryPolicy | None = None,
+    success: RetryPolicy | None = None,
+    exception: RetryPolicy | None = None,
+    fetch: RetryPolicy | None = None,
+) -> ConsumerPolicy:
+    return ConsumerPolicy(
+        loop=ConsumerLoopPolicy(
+            batch=BatchPolicy(size=size), concurrency=ConcurrencyPolicy(value=value), transaction_timeout=limit
+        ),
+        steps=ConsumerSteps(
+            fetch=FetchPolicy(retry=fetch or RetryPolicy()),
+            process=ProcessPolicy(retry=process or RetryPolicy()),
+            success=SuccessPolicy(retry=success or RetryPolicy()),
+            exception=ExceptionPolicy(retry=exception or RetryPolicy()),
+        ),
+    )
+
+
+ONE_SECOND = RetryPolicy(timeout=1)
+BOUNDED = a_policy(limit=2, exception=ONE_SECOND)  # five rounds of two items, three seconds each
+
+
+class Work:
+    """Remembers what it was given, and fails for items that say so."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def do(self, transaction: Transaction) -> None:
+        self.seen.append(transaction.payload["n"])
+        if transaction.payload.get("fails"):
+            raise ValueError("no")
+
+
+class Task(Work, ConsumerMixin):
+    """With threads."""
+
+    def process_transaction(self, transaction: Transaction) -> None:
+        self.do(transaction)
+
+
+class AsyncTask(Work, AsyncConsumerMixin):
+    """With asyncio."""
+
+    async def process_transaction(self, transaction: Transaction) -> None:
+        self.do(transaction)
+
+
+def consume(place: Place, variant: str, policy: ConsumerPolicy, **options: Any) -> Work:
+    queue = place.queue(variant, max_read_count=10, block_ms=100, claim_idle_ms=options.pop("idle", 60_000))
+    if variant == "threads":
+        task = Task()
+        task.source = StreamSource(queue, policy, **options)
+        task.consume_transactions(policy=policy)
+        return task
+    other = AsyncTask()
+    other.source = AsyncStreamSource(queue, policy, **options)
+    asyncio.run(other.consume_transactions(policy=policy))
+    return other
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def variant(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_what_is_processed_is_acknowledged_and_what_failed_stays_pending(place: Place, variant: str) -> None:
+    place.queue()
+    entries = place.add(*({"n": n, "fails": n == 3} for n in range(25)))
+    task = consume(place, variant, BOUNDED)
+    assert sorted(task.seen) == list(range(25))
+    assert list(place.pending()) == [entries[3]]
+
+
+def test_an_item_carries_its_entry_and_the_time_it_was_added(place: Place) -> None:
+    place.queue()
+    entry = place.raw.xadd(place.stream, {"data": '{"n": 1}'}, id="1700000000123-5")
+    (item,) = StreamSource(place.queue(claim_idle_ms=60_000), BOUNDED).fetch_transactions(10)
+    assert item.transaction_id == f"{place.stream}:1700000000123-5"
+    assert (item.source, item.metadata["entry"]) == (place.stream, "1700000000123-5")
+    assert item.created_at == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
+    assert entry == b"1700000000123-5"
+
+
+def test_an_entry_with_an_id_from_beyond_the_calendar_is_an_item_all_the_same(place: Place) -> None:
+    place.raw.xadd(place.stream, {"data": "{}"}, id=f"{2**63}-1")
+    (item,) = StreamSource(place.queue(), a_policy()).fetch_transactions(1)
+    assert item.created_at.year == 9999
+
+
+def test_a_consumer_that_recovers_is_given_what_was_left_behind_and_nothing_new(place: Place, variant: str) -> None:
+    place.queue()
+    place.add({"n": 1}, {"n": 2})
+    place.queue("dead", max_read_count=2).read()
+    place.add({"n": 3})
+    place.raw.xclaim(place.stream, "workers", "dead", 0, list(place.pending()), idle=25_000)
+    task = consume(place, variant, BOUNDED, recovers=True, idle=20_000)
+    assert sorted(task.seen) == [1, 2]
+    assert place.pending() == {}
+
+
+def test_good_items_that_come_with_a_bad_entry_are_worked_on_before_the_error_is_raised(
+    place: Place, variant: str
+) -> None:
+    place.queue()
+    place.add({"n": 1})
+    bad = place.add_raw({b"data": b"bad"})
+    place.add({"n": 2})
+    with pytest.raises(FetchException) as caught:
+        consume(place, variant, BOUNDED)
+    assert isinstance(caught.value.__cause__, PoisonError)
+    assert list(place.pending()) == [bad], "the good ones were worked on and acknowledged"
+
+
+def test_an_item_that_is_given_up_is_parked_and_one_that_is_not_stays_pending(place: Place) -> None:
+    place.queue()
+    first, second = place.add({"n": 1}, {"n": 2})
+    source = StreamSource(place.queue(max_read_count=2), a_policy())
+    one, two = source.fetch_transactions(2)
+    source.nack_transaction(one)
+    assert list(place.pending()) == [first, second]
+    source.nack_transaction(two, requeue=False)
+    assert list(place.pending()) == [first]
+    assert place.raw.xlen(f"{place.stream}:parked") == 1
+
+
+def test_an_item_of_another_source_is_not_acknowledged(place: Place) -> None:
+    stranger = Transaction(transaction_id="x", created_at=datetime(2026, 1, 1, tzinfo=UTC), source="elsewhere")
+    with pytest.raises(InvalidInputError, match="is not from stream"):
+        StreamSource(place.queue(), a_policy()).ack_transaction(stranger)
+
+
+def test_a_fetch_takes_no_arguments_but_how_long_to_wait(place: Place) -> None:
+    source = StreamSource(place.queue(block_ms=5_000), a_policy())
+    assert source.fetch_transactions(1, block_ms=20) == []
+    with pytest.raises(InvalidInputError, match="cannot fetch with colour"):
+        source.fetch_transactions(1, colour="blue")
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        (a_policy(), math.inf),
+        (a_policy(limit=2), math.inf),
+        (BOUNDED, 15),
+        (a_policy(size=1, limit=2, exception=ONE_SECOND), 3),
+        (a_policy(size=3, limit=2, exception=ONE_SECOND), 6),
+        (a_policy(size=1, process=ONE_SECOND, success=ONE_SECOND, exception=ONE_SECOND), 3),
+        (a_policy(size=1, limit=1, process=ONE_SECOND, success=ONE_SECOND, exception=ONE_SECOND), 2),
+        (
+            a_policy(
+                size=1, limit=9, exception=RetryPolicy(max_attempts=3, timeout=1, backoff=2, backoff_multiplier=2)
+            ),
+            9 + 3 + 2 + 4,
+        ),
+    ],
+)
+def test_the_longest_life_of_an_item_follows_from_the_policy(policy: ConsumerPolicy, seconds: float) -> None:
+    assert longest_life(policy) == seconds
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_a_claim_idle_time_within_the_longest_life_is_refused(place: Place, recovers: bool) -> None:
+    with pytest.raises(InvalidInputError, match="expected at least 20000"):
+        StreamSource(place.queue(claim_idle_ms=19_999), BOUNDED, recovers=recovers)
+    StreamSource(place.queue(claim_idle_ms=20_000), BOUNDED, recovers=recovers)
+
+
+def test_items_that_may_take_for_ever_can_be_read_and_never_recovered(place: Place) -> None:
+    StreamSource(place.queue(), a_policy())
+    with pytest.raises(InvalidInputError, match="Nothing bounds how long"):
+        StreamSource(place.queue(claim_idle_ms=10**9), a_policy(limit=5), recovers=True)
+
+
+def test_a_fetch_that_would_be_given_up_before_its_read_returns_is_refused(place: Place) -> None:
+    with pytest.raises(InvalidInputError, match="expected a longer timeout"):
+        StreamSource(place.queue(block_ms=1_000), a_policy(fetch=ONE_SECOND))
