@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from opentelemetry.trace import Span
 
 from pipeline.engine.errors import ExceptionType, TransactionException, categorised
-from pipeline.engine.lifecycle import Step, pause_before_next
+from pipeline.engine.lifecycle import pause_before_next
 from pipeline.engine.policies import RetryPolicy
 from pipeline.engine.steps import Ended
 from pipeline.engine.stops import Stop
@@ -56,7 +56,7 @@ class Host:
 class Work:
     """A step, the same for every item."""
 
-    step: Step
+    step: str  #: a Step, or another short name from a small set: it is a label
     function: Callable[..., Any]
     retry: RetryPolicy
     is_timed: bool = True  #: no attempt begins after the subject's time is up
@@ -86,7 +86,7 @@ class Attempt:
 
     __slots__ = ("_host", "_is_over", "ends_at", "number", "step", "transaction_id")
 
-    def __init__(self, host: Host, step: Step, number: int, transaction_id: str | None, ends_at: float | None) -> None:
+    def __init__(self, host: Host, step: str, number: int, transaction_id: str | None, ends_at: float | None) -> None:
         self._host = host
         self._is_over = False
         self.step = step
@@ -205,10 +205,10 @@ def _failure(work: Work, subject: Subject, ended: Ended, limit: float | None) ->
 
 def _count(host: Host, work: Work, number: int, seconds: float, failure: TransactionException | None) -> None:
     result = failure.category.value if failure else "returned"
-    host.observer.count("pipeline.engine.step.duration", seconds, step=work.step.value)
-    host.observer.count("pipeline.engine.attempts", step=work.step.value, result=result)
+    host.observer.count("pipeline.engine.step.duration", seconds, step=str(work.step))
+    host.observer.count("pipeline.engine.attempts", step=str(work.step), result=result)
     if number > 1:
-        host.observer.count("pipeline.engine.retries", step=work.step.value)
+        host.observer.count("pipeline.engine.retries", step=str(work.step))
 
 
 def _rested(host: Host, work: Work, subject: Subject, pause: float) -> Generator[Request, Any, None]:
@@ -217,5 +217,5 @@ def _rested(host: Host, work: Work, subject: Subject, pause: float) -> Generator
         return
     if subject.ends_at is not None and work.is_timed:
         pause = min(pause, max(0.0, subject.ends_at - host.clock()))
-    host.observer.count("pipeline.engine.backoff", pause, step=work.step.value)
+    host.observer.count("pipeline.engine.backoff", pause, step=str(work.step))
     yield Pause(pause)

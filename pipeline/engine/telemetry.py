@@ -58,6 +58,11 @@ class Telemetry:
         self._lock = threading.Lock()
         self._made: tuple[MeterProvider, dict[str, Any]] | None = None
 
+    def is_heard(self) -> bool:
+        """Whether anybody listens at all."""
+        tracers, meters = self._tracers or trace.get_tracer_provider(), self._meters or metrics.get_meter_provider()
+        return _is_heard(tracers) or _is_heard(meters)
+
     def of(self, task: str) -> "Observer":
         """What watches one loop of a task."""
         tracers = self._tracers or trace.get_tracer_provider()
@@ -109,14 +114,15 @@ class Observer:
         named = {"task.class": self.task, "transaction_id": transaction.transaction_id}
         return self._span(ITEM_SPAN, named, _links(transaction.traceparent))
 
-    def step(self, step: Step, retry: RetryPolicy, transaction_id: str | None) -> AbstractContextManager[Span]:
+    def step(self, step: str, retry: RetryPolicy, transaction_id: str | None) -> AbstractContextManager[Span]:
         """The span of a step, around its attempts."""
         if self._tracer is None:
             return _NOTHING
-        return self._span(STEP_SPANS[step], self._described(step, retry, transaction_id))
+        name = STEP_SPANS[Step(step)] if step in STEP_SPANS else step
+        return self._span(name, self._described(step, retry, transaction_id))
 
     def attempt(
-        self, step: Step, retry: RetryPolicy, transaction_id: str | None, number: int
+        self, step: str, retry: RetryPolicy, transaction_id: str | None, number: int
     ) -> AbstractContextManager[Span]:
         """The span of one attempt, number ``number`` counted from 1."""
         if self._tracer is None:
@@ -124,10 +130,10 @@ class Observer:
         described = self._described(step, retry, transaction_id)
         return self._span(f"{step}.attempt", {**described, "attempt": number - 1})
 
-    def _described(self, step: Step, retry: RetryPolicy, transaction_id: str | None) -> dict[str, Any]:
+    def _described(self, step: str, retry: RetryPolicy, transaction_id: str | None) -> dict[str, Any]:
         known: dict[str, Any] = {
             "task.class": self.task,
-            "step": step.value,
+            "step": str(step),
             "max_attempts": retry.max_attempts,
             "retry.timeout": retry.timeout,
             "retry.backoff": retry.backoff,

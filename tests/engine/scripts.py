@@ -75,6 +75,9 @@ class Script:
         self.steps[step, transaction_id] = does
         return self
 
+    def will_process(self, transaction_id: str, *does: Does) -> "Script":
+        return self.will(Step.PROCESS, transaction_id, *does)
+
     def count(self, step: Step, transaction_id: str | None = None) -> int:
         return sum(s is step and transaction_id in (None, t) for s, t in self.begun)
 
@@ -274,8 +277,14 @@ def _watched(task: Any, telemetry: Telemetry) -> Any:
     return task
 
 
-VARIANTS = [ThreadsRun(), AsyncRun()]
-both_variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+VARIANTS: list[Run] = [ThreadsRun(), AsyncRun()]
+
+
+def check(*ids: str) -> pytest.MarkDecorator:
+    """The test is run with both variants, under the numbers of the checks it makes."""
+    return pytest.mark.parametrize(
+        "variant", [pytest.param(variant, id=f"{'+'.join(ids)}-{variant.name}") for variant in VARIANTS]
+    )
 
 
 def policy(

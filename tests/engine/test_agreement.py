@@ -1,0 +1,108 @@
+"""Threads and asyncio agree on every script, and the same script always ends the same way."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.engine.errors import ExceptionType, TransactionException
+from pipeline.engine.lifecycle import Step
+from pipeline.engine.policies import RetryPolicy
+from tests.engine.scripts import VARIANTS, Batches, Does, Ran, Run, Script, check, items, policy, ran
+from tests.support.rule import rule
+
+#: What a call may do. A late one takes far longer than its timeout, so that no busy machine changes what happens.
+LATE, TIMEOUT = 3.0, 0.05
+KINDS = ["returns", "returns", "business", "system", "timeout", "plain", "late"]
+
+Calls = dict[tuple[int, Step], list[str]]
+
+
+def does(kind: str) -> Does:
+    match kind:
+        case "returns":
+            return Does(returns="fine")
+        case "late":
+            return Does(takes=LATE)
+        case "plain":
+            return Does(raises=ValueError("plain"))
+        case _:
+            return Does(raises=TransactionException(kind, ExceptionType(kind)))
+
+
+calls = st.dictionaries(
+    st.tuples(st.integers(0, 4), st.sampled_from([Step.PROCESS, Step.SUCCESS, Step.EXCEPTION])),
+    st.lists(st.sampled_from(KINDS), min_size=1, max_size=3),
+    max_size=6,
+)
+budgets = st.fixed_dictionaries({step.value: st.integers(1, 3) for step in Step})
+fetches = st.lists(st.sampled_from(["batch", "batch", "plain", "system", "business", "late"]), max_size=4)
+
+
+def told(run: Ran) -> Any:
+    """Everything that is not time: what was called in which order, how every item ended, how the loop ended."""
+    ends = [
+        (
+            outcome.transaction.transaction_id,
+            outcome.status,
+            outcome.value,
+            dict(outcome.attempts),
+            outcome.error and (outcome.error.category, outcome.error.transaction_id),
+            outcome.unhandled and outcome.unhandled.category,
+        )
+        for outcome in run.outcomes
+    ]
+    return run.script.begun, ends, type(run.error), run.report.as_dict(), run.source.asked
+
+
+def follow(variant: Run, script: Calls, budget: dict[str, int], plan: list[str], limit: int | None) -> Ran:
+    followed = Script()
+    for (number, step), kinds in script.items():
+        followed.will(step, f"t-{number}", *[does(kind) for kind in kinds])
+    given_out: list[Any] = []
+    for kind in [*plan, "batch"]:
+        start = 2 * sum(isinstance(batch, list) for batch in given_out)
+        given_out.append(items(2, start=start) if kind == "batch" else does(kind))
+    retries: dict[str, Any] = {name: RetryPolicy(max_attempts=most, timeout=TIMEOUT) for name, most in budget.items()}
+    return ran(variant, followed, Batches(*given_out), policy(size=2, limit=limit, **retries))
+
+
+@rule("E-4", "E-28")
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(script=calls, budget=budgets, plan=fetches, limit=st.sampled_from([None, None, 0, 3, 4]))
+def test_e28_both_variants_do_the_same_on_any_script(
+    script: Calls, budget: dict[str, int], plan: list[str], limit: int | None
+) -> None:
+    for tries_left in (2, 1, 0):
+        threads, coroutines = (told(follow(variant, script, budget, plan, limit)) for variant in VARIANTS)
+        if (
+            threads == coroutines or tries_left == 0
+        ):  # a machine that stands still can make any call late, but not thrice
+            break
+    assert threads == coroutines
+
+
+@rule("E-28", "E-33")
+@check("E28")
+def test_a_policy_is_the_same_after_a_run_and_a_run_is_the_same_the_second_time(variant: Run) -> None:
+    script: Calls = {(0, Step.PROCESS): ["system", "late", "returns"], (1, Step.PROCESS): ["business"]}
+    budget = {"fetch": 2, "process": 3, "success": 1, "exception": 1}
+    first, second = (follow(variant, script, budget, ["system", "batch"], None) for _ in range(2))
+    assert told(first) == told(second)
+    chosen = policy(extra={"a": {"b": [1]}}, process=RetryPolicy(max_attempts=2))
+    before = chosen.model_dump_json()
+    ran(variant, Script(), Batches(items(3)), chosen)
+    assert chosen.model_dump_json() == before
+
+
+def test_every_numbered_check_has_a_test(project: Path) -> None:
+    found: set[str] = set()
+    for path in (project / "tests/engine").glob("test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        for ids in re.findall(r"@check\(([^)]*)\)", text):
+            found |= set(re.findall(r"E\d+", ids))
+        found |= {f"E{number}" for number in re.findall(r"def test_e(\d+)_", text)}
+        found |= {f"E{number}" for number in re.findall(r'f"E(\d+)-', text)}
+    assert {f"E{number}" for number in range(1, 29)} - found == set()

@@ -1,0 +1,248 @@
+"""Policies, items, sources and errors: frozen, checked, and the same after a trip through JSON."""
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from pipeline.domain.errors import PipelineError
+from pipeline.domain.policies import Policy
+from pipeline.engine import policies
+from pipeline.engine.errors import (
+    ConsumerLoopTimeoutException,
+    ExceptionType,
+    FetchException,
+    FetchTimeoutException,
+    TransactionException,
+    categorised,
+)
+from pipeline.engine.policies import (
+    BatchPolicy,
+    ConcurrencyPolicy,
+    ConsumerLoopPolicy,
+    ConsumerPolicy,
+    ConsumerSteps,
+    EmptyQueuePolicy,
+    FetchPolicy,
+    ProcessPolicy,
+    RetryPolicy,
+)
+from pipeline.engine.sources import Acknowledges
+from pipeline.engine.transactions import Transaction
+from tests.engine.scripts import NOON, Batches, Cut, Does, Script, check, item, items, policy, ran
+from tests.support.rule import rule
+
+MODELS = [
+    value
+    for value in vars(policies).values()
+    if isinstance(value, type) and issubclass(value, Policy) and value is not Policy
+]
+
+
+@rule("E-33", "E-36")
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: f"E1-{model.__name__}")
+def test_a_policy_has_defaults_that_pass_its_own_bounds_and_survives_json_unchanged(
+    model: type[BaseModel],
+) -> None:
+    made = model()
+    again = model.model_validate(made.model_dump())
+    assert made == again == model.model_validate_json(made.model_dump_json())
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(made, next(iter(model.model_fields)), 7)
+
+
+def test_the_specification_has_eleven_policies_and_all_are_here() -> None:
+    assert len(MODELS) == 11
+
+
+@rule("E-2")
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: RetryPolicy(max_attempts=0),
+        lambda: RetryPolicy(backoff=-1),
+        lambda: RetryPolicy(backoff_multiplier=0.5),
+        lambda: RetryPolicy(backoff_cap=-1),
+        lambda: RetryPolicy(timeout=0),
+        lambda: RetryPolicy(timeout=float("nan")),
+        lambda: RetryPolicy(backoff=float("inf")),
+        lambda: ConcurrencyPolicy(value=-1),
+        lambda: ConcurrencyPolicy(value=5, max=4),
+        lambda: ConcurrencyPolicy(value=5, min=6),
+        lambda: BatchPolicy(size=0),
+        lambda: BatchPolicy(size=9, max_size=3),
+        lambda: EmptyQueuePolicy(backoff_multiplier=0),
+        lambda: ConsumerLoopPolicy(limit=-1),
+        lambda: ConsumerLoopPolicy(timeout=0),
+        lambda: ConsumerLoopPolicy(transaction_timeout=-0.1),
+        lambda: ConsumerPolicy.model_validate({"lop": {}}),
+    ],
+)
+def test_a_policy_out_of_bounds_cannot_be_built(build: Callable[[], BaseModel]) -> None:
+    with pytest.raises(ValidationError):
+        build()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ConsumerPolicy(loop=ConsumerLoopPolicy(concurrency=ConcurrencyPolicy(value=10))),
+        lambda: ConsumerPolicy(loop=ConsumerLoopPolicy(batch=BatchPolicy(size=100), streaming=True)),
+        lambda: ConsumerPolicy(
+            steps=ConsumerSteps(
+                process=ProcessPolicy(
+                    retry=RetryPolicy(max_attempts=5, timeout=30, backoff=1, backoff_multiplier=2, backoff_cap=60)
+                )
+            )
+        ),
+    ],
+)
+def test_e1_the_examples_of_the_specification_build(build: Callable[[], ConsumerPolicy]) -> None:
+    assert ConsumerPolicy.model_validate_json(build().model_dump_json()) == build()
+
+
+@rule("E-7")
+@pytest.mark.parametrize(
+    ("backoff", "multiplier", "cap", "pauses"),
+    [
+        (1, 2, 5, [1, 2, 4, 5, 5]),
+        (1, 10, 1000, [1, 10, 100, 1000, 1000]),
+        (2, 1, 0, [2, 2, 2]),
+        (1, 2, 0.5, [0.5, 0.5]),
+        (0, 3, 0, [0, 0, 0]),
+    ],
+)
+def test_pauses_follow_the_formula_and_reach_their_cap(
+    backoff: float, multiplier: float, cap: float, pauses: list[float]
+) -> None:
+    shared = {"backoff": backoff, "backoff_multiplier": multiplier, "backoff_cap": cap}
+    for each in (RetryPolicy(**shared), EmptyQueuePolicy(**shared)):
+        assert [each.pause(index) for index in range(len(pauses))] == pauses
+        assert each.pause(100_000) >= 0  # no number of failures is too many for a float
+
+
+@rule("E-33")
+def test_the_arguments_for_a_source_cannot_be_changed_behind_the_policy() -> None:
+    given: dict[str, Any] = {"topics": ["a"]}
+    made = FetchPolicy(extra=given)
+    given["topics"].append("b")
+    with pytest.raises(TypeError, match="read-only"):
+        made.extra["topics"].append("b")
+    assert made.model_dump() == {"retry": RetryPolicy().model_dump(), "extra": {"topics": ["a"]}}
+
+
+@rule("E-35")
+def test_e2_an_item_is_read_only_as_deep_as_it_goes() -> None:
+    payload = {"lines": [{"sku": "a"}], "tags": {"x"}}
+    made = item("t-1", payload, metadata={"queue": {"name": "q"}}, source="shop")
+    payload["lines"].append({})  # type: ignore[attr-defined]
+    assert made.payload == {"lines": [{"sku": "a"}], "tags": {"x"}}
+    acts: list[Callable[[], Any]] = [
+        lambda: made.payload.update(a=1),
+        lambda: made.payload["lines"].append(1),
+        lambda: made.payload["lines"][0].pop("sku"),
+        lambda: made.payload["tags"].add("y"),
+        lambda: made.metadata["queue"].clear(),
+        lambda: setattr(made, "payload", None),
+    ]
+    for act in acts:
+        with pytest.raises((TypeError, ValidationError, AttributeError)):
+            act()
+    with pytest.raises(TypeError, match=r"this list is read-only; change a copy instead: list\(it\)"):
+        made.payload["lines"] += [1]
+
+
+def test_e2_an_item_survives_json_pickle_and_copies() -> None:
+    made = item("t-1", {"a": [1, {"b": None}]}, metadata={"k": "v"}, correlation_id="c", parent_id="p", source="s")
+    assert Transaction.model_validate_json(made.model_dump_json()) == made
+    assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == made
+    assert json.loads(json.dumps(made.payload)) == made.payload
+    with pytest.raises(TypeError):
+        copy.deepcopy(made).payload["a"].append(2)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"transaction_id": ""}, {"transaction_id": " "}, {"created_at": NOON.replace(tzinfo=None)}]
+)
+def test_e2_an_item_without_an_id_or_a_time_zone_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Transaction(**{"transaction_id": "t-1", "created_at": NOON, **wrong})
+
+
+def test_e2_the_time_of_an_item_is_kept_in_utc_and_its_payload_stays_out_of_logs() -> None:
+    east = datetime(2030, 1, 1, 14, tzinfo=timezone(timedelta(hours=2)))
+    made = Transaction(transaction_id="t-1", created_at=east, payload="secret")
+    assert made.created_at == NOON
+    assert made.created_at.tzinfo is UTC
+    assert str(made) == repr(made) == "Transaction('t-1')"
+
+
+@check("E3")
+def test_any_object_that_gives_out_items_is_a_source_and_one_that_can_is_acknowledged(variant: Any) -> None:
+    class Acked(Cut):
+        def __init__(self) -> None:
+            super().__init__(items(3))
+            self.acked: list[str] = []
+
+        def ack_transaction(self, transaction: Transaction, /) -> None:
+            self.acked.append(transaction.transaction_id)
+
+        def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> None:
+            raise AssertionError(f"nobody asked for it: {transaction} {requeue}")
+
+    source, script = Acked(), Script()
+    script.will_process("t-1", Does(raises=ValueError("no")))
+    task = variant.task(script)
+    mixin: Any = type(task).__mro__[1]
+    task.handle_transaction_success = mixin.handle_transaction_success.__get__(task)
+    task.source = source
+    assert isinstance(source, Acknowledges)
+    assert not isinstance(Batches(), Acknowledges)
+    run = ran(variant, script, source, policy(), task=task)
+    assert (run.error, run.report.succeeded, run.report.failed) == (None, 2, 1)
+    assert source.acked == ["t-0", "t-2"]
+
+
+@rule("E-6")
+def test_e4_every_error_of_the_engine_has_a_category_and_is_one_of_ours() -> None:
+    assert TransactionException("x").category is ExceptionType.SYSTEM
+    assert TransactionException("x", ExceptionType.BUSINESS).category is ExceptionType.BUSINESS
+    assert (FetchException("x").category, FetchTimeoutException("x").category) == ("system", "timeout")
+    assert ConsumerLoopTimeoutException("x").category is ExceptionType.TIMEOUT
+    assert issubclass(FetchTimeoutException, FetchException)
+    for kind in (TransactionException, FetchException, ConsumerLoopTimeoutException):
+        assert issubclass(kind, PipelineError)
+
+
+@rule("E-13")
+def test_e4_a_wrapped_error_keeps_its_cause_and_names_it_when_it_says_nothing() -> None:
+    cause = ValueError()
+    made = categorised(cause, "t-1")
+    assert (made.category, made.transaction_id, made.__cause__, str(made)) == ("system", "t-1", cause, "ValueError()")
+    assert made.to_dict() == {
+        "message": "ValueError()",
+        "category": "system",
+        "transaction_id": "t-1",
+        "cause": "ValueError()",
+    }
+    assert (
+        categorised(TimeoutError("slow"), "t-1").category is ExceptionType.SYSTEM
+    )  # only the engine's own clock says timeout
+    assert pickle.loads(pickle.dumps(made)).to_dict()["transaction_id"] == "t-1"
+
+
+@rule("E-35")
+def test_e4_an_error_that_a_task_raises_for_two_items_gets_two_ids() -> None:
+    class OutOfStockError(TransactionException):
+        """A task's own."""
+
+    shared = OutOfStockError("none left", ExceptionType.BUSINESS)
+    first, second = categorised(shared, "t-1"), categorised(shared, "t-2")
+    assert (first.transaction_id, second.transaction_id, shared.transaction_id) == ("t-1", "t-2", None)
+    assert isinstance(first, OutOfStockError)
+    assert categorised(first, "t-1") is first

@@ -1,0 +1,99 @@
+"""What the engine costs per item, beside bare loops that do the same work in the same run.
+
+Only ratios are compared, the best of several rounds, in processor time: another process on the
+machine must not decide. The work is as small as it can be, so the ratio is the worst there is.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.engine.transactions import Transaction
+from tests.engine.scripts import Cut, items, policy
+
+COUNT, WIDTH, SIZE, ROUNDS, MOST = 2000, 8, 100, 7, 3.0
+LINE = items(COUNT)
+POLICY = policy(concurrency=WIDTH, size=SIZE)
+
+
+class Threaded(ConsumerMixin):
+    """Does next to nothing, with threads."""
+
+    def process_transaction(self, transaction: Transaction) -> str:
+        return transaction.transaction_id
+
+    def handle_transaction_success(self, transaction: Transaction, result: Any) -> None: ...
+
+
+class Awaited(AsyncConsumerMixin):
+    """Does next to nothing, with asyncio: it lets go of the event loop once, or it would need none."""
+
+    async def process_transaction(self, transaction: Transaction) -> str:
+        await asyncio.sleep(0)
+        return transaction.transaction_id
+
+    async def handle_transaction_success(self, transaction: Transaction, result: Any) -> None: ...
+
+
+def bare_threads(task: Threaded, source: Cut) -> int:
+    """What one writes without an engine: a pool, a batch, both hooks."""
+    done = 0
+
+    def work(transaction: Transaction) -> None:
+        try:
+            task.handle_transaction_success(transaction, task.process_transaction(transaction))
+        except Exception as error:  # noqa: BLE001 - as one writes it
+            task.handle_transaction_exception(transaction, error)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(WIDTH) as pool:
+        while batch := source.fetch_transactions(SIZE):
+            for future in [pool.submit(work, transaction) for transaction in batch]:
+                future.result()
+                done += 1
+    return done
+
+
+async def bare_asyncio(task: Awaited, source: Cut) -> int:
+    """What one writes without an engine: a semaphore, a batch, both hooks."""
+    done, places = 0, asyncio.Semaphore(WIDTH)
+
+    async def work(transaction: Transaction) -> None:
+        async with places:
+            try:
+                await task.handle_transaction_success(transaction, await task.process_transaction(transaction))
+            except Exception as error:  # noqa: BLE001 - as one writes it
+                await task.handle_transaction_exception(transaction, error)  # type: ignore[arg-type]
+
+    while batch := await source.fetch_transactions_async(SIZE):
+        done += len(await asyncio.gather(*[work(transaction) for transaction in batch]))
+    return done
+
+
+def compared(bare: Callable[[], int], engine: Callable[[], int]) -> tuple[float, float]:
+    """The least processor time per item of both, in microseconds, taken in turns."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        for run, spent in zip((bare, engine), times, strict=True):
+            begun = time.process_time()
+            assert run() == COUNT
+            spent.append(time.process_time() - begun)
+    return min(times[0]) / COUNT * 1e6, min(times[1]) / COUNT * 1e6
+
+
+def test_a_consumer_with_threads_costs_less_than_three_bare_loops() -> None:
+    bare, engine = compared(
+        lambda: bare_threads(Threaded(), Cut(LINE)),
+        lambda: Threaded().consume_transactions(source=Cut(LINE), policy=POLICY).processed,
+    )
+    assert engine / bare < MOST, f"{engine:.1f} µs per item, a bare loop {bare:.1f} µs"
+
+
+def test_a_consumer_with_asyncio_costs_less_than_three_bare_loops() -> None:
+    async def engine_run() -> int:
+        return (await Awaited().consume_transactions(source=Cut(LINE), policy=POLICY)).processed
+
+    bare, engine = compared(lambda: asyncio.run(bare_asyncio(Awaited(), Cut(LINE))), lambda: asyncio.run(engine_run()))
+    assert engine / bare < MOST, f"{engine:.1f} µs per item, a bare loop {bare:.1f} µs"

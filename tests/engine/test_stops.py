@@ -1,0 +1,192 @@
+"""Asking a consumer to end: from another thread, from a signal, politely and now."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.engine.lifecycle import Ending, Status, Step
+from pipeline.engine.policies import EmptyQueuePolicy, RetryPolicy
+from pipeline.engine.stops import Stop, stopped_by_signals
+from tests.engine.scripts import Batches, Cut, Does, Ran, Run, Script, check, items, policy, ran
+from tests.support.rule import rule
+from tests.support.wait import wait_for
+
+SOON = 2.0
+
+
+def asked(variant: Run, script: Script, source: Batches, chosen: Any, when: Callable[[], Any], **how: bool) -> Ran:
+    """Run, and ask to end from another thread once ``when`` holds."""
+    task = variant.task(script)
+
+    def ask() -> None:
+        wait_for(when)
+        task.stop(**how)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        return ran(variant, script, source, chosen, task=task)
+    finally:
+        asking.join()
+
+
+@rule("E-24")
+@check("E23")
+def test_a_rest_after_an_empty_fetch_ends_when_the_task_is_asked(variant: Run) -> None:
+    source = Cut([])
+    run = asked(
+        variant,
+        Script(),
+        source,
+        policy(streaming=True, empty=EmptyQueuePolicy(backoff=60, backoff_cap=0)),
+        lambda: source.asked,
+    )
+    assert (run.report.ending, run.report.processed, run.error) == (Ending.STOPPED, 0, None)
+    assert run.seconds < SOON
+    assert len(source.asked) == 1
+
+
+@check("E23")
+def test_what_was_fetched_is_settled_and_nothing_more_is_fetched(variant: Run) -> None:
+    script = Script(always={Step.PROCESS: Does(takes=0.1)})
+    source = Cut(items(50))
+    run = asked(variant, script, source, policy(concurrency=2, size=6), lambda: script.begun)
+    assert (run.report.succeeded, run.report.left, run.report.ending) == (6, 0, Ending.STOPPED)
+    assert len(source.asked) == 1
+
+
+@rule("E-22")
+@check("E23")
+def test_pauses_between_attempts_are_cut_short_but_the_attempts_are_made(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(raises=OSError("busy")), Does(raises=OSError("busy")), Does(returns=1))
+    retry = RetryPolicy(max_attempts=3, backoff=60)
+    run = asked(variant, script, Cut(items(1)), policy(process=retry), lambda: script.begun)
+    assert run.seconds < SOON
+    assert script.count(Step.PROCESS) == 3
+    assert run.statuses == [Status.SUCCESS]
+
+
+@check("E23")
+def test_a_fetch_that_fails_is_not_attempted_again_once_the_task_is_asked(variant: Run) -> None:
+    source = Batches(*[Does(raises=OSError("busy"))] * 9)
+    retry = RetryPolicy(max_attempts=9, backoff=60)
+    run = asked(variant, Script(), source, policy(fetch=retry), lambda: source.asked)
+    assert (run.report.ending, run.error) == (Ending.STOPPED, None)
+    assert run.seconds < SOON
+    assert len(source.asked) == 1
+
+
+@check("E23")
+def test_items_that_arrive_while_the_task_is_asked_are_settled(variant: Run) -> None:
+    source = Batches(Does(takes=0.3, returns=items(2)), items(2, start=2))
+    run = asked(variant, Script(), source, policy(), lambda: source.asked)
+    assert (run.report.succeeded, run.report.ending, len(source.asked)) == (2, Ending.STOPPED, 1)
+
+
+@check("E23")
+def test_asked_to_end_now_a_task_leaves_what_it_has(variant: Run) -> None:
+    script = Script(always={Step.PROCESS: Does(takes=1.0)})
+    run = asked(variant, script, Cut(items(9)), policy(concurrency=2, size=5), lambda: len(script.begun) == 2, now=True)
+    assert run.seconds < 0.9
+    assert (run.report.left, run.report.processed, run.report.ending) == (5, 0, Ending.STOPPED)
+    assert getattr(variant, "orphans", []) == []
+    wait_for(lambda: not any(script.running.values()))
+    assert script.count(Step.PROCESS) == 2
+    assert (script.count(Step.SUCCESS), script.count(Step.EXCEPTION)) == (0, 0)
+    wait_for(lambda: len(run.task._state.in_flight) == 0)
+
+
+@check("E23")
+def test_a_task_that_was_asked_before_it_began_does_nothing_however_often_it_was_asked(variant: Run) -> None:
+    script, source = Script(), Cut(items(3))
+    task = variant.task(script)
+    task.stop()
+    task.stop()
+    run = ran(variant, script, source, policy(), task=task)
+    assert (run.report.processed, run.report.ending, source.asked) == (0, Ending.STOPPED, [])
+
+
+def test_signals_ask_politely_the_first_time_and_then_now_and_their_handlers_come_back() -> None:
+    class Asked:
+        def __init__(self) -> None:
+            self.heard = Stop()
+
+        def stop(self, *, now: bool = False) -> None:
+            self.heard.ask(now=now)
+
+    task, before = Asked(), signal.getsignal(signal.SIGTERM)
+    with stopped_by_signals(task):
+        signal.raise_signal(signal.SIGTERM)
+        assert (task.heard.is_asked, task.heard.is_now) == (True, False)
+        signal.raise_signal(signal.SIGINT)
+        assert task.heard.is_now
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+PROGRAM = """
+import asyncio, sys, threading
+from datetime import UTC, datetime
+from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.engine.policies import ConsumerPolicy
+from pipeline.engine.stops import stopped_by_signals
+from pipeline.engine.transactions import Transaction
+
+def tell(word):
+    sys.stdout.write(word + "\\n"); sys.stdout.flush()
+
+def batch():
+    return [Transaction(transaction_id=str(n), created_at=datetime(2030, 1, 1, tzinfo=UTC)) for n in range(3)]
+
+class Source:
+    given = False
+    def fetch_transactions(self, size):
+        given, self.given = self.given, True
+        return [] if given else batch()
+    async def fetch_transactions_async(self, size):
+        return self.fetch_transactions(size)
+
+class Threaded(ConsumerMixin):
+    def process_transaction(self, transaction):
+        tell("begun"); threading.Event().wait(0.5)
+
+class Awaited(AsyncConsumerMixin):
+    async def process_transaction(self, transaction):
+        tell("begun"); await asyncio.sleep(0.5)
+
+streaming = ConsumerPolicy.model_validate({"loop": {"streaming": True, "batch": {"size": 3},
+    "concurrency": {"value": 3}, "empty_queue": {"backoff": 60, "backoff_cap": 0}}})
+if sys.argv[1] == "threads":
+    task = Threaded()
+    with stopped_by_signals(task):
+        report = task.consume_transactions(source=Source(), policy=streaming)
+else:
+    task = Awaited()
+    with stopped_by_signals(task):
+        report = asyncio.run(task.consume_transactions(source=Source(), policy=streaming))
+tell(f"{report.succeeded} {report.ending}")
+"""
+
+
+@pytest.mark.parametrize("wait", ["at work", "at rest"])
+@check("E23")
+def test_a_real_process_settles_what_it_has_when_it_gets_sigterm(variant: Run, wait: str, project: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, variant.name], cwd=project, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            assert process.stdout.readline() == "begun\n"
+        if wait == "at rest":
+            threading.Event().wait(1.0)
+        sent = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "3 stopped\n"
+        assert process.wait(timeout=10) == 0
+        assert time.monotonic() - sent < 5

@@ -1,0 +1,184 @@
+"""Three clocks: of an attempt, of an item, of the loop. Each is bounded in real time, and none adds to another."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from pipeline.engine.attempts import Attempt, current_attempt
+from pipeline.engine.errors import (
+    ConsumerLoopTimeoutException,
+    ExceptionType,
+    FetchTimeoutException,
+    TransactionException,
+)
+from pipeline.engine.lifecycle import Status, Step
+from pipeline.engine.policies import RetryPolicy
+from tests.engine.scripts import Batches, Cut, Does, Run, Script, check, item, items, policy, ran
+from tests.support.rule import rule
+from tests.support.wait import wait_for
+
+#: What a bound of 0.1 s may take on a busy machine, beside a body of 1 s and more.
+SOON, BODY = 0.7, 1.5
+
+
+@rule("E-20", "E-12")
+@pytest.mark.parametrize("step", [Step.PROCESS, Step.SUCCESS, Step.EXCEPTION])
+@check("E13")
+def test_an_attempt_ends_when_its_time_is_up_and_is_tried_again_as_a_timeout(variant: Run, step: Step) -> None:
+    script = Script().will(step, "t-0", Does(takes=BODY), Does())
+    if step is Step.EXCEPTION:
+        script.will_process("t-0", Does(raises=TransactionException("no", ExceptionType.BUSINESS)))
+    retry = RetryPolicy(max_attempts=2, timeout=0.1)
+    budget: dict[str, Any] = {step.value: retry}
+    run = ran(variant, script, Cut(items(1)), policy(**budget))
+    assert run.seconds < SOON
+    assert script.count(step) == 2
+    assert run.outcomes[0].attempts[step] == 2
+    assert run.report.processed == 1
+
+
+@rule("E-6", "E-20")
+@check("E13")
+def test_an_item_whose_attempts_were_all_too_long_fails_as_a_timeout(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(takes=BODY))
+    run = ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=2, timeout=0.1)))
+    assert run.seconds < SOON
+    ((_, error),) = script.errors
+    assert (error.category, error.transaction_id) == (ExceptionType.TIMEOUT, "t-0")
+    assert "process did not return within 0.1 s" in str(error)
+    assert run.statuses == [Status.EXCEPTION]  # the transaction itself had no limit
+
+
+@rule("E-16", "E-20")
+@check("E13", "E19")
+def test_a_fetch_that_hangs_ends_in_time_and_as_a_timeout(variant: Run) -> None:
+    source = Batches(Does(takes=BODY), Does(takes=BODY))
+    run = ran(variant, Script(), source, policy(fetch=RetryPolicy(max_attempts=2, timeout=0.1)))
+    assert run.seconds < SOON
+    assert isinstance(run.error, FetchTimeoutException)
+    assert len(source.asked) == 2
+
+
+@rule("E-8", "E-20", "E-27")
+@check("E14")
+def test_an_item_that_is_not_done_in_its_time_is_handed_to_the_exception_handler_and_never_succeeds(
+    variant: Run,
+) -> None:
+    script = Script().will_process("t-0", Does(takes=0.6))
+    run = ran(variant, script, Cut(items(1)), policy(transaction_timeout=0.1))
+    assert run.seconds < 0.5
+    assert run.statuses == [Status.TIMEOUT]
+    threading.Event().wait(0.8)  # the code that was left behind has ended by now
+    assert (script.count(Step.SUCCESS), script.count(Step.EXCEPTION)) == (0, 1)
+    assert script.errors[0][1].category is ExceptionType.TIMEOUT
+    assert (run.report.timed_out, run.report.processed) == (1, 1)
+
+
+@rule("E-8")
+@check("E14")
+def test_the_clock_of_an_item_starts_when_a_worker_starts_on_it(variant: Run) -> None:
+    script = Script(always={Step.PROCESS: Does(takes=0.1)})
+    run = ran(variant, script, Cut(items(5)), policy(concurrency=1, transaction_timeout=0.3))
+    assert run.seconds > 0.45  # the last one waited longer than its own time
+    assert run.statuses == [Status.SUCCESS] * 5
+
+
+@check("E14")
+def test_the_time_of_an_item_also_ends_its_pauses(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(raises=ValueError("no")))
+    retry = RetryPolicy(max_attempts=9, backoff=30)
+    run = ran(variant, script, Cut(items(1)), policy(process=retry, transaction_timeout=0.1))
+    assert run.seconds < SOON
+    assert (script.count(Step.PROCESS), script.count(Step.EXCEPTION)) == (1, 1)
+    assert run.statuses == [Status.TIMEOUT]
+    assert isinstance(script.errors[0][1].__cause__, TransactionException)
+
+
+@rule("E-20", "E-24")
+@pytest.mark.parametrize("streaming", [False, True])
+@check("E15")
+def test_the_time_of_the_loop_ends_it_in_both_modes_and_leaves_nothing_running(variant: Run, streaming: bool) -> None:
+    script = Script(always={Step.PROCESS: Does(takes=BODY)})
+    run = ran(variant, script, Cut(items(4)), policy(concurrency=2, timeout=0.2, streaming=streaming))
+    assert run.seconds < SOON
+    assert isinstance(run.error, ConsumerLoopTimeoutException)
+    assert run.error.report is not None
+    assert (run.error.report.processed, run.error.report.left) == (0, 4)
+    assert "4 are left unacknowledged" in str(run.error)
+    assert run.statuses == [Status.LEFT] * 4
+    assert getattr(variant, "orphans", []) == []
+    wait_for(lambda: not any(script.running.values()), within=2 * BODY)
+    assert script.count(Step.PROCESS) == 2  # what had no place yet was not started afterwards
+    assert (script.count(Step.SUCCESS), script.count(Step.EXCEPTION)) == (0, 0)
+    wait_for(lambda: len(run.task._state.in_flight) == 0)
+
+
+@rule("E-20", "E-24")
+@check("E15")
+def test_the_time_of_the_loop_also_ends_its_rests_and_its_fetches(variant: Run) -> None:
+    resting = ran(variant, Script(), Cut([]), policy(timeout=0.2, streaming=True))
+    fetching = ran(variant, Script(), Batches(Does(takes=BODY)), policy(timeout=0.2))
+    pausing = Batches(Does(raises=OSError("busy")))
+    waiting = ran(variant, Script(), pausing, policy(timeout=0.2, fetch=RetryPolicy(max_attempts=5, backoff=30)))
+    for run in (resting, fetching, waiting):
+        assert isinstance(run.error, ConsumerLoopTimeoutException)
+        assert run.seconds < SOON
+
+
+@check("E15")
+def test_items_that_were_settled_before_the_time_was_up_are_counted(variant: Run) -> None:
+    script = Script().will_process("t-2", Does(takes=BODY))
+    run = ran(variant, script, Cut(items(3)), policy(timeout=0.3))
+    assert isinstance(run.error, ConsumerLoopTimeoutException)
+    assert run.error.report is not None
+    assert (run.error.report.succeeded, run.error.report.left) == (2, 1)
+
+
+@rule("E-20")
+@check("E16")
+def test_the_times_of_attempts_do_not_add_up_and_do_not_cut_each_other(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(takes=BODY), Does(takes=BODY), Does(takes=0.12))
+    retry = RetryPolicy(max_attempts=3, timeout=0.2)
+    run = ran(variant, script, Cut(items(1)), policy(process=retry, transaction_timeout=10, timeout=30))
+    assert run.statuses == [Status.SUCCESS]
+    assert script.count(Step.PROCESS) == 3
+    assert 0.5 < run.seconds < BODY
+
+
+@check("E13")
+def test_code_that_was_left_behind_can_see_that_nobody_waits_for_it(variant: Run) -> None:
+    seen: list[Attempt] = []
+    ended: list[bool] = []
+
+    def remember() -> None:
+        seen.append(current_attempt())
+        ended.append(seen[0].is_over)
+
+    script = Script().will_process("t-0", Does(takes=0.3, act=remember, is_stubborn=True))
+    ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(timeout=0.1)))
+    wait_for(lambda: ended == [True])
+    assert seen[0].remaining == 0
+
+
+@check("E13", "E15")
+def test_code_that_does_not_heed_its_cancellation_holds_nobody_up(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(takes=BODY, is_stubborn=True))
+    begun, ends = time.monotonic(), []
+
+    def tell(_: Any) -> None:
+        ends.append(time.monotonic() - begun)
+
+    task = variant.task(script)
+    variant.consume(task, source=Cut(items(1)), policy=policy(process=RetryPolicy(timeout=0.1)), on_outcome=tell)
+    assert ends[0] < SOON
+
+
+@check("E14")
+def test_an_error_that_comes_too_late_is_dropped(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(takes=0.3, raises=ValueError("late"), is_stubborn=True))
+    run = ran(variant, script, Cut([item("t-0")]), policy(transaction_timeout=0.1))
+    wait_for(lambda: not any(script.running.values()))
+    assert run.statuses == [Status.TIMEOUT]
+    assert script.errors[0][1].category is ExceptionType.TIMEOUT
