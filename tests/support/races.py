@@ -48,7 +48,7 @@ def wait_until_blocked_by(db: Database, tx: Transaction) -> None:
     """Return once Postgres reports somebody waiting for a lock that this transaction holds."""
     row = tx.first(text("SELECT pg_backend_pid() AS pid"))
     assert row is not None
-    with db.engine.connect() as watcher:
+    with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as watcher:
         wait_for(lambda: watcher.execute(_BLOCKED, {"pid": row.pid}).first(), why="somebody blocked by the holder")
 
 
