@@ -65,14 +65,26 @@ class Place:
 
         wait_for(all_silent)
 
-    def wait_until_blocked(self, clients: int = 1) -> None:
-        """Until so many clients wait in a blocking read."""
+    def wait_until_blocked(self) -> None:
+        """Until a client made here waits in a blocking read; any client, if none was made here."""
 
         def blocked() -> bool:
-            info: Any = self.raw.info("clients")
-            return bool(info["blocked_clients"] >= clients)
+            rows: Any = self.raw.client_list()
+            own = {self.port(client) for client in self.clients}
+            return any("b" in row["flags"] and (not own or row["addr"].rpartition(":")[2] in own) for row in rows)
 
         wait_for(blocked)
+
+    def kill_client(self) -> None:
+        """Redis drops the connection of the first client that was made here."""
+        rows: Any = self.raw.client_list()
+        (found,) = [row["id"] for row in rows if row["addr"].endswith(f":{self.port(self.clients[0])}")]
+        self.raw.client_kill_filter(_id=found)
+
+    def port(self, client: "redis.Redis") -> str:
+        """Our end of its connection."""
+        connection: Any = client.connection
+        return str(connection._sock.getsockname()[1])
 
     def close(self) -> None:
         for client in self.clients:

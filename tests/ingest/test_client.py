@@ -96,7 +96,7 @@ def test_q4_an_idle_read_takes_as_long_as_it_was_told_to(place: Place, block_ms:
         ({"protocol": 3}, "protocol 2"),
         ({"socket_timeout": 5}, "needs a socket timeout of at least 6 s"),
     ],
-    ids=str,
+    ids=["retries", "retries for ever", "decodes", "protocol 3", "short timeout"],
 )
 def test_q4_a_client_that_hides_failures_or_cuts_reads_short_is_refused(
     place: Place, given: dict[str, Any], problem: str

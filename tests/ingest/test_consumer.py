@@ -182,7 +182,7 @@ def test_q12_a_client_killed_in_mid_block_is_an_error_at_once_and_the_loop_ends(
     loop = in_thread(lambda: list(consumer.iter_messages()))
     place.wait_until_blocked()
     began = time.monotonic()
-    place.raw.client_kill_filter(_id=client_id(place))
+    place.kill_client()
     with pytest.raises(QueueError, match="Redis failed to read") as caught:
         loop.outcome()
     assert time.monotonic() - began < 2
@@ -225,7 +225,7 @@ def test_q12_a_connection_lost_before_the_acknowledgement_is_an_error_and_nothin
 
     def handler(message: Any, page: Any) -> None:
         page.written.append(message.id)
-        place.raw.client_kill_filter(_id=client_id(place))
+        place.kill_client()
 
     with pytest.raises(QueueError, match="Redis failed to acknowledge"):
         consumer.run(handler, ledger)
@@ -272,12 +272,3 @@ def test_q18_consumers_of_a_group_share_the_messages_and_another_group_sees_them
     seen.clear()
     assert work(other) == 300
     assert seen == entries
-
-
-def client_id(place: Place) -> Any:
-    """The connection of the only consumer of a test, by what it asked last."""
-    clients: Any = place.raw.client_list()
-    own = place.clients[0].connection
-    port = own._sock.getsockname()[1]  # type: ignore[union-attr]
-    (found,) = [client["id"] for client in clients if client["addr"].endswith(f":{port}")]
-    return found

@@ -105,7 +105,7 @@ def test_q5_what_is_enqueued_is_what_is_read_and_an_acknowledgement_may_be_repea
     assert queue.read(block_ms=20) == []
 
 
-@pytest.mark.parametrize("payload", [{"n": float("nan")}, {"n": object()}, {"text": "\ud800"}, [1], "text"], ids=repr)
+@pytest.mark.parametrize("payload", [{"n": float("nan")}, {"n": {1}}, {"text": "\ud800"}, [1], "text"], ids=ascii)
 def test_q5_what_is_no_json_object_is_not_enqueued(place: Place, payload: Any) -> None:
     with pytest.raises(QueueError, match="Nothing was added"):
         place.queue().enqueue(payload)
