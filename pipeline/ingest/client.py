@@ -40,26 +40,28 @@ def connect(url: str, *, longest_block_ms: int = 5_000) -> Redis:
 
 
 def require_honest(client: Redis, block_ms: int) -> None:
-    """Refuse a client that would retry on its own, cut a blocking read short, or answer in another shape."""
+    """Refuse a client that would retry or reconnect on its own, cut a blocking read short, or answer in another shape.
+
+    What is not said is the library's to choose, and its choice changed before: it counts as wrong.
+    """
     kwargs = client.get_connection_kwargs()
     retry = kwargs.get("retry")
-    problems = []
-    if retry is not None and retry.get_retries() != 0:
-        problems.append(f"it retries {retry.get_retries()} times by itself")
-    if kwargs.get("decode_responses"):
-        problems.append("it decodes responses")
-    if str(kwargs.get("protocol")) != "2":
-        problems.append("it does not speak protocol 2")
-    if problems:
-        raise ValueError(
-            f"This Redis client cannot be used: {', '.join(problems)}. Make it with ingest.client.connect."
-        )
+    problems = {
+        "it may retry by itself": retry is None or retry.get_retries() != 0,
+        "it takes connections from a pool, which replaces a dropped one without a word": client.connection is None,
+        "it decodes responses": bool(kwargs.get("decode_responses")),
+        "it does not speak protocol 2": str(kwargs.get("protocol")) != "2",
+        "its socket timeout is not set": "socket_timeout" not in kwargs,
+    }
+    found = [problem for problem, is_there in problems.items() if is_there]
+    if found:
+        raise ValueError(f"This Redis client cannot be used: {'; '.join(found)}. Make it with ingest.client.connect.")
     require_room(client, block_ms)
 
 
 def require_room(client: Redis, block_ms: int) -> None:
     """Refuse a read that blocks longer than the socket waits: its entries would be delivered to nobody."""
-    timeout, needed = client.get_connection_kwargs().get("socket_timeout"), block_ms / 1000 + _LEAST_ROOM
+    timeout, needed = client.get_connection_kwargs()["socket_timeout"], block_ms / 1000 + _LEAST_ROOM
     if timeout is not None and timeout < needed:
         raise ValueError(
             f"A read that blocks for {block_ms} ms needs a socket timeout of at least {needed:g} s; this client's is "

@@ -16,7 +16,12 @@ from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
 from tests.ingest.streams import Place
 from tests.support.rule import rule
 
-HONEST: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 10, "protocol": 2}
+HONEST: dict[str, Any] = {
+    "retry": Retry(NoBackoff(), 0),
+    "socket_timeout": 10,
+    "protocol": 2,
+    "single_connection_client": True,
+}
 
 
 def test_q1_the_defaults_wait_five_seconds_for_one_entry_that_is_stale_after_a_minute() -> None:
@@ -90,13 +95,15 @@ def test_q4_an_idle_read_takes_as_long_as_it_was_told_to(place: Place, block_ms:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"retry": Retry(NoBackoff(), 3)}, "retries 3 times"),
-        ({"retry": Retry(NoBackoff(), -1)}, "retries -1 times"),
+        ({"retry": Retry(NoBackoff(), 3)}, "it may retry by itself"),
+        ({"retry": Retry(NoBackoff(), -1)}, "it may retry by itself"),
+        ({"retry": None, "retry_on_error": [redis.TimeoutError]}, "it may retry by itself"),
+        ({"single_connection_client": False}, "from a pool"),
         ({"decode_responses": True}, "decodes responses"),
         ({"protocol": 3}, "protocol 2"),
         ({"socket_timeout": 5}, "needs a socket timeout of at least 6 s"),
     ],
-    ids=["retries", "retries for ever", "decodes", "protocol 3", "short timeout"],
+    ids=["retries", "retries for ever", "retries on error", "pool", "decodes", "protocol 3", "short timeout"],
 )
 def test_q4_a_client_that_hides_failures_or_cuts_reads_short_is_refused(
     place: Place, given: dict[str, Any], problem: str
@@ -106,11 +113,21 @@ def test_q4_a_client_that_hides_failures_or_cuts_reads_short_is_refused(
         RedisStreamsQueue(client, config)
 
 
-def test_q4_the_defaults_of_the_library_are_refused_and_an_honest_client_of_ones_own_is_not(place: Place) -> None:
-    config = QueueConfig(stream=place.stream, group="g", consumer="c")
-    with redis.Redis.from_url(place.url) as careless, pytest.raises(ValueError, match=r"ingest\.client\.connect"):
+@pytest.mark.parametrize("unsaid", HONEST)
+def test_q4_what_is_left_to_the_library_is_refused(place: Place, unsaid: str) -> None:
+    given = {name: value for name, value in HONEST.items() if name != unsaid}
+    config = QueueConfig(stream=place.stream, group="g", consumer="c", block_ms=100)
+    with (
+        redis.Redis.from_url(place.url, **given) as careless,
+        pytest.raises(ValueError, match=r"Make it with ingest\.client\.connect"),
+    ):
         RedisStreamsQueue(careless, config)
-    with redis.Redis.from_url(place.url, **HONEST) as careful:
+
+
+@pytest.mark.parametrize("timeout", [10, None])
+def test_q4_an_honest_client_of_ones_own_will_do(place: Place, timeout: int | None) -> None:
+    config = QueueConfig(stream=place.stream, group="g", consumer="c")
+    with redis.Redis.from_url(place.url, **{**HONEST, "socket_timeout": timeout}) as careful:
         assert RedisStreamsQueue(careful, config).read(block_ms=20) == []
 
 
