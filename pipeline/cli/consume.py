@@ -95,7 +95,7 @@ def _chosen(task: Task, path: Path | None, limit: int | None, concurrency: int |
 
 def _run(task: Task, policy: ConsumerPolicy) -> tuple[Report, PipelineError | None]:
     """How the loop ended, and what broke it."""
-    with _progress() as tell, stopped_by_signals(task):
+    with stopped_by_signals(task), _progress() as tell:
         try:
             if isinstance(task, ConsumerMixin):
                 return task.consume_transactions(policy=policy, on_outcome=tell), None

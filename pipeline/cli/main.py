@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from pipeline.cli import chaos, connectors, db, doctor, ingest, mutations, publish
+from pipeline.cli import chaos, connectors, consume, db, doctor, ingest, mutations, publish
 from pipeline.config import Settings, SettingsError
 from pipeline.domain.errors import PipelineError, SchemaError
 from pipeline.store.database import Database
@@ -37,6 +37,7 @@ app.command("plan")(connectors.plan)
 app.command("breakers")(connectors.breakers)
 app.command("breaker")(connectors.breaker)
 app.command("chaos")(chaos.chaos)
+app.command("consume")(consume.consume)
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="PIPELINE_DATABASE_URL", help="Which database.", show_envvar=True)

@@ -1,0 +1,79 @@
+"""Steps outside of a loop: the same attempts, limits and spans, behind the same words as before."""
+
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from pipeline.engine.errors import ExceptionType
+from pipeline.engine.executor import StepExecutor
+from pipeline.engine.policies import RetryPolicy
+from pipeline.engine.steps import TimedOutError
+from pipeline.engine.telemetry import Telemetry
+from tests.support.rule import rule
+
+SOON = timedelta(seconds=5)
+
+
+@pytest.fixture
+def spans() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture(params=["heard", "unheard"])
+def executor(request: pytest.FixtureRequest, spans: InMemorySpanExporter) -> Iterator[StepExecutor]:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    made = StepExecutor(Telemetry(provider) if request.param == "heard" else Telemetry())
+    yield made
+    made.close()
+
+
+@rule("E-3", "E-20")
+def test_a_step_behaves_the_same_whether_anybody_listens_or_not(
+    executor: StepExecutor, spans: InMemorySpanExporter, request: pytest.FixtureRequest
+) -> None:
+    failing = ValueError("no")
+
+    def fail() -> None:
+        raise failing
+
+    never = threading.Event()
+    begun = time.monotonic()
+    assert executor.attempt(lambda a: a + 1, 1, limit=SOON, what="SendReceipt.prepare") == (2, None)
+    assert executor.attempt(fail, limit=SOON, what="SendReceipt.mutate") == (None, failing)
+    value, error = executor.attempt(never.wait, limit=timedelta(seconds=0.1), what="SendReceipt.next")
+    assert (value, type(error)) == (None, TimedOutError)
+    assert "SendReceipt.next did not return within 0.1 s" in str(error)
+    assert executor.run(lambda: 7, limit=SOON, what="merge") == 7
+    assert time.monotonic() - begun < 3
+    never.set()
+    shown = [(span.name, dict(span.attributes or {})["task.class"]) for span in spans.get_finished_spans()]
+    if "unheard" in request.node.name:
+        assert shown == []
+    else:
+        assert shown[:2] == [("prepare.attempt", "SendReceipt"), ("prepare", "SendReceipt")]
+        assert len(shown) == 8
+
+
+def test_a_step_can_be_attempted_by_a_policy(executor: StepExecutor) -> None:
+    calls: list[int] = []
+
+    def third_time() -> str:
+        calls.append(1)
+        if len(calls) < 3:
+            raise OSError("busy")
+        return "done"
+
+    ended = executor.tried(third_time, retry=RetryPolicy(max_attempts=5, backoff=0.01), what="Poll.read")
+    assert (ended.value, ended.attempts, ended.failure) == ("done", 3, None)
+    calls.clear()
+    ended = executor.tried(third_time, retry=RetryPolicy(max_attempts=2), what="Poll.read")
+    assert isinstance(ended.error, OSError)
+    assert ended.failure is not None
+    assert ended.failure.category is ExceptionType.SYSTEM

@@ -1,0 +1,87 @@
+"""The inbox at work: in this process, from the shell, and with a process that is told to end."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from examples.inbox import ImportOrders
+from tests.support.wait import wait_for
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [str(Path(sys.executable).parent / "pipeline"), "consume", "examples.inbox:ImportOrders"]
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Path:
+    """Twenty orders, one that is not JSON, one without a price, and one twice."""
+    for number in range(20):
+        (tmp_path / f"{number:02}.json").write_text(json.dumps({"order": f"o-{number}", "cents": 100 + number}))
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "free.json").write_text(json.dumps({"order": "o-free", "cents": 0}))
+    (tmp_path / "twice.json").write_text(json.dumps({"order": "o-7", "cents": 107}))
+    return tmp_path
+
+
+def rows(home: Path) -> list[str]:
+    with closing(sqlite3.connect(home / "orders.db")) as database:
+        return [row[0] for row in database.execute("SELECT id FROM orders ORDER BY cents")]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_every_order_becomes_one_row_and_every_file_finds_its_place(inbox: Path) -> None:
+    report = ImportOrders(inbox).consume_transactions()
+    assert (report.succeeded, report.failed) == (21, 2)
+    assert rows(inbox) == [f"o-{number}" for number in range(20)]
+    assert len(names(inbox / "done")) == 21
+    assert names(inbox / "rejected") == ["bad.json", "bad.json.why", "free.json", "free.json.why"]
+    assert "greater than 0" in (inbox / "rejected" / "free.json.why").read_text()
+    assert names(inbox / "claimed") == []
+
+
+def test_an_order_is_tried_again_while_the_database_is_busy(inbox: Path) -> None:
+    task = ImportOrders(inbox)
+    with closing(sqlite3.connect(inbox / "orders.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        two = task.policy.model_copy(update={"loop": task.policy.loop.model_copy(update={"limit": 2})})
+        report = task.consume_transactions(policy=two)
+        assert (report.failed, report.succeeded) == (2, 0)
+    assert {"00.json", "01.json"} <= set(names(inbox))  # they went back
+    assert task.consume_transactions().succeeded == 21
+
+
+def test_from_the_shell_it_says_what_it_did(inbox: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--limit", "5", "--json"],
+        cwd=ROOT,
+        env={"INBOX": str(inbox), "PATH": "/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["processed"], told["succeeded"], told["ending"]) == (5, 5, "limit reached")
+    assert len(rows(inbox)) == 5
+
+
+def test_told_to_end_it_settles_what_it_has_and_the_next_one_goes_on(inbox: Path) -> None:
+    environ = {"INBOX": str(inbox), "PATH": "/bin", "CONSUME_LOOP__STREAMING": "true", "CONSUME_LOOP__BATCH__SIZE": "2"}
+    with subprocess.Popen(COMMAND, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: list((inbox / "done").glob("*.json")), within=30)
+        process.send_signal(signal.SIGTERM)
+        told, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+    assert "Ended: stopped" in told
+    assert names(inbox / "claimed") == []
+    ImportOrders(inbox).consume_transactions()
+    assert rows(inbox) == [f"o-{number}" for number in range(20)]

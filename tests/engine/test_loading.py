@@ -1,0 +1,126 @@
+"""Policies from files and from the environment: read, merged, checked, and refused by name."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.engine import loading
+from pipeline.engine.loading import PolicyError
+from pipeline.engine.policies import ConsumerPolicy
+from tests.support.rule import rule
+
+TOML = """
+name = "orders"
+
+[loop]
+streaming = true
+concurrency = { value = 8 }
+batch = { size = 100 }
+
+[steps.process.retry]
+max_attempts = 3
+timeout = 30
+"""
+YAML = """
+name: orders
+loop:
+  streaming: true
+  concurrency: {value: 8}
+  batch: {size: 100}
+steps:
+  process:
+    retry: {max_attempts: 3, timeout: 30}
+"""
+VALUES: dict[str, Any] = {
+    "name": "orders",
+    "loop": {"streaming": True, "concurrency": {"value": 8}, "batch": {"size": 100}},
+    "steps": {"process": {"retry": {"max_attempts": 3, "timeout": 30}}},
+}
+ENVIRON = {
+    "CONSUME_NAME": "orders",
+    "CONSUME_LOOP__STREAMING": "true",
+    "CONSUME_LOOP__CONCURRENCY__VALUE": "8",
+    "CONSUME_LOOP__BATCH__SIZE": "100",
+    "CONSUME_STEPS__PROCESS__RETRY__MAX_ATTEMPTS": "3",
+    "CONSUME_STEPS__PROCESS__RETRY__TIMEOUT": "30",
+    "PATH": "/bin",
+}
+WANTED = ConsumerPolicy.model_validate(VALUES)
+
+
+@rule("E-2")
+@pytest.mark.parametrize(
+    ("name", "text"), [("p.toml", TOML), ("p.yaml", YAML), ("p.yml", YAML), ("p.json", json.dumps(VALUES))]
+)
+def test_e1_a_policy_reads_the_same_from_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert loading.load(tmp_path / name, {}) == WANTED
+
+
+def test_e1_a_policy_reads_the_same_from_the_environment() -> None:
+    assert loading.load(None, ENVIRON) == WANTED
+
+
+def test_the_environment_has_the_last_word_over_the_file_and_the_file_over_the_task(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("[loop]\nlimit = 5\ntimeout = 9\n")
+    base = ConsumerPolicy.model_validate({"loop": {"limit": 1, "streaming": True}, "name": "mine"})
+    made = loading.load(tmp_path / "p.toml", {"CONSUME_LOOP__TIMEOUT": "none"}, base)
+    assert (made.loop.limit, made.loop.timeout, made.loop.streaming, made.name) == (5, None, True, "mine")
+
+
+def test_arguments_for_the_source_are_replaced_as_a_whole_and_never_shown() -> None:
+    base = ConsumerPolicy.model_validate({"steps": {"fetch": {"extra": {"old": 1}}}})
+    made = loading.load(None, {"CONSUME_STEPS__FETCH__EXTRA__STREAM": "orders"}, base)
+    assert made.steps.fetch.extra == {"stream": "orders"}
+    with pytest.raises(PolicyError) as caught:
+        loading.build({"steps": {"fetch": {"extra": "hunter2"}}})
+    assert "hunter2" not in str(caught.value)
+    assert "steps.fetch.extra" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("p.toml", "loop = [", "cannot be used"),
+        ("p.yaml", "a: [", "cannot be used"),
+        ("p.json", "[1]", "it holds a list; expected a table with loop and steps"),
+        ("p.ini", "", "its name ends in '.ini'; expected .toml, .yaml, .yml or .json"),
+        ("p.toml", "[loop]\nlimit = -1", "loop.limit: expected greater than or equal to 0, got -1"),
+        ("p.toml", "[loop]\nlimt = 1", "loop.limt is not a field (did you mean loop.limit?)"),
+        ("p.toml", "[loop.concurrency]\nvalue = 5\nmax = 2", "value is 5; expected at least 1 and at most 2"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_by_name(tmp_path: Path, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(PolicyError) as caught:
+        loading.load(tmp_path / name, {})
+    assert words in str(caught.value)
+    assert "Nothing was started" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_and_variables_that_contradict_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="No such file"):
+        loading.load(tmp_path / "gone.toml", {})
+    with pytest.raises(PolicyError, match="given as a whole as well"):
+        loading.load(None, {"CONSUME_LOOP": "x", "CONSUME_LOOP__LIMIT": "1"})
+
+
+def test_yaml_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.yaml").write_text(YAML)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(PolicyError, match="YAML needs the package pyyaml; install it, or write TOML"):
+        loading.load(tmp_path / "p.yaml", {})
+
+
+def test_every_field_of_a_policy_is_in_the_reference(project: Path) -> None:
+    page = (project / "docs/reference/engine.md").read_text(encoding="utf-8")
+    leaves = {name for name, _ in loading.fields()}
+    shared = {f"steps.{step}.retry.{leaf}" for step in ("process", "success", "exception") for leaf in _RETRY}
+    missing = [name for name in sorted(leaves - shared) if f"`{name}`" not in page]
+    assert missing == []
+
+
+_RETRY = ("max_attempts", "timeout", "backoff", "backoff_multiplier", "backoff_cap")
