@@ -1,6 +1,7 @@
 """From a stream to a topic: which event an entry becomes, and what becomes of one that cannot be one."""
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from pipeline.store.database import Database
 from tests.factories import IN, OUT, a_workflow
 from tests.ingest.programs import published
 from tests.ingest.streams import Place, in_thread
+from tests.support.rule import rule
 from tests.support.wait import wait_for
 
 
@@ -212,6 +214,33 @@ def test_an_error_of_the_database_leaves_the_batch_pending_and_is_raised(place: 
             tx.run(text("ALTER TABLE pipeline.elsewhere RENAME TO deliveries"))
     assert list(place.pending()) == entries
     assert published(db) == {}
+
+
+@pytest.fixture
+def commits_fail(db: Database) -> Iterator[None]:
+    """Whoever adds an event gets as far as the commit, and there Postgres says no."""
+    with db.transaction() as tx:
+        tx.run(
+            text("""
+            CREATE FUNCTION refuse_today() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not today'; END $$;
+            CREATE CONSTRAINT TRIGGER not_today AFTER INSERT ON pipeline.events
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse_today();
+            """)
+        )
+    yield
+    with db.transaction() as tx:
+        tx.run(text("DROP TRIGGER IF EXISTS not_today ON pipeline.events; DROP FUNCTION IF EXISTS refuse_today()"))
+
+
+@rule("Q-3")
+@pytest.mark.usefixtures("commits_fail")
+def test_nothing_is_acknowledged_when_the_commit_fails(place: Place, db: Database) -> None:
+    bridge = a_bridge(place, db)
+    entries = place.add({"n": 1}, {"n": 2})
+    with pytest.raises(Exception, match="not today"):
+        one_turn(bridge)
+    assert list(place.pending()) == entries
+    assert (published(db), bridge.tally.published) == ({}, 0)
 
 
 def test_what_went_stale_is_published_once_by_a_recovery(place: Place, db: Database) -> None:

@@ -136,6 +136,15 @@ def test_q5_good_entries_that_were_read_with_a_bad_one_travel_with_the_error(pla
     assert list(place.pending()) == [entry.id for entry in caught.value.entries]
 
 
+def test_q5_a_read_of_more_than_the_queue_allows_is_refused_before_anything_is_delivered(place: Place) -> None:
+    queue = place.queue(max_read_count=2)
+    place.add({"n": 1}, {"n": 2}, {"n": 3})
+    with pytest.raises(ValueError, match="expected at most max_read_count, which is 2"):
+        queue.read(count=3)
+    assert place.pending() == {}
+    assert len(queue.read(count=2)) == 2
+
+
 def test_q5_a_message_of_another_stream_or_group_is_not_acknowledged(place: Place) -> None:
     place.add({"n": 1})
     (message,) = place.queue(group="others").read()
