@@ -38,6 +38,7 @@ CREATE TABLE pipeline.breakers (
     opened_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
     probe_every INTERVAL NOT NULL,
     probe_at TIMESTAMP WITH TIME ZONE,
+    closed_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT breakers_pk PRIMARY KEY (connector, operation)
 )
         """

@@ -6,7 +6,7 @@ Many at once are previewed first: an ``Import`` or a filter shows what it would 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Protocol
@@ -87,6 +87,15 @@ class Given:
     result: Any = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """A question, and what a provider's records know it by."""
+
+    value: str
+    question: Question
+    is_shared: bool = False  #: something that has happened already is known by the same
+
+
 @dataclass(slots=True, kw_only=True)
 class Settled:
     """What became of many answers: those that were taken, and why the others were not."""
@@ -107,14 +116,23 @@ class Desk:
         """What waits for an answer, oldest first."""
         return [self._question(row) for row in self._rows(only or Filter(), limit)]
 
-    def asked_by(self, to: str, only: Filter | None = None, *, limit: int = 10_000) -> list[tuple[str, Question]]:
-        """Questions by what a provider's records may know them by: ``idempotency_key`` or ``params.<name>``."""
+    def asked_by(self, to: str, only: Filter | None = None, *, limit: int = 10_000) -> list[Matched]:
+        """Questions by what a provider's records may know them by: ``idempotency_key`` or ``params.<name>``.
+
+        A parameter may be shared with a mutation that has happened already; its row would answer for the wrong one.
+        """
         name = to.removeprefix("params.")
         if to != KEY and (name == to or not name):
             raise InvalidInputError(f"Questions cannot be matched by {to!r}; expected {KEY!r} or 'params.<name>'.")
-        rows = self._rows(only or Filter(), limit)
-        values = [row.idempotency_key if to == KEY else (row.params or {}).get(name) for row in rows]
-        return [(str(value), self._question(row)) for row, value in zip(rows, values, strict=True) if value is not None]
+        given = only or Filter()
+        rows = [(_known_by(row, to, name), row) for row in self._rows(given, limit)]
+        applied = self._rows(replace(given, statuses=(MutationStatus.APPLIED,)), limit) if to != KEY else ()
+        done = {_known_by(row, to, name) for row in applied}
+        return [
+            Matched(value=value, question=self._question(row), is_shared=value in done)
+            for value, row in rows
+            if value is not None
+        ]
 
     def approvals(self, workflow: str | None = None, *, limit: int = 100) -> list[Question]:
         """Requests that wait to be allowed or refused."""
@@ -206,6 +224,11 @@ class Desk:
             can_try_again=row.reconcilable and row.status == MutationStatus.INDETERMINATE,
             message_ids=tuple(row.message_ids or ()),
         )
+
+
+def _known_by(row: Row[Any], to: str, name: str) -> str | None:
+    value = row.idempotency_key if to == KEY else (row.params or {}).get(name)
+    return None if value is None else str(value).strip()
 
 
 def _settle(tx: Transaction, mutation_id: MutationId, answer: Answer, by: Person, result: Any) -> Row[Any]:

@@ -14,6 +14,7 @@ import base64
 import os
 import ssl
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from string import ascii_letters, digits, punctuation
 from typing import Any
@@ -95,7 +96,9 @@ class Http(Connector):
         assert lookup is not None
         sent = _sent(params, wire_key(call))
         try:
-            request = self._filled(lookup, {**sent, "query": None})
+            request = replace(
+                self._filled(lookup, {**sent, "query": None}), json=None
+            )  # what was sent is not sent again
             answer = self._exchange(lookup, request, call.ends_at, {})
         except (HandlerError, UnclearAnswerError) as error:
             return Retry(str(error))

@@ -68,9 +68,11 @@ def read_error(error: BaseException) -> Reading:
             return Reading(outcome=Outcome.DENIED)
         case LogicError():
             return Reading(outcome=Outcome.REFUSED)
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
     if isinstance(status, int):
-        return _by_status(status, getattr(error, "response", None))
+        redirected = bool(getattr(response, "history", None))  # what was asked first may have done it
+        return Reading(outcome=Outcome.UNKNOWN) if redirected else _by_status(status, response)
     for each in _causes(error):
         for kind in type(each).__mro__:
             module = kind.__module__.partition("._")[0]
@@ -108,8 +110,12 @@ def retry_after(value: str | None, *, now: datetime | None = None) -> timedelta 
 
 
 def _by_status(status: int, response: Any) -> Reading:
-    headers = getattr(response, "headers", None) or {}
-    return read_status(status, headers.get("retry-after") or headers.get("Retry-After"))
+    headers = {str(name).lower(): value for name, value in dict(getattr(response, "headers", None) or {}).items()}
+    try:
+        theirs = parsedate_to_datetime(headers["date"]).astimezone(UTC)
+    except (KeyError, ValueError, TypeError):
+        theirs = None
+    return read_status(status, headers.get("retry-after"), now=theirs)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -122,5 +128,4 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         if current is None:
             return
         yield current
-        wrapped = getattr(current.args[0], "reason", None) if current.args else None  # requests around urllib3
-        current = current.__cause__ or (wrapped if isinstance(wrapped, BaseException) else None)
+        current = current.__cause__

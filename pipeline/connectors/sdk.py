@@ -10,17 +10,18 @@ parameters, and what is said about an operation is scrubbed of them.
 """
 
 import inspect
+import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from pipeline.connectors.readings import Reading, read_error
+from pipeline.connectors.readings import Outcome, Reading, read_error
 from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
 
@@ -28,6 +29,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=Callable[..., Any])
 
 HIDDEN = "•••"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +137,15 @@ class Operation(Generic[F]):
         return tuple(self.signature.parameters)[2 if self.is_mutation else 1 :]
 
     def check(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters as they are written down: of the declared types, as JSON. Refuses what does not fit."""
-        fitting = self._fitting(params)
-        free = {name: value for name, value in params.items() if self._annotation(name) is Any}
-        try:
-            return fitting.model_dump(mode="json", exclude=set(free)) | free
-        except PydanticSerializationError as error:
-            raise LogicError(f"{self.name} was given parameters that cannot be written down: {error}") from None
+        """The parameters as they are written down: as JSON, with the defaults of today. Refuses what does not fit.
+
+        What was given is kept, not what validators made of it: they run once, when the function is called.
+        """
+        self._fitting(params)
+        defaults = {name: known.default for name, known in self.model.model_fields.items() if not known.is_required()}
+        written = {name: self._written(name, value) for name, value in {**defaults, **params}.items()}
+        self._fitting(written)
+        return written
 
     def given(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters as the function takes them: of the declared types, read back from JSON."""
@@ -148,12 +153,25 @@ class Operation(Generic[F]):
         return {name: getattr(fitting, name) for name in (*type(fitting).model_fields, *(fitting.model_extra or ()))}
 
     def reading(self, error: BaseException) -> Reading:
-        """What an error of this operation says about its outcome."""
-        return (self.errors and self.errors(error)) or read_error(error)
+        """What an error of this operation says about its outcome. A reader that fails has told us nothing."""
+        try:
+            own = self.errors(error) if self.errors else None
+        except Exception:
+            log.exception("%s cannot read an error of its own; the outcome is unknown", self.name)
+            return Reading(outcome=Outcome.UNKNOWN)
+        return own if isinstance(own, Reading) else read_error(error)
 
     def shown(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters as people may see them."""
         return {name: HIDDEN if name in self.redact else value for name, value in params.items()}
+
+    def cleaned(self, text: str, params: Mapping[str, Any]) -> str:
+        """Words without the values that the operation keeps from people."""
+        for name in self.redact:
+            for value in _leaves(params.get(name)):
+                if len(value) > 3:  # shorter ones would hide ordinary words
+                    text = text.replace(value, HIDDEN)
+        return text
 
     def title(self, params: Mapping[str, Any]) -> str:
         """What this request would do, in a line for people."""
@@ -162,9 +180,17 @@ class Operation(Generic[F]):
             return self.shows.format_map({name: seen.get(name, "") for name in (*self.parameters, *seen)})
         return ", ".join(f"{name}={value}" for name, value in seen.items())
 
-    def _annotation(self, name: str) -> Any:
+    def _written(self, name: str, value: Any) -> Any:
+        """A value as JSON; where nothing was declared it must be JSON already, which is checked later."""
         known = self.model.model_fields.get(name)
-        return known.annotation if known is not None else Any
+        if known is None or known.annotation is Any:
+            return value
+        try:
+            if isinstance(value, BaseModel):
+                return value.model_dump(mode="json", by_alias=True, round_trip=True)
+            return to_jsonable_python(value, by_alias=True)
+        except PydanticSerializationError as error:
+            raise LogicError(f"{self.name} was given a {name} that cannot be written down: {error}") from None
 
     @property
     def _takes_anything(self) -> bool:
@@ -253,6 +279,17 @@ def _holds_secret(kind: Any) -> bool:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return any(_holds_secret(known.annotation) for known in kind.model_fields.values())
     return kind in (SecretStr, SecretBytes) or any(_holds_secret(inner) for inner in get_args(kind))
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Every text and number inside a value, as it would be written."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)
 
 
 def _plainly(value: Any) -> str:

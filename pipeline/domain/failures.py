@@ -37,6 +37,7 @@ class Failure:
     message: str
     error_type: str = ""
     wait: timedelta = timedelta(0)  #: how long the outside system asks to be left alone
+    quiet: timedelta = timedelta(0)  #: how long a call that did not return by its deadline may still do something
     culprits: tuple[EventId, ...] = ()  #: events known to be the cause, of a run that sees more than one
 
 

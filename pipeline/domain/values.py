@@ -108,6 +108,7 @@ class Failed:
     mutation_id: MutationId
     error: str
     evidence: Evidence
+    asked_at: datetime | None = None  #: when the look began that did not find it; None: just now
     fence: Fence | None = None
 
 

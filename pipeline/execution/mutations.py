@@ -6,9 +6,9 @@ stopped in doubt. "It was not found" counts only once the request can no longer 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -104,14 +104,21 @@ def fail(tx: Transaction, cohort: Sequence[Failed], *, by: Resolver = Resolver.C
     worker does in the same transaction; forgotten, the lease lapses and recovery stops it.
     """
     rows = [
-        {"mutation_id": i.mutation_id, "fence": i.fence, "error": mended_text(i.error), "evidence": i.evidence}
-        for i in cohort
+        {
+            "mutation_id": item.mutation_id,
+            "fence": item.fence,
+            "error": mended_text(item.error),
+            "evidence": item.evidence,
+            "asked_at": item.asked_at,
+        }
+        for item in cohort
     ]
     landed = store.guarded(tx, store.FAIL, rows, resolved_by=by)
     _release_inputs(tx, landed)
     for row in landed:
         tx.announce("mutation.failed", run_id=row.run_id, mutation_id=row.id, resolved_by=by)
-    return _land(tx, {item.mutation_id: item.fence for item in cohort}, landed, "fail")
+    times = {item.mutation_id: item.asked_at for item in cohort}
+    return _land(tx, {item.mutation_id: item.fence for item in cohort}, landed, "fail", times)
 
 
 def book(tx: Transaction, looks: Sequence[tuple[MutationId, int, timedelta]]) -> tuple[Row[Any], ...]:
@@ -124,14 +131,21 @@ def book(tx: Transaction, looks: Sequence[tuple[MutationId, int, timedelta]]) ->
     return tuple(store.guarded(tx, store.BOOK, rows))
 
 
-def postpone(tx: Transaction, mutation_id: MutationId, after: timedelta) -> None:
-    """The outside system asked not to be asked again before that."""
-    tx.run(store.POSTPONE, id=mutation_id, after=after)
+def postpone(
+    tx: Transaction, mutation_id: MutationId, *, after: timedelta | None = None, until_quiet: bool = False
+) -> None:
+    """Look later: when the outside system wants to be asked again, or when not finding it proves something."""
+    tx.run(store.POSTPONE, id=mutation_id, after=after, until_quiet=until_quiet)
 
 
-def watched(tx: Transaction, row: Row[Any], following: timedelta | None) -> Row[Any] | None:
-    """Book the look after this one at a mutation that was settled on weak evidence. None: somebody else has it."""
-    return tx.first(store.WATCHED, id=row.id, watched=row.watched, next=following)
+def watch(tx: Transaction, mutation_id: MutationId, pause: timedelta) -> Row[Any] | None:
+    """Take the look that is due at a mutation settled on weak evidence, and book another in case it tells nothing."""
+    return tx.first(store.WATCH, id=mutation_id, pause=pause)
+
+
+def watched(tx: Transaction, mutation_id: MutationId, following: timedelta | None) -> None:
+    """It was not there. Look again after the next span, or no more."""
+    tx.run(store.WATCHED, id=mutation_id, next=following)
 
 
 def surface(tx: Transaction, mutation_id: MutationId, result: Any, by: Person) -> Row[Any] | None:
@@ -234,6 +248,7 @@ def approve(tx: Transaction, mutation_id: MutationId, by: Person, *, request_has
 def try_again(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
     """A person asks the background to look again, with a fresh budget."""
     row = tx.first(store.TRY_AGAIN, id=mutation_id)
+    tx.run(workflow_store.FORGET_NOTICE, kind="indeterminate", subject=f"mutation {mutation_id}")
     if row is None:
         found = _found(tx, mutation_id)
         needs = [f"{MutationStatus.INDETERMINATE} and of an operation that can reconcile"]
@@ -272,7 +287,11 @@ def _release_inputs(tx: Transaction, failed: Sequence[Row[Any]]) -> None:
 
 
 def _land(
-    tx: Transaction, asked: dict[MutationId, Fence | None], landed: Sequence[Row[Any]], verb: str
+    tx: Transaction,
+    asked: dict[MutationId, Fence | None],
+    landed: Sequence[Row[Any]],
+    verb: str,
+    times: Mapping[MutationId, datetime | None] | None = None,
 ) -> Landing[Row[Any]]:
     there = {row.id for row in landed}
     missing = [id_ for id_ in asked if id_ not in there]
@@ -283,7 +302,7 @@ def _land(
         row = rows.get(id_)
         if row is None:
             refused[id_] = UnknownError("mutation", id_, hint="Nothing was changed.")
-        elif verb == "fail" and row.quiet_until and now and row.quiet_until > now and _counts(row, asked[id_]):
+        elif verb == "fail" and _is_quiet(row, (times or {}).get(id_) or now) and _counts(row, asked[id_]):
             refused[id_] = QuietPeriodError(id_, row.quiet_until)
         elif asked[id_] is not None:
             held = f"fence {asked[id_]}, {MutationStatus.IN_FLIGHT}"
@@ -292,6 +311,10 @@ def _land(
         else:
             refused[id_] = _illegal(row, verb, _DOUBTED)
     return Landing(landed=tuple(landed), refused=refused)
+
+
+def _is_quiet(row: Row[Any], asked_at: datetime | None) -> bool:
+    return bool(row.quiet_until and asked_at and row.quiet_until > asked_at)
 
 
 def _counts(row: Row[Any], fence: Fence | None) -> bool:

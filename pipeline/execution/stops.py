@@ -141,7 +141,12 @@ def _write(tx: Transaction, ended: Sequence[Ended]) -> None:
 
 def _doubt(tx: Transaction, ended: Sequence[Ended]) -> None:
     rows = [
-        {"mutation_id": item.run.mutation_id, "status": item.consequence.doubt, "error": item.failure.message}
+        {
+            "mutation_id": item.run.mutation_id,
+            "status": item.consequence.doubt,
+            "error": item.failure.message,
+            "quiet": item.failure.quiet,
+        }
         for item in ended
         if item.consequence.doubt
     ]

@@ -5,38 +5,36 @@ is sent, so a crash leaves in doubt only what was in the air. What arrives toget
 commit; a slow call delays nobody else's record. What a call's end means is decided by ``outcomes``.
 """
 
-import hashlib
-import json
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Row
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from pipeline.connectors.sdk import Call, Connector, Operation
-from pipeline.domain.errors import LogicError, PayloadError, StaleWriteError, TransientError
+from pipeline.domain.errors import LogicError, StaleWriteError, TransientError
 from pipeline.domain.failures import classify
 from pipeline.domain.ids import Fence, MutationId, RunId
 from pipeline.domain.limits import Limits
 from pipeline.domain.mutations import Evidence, MutationStatus
-from pipeline.domain.payloads import checked_json
 from pipeline.domain.values import Applied, Failed, Held, Person, Request, Stopped
 from pipeline.engine.calls import Calls, Finished
+from pipeline.engine.steps import TimedOutError
 from pipeline.execution import breakers, mutations, runs, stops
 from pipeline.execution.breakers import Admission, OperationName
 from pipeline.runtime.leases import Leases
-from pipeline.runtime.outcomes import Judged, Step, Tried, judge
+from pipeline.runtime.outcomes import Judged, Step, Tried, judge, storable
 from pipeline.runtime.phases import held
 from pipeline.runtime.points import Point, reach
 from pipeline.runtime.policy import RuntimePolicy
 from pipeline.runtime.registry import Registry
-from pipeline.runtime.shown import Asked
+from pipeline.runtime.shown import Asked, request_hash
 from pipeline.store import views
 from pipeline.store.database import Database, Transaction
 
@@ -63,6 +61,10 @@ class _Flight:
     connector: Connector
     operation: Operation[Any]
     ends_at: float  #: on the monotonic clock; nothing may be sent after it, whatever froze this process meanwhile
+    landed_at: float  #: on the monotonic clock, when its commit had returned: never earlier than ``sent_at``
+    asked_at: datetime | None = None  #: of its look, by the database's clock, rather too early than too late
+    overdue: bool = False
+    unsent: bool = False  #: refused here, before anything left
     probes: bool = False  #: let through by an open breaker, to see whether an answer comes back
     looks: bool = False
     doubt: str = ""
@@ -137,10 +139,12 @@ class Mutator:
         by_id = {flight.held.run_id: flight for flight in resting}
         with self.db.transaction() as tx:
             landed = mutations.resend(tx, [flight.held for flight in resting]).landed
+        landed_at = time.monotonic()
         reach(Point.IN_FLIGHT)
         for row in landed:
             flight = by_id[row.run_id]
-            flight.mutation, flight.ends_at = row, begun + flight.operation.timeout.total_seconds()
+            flight.mutation, flight.landed_at = row, landed_at
+            flight.ends_at = begun + flight.operation.timeout.total_seconds()
         return [by_id[row.run_id] for row in landed]
 
     def give_back(self, rest: Sequence[Held]) -> None:
@@ -153,10 +157,12 @@ class Mutator:
         """Put a call in the air, unless its time has passed or the run was found to be somebody else's."""
         call = Call.within(flight.mutation.idempotency_key, flight.operation.policy.immediate_timeout)
         function = flight.operation.look if flight.looks else flight.operation.function
+        since = timedelta(seconds=time.monotonic() - flight.landed_at)
+        flight.asked_at = flight.mutation.sent_at + since if flight.looks else None
         if self.leases.is_lost(flight.held):
-            function = _refuse_lost
+            function, flight.unsent = _refuse_lost, True
         elif not flight.looks and time.monotonic() >= flight.ends_at:
-            function = _refuse_late
+            function, flight.unsent = _refuse_late, True
         elif not flight.looks:
             call = Call(idempotency_key=flight.mutation.idempotency_key, ends_at=flight.ends_at)
         calls.launch(flight.held.run_id, _called, function, flight, call, ends_at=call.ends_at)
@@ -194,16 +200,16 @@ class Mutator:
             self._apply(tx, applied)
         refused = [_failed(flight, judged) for flight, judged in ended if judged.step in (Step.FAILED, Step.ABSENT)]
         too_early = mutations.fail(tx, refused).refused if refused else {}
-        for mutation_id, error in too_early.items():
-            log.info("mutation.in_doubt", extra={"mutation_id": mutation_id, "reason": str(error)})
         stopped = [
             Stopped(held=flight.held, failure=judged.failure) for flight, judged in ended if judged.failure is not None
         ]
         if stopped:
             stops.stop(tx, stopped, chance=self.chance())
-        for name, policy in {f.name: f.operation.breaker for f, j in ended if j.step is Step.DOUBT}.items():
+        doubted = [f for f, j in ended if j.step is Step.DOUBT or f.mutation.id in too_early]
+        for name, policy in {flight.name: flight.operation.breaker for flight in doubted}.items():
             breakers.judge(tx, name, policy)
-        for name in {flight.name for flight, judged in ended if flight.probes and judged.step is not Step.DOUBT}:
+        answered = [f for f, _ in ended if f.probes and not f.looks and not f.unsent and f not in doubted]
+        for name in {flight.name for flight in answered}:
             breakers.succeeded(tx, name)
 
     def _apply(self, tx: Transaction, applied: Sequence[Applied]) -> None:
@@ -235,25 +241,33 @@ class Mutator:
         if not approved:
             return {}
         rows = views.mutations(tx, [by_id[item.run_id].mutation_id for item in approved])
-        names = {row.run_id: (row.connector, row.operation) for row in rows}
-        gone = [item for item in approved if self.registry.operation(*names[item.run_id]) is None]
-        stopped = [
-            Stopped(held=item, failure=classify(LogicError(f"{'.'.join(names[item.run_id])} is gone from the code")))
-            for item in gone
-        ]
+        by_run = {row.run_id: row for row in rows}
+        problems = {item: problem for item in approved if (problem := self._void(by_run[item.run_id]))}
+        stopped = [Stopped(held=item, failure=classify(LogicError(words))) for item, words in problems.items()]
         if stopped:
             stops.stop(tx, stopped)
-        return {item: names[item.run_id] for item in approved if item not in gone}
+        kept = [item for item in approved if item not in problems]
+        return {item: (by_run[item.run_id].connector, by_run[item.run_id].operation) for item in kept}
+
+    def _void(self, row: Row[Any]) -> str | None:
+        """Why an approved request may not be sent: what was approved is not what would go out."""
+        operation = self.registry.operation(row.connector, row.operation)
+        if operation is None:
+            return f"{row.connector}.{row.operation} is gone from the code"
+        try:
+            same = request_hash(row.connector, row.operation, operation.check(row.params)) == row.request_hash
+        except LogicError as error:
+            return f"{row.connector}.{row.operation} no longer takes what was approved: {error}"
+        return None if same else f"{row.connector}.{row.operation} would not send what was approved: it has changed"
 
     def _request(self, run: Row[Any], asked: Asked) -> Request:
         operation = self._operation(asked.connector, asked.operation)
-        body = json.dumps([asked.connector, asked.operation, asked.params], sort_keys=True, default=str)
         return Request(
             held=held(run),
             connector=asked.connector,
             operation=asked.operation,
             params=asked.params,
-            request_hash=hashlib.sha256(body.encode()).hexdigest(),
+            request_hash=request_hash(asked.connector, asked.operation, asked.params),
             idempotency_key=f"{run.workflow}:{run.id}",
             timeout=operation.timeout,
             settle=operation.settle,
@@ -270,6 +284,7 @@ class Mutator:
             connector=self.registry.connectors[row.connector],
             operation=operation,
             ends_at=begun + operation.timeout.total_seconds(),
+            landed_at=time.monotonic(),
             probes=(row.connector, row.operation) in probes,
         )
 
@@ -318,6 +333,7 @@ class _Cohort:
             self._launch(flight)
 
     def _judge(self, flight: _Flight, finished: Finished) -> Judged:
+        flight.overdue |= not flight.looks and isinstance(finished.error, TimedOutError)
         tried = Tried(
             connector=flight.connector,
             operation=flight.operation,
@@ -325,6 +341,7 @@ class _Cohort:
             attempts=flight.mutation.attempts,
             left=timedelta(seconds=self.closes_at - time.monotonic()),
             looked=flight.looks,
+            overdue=flight.overdue,
             doubt=flight.doubt,
         )
         return judge(tried, finished, chance=self.mutator.chance())
@@ -365,17 +382,13 @@ def _is_applied(judged: Judged) -> bool:
 
 
 def _applied(flight: _Flight, judged: Judged, limits: Limits) -> Applied:
-    """It happened, whatever its result looks like: a result that cannot be stored is described instead."""
-    result = judged.result
-    try:
-        checked_json(result, what="result", limit=limits.result)
-    except PayloadError as error:
-        log.warning("%s.%s happened, and its result cannot be kept: %s", *flight.name, error.problem)
-        result = {"unstorable": f"{error.problem}; expected {error.expected}"}
+    """It happened, whatever its result looks like."""
+    result = storable(judged.result, limits, ".".join(flight.name))
     return Applied(mutation_id=MutationId(flight.mutation.id), result=result, fence=Fence(flight.held.fence))
 
 
 def _failed(flight: _Flight, judged: Judged) -> Failed:
     evidence = Evidence.DEFINITE if judged.step is Step.FAILED else Evidence.ABSENCE
     mutation_id = MutationId(flight.mutation.id)
-    return Failed(mutation_id=mutation_id, error=judged.reason, evidence=evidence, fence=flight.held.fence)
+    fence, asked_at = flight.held.fence, flight.asked_at
+    return Failed(mutation_id=mutation_id, error=judged.reason, evidence=evidence, asked_at=asked_at, fence=fence)

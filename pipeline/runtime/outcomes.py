@@ -4,17 +4,23 @@ The mutator asks ``judge`` and writes down what it says. A call that answered is
 read by its operation. Where nobody knows, one look is taken at once, and after it the doubt stands.
 """
 
+import logging
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
 from pipeline.connectors.readings import Outcome, Reading
-from pipeline.connectors.sdk import HIDDEN, Connector, NotFound, Operation, Retry
 from pipeline.connectors.sdk import Applied as Found
+from pipeline.connectors.sdk import Connector, NotFound, Operation, Retry
+from pipeline.domain.errors import PayloadError
 from pipeline.domain.failures import Failure, FailureKind, classify
+from pipeline.domain.limits import Limits
+from pipeline.domain.payloads import checked_json
 from pipeline.engine.calls import Finished
 from pipeline.engine.steps import TimedOutError
+
+log = logging.getLogger(__name__)
 
 _KINDS = {
     Outcome.REFUSED: FailureKind.LOGIC,
@@ -59,6 +65,7 @@ class Tried:
     attempts: int
     left: timedelta  #: how long the cohort may still take
     looked: bool = False  #: what ended is a look, not the call
+    overdue: bool = False  #: the call did not return by its deadline, and may still be at it
     doubt: str = ""  #: why the call's own outcome is unknown
 
 
@@ -73,7 +80,7 @@ def _after_call(tried: Tried, finished: Finished, chance: float) -> Judged:
     reading = _UNKNOWN if isinstance(finished.error, TimedOutError) else tried.operation.reading(finished.error)
     words = said(tried, finished.error)
     if reading.outcome is Outcome.UNKNOWN:
-        failure = Failure(kind=FailureKind.TRANSIENT, message=words, error_type="UnknownOutcome")
+        failure = _doubt(tried, words, overdue=isinstance(finished.error, TimedOutError))
         return Judged(step=Step.LOOK if tried.operation.can_reconcile else Step.DOUBT, failure=failure)
     failure = Failure(
         kind=_KINDS[reading.outcome],
@@ -91,16 +98,34 @@ def _after_call(tried: Tried, finished: Finished, chance: float) -> Judged:
 def _after_look(tried: Tried, finished: Finished) -> Judged:
     if isinstance(finished.value, Found):
         return Judged(step=Step.APPLIED, result=finished.value.result)
-    asked = finished.value.reason if isinstance(finished.value, NotFound | Retry) else ""
-    failure = Failure(kind=FailureKind.TRANSIENT, message=asked or tried.doubt, error_type="UnknownOutcome")
-    return Judged(step=Step.ABSENT if isinstance(finished.value, NotFound) else Step.DOUBT, failure=failure)
+    asked = str(finished.value.reason) if isinstance(finished.value, NotFound | Retry) else ""
+    asked = clean(tried.connector, tried.operation, tried.params, asked)
+    words = f"{tried.doubt}; a look says: {asked}" if tried.doubt and asked else asked or tried.doubt
+    failure = _doubt(tried, words, overdue=tried.overdue)
+    absent = isinstance(finished.value, NotFound) and not tried.overdue
+    return Judged(step=Step.ABSENT if absent else Step.DOUBT, failure=failure)
+
+
+def _doubt(tried: Tried, words: str, *, overdue: bool) -> Failure:
+    """Why nobody knows. A call that outlives its deadline gets as much time again before absence proves anything."""
+    quiet = tried.operation.timeout if overdue else timedelta(0)
+    return Failure(kind=FailureKind.TRANSIENT, message=words, error_type="UnknownOutcome", quiet=quiet)
+
+
+def storable(result: Any, limits: Limits, what: str) -> Any:
+    """A result as it can be kept; one that cannot is described instead, because it happened all the same."""
+    try:
+        return checked_json(result, what="result", limit=limits.result)
+    except PayloadError as error:
+        log.warning("%s happened, and its result cannot be kept: %s", what, error.problem)
+        return {"unstorable": f"{error.problem}; expected {error.expected}"}
 
 
 def said(tried: Tried, error: BaseException) -> str:
     """What an error says, without credentials and without what the operation keeps from people."""
-    words = tried.connector.scrubbed(classify(error).message)
-    for name in tried.operation.redact:
-        value = tried.params.get(name)
-        if isinstance(value, str) and len(value) > 3:
-            words = words.replace(value, HIDDEN)
-    return words
+    return clean(tried.connector, tried.operation, tried.params, classify(error).message)
+
+
+def clean(connector: Connector, operation: Operation[Any], params: dict[str, Any], text: str) -> str:
+    """Words about an operation as they may be stored, logged and shown."""
+    return operation.cleaned(connector.scrubbed(text), params)

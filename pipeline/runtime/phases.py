@@ -6,6 +6,7 @@ No transaction is open while a handler runs, and no handler can reach a context 
 import functools
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -161,8 +162,16 @@ class Phases:
         failed = context.violation or error
         if failed is None:
             return returned
-        log.warning("%s failed: %s", what, failed, exc_info=failed)
-        return classify(failed)
+        said = classify(failed)
+        trace = "".join(traceback.format_exception(failed))
+        log.warning("%s failed: %s", what, self._scrubbed(trace))
+        return replace(said, message=self._scrubbed(said.message))
+
+    def _scrubbed(self, text: str) -> str:
+        """Words without the credentials of any connector: a read may have put them there."""
+        for connector in self.registry.connectors.values():
+            text = connector.scrubbed(text)
+        return text
 
 
 class _Reader:

@@ -1,5 +1,7 @@
 """What handlers are shown and what they return. Values only, light to import."""
 
+import hashlib
+import json
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -86,3 +88,8 @@ class Asked:
     def __await__(self) -> "Generator[None, None, Asked]":
         yield from ()
         return self
+
+
+def request_hash(connector: str, operation: str, params: Any) -> str:
+    """What names a request exactly: approving it is approving this."""
+    return hashlib.sha256(json.dumps([connector, operation, params], sort_keys=True).encode()).hexdigest()

@@ -8,6 +8,7 @@ one begins, so a look that takes its worker down has already been counted.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Row
@@ -15,20 +16,26 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.connectors.sdk import Applied as Found
 from pipeline.connectors.sdk import Call, NotFound, Operation, Retry
-from pipeline.domain.errors import PipelineError
+from pipeline.domain.errors import PipelineError, QuietPeriodError
 from pipeline.domain.failures import classify
 from pipeline.domain.ids import MutationId
+from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.mutations import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import Applied, Failed, Person
 from pipeline.engine.steps import Steps
 from pipeline.execution import mutations
+from pipeline.runtime.outcomes import clean, storable
 from pipeline.runtime.registry import Registry
 from pipeline.schedules.report import Report
 from pipeline.store import views
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Transaction
 
 log = logging.getLogger(__name__)
 
+_WATCH_AGAIN = timedelta(minutes=10)  #: after a look of the watch that told nothing
+_NO_TIME = timedelta(0)
+_LEFT_FOR = timedelta(seconds=30)  #: until a look is tried again that this worker had no code for
+_NOBODY_KNOWS = timedelta(hours=1)
 WATCH = Person(name="watch", reason="it was looked for again after it had been settled")
 
 
@@ -39,21 +46,42 @@ class Reconciler:
     db: Database
     registry: Registry
     chance: Callable[[], float]
+    limits: Limits = DEFAULT_LIMITS
 
     def look(self, mutation_id: MutationId) -> Report:
         """Look once, if a look is due and the code to look with is here."""
         report = Report()
         with self.db.transaction() as tx:
             rows = views.mutations(tx, [mutation_id])
-        if not rows or rows[0].workflow not in self.registry.workflows:
-            return report  # a worker that knows the workflow will be asked when the next look is due
-        row = rows[0]
+            if not rows:
+                return report
+            row = rows[0]
+            if self._is_strange(tx, row):
+                report.add("strange")
+                self._leave(tx, row)
+                return report
         operation = self.registry.operation(row.connector, row.operation)
         if row.status == MutationStatus.NEEDS_RECONCILE:
             report.add("looked", self._reconcile(row, operation))
         elif row.watch_at is not None:
             report.add("watched", self._watch(row, operation))
         return report
+
+    def _is_strange(self, tx: Transaction, row: Row[Any]) -> bool:
+        """Whether this process has no code of the mutation's workflow, or code of an older version."""
+        ours = self.registry.workflows.get(row.workflow)
+        registered = views.workflow(tx, row.workflow)
+        return ours is None or (registered is not None and registered.version > ours.version)
+
+    def _leave(self, tx: Transaction, row: Row[Any]) -> None:
+        """Let another worker look, and others of other workflows first; when none does for long, ask a person."""
+        mutation_id = MutationId(row.id)
+        if row.status != MutationStatus.NEEDS_RECONCILE:
+            mutations.watch(tx, mutation_id, _WATCH_AGAIN)
+        elif row.doubted_at is not None and tx.clock() - row.doubted_at > _NOBODY_KNOWS and not row.reconcile_attempts:
+            mutations.escalate(tx, [mutation_id], f"no worker that knows the workflow {row.workflow!r} has looked")
+        else:
+            mutations.postpone(tx, mutation_id, after=_LEFT_FOR)
 
     def _reconcile(self, row: Row[Any], operation: Operation[Any] | None) -> int:
         mutation_id = MutationId(row.id)
@@ -68,17 +96,22 @@ class Reconciler:
         return len(booked)
 
     def _watch(self, row: Row[Any], operation: Operation[Any] | None) -> int:
-        spans = operation.policy.watch if operation is not None else ()
-        later = spans[row.watched + 1 :]
-        following = later[0] - spans[row.watched] if later else None
+        """Look for what should not be there. A look that tells nothing is taken again, until its time is over."""
+        mutation_id = MutationId(row.id)
         with self.db.transaction() as tx:
-            booked = mutations.watched(tx, row, following)
-        if booked is None or operation is None or operation.look is None:
+            booked = mutations.watch(tx, mutation_id, _WATCH_AGAIN)
+            is_over = (
+                tx.clock() - row.resolved_at > max(operation.policy.watch if operation else (), default=_NO_TIME) * 2
+            )
+        if booked is None:
             return 0
-        verdict = self._ask(booked, operation)
-        if isinstance(verdict, Found):
-            with self.db.transaction() as tx:
-                mutations.surface(tx, MutationId(row.id), verdict.result, WATCH)
+        verdict = self._ask(booked, operation) if operation is not None and operation.look is not None else NotFound()
+        with self.db.transaction() as tx:
+            if isinstance(verdict, Found):
+                result = storable(verdict.result, self.limits, f"{row.connector}.{row.operation}")
+                mutations.surface(tx, mutation_id, result, WATCH)
+            elif isinstance(verdict, NotFound) or is_over:
+                mutations.watched(tx, mutation_id, _following(operation, row.watched))
         return 1
 
     def _ask(self, row: Row[Any], operation: Operation[Any]) -> Any:
@@ -93,7 +126,7 @@ class Reconciler:
             assert look is not None
             verdict = steps.run(lambda: look(connector, call, **operation.given(row.params)), limit=limit, what=what)
         except BaseException as error:  # noqa: BLE001 - a look that fails has told us nothing
-            log.warning("%s failed: %s", what, connector.scrubbed(classify(error).message))
+            log.warning("%s failed: %s", what, clean(connector, operation, row.params, classify(error).message))
             return None
         finally:
             steps.close()
@@ -107,20 +140,40 @@ class Reconciler:
         try:
             with self.db.transaction() as tx:
                 if isinstance(verdict, Found):
-                    found = Applied(mutation_id=mutation_id, result=verdict.result)
-                    mutations.apply(tx, [found], by=Resolver.RECONCILE).only()
+                    result = storable(verdict.result, self.limits, f"{row.connector}.{row.operation}")
+                    found = Applied(mutation_id=mutation_id, result=result)
+                    mutations.apply(tx, [found], by=Resolver.RECONCILE, limits=self.limits).only()
                     return
                 if isinstance(verdict, NotFound):
-                    item = Failed(mutation_id=mutation_id, error=verdict.reason, evidence=Evidence.ABSENCE)
-                    mutations.fail(tx, [item], by=Resolver.RECONCILE).only()
-                    return
+                    if self._is_absent(tx, row, verdict):
+                        return
+                    mutations.postpone(tx, mutation_id, until_quiet=True)
+                    return  # too early to prove anything, so it does not count against the budget either
                 if isinstance(verdict, Retry) and verdict.after is not None:
-                    mutations.postpone(tx, mutation_id, verdict.after)
+                    mutations.postpone(tx, mutation_id, after=verdict.after)
         except (PipelineError, SQLAlchemyError) as error:
             log.info("mutation %s is not settled yet: %s", mutation_id, error)
         if row.reconcile_attempts >= operation.policy.max_attempts:
             self._escalate(mutation_id, f"asked {row.reconcile_attempts} times without an answer")
 
+    def _is_absent(self, tx: Transaction, row: Row[Any], verdict: NotFound) -> bool:
+        """Settle it as failed, unless the look began when the request could still be travelling."""
+        reason = str(verdict.reason)
+        operation = self.registry.operation(row.connector, row.operation)
+        if operation is not None:
+            reason = clean(self.registry.connectors[row.connector], operation, row.params, reason)
+        item = Failed(mutation_id=MutationId(row.id), error=reason, evidence=Evidence.ABSENCE, asked_at=row.asked_at)
+        refused = mutations.fail(tx, [item], by=Resolver.RECONCILE).refused.get(row.id)
+        if refused is not None and not isinstance(refused, QuietPeriodError):
+            raise refused
+        return refused is None
+
     def _escalate(self, mutation_id: MutationId, reason: str) -> None:
         with self.db.transaction() as tx:
             mutations.escalate(tx, [mutation_id], reason)
+
+
+def _following(operation: Operation[Any] | None, watched: int) -> timedelta | None:
+    """How long until the look after this one; None when its spans are over."""
+    spans = operation.policy.watch if operation is not None else ()
+    return spans[watched + 1] - spans[watched] if watched + 1 < len(spans) else None

@@ -22,7 +22,7 @@ notices = Table(
     PrimaryKeyConstraint("kind", "subject"),
 )
 
-#: A row is an open breaker: no new mutation of the operation is started, but for a probe now and then.
+#: While it is not closed, no new mutation of the operation is started, but for a probe now and then.
 breakers = Table(
     "breakers",
     metadata,
@@ -33,5 +33,6 @@ breakers = Table(
     now("opened_at"),
     Column("probe_every", Interval, nullable=False),
     instant("probe_at"),
+    instant("closed_at"),
     PrimaryKeyConstraint("connector", "operation"),
 )

@@ -21,7 +21,7 @@ SELECT id FROM (
 
 _BREAKERS = text("""
 SELECT b.*, b.probe_at IS NOT NULL AND b.probe_at <= pipeline.clock() AS is_due FROM pipeline.breakers b
-ORDER BY b.connector, b.operation
+WHERE b.closed_at IS NULL ORDER BY b.connector, b.operation
 """)
 
 #: What a person may settle, with the events it is about.

@@ -122,13 +122,15 @@ WITH asked AS (
 SELECT * FROM settled ORDER BY id
 """)
 
-#: An answer to the call itself counts at once; anything found out later only once the request is settled.
-_IS_EVIDENCE = "AND ((x.evidence = 'definite' AND x.fence IS NOT NULL) OR m.quiet_until <= pipeline.clock())"
+#: An answer to the call itself counts at once; anything found out later only if it was asked when the request
+#: could no longer be travelling: an answer may be older than its record.
+_IS_EVIDENCE = """AND ((x.evidence = 'definite' AND x.fence IS NOT NULL)
+  OR m.quiet_until <= coalesce(x.asked_at, pipeline.clock()))"""
 
 FAIL = text(f"""
 WITH asked AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
-    AS x(mutation_id uuid, fence bigint, error text, evidence text)
+    AS x(mutation_id uuid, fence bigint, error text, evidence text, asked_at timestamptz)
 ), {_JUDGED.format(guard=_IS_EVIDENCE)}, settled AS (
   UPDATE pipeline.mutations m
   SET status = 'failed', error = j.error, next_reconcile_at = NULL,
@@ -149,8 +151,9 @@ FROM settled s JOIN judged j ON j.mutation = s.id JOIN pipeline.handlers h ON h.
 DOUBT = text("""
 UPDATE pipeline.mutations m
 SET status = x.status, error = x.error, doubted_at = pipeline.clock(),
+    quiet_until = greatest(m.quiet_until, pipeline.clock() + x.quiet),
     next_reconcile_at = CASE WHEN x.status = 'needs_reconcile' THEN pipeline.clock() END
-FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, status text, error text)
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, status text, error text, quiet interval)
 WHERE m.id = x.mutation_id AND m.status = 'in_flight'
 RETURNING m.*
 """)
@@ -181,23 +184,29 @@ UPDATE pipeline.mutations m
 SET reconcile_attempts = m.reconcile_attempts + 1, next_reconcile_at = pipeline.clock() + x.delay
 FROM due, jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, delay interval)
 WHERE m.id = due.id AND x.mutation_id = m.id
-RETURNING m.*
+RETURNING m.*, pipeline.clock() AS asked_at
 """)
 
+#: Not before the outside system wants to be asked, and when absence was found, not before it proves something.
 POSTPONE = text("""
-UPDATE pipeline.mutations SET next_reconcile_at = greatest(next_reconcile_at, pipeline.clock() + :after)
+UPDATE pipeline.mutations
+SET next_reconcile_at = greatest(next_reconcile_at, pipeline.clock() + CAST(:after AS interval),
+                                 CASE WHEN :until_quiet THEN quiet_until END)
 WHERE id = :id AND status = 'needs_reconcile'
 """)
 
-#: The next look at a mutation that was settled on weak evidence, booked before this one begins; none: NULL.
-WATCHED = text("""
+#: A look at a mutation that was settled on weak evidence; another is booked before this one begins.
+WATCH = text("""
 WITH due AS (
-  SELECT id FROM pipeline.mutations
-  WHERE id = :id AND watch_at <= pipeline.clock() AND watched = :watched FOR NO KEY UPDATE SKIP LOCKED
+  SELECT id FROM pipeline.mutations WHERE id = :id AND watch_at <= pipeline.clock() FOR NO KEY UPDATE SKIP LOCKED
 )
-UPDATE pipeline.mutations m
-SET watched = m.watched + 1, watch_at = pipeline.clock() + CAST(:next AS interval)
-FROM due WHERE m.id = due.id RETURNING m.*
+UPDATE pipeline.mutations m SET watch_at = pipeline.clock() + :pause FROM due WHERE m.id = due.id RETURNING m.*
+""")
+
+WATCHED = text("""
+UPDATE pipeline.mutations
+SET watched = watched + 1, watch_at = pipeline.clock() + CAST(:next AS interval)
+WHERE id = :id AND status = 'failed' AND surfaced_at IS NULL
 """)
 
 SURFACE = text("""

@@ -183,7 +183,7 @@ SELECT w.* FROM (
   FROM pipeline.mutations WHERE surfaced_at IS NOT NULL
   UNION ALL
   SELECT 'breaker', connector || '.' || operation || ' at ' || opened_at, '', reason, opened_at
-  FROM pipeline.breakers
+  FROM pipeline.breakers WHERE closed_at IS NULL
 ) w
 WHERE NOT EXISTS (SELECT FROM pipeline.notices n WHERE n.kind = w.kind AND n.subject = w.subject)
 ORDER BY w.since LIMIT :limit

@@ -207,6 +207,9 @@ INSERT_NOTICE = text("""
 INSERT INTO pipeline.notices (kind, subject) VALUES (:kind, :subject) ON CONFLICT DO NOTHING
 """)
 
+#: People are told again if it comes to that again.
+FORGET_NOTICE = text("DELETE FROM pipeline.notices WHERE kind = :kind AND subject = :subject")
+
 INSERT_AUDIT = text("""
 INSERT INTO pipeline.audit (actor, act, workflow, run_id, mutation_id, event_id, reason, evidence)
 VALUES (:actor, :act, :workflow, :run_id, :mutation_id, :event_id, :reason, CAST(:evidence AS jsonb))

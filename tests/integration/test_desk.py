@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from pipeline import ReconcilePolicy
 from pipeline.client import exports
-from pipeline.client.desk import Answer, Desk, Filter, given_to_all
+from pipeline.client.desk import Answer, Desk, Filter, Matched, given_to_all
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, QuietPeriodError, StaleWriteError
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.values import Person
@@ -28,7 +28,7 @@ class Asked:
 
     def __init__(self, db: Database, count: int = 1, *, does: Does = Does.TIMES_OUT_AFTER, **bounds: Any) -> None:
         self.shop = Shop(concurrency=8, on_uncertain="contain")
-        given = {"reconciles": False, "timeout": timedelta(milliseconds=50), "redact": frozenset({"n"}), **bounds}
+        given = {"reconciles": False, "timeout": timedelta(seconds=2), "redact": frozenset({"n"}), **bounds}
         self.shop.mail = scripted("mail", **given)
         self.shop.mail.will(*[does] * count)
         self.run = self.shop.started(db, count)
@@ -205,10 +205,10 @@ def test_a_providers_export_settles_what_it_lists_after_a_preview(db: Database, 
 
 def test_a_complete_export_also_says_what_did_not_happen(db: Database, tmp_path: Path) -> None:
     asked = Asked(db, 2, does=Does.TIMES_OUT_BEFORE)
-    file = _written(tmp_path / "export.jsonl", [])
+    file = _written(tmp_path / "export.jsonl", [{"reference": "somebody else's", "id": "x"}])
     by_param = asked.desk.asked_by("params.n")
-    assert sorted(value for value, _ in by_param) == ["0", "1"]
-    found = exports.preview(by_param, exports.read(file), "n", complete=True)
+    assert sorted(item.value for item in by_param) == ["0", "1"]
+    found = exports.preview(by_param, exports.read(file), "reference", complete=True)
     assert [item.answer for item in found.given] == [Answer.DID_NOT_HAPPEN] * 2
     asked.desk.settle(found.given, ADA)
     asked.run.settle()
@@ -219,11 +219,13 @@ def test_a_complete_export_also_says_what_did_not_happen(db: Database, tmp_path:
 def test_what_is_not_one_to_one_is_left_to_a_person(db: Database) -> None:
     asked = Asked(db, 2)
     questions = asked.desk.questions()
-    twice = [("a", questions[0]), ("a", questions[1])]
+    twice = [Matched(value="a", question=question) for question in questions]
     assert exports.preview(twice, [{"k": "a"}], "k").ambiguous == tuple(questions)
-    doubled = exports.preview([("a", questions[0])], [{"k": "a"}, {"k": "a"}], "k", complete=True)
-    assert doubled.ambiguous == (questions[0],)
-    assert doubled.given == ()
+    for pair in ([{"k": "a"}, {"k": " a "}], [{"k": "a"}]):
+        known = Matched(value="a", question=questions[0], is_shared=len(pair) == 1)
+        doubled = exports.preview([known], pair, "k", complete=True)
+        assert doubled.ambiguous == (questions[0],)
+        assert doubled.given == ()
     _settled_by_hand(asked)
 
 
@@ -234,6 +236,10 @@ def test_what_is_not_one_to_one_is_left_to_a_person(db: Database) -> None:
         ("export.jsonl", "{\n", "Line 1 of export.jsonl is no JSON"),
         ("export.jsonl", "[1]\n", "Line 1 of export.jsonl is a list; expected an object"),
         ("export.xls", "", "neither .csv nor .jsonl"),
+        ("export.csv", "reference,reference\n1,2\n", "has the column 'reference' twice"),
+        ("export.csv", "reference,id\n1,2,3\n", "Row 1 of export.csv does not have 2 cells"),
+        ("export.csv", "reference,id\n1\n", "Row 1 of export.csv does not have 2 cells"),
+        ("export.csv", "reference,id\n" + "x" * 200_000 + ",1\n", "cannot be read as CSV"),
     ],
 )
 def test_an_export_that_cannot_be_read_is_refused_in_words(tmp_path: Path, name: str, content: str, words: str) -> None:
@@ -241,6 +247,27 @@ def test_an_export_that_cannot_be_read_is_refused_in_words(tmp_path: Path, name:
     file.write_text(content)
     with pytest.raises(InvalidInputError, match=words):
         exports.preview([], exports.read(file), "reference")
+
+
+def test_an_export_in_another_encoding_is_refused_in_words(tmp_path: Path) -> None:
+    file = tmp_path / "export.csv"
+    file.write_bytes("reference\nM\xfcller\n".encode("latin-1"))
+    with pytest.raises(InvalidInputError, match="is not in UTF-8"):
+        exports.preview([], exports.read(file), "reference")
+
+
+def test_an_export_without_rows_says_nothing_about_what_did_not_happen() -> None:
+    with pytest.raises(InvalidInputError, match="The export has no rows"):
+        exports.preview([], [], "reference", complete=True)
+
+
+def test_what_happened_already_to_another_with_the_same_parameter_is_not_taken_for_this_one(db: Database) -> None:
+    asked = Asked(db, 1)
+    asked.run.publish(asked.shop.orders, {"n": 0})
+    asked.run.run()
+    (matched,) = asked.desk.asked_by("params.n")
+    assert matched.is_shared
+    _settled_by_hand(asked)
 
 
 def test_questions_can_be_matched_by_the_key_or_by_a_parameter_only(db: Database) -> None:

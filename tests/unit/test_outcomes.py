@@ -101,5 +101,18 @@ def test_a_look_that_raised_leaves_the_doubt_with_its_first_reason() -> None:
     assert (judged.step, judged.reason) == (Step.DOUBT, "timed out")
 
 
+def test_not_finding_a_call_that_has_not_returned_proves_nothing() -> None:
+    first = after(TimedOutError("past its deadline"))
+    assert first.failure is not None
+    assert first.failure.quiet == timedelta(seconds=5), "as much time again as it had"
+    looked = after(value=NotFound(), looked=True, overdue=True)
+    assert (looked.step, looked.failure and looked.failure.quiet) == (Step.DOUBT, timedelta(seconds=5))
+
+
+def test_what_a_look_says_is_cleaned_and_follows_the_first_reason() -> None:
+    judged = after(value=Retry("search for ada@example.org is down"), looked=True, doubt="timed out")
+    assert judged.reason == "timed out; a look says: search for ••• is down"
+
+
 def test_what_the_operation_keeps_from_people_is_not_in_the_reason() -> None:
     assert after(LogicError("no mailbox for ada@example.org")).reason == "no mailbox for •••"

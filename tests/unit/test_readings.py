@@ -85,15 +85,15 @@ def test_a_refusal_of_an_earlier_attempt_says_nothing_about_a_later_one() -> Non
     assert read_error(error).outcome is Outcome.UNKNOWN
 
 
-class Wrapped(Exception):  # noqa: N818 - it stands in for an exception of a library
-    """As requests wraps what urllib3 says."""
+def test_an_answer_that_came_after_a_redirect_says_nothing_about_what_was_asked_first() -> None:
+    error = answered(404)
+    error.response.history = [httpx.Response(303)]
+    assert read_error(error).outcome is Outcome.UNKNOWN
 
 
-def test_what_a_library_wraps_by_its_reason_is_read() -> None:
-    inner = type("NewConnectionError", (Exception,), {"__module__": "urllib3.exceptions"})("refused")
-    outer = Exception("retries exceeded")
-    outer.reason = inner  # type: ignore[attr-defined]
-    assert read_error(Wrapped(outer)).outcome is Outcome.NOT_NOW
+def test_a_retry_after_that_is_a_date_is_read_by_the_clock_of_whoever_sent_it() -> None:
+    error = answered(429, retry_after="Tue, 01 Jan 2030 00:01:00 GMT", date="Tue, 01 Jan 2030 00:00:00 GMT")
+    assert read_error(error).after == timedelta(minutes=1)
 
 
 def test_a_pause_that_is_asked_for_is_part_of_the_reading() -> None:

@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field, field_validator
 
 from pipeline import Applied, Call, Connector, LogicError, Verdict, mutation, read
 from pipeline.connectors.readings import Outcome, Reading
@@ -151,6 +151,68 @@ def test_an_operation_reads_its_own_errors_first() -> None:
     refund = Payments.operations()["refund"]
     assert refund.reading(RuntimeError("no such card")).outcome is Outcome.REFUSED
     assert refund.reading(RuntimeError("odd")).outcome is Outcome.UNKNOWN
+
+
+class Priced(BaseModel):
+    """A parameter whose model changes what it is given, has an alias and a computed field."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    cents: int = Field(alias="amount")
+
+    @field_validator("cents")
+    @classmethod
+    def _in_cents(cls, value: int) -> int:
+        return value * 100
+
+    @computed_field
+    def shown(self) -> str:
+        return f"{self.cents} cents"
+
+
+@mutation()
+def price(self: Any, call: Call, *, item: Priced, note: str = "today") -> None: ...
+
+
+def test_validators_run_once_whatever_is_written_down() -> None:
+    written = price.check({"item": {"amount": 5}})
+    assert written == {"item": {"amount": 5}, "note": "today"}
+    assert price.check(written) == written
+    assert price.given(written)["item"].cents == 500
+
+
+def test_a_model_that_was_given_is_written_so_that_it_can_be_read_back() -> None:
+    @mutation()
+    def keep(self: Any, call: Call, *, item: Aliased) -> None: ...
+
+    written = keep.check({"item": Aliased(amount=5)})
+    assert written == {"item": {"amount": 5}}
+    assert keep.given(written)["item"] == Aliased(amount=5)
+
+
+class Aliased(BaseModel):
+    """A parameter with an alias and a computed field."""
+
+    cents: int = Field(alias="amount")
+
+    @computed_field
+    def shown(self) -> str:
+        return f"{self.cents} cents"
+
+
+def test_a_reader_of_errors_that_fails_itself_has_told_nothing() -> None:
+    @mutation(errors=lambda error: 1 / 0)  # type: ignore[arg-type,return-value]
+    def send(self: Any, call: Call) -> None: ...
+
+    assert send.reading(LogicError("no")).outcome is Outcome.UNKNOWN
+
+
+def test_what_is_redacted_is_cleaned_out_of_words_whatever_its_type() -> None:
+    @mutation(redact=["card"])
+    def pay(self: Any, call: Call, *, card: dict[str, Any]) -> None: ...
+
+    said = "no account 41112222 for Ada Lovelace"
+    assert pay.cleaned(said, {"card": {"number": 41112222, "names": ["Ada Lovelace"]}}) == "no account ••• for •••"
 
 
 def test_a_call_knows_how_long_it_may_still_take() -> None:

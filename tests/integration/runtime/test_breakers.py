@@ -202,3 +202,48 @@ def test_people_are_told_of_an_open_breaker(db: Database, caplog: pytest.LogCapt
 def _audit(db: Database) -> Any:
     with db.transaction() as tx:
         return tx.all(_AUDIT)
+
+
+def test_a_look_that_comes_too_early_to_prove_anything_leaves_an_unknown_outcome(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(*[Does.TIMES_OUT_BEFORE] * 100)
+    run = shop.started(db, 8, policy=ONE_BY_ONE)
+    run.run()
+    assert open_breakers(run) == ["mail.send: 3 of the last 3 outcomes are unknown"]
+    light(shop)
+    run.settle()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, range(8))
+
+
+def test_after_a_person_closed_it_what_was_before_counts_no_more(db: Database) -> None:
+    shop = a_shop()
+    dark(shop)
+    run = shop.started(db, 5, policy=ONE_BY_ONE)
+    run.run()
+    with db.transaction() as tx:
+        breakers.close(tx, SEND, TESTER)
+    run.advance(timedelta(seconds=61))
+    run.sweeps.tick()
+    run.run()
+    assert len(shop.mail.calls) == 5, "two more unknown outcomes are not three"
+    assert open_breakers(run) == []
+    light(shop)
+    run.settle()
+    assert_consumed(run, shop.orders)
+
+
+def test_a_probe_that_was_never_sent_closes_nothing(db: Database) -> None:
+    shop = a_shop()
+    dark(shop)
+    run = shop.started(db, 5, policy=ONE_BY_ONE)
+    run.run()
+    run.advance(timedelta(seconds=61))
+    run.leases.is_lost = lambda held: True  # type: ignore[method-assign]
+    run.sweeps.tick()
+    run.run()
+    assert open_breakers(run)
+    del run.leases.is_lost
+    light(shop)
+    run.settle()
+    assert_consumed(run, shop.orders)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import Applied, Backoff, NotFound, ReconcilePolicy, Retry
+from pipeline import Applied, NotFound, ReconcilePolicy, Retry
 from pipeline.domain.errors import IllegalTransitionError, QuietPeriodError
 from pipeline.domain.ids import MutationId
 from pipeline.execution import mutations
@@ -16,22 +16,9 @@ from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, scripted
+from tests.support.doubts import STEADY, a_shop, the_mutation
 from tests.support.handlers import Shop, blocks, each_once, statuses, the_workflow
 from tests.support.rule import rule
-
-STEADY = ReconcilePolicy(backoff=Backoff(base=timedelta(seconds=10), cap=timedelta(minutes=10), jitter=0))
-
-
-def a_shop(**bounds: Any) -> Shop:
-    """A shop whose mail keeps to the usual policy, without chance in its pauses."""
-    shop = Shop()
-    shop.mail = scripted("mail", mutations=("send",), **{"policy": STEADY, **bounds})
-    return shop
-
-
-def the_mutation(run: Inline) -> Any:
-    (row,) = run.ledger()
-    return row
 
 
 @rule("R-1", "R-4")
@@ -48,7 +35,7 @@ def test_timeout_then_an_immediate_look_that_finds_it_goes_on_to_next(db: Databa
 
 @rule("R-1", "R-5")
 def test_timeout_then_an_immediate_look_that_does_not_find_it_runs_mutate_again(db: Database) -> None:
-    shop = a_shop(timeout=timedelta(milliseconds=50))
+    shop = a_shop(timeout=timedelta(seconds=2))
     shop.mail.will(Does.TIMES_OUT_BEFORE)
     run = shop.started(db)
     run.run()
@@ -112,7 +99,7 @@ def test_reconciliation_exhausted_is_indeterminate_and_stops_the_workflow(db: Da
 @rule("R-18")
 @pytest.mark.parametrize("answer", ["happened", "did_not_happen", "skip"])
 def test_a_person_settles_it_and_the_workflow_goes_on(db: Database, answer: str) -> None:
-    shop = a_shop(reconciles=False, timeout=timedelta(milliseconds=50))
+    shop = a_shop(reconciles=False, timeout=timedelta(seconds=2))
     shop.mail.will(Does.TIMES_OUT_AFTER if answer == "happened" else Does.TIMES_OUT_BEFORE)
     run = shop.started(db, 2)
     run.run()
@@ -198,8 +185,6 @@ def test_a_worker_that_does_not_know_the_workflow_leaves_the_question_to_one_tha
     shop.mail.cannot_tell()
     run = shop.started(db)
     run.run()
-    other = Shop()
-    other.workflow.name = "other"
     stranger = Inline(db, [])
     stranger.sweeps.look(MutationId(the_mutation(run).id))
     assert (the_mutation(run).status, the_mutation(run).reconcile_attempts) == ("needs_reconcile", 0)

@@ -25,7 +25,7 @@ WATCHFUL = ReconcilePolicy(max_attempts=1, watch=(timedelta(minutes=10), timedel
 def settled(db: Database, how: str = "did_not_happen") -> tuple[Shop, Inline, Any]:
     """A mutation that nobody could find and a person settled; its order was done again if it was not skipped."""
     shop = Shop()
-    shop.mail = scripted("mail", timeout=timedelta(milliseconds=50), policy=WATCHFUL)
+    shop.mail = scripted("mail", timeout=timedelta(seconds=2), policy=WATCHFUL)
     shop.mail.will(Does.TIMES_OUT_BEFORE)
     shop.mail.cannot_tell(2)
     run = shop.started(db)
@@ -123,7 +123,7 @@ def test_what_the_outside_system_refused_itself_is_not_watched(db: Database) -> 
 
 def test_what_was_not_found_is_watched_too(db: Database) -> None:
     shop = Shop()
-    shop.mail = scripted("mail", timeout=timedelta(milliseconds=50), policy=WATCHFUL)
+    shop.mail = scripted("mail", timeout=timedelta(seconds=2), policy=WATCHFUL)
     shop.mail.will(Does.TIMES_OUT_BEFORE)
     run = shop.started(db)
     run.run()
@@ -154,6 +154,22 @@ def test_an_answer_to_a_call_that_was_settled_as_failed_meanwhile_is_an_alarm(db
         run.run()
     assert [finding.invariant for finding in findings(run)] == ["settled-as-failed-did-not-happen"]
     assert run.ledger()[0].surfaced == {"id": run.ledger()[0].idempotency_key}
+
+
+def test_a_look_of_the_watch_that_tells_nothing_is_taken_again(db: Database) -> None:
+    shop, run, row = settled(db)
+    shop.mail.cannot_tell(3)
+    run.advance(timedelta(minutes=11))
+    for _ in range(3):
+        run.sweeps.reconcile()
+        run.advance(timedelta(minutes=11))
+    assert (run.ledger()[0].watched, run.ledger()[0].watch_at is None) == (0, False)
+    arrives_late(shop, row)
+    run.sweeps.reconcile()
+    assert run.ledger()[0].surfaced_at is not None
+    with db.transaction() as tx:
+        mutations.acknowledge(tx, MutationId(row.id), TESTER)
+    run.sweeps.sessions()
 
 
 class _Told:
