@@ -272,3 +272,30 @@ def test_q18_consumers_of_a_group_share_the_messages_and_another_group_sees_them
     seen.clear()
     assert work(other) == 300
     assert seen == entries
+
+
+@rule("Q-12", "Q-18")
+def test_q12_after_a_failure_nothing_is_remembered_and_a_new_call_asks_afresh(place: Place) -> None:
+    consumer = place.consumer()
+    place.kill_client()
+    with pytest.raises(QueueError):
+        consumer.next()
+    assert set(vars(consumer)) == {"_queue", "_is_stopping"}, "no state of the connection, no clock, no health"
+    (entry,) = place.add({"n": 1})
+    message = consumer.next()
+    assert message is not None
+    assert message.id == entry
+
+
+@rule("Q-12")
+def test_a_handler_may_take_longer_than_an_entry_takes_to_go_stale(place: Place) -> None:
+    (entry,) = place.add({"n": 1})
+    consumer, ledger = place.consumer(), Ledger()
+
+    def handler(message: Any, page: Any) -> None:
+        place.wait_until_stale(4 * consumer.config.claim_idle_ms)
+        page.written.append(message.id)
+        consumer.stop()
+
+    consumer.run(handler, ledger)
+    assert (ledger.committed, place.pending()) == ([entry], {})
