@@ -7,7 +7,7 @@ is cancelled when its time is up. One that does not heed that is left behind, li
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Generator
 from typing import Any, TypeVar
 
 from pipeline.engine.attempts import Call, Pause
@@ -96,7 +96,7 @@ class Coroutines:
         try:
             async with self._places:
                 outcome = await self.drive(lived(self._hooks, item))
-            del self._items[item]
+            self._items.pop(item, None)  # gone when the loop gave the item up
             self._put(Settled(item, outcome))
         except asyncio.CancelledError:
             raise
@@ -122,23 +122,20 @@ class Coroutines:
             self._waker.set_result(None)
 
     async def _bounded(self, call: Call) -> Ended:
-        task = self._loop.create_task(_shielded(call.function(*call.args)))
+        task = self._loop.create_task(_shielded(call))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         try:
             done, _ = await asyncio.wait({task}, timeout=call.limit)
-        except asyncio.CancelledError:
+            if done:
+                return task.result()
             task.cancel()
-            if call.on_left is not None:
-                _tell_when_done(task, call.on_left())
-            raise
-        if done:
-            return task.result()
-        task.cancel()
-        await asyncio.wait({task}, timeout=_HEED)
-        if not task.done() and call.on_left is not None:
-            _tell_when_done(task, call.on_left())
-        return Ended(is_late=True)
+            await asyncio.wait({task}, timeout=_HEED)
+            return Ended(is_late=True)
+        finally:
+            if not task.done():
+                task.cancel()
+                _leave(task, call)
 
     async def close(self) -> None:
         """Cancel what still runs and give it a moment. What does not heed that is named in the log."""
@@ -155,10 +152,10 @@ class Coroutines:
             log.warning(words, self._hooks.host.observer.task, len(stubborn))
 
 
-async def _shielded(coroutine: Coroutine[Any, Any, Any]) -> Ended:
+async def _shielded(call: Call) -> Ended:
     """How a call ended, as a value: a task whose error nobody asks for would be complained about."""
     try:
-        return Ended(await coroutine)
+        return Ended(await call.function(*call.args))
     except (Exception, asyncio.CancelledError, SystemExit) as error:  # noqa: BLE001 - whatever it raises is its answer
         return Ended(error=error)
 
@@ -172,5 +169,8 @@ def _answer(error: BaseException) -> Ended:
     return Ended(error=error)
 
 
-def _tell_when_done(task: asyncio.Task[Any], tell: Callable[[], None]) -> None:
-    task.add_done_callback(lambda _: tell())
+def _leave(task: "asyncio.Task[Ended]", call: Call) -> None:
+    """Leave a call behind, and tell when it has ended after all."""
+    if call.on_left is not None:
+        tell = call.on_left()
+        task.add_done_callback(lambda _: tell())

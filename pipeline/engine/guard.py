@@ -14,16 +14,16 @@ class InFlight:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holders: dict[str, int] = {}
-        self._waiting: dict[str, list[Callable[[], None]]] = {}
+        self._waiting: dict[str, set[Callable[[], None]]] = {}
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def take(self, transaction_id: str, wake: Callable[[], None]) -> bool:
-        """Take the id if it is free; if it is not, ``wake`` is called once when it may be."""
+        """Take the id if it is free; if it is not, ``wake`` is called once when it may be, however often given."""
         with self._lock:
             if transaction_id in self._holders:
-                self._waiting.setdefault(transaction_id, []).append(wake)
+                self._waiting.setdefault(transaction_id, set()).add(wake)
                 return False
             self._holders[transaction_id] = 1
             return True
@@ -47,6 +47,6 @@ class InFlight:
             if self._holders[transaction_id]:
                 return
             del self._holders[transaction_id]
-            waiting = self._waiting.pop(transaction_id, ())
+            waiting = self._waiting.pop(transaction_id, set())
         for wake in waiting:
             wake()

@@ -200,13 +200,14 @@ def _start(loop: Loop, items: Sequence[Item]) -> Start:
 
 def _heard(loop: Loop, seconds: float | None) -> Looping:
     """Take the notices that come in time."""
-    for notice in (yield Wait(seconds)):
+    notices = yield Wait(seconds)
+    for notice in notices:
         if type(notice) is Settled:
             _count(loop, notice)
-        elif notice is Notice.FREED:
-            yield _start(loop, loop.deferred)
         elif isinstance(notice, BaseException):
             raise notice
+    if loop.deferred and Notice.FREED in notices:
+        yield _start(loop, loop.deferred)
     if loop.host.stop.is_now:
         raise _GivenUp
     if loop.ends_at is not None and loop.host.clock() >= loop.ends_at:
@@ -225,6 +226,8 @@ def _waited_for(loop: Loop) -> Looping:
     timeout = loop.hooks.policy.loop.transaction_timeout
     ends_at = math.inf if timeout is None else loop.host.clock() + timeout
     while loop.open or loop.deferred:
+        if not loop.open:
+            yield _start(loop, loop.deferred)  # one may be free by now, though nobody has said so yet
         patience = math.inf if loop.open else ends_at - loop.host.clock()
         if not loop.open and (loop.host.stop.is_asked or patience <= 0):
             break

@@ -1,6 +1,7 @@
 """Asking a loop to end: from any thread, and from a signal handler."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,6 +19,7 @@ class Stop:
         self.is_asked = False
         self.is_now = False
         self._listeners: tuple[Callable[[], None], ...] = ()
+        self._changing = threading.Lock()  # of the listeners; whoever asks only reads them
 
     def ask(self, *, now: bool = False) -> None:
         """End. Takes no lock: a signal may interrupt a thread that holds one."""
@@ -29,11 +31,13 @@ class Stop:
     @contextmanager
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
         """Call ``listener``, which must take no lock either, whenever the task is asked."""
-        self._listeners = (*self._listeners, listener)
+        with self._changing:
+            self._listeners = (*self._listeners, listener)
         try:
             yield
         finally:
-            self._listeners = tuple(each for each in self._listeners if each is not listener)
+            with self._changing:
+                self._listeners = tuple(each for each in self._listeners if each is not listener)
 
 
 class Stoppable(Protocol):

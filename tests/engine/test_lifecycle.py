@@ -8,6 +8,7 @@ import pytest
 from pipeline.domain.errors import InvalidInputError
 from pipeline.engine.attempts import current_attempt
 from pipeline.engine.errors import ExceptionType, TransactionException
+from pipeline.engine.items import lived
 from pipeline.engine.lifecycle import (
     Status,
     Step,
@@ -20,6 +21,7 @@ from pipeline.engine.lifecycle import (
     to_ask_for,
 )
 from pipeline.engine.policies import ConsumerLoopPolicy, EmptyQueuePolicy, RetryPolicy
+from pipeline.engine.steps import Ended
 from tests.engine.scripts import AsyncRun, Batches, Cut, Does, Run, Script, check, item, items, policy, ran
 from tests.support.rule import rule
 
@@ -261,3 +263,29 @@ def test_what_to_fetch_and_how_long_to_rest_is_decided_by_counts() -> None:
     assert rest_when_empty(loop, 1) is None
     streaming = ConsumerLoopPolicy(streaming=True, empty_queue=EmptyQueuePolicy(backoff=1, backoff_cap=3))
     assert [rest_when_empty(streaming, empties) for empties in (1, 2, 3, 4)] == [1, 2, 3, 3]
+
+
+@rule("E-27")
+@check("E12")
+def test_an_item_that_the_loop_gave_up_first_gets_no_handler_however_its_processing_ends(variant: Run) -> None:
+    """Driven by hand, so that the loop gives up exactly between the end of processing and the handler."""
+    for answer in (Ended("value"), Ended(error=BUSINESS)):
+        task = variant.task(Script())
+        hooks, waiting = task._single(item("t-0"), lambda: None)
+        living = lived(hooks, waiting)
+        assert next(living).function == task.process_transaction
+        assert waiting.claim()
+        with pytest.raises(StopIteration) as end:
+            living.send(answer)
+        assert end.value.value.status is Status.LEFT
+        assert len(hooks.in_flight) == 0
+
+
+@rule("E-22")
+@check("E23")
+def test_a_single_item_of_a_task_that_was_asked_to_end_is_settled_without_pauses(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(raises=SYSTEM), Does(raises=SYSTEM), Does())
+    task = variant.task(script)
+    task.policy = policy(process=RetryPolicy(max_attempts=3, backoff=60))
+    task.stop()
+    assert variant.process(task, item("t-0")).status is Status.SUCCESS

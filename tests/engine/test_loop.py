@@ -207,6 +207,15 @@ def test_two_items_of_one_id_never_overlap_and_both_are_settled(variant: Run) ->
 
 @rule("E-5")
 @check("E21")
+def test_a_batch_full_of_one_id_is_worked_on_one_after_the_other_in_a_reasonable_time(variant: Run) -> None:
+    script = Script()
+    run = ran(variant, script, Batches([item("same") for _ in range(300)]), policy(concurrency=8, size=300))
+    assert (run.report.succeeded, script.overlaps) == (300, 0)
+    assert run.seconds < 10
+
+
+@rule("E-5")
+@check("E21")
 def test_an_id_stays_taken_until_code_that_was_left_behind_has_ended_also_in_the_next_batch(variant: Run) -> None:
     script = Script().will_process("t-0", Does(takes=0.5, is_stubborn=True), Does())
     source = Batches([item("t-0")], [item("t-0"), item("t-1")])

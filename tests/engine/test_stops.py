@@ -14,7 +14,7 @@ import pytest
 from pipeline.engine.lifecycle import Ending, Status, Step
 from pipeline.engine.policies import EmptyQueuePolicy, RetryPolicy
 from pipeline.engine.stops import Stop, stopped_by_signals
-from tests.engine.scripts import Batches, Cut, Does, Ran, Run, Script, check, items, policy, ran
+from tests.engine.scripts import Batches, Cut, Does, Ran, Run, Script, check, item, items, policy, ran
 from tests.support.rule import rule
 from tests.support.wait import wait_for
 
@@ -88,6 +88,15 @@ def test_items_that_arrive_while_the_task_is_asked_are_settled(variant: Run) -> 
     source = Batches(Does(takes=0.3, returns=items(2)), items(2, start=2))
     run = asked(variant, Script(), source, policy(), lambda: source.asked)
     assert (run.report.succeeded, run.report.ending, len(source.asked)) == (2, Ending.STOPPED, 1)
+
+
+@check("E21", "E23")
+def test_items_that_wait_for_another_of_their_id_are_settled_too(variant: Run) -> None:
+    script = Script(always={Step.PROCESS: Does(takes=0.1)})
+    same = [item("same") for _ in range(4)]
+    run = asked(variant, script, Batches(same), policy(concurrency=2), lambda: script.begun)
+    assert (run.report.succeeded, run.report.left, run.report.ending) == (4, 0, Ending.STOPPED)
+    assert script.overlaps == 0
 
 
 @check("E23")
