@@ -29,7 +29,7 @@ class Call(NamedTuple):
     function: Callable[..., Any]
     args: tuple[Any, ...]
     limit: float | None
-    on_left: OnLeft | None  #: told when the call is left behind; what it returns is told when the call has ended
+    on_left: OnLeft  #: told when the call is left behind; what it returns is told when the call has ended
 
 
 class Pause(NamedTuple):
@@ -67,14 +67,14 @@ class Work:
 class Subject:
     """Whom a step is for: an item, or nobody in particular."""
 
-    __slots__ = ("ends_at", "on_left", "transaction_id")
+    __slots__ = ("ends_at", "transaction_id")
 
-    def __init__(
-        self, transaction_id: str | None = None, ends_at: float | None = None, on_left: OnLeft | None = None
-    ) -> None:
-        self.transaction_id = transaction_id
-        self.ends_at = ends_at
-        self.on_left = on_left  #: told when code that works on it is left behind
+    def __init__(self, transaction_id: str | None = None, ends_at: float | None = None) -> None:
+        self.transaction_id, self.ends_at = transaction_id, ends_at
+
+    def left(self) -> Callable[[], None]:
+        """Code that works on it is left behind; what is returned is called when that code has ended."""
+        return lambda: None
 
 
 class Attempt:
@@ -175,7 +175,7 @@ def _attempted(host: Host, work: Work, args: tuple[Any, ...], subject: Subject, 
     attempt = Attempt(host, work.step, number, subject.transaction_id, None if limit is None else begun + limit)
     token = _CURRENT.set(attempt)
     try:
-        ended: Ended = yield Call(work.function, args, limit, subject.on_left)
+        ended: Ended = yield Call(work.function, args, limit, subject.left)
     finally:
         attempt.end()
         _CURRENT.reset(token)

@@ -171,6 +171,5 @@ def _answer(error: BaseException) -> Ended:
 
 def _leave(task: "asyncio.Task[Ended]", call: Call) -> None:
     """Leave a call behind, and tell when it has ended after all."""
-    if call.on_left is not None:
-        tell = call.on_left()
-        task.add_done_callback(lambda _: tell())
+    tell = call.on_left()
+    task.add_done_callback(lambda _: tell())

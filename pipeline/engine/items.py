@@ -63,7 +63,6 @@ class Item(Subject):
         self.transaction = transaction
         self.transaction_id = transaction.transaction_id
         self.ends_at = None
-        self.on_left = self._share  # keeps the id taken until code that was left behind has ended
         self.attempts: dict[Step, int] = {}
         self.value: Any = None
         self.failure: TransactionException | None = None
@@ -76,7 +75,8 @@ class Item(Subject):
         by giving it up. Nobody else ever is."""
         return self._claimed.acquire(blocking=False)
 
-    def _share(self) -> Callable[[], None]:
+    def left(self) -> Callable[[], None]:
+        """Keeps the id taken until code that was left behind has ended."""
         return self._in_flight.share(self.transaction.transaction_id)
 
 

@@ -215,9 +215,12 @@ def _heard(loop: Loop, seconds: float | None) -> Looping:
 
 
 def _count(loop: Loop, settled: Settled) -> None:
+    outcome = settled.outcome
     loop.open.pop(id(settled.item), None)
-    loop.report.add(settled.outcome)
-    loop.on_outcome(settled.outcome)
+    loop.report.add(outcome)
+    if outcome.status is Status.LEFT:
+        loop.host.observer.count("pipeline.engine.transactions", status=Status.LEFT.value)
+    loop.on_outcome(outcome)
 
 
 def _waited_for(loop: Loop) -> Looping:
@@ -265,10 +268,7 @@ def _abandoned(loop: Loop) -> Looping:
 
 
 def _leave(loop: Loop, item: Item) -> None:
-    outcome = Outcome(item.transaction, Status.LEFT, item.attempts)
-    loop.host.observer.count("pipeline.engine.transactions", status=Status.LEFT.value)
-    loop.report.add(outcome)
-    loop.on_outcome(outcome)
+    _count(loop, Settled(item, Outcome(item.transaction, Status.LEFT, item.attempts)))
 
 
 def _time_is_up(loop: Loop) -> ConsumerLoopTimeoutException:

@@ -9,7 +9,7 @@ from pipeline.engine.attempts import Call, Pause
 from pipeline.engine.errors import ConsumerLoopTimeoutException, FetchException, FetchTimeoutException
 from pipeline.engine.items import lived
 from pipeline.engine.lifecycle import Ending, Status, Step
-from pipeline.engine.loop import Loop, Settled, Start, Wait, consumed
+from pipeline.engine.loop import Abandon, Loop, Settled, Start, Wait, consumed
 from pipeline.engine.policies import EmptyQueuePolicy, RetryPolicy
 from pipeline.engine.steps import Ended
 from pipeline.engine.transactions import Transaction
@@ -284,3 +284,27 @@ def test_an_error_of_whoever_listens_to_outcomes_ends_the_loop_and_is_not_swallo
     before = threading.active_count()
     wait_for(lambda: threading.active_count() <= before)
     wait_for(lambda: len(task._state.in_flight) == 0)
+
+
+@rule("E-24")
+@check("E15")
+def test_an_outcome_that_comes_with_the_end_of_time_still_counts(variant: Run) -> None:
+    """Driven by hand, so that one item ends exactly when the loop gives up and the other does not."""
+    now, told = 0.0, list[Any]()
+    hooks: Any = variant.task(Script())._hooks(policy(timeout=5), lambda _: None)
+    hooks.host.clock = lambda: now
+    loop = Loop(hooks=hooks, ends_at=5.0, tell=lambda _: None, on_outcome=told.append)
+    looping = consumed(loop)
+    assert type(next(looping)) is Call
+    first, second = looping.send(Ended(items(2))).items
+    assert looping.send(None) == Wait(5.0)
+    ended = Settled(first, _lived(hooks, first))
+    now = 5.0
+    assert looping.send([]) == Wait(0.0)
+    assert type(looping.send([ended])) is Abandon
+    with pytest.raises(ConsumerLoopTimeoutException, match="1 items were settled, 1 are left"):
+        looping.send(None)
+    assert [(outcome.transaction, outcome.status) for outcome in told] == [
+        (first.transaction, Status.SUCCESS),
+        (second.transaction, Status.LEFT),
+    ]
