@@ -57,7 +57,14 @@ def told(run: Ran) -> Any:
     return run.script.begun, ends, type(run.error), run.report.as_dict(), run.source.asked
 
 
-def follow(variant: Run, script: Calls, budget: dict[str, int], plan: list[str], limit: int | None) -> Ran:
+def follow(
+    variant: Run,
+    script: Calls,
+    budget: dict[str, int],
+    plan: list[str],
+    limit: int | None = None,
+    timeout: float = TIMEOUT,
+) -> Ran:
     followed = Script()
     for (number, step), kinds in script.items():
         followed.will(step, f"t-{number}", *[does(kind) for kind in kinds])
@@ -65,7 +72,7 @@ def follow(variant: Run, script: Calls, budget: dict[str, int], plan: list[str],
     for kind in [*plan, "batch"]:
         start = 2 * sum(isinstance(batch, list) for batch in given_out)
         given_out.append(items(2, start=start) if kind == "batch" else does(kind))
-    retries: dict[str, Any] = {name: RetryPolicy(max_attempts=most, timeout=TIMEOUT) for name, most in budget.items()}
+    retries: dict[str, Any] = {name: RetryPolicy(max_attempts=most, timeout=timeout) for name, most in budget.items()}
     return ran(variant, followed, Batches(*given_out), policy(size=2, limit=limit, **retries))
 
 
@@ -89,7 +96,7 @@ def test_e28_both_variants_do_the_same_on_any_script(
 def test_a_policy_is_the_same_after_a_run_and_a_run_is_the_same_the_second_time(variant: Run) -> None:
     script: Calls = {(0, Step.PROCESS): ["system", "late", "returns"], (1, Step.PROCESS): ["business"]}
     budget = {"fetch": 2, "process": 3, "success": 1, "exception": 1}
-    first, second = (follow(variant, script, budget, ["system", "batch"], None) for _ in range(2))
+    first, second = (follow(variant, script, budget, ["system", "batch"], timeout=0.5) for _ in range(2))
     assert told(first) == told(second)
     chosen = policy(extra={"a": {"b": [1]}}, process=RetryPolicy(max_attempts=2))
     before = chosen.model_dump_json()

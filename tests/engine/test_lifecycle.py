@@ -169,10 +169,10 @@ def test_every_step_has_a_budget_of_its_own(variant: Run) -> None:
 def test_a_handler_that_has_begun_settles_the_item_also_when_the_time_of_the_transaction_is_up(
     variant: Run, slow: Step
 ) -> None:
-    script = Script().will(slow, "t-0", Does(takes=0.3))
+    script = Script().will(slow, "t-0", Does(takes=0.9))
     if slow is Step.EXCEPTION:
         script.will_process("t-0", Does(raises=BUSINESS))
-    run = ran(variant, script, Cut(items(1)), policy(transaction_timeout=0.1))
+    run = ran(variant, script, Cut(items(1)), policy(transaction_timeout=0.5))
     handlers = [step for step, _ in script.finished if step is not Step.PROCESS]
     assert handlers == [slow]
     assert counts(script) == ((1, 1, 0) if slow is Step.SUCCESS else (1, 0, 1))
@@ -182,8 +182,8 @@ def test_a_handler_that_has_begun_settles_the_item_also_when_the_time_of_the_tra
 @rule("E-27")
 @check("E12")
 def test_a_success_handler_that_failed_is_not_tried_again_when_the_time_is_up(variant: Run) -> None:
-    script = Script().will(Step.SUCCESS, "t-0", Does(takes=0.2, raises=SYSTEM))
-    run = ran(variant, script, Cut(items(1)), policy(transaction_timeout=0.1, success=RetryPolicy(max_attempts=9)))
+    script = Script().will(Step.SUCCESS, "t-0", Does(takes=0.8, raises=SYSTEM))
+    run = ran(variant, script, Cut(items(1)), policy(transaction_timeout=0.5, success=RetryPolicy(max_attempts=9)))
     assert counts(script) == (1, 1, 1)
     assert run.statuses == [Status.TIMEOUT]
     assert script.errors[0][1].category is ExceptionType.TIMEOUT

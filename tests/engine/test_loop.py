@@ -217,9 +217,9 @@ def test_a_batch_full_of_one_id_is_worked_on_one_after_the_other_in_a_reasonable
 @rule("E-5")
 @check("E21")
 def test_an_id_stays_taken_until_code_that_was_left_behind_has_ended_also_in_the_next_batch(variant: Run) -> None:
-    script = Script().will_process("t-0", Does(takes=0.5, is_stubborn=True), Does())
+    script = Script().will_process("t-0", Does(takes=1.2, is_stubborn=True), Does())
     source = Batches([item("t-0")], [item("t-0"), item("t-1")])
-    run = ran(variant, script, source, policy(concurrency=4, size=2, process=RetryPolicy(timeout=0.1)))
+    run = ran(variant, script, source, policy(concurrency=4, size=2, process=RetryPolicy(timeout=0.4)))
     assert script.overlaps == 1  # the exception handler of the first, whose own code did not end in time
     assert [(outcome.transaction.transaction_id, outcome.status) for outcome in run.outcomes] == [
         ("t-0", Status.EXCEPTION),

@@ -223,12 +223,12 @@ def test_nothing_secret_is_in_spans_metrics_or_logs(
 def test_metrics_count_what_happened_with_labels_from_small_sets(variant: Run, watch: Watch) -> None:
     script = Script().will_process("t-0", Does(raises=OSError("busy")), Does(raises=OSError("busy")), Does())
     script.will_process("t-1", Does(raises=TransactionException("no", ExceptionType.BUSINESS)))
-    script.will_process("t-2", Does(takes=0.4)).will(Step.SUCCESS, "t-3", Does(takes=0.4), Does())
+    script.will_process("t-2", Does(takes=2.0)).will(Step.SUCCESS, "t-3", Does(takes=1.5), Does())
     chosen = policy(
         size=6,
-        transaction_timeout=0.2,
+        transaction_timeout=1.2,
         process=RetryPolicy(max_attempts=3, backoff=0.01),
-        success=RetryPolicy(max_attempts=2, timeout=0.1),
+        success=RetryPolicy(max_attempts=2, timeout=0.4),
         concurrency=2,
     )
     ran(variant, script, Batches([*items(5), item("t-4"), item("t-5")]), chosen, watch.telemetry)
