@@ -28,7 +28,7 @@ class Mail(Connector):
 
     name = "mail"
 
-    @mutation(timeout=timedelta(seconds=10))
+    @mutation(timeout=timedelta(seconds=10), settle=timedelta(0))
     def send(self, call: Call, *, to: str, subject: str) -> dict[str, str]:
         """Write the mail; the same key twice is the same file, opened to append so that a second one would show."""
         OUTBOX.mkdir(parents=True, exist_ok=True)

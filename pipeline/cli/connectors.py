@@ -94,6 +94,12 @@ def breaker(
     connector, _, name = operation.partition(".")
     if not connector or not name:
         raise InvalidInputError(f"{operation!r} names no operation; expected connector.operation, such as mail.send.")
+    known = shown.registry()
+    if known.connectors and known.operation(connector, name) is None:
+        operations = [f"{each.name}.{op}" for each in known.connectors.values() for op in type(each).operations()]
+        raise InvalidInputError(
+            f"Nobody knows the operation {operation!r}; known are: {', '.join(sorted(operations))}."
+        )
     database: Database = context.obj
     with database.transaction() as tx:
         if switch is Switch.OPEN:

@@ -1,6 +1,7 @@
 """``pipeline mutations`` and ``pipeline resolve``: the desk, from a shell."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,7 +80,8 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     asked = desk.asked_by(to, _filter(workflow, operation))
     found = exports.preview(asked, exports.read(export), column, complete=complete)
     _say(found)
-    _give(desk, list(found.given), shown.person(by, reason), yes=yes)
+    who = replace(shown.person(by, reason), evidence={"export": export.name, "column": column, "complete": complete})
+    _give(desk, list(found.given), who, yes=yes)
 
 
 def _desk(context: typer.Context) -> Desk:

@@ -172,8 +172,11 @@ class Desk:
         for item in given:
             try:
                 self._check(item.answer, by, item.result)
+                who = (
+                    by if item.result is None else replace(by, evidence={**(by.evidence or {}), "result": item.result})
+                )
                 with self.db.transaction() as tx:
-                    _settle(tx, MutationId(item.question.id), item.answer, by, item.result)
+                    _settle(tx, MutationId(item.question.id), item.answer, who, item.result)
             except PipelineError as error:
                 settled.refused[item.question.id] = str(error)
                 continue

@@ -49,6 +49,11 @@ def preview(
             given.append(Given(question=about[0], answer=Answer.DID_NOT_HAPPEN))
         else:
             unanswered.extend(about)
+    if complete and not any(item.answer is Answer.HAPPENED for item in given):
+        raise InvalidInputError(
+            "No row of the export matches a question, which more likely means another column than that nothing "
+            "happened; settle these with an answer for all of them if it is so."
+        )
     unmatched = sum(len(rows) for rows in found.values())
     return Preview(given=tuple(given), unanswered=tuple(unanswered), ambiguous=tuple(ambiguous), unmatched=unmatched)
 

@@ -102,7 +102,7 @@ class Http(Connector):
             answer = self._exchange(lookup, request, call.ends_at, {})
         except (HandlerError, UnclearAnswerError) as error:
             return Retry(str(error))
-        if answer.status == 404:
+        if answer.status == 404 and (answer.body in (None, "") or not isinstance(answer.body, str)):
             return NotFound(f"{lookup.shape.line} answered 404")
         if not answer.is_success:
             return Retry(self._words(lookup, answer), after=answer.reading.after)
@@ -200,8 +200,8 @@ def _verdict(operation: HttpOperation, answer: Answer, sent: Mapping[str, Any]) 
     assert operation.lookup is not None
     line = operation.lookup.shape.line
     if operation.found is None:
-        if isinstance(answer.body, list):
-            return Retry(f"{line} answered a list; expected one thing, or found= to pick it")
+        if answer.status != 200 or not isinstance(answer.body, dict) or not answer.body:
+            return Retry(f"{line} answered {answer.status} without one thing in it; expected one, or found= to pick it")
         return Applied(answer.result())
     if answer.is_cut:
         return Retry(f"{line} answered more than can be looked through; expected a narrower lookup")

@@ -18,6 +18,9 @@ from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
 Query = Mapping[str, str | int | bool]
 
 
+_SETTLE = timedelta(minutes=1)  #: unless declared: a server may commit after its client has given up
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
     """A request with everything in its place."""
@@ -179,7 +182,7 @@ def _operation(function: Any, shape: Shape, takes: dict[str, inspect.Parameter],
     with warnings.catch_warnings():
         # A parameter called json hides a method of pydantic's models that is going away, and that nothing here calls.
         warnings.filterwarnings("ignore", message='Field name "json"', category=UserWarning)
-        return HttpOperation(function=function, shape=shape, **{"statuses": {}, **rest})
+        return HttpOperation(function=function, shape=shape, **{"statuses": {}, "settle": _SETTLE, **rest})
 
 
 def _required(name: str, kind: Any) -> dict[str, inspect.Parameter]:

@@ -32,6 +32,7 @@ class Reading:
 
 
 #: Exceptions by module and name. Only what cannot have reached the outside system, or was refused by it, is here.
+#: Not those of requests about connections: it may have tried before, by itself, and been heard.
 _KNOWN: dict[str, Outcome] = {
     "builtins.ConnectionRefusedError": Outcome.NOT_NOW,
     "socket.gaierror": Outcome.NOT_NOW,
@@ -41,11 +42,8 @@ _KNOWN: dict[str, Outcome] = {
     "httpx.PoolTimeout": Outcome.NOT_NOW,
     "httpx.UnsupportedProtocol": Outcome.REFUSED,
     "httpx.InvalidURL": Outcome.REFUSED,
-    "requests.exceptions.ConnectTimeout": Outcome.NOT_NOW,
     "requests.exceptions.InvalidURL": Outcome.REFUSED,
     "requests.exceptions.MissingSchema": Outcome.REFUSED,
-    "urllib3.exceptions.NewConnectionError": Outcome.NOT_NOW,
-    "urllib3.exceptions.ConnectTimeoutError": Outcome.NOT_NOW,
     "aiohttp.client_exceptions.ClientConnectorError": Outcome.NOT_NOW,
     "sqlalchemy.exc.IntegrityError": Outcome.REFUSED,
     "sqlalchemy.exc.DataError": Outcome.REFUSED,
@@ -63,7 +61,7 @@ def read_error(error: BaseException) -> Reading:
     """What this error says. Ours say it themselves; an answer says it by its status; the rest is in the table."""
     match error:
         case TransientError():
-            return Reading(outcome=Outcome.NOT_NOW, after=error.fields.get("after"))
+            return Reading(outcome=Outcome.NOT_NOW, after=pause(error.fields.get("after")))
         case AuthError():
             return Reading(outcome=Outcome.DENIED)
         case LogicError():
@@ -84,29 +82,37 @@ def read_error(error: BaseException) -> Reading:
 
 def read_status(status: int, after: str | None = None, *, now: datetime | None = None) -> Reading:
     """What the status of an HTTP answer says, with its Retry-After."""
-    pause = retry_after(after, now=now)
+    wait = retry_after(after, now=now)
     if status in _DENIED:
         return Reading(outcome=Outcome.DENIED)
     if status in _NOT_NOW:
-        return Reading(outcome=Outcome.NOT_NOW, after=pause)
+        return Reading(outcome=Outcome.NOT_NOW, after=wait)
     if 400 <= status < 500 and status not in _UNKNOWN:
         return Reading(outcome=Outcome.REFUSED)
-    return Reading(outcome=Outcome.UNKNOWN, after=pause)
+    return Reading(outcome=Outcome.UNKNOWN, after=wait)
+
+
+def pause(value: Any) -> timedelta | None:
+    """A pause that somebody asked for, as a span or in seconds, within reason; None when it makes no sense."""
+    try:
+        wait = value if isinstance(value, timedelta) else timedelta(seconds=float(value))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(max(wait, timedelta(0)), _LONGEST_AFTER)
 
 
 def retry_after(value: str | None, *, now: datetime | None = None) -> timedelta | None:
     """How long a Retry-After asks to wait, in seconds or as a date; None when it makes no sense."""
     if not value:
         return None
+    seconds = pause(value)
+    if seconds is not None:
+        return seconds
     try:
-        wait = timedelta(seconds=float(value))
-    except (ValueError, OverflowError):
-        try:
-            until = parsedate_to_datetime(value)
-        except (ValueError, TypeError):
-            return None
-        wait = until.astimezone(UTC) - now if now is not None else None  # type: ignore[assignment]
-    return wait and min(max(wait, timedelta(0)), _LONGEST_AFTER)
+        until = parsedate_to_datetime(value).astimezone(UTC)
+    except (ValueError, TypeError):
+        return None
+    return pause(until - now) if now is not None else None
 
 
 def _by_status(status: int, response: Any) -> Reading:

@@ -214,7 +214,7 @@ def read(function: F) -> Operation[F]:
 def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by name
     *,
     timeout: timedelta = timedelta(seconds=30),
-    settle: timedelta = timedelta(0),
+    settle: timedelta = timedelta(minutes=1),
     keyed: bool = False,
     policy: ReconcilePolicy | None = None,
     retry: RetryPolicy | None = None,
@@ -226,7 +226,8 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
     """Mark a method that changes the outside world.
 
     ``timeout`` bounds one call; ``settle`` is how long a change may take to become visible, during
-    which not finding it proves nothing. ``keyed`` says that the outside system honours the
+    which not finding it proves nothing: zero only where a change is visible at once, and no later
+    than the call could have been answered. ``keyed`` says that the outside system honours the
     idempotency key. ``errors`` reads the operation's own exceptions; what it returns None for is
     read as usual.
     """

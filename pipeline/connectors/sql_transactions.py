@@ -43,6 +43,9 @@ def once(engine: Engine, table: Table, call: Call, work: Work, words: Words) -> 
         except UnknownCommitError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was, it is rolled back
+            if not begun.is_active and not isinstance(error, SQLAlchemyError):
+                said = f"{words.name} ended its own transaction and then failed; expected it to leave that to the host."
+                raise UnknownCommitError(said) from None
             with suppress(SQLAlchemyError):
                 begun.rollback()
             raise before_commit(error, words) from None

@@ -55,9 +55,18 @@ def begin_mutation(tx: Transaction, cohort: Sequence[Request], limits: Limits = 
     return land(tx, [item.held for item in cohort], landed, key=lambda row: row.run_id, move=move)
 
 
-def send(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
-    """Put approved mutations in flight, exactly as they were approved."""
-    rows = [{"run": held.run_id, "fence": held.fence} for held in cohort]
+def send(
+    tx: Transaction, cohort: Sequence[Held], bounds: Mapping[Held, tuple[timedelta, timedelta]] | None = None
+) -> Landing[Row[Any]]:
+    """Put approved mutations in flight, exactly as they were approved.
+
+    ``bounds`` are timeout and settle window as the code has them now: it may be newer than the request.
+    """
+    rows = [
+        {"run": held.run_id, "fence": held.fence, "timeout": timeout, "settle": settle}
+        for held in cohort
+        for timeout, settle in [(bounds or {}).get(held, (None, None))]
+    ]
     landed = store.guarded(tx, store.SEND, rows)
     for row in landed:
         tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id)
@@ -186,7 +195,7 @@ def escalate(tx: Transaction, ids: Sequence[UUID], reason: str) -> tuple[Row[Any
     """Nobody can know: a person must settle it. The workflow waits, or only the run's events do."""
     reason = mended_text(reason)
     tx.all(workflow_store.LOCK_OF_RUNS, ids=_run_ids(tx, ids))
-    landed = run_store.by_ids(tx, store.ESCALATE, ids)
+    landed = run_store.by_ids(tx, store.ESCALATE, ids, reason=reason)
     blocks = [
         {"workflow": row.workflow, "run": row.run_id, "kind": BlockKind.RECONCILIATION, "reason": reason}
         for row in landed

@@ -126,7 +126,7 @@ class Mutator:
             fresh = [item for item in fresh if item.held not in barred]
             known = {item: name for item, name in known.items() if item not in barred}
             landed = [*mutations.begin_mutation(tx, fresh, self.policy.limits).landed] if fresh else []
-            landed += mutations.send(tx, list(known)).landed if known else ()
+            landed += mutations.send(tx, list(known), self._bounds(known)).landed if known else ()
         reach(Point.IN_FLIGHT)
         waiting = [held(by_id[row.run_id]) for row in landed if row.status == MutationStatus.PENDING]
         self.leases.drop([*waiting, *barred])
@@ -248,6 +248,10 @@ class Mutator:
             stops.stop(tx, stopped)
         kept = [item for item in approved if item not in problems]
         return {item: (by_run[item.run_id].connector, by_run[item.run_id].operation) for item in kept}
+
+    def _bounds(self, known: dict[Held, OperationName]) -> dict[Held, tuple[timedelta, timedelta]]:
+        operations = {item: self._operation(*name) for item, name in known.items()}
+        return {item: (operation.timeout, operation.settle) for item, operation in operations.items()}
 
     def _void(self, row: Row[Any]) -> str | None:
         """Why an approved request may not be sent: what was approved is not what would go out."""

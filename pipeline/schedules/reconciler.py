@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Row
 from sqlalchemy.exc import SQLAlchemyError
 
+from pipeline.connectors.readings import pause
 from pipeline.connectors.sdk import Applied as Found
 from pipeline.connectors.sdk import Call, NotFound, Operation, Retry
 from pipeline.domain.errors import PipelineError, QuietPeriodError
@@ -149,8 +150,8 @@ class Reconciler:
                         return
                     mutations.postpone(tx, mutation_id, until_quiet=True)
                     return  # too early to prove anything, so it does not count against the budget either
-                if isinstance(verdict, Retry) and verdict.after is not None:
-                    mutations.postpone(tx, mutation_id, after=verdict.after)
+                if isinstance(verdict, Retry) and (wait := pause(verdict.after)) is not None:
+                    mutations.postpone(tx, mutation_id, after=wait)
         except (PipelineError, SQLAlchemyError) as error:
             log.info("mutation %s is not settled yet: %s", mutation_id, error)
         if row.reconcile_attempts >= operation.policy.max_attempts:

@@ -56,9 +56,11 @@ WITH held AS (
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), sent AS (
   UPDATE pipeline.mutations m
-  SET status = 'in_flight', attempts = 1, sent_at = pipeline.clock(), send_deadline = pipeline.clock() + m.timeout,
-      quiet_until = pipeline.clock() + m.timeout + m.settle
-  FROM held h
+  SET status = 'in_flight', attempts = 1, sent_at = pipeline.clock(), timeout = coalesce(x.timeout, m.timeout),
+      settle = coalesce(x.settle, m.settle), send_deadline = pipeline.clock() + coalesce(x.timeout, m.timeout),
+      quiet_until = pipeline.clock() + coalesce(x.timeout, m.timeout) + coalesce(x.settle, m.settle)
+  FROM held h JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, timeout interval, settle interval)
+    ON x.run = h.id
   WHERE m.id = h.mutation_id AND m.status = 'pending' AND m.approved_at IS NOT NULL
   RETURNING m.*
 ), leased AS (
@@ -220,7 +222,8 @@ WHERE id = :id AND surfaced_at IS NOT NULL AND acknowledged_by IS NULL RETURNING
 """)
 
 ESCALATE = text("""
-UPDATE pipeline.mutations SET status = 'indeterminate', next_reconcile_at = NULL
+UPDATE pipeline.mutations
+SET status = 'indeterminate', next_reconcile_at = NULL, error = concat_ws('; ', nullif(error, ''), :reason)
 WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'needs_reconcile' RETURNING *
 """)
 

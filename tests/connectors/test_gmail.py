@@ -21,6 +21,7 @@ from pipeline.engine.steps import called
 from tests.connectors import servers_mail as servers
 from tests.connectors.servers_mail import KEY, MAIL
 from tests.connectors.stand_in_gmail import TOKEN, Fault, StandIn, stand_in
+from tests.support.rule import rule
 
 OPERATION = Gmail.operations()["send"]
 
@@ -126,6 +127,7 @@ def test_an_answer_says_what_became_of_the_mail_or_that_nobody_knows(
     assert len(api.requests) == 1, "nothing is sent twice and no redirect is followed"
 
 
+@rule("R-19")
 def test_a_mail_without_an_answer_is_found_if_it_was_taken(api: StandIn) -> None:
     for commits, verdict in ((False, NotFound), (True, Applied)):
         api.faults.append(Fault(commits=commits))
@@ -153,6 +155,7 @@ def test_what_never_reached_the_server_did_not_happen(api: StandIn) -> None:
     assert api.requests == []
 
 
+@rule("R-19")
 @pytest.mark.parametrize(
     "fault",
     [

@@ -205,15 +205,21 @@ def test_a_providers_export_settles_what_it_lists_after_a_preview(db: Database, 
 
 def test_a_complete_export_also_says_what_did_not_happen(db: Database, tmp_path: Path) -> None:
     asked = Asked(db, 2, does=Does.TIMES_OUT_BEFORE)
-    file = _written(tmp_path / "export.jsonl", [{"reference": "somebody else's", "id": "x"}])
     by_param = asked.desk.asked_by("params.n")
     assert sorted(item.value for item in by_param) == ["0", "1"]
+    stranger = _written(tmp_path / "other.jsonl", [{"reference": "somebody else's", "id": "x"}])
+    with pytest.raises(InvalidInputError, match="No row of the export matches a question"):
+        exports.preview(by_param, exports.read(stranger), "reference", complete=True)
+    file = _written(tmp_path / "export.jsonl", [{"reference": "1", "id": "x"}])
     found = exports.preview(by_param, exports.read(file), "reference", complete=True)
-    assert [item.answer for item in found.given] == [Answer.DID_NOT_HAPPEN] * 2
+    assert {item.question.message_ids: item.answer for item in found.given} == {
+        ("m1",): Answer.DID_NOT_HAPPEN,
+        ("m2",): Answer.HAPPENED,
+    }
     asked.desk.settle(found.given, ADA)
     asked.run.settle()
     assert_consumed(asked.run, asked.shop.orders)
-    assert each_once(asked.shop, [0, 1])
+    assert each_once(asked.shop, [0])
 
 
 def test_what_is_not_one_to_one_is_left_to_a_person(db: Database) -> None:
@@ -223,7 +229,7 @@ def test_what_is_not_one_to_one_is_left_to_a_person(db: Database) -> None:
     assert exports.preview(twice, [{"k": "a"}], "k").ambiguous == tuple(questions)
     for pair in ([{"k": "a"}, {"k": " a "}], [{"k": "a"}]):
         known = Matched(value="a", question=questions[0], is_shared=len(pair) == 1)
-        doubled = exports.preview([known], pair, "k", complete=True)
+        doubled = exports.preview([known], pair, "k")
         assert doubled.ambiguous == (questions[0],)
         assert doubled.given == ()
     _settled_by_hand(asked)

@@ -45,7 +45,7 @@ class World(Connector):
         """Go through a gate, which a test may have closed."""
         return asked(RECORDER, "gate", name=name)
 
-    @mutation(timeout=TIMEOUT, policy=ReconcilePolicy(max_attempts=100, backoff=_SOON))
+    @mutation(timeout=TIMEOUT, settle=timedelta(0), policy=ReconcilePolicy(max_attempts=100, backoff=_SOON))
     def apply(self, call: Call, *, event: str) -> dict[str, Any]:
         """The effect. Nothing is sent once the deadline has passed."""
         left = call.remaining.total_seconds()

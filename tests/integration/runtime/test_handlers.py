@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from sqlalchemy import text
 
 from pipeline import Applied, Call, Connector, NotFound, PrepareResult, Verdict, Workflow, mutation, read
 from pipeline.domain.errors import PayloadError
@@ -363,6 +364,8 @@ def test_a_payload_that_no_longer_fits_its_model_fails_the_run_that_peeks_it(db:
     orders = workflow.topic("orders", schema=Order)
     workflow.effect(orders)(lambda ctx, order: None)
     run = Inline(db, [workflow])
+    with db.transaction() as tx:  # published before the topic had a model
+        tx.run(text("UPDATE pipeline.topics SET schema = NULL"))
     run.publish(orders, {"number": 1})
     run.run()
     assert_runs(run, "failed:logic")
