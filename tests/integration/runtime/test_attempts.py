@@ -142,6 +142,46 @@ def test_a_worker_that_dies_between_two_attempts_leaves_a_doubt_that_a_look_sett
     assert each_once(shop, [0])
 
 
+def test_another_attempt_has_a_deadline_a_quiet_period_and_a_lease_of_its_own(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.FAILS)
+    run = shop.started(db)
+    seen: list[Any] = []
+
+    def look(point: Point) -> None:
+        if point is Point.CALLED and len(seen) == 1:
+            run.advance(timedelta(seconds=20))
+        if point is Point.IN_FLIGHT:
+            seen.append((run.ledger()[0], run.runs()[0]))
+
+    with run.at_points(look):
+        run.run()
+    (first, _), (second, held) = seen
+    assert (first.attempts, second.attempts) == (1, 2)
+    for name in ("sent_at", "send_deadline", "quiet_until"):
+        assert getattr(second, name) - getattr(first, name) >= timedelta(seconds=20), name
+    assert held.lease_expires_at >= second.send_deadline
+    assert_consumed(run, shop.orders)
+
+
+def test_a_run_that_somebody_else_has_taken_is_not_attempted_again(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.FAILS)
+    run = shop.started(db)
+
+    def lose(point: Point) -> None:
+        if point is Point.CALLED and len(shop.mail.calls) == 1:
+            run.advance(timedelta(minutes=15))
+            run.sweeps.rescue()
+
+    with run.at_points(lose):
+        run.run()
+    assert run.ledger()[0].attempts == 1
+    run.settle()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, [0])
+
+
 def _handlers(run: Any) -> Any:
     with run.db.transaction() as tx:
         return views.handlers(tx, "shop")

@@ -164,3 +164,45 @@ def test_neither_credentials_nor_what_is_redacted_reach_any_words(
     assert "may not search for" in words
     assert "sk_live" not in words
     assert "Ada" not in words
+
+
+def test_a_look_that_asks_for_a_short_pause_does_not_shorten_the_usual_one(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    type(shop.mail).operations()["send"].look = lambda *_, **__: Retry("in a moment", after=timedelta(seconds=1))
+    run = shop.started(db)
+    run.run()
+    before = run.now()
+    run.sweeps.reconcile()
+    assert the_mutation(run).next_reconcile_at - before >= timedelta(seconds=9)
+
+
+@pytest.mark.parametrize("nonsense", [None, 7, ValueError("x"), timedelta(days=99_999)])
+def test_a_pause_or_a_reason_that_makes_no_sense_stops_nobody(db: Database, nonsense: Any) -> None:
+    shop = a_shop(timeout=timedelta(seconds=1))
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    answers = iter([Retry(nonsense, after=nonsense), NotFound(nonsense), Retry(nonsense, after=nonsense)])
+    operation = type(shop.mail).operations()["send"]
+    real = operation.look
+    operation.look = lambda *_, **__: next(answers)
+    run = shop.started(db)
+    run.run()
+    run.sweeps.reconcile()
+    run.advance(timedelta(hours=25))
+    operation.look = real
+    run.settle()
+    assert_consumed(run, shop.orders)
+    assert each_once(shop, [0])
+
+
+def test_a_doubled_message_takes_no_second_look(db: Database) -> None:
+    shop = a_shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell(2)
+    run = shop.started(db)
+    run.run()
+    for _ in range(3):
+        run.sweeps.look(MutationId(the_mutation(run).id))
+    assert (the_mutation(run).reconcile_attempts, len(shop.mail.looks)) == (1, 2), "one at once, one in the background"
+    run.settle()
+    assert_consumed(run, shop.orders)

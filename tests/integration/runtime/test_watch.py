@@ -172,6 +172,18 @@ def test_a_look_of_the_watch_that_tells_nothing_is_taken_again(db: Database) -> 
     run.sweeps.sessions()
 
 
+def test_only_what_was_settled_as_failed_surfaces_and_only_once(db: Database) -> None:
+    shop, run, row = settled(db)
+    failed, applied = run.ledger()
+    with db.transaction() as tx:
+        assert mutations.surface(tx, MutationId(applied.id), {}, TESTER) is None
+        assert mutations.surface(tx, MutationId(failed.id), {"id": 1}, TESTER) is not None
+        assert mutations.surface(tx, MutationId(failed.id), {"id": 2}, TESTER) is None
+        mutations.acknowledge(tx, MutationId(row.id), TESTER)
+    assert run.ledger()[0].surfaced == {"id": 1}
+    assert len(shop.mail.effects) == 1
+
+
 class _Told:
     def __init__(self, told: list[Notice]) -> None:
         self.told = told
