@@ -76,8 +76,8 @@ def classify(error: BaseException) -> Failure:
     host, and the same code would break it again.
     """
     match error:
-        case TransientError() | ReservationError(is_race=True):
-            kind = FailureKind.TRANSIENT
+        case TransientError() | ReservationError(is_race=True) | PipelineError(category="system" | "timeout"):
+            kind = FailureKind.TRANSIENT  # the last are the engine's, by the words of its categories
         case AuthError():
             kind = FailureKind.AUTH
         case LogicError() | PipelineError():

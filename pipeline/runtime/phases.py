@@ -25,7 +25,7 @@ from pipeline.domain.runs import Outcome
 from pipeline.domain.scheduling import clamp_wake_at, next_slot
 from pipeline.domain.values import Emitted, Held, Reservation
 from pipeline.domain.values import Prepared as Plan
-from pipeline.engine.steps import Steps
+from pipeline.engine.executor import StepExecutor
 from pipeline.runtime.authoring import Consumer, Producer
 from pipeline.runtime.contexts import (
     RUNNING,
@@ -65,11 +65,11 @@ class Phases:
         self._local = threading.local()
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> StepExecutor:
         """The steps of this thread: in a pool of threads several phases run at once."""
         if not hasattr(self._local, "steps"):
-            self._local.steps = Steps()
-        steps: Steps = self._local.steps
+            self._local.steps = StepExecutor()
+        steps: StepExecutor = self._local.steps
         return steps
 
     def slices(self, runs: Sequence[Row[Any]]) -> Mapping[UUID, Sequence[Row[Any]]]:

@@ -23,7 +23,7 @@ from pipeline.domain.ids import MutationId
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.mutations import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import Applied, Failed, Person
-from pipeline.engine.steps import Steps
+from pipeline.engine.executor import StepExecutor
 from pipeline.execution import mutations
 from pipeline.runtime.outcomes import clean, storable
 from pipeline.runtime.registry import Registry
@@ -121,7 +121,7 @@ class Reconciler:
         limit = operation.policy.immediate_timeout
         call = Call.within(row.idempotency_key, limit)
         what = f"{row.connector}.{row.operation}.reconcile"
-        steps = Steps()
+        steps = StepExecutor()
         try:
             look = operation.look
             assert look is not None

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipeline.domain import errors
 from pipeline.domain.errors import AuthError, HandlerError, LogicError, PipelineError, StaleWriteError, TransientError
 from pipeline.domain.failures import Failure, FailureKind, classify
+from pipeline.engine.errors import ExceptionType, TransactionException
 
 SAID = {TransientError: FailureKind.TRANSIENT, AuthError: FailureKind.AUTH, LogicError: FailureKind.LOGIC}
 
@@ -116,3 +117,15 @@ class Speechless(Exception):  # noqa: N818 - a handler's own class, as handlers 
 
 def test_an_error_that_cannot_be_put_into_words_is_still_classified() -> None:
     assert classify(Speechless()).error_type == "Speechless"
+
+
+@pytest.mark.parametrize(
+    ("category", "kind"),
+    [
+        (ExceptionType.BUSINESS, FailureKind.LOGIC),
+        (ExceptionType.SYSTEM, FailureKind.TRANSIENT),
+        (ExceptionType.TIMEOUT, FailureKind.TRANSIENT),
+    ],
+)
+def test_the_categories_of_the_engine_are_kinds_of_failure(category: ExceptionType, kind: FailureKind) -> None:
+    assert classify(TransactionException("an item failed", category)).kind is kind

@@ -1,0 +1,48 @@
+"""A service with tables of its own that publishes in its own transaction.
+
+An order and the event that it was paid are written together: both are there, or neither is. Run it with the URL of a
+database in which the workflow of `examples/receipts.py` is registered:
+
+    python -m examples.order_service DATABASE_URL pay 4711 a@example.org
+"""
+
+import sys
+
+from sqlalchemy import Connection, create_engine, text
+
+from pipeline.client.publishing import Event, publish
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS orders (
+    number text PRIMARY KEY,
+    email text NOT NULL,
+    paid_at timestamptz NOT NULL DEFAULT now()
+)
+"""
+
+
+def pay(connection: Connection, number: str, email: str) -> bool:
+    """Take the money, so to speak, and say so. Returns whether it was not paid before."""
+    taken = connection.execute(
+        text("INSERT INTO orders (number, email) VALUES (:number, :email) ON CONFLICT DO NOTHING RETURNING number"),
+        {"number": number, "email": email},
+    ).first()
+    if taken is None:
+        return False
+    paid = Event(topic="orders.paid", message_id=f"order:{number}", payload={"order": number, "email": email})
+    publish(connection, "receipts", [paid])
+    return True
+
+
+def main(database_url: str, number: str, email: str) -> None:
+    """Pay one order."""
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text(TABLES))
+        is_new = pay(connection, number, email)
+    sys.stdout.write("paid\n" if is_new else "was paid before\n")
+    engine.dispose()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[3], sys.argv[4])
