@@ -29,6 +29,9 @@ class FailureKind(StrEnum):
     CRASH = "crash"  #: the worker vanished
 
 
+_PASSING = ("system", "timeout")  #: categories of the consumer engine that another run may not meet
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """A classified error: what kind it is, and words for people."""
@@ -76,8 +79,10 @@ def classify(error: BaseException) -> Failure:
     host, and the same code would break it again.
     """
     match error:
-        case TransientError() | ReservationError(is_race=True) | PipelineError(category="system" | "timeout"):
-            kind = FailureKind.TRANSIENT  # the last are the engine's, by the words of its categories
+        case TransientError() | ReservationError(is_race=True):
+            kind = FailureKind.TRANSIENT
+        case PipelineError() if getattr(error, "category", None) in _PASSING:
+            kind = FailureKind.TRANSIENT
         case AuthError():
             kind = FailureKind.AUTH
         case LogicError() | PipelineError():
