@@ -29,6 +29,20 @@ class FailureKind(StrEnum):
     CRASH = "crash"  #: the worker vanished
 
 
+#: What Python raises when the code is wrong.
+_MISTAKES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 _PASSING = ("system", "timeout")  #: categories of the consumer engine that another run may not meet
 
 
@@ -87,11 +101,7 @@ def classify(error: BaseException) -> Failure:
             kind = FailureKind.AUTH
         case LogicError() | PipelineError():
             kind = FailureKind.LOGIC
-        case ArithmeticError() | AssertionError() | AttributeError() | LookupError():
-            kind = FailureKind.LOGIC
-        case NameError() | SyntaxError() | TypeError() | ValueError() | NotImplementedError():
-            kind = FailureKind.LOGIC
-        case ImportError() | RecursionError():
+        case _ if isinstance(error, _MISTAKES):
             kind = FailureKind.LOGIC
         case MemoryError():
             kind = FailureKind.INTERNAL
