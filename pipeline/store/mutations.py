@@ -48,13 +48,21 @@ WITH asked AS (
 SELECT w.*, m.fence FROM written w JOIN moved m ON m.run_id = w.run_id ORDER BY w.id
 """)
 
-SEND = text("""
-WITH held AS (
+#: A run whose worker still holds it with its mutation not settled, locked; and its lease over the new deadline.
+_HELD = """held AS (
   SELECT r.id, r.mutation_id FROM pipeline.runs r
   JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id
   WHERE r.fence = x.fence AND r.status = 'active' AND r.phase = 'mutating' AND r.lease_expires_at > pipeline.clock()
   ORDER BY r.id FOR NO KEY UPDATE OF r
-), sent AS (
+)"""
+_LEASED = """leased AS (
+  UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, s.send_deadline)
+  FROM sent s WHERE r.id = s.run_id RETURNING r.fence, r.id
+)
+SELECT s.*, l.fence FROM sent s JOIN leased l ON l.id = s.run_id ORDER BY s.id"""
+
+SEND = text(f"""
+WITH {_HELD}, sent AS (
   UPDATE pipeline.mutations m
   SET status = 'in_flight', attempts = 1, sent_at = pipeline.clock(), timeout = coalesce(x.timeout, m.timeout),
       settle = coalesce(x.settle, m.settle), send_deadline = pipeline.clock() + coalesce(x.timeout, m.timeout),
@@ -63,30 +71,17 @@ WITH held AS (
     ON x.run = h.id
   WHERE m.id = h.mutation_id AND m.status = 'pending' AND m.approved_at IS NOT NULL
   RETURNING m.*
-), leased AS (
-  UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, s.send_deadline)
-  FROM sent s WHERE r.id = s.run_id RETURNING r.fence, r.id
-)
-SELECT s.*, l.fence FROM sent s JOIN leased l ON l.id = s.run_id ORDER BY s.id
+), {_LEASED}
 """)
 
 #: Another attempt at a mutation whose last one is known not to have happened.
-RESEND = text("""
-WITH held AS (
-  SELECT r.id, r.mutation_id FROM pipeline.runs r
-  JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id
-  WHERE r.fence = x.fence AND r.status = 'active' AND r.phase = 'mutating' AND r.lease_expires_at > pipeline.clock()
-  ORDER BY r.id FOR NO KEY UPDATE OF r
-), sent AS (
+RESEND = text(f"""
+WITH {_HELD}, sent AS (
   UPDATE pipeline.mutations m
   SET attempts = m.attempts + 1, sent_at = pipeline.clock(), send_deadline = pipeline.clock() + m.timeout,
       quiet_until = pipeline.clock() + m.timeout + m.settle
   FROM held h WHERE m.id = h.mutation_id AND m.status = 'in_flight' RETURNING m.*
-), leased AS (
-  UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, s.send_deadline)
-  FROM sent s WHERE r.id = s.run_id RETURNING r.fence, r.id
-)
-SELECT s.*, l.fence FROM sent s JOIN leased l ON l.id = s.run_id ORDER BY s.id
+), {_LEASED}
 """)
 
 #: Run and mutation of a verdict, both locked, run first, where the verdict still counts.
