@@ -138,7 +138,10 @@ WRITES: Mapping[str, Asked] = {
     "fail": (mutations.FAIL, lambda crowd: verdicts(crowd, resolved_by="call")),
     "doubt": (mutations.DOUBT, verdicts),
     "book": (mutations.BOOK, verdicts),
-    "escalate": (mutations.ESCALATE, lambda crowd: {"ids": ids(row.id for row in crowd.mutating[60:80])}),
+    "escalate": (
+        mutations.ESCALATE,
+        lambda crowd: {"ids": ids(row.id for row in crowd.mutating[60:80]), "reason": "asked"},
+    ),
     "publish": (events.PUBLISH, lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd)}),
     "replace": (events.REPLACE, lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd)}),
     "commit": (
