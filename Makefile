@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 READY := $(VENV)/.ready
 PYTEST_OPTIONS := -n $(JOBS) --dist loadfile
+# The engine's tests look at threads, memory and clocks: in processes of their own nobody else's get in their way.
+NOT_ENGINE := --ignore=tests/engine
+ENGINE := -n $(JOBS) tests/engine
 PATHS := pipeline tests migrations examples celeryconfig.py
 
 .DEFAULT_GOAL := help
@@ -34,14 +37,16 @@ $(READY): requirements.lock pyproject.toml
 check: fmt-check lint type contracts coverage ## everything CI asks for
 
 test: setup ## all tests; starts its own Postgres and Redis
-	$(PY) -m pytest $(PYTEST_OPTIONS)
+	$(PY) -m pytest $(PYTEST_OPTIONS) $(NOT_ENGINE)
+	$(PY) -m pytest $(ENGINE)
 
 test-fast: setup ## the tests that need no server
 	$(PY) -m pytest tests/unit
 
 coverage: setup
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/coverage run -m pytest $(PYTEST_OPTIONS) $(NOT_ENGINE)
+	$(PY) -m pytest $(ENGINE)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
