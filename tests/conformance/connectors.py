@@ -2,6 +2,7 @@
 
 import threading
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from pydantic import SecretStr
@@ -12,6 +13,8 @@ from pipeline.domain.errors import LogicError, TransientError
 from tests.conformance.world import AnswerError, get, post
 
 TOKEN = "tok-5f2b9c"
+#: The small server answers from what it has just written: nothing surfaces after the deadline.
+at_once = partial(mutation, settle=timedelta(0))
 
 
 class Base(Connector):
@@ -41,7 +44,7 @@ class HonestA(Base):
 
     name = "honest-a"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -69,7 +72,7 @@ class HonestC(Base):
 
     name = "honest-c"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -79,7 +82,7 @@ class HonestD(Base):
 
     name = "honest-d"
 
-    @mutation()
+    @at_once()
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.plain(call, what)
 
@@ -87,7 +90,7 @@ class HonestD(Base):
 class SaysRefusedOnReset(Base):
     name = "says-refused-on-reset"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         try:
             return self.keyed(call, what)
@@ -98,7 +101,7 @@ class SaysRefusedOnReset(Base):
 class SaysNotNowOnTimeout(Base):
     name = "says-not-now-on-timeout"
 
-    @mutation()
+    @at_once()
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         try:
             return self.plain(call, what)
@@ -109,7 +112,7 @@ class SaysNotNowOnTimeout(Base):
 class NeverFinds(Base):
     name = "never-finds"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -121,7 +124,7 @@ class NeverFinds(Base):
 class TakesSilenceForAbsence(Base):
     name = "takes-silence-for-absence"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -136,7 +139,7 @@ class TakesSilenceForAbsence(Base):
 class TakesRefusalForAbsence(Base):
     name = "takes-refusal-for-absence"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -151,7 +154,7 @@ class TakesRefusalForAbsence(Base):
 class AlwaysFinds(Base):
     name = "always-finds"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -163,7 +166,7 @@ class AlwaysFinds(Base):
 class FindsSomethingElse(Base):
     name = "finds-something-else"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -176,7 +179,7 @@ class FindsSomethingElse(Base):
 class AnswersWithAWord(Base):
     name = "answers-with-a-word"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -188,7 +191,7 @@ class AnswersWithAWord(Base):
 class SendsToFindOut(Base):
     name = "sends-to-find-out"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -200,7 +203,7 @@ class SendsToFindOut(Base):
 class IgnoresTheDeadline(Base):
     name = "ignores-the-deadline"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(Call.within(call.idempotency_key, timedelta(seconds=3)), what)
 
@@ -208,7 +211,7 @@ class IgnoresTheDeadline(Base):
 class SendsAfterTheDeadline(Base):
     name = "sends-after-the-deadline"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         try:
             return self.keyed(call, what)
@@ -220,7 +223,7 @@ class SendsAfterTheDeadline(Base):
 class ClaimsToBeKeyed(Base):
     name = "claims-to-be-keyed"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.plain(call, what)
 
@@ -228,7 +231,7 @@ class ClaimsToBeKeyed(Base):
 class RetriesInside(Base):
     name = "retries-inside"
 
-    @mutation()
+    @at_once()
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         try:
             return self.plain(call, what)
@@ -239,7 +242,7 @@ class RetriesInside(Base):
 class TellsItsToken(Base):
     name = "tells-its-token"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         try:
             return self.keyed(call, what)
@@ -255,7 +258,7 @@ def _no_for_5xx(error: BaseException) -> Reading | None:
 class ReadsAnErrorAsNo(Base):
     name = "reads-an-error-as-no"
 
-    @mutation(keyed=True, errors=_no_for_5xx)
+    @at_once(keyed=True, errors=_no_for_5xx)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -263,7 +266,7 @@ class ReadsAnErrorAsNo(Base):
 class InventsItsResult(Base):
     name = "invents-its-result"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         try:
             return self.keyed(call, what)
@@ -274,7 +277,7 @@ class InventsItsResult(Base):
 class SendsTwiceAndComplains(Base):
     name = "sends-twice-and-complains"
 
-    @mutation()
+    @at_once()
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         self.plain(call, what)
         self.plain(call, what)
@@ -288,7 +291,7 @@ class RefusesASecondTime(Base):
         super().__init__(url)
         self.known: set[str] = set()
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         if call.idempotency_key in self.known:
             raise LogicError("it was sent before")
@@ -299,7 +302,7 @@ class RefusesASecondTime(Base):
 class ReadsAGatewaysErrorAsNo(Base):
     name = "reads-a-gateways-error-as-no"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         try:
             return self.keyed(call, what)
@@ -315,7 +318,7 @@ class ShowsItsToken(Base):
     def __repr__(self) -> str:
         return f"ShowsItsToken({self.url!r}, {self.token.get_secret_value()!r})"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -323,7 +326,7 @@ class ShowsItsToken(Base):
 class TellsItsTokenWhenAsked(Base):
     name = "tells-its-token-when-asked"
 
-    @mutation(keyed=True)
+    @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
         return self.keyed(call, what)
 
@@ -335,6 +338,6 @@ class TellsItsTokenWhenAsked(Base):
 class NeverWorks(Base):
     name = "never-works"
 
-    @mutation()
+    @at_once()
     def make(self, _: Call, *, what: str) -> dict[str, Any]:
         raise ValueError(f"cannot make {what} with {self.token.get_secret_value()}")
