@@ -25,16 +25,45 @@ class Finished:
     error: BaseException | None = None
 
 
+Jobs = SimpleQueue[tuple[Any, ...] | None]
+
+
+class _Threads:
+    """What the threads share with their owner. They do not hold on to the owner itself, so that it can go."""
+
+    def __init__(self) -> None:
+        self.finished: SimpleQueue[tuple[Hashable, int, Finished]] = SimpleQueue()
+        self.idle: list[Jobs] = []
+        self.is_closed = False
+
+    def serve(self, jobs: Jobs) -> None:
+        """Threads are kept for the next call: as many as were ever in the air at once, and no more."""
+        while (job := jobs.get()) is not None:
+            key, ticket, function, args = job
+            try:
+                finished = Finished(key, value=called(function, args))
+            except BaseException as error:  # noqa: BLE001 - whatever the connector raises is its answer
+                finished = Finished(key, error=error)
+            self.idle.append(jobs)
+            self.finished.put((key, ticket, finished))
+            del job, function, args, finished  # an idle thread must not keep the last call alive
+            if self.is_closed:
+                self.close()
+
+    def close(self) -> None:
+        self.is_closed = True
+        while self.idle:
+            self.idle.pop().put(None)
+
+
 class Calls:
     """The calls that are in the air."""
 
     def __init__(self) -> None:
         self._ends_at: dict[Hashable, float] = {}
-        self._finished: SimpleQueue[tuple[Hashable, int, Finished]] = SimpleQueue()
         self._tickets: dict[Hashable, int] = {}
-        self._idle: list[SimpleQueue[tuple[Any, ...] | None]] = []
+        self._threads = _Threads()
         self._count = 0
-        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._ends_at)
@@ -43,14 +72,14 @@ class Calls:
         """Start a call that must end by ``ends_at`` on the monotonic clock."""
         self._count += 1
         self._tickets[key], self._ends_at[key] = self._count, ends_at
-        jobs = self._idle.pop() if self._idle else self._new_thread()
+        jobs = self._threads.idle.pop() if self._threads.idle else self._new_thread()
         jobs.put((key, self._count, function, args))
 
     def close(self) -> None:
         """Let the threads end, those still in a call after it. What is in the air is nobody's any more."""
-        self._is_closed = True
-        while self._idle:
-            self._idle.pop().put(None)
+        self._threads.close()
+
+    __del__ = close  # whoever forgets to close leaves no threads behind
 
     def wait(self, most: float) -> list[Finished]:
         """What has ended, waiting at most so many seconds for the first; what arrives together comes together.
@@ -60,10 +89,10 @@ class Calls:
         patience = min(most, max(0.0, min(self._ends_at.values(), default=0.0) - time.monotonic()))
         found: list[Finished] = []
         try:
-            self._take(self._finished.get(timeout=max(patience, 0.0005)), found)
+            self._take(self._threads.finished.get(timeout=max(patience, 0.0005)), found)
             closes_at = time.monotonic() + _GATHER
             while self._ends_at and time.monotonic() < closes_at:
-                self._take(self._finished.get(timeout=_MOMENT), found)
+                self._take(self._threads.finished.get(timeout=_MOMENT), found)
         except Empty:
             pass
         return found + self._overdue()
@@ -81,20 +110,7 @@ class Calls:
             del self._tickets[key], self._ends_at[key]
         return [Finished(key, error=TimedOutError("the call did not return by its deadline")) for key in late]
 
-    def _new_thread(self) -> SimpleQueue[tuple[Any, ...] | None]:
-        jobs: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
-        Thread(target=self._serve, args=(jobs,), name="pipeline-call", daemon=True).start()
+    def _new_thread(self) -> Jobs:
+        jobs: Jobs = SimpleQueue()
+        Thread(target=self._threads.serve, args=(jobs,), name="pipeline-call", daemon=True).start()
         return jobs
-
-    def _serve(self, jobs: SimpleQueue[tuple[Any, ...] | None]) -> None:
-        """Threads are kept for the next call: as many as were ever in the air at once, and no more."""
-        while (job := jobs.get()) is not None:
-            key, ticket, function, args = job
-            try:
-                finished = Finished(key, value=called(function, args))
-            except BaseException as error:  # noqa: BLE001 - whatever the connector raises is its answer
-                finished = Finished(key, error=error)
-            self._idle.append(jobs)
-            self._finished.put((key, ticket, finished))
-            if self._is_closed:
-                self.close()

@@ -121,6 +121,8 @@ class Steps:
             self._thread.jobs.put(None)
             self._thread = None
 
+    __del__ = close  # whoever forgets to close leaves no thread behind
+
 
 def too_late(what: str, limit: float) -> TimedOutError:
     """The error of a step that was left behind."""

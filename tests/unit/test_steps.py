@@ -119,3 +119,18 @@ def test_threads_are_kept_for_later_calls_and_end_when_closed() -> None:
     assert threading.active_count() - before <= 4
     calls.close()
     wait_for(lambda: threading.active_count() <= before)
+
+
+def test_the_thread_of_steps_that_nobody_closed_ends_with_them() -> None:
+    steps = Steps()
+    thread = steps.run(threading.current_thread, limit=timedelta(seconds=10), what="it")
+    del steps
+    wait_for(lambda: not thread.is_alive())
+
+
+def test_the_threads_of_calls_that_nobody_closed_end_with_them() -> None:
+    calls = Calls()
+    calls.launch("it", threading.current_thread, ends_at=time.monotonic() + 10)
+    (finished,) = calls.wait(10)
+    del calls
+    wait_for(lambda: not finished.value.is_alive())
