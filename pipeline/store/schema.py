@@ -134,6 +134,7 @@ events = Table(
     Column("traceparent", Text),
     now("created_at"),
     UniqueConstraint("workflow", "topic", "message_id"),
+    Index("events_created_by", "created_by_run_id", postgresql_where=text("created_by_run_id IS NOT NULL")),
 )
 
 _PENDING = f"status = '{DeliveryStatus.PENDING}'"
@@ -358,6 +359,8 @@ audit = Table(
     words("reason", ""),
     Column("evidence", JSONB),
     Index("audit_mutation", "mutation_id", postgresql_where=text("mutation_id IS NOT NULL")),
+    Index("audit_run", "run_id", postgresql_where=text("run_id IS NOT NULL")),
+    Index("audit_event", "event_id", postgresql_where=text("event_id IS NOT NULL")),
 )
 
 maintenance_tasks = Table(
