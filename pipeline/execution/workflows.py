@@ -95,10 +95,12 @@ def unblock(tx: Transaction, workflow: str, kinds: Sequence[BlockKind]) -> None:
         tx.announce("workflow.unblocked", workflow=workflow, run_id=row.run_id, kind=row.kind)
 
 
-def enter_maintenance(tx: Transaction, workflow: str, reason: str) -> None:
-    """Start nothing until the code has changed."""
+def enter_maintenance(tx: Transaction, workflow: str, reason: str, by: Person | None = None) -> None:
+    """Start nothing until the code has changed. What a person asks for is kept in the audit."""
     _lock(tx, workflow)
     if tx.first(store.ENTER_MAINTENANCE, name=workflow, reason=reason):
+        if by is not None:
+            audit.record(tx, by, "workflow.enter_maintenance", workflow=workflow)
         tx.announce("workflow.maintenance_entered", workflow=workflow)
 
 

@@ -21,7 +21,7 @@ from pipeline.schedules.report import Message, Report
 from pipeline.store import views
 from pipeline.store.database import Database, Transaction
 
-Send = Callable[[Message], None]
+Send = Callable[[Message], object]
 
 #: Which task a run waits for, by the phase it is in. The tasks after it are chained.
 TASK_OF = {

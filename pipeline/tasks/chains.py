@@ -19,14 +19,16 @@ _MOST_HOPS = 8
 _PHASES = ("pipeline.prepare", "pipeline.mutate", "pipeline.next")
 
 
-def send(message: Message, hops: int = 0) -> None:
-    """Ring for these runs; the phases that follow are chained, and each of them claims anew."""
+def send(message: Message, hops: int = 0) -> bool:
+    """Ring for these runs; the phases that follow are chained, and each of them claims anew. False: nobody heard."""
     names = _PHASES[_PHASES.index(message.task) :] if message.task in _PHASES else (message.task,)
     ids = list(message.ids)
     try:
         chain(*(app.signature(name, args=(ids, hops), immutable=True) for name in names)).apply_async()
     except OperationalError as error:
         log.warning("the broker cannot be reached; the next tick rings again for %d runs: %s", len(ids), error)
+        return False
+    return True
 
 
 def pass_on(task: str, ids: Sequence[UUID], hops: int) -> None:
@@ -35,12 +37,14 @@ def pass_on(task: str, ids: Sequence[UUID], hops: int) -> None:
         send(Message(task=task, ids=tuple(str(id_) for id_ in ids)), hops + 1)
 
 
-def poke(workflow: str) -> None:
-    """Tell a worker that a workflow may have work."""
+def poke(workflow: str) -> bool:
+    """Tell a worker that a workflow may have work. False: the broker is away, and the next tick finds it."""
     try:
         app.send_task("pipeline.schedule", args=(workflow,), expires=60)
     except OperationalError as error:
         log.warning("the broker cannot be reached; the next tick finds the work of %r: %s", workflow, error)
+        return False
+    return True
 
 
 def reconcile_one(mutation_id: str) -> None:
