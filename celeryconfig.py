@@ -69,6 +69,7 @@ task_annotations["pipeline.produce"] = _limits(_settings.prepare_time_limit)
 
 # Beat: each sweep on its own period. A tick that nobody took in time is worthless, so it expires; two beats at
 # once are harmless, because a slot in the database lets one of two sweeps through.
+beat_scheduler = "pipeline.tasks.clock:Clock"
 beat_schedule = {
     f"pipeline.{name}": {
         "task": "pipeline.sweep",

@@ -203,6 +203,9 @@ class Settings(BaseSettings):
     max_prepare_result_bytes: Size = Field(
         default=1024 * 1024, description="largest result of a prepare phase, as JSON"
     )
+    alive_file: Path | None = Field(
+        default=None, description="a file that workers, beat and ingest touch every few seconds, for probes; one each"
+    )
     home: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
         default=Path(".pipeline"), description="where the embedded servers keep their data and their logs"
     )

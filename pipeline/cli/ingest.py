@@ -26,6 +26,7 @@ from pipeline.ingest.errors import PoisonError, QueueError
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
 from pipeline.ingest.route import Route
 from pipeline.ingest.signals import stopped_by_signals
+from pipeline.runtime import signs
 from pipeline.store import migrate
 from pipeline.store.database import Database
 
@@ -184,7 +185,8 @@ def _bridge(context: typer.Context, queue: RedisStreamsQueue, route: Route, on_p
     unpooled: Database = context.obj
     migrate.require_current(unpooled)
     database = Database.connect(unpooled.engine.url.render_as_string(hide_password=False), pool_size=1)
-    bridge = Bridge(queue, database, route, on_poison)
+    alive_file = Settings.load(os.environ).alive_file
+    bridge = Bridge(queue, database, route, on_poison, sign=lambda: signs.give(alive_file))
     bridge.require_target()
     return bridge
 

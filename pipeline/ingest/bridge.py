@@ -49,6 +49,7 @@ class Bridge:
     route: Route
     on_poison: OnPoison = OnPoison.STOP
     tally: Tally = field(default_factory=Tally)
+    sign: Callable[[], None] = lambda: None  #: called each time round, as a sign of life
 
     def __post_init__(self) -> None:
         require_short(self.queue.config.stream)
@@ -72,11 +73,13 @@ class Bridge:
     def run(self) -> None:
         """Publish what is new, until ``stop``."""
         while not self._is_stopping:
+            self.sign()
             self._turn(self.queue.read)
 
     def recover(self, *, every_ms: int = 5_000) -> None:
         """Publish what went stale, until ``stop``."""
         while not self._is_stopping:
+            self.sign()
             if self.recover_once() == 0:
                 pause(every_ms / 1000, lambda: self._is_stopping)
 

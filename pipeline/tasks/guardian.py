@@ -16,6 +16,7 @@ from kombu.exceptions import ChannelError
 
 from pipeline.celery import app
 from pipeline.config import EXIT_AGAIN
+from pipeline.runtime import signs
 from pipeline.runtime.runner import process_name
 from pipeline.store import views
 from pipeline.tasks import chains
@@ -60,12 +61,16 @@ class Guardian:
     def run(self) -> None:
         while not self._stop.wait(self.every):
             self._turn += 1
-            duties = (self.see_children, self.stand_in, self.see_stall) if self._turn % 5 == 0 else (self.see_children,)
-            for duty in duties:
+            often = (self.give_sign, self.see_children)
+            for duty in (*often, self.stand_in, self.see_stall) if self._turn % 5 == 0 else often:
                 try:
                     duty()
                 except Exception:
                     log.exception("the guardian failed to %s and goes on", duty.__name__)
+
+    def give_sign(self) -> None:
+        """Tell a supervisor's probe that this process goes round."""
+        signs.give(self.here.settings.alive_file)
 
     def see_children(self) -> None:
         """Recover at once what a child held that is gone."""

@@ -150,10 +150,11 @@ class Installation:
         node.wait_until_ready()
         return node
 
-    def beat(self, line: str = "") -> Node:
+    def beat(self, line: str = "", **environ: str) -> Node:
         """A beat with a schedule file of its own."""
         schedule = self.home / f"schedule{len(self.nodes)}"
-        node = self._node(f"beat{len(self.nodes)}", ["beat", "--loglevel=INFO", f"--schedule={schedule}"], line, {})
+        command = ["beat", "--loglevel=INFO", f"--schedule={schedule}"]
+        node = self._node(f"beat{len(self.nodes)}", command, line, environ)
         node.wait_until_ready("beat: Starting")
         return node
 
