@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.connectors.readings import Outcome, Reading
-from pipeline.connectors.sdk import Call, Connector, Grade, mutation
+from pipeline.connectors.sdk import Call, Connector, Grade
 from pipeline.domain.errors import InvalidInputError
 from pipeline.testing.conformance import CASES, Case, Subject, check, conformance, examined
 from pipeline.testing.faults import FaultyProxy
@@ -149,7 +149,7 @@ def test_a_key_that_is_honoured_without_being_declared_is_mentioned(world: World
     class Modest(these.Base):
         name = "modest"
 
-        @mutation()
+        @these.at_once()
         def make(self, call: Call, *, what: str) -> dict[str, Any]:
             return self.keyed(call, what)
 
@@ -223,7 +223,7 @@ def test_a_connector_whose_errors_promise_less_than_is_known_is_told_what_could_
     class Cautious(these.Base):
         name = "cautious"
 
-        @mutation(errors=lambda _: Reading(outcome=Outcome.UNKNOWN))
+        @these.at_once(errors=lambda _: Reading(outcome=Outcome.UNKNOWN))
         def make(self, call: Call, *, what: str) -> dict[str, Any]:
             return self.plain(call, what)
 
