@@ -14,7 +14,6 @@ from sqlalchemy import CheckConstraint, Column, ForeignKeyConstraint, Index, Tab
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import Constraint
 
-from pipeline import telemetry
 from pipeline.config import Settings
 from pipeline.dev import rules, standings
 from pipeline.dev.comments import meanings
@@ -27,6 +26,7 @@ from pipeline.domain.workflows import BlockKind, OnLogicError, OnUncertain
 from pipeline.store import routines
 from pipeline.store.invariants import INVARIANTS
 from pipeline.store.schema import metadata
+from pipeline.telemetry import lines
 
 ADRS = Path("docs/design/adr")
 _POSTGRES = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy leaves it untyped
@@ -109,7 +109,7 @@ def settings() -> str:
 
 def transitions() -> str:
     """Every line that the system says about itself."""
-    rows = ((code(name), meaning) for name, meaning in telemetry.TRANSITIONS.items())
+    rows = ((code(name), meaning) for name, meaning in lines.TRANSITIONS.items())
     return page(
         "Telemetry",
         "One log line per transition, on the logger `pipeline`, said after the transaction has committed: a line is "

@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, Row, TextClause, create_engine, event, text
 from sqlalchemy.pool import NullPool
 
-from pipeline import telemetry
+from pipeline.telemetry import lines
 
 _CLOCK = text("SELECT pipeline.clock()")
 _MOVE_CLOCK = text("SELECT set_config('pipeline.clock_offset', :offset, true)")
@@ -53,14 +53,14 @@ class Transaction:
 
     def announce(self, name: str, **fields: Any) -> None:
         """Queue a line about a transition, to be said once it is true. An unknown name is a bug, found here."""
-        telemetry.check(name)
+        lines.check(name)
         self._lines.append((name, fields))
 
     def speak(self) -> None:
         """Say what was queued. Called after the commit."""
-        lines, self._lines = self._lines, []
-        for name, fields in lines:
-            telemetry.say(name, fields)
+        queued, self._lines = self._lines, []
+        for name, fields in queued:
+            lines.say(name, fields)
 
 
 class Database:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.telemetry import TRANSITIONS
+from pipeline.telemetry.lines import TRANSITIONS
 from tests.support.source import Function, functions, label, modules
 
 #: What a log record is made of already, and what people hand in: neither may be a field of a line.

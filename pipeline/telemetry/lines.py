@@ -58,7 +58,7 @@ NEEDS_A_PERSON = frozenset(
 def check(name: str) -> None:
     """Refuse a name that is not in the table: a bug, to be found before anything is written."""
     if name not in TRANSITIONS:
-        raise LookupError(f"{name!r} is not a transition; add it to pipeline.telemetry.TRANSITIONS")
+        raise LookupError(f"{name!r} is not a transition; add it to pipeline.telemetry.lines.TRANSITIONS")
 
 
 def say(name: str, fields: Mapping[str, Any]) -> None:
