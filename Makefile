@@ -75,12 +75,13 @@ migrate: setup ## bring the database of PIPELINE_DATABASE_URL up to date
 demo: setup ## a running system, a workload, and a true summary
 	$(PY) -m pipeline.dev.demo
 
-COMPILE := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
-    --no-header --no-emit-index-url --extra flower --extra http --extra otel
+RESOLVE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
+COMPILE := $(RESOLVE) pyproject.toml --extra flower --extra http --extra otel
 
-lock: setup ## resolve the dependencies again: all of them, and those of the image
+lock: setup ## resolve the dependencies again: all of them, those of the image, and what builds it
 	$(COMPILE) --extra servers --group dev -o requirements.lock
 	$(COMPILE) --no-annotate --constraints requirements.lock -o deploy/requirements.lock
+	echo hatchling | $(RESOLVE) - --no-annotate -o deploy/build.lock
 
 clean: ## stop the embedded servers; remove their data, the caches and what was built
 	@if [ -x $(PY) ]; then $(PY) -c 'from pathlib import Path; from pipeline.dev import servers; \
