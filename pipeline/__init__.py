@@ -6,7 +6,7 @@ the errors a handler may raise. Everything else is imported from where it lives.
 
 from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, Verdict, mutation, read
 from pipeline.domain.errors import AuthError, LogicError, PhaseViolationError, PipelineError, TransientError
-from pipeline.domain.policies import Backoff, FailurePolicy, ReconcilePolicy, WakePolicy
+from pipeline.domain.policies import Backoff, FailurePolicy, ReconcilePolicy, Retention, WakePolicy
 from pipeline.runtime.authoring import DeclarationError, Topic, Workflow
 from pipeline.runtime.shown import Event, MutationResult, Prepared, PrepareResult
 
@@ -27,6 +27,7 @@ __all__ = [
     "PrepareResult",
     "Prepared",
     "ReconcilePolicy",
+    "Retention",
     "Retry",
     "Topic",
     "TransientError",

@@ -92,3 +92,22 @@ class WakePolicy(Policy):
         if self.latest < self.soonest:
             raise ValueError(f"latest {self.latest} is below soonest {self.soonest}; expected latest >= soonest")
         return self
+
+
+class Retention(Policy):
+    """How long a workflow's past is kept. What has no limit is kept for ever.
+
+    A message id is remembered as long as its event is kept: published again after that, it is a new event.
+    """
+
+    #: events that every consumer is done with, and finished runs that asked for no mutation
+    done: timedelta | None = Field(default=None, ge=timedelta(hours=1))
+    #: mutations with their runs, and what people did; at least as long as ``done``
+    ledger: timedelta | None = Field(default=None, ge=timedelta(hours=1))
+    archive: bool = False  #: what is no longer kept is moved to the table ``archive``, not dropped
+
+    @model_validator(mode="after")
+    def _ledger_covers_done(self) -> Self:
+        if self.ledger is not None and (self.done is None or self.ledger < self.done):
+            raise ValueError(f"ledger {self.ledger} is below done {self.done or 'for ever'}; expected ledger >= done")
+        return self

@@ -11,7 +11,7 @@ from pipeline.domain.ids import EventId, Fence, MutationId, RunId
 from pipeline.domain.limits import DEFAULT_LIMITS
 from pipeline.domain.mutations import Evidence
 from pipeline.domain.payloads import checked_json, checked_name, checked_text
-from pipeline.domain.policies import FailurePolicy
+from pipeline.domain.policies import FailurePolicy, Retention
 from pipeline.domain.workflows import (
     AfterFailedMutation,
     HandlerKind,
@@ -168,3 +168,4 @@ class WorkflowSpec:
     concurrency: int = 1
     on_uncertain: OnUncertain = OnUncertain.PAUSE
     on_logic_error: OnLogicError = OnLogicError.MAINTENANCE
+    retention: Retention = Retention()

@@ -45,6 +45,9 @@ def register(tx: Transaction, spec: WorkflowSpec) -> None:
         concurrency=spec.concurrency,
         on_uncertain=spec.on_uncertain,
         on_logic_error=spec.on_logic_error,
+        keep_done=spec.retention.done,
+        keep_ledger=spec.retention.ledger,
+        archives=spec.retention.archive,
     )
     tx.all(store.LOCK, names=[spec.name])
     topics = [{"name": topic.name, "schema": topic.schema} for topic in spec.topics]

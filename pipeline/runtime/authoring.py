@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import checked_name
-from pipeline.domain.policies import FailurePolicy, WakePolicy
+from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
 from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain, StartAt
 from pipeline.runtime import checks
 from pipeline.runtime.shown import Event, PrepareResult
@@ -90,15 +90,18 @@ class Workflow:
         concurrency: int = 1,
         on_uncertain: str = OnUncertain.PAUSE,
         on_logic_error: str = OnLogicError.MAINTENANCE,
+        retention: Retention | None = None,
     ) -> None:
         where = _caller()
         self.name = _declared(lambda: checked_name(name, what="workflow name"), where)
         problem = checks.option_problem(
-            {"version": version, "concurrency": concurrency}, {"version": int, "concurrency": int}
+            {"version": version, "concurrency": concurrency, "retention": retention or Retention()},
+            {"version": int, "concurrency": int, "retention": Retention},
         )
         if problem:
             raise DeclarationError(f"workflow {name!r} {problem}", where)
         self.version, self.concurrency = version, concurrency
+        self.retention = retention or Retention()
         self.on_uncertain = _choice(OnUncertain, "on_uncertain", on_uncertain, where)
         self.on_logic_error = _choice(OnLogicError, "on_logic_error", on_logic_error, where)
         if concurrency < 1:

@@ -160,6 +160,7 @@ def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
         concurrency=workflow.concurrency,
         on_uncertain=workflow.on_uncertain,
         on_logic_error=workflow.on_logic_error,
+        retention=workflow.retention,
     )
 
 

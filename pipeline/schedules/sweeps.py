@@ -5,13 +5,14 @@ through, and every change is a guarded verb. One bad row never stops the rest.
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from pipeline.domain.ids import MutationId
 from pipeline.execution import notices as told
-from pipeline.execution import recovery, runs, slots, stops, workflows
+from pipeline.execution import recovery, retention, runs, slots, stops, workflows
 from pipeline.runtime.notifier import LogNotifier, Notice, Notifier
 from pipeline.runtime.registry import Registry
 from pipeline.schedules.reconciler import Reconciler
@@ -19,6 +20,7 @@ from pipeline.schedules.report import Report
 from pipeline.schedules.scheduler import Scheduler, messages_for
 from pipeline.store import invariants, ledger, views
 from pipeline.store.database import Database
+from pipeline.telemetry import spans
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,9 @@ PERIODS: Mapping[str, timedelta] = {
     "retention": timedelta(minutes=5),
     "doctor": timedelta(minutes=15),
 }
+
+
+_WALK_SECONDS = 10  #: for each table, so that a long past is let go of over several sweeps
 
 
 def periods(tick: timedelta) -> Mapping[str, timedelta]:
@@ -80,6 +85,7 @@ class Sweeps:
         """Stop runs whose lease has lapsed, then start what that released."""
         report = Report()
         ended = recovery.recover_crashed_runs(self.db, chance=self.chance())
+        spans.rescued(ended)
         report.add("rescued", len(ended))
         self.scheduler.schedule({item.run.workflow for item in ended})
         return report
@@ -131,10 +137,17 @@ class Sweeps:
         return report
 
     def retention(self) -> Report:
-        """Raise the watermarks behind what is done, so that claims start where the work is."""
+        """Raise the watermarks behind what is done, and let go of what no workflow keeps any longer."""
         with self.db.transaction() as tx:
             workflows.raise_watermarks(tx)
-        return Report()
+        report = Report()
+        for name in retention.WALKS:
+            ends_at, page = time.monotonic() + _WALK_SECONDS, None
+            while page is None or not (page.is_last or time.monotonic() > ends_at):
+                with self.db.transaction() as tx:
+                    page = retention.drop_page(tx, name)
+                report.add(name, page.dropped)
+        return report
 
     def doctor(self) -> Report:
         """Check every invariant and say loudly what is broken. Repairs nothing."""
@@ -153,6 +166,7 @@ class Sweeps:
         with self.db.transaction() as tx:
             ids = runs.forsake(tx, worker)
             ended = stops.rescue(tx, ids, chance=self.chance(), words=words) if ids else ()
+        spans.rescued(ended)
         report.add("rescued", len(ended))
         self.scheduler.schedule({item.run.workflow for item in ended})
         return report

@@ -1,4 +1,4 @@
-"""Tables beside the model: when a sweep ran, what people were told, which operations are held back."""
+"""Tables beside the model: when a sweep ran and how far it came, what people were told, what was let go of."""
 
 from sqlalchemy import Column, Interval, PrimaryKeyConstraint, Table, Text
 from sqlalchemy.dialects.postgresql import JSONB
@@ -35,4 +35,24 @@ breakers = Table(
     instant("probe_at"),
     instant("closed_at"),
     PrimaryKeyConstraint("connector", "operation"),
+)
+
+#: Where the cleaning of a table goes on.
+walks = Table(
+    "walks",
+    metadata,
+    Column("name", Text, primary_key=True),
+    words("position"),
+)
+
+#: What workflows no longer keep and do not want dropped. Nothing reads it: copy it elsewhere and empty it at will.
+archive = Table(
+    "archive",
+    metadata,
+    words("kind"),
+    words("id"),
+    Column("workflow", Text),
+    now("archived_at"),
+    Column("content", JSONB, nullable=False),
+    PrimaryKeyConstraint("kind", "id"),
 )

@@ -1,4 +1,4 @@
-"""Bringing a database to the version this code was written for, and refusing to run on another.
+"""Bringing a database to the version this code was written for, and refusing to run on one it does not fit.
 
 The migrations ship inside the package, so an installed wheel can migrate without a checkout. Two
 migrations at once are one after the other: an advisory lock lets the second find nothing to do.
@@ -19,6 +19,7 @@ from pipeline.store.schema import SCHEMA
 _ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext('pipeline.migrations'))")
 #: A statement planned while its table was empty stays a sequential scan until the next ANALYZE.
 _ANALYZE = text("ANALYZE")
+_WORKS_WITH = text("SELECT pipeline.works_with()")
 
 
 def upgrade(db: Database, revision: str = "head") -> str:
@@ -49,12 +50,18 @@ def head() -> str:
 
 
 def require_current(db: Database) -> None:
-    """Refuse to work on a database that is not at the version this code was written for."""
+    """Refuse to work on a database that is older than this code, or newer and no longer meant for it.
+
+    A release that only adds to the schema is rolled out while workers of the one before go on, and are restarted.
+    """
     with db.engine.connect() as connection:
         found = current(connection)
-    if found != head():
-        known = {script.revision for script in ScriptDirectory(str(migrations())).walk_revisions()}
-        raise SchemaError(found, head(), is_newer=found is not None and found not in known)
+        if found == head():
+            return
+        is_newer = found is not None and found > head()  # versions are numbers with leading zeros
+        if is_newer and connection.scalar(_WORKS_WITH) <= head():
+            return
+    raise SchemaError(found, head(), is_newer=is_newer)
 
 
 def migrations() -> Path:

@@ -131,7 +131,12 @@ WHEN (OLD.status IN ('pending', 'reserved', 'quarantined'))
 EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
 """
 
-BEFORE_TABLES: tuple[str, ...] = (CLOCK, UUID7, EVENT_IDS, NEXT_EVENT_ID)
+#: The oldest version of the code that this schema still works with. A migration that only adds leaves it as it is.
+WORKS_WITH = """
+CREATE FUNCTION pipeline.works_with() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '0007' $$
+"""
+
+BEFORE_TABLES: tuple[str, ...] = (CLOCK, UUID7, EVENT_IDS, NEXT_EVENT_ID, WORKS_WITH)
 AFTER_TABLES: tuple[str, ...] = (
     REFUSE,
     REFUSE_RELEASE,

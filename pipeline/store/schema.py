@@ -45,9 +45,11 @@ from pipeline.domain.workflows import (
 from pipeline.store.columns import SCHEMA as SCHEMA
 from pipeline.store.columns import check, instant, now, one_of, words
 from pipeline.store.columns import metadata as metadata
+from pipeline.store.housekeeping import archive as archive
 from pipeline.store.housekeeping import breakers as breakers
 from pipeline.store.housekeeping import notices as notices
 from pipeline.store.housekeeping import sweeps as sweeps
+from pipeline.store.housekeeping import walks as walks
 from pipeline.store.types import Snapshot, Xid8
 
 workflows = Table(
@@ -63,12 +65,16 @@ workflows = Table(
     Column("concurrency", Integer, nullable=False, server_default=text("1")),
     words("on_uncertain", OnUncertain.PAUSE),
     words("on_logic_error", OnLogicError.MAINTENANCE),
+    Column("keep_done", Interval),
+    Column("keep_ledger", Interval),
+    Column("archives", Boolean, nullable=False, server_default=text("false")),
     now("created_at"),
     one_of("desired", Desired),
     one_of("on_uncertain", OnUncertain),
     one_of("on_logic_error", OnLogicError),
     check("concurrency_positive", "concurrency >= 1"),
     check("maintenance_has_since", "maintenance = (maintenance_since IS NOT NULL)"),
+    check("ledger_outlives_done", "(keep_ledger IS NOT NULL) <= coalesce(keep_ledger >= keep_done, false)"),
 )
 
 topics = Table(
@@ -342,6 +348,7 @@ blocks = Table(
     instant("closed_at"),
     one_of("kind", BlockKind),
     Index("blocks_open", "run_id", "kind", unique=True, postgresql_where=text("closed_at IS NULL")),
+    Index("blocks_run", "run_id"),
     Index("blocks_open_of_workflow", "workflow", postgresql_where=text("closed_at IS NULL")),
 )
 

@@ -12,7 +12,7 @@ from pipeline.store import schema
 from tests.support.source import ROOT, functions, label, modules, texts
 
 MOST_LINES, LONGEST_FUNCTION = 400, 40
-NOUNS = ("runs", "events", "mutations", "workflows", "breakers")
+NOUNS = ("runs", "events", "mutations", "workflows", "breakers", "retention")
 #: The store, and a connector whose effects are rows of somebody else's database.
 WRITERS = {*(f"pipeline/store/{noun}.py" for noun in NOUNS), "pipeline/connectors/sql.py"}
 TABLES = {table.name for table in schema.metadata.tables.values()}

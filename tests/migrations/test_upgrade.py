@@ -14,10 +14,11 @@ from sqlalchemy.engine import make_url
 
 from pipeline.dev import servers
 from pipeline.domain.errors import SchemaError
-from pipeline.store import migrate, routines
+from pipeline.store import invariants, migrate, routines
 from pipeline.store.database import Database
 from pipeline.store.schema import SCHEMA, metadata
 from tests.support import catalog, databases
+from tests.support.handlers import Shop
 from tests.support.wait import wait_for
 
 BASE = "base"
@@ -163,16 +164,54 @@ def test_a_database_that_was_never_migrated_is_refused_with_the_command_that_men
     assert "none" in str(refusal.value)
 
 
-@pytest.mark.parametrize("version", ["0000", "9999"], ids=["older", "newer"])
-def test_a_database_at_another_version_is_refused_with_both_versions_named(bare: Database, version: str) -> None:
-    migrate.upgrade(bare)
-    with bare.engine.begin() as connection:
+def migrated_by_others(db: Database, version: str, *statements: str) -> None:
+    """What a release that we do not know did to the database."""
+    migrate.upgrade(db)
+    with db.engine.begin() as connection:
         connection.execute(text("UPDATE pipeline.alembic_version SET version_num = :v"), {"v": version})
+        for statement in statements:
+            literally(connection, statement)
+
+
+#: A release that takes something away says which code it still works with.
+_TAKES_AWAY = "CREATE OR REPLACE FUNCTION pipeline.works_with() RETURNS text LANGUAGE sql AS $$ SELECT '9999' $$"
+_ADDS = (
+    "ALTER TABLE pipeline.runs ADD COLUMN mood text NOT NULL DEFAULT 'fine'",
+    "ALTER TABLE pipeline.events ADD COLUMN colour text",
+    "ALTER TABLE pipeline.mutations ADD COLUMN price numeric CHECK (price > 0)",
+    "CREATE TABLE pipeline.moods (name text PRIMARY KEY)",
+    "CREATE INDEX runs_mood ON pipeline.runs (mood)",
+)
+
+
+@pytest.mark.parametrize(("version", "statements"), [("0000", ()), ("9999", (_TAKES_AWAY,))], ids=["older", "newer"])
+def test_a_database_at_a_version_that_does_not_fit_is_refused_with_both_versions_named(
+    bare: Database, version: str, statements: tuple[str, ...]
+) -> None:
+    migrated_by_others(bare, version, *statements)
     with pytest.raises(SchemaError) as refusal:
         migrate.require_current(bare)
     assert (refusal.value.found, refusal.value.expected) == (version, migrate.head())
     assert version in str(refusal.value)
     assert migrate.head() in str(refusal.value)
+
+
+def test_this_code_goes_on_and_starts_again_on_a_schema_to_which_a_later_release_only_added(bare: Database) -> None:
+    migrate.upgrade(bare)
+    shop = Shop()
+    run = shop.started(bare, orders=2)
+    run.run()
+    migrated_by_others(bare, "9999", *_ADDS)
+    migrate.require_current(bare)
+    run.publish(shop.orders, {"n": 7})
+    run.run()
+    again = shop.inline(bare)
+    again.publish(shop.orders, {"n": 8})
+    again.run()
+    again.sweeps.retention()
+    assert [row.status for row in again.ledger()] == ["applied"] * 4
+    with bare.transaction() as tx:
+        assert invariants.findings(tx) == []
 
 
 def test_a_database_that_was_taken_down_again_is_refused(bare: Database) -> None:

@@ -31,7 +31,7 @@ class Shop:
         merge: Handler | None = None,
         **options: Any,
     ) -> None:
-        known = ("version", "concurrency", "on_uncertain", "on_logic_error")
+        known = ("version", "concurrency", "on_uncertain", "on_logic_error", "retention")
         switches = {name: options.pop(name) for name in known if name in options}
         self.workflow = Workflow("shop", **switches)
         self.orders = self.workflow.topic("orders")

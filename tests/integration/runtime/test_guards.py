@@ -116,7 +116,7 @@ def test_a_call_that_begins_only_after_its_time_has_passed_sends_nothing(db: Dat
     run = shop.started(db)
     slow = run.runner.mutator._local.calls = Slow(2 * SHORT)
     run.run()
-    wait_for(lambda: slow._idle, why="the call's thread is through")
+    wait_for(lambda: slow._threads.idle, why="the call's thread is through")
     assert not shop.mail.calls
 
 

@@ -1,0 +1,124 @@
+"""Dropping what a workflow no longer keeps, page by page.
+
+Ids are ordered by time, so a page is a short scan of the primary key from where the last one ended,
+and no table needs an index for its own cleaning. Each statement looks at one page, drops what may go,
+moves it to the archive where the workflow says so, and tells where the page ended. What waits for
+anybody, or is in anybody's way, stays however old it is.
+"""
+
+from sqlalchemy import text
+
+#: Taken before a page of events is read: a consumer that joins a topic fills itself from the events under the
+#: opposite lock, and must not be handed one that is on its way out.
+HOLD_SUBSCRIPTIONS = text("LOCK TABLE pipeline.subscriptions IN ACCESS SHARE MODE")
+
+SHORTEST = text("SELECT min(keep_done) AS done, min(keep_ledger) AS ledger FROM pipeline.workflows")
+POSITION = text("SELECT position FROM pipeline.walks WHERE name = :name FOR UPDATE")
+SET_POSITION = text("""
+INSERT INTO pipeline.walks (name, position) VALUES (:name, :position)
+ON CONFLICT (name) DO UPDATE SET position = excluded.position
+""")
+
+
+def _told(last: str) -> str:
+    """What a page tells of itself; ``last`` is the SQL of its greatest id."""
+    return f"""
+SELECT (SELECT count(*) FROM dropped) AS dropped, count(*) AS seen, {last} AS position,
+  coalesce(max(p.at) > pipeline.clock() - CAST(:shortest AS interval), true) AS is_young
+FROM page p
+"""
+
+
+_BY_NUMBER, _BY_UUID = _told("max(p.id)"), _told("max(CAST(p.id AS text))")
+
+#: An event is done with when every consumer is, and has been for as long as the workflow wants it kept.
+EVENTS = text(f"""
+WITH page AS MATERIALIZED (
+  SELECT e.id, e.created_at AS at, w.keep_done, w.archives
+  FROM pipeline.events e LEFT JOIN pipeline.workflows w ON w.name = e.workflow
+  WHERE e.id > CAST(:position AS bigint) ORDER BY e.id LIMIT :most
+), gone AS MATERIALIZED (
+  SELECT p.id, p.archives FROM page p
+  WHERE p.at < pipeline.clock() - p.keep_done AND NOT EXISTS (
+    SELECT FROM pipeline.deliveries d LEFT JOIN pipeline.runs r ON r.id = d.run_id
+    WHERE d.event_id = p.id AND (d.status NOT IN ('consumed', 'skipped') OR r.retry_pending
+      OR (r.id IS NOT NULL AND r.finished_at IS NULL) OR r.finished_at >= pipeline.clock() - p.keep_done))
+), delivered AS (
+  DELETE FROM pipeline.deliveries d USING gone g WHERE d.event_id = g.id RETURNING d.*
+), dropped AS (
+  DELETE FROM pipeline.events e USING gone g WHERE e.id = g.id RETURNING e.*
+), archived AS (
+  INSERT INTO pipeline.archive (kind, id, workflow, content)
+  SELECT 'event', CAST(x.id AS text), x.workflow,
+    to_jsonb(x) || jsonb_build_object('deliveries', coalesce(l.listed, '[]'))
+  FROM dropped x JOIN gone g ON g.id = x.id AND g.archives
+  LEFT JOIN (SELECT event_id, jsonb_agg(to_jsonb(d)) AS listed FROM delivered d GROUP BY event_id) l
+    ON l.event_id = x.id
+)
+{_BY_NUMBER}
+""")
+
+#: A run goes after its inputs and after the run that carried it forward; with a mutation, when the ledger lets go.
+RUNS = text(f"""
+WITH page AS MATERIALIZED (
+  SELECT r.id, r.created_at AS at, w.keep_done, w.keep_ledger, w.archives
+  FROM pipeline.runs r LEFT JOIN pipeline.workflows w ON w.name = r.workflow
+  WHERE r.id > CAST(:position AS uuid) ORDER BY r.id LIMIT :most
+), gone AS MATERIALIZED (
+  SELECT r.id, p.archives FROM page p JOIN pipeline.runs r ON r.id = p.id
+  LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+  WHERE r.finished_at < pipeline.clock() - CASE WHEN m.id IS NULL THEN p.keep_done ELSE p.keep_ledger END
+    AND NOT r.retry_pending
+    AND (m.id IS NULL OR (m.resolved_at < pipeline.clock() - p.keep_ledger AND m.watch_at IS NULL
+      AND (m.surfaced_at IS NULL OR m.acknowledged_by IS NOT NULL)))
+    AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.run_id = r.id AND b.closed_at IS NULL)
+    AND NOT EXISTS (SELECT FROM pipeline.runs c WHERE c.retry_of = r.id)
+    AND NOT EXISTS (
+      SELECT FROM unnest(r.event_ids) AS i(event_id)
+      JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id WHERE d.run_id = r.id)
+), unblocked AS (
+  DELETE FROM pipeline.blocks b USING gone g WHERE b.run_id = g.id
+), settled AS (
+  DELETE FROM pipeline.mutations m USING gone g WHERE m.run_id = g.id RETURNING m.*
+), dropped AS (
+  DELETE FROM pipeline.runs r USING gone g WHERE r.id = g.id RETURNING r.*
+), archived AS (
+  INSERT INTO pipeline.archive (kind, id, workflow, content)
+  SELECT 'run', CAST(x.id AS text), x.workflow, to_jsonb(x) || jsonb_build_object('mutation', to_jsonb(s))
+  FROM dropped x JOIN gone g ON g.id = x.id AND g.archives LEFT JOIN settled s ON s.run_id = x.id
+)
+{_BY_UUID}
+""")
+
+SESSIONS = text(f"""
+WITH page AS MATERIALIZED (
+  SELECT s.id, s.started_at AS at, s.finished_at, w.keep_done
+  FROM pipeline.sessions s JOIN pipeline.workflows w ON w.name = s.workflow
+  WHERE s.id > CAST(:position AS uuid) ORDER BY s.id LIMIT :most
+), dropped AS (
+  DELETE FROM pipeline.sessions s USING page p
+  WHERE s.id = p.id AND p.finished_at < pipeline.clock() - p.keep_done
+    AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
+  RETURNING s.id
+)
+{_BY_UUID}
+""")
+
+#: What people did stays at least as long as the mutation they did it to. Acts that belong to no workflow stay.
+AUDIT = text(f"""
+WITH page AS MATERIALIZED (
+  SELECT a.id, a.at, a.mutation_id, w.keep_ledger, w.archives
+  FROM pipeline.audit a LEFT JOIN pipeline.workflows w ON w.name = a.workflow
+  WHERE a.id > CAST(:position AS bigint) ORDER BY a.id LIMIT :most
+), dropped AS (
+  DELETE FROM pipeline.audit a USING page p
+  WHERE a.id = p.id AND p.at < pipeline.clock() - p.keep_ledger
+    AND NOT EXISTS (SELECT FROM pipeline.mutations m WHERE m.id = p.mutation_id)
+  RETURNING a.*
+), archived AS (
+  INSERT INTO pipeline.archive (kind, id, workflow, content)
+  SELECT 'audit', CAST(x.id AS text), x.workflow, to_jsonb(x)
+  FROM dropped x JOIN page p ON p.id = x.id AND p.archives
+)
+{_BY_NUMBER}
+""")
