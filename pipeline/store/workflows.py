@@ -17,7 +17,8 @@ ORDER BY w.name FOR NO KEY UPDATE
 UPSERT = text("""
 INSERT INTO pipeline.workflows
   (name, version, fingerprint, concurrency, on_uncertain, on_logic_error, keep_done, keep_ledger, archives)
-VALUES (:name, :version, :fingerprint, :concurrency, :on_uncertain, :on_logic_error, :keep_done, :keep_ledger, :archives)
+VALUES (:name, :version, :fingerprint, :concurrency, :on_uncertain, :on_logic_error,
+  :keep_done, :keep_ledger, :archives)
 ON CONFLICT (name) DO UPDATE SET version = excluded.version, fingerprint = excluded.fingerprint,
   concurrency = excluded.concurrency, on_uncertain = excluded.on_uncertain, on_logic_error = excluded.on_logic_error,
   keep_done = excluded.keep_done, keep_ledger = excluded.keep_ledger, archives = excluded.archives

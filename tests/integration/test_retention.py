@@ -25,8 +25,8 @@ CLERK = Person(name="clerk", reason="asked for it")
 TABLES = ("events", "deliveries", "runs", "mutations", "sessions", "audit", "blocks", "archive")
 _WAITING = text("SELECT FROM pg_locks WHERE NOT granted AND relation = 'pipeline.subscriptions'::regclass")
 _SIZE = text("""
-SELECT CAST(sum(pg_total_relation_size(t)) AS bigint) FROM unnest(ARRAY['pipeline.events', 'pipeline.deliveries', 'pipeline.runs',
-  'pipeline.mutations']::regclass[]) AS t
+SELECT CAST(sum(pg_total_relation_size(t)) AS bigint)
+FROM unnest(ARRAY['pipeline.events', 'pipeline.deliveries', 'pipeline.runs', 'pipeline.mutations']::regclass[]) AS t
 """)
 
 
