@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
@@ -31,6 +31,7 @@ DURATION = "a duration such as 30s, 5m, 1h, 1m30s, PT30S or a number of seconds"
 DATABASE_URL = "postgresql://user:password@host:5432/name"
 BROKER_URL = "redis://:password@host:6379/0 or amqp://user:password@host:5672/vhost"
 NOTIFY_URL = "https://host/path"
+OTLP_ENDPOINT = "http://collector:4318, without /v1/traces"
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _ISO = TypeAdapter(timedelta)
@@ -110,6 +111,12 @@ def _broker_url(value: str) -> str:
 def _notify_url(value: str) -> str:
     if value and _split_url(value, NOTIFY_URL).scheme not in ("http", "https"):
         raise ValueError(f"expected {NOTIFY_URL}")
+    return value
+
+
+def _otlp_endpoint(value: str) -> str:
+    if value and (_split_url(value, OTLP_ENDPOINT).scheme not in ("http", "https") or not urlsplit(value).hostname):
+        raise ValueError(f"expected {OTLP_ENDPOINT}")
     return value
 
 
@@ -205,6 +212,17 @@ class Settings(BaseSettings):
     )
     alive_file: Path | None = Field(
         default=None, description="a file that workers, beat and ingest touch every few seconds, for probes; one each"
+    )
+    otlp_endpoint: Annotated[str, AfterValidator(_otlp_endpoint)] = Field(
+        default="",
+        repr=False,
+        description="the OTLP collector that spans are sent to over HTTP; unset: nothing is traced, at no cost",
+    )
+    log_format: Literal["pretty", "json"] = Field(
+        default="pretty", description="how workers and beat write their lines: for people, or one JSON object each"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] | None = Field(
+        default=None, description="from which level on our own lines are said; unset: what `--loglevel` says"
     )
     home: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
         default=Path(".pipeline"), description="where the embedded servers keep their data and their logs"
@@ -307,7 +325,7 @@ def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
 
 def _sentence(name: str, message: str, value: str) -> str:
     expected = message.removeprefix("Value error, ").replace("Input should be", "expected", 1)
-    got = _kind_of_url(value) if name.endswith("_url") else repr(value)
+    got = _kind_of_url(value) if name.endswith(("_url", "_endpoint")) else repr(value)
     return f"{_variable(name)}: {expected.partition(', unable to')[0]}, got {got}"
 
 

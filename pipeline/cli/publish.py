@@ -1,6 +1,7 @@
 """``pipeline publish``: events from an argument, a file or standard input."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -15,6 +16,7 @@ from pipeline.client.publishing import Receipt
 from pipeline.client.publishing import publish as publish_in
 from pipeline.domain.errors import InvalidInputError
 from pipeline.store.database import Database
+from pipeline.telemetry import contexts
 
 _BATCH = 500
 
@@ -62,7 +64,7 @@ def _all(
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
         shown = progress.add_task("publishing", total=None)
         while batch := list(islice(rows, _BATCH)):
-            with database.transaction() as tx:
+            with contexts.joined(os.environ.get("TRACEPARENT")), database.transaction() as tx:
                 receipt: Receipt = publish_in(tx, workflow, batch, replace=replace)
             for name in counts:
                 counts[name] += len(getattr(receipt, name))

@@ -15,6 +15,7 @@ from pipeline.client.publishing import Event, Receipt, checked, publish
 from pipeline.config import database_url_of
 from pipeline.domain.errors import PipelineError
 from pipeline.store.database import Database
+from pipeline.telemetry import contexts
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ class DatabaseClient:
     def _ring(self, workflow: str) -> None:
         assert self._app is not None
         try:
-            self._app.send_task("pipeline.schedule", args=[workflow], queue=_QUEUE, ignore_result=True)
+            with contexts.kept():
+                self._app.send_task("pipeline.schedule", args=[workflow], queue=_QUEUE, ignore_result=True)
         except Exception as error:  # noqa: BLE001 - the events are there, and the next tick finds them
             log.warning("the broker cannot be reached; the next tick finds the events of %r: %s", workflow, error)
 
@@ -84,10 +86,15 @@ class BrokerClient:
 
     def publish(self, workflow: str, given: Given, *, replace: bool = False) -> None:
         """Send events on their way. Their form is checked here, their fit to the topic by the worker."""
-        events = [event.model_dump(mode="json") for event in checked(given)]
+        here = contexts.current()
+        events = [
+            event.model_dump(mode="json") | {"traceparent": event.traceparent or here} for event in checked(given)
+        ]
         kwargs = {"workflow": workflow, "events": events, "replace": replace}
+        shown = {"argsrepr": "()", "kwargsrepr": f"{len(events)} events for {workflow}"}
         try:
-            self._app.send_task("pipeline.publish", kwargs=kwargs, queue=_QUEUE, ignore_result=True)
+            with contexts.kept():
+                self._app.send_task("pipeline.publish", kwargs=kwargs, queue=_QUEUE, ignore_result=True, **shown)
         except Exception as error:
             raise UnavailableError(
                 f"The broker did not take the events: {type(error).__name__}: {error}. Publish them again with the "

@@ -22,6 +22,7 @@ from pipeline.store import events as store
 from pipeline.store import views
 from pipeline.store import workflows as workflow_store
 from pipeline.store.database import Transaction, encoded
+from pipeline.telemetry import contexts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,11 @@ def release(tx: Transaction, workflow: str, handler: str, event_id: EventId, by:
 
 
 def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | None = None) -> list[dict[str, Any]]:
-    """Checked rows for the insert: nothing is written unless every event can be."""
+    """Checked rows for the insert: nothing is written unless every event can be.
+
+    What comes from outside belongs to the trace it is published in, unless it names another.
+    """
+    here = contexts.current() if run_id is None else None
     return [
         {
             "n": number,
@@ -100,7 +105,7 @@ def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | Non
             "key": None if event.key is None else checked_name(event.key, what="key"),
             "title": None if event.title is None else checked_text(event.title, what="title"),
             "payload": checked_json(event.payload, what=f"payload of {event.message_id!r}", limit=limits.payload),
-            "traceparent": None if event.traceparent is None else checked_name(event.traceparent, what="traceparent"),
+            "traceparent": here if event.traceparent is None else checked_name(event.traceparent, what="traceparent"),
         }
         for number, event in enumerate(events)
     ]

@@ -8,6 +8,7 @@ from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.values import NewEvent
 from pipeline.ingest.queue import QueueMessage
+from pipeline.telemetry import contexts
 
 _LONGEST_ENTRY_ID = 41  #: two numbers of 64 bits and a dash
 
@@ -30,6 +31,7 @@ class Route:
             message_id=self._named(message, self.message_id_field, "message id") or entry_name(message),
             key=self._named(message, self.key_field, "key"),
             payload=message.payload,
+            traceparent=_traceparent(message),
         )
 
     def _named(self, message: QueueMessage, name: str | None, what: str) -> str | None:
@@ -42,6 +44,12 @@ class Route:
         if not isinstance(value, str):
             raise PayloadError(f"{what} in field {name!r}", f"it is {_kind(value)}", "text or a whole number")
         return checked_name(value, what=f"{what} in field {name!r}")
+
+
+def _traceparent(message: QueueMessage) -> str | None:
+    """The trace its producer put into the entry, in the field that tracers write; anything else is a payload."""
+    given = message.payload.get("traceparent")
+    return given if isinstance(given, str) and contexts.parsed(given) is not None else None
 
 
 def entry_name(message: QueueMessage) -> str:

@@ -6,6 +6,7 @@ the handler swallows the error.
 """
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -24,6 +25,7 @@ from pipeline.domain.values import NewEvent
 from pipeline.engine.steps import called
 from pipeline.runtime.authoring import Topic, typed
 from pipeline.runtime.shown import Asked, Event
+from pipeline.telemetry import spans
 
 #: What belongs to another phase, for whoever looks for it in this one.
 _ELSEWHERE = {
@@ -119,14 +121,44 @@ class _Bound:
         return call
 
 
-def _answer(value: Any) -> Any:
+def _answer(connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
     """What a read found. A handler that is not async itself need not know whether the connector is."""
-    if not inspect.isawaitable(value):
-        return value
+    span = spans.read(connector.name, operation.name)
+    try:
+        with spans.inside(span):
+            value = operation.function(connector, **operation.given(params))
+            if inspect.isawaitable(value):
+                if _is_in_loop():
+                    return value if span is None else _awaited(value, span)
+                value = called(functools.partial(_same, value), ())
+    except BaseException as error:
+        spans.ended(span, error=error)
+        raise
+    spans.ended(span)
+    return value
+
+
+async def _awaited(value: Any, span: Any) -> Any:
+    """An answer that an async handler waits for itself."""
+    try:
+        with spans.inside(span):
+            answer = await value
+    except BaseException as error:
+        spans.ended(span, error=error)
+        raise
+    spans.ended(span)
+    return answer
+
+
+def _is_in_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return called(lambda: value, ())
+        return False
+    return True
+
+
+def _same(value: Any) -> Any:
     return value
 
 
@@ -158,7 +190,7 @@ class PrepareContext(Context):
         if operation.is_mutation:
             what = f"the mutation {connector.name}.{operation.name} was asked for"
             self._refuse(what, "Put what it needs into data and ask for it in mutate")
-        return _answer(operation.function(connector, **operation.given(params)))
+        return _answer(connector, operation, params)
 
     def _subscribed(self, topic: Topic, verb: str) -> str:
         self._used(verb)
@@ -262,4 +294,4 @@ class ProducerContext(Publishing):
         if operation.is_mutation:
             what = f"the mutation {connector.name}.{operation.name} was asked for"
             self._refuse(what, "Publish an event and let a consumer do it")
-        return _answer(operation.function(connector, **operation.given(params)))
+        return _answer(connector, operation, params)

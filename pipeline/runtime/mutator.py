@@ -11,25 +11,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Row
 from sqlalchemy.exc import InterfaceError, OperationalError
 
-from pipeline.connectors.sdk import Call, Connector, Operation
-from pipeline.domain.errors import LogicError, StaleWriteError, TransientError
+from pipeline.connectors.sdk import Call, Operation
+from pipeline.domain.errors import LogicError, StaleWriteError
 from pipeline.domain.failures import classify
-from pipeline.domain.ids import Fence, MutationId, RunId
-from pipeline.domain.limits import Limits
-from pipeline.domain.mutations import Evidence, MutationStatus
-from pipeline.domain.values import Applied, Failed, Held, Person, Request, Stopped
+from pipeline.domain.ids import RunId
+from pipeline.domain.mutations import MutationStatus
+from pipeline.domain.values import Applied, Held, Person, Request, Stopped
 from pipeline.engine.calls import Calls, Finished
 from pipeline.engine.steps import TimedOutError
 from pipeline.execution import breakers, mutations, runs, stops
 from pipeline.execution.breakers import Admission, OperationName
+from pipeline.execution.stops import Ended
+from pipeline.runtime import flights
+from pipeline.runtime.flights import Flight
 from pipeline.runtime.leases import Leases
-from pipeline.runtime.outcomes import Judged, Step, Tried, judge, storable
+from pipeline.runtime.outcomes import Judged, Step, Tried, judge
 from pipeline.runtime.phases import held
 from pipeline.runtime.points import Point, reach
 from pipeline.runtime.policy import RuntimePolicy
@@ -37,6 +39,7 @@ from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked, request_hash
 from pipeline.store import views
 from pipeline.store.database import Database, Transaction
+from pipeline.telemetry import spans
 
 log = logging.getLogger(__name__)
 
@@ -52,29 +55,8 @@ class Wanted:
     asked: Asked | None
 
 
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """One mutation in the air, being looked for, or waiting for its next attempt."""
-
-    held: Held
-    mutation: Row[Any]
-    connector: Connector
-    operation: Operation[Any]
-    ends_at: float  #: on the monotonic clock; nothing may be sent after it, whatever froze this process meanwhile
-    landed_at: float  #: on the monotonic clock, when its commit had returned: never earlier than ``sent_at``
-    asked_at: datetime | None = None  #: of its look, by the database's clock, rather too early than too late
-    overdue: bool = False
-    unsent: bool = False  #: refused here, before anything left
-    probes: bool = False  #: let through by an open breaker, to see whether an answer comes back
-    looks: bool = False
-    doubt: str = ""
-
-    @property
-    def name(self) -> OperationName:
-        return self.mutation.connector, self.mutation.operation
-
-
-_Ended = tuple[_Flight, Judged]
+_Ended = tuple[Flight, Judged]
+_NOT_DONE = (Step.FAILED, Step.ABSENT)
 
 
 class Mutator:
@@ -108,7 +90,7 @@ class Mutator:
         calls: Calls = self._local.calls
         return calls
 
-    def begin(self, wave: Sequence[Wanted]) -> list[_Flight]:
+    def begin(self, wave: Sequence[Wanted]) -> list[Flight]:
         """Commit a wave to the ledger. Whoever is refused was taken over by somebody else and is dropped.
 
         The deadline counts from before the commit, so it is never later than the one in the ledger: a process
@@ -119,7 +101,7 @@ class Mutator:
         fresh = [self._request(item.run, item.asked) for item in wave if item.asked is not None]
         approved = [held(item.run) for item in wave if item.asked is None]
         with self.db.transaction() as tx:
-            known = self._still_known(tx, approved, by_id)
+            known, void = self._still_known(tx, approved, by_id)
             barred, probes = self._barred(tx, fresh, known)
             if barred:
                 runs.release(tx, barred, later=True)
@@ -127,13 +109,14 @@ class Mutator:
             known = {item: name for item, name in known.items() if item not in barred}
             landed = [*mutations.begin_mutation(tx, fresh, self.policy.limits).landed] if fresh else []
             landed += mutations.send(tx, list(known), self._bounds(known)).landed if known else ()
+        spans.stopped(void)
         reach(Point.IN_FLIGHT)
         waiting = [held(by_id[row.run_id]) for row in landed if row.status == MutationStatus.PENDING]
         self.leases.drop([*waiting, *barred])
         sent = [row for row in landed if row.status == MutationStatus.IN_FLIGHT]
         return [self._flight(row, held(by_id[row.run_id]), begun, probes) for row in sent]
 
-    def begin_again(self, resting: Sequence[_Flight]) -> list[_Flight]:
+    def begin_again(self, resting: Sequence[Flight]) -> list[Flight]:
         """Count another attempt and give it a new deadline, before it goes."""
         begun = time.monotonic()
         by_id = {flight.held.run_id: flight for flight in resting}
@@ -153,19 +136,20 @@ class Mutator:
             runs.release(tx, rest)
         self.leases.drop(rest)
 
-    def launch(self, calls: Calls, flight: _Flight) -> None:
+    def launch(self, calls: Calls, flight: Flight) -> None:
         """Put a call in the air, unless its time has passed or the run was found to be somebody else's."""
         call = Call.within(flight.mutation.idempotency_key, flight.operation.policy.immediate_timeout)
         function = flight.operation.look if flight.looks else flight.operation.function
         since = timedelta(seconds=time.monotonic() - flight.landed_at)
         flight.asked_at = flight.mutation.sent_at + since if flight.looks else None
         if self.leases.is_lost(flight.held):
-            function, flight.unsent = _refuse_lost, True
+            function, flight.unsent = flights.refuse_lost, True
         elif not flight.looks and time.monotonic() >= flight.ends_at:
-            function, flight.unsent = _refuse_late, True
+            function, flight.unsent = flights.refuse_late, True
         elif not flight.looks:
             call = Call(idempotency_key=flight.mutation.idempotency_key, ends_at=flight.ends_at)
-        calls.launch(flight.held.run_id, _called, function, flight, call, ends_at=call.ends_at)
+        flight.span = spans.call(flight.held.run_id, flight.mutation, looks=flight.looks)
+        calls.launch(flight.held.run_id, flights.called, function, flight, call, ends_at=call.ends_at)
 
     def record(self, ended: Sequence[_Ended]) -> None:
         """Write outcomes down, again and again while the database is away: they exist nowhere else.
@@ -175,7 +159,7 @@ class Mutator:
         for pause in self._pauses():
             try:
                 with self.db.transaction() as tx:
-                    self._write(tx, ended)
+                    stopped = self._write(tx, ended)
             except (OperationalError, InterfaceError) as error:
                 if pause is None:
                     raise
@@ -183,6 +167,7 @@ class Mutator:
                 threading.Event().wait(pause)
             else:
                 break
+        spans.stopped(stopped)
         reach(Point.OUTCOME_SAVED)
         self.leases.drop([flight.held for flight, _ in ended])
 
@@ -194,23 +179,28 @@ class Mutator:
             pause = min(2.0, pause * 2)
         yield None
 
-    def _write(self, tx: Transaction, ended: Sequence[_Ended]) -> None:
-        applied = [_applied(flight, judged, self.policy.limits) for flight, judged in ended if _is_applied(judged)]
+    def _write(self, tx: Transaction, ended: Sequence[_Ended]) -> Sequence[Ended]:
+        """Record outcomes and stop the runs that did not get theirs, which are returned."""
+        applied = [
+            flights.applied(flight, judged, self.policy.limits)
+            for flight, judged in ended
+            if flights.is_applied(judged)
+        ]
         if applied:
             self._apply(tx, applied)
-        refused = [_failed(flight, judged) for flight, judged in ended if judged.step in (Step.FAILED, Step.ABSENT)]
+        refused = [flights.failed(flight, judged) for flight, judged in ended if judged.step in _NOT_DONE]
         too_early = mutations.fail(tx, refused).refused if refused else {}
         stopped = [
             Stopped(held=flight.held, failure=judged.failure) for flight, judged in ended if judged.failure is not None
         ]
-        if stopped:
-            stops.stop(tx, stopped, chance=self.chance())
+        gone = stops.stop(tx, stopped, chance=self.chance()).landed if stopped else ()
         doubted = [f for f, j in ended if j.step is Step.DOUBT or f.mutation.id in too_early]
         for name, policy in {flight.name: flight.operation.breaker for flight in doubted}.items():
             breakers.judge(tx, name, policy)
         answered = [f for f, _ in ended if f.probes and not f.looks and not f.unsent and f not in doubted]
         for name in {flight.name for flight in answered}:
             breakers.succeeded(tx, name)
+        return gone
 
     def _apply(self, tx: Transaction, applied: Sequence[Applied]) -> None:
         """Write down what happened. An answer that comes after the run was taken for dead still settles the doubt,
@@ -236,18 +226,17 @@ class Mutator:
 
     def _still_known(
         self, tx: Transaction, approved: Sequence[Held], by_id: dict[Any, Row[Any]]
-    ) -> dict[Held, OperationName]:
+    ) -> tuple[dict[Held, OperationName], Sequence[Ended]]:
         """Requests that can be sent. One whose operation is gone from the code is void, and its run stops."""
         if not approved:
-            return {}
+            return {}, ()
         rows = views.mutations(tx, [by_id[item.run_id].mutation_id for item in approved])
         by_run = {row.run_id: row for row in rows}
         problems = {item: problem for item in approved if (problem := self._void(by_run[item.run_id]))}
         stopped = [Stopped(held=item, failure=classify(LogicError(words))) for item, words in problems.items()]
-        if stopped:
-            stops.stop(tx, stopped)
+        ended = stops.stop(tx, stopped).landed if stopped else ()
         kept = [item for item in approved if item not in problems]
-        return {item: (by_run[item.run_id].connector, by_run[item.run_id].operation) for item in kept}
+        return {item: (by_run[item.run_id].connector, by_run[item.run_id].operation) for item in kept}, ended
 
     def _bounds(self, known: dict[Held, OperationName]) -> dict[Held, tuple[timedelta, timedelta]]:
         operations = {item: self._operation(*name) for item, name in known.items()}
@@ -280,9 +269,9 @@ class Mutator:
             needs_approval=bool((run.prepare_result or {}).get("approval")),
         )
 
-    def _flight(self, row: Row[Any], item: Held, begun: float, probes: set[OperationName]) -> _Flight:
+    def _flight(self, row: Row[Any], item: Held, begun: float, probes: set[OperationName]) -> Flight:
         operation = self._operation(row.connector, row.operation)
-        return _Flight(
+        return Flight(
             held=item,
             mutation=row,
             connector=self.registry.connectors[row.connector],
@@ -303,8 +292,8 @@ class _Cohort:
 
     def __init__(self, mutator: Mutator, calls: Calls, waiting: deque[Wanted], on_done: OnDone) -> None:
         self.mutator, self.calls, self.waiting, self.on_done = mutator, calls, waiting, on_done
-        self.flights: dict[RunId, _Flight] = {}
-        self.resting: list[tuple[float, _Flight]] = []
+        self.flights: dict[RunId, Flight] = {}
+        self.resting: list[tuple[float, Flight]] = []
         self.count = len(waiting)
         self.closes_at = time.monotonic() + mutator.policy.mutation_budget.total_seconds()
 
@@ -336,7 +325,7 @@ class _Cohort:
         for flight in begun:
             self._launch(flight)
 
-    def _judge(self, flight: _Flight, finished: Finished) -> Judged:
+    def _judge(self, flight: Flight, finished: Finished) -> Judged:
         flight.overdue |= not flight.looks and isinstance(finished.error, TimedOutError)
         tried = Tried(
             connector=flight.connector,
@@ -348,16 +337,18 @@ class _Cohort:
             overdue=flight.overdue,
             doubt=flight.doubt,
         )
-        return judge(tried, finished, chance=self.mutator.chance())
+        verdict = judge(tried, finished, chance=self.mutator.chance())
+        spans.ended(flight.span, verdict.step, finished.error)
+        return verdict
 
-    def _follow(self, flight: _Flight, verdict: Judged) -> None:
+    def _follow(self, flight: Flight, verdict: Judged) -> None:
         if verdict.step is Step.LOOK:
             flight.looks, flight.doubt = True, verdict.reason
             self._launch(flight)
         elif verdict.step is Step.AGAIN:
             self.resting.append((time.monotonic() + verdict.pause.total_seconds(), flight))
 
-    def _launch(self, flight: _Flight) -> None:
+    def _launch(self, flight: Flight) -> None:
         self.flights[flight.held.run_id] = flight
         self.mutator.launch(self.calls, flight)
 
@@ -365,34 +356,3 @@ class _Cohort:
         """How long to wait for the next answer: until somebody has rested, and never for long."""
         rest = min((at for at, _ in self.resting), default=time.monotonic() + 1.0)
         return min(1.0, max(0.0, rest - time.monotonic()))
-
-
-def _called(function: Callable[..., Any], flight: _Flight, call: Call) -> Any:
-    if not call.remaining:
-        _refuse_late()
-    return function(flight.connector, call, **flight.operation.given(flight.mutation.params))
-
-
-def _refuse_lost(*_: Any, **__: Any) -> Any:
-    raise TransientError("the run was taken over before its mutation was sent")
-
-
-def _refuse_late(*_: Any, **__: Any) -> Any:
-    raise TransientError("the time for its mutation had passed before anything was sent")
-
-
-def _is_applied(judged: Judged) -> bool:
-    return judged.step is Step.APPLIED
-
-
-def _applied(flight: _Flight, judged: Judged, limits: Limits) -> Applied:
-    """It happened, whatever its result looks like."""
-    result = storable(judged.result, limits, ".".join(flight.name))
-    return Applied(mutation_id=MutationId(flight.mutation.id), result=result, fence=Fence(flight.held.fence))
-
-
-def _failed(flight: _Flight, judged: Judged) -> Failed:
-    evidence = Evidence.DEFINITE if judged.step is Step.FAILED else Evidence.ABSENCE
-    mutation_id = MutationId(flight.mutation.id)
-    fence, asked_at = flight.held.fence, flight.asked_at
-    return Failed(mutation_id=mutation_id, error=judged.reason, evidence=evidence, asked_at=asked_at, fence=fence)

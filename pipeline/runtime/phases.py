@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from cronsim import CronSim
+from opentelemetry.trace import NoOpTracerProvider
 from sqlalchemy import Row
 
 from pipeline.domain.errors import LogicError, PayloadError
@@ -26,6 +27,7 @@ from pipeline.domain.scheduling import clamp_wake_at, next_slot
 from pipeline.domain.values import Emitted, Held, Reservation
 from pipeline.domain.values import Prepared as Plan
 from pipeline.engine.executor import StepExecutor
+from pipeline.engine.telemetry import Telemetry
 from pipeline.runtime.authoring import Consumer, Producer
 from pipeline.runtime.contexts import (
     RUNNING,
@@ -40,9 +42,13 @@ from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked, Event, MutationResult, Prepared, PrepareResult, ResultStatus
 from pipeline.store import views
 from pipeline.store.database import Database
+from pipeline.telemetry import spans
 
 log = logging.getLogger(__name__)
 
+#: A handler is called once in a phase, and the phase has a span: spans of the step and of its one attempt would
+#: say the same again, and cost as much as all the others together. What is counted is counted.
+COUNTED = Telemetry(tracer_provider=NoOpTracerProvider())
 _STATUS = {
     Outcome.SUCCESS: ResultStatus.APPLIED,
     Outcome.SKIPPED: ResultStatus.SKIPPED,
@@ -68,7 +74,7 @@ class Phases:
     def steps(self) -> StepExecutor:
         """The steps of this thread: in a pool of threads several phases run at once."""
         if not hasattr(self._local, "steps"):
-            self._local.steps = StepExecutor()
+            self._local.steps = StepExecutor(COUNTED)
         steps: StepExecutor = self._local.steps
         return steps
 
@@ -89,7 +95,10 @@ class Phases:
         if isinstance(returned, Failure):
             return returned if returned.culprits or len(reader.shown) != 1 else replace(returned, culprits=reader.shown)
         try:
-            return _plan(run, consumer, returned, self.limits)
+            plan = _plan(run, consumer, returned, self.limits)
+            if spans.is_watched():
+                spans.linked(reader.taken(plan))
+            return plan
         except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
             return classify(error)
 
@@ -147,6 +156,8 @@ class Phases:
             checked_json(state, what=f"state returned by {run.handler}", limit=self.limits.state)
         except PayloadError as error:
             return classify(error)
+        if (here := spans.here()) is not None:
+            published = [replace(event, traceparent=here) for event in published]
         return Emitted(
             held=held(run), events=tuple(published), state=state, has_state=state is not None, next_run_at=next_run_at
         )
@@ -180,6 +191,7 @@ class _Reader:
     def __init__(self, db: Database, run: Row[Any], offered: Sequence[Row[Any]] | None) -> None:
         self.db, self.run, self.offered = db, run, offered
         self.shown: tuple[EventId, ...] = ()  #: what the last peek showed
+        self._rows: Sequence[Any] = offered or ()
 
     def peek(self, topic: str, limit: int) -> Sequence[Any]:
         if self.offered is not None:
@@ -189,7 +201,13 @@ class _Reader:
                 tx, self.run, topic, limit=limit, low_watermark=self.run.low_watermark, ordered=self.run.ordered
             )
         self.shown = tuple(EventId(row.id) for row in rows)
+        self._rows = [*self._rows, *rows]
         return rows
+
+    def taken(self, plan: Plan) -> Sequence[Any]:
+        """Those of the events it has shown that a plan reserves."""
+        ids = {id_ for reservation in plan.reservations for id_ in reservation.ids}
+        return [row for row in self._rows if row.id in ids]
 
     def get(self, topic: str, ids: Sequence[int]) -> Sequence[Any]:
         with self.db.transaction() as tx:

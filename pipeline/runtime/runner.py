@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
@@ -26,6 +26,7 @@ from pipeline.domain.values import Emitted, Held, Prepared, Stopped
 from pipeline.execution import runs, stops
 from pipeline.execution.landing import Landing
 from pipeline.execution.runs import Claims
+from pipeline.execution.stops import Ended
 from pipeline.runtime.leases import Leases
 from pipeline.runtime.mutator import Mutator, Wanted
 from pipeline.runtime.phases import Phases, held
@@ -35,6 +36,7 @@ from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked
 from pipeline.runtime.speeds import Speeds
 from pipeline.store.database import Database, Transaction
+from pipeline.telemetry import spans
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class Runner:
 
     def prepare(self, ids: Sequence[UUID]) -> Ran:
         """Select and pin inputs."""
-        with self._claimed(runs.claim_prepare, ids, Point.PREPARE_CLAIMED) as claims:
+        with self._claimed("prepare", runs.claim_prepare, ids, Point.PREPARE_CLAIMED) as claims:
             offered = self.phases.slices(claims.claimed)
             plans, failed, rest = self._each(
                 claims.claimed, lambda run: self.phases.prepare(run, offered.get(run.id)), Prepared, "prepare"
@@ -90,7 +92,7 @@ class Runner:
 
     def mutate(self, ids: Sequence[UUID], hand_on: HandOn) -> Ran:
         """Ask for mutations and carry them out. Runs that waited long enough for slow ones are handed on early."""
-        with self._claimed(runs.claim_mutate, ids, Point.MUTATE_CLAIMED) as claims:
+        with self._claimed("mutate", runs.claim_mutate, ids, Point.MUTATE_CLAIMED) as claims:
             fresh = [run for run in claims.claimed if run.mutation_id is None]
             approved = [Wanted(run=run, asked=None) for run in claims.claimed if run.mutation_id is not None]
             asked, failed, rest = self._each(fresh, self._ask, Wanted, "mutate")
@@ -99,7 +101,8 @@ class Runner:
                 with self.db.transaction() as tx:
                     if silent:
                         runs.no_mutation(tx, silent)
-                    self._finish(tx, failed, rest)
+                    ended = self._finish(tx, failed, rest)
+                spans.stopped(ended)
             self.leases.drop([*silent, *(item.held for item in failed), *rest])
             early = _Early(hand_on, self.policy.straggler_wait.total_seconds())
             wanted = [*(item for item in asked if item.asked is not None), *approved]
@@ -112,7 +115,7 @@ class Runner:
 
     def next(self, ids: Sequence[UUID]) -> Ran:
         """Publish what follows, consume the inputs, commit."""
-        with self._claimed(runs.claim_next, ids, Point.NEXT_CLAIMED) as claims:
+        with self._claimed("next", runs.claim_next, ids, Point.NEXT_CLAIMED) as claims:
             emitted, failed, rest = self._each(claims.claimed, self.phases.next, Emitted, "next")
             reach(Point.NEXT_RAN)
             merge = self._merges(claims.claimed)
@@ -124,7 +127,7 @@ class Runner:
 
     def produce(self, ids: Sequence[UUID]) -> Ran:
         """Run producers."""
-        with self._claimed(runs.claim_produce, ids, Point.PRODUCE_CLAIMED) as claims:
+        with self._claimed("produce", runs.claim_produce, ids, Point.PRODUCE_CLAIMED) as claims:
             made, failed, rest = self._each(
                 claims.claimed, lambda run: self.phases.produce(run, run.next_run_at or run.now), Emitted, "produce"
             )
@@ -133,22 +136,24 @@ class Runner:
         return _ran(claims, [])
 
     @contextmanager
-    def _claimed(self, verb: Callable[..., Claims], ids: Sequence[UUID], point: Point) -> Iterator[Claims]:
+    def _claimed(self, phase: str, verb: Callable[..., Claims], ids: Sequence[UUID], point: Point) -> Iterator[Claims]:
         """Hold runs for a phase. However it ends, they are extended no longer, so that a rescuer can find them."""
-        with self.db.transaction() as tx:
-            claims = verb(tx, ids, lease=self.policy.lease, worker=process_name(), known=self.registry.handlers)
-        self.leases.hold(held(run) for run in claims.claimed)
-        mine = [held(run) for run in claims.claimed]
-        try:
-            reach(point)
-            yield claims
-        except (OperationalError, InterfaceError):
-            raise
-        except Exception as error:
-            self._give_up([item for item in mine if self.leases.holds(item)], error)
-            raise
-        finally:
-            self.leases.drop(mine)
+        with ExitStack() as last:
+            with self.db.transaction() as tx:
+                claims = verb(tx, ids, lease=self.policy.lease, worker=process_name(), known=self.registry.handlers)
+                last.callback(spans.watch(phase, claims.claimed).close)
+            mine = [held(run) for run in claims.claimed]
+            self.leases.hold(mine)
+            try:
+                reach(point)
+                yield claims
+            except (OperationalError, InterfaceError):
+                raise
+            except Exception as error:
+                self._give_up([item for item in mine if self.leases.holds(item)], error)
+                raise
+            finally:
+                self.leases.drop(mine)
 
     def _give_up(self, mine: Sequence[Held], error: Exception) -> None:
         """Stop what this process can do nothing more for, for the true reason, instead of letting leases lapse."""
@@ -157,7 +162,8 @@ class Runner:
             kind=FailureKind.CRASH, message=f"its task failed: {said.message}", error_type=said.error_type
         )
         with self.db.transaction() as tx:
-            stops.stop(tx, [Stopped(held=item, failure=failure) for item in mine], chance=self.chance())
+            ended = stops.stop(tx, [Stopped(held=item, failure=failure) for item in mine], chance=self.chance())
+        spans.stopped(ended.landed)
 
     def _write(
         self, verb: Verb[P], items: Sequence[P], failed: Sequence[Stopped], rest: Sequence[Held]
@@ -195,13 +201,16 @@ class Runner:
                 for item in items
                 if not isinstance(landing.refused.get(item.held.run_id), StaleWriteError | None)
             ]
-            self._finish(tx, [*failed, *refused], rest)
+            ended = self._finish(tx, [*failed, *refused], rest)
+        spans.over(landing.landed)
+        spans.stopped(ended)
         return landing.landed
 
     def _each(
         self, claimed: Sequence[Row[Any]], phase: Callable[[Row[Any]], Any], kind: type[T], name: str
     ) -> tuple[list[T], list[Stopped], list[Held]]:
         """Call the handler of each run. What the budget does not suffice for is given back, not kept waiting."""
+        phase = spans.watched(phase)
         done: list[T] = []
         failed: list[Stopped] = []
         ends_at = time.monotonic() + self.policy.cohort_budget.total_seconds()
@@ -224,11 +233,11 @@ class Runner:
             return answer
         return Wanted(run=run, asked=answer if isinstance(answer, Asked) else None)
 
-    def _finish(self, tx: Transaction, failed: Sequence[Stopped], rest: Sequence[Held]) -> None:
-        if failed:
-            stops.stop(tx, failed, chance=self.chance())
+    def _finish(self, tx: Transaction, failed: Sequence[Stopped], rest: Sequence[Held]) -> Sequence[Ended]:
+        ended = stops.stop(tx, failed, chance=self.chance()).landed if failed else ()
         if rest:
             runs.release(tx, rest)
+        return ended
 
     def _merges(self, claimed: Sequence[Row[Any]]) -> dict[int, Any]:
         """How each handler folds its state: user code like any other step, so that it cannot hold a row for long."""

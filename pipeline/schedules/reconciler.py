@@ -7,6 +7,7 @@ one begins, so a look that takes its worker down has already been counted.
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -26,10 +27,12 @@ from pipeline.domain.values import Applied, Failed, Person
 from pipeline.engine.executor import StepExecutor
 from pipeline.execution import mutations
 from pipeline.runtime.outcomes import clean, storable
+from pipeline.runtime.phases import COUNTED
 from pipeline.runtime.registry import Registry
 from pipeline.schedules.report import Report
 from pipeline.store import views
 from pipeline.store.database import Database, Transaction
+from pipeline.telemetry import spans
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +96,10 @@ class Reconciler:
         with self.db.transaction() as tx:
             booked = mutations.book(tx, [(mutation_id, row.reconcile_attempts, delay)])
         for each in booked:
-            self._settle(each, operation, self._ask(each, operation))
+            with self._seen(row, each.reconcile_attempts) as note:
+                verdict = self._ask(each, operation)
+                note(spans.VERDICT, _named(verdict))
+                self._settle(each, operation, verdict)
         return len(booked)
 
     def _watch(self, row: Row[Any], operation: Operation[Any] | None) -> int:
@@ -106,7 +112,10 @@ class Reconciler:
             )
         if booked is None:
             return 0
-        verdict = self._ask(booked, operation) if operation is not None and operation.look is not None else NotFound()
+        can_look = operation is not None and operation.look is not None
+        with self._seen(row, row.watched + 1) as note:
+            verdict = self._ask(booked, operation) if operation is not None and can_look else NotFound()
+            note(spans.VERDICT, _named(verdict))
         with self.db.transaction() as tx:
             if isinstance(verdict, Found):
                 result = storable(verdict.result, self.limits, f"{row.connector}.{row.operation}")
@@ -115,13 +124,18 @@ class Reconciler:
                 mutations.watched(tx, mutation_id, _following(operation, row.watched))
         return 1
 
+    def _seen(self, row: Row[Any], number: int) -> AbstractContextManager[Callable[[str, Any], None]]:
+        """A look as a span in the trace of the run that asked for the mutation."""
+        about = {spans.CONNECTOR: row.connector, spans.OPERATION: row.operation, spans.LOOK: number}
+        return spans.settling(spans.RECONCILE, row, about)
+
     def _ask(self, row: Row[Any], operation: Operation[Any]) -> Any:
         """The verdict, or None from a look that failed, hung or said something else."""
         connector = self.registry.connectors[row.connector]
         limit = operation.policy.immediate_timeout
         call = Call.within(row.idempotency_key, limit)
         what = f"{row.connector}.{row.operation}.reconcile"
-        steps = StepExecutor()
+        steps = StepExecutor(COUNTED)
         try:
             look = operation.look
             assert look is not None
@@ -172,6 +186,14 @@ class Reconciler:
     def _escalate(self, mutation_id: MutationId, reason: str) -> None:
         with self.db.transaction() as tx:
             mutations.escalate(tx, [mutation_id], reason)
+
+
+def _named(verdict: Any) -> str:
+    """A verdict in one word; a look that failed, hung or said something else told nothing."""
+    return _WORDS.get(type(verdict), "nothing")
+
+
+_WORDS = {Found: "applied", NotFound: "not found", Retry: "retry"}
 
 
 def _following(operation: Operation[Any] | None, watched: int) -> timedelta | None:

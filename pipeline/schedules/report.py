@@ -9,6 +9,7 @@ class Message:
 
     task: str
     ids: tuple[str, ...]
+    about: str = ""  #: whose runs they are, for people who watch messages: ``workflow.handler``
 
 
 @dataclass(slots=True)

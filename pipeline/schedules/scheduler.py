@@ -6,6 +6,7 @@ read there, so schedulers at once are one after the other and offer nothing twic
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipeline.runtime.points import Point, reach
 from pipeline.schedules.report import Message, Report
 from pipeline.store import views
 from pipeline.store.database import Database, Transaction
+from pipeline.telemetry import spans
 
 Send = Callable[[Message], object]
 
@@ -64,8 +66,9 @@ class Scheduler:
 
     def _pass(self, workflow: str) -> int:
         """Start the most urgent due handler of a workflow. Returns how many runs that made."""
-        with self.db.transaction() as tx:
+        with ExitStack() as last, self.db.transaction() as tx:
             made = next((made for made in self._attempts(tx, workflow) if made.runs), None)
+            last.enter_context(spans.started(made.runs if made is not None else ()))
         if made is None:
             return 0
         reach(Point.STARTED)
@@ -106,13 +109,25 @@ def messages_for(rows: Sequence[Row[Any]], db: Database) -> list[Message]:
     nobody along the next time.
     """
     with db.transaction() as tx:
-        producers = views.producer_ids(tx, {row.handler_id for row in rows})
-    cohorts: dict[tuple[str, str], list[str]] = {}
+        handlers = views.handlers_by_id(tx, {row.handler_id for row in rows})
+    cohorts: dict[tuple[str, str], list[Row[Any]]] = {}
     for row in rows:
-        task = PRODUCE if row.handler_id in producers else TASK_OF[Phase(row.phase)]
+        is_producer = handlers[row.handler_id].kind == HandlerKind.PRODUCER
+        task = PRODUCE if is_producer else TASK_OF[Phase(row.phase)]
         alone = str(row.id) if getattr(row, "suspect", False) else ""
-        cohorts.setdefault((task, alone), []).append(str(row.id))
-    return [Message(task=task, ids=tuple(ids)) for (task, _), ids in cohorts.items()]
+        cohorts.setdefault((task, alone), []).append(row)
+    return [
+        Message(
+            task=task, ids=tuple(str(row.id) for row in runs), about=_about(handlers[row.handler_id] for row in runs)
+        )
+        for (task, _), runs in cohorts.items()
+    ]
+
+
+def _about(handlers: Iterable[Row[Any]]) -> str:
+    """Whose runs a message is about, in a few words however many there are."""
+    names = sorted({f"{row.workflow}.{row.name}" for row in handlers})
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def facts_of(row: Row[Any]) -> HandlerFacts:

@@ -78,6 +78,7 @@ class Database:
             pool_size=pool_size,
             max_overflow=pool_size,
             pool_pre_ping=True,
+            hide_parameters=True,  # an error is logged and shown to people; what was sent with it is not
             connect_args={"application_name": "pipeline", "connect_timeout": 10},
         )
         event.listen(engine, "connect", _tuned)
@@ -86,7 +87,7 @@ class Database:
     @classmethod
     def unpooled(cls, url: str) -> Self:
         """One connection per transaction, closed after it: for commands and for tests that fork."""
-        return cls(create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 10}))
+        return cls(create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": 10}))
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:

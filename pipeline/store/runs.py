@@ -111,7 +111,7 @@ WITH fresh AS (
 ), created AS (
   INSERT INTO pipeline.runs (id, workflow, handler_id, session_id, offered, dispatched_at, traceparent)
   SELECT s.id, :workflow, :handler_id, :session_id, s.event_ids, pipeline.clock(),
-         (SELECT e.traceparent FROM pipeline.events e WHERE e.id = s.event_ids[1])
+         (SELECT e.traceparent FROM pipeline.events e WHERE e.id = s.event_ids[1] AND e.created_by_run_id IS NULL)
   FROM slices s
   RETURNING *
 ), places AS MATERIALIZED (
@@ -123,9 +123,17 @@ WITH fresh AS (
 SELECT c.*, s.suspect FROM created c JOIN slices s ON s.id = c.id ORDER BY c.offered[1]
 """)
 
+#: A run that sees everything takes the trace of the event that waits first: most runs begin with it.
 INSERT_WHOLE = text("""
-INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at)
-SELECT :workflow, :handler_id, :session_id, pipeline.clock() WHERE NOT EXISTS (
+INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at, traceparent)
+SELECT :workflow, :handler_id, :session_id, pipeline.clock(), (
+  SELECT CASE WHEN e.created_by_run_id IS NULL THEN e.traceparent END
+  FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
+  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL
+    AND d.event_id > (SELECT low_watermark FROM pipeline.handlers WHERE id = :handler_id)
+    AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+  ORDER BY d.event_id LIMIT 1)
+WHERE NOT EXISTS (
   SELECT FROM pipeline.runs WHERE workflow = :workflow AND handler_id = :handler_id AND finished_at IS NULL
     AND status = 'active')
 RETURNING *
@@ -241,7 +249,8 @@ ORDER BY r.id FOR NO KEY UPDATE OF r
 
 STANDINGS = text("""
 SELECT r.*, m.status AS mutation_status, m.reconcilable, h.after_failed_mutation, h.failure_policy,
-       h.consecutive_failures, w.on_uncertain, w.on_logic_error, i.input_failures
+       h.consecutive_failures, w.on_uncertain, w.on_logic_error, i.input_failures, h.name AS handler,
+       pipeline.clock() AS now
 FROM pipeline.runs r
 JOIN pipeline.handlers h ON h.id = r.handler_id JOIN pipeline.workflows w ON w.name = r.workflow
 LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
@@ -261,6 +270,7 @@ SET status = x.status, error = x.error, error_type = x.error_type, finished_at =
 FROM asked x WHERE r.id = x.run RETURNING r.*
 """)
 
+#: It stays in the trace of the run it carries on, as `pipeline.telemetry.contexts` works that out.
 INSERT_RETRIES = text("""
 WITH stopped AS (
   SELECT r.* FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
@@ -276,8 +286,9 @@ WITH stopped AS (
          CASE WHEN s.mutation_outcome = 'failure' THEN '' ELSE s.mutation_outcome END,
          CASE WHEN s.mutation_outcome = 'failure' THEN NULL ELSE s.mutation_id END,
          s.offered, s.event_ids, s.prepare_result, s.id, s.attempt + 1, pipeline.clock(),
-         s.traceparent
-  FROM stopped s
+         '00-' || coalesce(substring(s.traceparent FROM '^00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}$'), x.id)
+         || '-' || right(x.id, 16) || '-' || coalesce(substring(s.traceparent FROM '-([0-9a-f]{2})$'), '01')
+  FROM stopped s, LATERAL (SELECT replace(CAST(s.id AS text), '-', '') AS id) x
   RETURNING *
 ), carried AS (
   UPDATE pipeline.runs r SET retry_pending = false FROM created c WHERE r.id = c.retry_of

@@ -17,7 +17,7 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
 """)
 
 _MUTATIONS = text("""
-SELECT m.*, r.status AS run_status, r.phase AS run_phase, r.fence FROM pipeline.mutations m
+SELECT m.*, r.status AS run_status, r.phase AS run_phase, r.fence, r.traceparent FROM pipeline.mutations m
 JOIN pipeline.runs r ON r.id = m.run_id WHERE m.id = ANY(CAST(:ids AS uuid[])) ORDER BY m.id
 """)
 
@@ -146,7 +146,7 @@ SELECT r.id FROM pipeline.runs r
 WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'paused:approval'
 """)
 _CARRIED = text("SELECT retry_of FROM pipeline.runs WHERE retry_of = ANY(CAST(:ids AS uuid[]))")
-_PRODUCERS = text("SELECT id FROM pipeline.handlers WHERE id = ANY(:ids) AND kind = 'producer'")
+_HANDLERS_BY_ID = text("SELECT id, workflow, name, kind FROM pipeline.handlers WHERE id = ANY(:ids)")
 _SWEEPS = text("SELECT name, pipeline.clock() - last_run_at AS age, report FROM pipeline.sweeps")
 _LAPSED = text("""
 SELECT id FROM pipeline.runs WHERE finished_at IS NULL AND lease_expires_at < pipeline.clock() ORDER BY id LIMIT :limit
@@ -323,9 +323,9 @@ def retryable_runs(tx: Transaction, workflow: str, *, handler_id: int | None = N
     return [row.id for row in tx.all(_RETRYABLE, workflow=workflow, handler_id=handler_id, limit=limit)]
 
 
-def producer_ids(tx: Transaction, handler_ids: Collection[int]) -> set[int]:
-    """Which of these handlers are producers."""
-    return {row.id for row in tx.all(_PRODUCERS, ids=list(handler_ids))}
+def handlers_by_id(tx: Transaction, handler_ids: Collection[int]) -> dict[int, Row[Any]]:
+    """These handlers: their names, and of which kind they are."""
+    return {row.id: row for row in tx.all(_HANDLERS_BY_ID, ids=list(handler_ids))}
 
 
 def late_sweeps(

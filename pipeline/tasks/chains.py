@@ -12,6 +12,7 @@ from kombu.exceptions import OperationalError
 
 from pipeline.celery import app
 from pipeline.schedules.report import Message
+from pipeline.telemetry import contexts
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +24,20 @@ def send(message: Message, hops: int = 0) -> bool:
     """Ring for these runs; the phases that follow are chained, and each of them claims anew. False: nobody heard."""
     names = _PHASES[_PHASES.index(message.task) :] if message.task in _PHASES else (message.task,)
     ids = list(message.ids)
+    shown = {"argsrepr": shown_ids(ids), "kwargsrepr": message.about or "{}"}
+    given = [app.signature(name, args=(ids, hops), immutable=True, options=shown) for name in names]
     try:
-        chain(*(app.signature(name, args=(ids, hops), immutable=True) for name in names)).apply_async()
+        with contexts.kept():
+            chain(*given).apply_async()
     except OperationalError as error:
         log.warning("the broker cannot be reached; the next tick rings again for %d runs: %s", len(ids), error)
         return False
     return True
+
+
+def shown_ids(ids: Sequence[str]) -> str:
+    """The runs of a message for whoever watches messages: one whole id, which can be looked up, and how many."""
+    return f"run {ids[0]}" if len(ids) == 1 else f"{len(ids)} runs from {ids[0]}"
 
 
 def pass_on(task: str, ids: Sequence[UUID], hops: int) -> None:
@@ -40,7 +49,8 @@ def pass_on(task: str, ids: Sequence[UUID], hops: int) -> None:
 def poke(workflow: str) -> bool:
     """Tell a worker that a workflow may have work. False: the broker is away, and the next tick finds it."""
     try:
-        app.send_task("pipeline.schedule", args=(workflow,), expires=60)
+        with contexts.kept():
+            app.send_task("pipeline.schedule", args=(workflow,), expires=60)
     except OperationalError as error:
         log.warning("the broker cannot be reached; the next tick finds the work of %r: %s", workflow, error)
         return False
@@ -49,9 +59,11 @@ def poke(workflow: str) -> bool:
 
 def reconcile_one(mutation_id: str) -> None:
     """Ring for the reconciliation of one mutation."""
-    app.send_task("pipeline.reconcile", args=(mutation_id,), expires=300)
+    with contexts.kept():
+        app.send_task("pipeline.reconcile", args=(mutation_id,), expires=300)
 
 
 def sweep(name: str) -> None:
     """Ring for a sweep."""
-    app.send_task("pipeline.sweep", args=(name,), expires=60)
+    with contexts.kept():
+        app.send_task("pipeline.sweep", args=(name,), expires=60)

@@ -3,6 +3,7 @@
 Each is safe to deliver twice, late, or not at all: it claims what it may and leaves the rest alone.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -23,7 +24,7 @@ def prepare(self: Any, ids: list[str], hops: int = 0) -> None:
 @app.task(name="pipeline.mutate", bind=True)
 def mutate(self: Any, ids: list[str], hops: int = 0) -> None:
     """Carry out the mutations of a cohort."""
-    _go_on(self, host().runner.mutate(_uuids(ids), _hand_on), hops)
+    _go_on(self, host().runner.mutate(_uuids(ids), functools.partial(_hand_on, self)), hops)
 
 
 @app.task(name="pipeline.next", bind=True)
@@ -55,8 +56,9 @@ def _go_on(task: Any, ran: Ran, hops: int) -> None:
         task.request.chain = None
 
 
-def _hand_on(ids: Sequence[UUID]) -> None:
-    chains.send(Message(task="pipeline.next", ids=tuple(str(id_) for id_ in ids)))
+def _hand_on(task: Any, ids: Sequence[UUID]) -> None:
+    about = task.request.get("kwargsrepr") or ""
+    chains.send(Message(task="pipeline.next", ids=tuple(str(id_) for id_ in ids), about=about))
 
 
 def _uuids(ids: Sequence[str]) -> list[UUID]:

@@ -10,8 +10,9 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from pipeline.config import EXIT_AGAIN, EXIT_UNSAFE
 from pipeline.runtime.safety import require_safe
 from pipeline.runtime.sync import sync
-from pipeline.tasks import guardian
+from pipeline.tasks import guardian, tracing
 from pipeline.tasks.host import host
+from pipeline.telemetry import logs, setup
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ def check(sender: Any, **_: Any) -> None:
     here = host()
     try:
         pool = getattr(sender.pool_cls, "__module__", "")
+        setup.require(here.settings.otlp_endpoint)
         require_safe(here.db, here.registry, here.settings, pool=pool)
         sync(here.db, here.registry)
     except OperationalError as error:
@@ -36,7 +38,7 @@ def check(sender: Any, **_: Any) -> None:
 @signals.worker_process_init.connect
 def begin_child(**_: Any) -> None:
     """A child opens connections of its own."""
-    host()
+    tracing.begin(host().settings.otlp_endpoint)
 
 
 @signals.worker_process_shutdown.connect
@@ -47,9 +49,21 @@ def release(**_: Any) -> None:
         host().leases.release()
     except SQLAlchemyError as error:
         log.warning("runs could not be given back; their leases will lapse: %s", error)
+    tracing.end()
 
 
 @signals.worker_ready.connect
 def watch(sender: Any, **_: Any) -> None:
     """Start the guardian: it watches over this worker from its main process."""
+    forks = "prefork" in type(sender.pool).__module__
+    tracing.begin(host().settings.otlp_endpoint, forks=forks)
     guardian.start(host(), sender.pool)
+
+
+@signals.after_setup_logger.connect
+@signals.after_setup_task_logger.connect
+def dress(logger: logging.Logger, **_: Any) -> None:
+    """Let Celery's own lines look like ours. Its handlers stay, and with them its options for logging."""
+    settings = host().settings
+    logs.dress(logger.handlers, settings.log_format)
+    logs.level(settings.log_level)

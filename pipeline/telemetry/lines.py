@@ -8,6 +8,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.telemetry import contexts
+
 logger = logging.getLogger("pipeline")
 
 #: Every transition, and what it means to the person who reads it in a log.
@@ -66,5 +68,7 @@ def say(name: str, fields: Mapping[str, Any]) -> None:
     check(name)
     if logger.isEnabledFor(logging.INFO) or name in NEEDS_A_PERSON:
         shown = "".join(f" {field}={value}" for field, value in fields.items())
+        of = contexts.of_known(fields.get("run_id"))
+        traced = {} if of is None else {"trace_id": f"{of.trace_id:032x}", "span_id": f"{of.span_id:016x}"}
         level = logging.WARNING if name in NEEDS_A_PERSON else logging.INFO
-        logger.log(level, "%s%s", name, shown, extra={"transition": name, **fields})
+        logger.log(level, "%s%s", name, shown, extra={"transition": name, **fields, **traced})

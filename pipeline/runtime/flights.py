@@ -1,0 +1,81 @@
+"""One mutation on its way: what is known of it, how it is called, and its outcome as the ledger takes it."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row
+
+from pipeline.connectors.sdk import Call, Connector, Operation
+from pipeline.domain.errors import TransientError
+from pipeline.domain.ids import Fence, MutationId
+from pipeline.domain.limits import Limits
+from pipeline.domain.mutations import Evidence
+from pipeline.domain.values import Applied, Failed, Held
+from pipeline.engine.steps import called as done
+from pipeline.execution.breakers import OperationName
+from pipeline.runtime.outcomes import Judged, Step, storable
+from pipeline.telemetry import spans
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """One mutation in the air, being looked for, or waiting for its next attempt."""
+
+    held: Held
+    mutation: Row[Any]
+    connector: Connector
+    operation: Operation[Any]
+    ends_at: float  #: on the monotonic clock; nothing may be sent after it, whatever froze this process meanwhile
+    landed_at: float  #: on the monotonic clock, when its commit had returned: never earlier than ``sent_at``
+    asked_at: datetime | None = None  #: of its look, by the database's clock, rather too early than too late
+    overdue: bool = False
+    unsent: bool = False  #: refused here, before anything left
+    probes: bool = False  #: let through by an open breaker, to see whether an answer comes back
+    looks: bool = False
+    doubt: str = ""
+    span: Any = None  #: of the call or look that is in the air, when somebody listens
+
+    @property
+    def name(self) -> OperationName:
+        return self.mutation.connector, self.mutation.operation
+
+
+def called(function: Callable[..., Any], flight: Flight, call: Call) -> Any:
+    """Call the outside system, unless the time for it has passed."""
+    if not call.remaining:
+        refuse_late()
+    with spans.inside(flight.span):
+        answer = function(flight.connector, call, **flight.operation.given(flight.mutation.params))
+        return done(lambda: answer, ()) if inspect.isawaitable(answer) else answer
+
+
+def refuse_lost(*_: Any, **__: Any) -> Any:
+    """In the place of a call whose run is somebody else's."""
+    raise TransientError("the run was taken over before its mutation was sent")
+
+
+def refuse_late(*_: Any, **__: Any) -> Any:
+    """In the place of a call that comes too late."""
+    raise TransientError("the time for its mutation had passed before anything was sent")
+
+
+def is_applied(judged: Judged) -> bool:
+    """Whether it happened."""
+    return judged.step is Step.APPLIED
+
+
+def applied(flight: Flight, judged: Judged, limits: Limits) -> Applied:
+    """It happened, whatever its result looks like."""
+    result = storable(judged.result, limits, ".".join(flight.name))
+    return Applied(mutation_id=MutationId(flight.mutation.id), result=result, fence=Fence(flight.held.fence))
+
+
+def failed(flight: Flight, judged: Judged) -> Failed:
+    """It did not happen: somebody said so, or it was not found."""
+    evidence = Evidence.DEFINITE if judged.step is Step.FAILED else Evidence.ABSENCE
+    mutation_id = MutationId(flight.mutation.id)
+    fence, asked_at = flight.held.fence, flight.asked_at
+    return Failed(mutation_id=mutation_id, error=judged.reason, evidence=evidence, asked_at=asked_at, fence=fence)

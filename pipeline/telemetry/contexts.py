@@ -1,0 +1,101 @@
+"""Which trace something belongs to: as W3C writes it, and for a run as a function of its row.
+
+A run's own span has an id that everybody can work out: the lower half of the run's id. Its trace is the
+one that the row names, and where it names none, the run's id itself. So a phase, a sweep or a person
+lands in the run's trace without asking anybody, and a run's id can be pasted into a trace viewer.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from uuid import UUID
+
+from opentelemetry import context, trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+
+_FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_HALF = (1 << 64) - 1
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+#: The runs that are being worked on here, so that the lines about them name their traces.
+_KNOWN: ContextVar[Mapping[UUID, SpanContext] | None] = ContextVar("pipeline_known_runs", default=None)
+
+
+def parsed(traceparent: str | None) -> SpanContext | None:
+    """The context that a traceparent names; None for nothing, and for what is no traceparent."""
+    match = _FORM.fullmatch(traceparent) if traceparent else None
+    if match is None:
+        return None
+    trace_id, span_id, flags = (int(part, 16) for part in match.groups())
+    found = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return found if found.is_valid else None
+
+
+def written(of: SpanContext) -> str:
+    """A context as a traceparent."""
+    return f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags & 0xFF:02x}"
+
+
+def current() -> str | None:
+    """The traceparent of whatever runs here; None outside of any trace."""
+    found = trace.get_current_span().get_span_context()
+    return written(found) if found.is_valid else None
+
+
+def of_run(run: Any, flags: TraceFlags = _SAMPLED) -> SpanContext:
+    """The context of a run's own span. ``flags`` hold where the row names no trace."""
+    number: int = run.id.int
+    outer = parsed(run.traceparent)
+    if outer is None:
+        return SpanContext(number, number & _HALF, is_remote=True, trace_flags=flags)
+    return SpanContext(outer.trace_id, number & _HALF, is_remote=True, trace_flags=outer.trace_flags)
+
+
+def within(of: SpanContext) -> context.Context:
+    """A context in which new spans are children of this one."""
+    return trace.set_span_in_context(NonRecordingSpan(of), context.Context())
+
+
+@contextmanager
+def joined(traceparent: str | None) -> Iterator[None]:
+    """Go on in the trace that a caller named, if it named one."""
+    found = parsed(traceparent)
+    if found is None:
+        yield
+        return
+    token = context.attach(within(found))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Whatever happens in here, afterwards the current span is the one of before.
+
+    The instrumentation of Celery leaves the span of a message behind that could not be sent.
+    """
+    token = context.attach(context.get_current())
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+@contextmanager
+def known(runs: Iterable[tuple[UUID, SpanContext]]) -> Iterator[None]:
+    """Lines about these runs name their traces meanwhile."""
+    token = _KNOWN.set({**(_KNOWN.get() or {}), **dict(runs)})
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def of_known(run_id: object) -> SpanContext | None:
+    """The context of a run that is being worked on here."""
+    runs = _KNOWN.get()
+    return runs.get(run_id) if runs is not None and isinstance(run_id, UUID) else None

@@ -1,0 +1,101 @@
+"""Log lines as machines read them, one JSON object each, or as people do.
+
+Ids are fields, and the trace is one of them when there is one. What other packages put beside their
+lines is kept if it is small and simple; arguments, payloads and other structures never are.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from opentelemetry import trace
+
+MOST_FIELDS, LONGEST_FIELD = 24, 200
+LONGEST_MESSAGE, LONGEST_STACK = 4_000, 16_000
+#: Celery shows the arguments of tasks there, at a level that is for its own developers.
+QUIET = ("celery.pool", "celery.worker.strategy")
+
+#: What every record has; the rest was put beside it by whoever wrote the line.
+_USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
+
+
+def dress(handlers: list[logging.Handler], form: str) -> None:
+    """Let these handlers write in this form: ``json``, or ``pretty`` as they did, with the trace added."""
+    for handler in handlers:
+        if form == "json":
+            handler.setFormatter(Json())
+        elif not isinstance(handler.formatter, Pretty):
+            handler.setFormatter(Pretty(handler.formatter or logging.Formatter()))
+
+
+def level(name: str | None) -> None:
+    """Say our own lines from this level on, whatever level the others have; None leaves it to them."""
+    if name is not None:
+        logging.getLogger("pipeline").setLevel(name.upper())
+    for quiet in QUIET:
+        logging.getLogger(quiet).setLevel(logging.INFO)
+
+
+class Json(logging.Formatter):
+    """A record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _cut(record.getMessage(), LONGEST_MESSAGE),
+            "process": record.process,
+        }
+        line |= _traced(record)
+        for name, value in _beside(record):
+            line.setdefault(name, value)
+        if record.exc_info and record.exc_info[0] is not None:
+            line["error_type"] = record.exc_info[0].__qualname__
+            line["stack"] = self.formatException(record.exc_info)[-LONGEST_STACK:]
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class Pretty(logging.Formatter):
+    """Lines as somebody else forms them, with the trace at the end of the first when there is one."""
+
+    def __init__(self, usual: logging.Formatter) -> None:
+        super().__init__()
+        self.usual = usual
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and what follows it."""
+        text = self.usual.format(record)
+        traced = _traced(record)
+        if not traced:
+            return text
+        first, newline, rest = text.partition("\n")
+        return f"{first} trace_id={traced['trace_id']}{newline}{rest}"
+
+
+def _traced(record: logging.LogRecord) -> Mapping[str, str]:
+    """The trace the line itself names, else the one it was written in."""
+    if hasattr(record, "trace_id"):
+        return {"trace_id": str(record.trace_id), "span_id": str(getattr(record, "span_id", ""))}
+    of = trace.get_current_span().get_span_context()
+    return {"trace_id": f"{of.trace_id:032x}", "span_id": f"{of.span_id:016x}"} if of.is_valid else {}
+
+
+def _beside(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
+    """Fields beside the message: as many as fit, and only what is one short value."""
+    found = 0
+    for name, value in vars(record).items():
+        if name in _USUAL or not isinstance(value, str | int | float | UUID | datetime | None):
+            continue
+        found += 1
+        if found > MOST_FIELDS:
+            return
+        yield name, value if isinstance(value, int | float | None) else _cut(str(value), LONGEST_FIELD)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

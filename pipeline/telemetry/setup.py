@@ -1,0 +1,116 @@
+"""Where spans go: over HTTP to an OTLP collector, from a thread that belongs to the process that made them.
+
+Nothing of the SDK is imported before tracing begins. It begins in each process of its own, never before a
+fork: a thread does not survive one, and a connection must not be shared. The standard variables of
+OpenTelemetry (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER`, headers, batches) hold.
+"""
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from opentelemetry import trace
+
+from pipeline.telemetry import spans
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS = 5.0  #: seconds that a process which ends gives its last spans to get out
+_HALF = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Tracing:
+    provider: Any
+    pid: int
+
+
+_tracing: _Tracing | None = None
+
+
+def require(endpoint: str) -> None:
+    """Refuse an endpoint when what sends to it is not installed."""
+    if endpoint and find_spec("opentelemetry.exporter") is None:
+        raise RuntimeError(
+            "PIPELINE_OTLP_ENDPOINT is set, and the packages that send spans there are not installed. Expected the "
+            "extra `otel`: pip install 'pipeline[otel]'; or unset the variable."
+        )
+
+
+def begin(endpoint: str, *, process_wide: bool = True) -> Any:
+    """Send the spans of this process to a collector, from now on. Returns the provider; None when off.
+
+    ``process_wide`` lets everybody's spans go there, not only ours. A process that forks keeps that to itself:
+    what is process-wide can be set once, and its children want to do that.
+    """
+    global _tracing
+    if not endpoint:
+        return None
+    if _tracing is not None and _tracing.pid == os.getpid():
+        return _tracing.provider
+    if _tracing is not None:
+        _tracing.provider.shutdown()  # the parent's, of which a fork has made a copy: nothing of it is ours
+    if spans.is_heard(trace.get_tracer_provider()):
+        log.info("spans go where somebody else in this process sends them, not to the endpoint")
+        return None
+    provider = _exporting(endpoint)
+    _tracing = _Tracing(provider, os.getpid())
+    spans.use(provider)
+    if process_wide:
+        trace.set_tracer_provider(provider)
+    return provider
+
+
+def end(within: float = LAST_WORDS) -> None:
+    """Let the last spans out. A collector that does not answer is waited for only so long."""
+    global _tracing
+    if _tracing is None or _tracing.pid != os.getpid():
+        return
+    provider, _tracing = _tracing.provider, None
+    leaving = threading.Thread(target=provider.shutdown, name="pipeline-last-spans", daemon=True)
+    leaving.start()
+    leaving.join(within)
+    if leaving.is_alive():
+        log.warning("the last spans could not be sent within %g s: does the collector answer?", within)
+
+
+def made(processor: Any) -> Any:
+    """A provider as ours is, for spans that go to this processor."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import Sampler, SamplingResult
+
+    class Fair(Sampler):
+        """Asks the sampler of the environment about a trace id as evenly spread as it expects.
+
+        The ids of runs are not: the first bits of their lower half are the same in all of them.
+        """
+
+        def __init__(self, usual: Sampler) -> None:
+            self._usual = usual
+
+        def should_sample(self, parent_context: Any, trace_id: int, *args: Any, **kwargs: Any) -> SamplingResult:
+            lower = trace_id & _HALF
+            spread = (trace_id & ~_HALF) | ((lower << 2 | lower >> 62) & _HALF)
+            return self._usual.should_sample(parent_context, spread, *args, **kwargs)
+
+        def get_description(self) -> str:
+            return self._usual.get_description()
+
+    resource = Resource.create({"process.pid": os.getpid()})
+    if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
+        resource = resource.merge(Resource({"service.name": "pipeline"}))
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.sampler = Fair(provider.sampler)
+    provider.add_span_processor(processor)
+    return provider
+
+
+def _exporting(endpoint: str) -> Any:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    return made(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))

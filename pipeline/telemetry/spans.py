@@ -1,0 +1,380 @@
+"""The spans of the runtime, in the traces of the runs they are about.
+
+Nothing of a payload, a parameter, a result or an error's words is ever on a span: ids, names, counts
+and kinds only. When nobody listens, one look per cohort finds that out and nothing else happens.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+from uuid import UUID
+
+from opentelemetry import context, trace
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
+
+from pipeline.telemetry import contexts
+from pipeline.telemetry.contexts import of_run, parsed, within
+
+SCOPE = "pipeline"
+RUN, RESCUE, RECONCILE, ANSWER = "run", "rescue", "reconcile", "answer"
+PHASES = ("prepare", "mutate", "next", "produce")
+
+RUN_ID, WORKFLOW, HANDLER = "pipeline.run.id", "pipeline.workflow", "pipeline.handler"
+ATTEMPT, COHORT, SECONDS = "pipeline.run.attempt", "pipeline.cohort.size", "pipeline.handler.seconds"
+STATUS, PHASE, RETRY_OF = "pipeline.run.status", "pipeline.run.phase", "pipeline.run.retry_of"
+OUTCOME, SIDE = "pipeline.mutation.outcome", "pipeline.mutation.side"
+CONNECTOR, OPERATION, TRY = "pipeline.connector", "pipeline.operation", "pipeline.call.attempt"
+MUTATION_ID, VERDICT, LOOK = "pipeline.mutation.id", "pipeline.call.verdict", "pipeline.look.number"
+ACTOR, WORDS, KIND = "pipeline.actor", "pipeline.answer", "pipeline.failure.kind"
+ERROR_TYPE = "exception.type"
+
+_ABOUT = (RUN_ID, WORKFLOW, HANDLER)
+_CALL = (CONNECTOR, OPERATION)
+#: Every span of ours: its parent, what it is about, its attributes. `{connector}.{operation}` stands for their names.
+SPANS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    RUN: (
+        "whoever published its first event, or the run it carries on; else it begins a trace, named by the run's id",
+        "a run from its start to its commit or stop; made when it has ended",
+        (*_ABOUT, ATTEMPT, RETRY_OF, PHASE, STATUS, OUTCOME, KIND, ERROR_TYPE),
+    ),
+    **{
+        name: (
+            f"`{RUN}`",
+            what,
+            (*_ABOUT, ATTEMPT, COHORT, SECONDS, KIND, ERROR_TYPE),
+        )
+        for name, what in {
+            "prepare": "from the call of the handler until its plan is saved; linked to the publishers of its inputs",
+            "mutate": "from the call of the handler until the outcome is in the ledger, or there is nothing to send",
+            "next": "from the call of the handler until the commit",
+            "produce": "from the call of the producer until the commit",
+        }.items()
+    },
+    "{connector}.{operation}": (
+        "`mutate`",
+        "one attempt of a mutation at the outside system",
+        (*_CALL, RUN_ID, MUTATION_ID, TRY, VERDICT, ERROR_TYPE),
+    ),
+    "{connector}.{operation}.reconcile": (
+        "`mutate`",
+        "the look at once after a call whose outcome is unknown",
+        (*_CALL, RUN_ID, MUTATION_ID, TRY, VERDICT, ERROR_TYPE),
+    ),
+    "{connector}.{operation}.read": ("`prepare` or `produce`", "a handler reads", (*_CALL, ERROR_TYPE)),
+    RECONCILE: (
+        f"`{RUN}`",
+        "a look in the background at a mutation in doubt, or at one that is watched",
+        (*_CALL, RUN_ID, MUTATION_ID, WORKFLOW, LOOK, VERDICT),
+    ),
+    RESCUE: (f"`{RUN}`", "a sweep stopped a run whose worker vanished", (*_ABOUT, PHASE, STATUS, SIDE)),
+    ANSWER: (f"`{RUN}`", "a person settled a mutation", (RUN_ID, MUTATION_ID, WORKFLOW, ACTOR, WORDS)),
+}
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+_own: Any = None  #: the provider that `setup` made; else the one of the process counts
+_made: tuple[Any, Tracer] | None = None
+
+
+def use(provider: Any) -> None:
+    """Send our spans to this provider; None: to that of the process, if somebody sets one up."""
+    global _own
+    _own = provider
+
+
+def is_on() -> bool:
+    """Whether anybody listens."""
+    return _own is not None or is_heard(trace.get_tracer_provider())
+
+
+def is_heard(provider: object) -> bool:
+    """Whether somebody set up a provider: those of the bare API belong to nobody."""
+    return not type(provider).__module__.startswith("opentelemetry.trace")
+
+
+def _tracer() -> Tracer:
+    global _made
+    provider = _own if _own is not None else trace.get_tracer_provider()
+    if _made is None or _made[0] is not provider:
+        if hasattr(provider, "id_generator") and not isinstance(provider.id_generator, _Ids):
+            provider.id_generator = _Ids(provider.id_generator)
+        _made = provider, provider.get_tracer(SCOPE)
+    return _made[1]
+
+
+class _Ids:
+    """Ids as the provider makes them, but for the spans of runs, which have ids of their own."""
+
+    def __init__(self, usual: Any) -> None:
+        self._usual = usual
+        self.chosen: ContextVar[SpanContext | None] = ContextVar("pipeline_chosen_ids", default=None)
+
+    def generate_trace_id(self) -> int:
+        chosen = self.chosen.get()
+        return int(self._usual.generate_trace_id()) if chosen is None else chosen.trace_id
+
+    def generate_span_id(self) -> int:
+        chosen = self.chosen.get()
+        return int(self._usual.generate_span_id()) if chosen is None else chosen.span_id
+
+    def is_trace_id_random(self) -> bool:
+        return self.chosen.get() is None
+
+
+def context_of(run: Any) -> SpanContext:
+    """The context of a run's own span. One that begins its trace is sampled as the sampler says."""
+    return of_run(run, flags(run.id.int) if parsed(run.traceparent) is None else TraceFlags(0))
+
+
+def flags(trace_id: int) -> TraceFlags:
+    """Whether a trace that begins with a run is sampled: the same in every process with the same sampler."""
+    sampler = getattr(_tracer(), "sampler", None)
+    if sampler is not None and not sampler.should_sample(None, trace_id, RUN).decision.is_sampled():
+        return TraceFlags(0)
+    return TraceFlags(TraceFlags.SAMPLED)
+
+
+class Cohort:
+    """The spans of one phase of runs that travel together: open until what they did is recorded."""
+
+    def __init__(self, phase: str, runs: Sequence[Any]) -> None:
+        self.phase, self.runs = phase, {run.id: run for run in runs}
+        self.contexts = {run.id: context_of(run) for run in runs}
+        self.spans: dict[UUID, Span] = {}
+        self._task = trace.get_current_span()
+        self._links = _links(self._task.get_span_context())
+        self._token = _COHORT.set(self)
+        self._known = contexts.known(self.contexts.items())
+        self._known.__enter__()
+        for of in self.contexts.values() if self._task.is_recording() else ():
+            self._task.add_link(of)
+
+    def of(self, run_id: UUID) -> Span:
+        """The span of a run's phase, which begins now if it has not."""
+        span = self.spans.get(run_id)
+        if span is None:
+            span = self.spans[run_id] = _tracer().start_span(
+                self.phase,
+                context=within(self.contexts[run_id]),
+                attributes={**_described(self.runs[run_id]), COHORT: len(self.runs)},
+                links=self._links,
+            )
+        return span
+
+    def called(self, handler: Callable[[Any], Any], run: Any) -> Any:
+        """Call a handler with its span as the current one."""
+        span = self.of(run.id)
+        token = context.attach(trace.set_span_in_context(span))
+        begun = time.monotonic()
+        try:
+            return handler(run)
+        finally:
+            span.set_attribute(SECONDS, time.monotonic() - begun)
+            context.detach(token)
+
+    def close(self) -> None:
+        """The phase is over for all of them."""
+        for span in self.spans.values():
+            span.end()
+        self._known.__exit__(None, None, None)
+        _COHORT.reset(self._token)
+
+
+class _Nobody:
+    """In the place of a cohort's spans when nobody listens."""
+
+    def close(self) -> None:
+        return
+
+
+_NOBODY = _Nobody()
+_COHORT: ContextVar[Cohort | None] = ContextVar("pipeline_cohort", default=None)
+
+
+def watch(phase: str, runs: Sequence[Any]) -> Cohort | _Nobody:
+    """Begin the spans of a phase, to be closed when it is over."""
+    return Cohort(phase, runs) if runs and is_on() else _NOBODY
+
+
+def watched(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same call, seen as a span of its run when somebody listens."""
+    cohort = _COHORT.get()
+    return handler if cohort is None else lambda run: cohort.called(handler, run)
+
+
+def is_watched() -> bool:
+    """Whether the phase that runs here has spans."""
+    return _COHORT.get() is not None
+
+
+def here() -> str | None:
+    """What events that are published here are linked to: the phase that publishes them."""
+    return contexts.current() if is_watched() else None
+
+
+def linked(rows: Sequence[Any]) -> None:
+    """Link the span of this phase to those that published its inputs."""
+    span = trace.get_current_span()
+    own = span.get_span_context()
+    for of in {found for row in rows if (found := parsed(row.traceparent)) is not None}:
+        if of.trace_id != own.trace_id:  # in the same trace it is found anyway
+            span.add_link(of)
+
+
+def call(run_id: UUID, mutation: Any, *, looks: bool) -> Span | None:
+    """Begin the span of one attempt of a mutation, or of the look after it."""
+    cohort = _COHORT.get()
+    if cohort is None:
+        return None
+    name = f"{mutation.connector}.{mutation.operation}{'.reconcile' if looks else ''}"
+    about = {
+        CONNECTOR: mutation.connector,
+        OPERATION: mutation.operation,
+        RUN_ID: str(run_id),
+        MUTATION_ID: str(mutation.id),
+        TRY: mutation.attempts,
+    }
+    inside = trace.set_span_in_context(cohort.of(run_id))
+    return _tracer().start_span(name, context=inside, kind=SpanKind.CLIENT, attributes=about)
+
+
+def inside(span: Span | None) -> AbstractContextManager[Any]:
+    """Code in here finds this span as its current one. Its end comes later, and not from here."""
+    if span is None:
+        return _NOTHING
+    return trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
+
+
+def ended(span: Span | None, verdict: str | None = None, error: BaseException | None = None) -> None:
+    """A call or a read has ended, or its time has."""
+    if span is not None:
+        if verdict is not None:
+            span.set_attribute(VERDICT, verdict)
+        if error is not None:
+            _fail(span, type(error).__qualname__)
+        span.end()
+
+
+def read(connector: str, operation: str) -> Span | None:
+    """Begin the span of a handler that reads from an outside system."""
+    if not is_watched():
+        return None
+    about = {CONNECTOR: connector, OPERATION: operation}
+    return _tracer().start_span(f"{connector}.{operation}.read", kind=SpanKind.CLIENT, attributes=about)
+
+
+def over(rows: Sequence[Any]) -> None:
+    """Make the spans of runs that have committed just now."""
+    cohort = _COHORT.get()
+    for row in rows if cohort is not None else ():
+        if row.finished_at is not None:
+            assert cohort is not None
+            _run(row, {**_described(cohort.runs[row.id]), STATUS: row.status}, row.finished_at)
+
+
+def stopped(items: Sequence[Any]) -> None:
+    """Make the spans of runs that were stopped just now, and say on their phases why."""
+    cohort = _COHORT.get()
+    if cohort is None and not (items and is_on()):
+        return
+    for item in items:
+        why = {KIND: str(item.failure.kind), ERROR_TYPE: item.failure.error_type}
+        if cohort is not None and item.run.id in cohort.spans:
+            span = cohort.spans[item.run.id]
+            span.set_attributes(why)
+            _fail(span, item.failure.error_type)
+        _run(item.run, {**_described(item.run), STATUS: str(item.consequence.status), **why}, item.run.now)
+
+
+def rescued(items: Sequence[Any]) -> None:
+    """A sweep has stopped runs whose worker vanished."""
+    if not items or not is_on():
+        return
+    links = _links(trace.get_current_span().get_span_context())
+    for item in items:
+        about = {
+            **_described(item.run),
+            PHASE: item.run.phase,
+            STATUS: str(item.consequence.status),
+            SIDE: str(item.consequence.disposition.side),
+        }
+        _tracer().start_span(RESCUE, context=within(context_of(item.run)), attributes=about, links=links).end()
+    stopped(items)
+
+
+@contextmanager
+def started(rows: Sequence[Any]) -> Iterator[None]:
+    """Lines about these runs name their traces meanwhile."""
+    with contexts.known((row.id, context_of(row)) for row in rows) if rows and is_on() else _NOTHING:
+        yield
+
+
+@contextmanager
+def settling(name: str, mutation: Any, about: Mapping[str, Any]) -> Iterator[Callable[[str, Any], None]]:
+    """The span of somebody who settles a mutation: a look, or a person. Yields a way to add to it.
+
+    ``mutation`` is a row of the ledger with its run's ``traceparent``.
+    """
+    if not is_on():
+        yield _ignore
+        return
+    run = _RunOf(mutation.run_id, mutation.traceparent)
+    given = {RUN_ID: str(mutation.run_id), MUTATION_ID: str(mutation.id), WORKFLOW: mutation.workflow, **about}
+    links = _links(trace.get_current_span().get_span_context())
+    span = _tracer().start_span(name, context=within(context_of(run)), attributes=given, links=links)
+    with contexts.known([(run.id, context_of(run))]), inside(span):
+        try:
+            yield span.set_attribute
+        finally:
+            span.end()
+
+
+class _RunOf:
+    """As much of a run's row as its context needs."""
+
+    def __init__(self, run_id: UUID, traceparent: str | None) -> None:
+        self.id, self.traceparent = run_id, traceparent
+
+
+def _run(row: Any, about: dict[str, Any], at: Any) -> None:
+    """The span of a whole run, with the ids by which its phases know it already."""
+    own, outer = context_of(row), parsed(row.traceparent)
+    about |= {PHASE: row.phase, OUTCOME: row.mutation_outcome}
+    if row.retry_of is not None:
+        about[RETRY_OF] = str(row.retry_of)
+    tracer = _tracer()
+    ids = getattr(tracer, "id_generator", None)
+    token = ids.chosen.set(own) if isinstance(ids, _Ids) else None
+    try:
+        parent = within(outer) if outer is not None else context.Context()
+        span = tracer.start_span(RUN, context=parent, attributes=about, start_time=_nanoseconds(row.created_at))
+    finally:
+        if isinstance(ids, _Ids) and token is not None:
+            ids.chosen.reset(token)
+    if ERROR_TYPE in about:
+        _fail(span, about[ERROR_TYPE])
+    span.end(_nanoseconds(at))
+
+
+def _described(run: Any) -> dict[str, Any]:
+    handler = getattr(run, "handler", None)
+    about = {RUN_ID: str(run.id), WORKFLOW: run.workflow, ATTEMPT: run.attempt}
+    return about if handler is None else {**about, HANDLER: handler}
+
+
+def _links(of: SpanContext) -> list[Link]:
+    return [Link(of)] if of.is_valid else []
+
+
+def _fail(span: Span, words: str) -> None:
+    span.set_attribute(ERROR_TYPE, words)
+    span.set_status(Status(StatusCode.ERROR, words))
+
+
+def _nanoseconds(at: Any) -> int:
+    return int(at.timestamp() * 1_000_000) * 1000
+
+
+def _ignore(_name: str, _value: Any) -> None:
+    return
