@@ -1,23 +1,30 @@
-"""The ``pipeline`` command. Exit codes are stable, so that scripts and probes can rely on them.
-
-0 done, 1 the doctor found something broken, 2 wrong usage or settings, 3 the database cannot be
-reached or is not at the version this code needs.
-"""
+"""The ``pipeline`` command. Exit codes are stable, so that scripts and probes can rely on them."""
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from pipeline.cli import chaos, connectors, consume, db, doctor, ingest, mutations, publish
+from pipeline.cli import attention, chaos, connectors, consume, db, doctor, ingest, mutations, publish, runs, workflows
 from pipeline.config import Settings, SettingsError
+from pipeline.dev import servers
 from pipeline.domain.errors import PipelineError, SchemaError
 from pipeline.store.database import Database
 
-EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE = 1, 2, 3
+EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
+#: What each exit code means.
+EXIT_CODES = {
+    0: "done",
+    EXIT_BROKEN: "the doctor found a broken promise, chaos found a disagreement, or some of many acts were refused",
+    EXIT_USAGE: "wrong usage, a name or id that is not known, an act that is refused, or wrong settings",
+    EXIT_DATABASE: "the database cannot be reached, or is not at the version this code needs",
+    attention.EXIT_WAITING: "`pipeline attention --check`: something waits for a person",
+    EXIT_INTERRUPTED: "interrupted with Ctrl-C",
+}
 
 app = typer.Typer(
     name="pipeline",
@@ -27,8 +34,20 @@ app = typer.Typer(
 )
 app.add_typer(db.app, name="db")
 app.add_typer(ingest.app, name="ingest")
-app.command("doctor")(doctor.doctor)
+app.add_typer(attention.quarantine, name="quarantine")
+app.command("workflows")(workflows.workflows)
+app.command("events")(runs.events)
+app.command("runs")(runs.runs)
 app.command("mutations")(mutations.mutations)
+app.command("attention")(attention.attention)
+app.command("trace")(attention.trace)
+app.command("approve")(mutations.approve)
+app.command("reject")(mutations.reject)
+app.command("acknowledge")(mutations.acknowledge)
+app.command("pause")(workflows.pause)
+app.command("resume")(workflows.resume)
+app.command("maintenance")(workflows.maintenance)
+app.command("doctor")(doctor.doctor)
 app.command("resolve")(mutations.resolve)
 app.command("resolve-from")(mutations.resolve_from)
 app.command("publish")(publish.publish)
@@ -47,17 +66,26 @@ DatabaseUrl = Annotated[
 @app.callback()
 def connect(context: typer.Context, database_url: DatabaseUrl = None) -> None:
     """Every command finds its database in the context; nothing is connected before it is used."""
-    environ = dict(os.environ)
     if database_url:
-        environ["PIPELINE_DATABASE_URL"] = database_url
-    context.obj = Database.unpooled(str(Settings.load(environ).database_url))
+        os.environ["PIPELINE_DATABASE_URL"] = database_url
+    _use_embedded()
+    context.obj = Database.unpooled(str(Settings.load(os.environ).database_url))
 
 
-def main() -> None:
+def _use_embedded() -> None:
+    """Without a URL, speak to the servers that `pipeline dev` runs in this folder, if it does."""
+    missing = [name for name in servers.VARIABLES if not os.environ.get(name, "").strip()]
+    found = servers.status(Settings.load(os.environ).home) if missing else None
+    for name in missing:
+        if found is not None and (url := found.urls.get(servers.VARIABLES[name])):
+            os.environ[name] = url
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; an error we expect becomes a sentence and an exit code, never a traceback."""
     problem = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
-        app()
+        app(args=None if arguments is None else list(arguments))
     except SettingsError as error:
         problem.print(str(error))
         sys.exit(EXIT_USAGE)

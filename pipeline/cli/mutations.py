@@ -1,38 +1,62 @@
-"""``pipeline mutations`` and ``pipeline resolve``: the desk, from a shell."""
+"""``pipeline mutations``, ``resolve``, ``approve``, ``reject`` and ``acknowledge``: the desk, from a shell."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
-from pipeline.cli import shown
-from pipeline.client import exports
-from pipeline.client.desk import KEY, Answer, Desk, Filter, Question, given_to_all
+from pipeline.cli import lists, shown
+from pipeline.cli.runs import advised, timeline
+from pipeline.client import exports, names
+from pipeline.client import mutations as client
+from pipeline.client.desk import KEY, Answer, Desk, Filter, Given, Question, given_to_all
 from pipeline.client.exports import Preview
+from pipeline.client.mutations import MutationDetail
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.mutations import MutationStatus
+from pipeline.domain.values import Person
 
 Workflow = Annotated[str | None, typer.Option(help="Only of this workflow.")]
 Operation = Annotated[str | None, typer.Option(help="Only of this operation, as connector.operation.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this, it is only shown what would be done.")]
+Which = Annotated[str, typer.Argument(help="Which mutation, by its id or how that begins.")]
+
+_SETTLED = (MutationStatus.APPLIED, MutationStatus.FAILED)
+_FOLLOWS = {
+    Answer.HAPPENED: "`next` runs with that result; nothing is sent again.",
+    Answer.DID_NOT_HAPPEN: "What it was about is released, and a fresh run does it.",
+    Answer.SKIP: "Its events are skipped, and `next` runs and is told so.",
+    Answer.TRY_AGAIN: "The background asks the outside system again, with a fresh budget.",
+}
 
 
-def mutations(
+def mutations(  # noqa: PLR0913 - options of a command
     context: typer.Context,
+    mutation: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id or how that begins.")] = None,
+    *,
     workflow: Workflow = None,
     status: Annotated[MutationStatus, typer.Option(help="Which ones.")] = MutationStatus.INDETERMINATE,
-    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 100,
+    result: Annotated[bool, typer.Option("--result", help="Show what came back; it may hold personal data.")] = False,
+    limit: shown.Limit = 100,
+    recent: shown.Recent = 10_000,
     as_json: shown.AsJson = False,
 ) -> None:
-    """List mutations that wait for a person, or those of another status."""
-    found = _desk(context).questions(Filter(workflow=workflow, statuses=(status,)), limit=limit)
+    """List mutations that wait for a person, or those of another status. With an id: its timeline, and what to do."""
+    desk = _desk(context, shown.Bell())
+    wanted = shown.one(mutation)
+    if wanted is not None:
+        detail = client.detail(desk, wanted, result=result)
+        shown.as_json(detail.as_dict()) if as_json else _show(detail, result=result)
+        return
+    _check_workflow(desk, workflow)
+    only = Filter(workflow=workflow, statuses=(status,))
+    found = desk.settled(only, limit=limit, recent=recent) if status in _SETTLED else desk.questions(only, limit=limit)
     if as_json:
         shown.as_json([question.as_dict() for question in found])
         return
-    columns = ("id", "workflow", "what", "events", "since", "why")
-    shown.table(f"{len(found)} {status}", columns, [_row(question) for question in found])
+    _list(f"{len(found)} {status}", found)
 
 
 def resolve(  # noqa: PLR0913 - options of a command
@@ -45,19 +69,24 @@ def resolve(  # noqa: PLR0913 - options of a command
     result: Annotated[str | None, typer.Option(help="With happened: its result, as JSON.")] = None,
     workflow: Workflow = None,
     operation: Operation = None,
-    yes: Yes = False,
+    yes: shown.Yes = False,
+    as_json: shown.AsJson = False,
 ) -> None:
     """Settle a mutation that nobody else can settle, or many at once."""
-    desk, who = _desk(context), shown.person(by, reason)
+    bell, who = shown.Bell(), shown.person(by, reason)
+    desk = _desk(context, bell)
     value = _result(result)
     if mutation is not None:
-        desk.answer(shown.uuid(mutation), answer, who, result=value)
-        typer.echo(f"{mutation}: {answer}")
+        mutation_id = _id(desk, mutation)
+        desk.answer(mutation_id, answer, who, result=value)
+        _said(mutation_id, answer, _FOLLOWS[answer], bell, as_json=as_json)
         return
     if workflow is None and operation is None:
         raise InvalidInputError("Nothing says which mutations; give an id, --workflow or --operation.")
+    _check_workflow(desk, workflow)
     found = desk.questions(_filter(workflow, operation), limit=10_000)
-    _give(desk, given_to_all(found, answer, value), who, yes=yes)
+    _give(desk, given_to_all(found, answer, value), who, yes=yes, as_json=as_json)
+    shown.say("" if as_json else bell.words())
 
 
 def resolve_from(  # noqa: PLR0913 - options of a command
@@ -73,19 +102,89 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     by: shown.By = "",
     workflow: Workflow = None,
     operation: Operation = None,
-    yes: Yes = False,
+    yes: shown.Yes = False,
+    as_json: shown.AsJson = False,
 ) -> None:
     """Settle mutations by a provider's own records: what is in the file happened."""
-    desk = _desk(context)
+    bell = shown.Bell()
+    desk = _desk(context, bell)
+    _check_workflow(desk, workflow)
     asked = desk.asked_by(to, _filter(workflow, operation))
     found = exports.preview(asked, exports.read(export), column, complete=complete)
-    _say(found)
+    if not as_json:
+        _say(found)
     who = replace(shown.person(by, reason), evidence={"export": export.name, "column": column, "complete": complete})
-    _give(desk, list(found.given), who, yes=yes)
+    _give(desk, list(found.given), who, yes=yes, as_json=as_json)
+    shown.say("" if as_json else bell.words())
 
 
-def _desk(context: typer.Context) -> Desk:
-    return Desk(context.obj, shown.registry())
+def approve(
+    context: typer.Context,
+    mutation: Which,
+    reason: shown.Reason = "",
+    by: shown.By = "",
+    as_json: shown.AsJson = False,
+) -> None:
+    """Allow exactly the request that `pipeline mutations ID` shows. One that changed meanwhile is not sent."""
+    bell = shown.Bell()
+    desk = _desk(context, bell)
+    question = desk.question(_id(desk, mutation))
+    desk.approve(question, shown.person(by, reason))
+    follows = f"{question.title}: exactly this request is sent, once."
+    _said(question.id, "approved", follows, bell, as_json=as_json)
+
+
+def reject(
+    context: typer.Context,
+    mutation: Which,
+    reason: shown.Reason = "",
+    by: shown.By = "",
+    as_json: shown.AsJson = False,
+) -> None:
+    """Refuse a request that waits for approval: it is never sent, and its events are skipped."""
+    bell, who = shown.Bell(), _with_reason(shown.person(by, reason))
+    desk = _desk(context, bell)
+    mutation_id = _id(desk, mutation)
+    desk.reject(mutation_id, who)
+    _said(mutation_id, "rejected", _FOLLOWS[Answer.SKIP], bell, as_json=as_json)
+
+
+def acknowledge(
+    context: typer.Context,
+    mutation: Which,
+    reason: shown.Reason = "",
+    by: shown.By = "",
+    as_json: shown.AsJson = False,
+) -> None:
+    """Say that an effect which surfaced late was dealt with; nobody is reminded of it any more."""
+    bell, who = shown.Bell(), _with_reason(shown.person(by, reason))
+    desk = _desk(context, bell)
+    mutation_id = _id(desk, mutation)
+    desk.acknowledge(mutation_id, who)
+    _said(
+        mutation_id, "acknowledged", "The doctor and `pipeline attention` speak of it no more.", bell, as_json=as_json
+    )
+
+
+def _desk(context: typer.Context, bell: shown.Bell) -> Desk:
+    return Desk(context.obj, shown.registry(), bell.workflow, bell.run)
+
+
+def _id(desk: Desk, text: str) -> UUID:
+    with desk.db.transaction() as tx:
+        return names.uuid(tx, text, "mutation")
+
+
+def _check_workflow(desk: Desk, workflow: str | None) -> None:
+    if workflow is not None:
+        with desk.db.transaction() as tx:
+            names.workflow(tx, workflow)
+
+
+def _with_reason(who: Person) -> Person:
+    if not who.reason:
+        raise InvalidInputError(f"{who.name} gave no reason; expected one (-m), for whoever reads the audit later.")
+    return who
 
 
 def _filter(workflow: str | None, operation: str | None) -> Filter:
@@ -93,17 +192,28 @@ def _filter(workflow: str | None, operation: str | None) -> Filter:
     return Filter(workflow=workflow, connector=connector or None, operation=name or None)
 
 
-def _give(desk: Desk, given: list[Any], who: Any, *, yes: bool) -> None:
-    columns = ("id", "workflow", "what", "events", "since", "why", "answer")
-    shown.table(f"{len(given)} answers", columns, [(*_row(item.question), item.answer) for item in given])
-    if not yes:
-        typer.echo("Nothing was changed. Repeat with --yes to give these answers.")
-        return
-    settled = desk.settle(given, who)
-    typer.echo(f"{len(settled.taken)} settled, {len(settled.refused)} refused")
-    for mutation, words in settled.refused.items():
-        typer.echo(f"{mutation}: {words}")
-    if settled.refused:
+def _said(mutation_id: UUID, what: str, follows: str, bell: shown.Bell, *, as_json: bool) -> None:
+    if as_json:
+        shown.as_json({"mutation": mutation_id, "act": what, "follows": follows, "is_rung": bell.heard})
+    else:
+        shown.say(f"{mutation_id}: {what}", follows, bell.words())
+
+
+def _give(desk: Desk, given: list[Given], who: Person, *, yes: bool, as_json: bool) -> None:
+    settled = desk.settle(given, who) if yes else None
+    if as_json:
+        answers = [{"mutation": item.question.id, "answer": item.answer} for item in given]
+        taken, refused = (settled.taken, settled.refused) if settled else ([], {})
+        told = {str(mutation): words for mutation, words in refused.items()}
+        shown.as_json({"given": answers, "is_done": yes, "taken": taken, "refused": told})
+    else:
+        _list(f"{len(given)} answers", [item.question for item in given], [str(item.answer) for item in given])
+        if settled is None:
+            shown.say("Nothing was changed. Repeat with --yes to give these answers.")
+        else:
+            shown.say(f"{len(settled.taken)} settled, {len(settled.refused)} refused")
+            shown.say(*(f"{mutation}: {words}" for mutation, words in settled.refused.items()))
+    if settled is not None and settled.refused:
         raise typer.Exit(1)
 
 
@@ -114,11 +224,49 @@ def _say(found: Preview) -> None:
     )
 
 
-def _row(question: Question) -> tuple[object, ...]:
-    wait = f" (not before {question.quiet_until:%H:%M:%S})" if question.quiet_until else ""
-    what = f"{question.connector}.{question.operation}: {question.title}"
-    events = ", ".join(question.message_ids)
-    return question.id, question.workflow, what, events, f"{question.since:%Y-%m-%d %H:%M}{wait}", question.error or ""
+def _list(title: str, found: list[Question], answers: list[str] | None = None) -> None:
+    columns = ("id", "workflow", "operation", "since", *(("answer",) if answers else ()))
+    rows = [
+        (
+            question.id,
+            question.workflow,
+            f"{question.connector}.{question.operation}",
+            f"{question.since:%Y-%m-%d %H:%M}",
+            *((answers[number],) if answers else ()),
+        )
+        for number, question in enumerate(found)
+    ]
+    lists.listed(title, columns, rows, [_words(question) for question in found], note="what")
+
+
+def _words(question: Question) -> str:
+    wait = f"not before {question.quiet_until:%H:%M:%S}: it may still arrive" if question.quiet_until else ""
+    parts = (question.title, f"events {', '.join(question.message_ids)}", question.error, wait)
+    return "; ".join(part for part in parts if part)
+
+
+def _show(found: MutationDetail, *, result: bool) -> None:
+    question = found.question
+    lists.fields(
+        ("mutation", question.id),
+        ("what", question.title),
+        ("operation", f"{question.connector}.{question.operation}"),
+        ("status", question.status),
+        ("error", question.error),
+        ("run", question.run_id),
+        ("of", f"{question.workflow}/{question.handler}"),
+        ("events", ", ".join(question.message_ids)),
+        ("key", question.idempotency_key),
+        ("request", question.request_hash),
+        *((f"  {name}", value) for name, value in question.params.items()),
+        ("attempts", question.attempts),
+        ("looks", question.looks),
+    )
+    timeline(found.timeline)
+    if result:
+        shown.say("\nresult")
+        shown.as_json(found.result)
+    advised(found.advice)
 
 
 def _result(text: str | None) -> Any:

@@ -1,10 +1,12 @@
-"""What several commands need: the registry, a person, tables and JSON."""
+"""What several commands need: options, the registry, a person, a doorbell, JSON and tables."""
 
 import getpass
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,10 +21,17 @@ from pipeline.config import Settings
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.values import Person
 from pipeline.runtime.registry import Registry
+from pipeline.schedules.report import Message
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept in the audit.")]
 By = Annotated[str, typer.Option("--by", help="Who; by default the user of this shell.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this, it is only shown what would be done.")]
+Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")]
+Recent = Annotated[int, typer.Option(min=1, help="How many of the newest rows to look through.")]
+
+#: An id is never folded or cut, whatever the width: it is there to be copied.
+WHOLE = frozenset({"id", "event", "run", "mutation"})
 
 
 def registry() -> Registry:
@@ -46,14 +55,70 @@ def uuid(value: str, what: str = "mutation") -> UUID:
         raise InvalidInputError(f"{value!r} is not the id of a {what}; expected a UUID as the lists show it.") from None
 
 
+def one(words: Sequence[str] | None) -> str | None:
+    """The one thing to show: ``ID`` and ``show ID`` mean the same, nothing and ``list`` mean the list."""
+    given = list(words or ())
+    if len(given) > 1 and given[0] == "show":
+        given = given[1:]
+    if given == ["list"]:
+        return None
+    if len(given) > 1:
+        raise InvalidInputError(f"{' '.join(given)!r} names several things; expected one, or none for the list.")
+    return given[0] if given else None
+
+
+class Bell:
+    """Rings for work that an act made due, and remembers whether anybody heard."""
+
+    def __init__(self) -> None:
+        self.heard: bool | None = None
+        logger = logging.getLogger("pipeline")
+        if not logger.handlers:
+            logger.addHandler(logging.NullHandler())  # the command says it, in its own words
+
+    def workflow(self, name: str) -> None:
+        """Tell a worker that a workflow may have work."""
+        from pipeline.tasks import chains  # Celery is slow to import, and most commands never ring
+
+        self._heard(chains.poke(name))
+
+    def run(self, run_id: UUID) -> None:
+        """Tell a worker that a run's request may be sent."""
+        from pipeline.tasks import chains
+
+        self._heard(chains.send(Message(task="pipeline.mutate", ids=(str(run_id),))))
+
+    def words(self) -> str:
+        """What follows from having rung, or from not having been heard."""
+        if self.heard is None:
+            return ""
+        return "A worker was told." if self.heard else "The broker cannot be reached; the next tick goes on with it."
+
+    def _heard(self, heard: bool) -> None:
+        self.heard = heard if self.heard is None else self.heard and heard
+
+
+def say(*lines: str) -> None:
+    """Print sentences, each on a line of its own, never folded; empty ones are left out."""
+    for line in lines:
+        if line:
+            typer.echo(line)
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table whose cells fold instead of being cut."""
+    """Print a table whose cells fold instead of being cut; ids stay whole."""
+    given = [[str(cell) for cell in row] for row in rows]
     made = Table(title=title, title_justify="left")
-    for column in columns:
-        made.add_column(column, overflow="fold")
-    for row in rows:
-        made.add_row(*(escape(str(cell)) for cell in row))
-    Console().print(made)
+    needed = 1
+    for number, column in enumerate(columns):
+        widest = max([len(column), *(len(row[number]) for row in given)])
+        whole = column in WHOLE
+        made.add_column(column, overflow="fold", no_wrap=whole, min_width=widest if whole else 1)
+        needed += (widest if whole else 8) + 3
+    for row in given:
+        made.add_row(*(escape(cell) for cell in row))
+    out = Console()
+    Console(width=max(out.width, needed)).print(made)
 
 
 def as_json(value: Any) -> None:
@@ -61,9 +126,27 @@ def as_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=_plain))
 
 
+def age(since: datetime | None, now: datetime) -> str:
+    """How long ago, in one unit: 12s, 5m, 3h, 8d."""
+    if since is None:
+        return ""
+    seconds = max(0, int((now - since).total_seconds()))
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+def moment(at: datetime | None) -> str:
+    """An instant to the second, as the database has it."""
+    return "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     return str(value)

@@ -19,7 +19,7 @@ from pipeline.domain.ids import MutationId
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.values import Person
 from pipeline.execution import mutations
-from pipeline.store import ledger
+from pipeline.store import ledger, listings
 from pipeline.store.database import Database, Transaction
 
 KEY = "idempotency_key"
@@ -105,16 +105,36 @@ class Settled:
 
 
 class Desk:
-    """Questions and answers over one database. ``ring`` hears of workflows that may go on."""
+    """Questions and answers over one database.
+
+    ``ring`` hears of workflows that may go on, ``send`` of runs whose request was allowed.
+    """
 
     def __init__(
-        self, db: Database, operations: Operations | None = None, ring: Callable[[str], None] = lambda _: None
+        self,
+        db: Database,
+        operations: Operations | None = None,
+        ring: Callable[[str], object] = lambda _: None,
+        send: Callable[[UUID], object] = lambda _: None,
     ) -> None:
-        self.db, self.operations, self.ring = db, operations, ring
+        self.db, self.operations, self.ring, self.send = db, operations, ring, send
 
     def questions(self, only: Filter | None = None, *, limit: int = 100) -> list[Question]:
         """What waits for an answer, oldest first."""
         return [self._question(row) for row in self._rows(only or Filter(), limit)]
+
+    def settled(self, only: Filter, *, limit: int = 100, recent: int = 10_000) -> list[Question]:
+        """What is long settled, newest first, among the newest ``recent`` rows of the ledger."""
+        with self.db.transaction() as tx:
+            ids = [
+                mutation_id
+                for status in only.statuses
+                for mutation_id in listings.recent_mutations(
+                    tx, status=status, workflow=only.workflow, recent=recent, limit=limit
+                )
+            ]
+            rows = ledger.questions(tx, statuses=only.statuses, ids=ids, limit=limit)
+        return [self._question(row) for row in reversed(rows)]
 
     def asked_by(self, to: str, only: Filter | None = None, *, limit: int = 10_000) -> list[Matched]:
         """Questions by what a provider's records may know them by: ``idempotency_key`` or ``params.<name>``.
@@ -135,8 +155,11 @@ class Desk:
         ]
 
     def approvals(self, workflow: str | None = None, *, limit: int = 100) -> list[Question]:
-        """Requests that wait to be allowed or refused."""
-        return self.questions(Filter(workflow=workflow, statuses=(MutationStatus.PENDING,)), limit=limit)
+        """Requests that wait to be allowed or refused, oldest first."""
+        with self.db.transaction() as tx:
+            ids = listings.approvals(tx, workflow, limit=limit)
+            rows = ledger.questions(tx, statuses=(MutationStatus.PENDING,), ids=ids, limit=limit)
+        return [self._question(row) for row in rows]
 
     def question(self, mutation_id: UUID) -> Question:
         """One mutation, whatever its status."""
@@ -157,13 +180,18 @@ class Desk:
         """Allow exactly the request this question shows; one that changed meanwhile is not sent."""
         with self.db.transaction() as tx:
             mutations.approve(tx, MutationId(question.id), by, request_hash=question.request_hash)
-        self.ring(question.workflow)
+        self.send(question.run_id)
 
     def reject(self, mutation_id: UUID, by: Person) -> None:
         """Refuse a request: its events are skipped, and it is never sent."""
         with self.db.transaction() as tx:
             row = mutations.reject(tx, MutationId(mutation_id), by)
         self.ring(row.workflow)
+
+    def acknowledge(self, mutation_id: UUID, by: Person) -> None:
+        """An effect that surfaced late was dealt with outside; nobody is reminded of it any more."""
+        with self.db.transaction() as tx:
+            mutations.acknowledge(tx, MutationId(mutation_id), by)
 
     def settle(self, given: Iterable[Given], by: Person) -> Settled:
         """Give many answers, each on its own: one that is refused does not keep the others from being taken."""

@@ -1,0 +1,236 @@
+"""``pipeline attention``, ``quarantine`` and ``trace``: what waits for a person, and what led to what."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from pipeline.cli import lists, shown
+from pipeline.client import attention as client
+from pipeline.client import names, traces
+from pipeline.client.attention import Item
+from pipeline.client.desk import Desk
+from pipeline.client.quarantine import Quarantine, SetAside, Verb, Which
+from pipeline.client.traces import Node, Trace
+from pipeline.store.database import Database
+
+EXIT_WAITING = 4
+
+quarantine = typer.Typer(
+    help="Events that were set aside: look at them, hand them back, or go on without them.", no_args_is_help=True
+)
+
+Workflow = Annotated[str | None, typer.Option(help="Only of this workflow.")]
+Handler = Annotated[str | None, typer.Option(help="Only for this handler; needs --workflow.")]
+Waiting = Annotated[bool, typer.Option("--waiting", help="Those that wait for the handler, not those set aside.")]
+EventIds = Annotated[
+    list[str] | None, typer.Argument(help="Which events, by id. Without them, all that the options name.")
+]
+
+
+def attention(
+    context: typer.Context,
+    workflow: Workflow = None,
+    limit: shown.Limit = 100,
+    recent: Annotated[
+        int, typer.Option(min=1, help="How many of the newest runs the doctor looks back over.")
+    ] = 10_000,
+    check: Annotated[bool, typer.Option("--check", help=f"Exit with {EXIT_WAITING} when something waits.")] = False,
+    as_json: shown.AsJson = False,
+) -> None:
+    """List everything that waits for a person, oldest first, each with the exact commands to type."""
+    database: Database = context.obj
+    if workflow is not None:
+        with database.transaction() as tx:
+            names.workflow(tx, workflow)
+    items = client.items(Desk(database, shown.registry()), workflow=workflow, limit=limit, recent=recent)
+    if as_json:
+        shown.as_json([item.as_dict() for item in items])
+    elif not items:
+        shown.say("Nothing waits for a person.")
+    else:
+        _show(items, database)
+    if check and items:
+        raise typer.Exit(EXIT_WAITING)
+
+
+def trace(
+    context: typer.Context,
+    id_: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="An event id, message id, run id, mutation id, idempotency key, or what the outside system called "
+            "its result. If it is several things, put event:, message:, run:, mutation:, key: or external: before it.",
+        ),
+    ],
+    recent: shown.Recent = traces.RECENT,
+    most: Annotated[int, typer.Option(min=1, max=5_000, help="How many things to show at most.")] = traces.MOST_NODES,
+    as_json: shown.AsJson = False,
+) -> None:
+    """Show everything an input caused, both ways: from where it began down to what followed."""
+    found = traces.trace(context.obj, id_, recent=recent, most=most)
+    if as_json:
+        shown.as_json(found.as_dict())
+    else:
+        _draw(found)
+
+
+@quarantine.command("list")
+def list_(
+    context: typer.Context,
+    workflow: Workflow = None,
+    handler: Handler = None,
+    waiting: Waiting = False,
+    limit: shown.Limit = 100,
+    as_json: shown.AsJson = False,
+) -> None:
+    """List events that were set aside, oldest first, with the error that did it."""
+    database: Database = context.obj
+    found = Quarantine(database).listed(Which(workflow=workflow, handler=handler, waiting=waiting), limit=limit)
+    if as_json:
+        shown.as_json([each.as_dict() for each in found])
+    elif found:
+        _list(f"{len(found)} events", found, database)
+    else:
+        shown.say("Nothing waits there." if waiting else "Nothing was set aside.")
+
+
+@quarantine.command()
+def release(  # noqa: PLR0913 - options of a command
+    context: typer.Context,
+    events: EventIds = None,
+    *,
+    workflow: Workflow = None,
+    handler: Handler = None,
+    reason: shown.Reason = "",
+    by: shown.By = "",
+    limit: shown.Limit = 1_000,
+    yes: shown.Yes = False,
+    as_json: shown.AsJson = False,
+) -> None:
+    """Hand events back to their consumers; they count as new, with their failures forgotten."""
+    which = Which(workflow=workflow, handler=handler, event_ids=_ids(events))
+    _act(context, Verb.RELEASE, which, limit, (reason, by, yes, as_json))
+
+
+@quarantine.command()
+def skip(  # noqa: PLR0913 - options of a command
+    context: typer.Context,
+    events: EventIds = None,
+    *,
+    workflow: Workflow = None,
+    handler: Handler = None,
+    waiting: Waiting = False,
+    reason: shown.Reason = "",
+    by: shown.By = "",
+    limit: shown.Limit = 1_000,
+    yes: shown.Yes = False,
+    as_json: shown.AsJson = False,
+) -> None:
+    """Go on without events: no run of that consumer ever takes them."""
+    which = Which(workflow=workflow, handler=handler, event_ids=_ids(events), waiting=waiting)
+    _act(context, Verb.SKIP, which, limit, (reason, by, yes, as_json))
+
+
+@quarantine.command()
+def add(  # noqa: PLR0913 - options of a command
+    context: typer.Context,
+    events: Annotated[list[str], typer.Argument(help="Which events, by id.")],
+    *,
+    workflow: Annotated[str, typer.Option(help="The workflow of the handler.")],
+    handler: Annotated[str, typer.Option(help="For which handler.")],
+    reason: shown.Reason = "",
+    by: shown.By = "",
+    yes: shown.Yes = False,
+    as_json: shown.AsJson = False,
+) -> None:
+    """Set events aside that wait for a handler."""
+    which = Which(workflow=workflow, handler=handler, event_ids=_ids(events), waiting=True)
+    _act(context, Verb.ADD, which, len(events), (reason, by, yes, as_json))
+
+
+_PAST = {Verb.ADD: "set aside", Verb.RELEASE: "released", Verb.SKIP: "skipped"}
+
+
+def _act(context: typer.Context, verb: Verb, which: Which, limit: int, options: tuple[str, str, bool, bool]) -> None:
+    """Show what would be done; do it only when asked to."""
+    reason, by, yes, as_json = options
+    bell, database = shown.Bell(), context.obj
+    desk = Quarantine(database, bell.workflow)
+    chosen = desk.listed(which, limit=limit)
+    done = desk.act(verb, chosen, shown.person(by, reason)) if yes else None
+    if as_json:
+        taken, refused = (done.taken, done.refused) if done else ([], {})
+        chosen_ids = [each.event_id for each in chosen]
+        shown.as_json({"chosen": chosen_ids, "is_done": yes, "taken": taken, "refused": refused, "is_rung": bell.heard})
+    elif not chosen:
+        shown.say("No such event: nothing was changed. `pipeline events ID` shows how one stands.")
+    else:
+        _list(f"{len(chosen)} events to be {_PAST[verb]}", chosen, database)
+        if done is None:
+            shown.say("Nothing was changed. Repeat with --yes to do it.")
+        else:
+            shown.say(f"{len(done.taken)} {_PAST[verb]}, {len(done.refused)} refused", bell.words())
+            shown.say(*(f"{subject}: {words}" for subject, words in done.refused.items()))
+    if done is not None and done.refused:
+        raise typer.Exit(1)
+
+
+def _ids(events: list[str] | None) -> tuple[int, ...]:
+    return tuple(names.event_id(event) for event in events or ())
+
+
+def _list(title: str, found: list[SetAside], database: Database) -> None:
+    with database.transaction() as tx:
+        now = tx.clock()
+    rows = [
+        (
+            each.event_id,
+            each.message_id,
+            f"{each.workflow}/{each.handler}",
+            each.failures,
+            shown.age(each.created_at, now),
+        )
+        for each in found
+    ]
+    columns = ("event", "message id", "handler", "failures", "age")
+    lists.listed(title, columns, rows, [each.error or each.title or "" for each in found], note="why")
+
+
+def _show(items: list[Item], database: Database) -> None:
+    with database.transaction() as tx:
+        now = tx.clock()
+    things = "1 thing waits" if len(items) == 1 else f"{len(items)} things wait"
+    shown.say(f"{things} for a person, oldest first.")
+    for item in items:
+        since = f"  for {shown.age(item.since, now)}" if item.since else ""
+        of = f" of {item.workflow}" if item.workflow and item.subject != f"workflow {item.workflow}" else ""
+        shown.say(f"\n{item.kind}  {item.subject}{of}{since}")
+        shown.say(f"  {item.why}", *(f"    {command}" for command in item.commands))
+
+
+def _draw(found: Trace) -> None:
+    """Each thing on a line of its own, ids whole: the terminal may wrap it, nothing is folded."""
+    for root in found.roots:
+        tree = Tree(_label(root), guide_style="dim")
+        _grow(tree, root)
+        Console(highlight=False, width=10_000 if not Console().is_terminal else None, soft_wrap=True).print(tree)
+    if found.is_partial:
+        shown.say("There is more than is shown; --most shows it.")
+
+
+def _grow(tree: Tree, node: Node) -> None:
+    for child in node.children:
+        _grow(tree.add(_label(child)), child)
+
+
+def _label(node: Node) -> Text:
+    line = Text(no_wrap=True, overflow="ignore")
+    line.append(f"{node.kind} ", style="dim").append(node.id, style="bold" if node.is_asked else "")
+    line.append(f"  {node.words}  ").append(f"[{node.status}]", style="cyan")
+    if node.is_asked:
+        line.append("  <- this", style="bold green")
+    return line

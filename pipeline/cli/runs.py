@@ -1,0 +1,198 @@
+"""``pipeline runs`` and ``pipeline events``: lists, and everything about one."""
+
+from typing import Annotated
+
+import typer
+
+from pipeline.cli import lists, shown
+from pipeline.client import events as event_client
+from pipeline.client import runs as client
+from pipeline.client.advice import Advice
+from pipeline.client.events import EventDetail, EventFilter
+from pipeline.client.runs import EventLine, Run, RunDetail, RunFilter
+from pipeline.client.timelines import Moment
+from pipeline.domain.events import DeliveryStatus
+from pipeline.domain.runs import Phase, RunStatus
+from pipeline.store.database import Database
+
+Workflow = Annotated[str | None, typer.Option(help="Only of this workflow.")]
+
+
+def runs(  # noqa: PLR0913 - options of a command
+    context: typer.Context,
+    run: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id or how that begins.")] = None,
+    *,
+    workflow: Workflow = None,
+    handler: Annotated[str | None, typer.Option(help="Only of this handler.")] = None,
+    status: Annotated[RunStatus | None, typer.Option(help="Only of this status.")] = None,
+    phase: Annotated[Phase | None, typer.Option(help="Only in this phase.")] = None,
+    limit: shown.Limit = 50,
+    recent: shown.Recent = client.RECENT,
+    as_json: shown.AsJson = False,
+) -> None:
+    """List runs, newest first. With an id: its timeline, inputs, outputs, mutation, and what to do next."""
+    database: Database = context.obj
+    wanted = shown.one(run)
+    if wanted is not None:
+        detail = client.detail(database, wanted)
+        shown.as_json(detail.as_dict()) if as_json else _show_run(detail)
+        return
+    only = RunFilter(workflow=workflow, handler=handler, status=status, phase=phase)
+    found = client.listed(database, only, limit=limit, recent=recent)
+    if as_json:
+        shown.as_json([each.as_dict() for each in found.runs])
+        return
+    with database.transaction() as tx:
+        now = tx.clock()
+    lists.listed(
+        f"{len(found.runs)} runs" if found.runs else "No such run.",
+        ("id", "status", "age", "handler"),
+        [
+            (each.id, each.status, shown.age(each.created_at, now), f"{each.workflow}/{each.handler}")
+            for each in found.runs
+        ],
+        [_about(each) for each in found.runs],
+        note="what",
+    )
+    _say_partial("runs", recent, is_partial=found.is_partial)
+
+
+def events(  # noqa: PLR0913 - options of a command
+    context: typer.Context,
+    event: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id.")] = None,
+    *,
+    workflow: Workflow = None,
+    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    status: Annotated[
+        DeliveryStatus | None, typer.Option(help="Only those that stand like this for a consumer.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Only of this key.")] = None,
+    message_id: Annotated[str | None, typer.Option(help="Only of this message id.")] = None,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="Show the payload too; it may hold personal data.")
+    ] = False,
+    limit: shown.Limit = 50,
+    recent: shown.Recent = event_client.RECENT,
+    as_json: shown.AsJson = False,
+) -> None:
+    """List events, newest first. With an id: its deliveries, and what each of them caused."""
+    database: Database = context.obj
+    wanted = shown.one(event)
+    if wanted is not None:
+        detail = event_client.detail(database, wanted, payload=payload)
+        shown.as_json(detail.as_dict()) if as_json else _show_event(detail, payload=payload)
+        return
+    only = EventFilter(workflow=workflow, topic=topic, status=status, key=key, message_id=message_id)
+    found = event_client.listed(database, only, limit=limit, recent=recent)
+    if as_json:
+        shown.as_json([each.as_dict() for each in found.events])
+        return
+    with database.transaction() as tx:
+        now = tx.clock()
+    lists.listed(
+        f"{len(found.events)} events" if found.events else "No such event.",
+        ("id", "message id", "topic", "age"),
+        [
+            (each.id, each.message_id, f"{each.workflow}/{each.topic}", shown.age(each.created_at, now))
+            for each in found.events
+        ],
+        [", ".join(each.deliveries) or "nobody listens" for each in found.events],
+        note="deliveries",
+    )
+    _say_partial("events", recent, is_partial=found.is_partial)
+
+
+def timeline(moments: tuple[Moment, ...]) -> None:
+    """Print what happened, oldest first; what is planned is marked."""
+    rows = [
+        (
+            f"{each.at:%Y-%m-%d %H:%M:%S}.{each.at.microsecond // 1000:03}",
+            ("(planned) " if each.is_planned else "") + each.what,
+            each.by or "",
+        )
+        for each in moments
+    ]
+    lists.listed("\ntimeline", ("at", "what", "by"), rows, [each.note for each in moments], note="note")
+
+
+def advised(advice: Advice) -> None:
+    """Print what to do next, with the commands on lines of their own."""
+    shown.say("", "\nnext", f"  {advice.words}", *(f"  {command}" for command in advice.commands))
+
+
+def _about(run: Run) -> str:
+    """How far it got, unless it is done, and what went wrong or what it is about."""
+    words = run.error or run.title or ""
+    if run.status == RunStatus.COMMITTED:
+        return words
+    return f"{run.phase}: {words}" if words else str(run.phase)
+
+
+def _show_run(found: RunDetail) -> None:
+    run, mutation = found.run, found.mutation
+    lists.fields(
+        ("run", run.id),
+        ("of", f"{run.workflow}/{run.handler}"),
+        ("title", run.title),
+        ("phase", run.phase),
+        ("status", run.status),
+        ("attempt", run.attempt),
+        ("error", run.error),
+        ("worker", found.worker),
+        ("carries", found.retry_of),
+        ("carried by", found.carried_by),
+        ("mutation", mutation.id if mutation else None),
+        ("  asks for", mutation.operation if mutation else None),
+        ("  status", mutation.status if mutation else None),
+        ("  key", mutation.idempotency_key if mutation else None),
+        ("  error", mutation.error if mutation else None),
+    )
+    _event_lines("inputs", found.inputs)
+    _event_lines("outputs", found.outputs)
+    timeline(found.timeline)
+    advised(found.advice)
+
+
+def _show_event(found: EventDetail, *, payload: bool) -> None:
+    event = found.event
+    lists.fields(
+        ("event", event.id),
+        ("topic", f"{event.workflow}/{event.topic}"),
+        ("message id", event.message_id),
+        ("key", event.key),
+        ("title", event.title),
+        ("published", shown.moment(event.created_at)),
+        ("by run", event.created_by_run_id),
+        ("caused by", ", ".join(f"event {id_}" for id_ in found.caused_by)),
+    )
+    for delivery in found.deliveries:
+        gone = " (gone from the code)" if delivery.is_retired else ""
+        error = f": {delivery.error}" if delivery.error else ""
+        later = f", not before {shown.moment(delivery.available_at)}" if delivery.available_at else ""
+        lists.listed(
+            f"\n{delivery.handler}{gone}: {delivery.status}{later}{error}",
+            ("run", "status", "phase"),
+            [(run.id, run.status, run.phase) for run in delivery.runs],
+            [run.error or run.title or "" for run in delivery.runs],
+            note="what",
+        )
+        _event_lines("  caused", delivery.outputs)
+    if not found.deliveries:
+        shown.say("\nNobody listens to its topic.")
+    if found.acts:
+        timeline(found.acts)
+    if payload:
+        shown.say("\npayload")
+        shown.as_json(found.payload)
+
+
+def _event_lines(title: str, events: tuple[EventLine, ...]) -> None:
+    if events:
+        rows = [(each.id, each.message_id, each.topic) for each in events]
+        notes = [", ".join(each.deliveries) or "nobody listens" for each in events]
+        lists.listed(f"\n{title}", ("event", "message id", "topic"), rows, notes, note="deliveries")
+
+
+def _say_partial(what: str, recent: int, *, is_partial: bool) -> None:
+    if is_partial:
+        shown.say(f"Only the newest {recent} {what} were looked through; --recent looks further back.")

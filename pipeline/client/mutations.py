@@ -1,0 +1,42 @@
+"""One mutation with everything that is known of it."""
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from pipeline.client import advice, names, timelines
+from pipeline.client.advice import Advice
+from pipeline.client.desk import Desk, Question
+from pipeline.client.timelines import Moment
+from pipeline.store import listings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MutationDetail:
+    """Everything about one mutation."""
+
+    question: Question
+    result: Any  #: null unless it was asked for: it may hold personal data
+    resolved_by: str | None  #: call, reconcile, person …
+    resolved_at: datetime | None
+    timeline: tuple[Moment, ...]
+    advice: Advice
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def detail(desk: Desk, text: str, *, result: bool = False) -> MutationDetail:
+    """A mutation by its id or by how that begins; with what came back if that is asked for."""
+    with desk.db.transaction() as tx:
+        mutation_id = names.uuid(tx, text, "mutation")
+        (row,) = listings.mutations(tx, [mutation_id])
+        timeline = timelines.of_mutation(row, acts=listings.audit(tx, mutation_id=mutation_id), now=tx.clock())
+    return MutationDetail(
+        question=desk.question(mutation_id),
+        result=row.result if result else None,
+        resolved_by=row.resolved_by,
+        resolved_at=row.resolved_at,
+        timeline=timeline,
+        advice=advice.for_mutation(row),
+    )

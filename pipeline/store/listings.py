@@ -1,0 +1,309 @@
+"""Reads for people: lists, and everything about one thing. Every one of them is bounded.
+
+What is open is found by an index. What is long done has no index of its own, which would make every
+write pay for a rare look: it is looked for among the newest rows, and the caller says how far back.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, TextClause, text
+
+from pipeline.store.database import Transaction
+
+Rows = Sequence[Row[Any]]
+
+#: How much is counted before a count becomes "at least".
+MOST_COUNTED = 10_000
+_MOST_LINES = 200
+
+_WORKFLOWS = text("""
+SELECT w.*, t.id AS task_id, t.opened_at AS task_opened_at FROM pipeline.workflows w
+LEFT JOIN pipeline.maintenance_tasks t ON t.workflow = w.name AND t.closed_at IS NULL
+WHERE CAST(:workflow AS text) IS NULL OR w.name = :workflow ORDER BY w.name
+""")
+
+_HANDLERS = text("""
+SELECT h.*, waiting.count AS waiting, reserved.count AS reserved, quarantined.count AS quarantined,
+  quarantined.oldest AS quarantined_id, oldest.id AS oldest_id, oldest.created_at AS oldest_at,
+  (SELECT count(*) FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id
+     AND r.finished_at IS NULL AND r.status = 'active') AS in_the_air,
+  ARRAY(SELECT s.topic FROM pipeline.subscriptions s
+        WHERE s.workflow = h.workflow AND s.handler_id = h.id ORDER BY s.topic) AS subscribes
+FROM pipeline.handlers h
+CROSS JOIN LATERAL (SELECT count(*), min(event_id) AS oldest FROM (
+  SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'pending'
+    AND d.event_id > h.low_watermark ORDER BY d.event_id LIMIT :most) d) waiting
+CROSS JOIN LATERAL (SELECT count(*), min(event_id) AS oldest FROM (
+  SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'
+  ORDER BY d.event_id LIMIT :most) d) reserved
+CROSS JOIN LATERAL (SELECT count(*), min(event_id) AS oldest FROM (
+  SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'quarantined'
+  ORDER BY d.event_id LIMIT :most) d) quarantined
+LEFT JOIN pipeline.events oldest ON oldest.id = coalesce(waiting.oldest, reserved.oldest)
+WHERE CAST(:workflow AS text) IS NULL OR h.workflow = :workflow ORDER BY h.workflow, h.name
+""")
+
+_BLOCKS = text("""
+SELECT b.* FROM pipeline.blocks b WHERE b.closed_at IS NULL
+  AND (CAST(:workflow AS text) IS NULL OR b.workflow = :workflow) ORDER BY b.since, b.id LIMIT :limit
+""")
+
+_EVENT = "e.id, e.workflow, e.topic, e.message_id, e.key, e.title, e.caused_by, e.created_by_run_id, e.created_at"
+#: Where an event stands for each of its consumers.
+_DELIVERED = """
+LEFT JOIN LATERAL (
+  SELECT array_agg(h.name || ': ' || d.status ORDER BY h.name) AS deliveries
+  FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id WHERE d.event_id = e.id
+) s ON true
+"""
+_ONLY_EVENTS = """
+    (CAST(:workflow AS text) IS NULL OR e.workflow = :workflow)
+    AND (CAST(:topic AS text) IS NULL OR e.topic = :topic)
+    AND (CAST(:key AS text) IS NULL OR e.key = :key)
+"""
+_RECENT_EVENTS = text(f"""
+SELECT e.*, s.deliveries FROM (
+  SELECT {_EVENT} FROM (SELECT * FROM pipeline.events ORDER BY id DESC LIMIT :recent) e
+  WHERE {_ONLY_EVENTS} AND (CAST(:status AS text) IS NULL OR EXISTS (
+    SELECT FROM pipeline.deliveries d WHERE d.event_id = e.id AND d.status = :status))
+  ORDER BY e.id DESC LIMIT :limit
+) e {_DELIVERED} ORDER BY e.id DESC
+""")
+_OPEN_EVENTS = text(f"""
+SELECT e.*, s.deliveries FROM (
+  SELECT DISTINCT {_EVENT} FROM pipeline.handlers h CROSS JOIN LATERAL (
+    SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = :status
+    ORDER BY d.event_id DESC LIMIT :recent
+  ) d JOIN pipeline.events e ON e.id = d.event_id WHERE {_ONLY_EVENTS} ORDER BY e.id DESC LIMIT :limit
+) e {_DELIVERED} ORDER BY e.id DESC
+""")
+_EVENTS_BY_MESSAGE = text(f"""
+SELECT e.*, s.deliveries FROM (
+  SELECT {_EVENT} FROM pipeline.topics t JOIN pipeline.events e
+    ON e.workflow = t.workflow AND e.topic = t.name AND e.message_id = :message_id
+  WHERE {_ONLY_EVENTS} AND (CAST(:status AS text) IS NULL OR EXISTS (
+    SELECT FROM pipeline.deliveries d WHERE d.event_id = e.id AND d.status = :status))
+  ORDER BY e.id DESC LIMIT :limit
+) e {_DELIVERED} ORDER BY e.id DESC
+""")
+_EVENTS_BY_ID = text(f"""
+SELECT {_EVENT}, e.payload, s.deliveries FROM pipeline.events e {_DELIVERED}
+WHERE e.id = ANY(CAST(:ids AS bigint[])) ORDER BY e.id
+""")
+_DELIVERIES = text("""
+SELECT d.*, h.name AS handler, h.workflow, h.retired FROM pipeline.deliveries d
+JOIN pipeline.handlers h ON h.id = d.handler_id
+WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name LIMIT :limit
+""")
+_SET_ASIDE = text(f"""
+SELECT {_EVENT}, h.name AS handler, h.retired, d.failures, d.error FROM pipeline.handlers h CROSS JOIN LATERAL (
+  SELECT * FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = :status AND d.offered_to IS NULL
+  ORDER BY d.event_id LIMIT :limit
+) d JOIN pipeline.events e ON e.id = d.event_id
+WHERE (CAST(:workflow AS text) IS NULL OR h.workflow = :workflow)
+  AND (CAST(:handler AS text) IS NULL OR h.name = :handler)
+ORDER BY d.event_id, h.name LIMIT :limit
+""")
+_SET_ASIDE_BY_ID = text(f"""
+SELECT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.error FROM pipeline.deliveries d
+JOIN pipeline.handlers h ON h.id = d.handler_id JOIN pipeline.events e ON e.id = d.event_id
+WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name
+""")
+
+_RUN = """
+  r.id, r.workflow, h.name AS handler, h.kind, r.phase, r.status, r.mutation_outcome, r.mutation_id, r.attempt,
+  r.retry_of, r.retry_pending, r.retry_at, r.error, r.error_type, r.created_at, r.started_at, r.finished_at,
+  r.event_ids, r.worker, r.lease_expires_at, coalesce(r.lease_expires_at > pipeline.clock(), false) AS is_leased,
+  r.prepare_result -> 'ui' ->> 'title' AS title
+"""
+_ONLY_RUNS = """
+    (CAST(:workflow AS text) IS NULL OR r.workflow = :workflow)
+    AND (CAST(:handler AS text) IS NULL OR h.name = :handler)
+    AND (CAST(:status AS text) IS NULL OR r.status = :status)
+    AND (CAST(:phase AS text) IS NULL OR r.phase = :phase)
+"""
+_RECENT_RUNS = text(f"""
+SELECT {_RUN} FROM (SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent) r
+JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_ONLY_RUNS} ORDER BY r.id DESC LIMIT :limit
+""")
+_ACTIVE_RUNS = text(f"""
+SELECT {_RUN} FROM pipeline.workflows w CROSS JOIN LATERAL (
+  SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :recent
+) r JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_ONLY_RUNS} ORDER BY r.id DESC LIMIT :limit
+""")
+_RUNS_BY_ID = text(f"""
+SELECT {_RUN} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
+WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
+""")
+_CARRIED_BY = text(f"""
+SELECT {_RUN} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
+WHERE r.retry_of = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
+""")
+_OUTPUTS = text(f"""
+SELECT {_EVENT}, s.deliveries FROM pipeline.events e {_DELIVERED}
+WHERE e.created_by_run_id = ANY(CAST(:ids AS uuid[])) ORDER BY e.id LIMIT :limit
+""")
+
+_LEDGER = text("""
+SELECT m.*, r.status AS run_status, r.phase AS run_phase, r.event_ids, h.name AS handler,
+  m.quiet_until > pipeline.clock() AS is_quiet
+FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.handlers h ON h.id = r.handler_id
+WHERE m.id = ANY(CAST(:ids AS uuid[])) ORDER BY m.id
+""")
+_RECENT_MUTATIONS = text("""
+SELECT m.id FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) m
+WHERE m.status = :status AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow) ORDER BY m.id DESC LIMIT :limit
+""")
+_APPROVALS = text("""
+SELECT m.id FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
+WHERE m.status = 'pending' AND r.status = 'paused:approval' AND m.approved_at IS NULL
+  AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow) ORDER BY m.id LIMIT :limit
+""")
+_SURFACED = text("""
+SELECT m.* FROM pipeline.mutations m
+WHERE m.surfaced_at IS NOT NULL AND m.acknowledged_by IS NULL ORDER BY m.id LIMIT :limit
+""")
+
+_AUDIT = text("""
+SELECT a.* FROM (
+  SELECT * FROM pipeline.audit WHERE run_id = CAST(:run_id AS uuid)
+  UNION SELECT * FROM pipeline.audit WHERE mutation_id = CAST(:mutation_id AS uuid)
+  UNION SELECT * FROM pipeline.audit WHERE event_id = CAST(:event_id AS bigint)
+) a ORDER BY a.id LIMIT :limit
+""")
+_AUDIT_OF_WORKFLOW = text("""
+SELECT a.* FROM (SELECT * FROM pipeline.audit ORDER BY id DESC LIMIT :recent) a
+WHERE a.workflow = :workflow ORDER BY a.id DESC LIMIT :limit
+""")
+_BLOCKS_OF_RUN = text("""
+SELECT b.* FROM (SELECT * FROM pipeline.blocks ORDER BY id DESC LIMIT :recent) b WHERE b.run_id = :run_id ORDER BY b.id
+""")
+
+_BEYOND = {
+    table: text(f"SELECT true FROM pipeline.{table} ORDER BY id DESC OFFSET :recent LIMIT 1")
+    for table in ("events", "runs", "mutations")
+}
+_OPEN_STATUSES = frozenset({"pending", "reserved", "quarantined"})
+
+
+def workflows(tx: Transaction, name: str | None = None) -> Rows:
+    """Every workflow, or one, with the task that asks for its code to be mended."""
+    return tx.all(_WORKFLOWS, workflow=name)
+
+
+def handlers(tx: Transaction, workflow: str | None = None, *, most: int = MOST_COUNTED) -> Rows:
+    """Handlers with what waits for them, counted up to ``most``."""
+    return tx.all(_HANDLERS, workflow=workflow, most=most)
+
+
+def blocks(tx: Transaction, workflow: str | None = None, *, limit: int = 1_000) -> Rows:
+    """What holds workflows back, oldest first."""
+    return tx.all(_BLOCKS, workflow=workflow, limit=limit)
+
+
+def events(tx: Transaction, *, message_id: str | None = None, status: str | None = None, **only: Any) -> Rows:
+    """Events, newest first; ``only`` names workflow, topic, key, recent and limit."""
+    given: dict[str, Any] = {"workflow": None, "topic": None, "key": None, "limit": 50, **only, "status": status}
+    statement, unused = _RECENT_EVENTS, ""
+    if message_id is not None:
+        statement, unused = _EVENTS_BY_MESSAGE, "recent"
+        given["message_id"] = message_id
+    elif status in _OPEN_STATUSES:
+        statement = _OPEN_EVENTS
+    return tx.all(statement, **{name: value for name, value in given.items() if name != unused})
+
+
+def events_by_id(tx: Transaction, ids: Sequence[int]) -> Rows:
+    """These events, with their payloads."""
+    return tx.all(_EVENTS_BY_ID, ids=list(ids))
+
+
+def deliveries(tx: Transaction, event_ids: Sequence[int], *, limit: int = 1_000) -> Rows:
+    """Where events stand for each consumer."""
+    return tx.all(_DELIVERIES, ids=list(event_ids), limit=limit)
+
+
+def set_aside(
+    tx: Transaction,
+    *,
+    status: str = "quarantined",
+    workflow: str | None = None,
+    handler: str | None = None,
+    limit: int = 100,
+) -> Rows:
+    """Events that were set aside (or, by status, that wait), oldest first, once for each consumer."""
+    return tx.all(_SET_ASIDE, status=status, workflow=workflow, handler=handler, limit=limit)
+
+
+def set_aside_by_id(tx: Transaction, ids: Sequence[int]) -> Rows:
+    """These events as they stand for each of their consumers."""
+    return tx.all(_SET_ASIDE_BY_ID, ids=list(ids))
+
+
+def runs(tx: Transaction, *, recent: int, limit: int = 50, **only: Any) -> Rows:
+    """Runs, newest first; ``only`` names workflow, handler, status and phase."""
+    given: dict[str, Any] = {"workflow": None, "handler": None, "status": None, "phase": None, **only}
+    statement: TextClause = _ACTIVE_RUNS if given["status"] == "active" else _RECENT_RUNS
+    return tx.all(statement, recent=recent, limit=limit, **given)
+
+
+def runs_by_id(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+    """These runs."""
+    return tx.all(_RUNS_BY_ID, ids=[str(id_) for id_ in ids])
+
+
+def carried_by(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+    """The runs that carried these forward."""
+    return tx.all(_CARRIED_BY, ids=[str(id_) for id_ in ids])
+
+
+def outputs(tx: Transaction, run_ids: Sequence[UUID], *, limit: int = _MOST_LINES) -> Rows:
+    """Events that these runs published."""
+    return tx.all(_OUTPUTS, ids=[str(id_) for id_ in run_ids], limit=limit)
+
+
+def mutations(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+    """Rows of the ledger, with the run each belongs to."""
+    return tx.all(_LEDGER, ids=[str(id_) for id_ in ids])
+
+
+def recent_mutations(
+    tx: Transaction, *, status: str, workflow: str | None = None, recent: int, limit: int = 100
+) -> list[UUID]:
+    """The newest mutations of a status that nothing waits for any more."""
+    given = {"status": status, "workflow": workflow, "recent": recent, "limit": limit}
+    return [row.id for row in tx.all(_RECENT_MUTATIONS, **given)]
+
+
+def approvals(tx: Transaction, workflow: str | None = None, *, limit: int = 100) -> list[UUID]:
+    """Requests that wait to be allowed, oldest first."""
+    return [row.id for row in tx.all(_APPROVALS, workflow=workflow, limit=limit)]
+
+
+def surfaced(tx: Transaction, *, limit: int = 100) -> Rows:
+    """Effects that surfaced late, and that nobody has dealt with."""
+    return tx.all(_SURFACED, limit=limit)
+
+
+def audit(
+    tx: Transaction, *, run_id: UUID | None = None, mutation_id: UUID | None = None, event_id: int | None = None
+) -> Rows:
+    """What people and sweeps decided about a run, a mutation or an event, oldest first."""
+    return tx.all(_AUDIT, run_id=run_id, mutation_id=mutation_id, event_id=event_id, limit=_MOST_LINES)
+
+
+def audit_of_workflow(tx: Transaction, workflow: str, *, recent: int, limit: int = 10) -> Rows:
+    """The newest acts about a workflow."""
+    return tx.all(_AUDIT_OF_WORKFLOW, workflow=workflow, recent=recent, limit=limit)
+
+
+def blocks_of_run(tx: Transaction, run_id: UUID, *, recent: int) -> Rows:
+    """How a run held its workflow back."""
+    return tx.all(_BLOCKS_OF_RUN, run_id=run_id, recent=recent)
+
+
+def has_older(tx: Transaction, table: str, recent: int) -> bool:
+    """Whether a table holds more than its newest ``recent`` rows."""
+    return tx.first(_BEYOND[table], recent=recent) is not None

@@ -1,0 +1,66 @@
+"""The ``pipeline`` command inside the test's process: what it prints, and how it ends."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pipeline.cli.main import main
+from pipeline.dev import servers
+from pipeline.store.database import Database
+
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?")
+_AGE = re.compile(r"\b\d+[smh]\b")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert self.code in (0, 4), self.err
+        return json.loads(self.out)
+
+    def plain(self) -> str:
+        """The output with what differs from run to run replaced by letters of the same length."""
+        text = _UUID.sub(lambda found: "U" * len(found[0]), self.out)
+        text = _MOMENT.sub(lambda found: "T" * len(found[0]), text)
+        text = _AGE.sub(lambda found: "A" * len(found[0]), text)
+        return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+Pipeline = Callable[..., Answer]
+
+
+@pytest.fixture
+def pipeline(
+    db: Database,
+    database_url: str,
+    embedded: servers.Servers,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Pipeline:
+    """Run a command on the database of this test, as wide as ``columns``."""
+    monkeypatch.setenv("PIPELINE_DATABASE_URL", database_url)
+    monkeypatch.setenv("PIPELINE_BROKER_URL", embedded.broker_url)
+    monkeypatch.setenv("PIPELINE_WORKFLOWS", "tests.support.counter")
+    monkeypatch.setenv("USER", "ada")
+    monkeypatch.setenv("LOGNAME", "ada")
+
+    def run(*arguments: str, columns: int = 200) -> Answer:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        said = capsys.readouterr()
+        return Answer(int(ended.value.code or 0), said.out, said.err)
+
+    return run
