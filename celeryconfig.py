@@ -6,11 +6,13 @@ These settings keep that rare and quick to repair; nothing here is needed for co
 
 import os
 from datetime import timedelta
+from typing import Any
 
 from pipeline.config import TIME_LIMIT_GRACE, Settings
 from pipeline.schedules.sweeps import periods as _periods
 
 _settings = Settings.load(os.environ)
+_is_rabbit = not _settings.broker_url.startswith("redis")
 _PHASES = {
     "pipeline.prepare": _settings.prepare_time_limit,
     "pipeline.mutate": _settings.mutate_time_limit,
@@ -24,9 +26,10 @@ def _limits(limit: timedelta) -> dict[str, float]:
     return {"soft_time_limit": soft, "time_limit": soft + TIME_LIMIT_GRACE.total_seconds()}
 
 
-def _queue(name: str) -> dict[str, str]:
+def _queue(name: str) -> dict[str, Any]:
     """An exchange and a key of the queue's own; by Celery's defaults all queues would share one."""
-    return {"exchange": name, "exchange_type": "direct", "routing_key": name}
+    arguments = {"queue_arguments": {"x-queue-type": "quorum"}} if _is_rabbit else {}
+    return {"exchange": name, "exchange_type": "direct", "routing_key": name, **arguments}
 
 
 # Broker
@@ -34,7 +37,9 @@ broker_url = _settings.broker_url
 broker_connection_retry_on_startup = True  # a worker may start before its broker
 broker_connection_max_retries = None  # a long outage must not end the worker: the default gives up after 100
 broker_transport_options = (
-    {
+    {"confirm_publish": True}  # a send that was not stored is an error, not a silence
+    if _is_rabbit
+    else {
         # when the messages of a worker that died come back
         "visibility_timeout": _settings.visibility_timeout.total_seconds(),
         "unacked_restore_interval": 10,  # look for such messages every 10 s ...
@@ -44,9 +49,8 @@ broker_transport_options = (
         "socket_keepalive": True,
         "health_check_interval": 5,  # notices a connection that died in silence
     }
-    if broker_url.startswith("redis")
-    else {"confirm_publish": True}  # RabbitMQ: a send that was not stored is an error, not a silence
 )
+task_create_missing_queue_type = "quorum"  # RabbitMQ's replicated kind; Redis knows no kinds
 
 # Sending: once more at once, then leave it to the sweep, which finds the run in Postgres
 task_publish_retry_policy = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.2}

@@ -20,7 +20,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, **variables: str) -> dict[str, Any]:
 
 
 def test_every_name_is_a_setting_that_celery_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported = {"os", "timedelta", "Settings", "TIME_LIMIT_GRACE", "PERIODS"}
+    imported = {"os", "timedelta", "Any", "Settings", "TIME_LIMIT_GRACE", "PERIODS"}
     assert set(loaded(monkeypatch)) - imported <= SETTING_KEYS
 
 
@@ -60,6 +60,8 @@ def test_every_network_wait_on_redis_is_bounded(monkeypatch: pytest.MonkeyPatch)
 def test_options_of_redis_are_not_given_to_rabbitmq(monkeypatch: pytest.MonkeyPatch) -> None:
     config = loaded(monkeypatch, PIPELINE_BROKER_URL="amqp://there")
     assert config["broker_transport_options"] == {"confirm_publish": True}
+    assert {queue["queue_arguments"]["x-queue-type"] for queue in config["task_queues"].values()} == {"quorum"}
+    assert "queue_arguments" not in loaded(monkeypatch, PIPELINE_BROKER_URL="redis://there")["task_queues"]["pipeline.next"]
 
 
 def test_importing_the_app_reads_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,86 @@
+"""The same promise with RabbitMQ as the broker: quorum queues, killed workers, and a broker that dies with -9."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from kombu import Connection
+
+from pipeline.dev import servers
+from tests.support import databases, rabbit
+from tests.support.cluster import Installation, installed
+from tests.support.rabbit import Rabbit
+
+QUEUES = [f"pipeline.{name}" for name in ("prepare", "mutate", "next", "schedule")]
+pytestmark = pytest.mark.skipif(not rabbit.is_installed(), reason=rabbit.MISSING)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
+    with rabbit.running(tmp_path_factory.mktemp("rabbit")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shop(broker: Rabbit, embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """A worker and a beat that stay for the whole module."""
+    home = tmp_path_factory.mktemp("nodes")
+    with (
+        databases.cloned(embedded.database_url, f"rabbit_{os.getpid()}") as database_url,
+        installed(home, database_url, broker.url) as found,
+    ):
+        found.worker(PIPELINE_COHORT="10")
+        found.beat()
+        yield found
+
+
+def test_a_cohort_goes_through_its_three_tasks(shop: Installation) -> None:
+    shop.publish(50)
+    shop.all_done_once()
+
+
+def test_the_queues_are_of_the_replicated_kind(shop: Installation, broker: Rabbit) -> None:
+    kinds = dict(line.split("\t") for line in broker.tell("list_queues", "name", "type").splitlines())
+    assert {kinds[name] for name in QUEUES} == {"quorum"}
+
+
+@pytest.mark.parametrize("gate", ["prepare", "before", "after", "next"])
+def test_children_killed_in_the_middle_of_a_phase_lose_and_repeat_nothing(shop: Installation, gate: str) -> None:
+    shop.recorder.shut(gate)
+    shop.publish(5)
+    shop.recorder.wait_at(gate)
+    shop.nodes[0].kill_children()
+    shop.recorder.open(gate)
+    shop.all_done_once()
+
+
+def test_a_worker_killed_with_9_loses_and_repeats_nothing(shop: Installation) -> None:
+    shop.recorder.shut("after")
+    shop.publish(20)
+    shop.recorder.wait_at("after")
+    shop.nodes[0].kill()
+    shop.recorder.open("after")
+    shop.worker(PIPELINE_COHORT="10")
+    shop.nodes[0] = shop.nodes.pop()
+    shop.all_done_once()
+
+
+def test_a_broker_killed_with_9_costs_time_and_nothing_else(shop: Installation, broker: Rabbit) -> None:
+    shop.recorder.shut("before")
+    shop.publish(40)
+    shop.recorder.wait_at("before")
+    broker.kill()
+    shop.recorder.open("before")
+    broker.start()
+    shop.all_done_once()
+
+
+def test_messages_purged_out_of_the_queues_cost_time_and_nothing_else(shop: Installation) -> None:
+    shop.recorder.shut("prepare")
+    shop.publish(60)
+    shop.recorder.wait_at("prepare")
+    with Connection(shop.broker_url) as connection:
+        for name in QUEUES:
+            connection.default_channel.queue_purge(name)
+    shop.recorder.open("prepare")
+    shop.all_done_once()
