@@ -36,7 +36,7 @@ from pipeline.telemetry import spans
 
 log = logging.getLogger(__name__)
 
-_WATCH_AGAIN = timedelta(minutes=10)  #: after a look of the watch that told nothing
+_WATCH_AGAIN = timedelta(minutes=10)  #: at most, after a look of the watch that told nothing or did not end
 _NO_TIME = timedelta(0)
 _LEFT_FOR = timedelta(seconds=30)  #: until a look is tried again that this worker had no code for
 _NOBODY_KNOWS = timedelta(hours=1)
@@ -105,11 +105,10 @@ class Reconciler:
     def _watch(self, row: Row[Any], operation: Operation[Any] | None) -> int:
         """Look for what should not be there. A look that tells nothing is taken again, until its time is over."""
         mutation_id = MutationId(row.id)
+        watch = operation.policy.watch if operation is not None else ()
         with self.db.transaction() as tx:
-            booked = mutations.watch(tx, mutation_id, _WATCH_AGAIN)
-            is_over = (
-                tx.clock() - row.resolved_at > max(operation.policy.watch if operation else (), default=_NO_TIME) * 2
-            )
+            booked = mutations.watch(tx, mutation_id, min(_WATCH_AGAIN, *watch))
+            is_over = tx.clock() - row.resolved_at > max(watch, default=_NO_TIME) * 2
         if booked is None:
             return 0
         can_look = operation is not None and operation.look is not None

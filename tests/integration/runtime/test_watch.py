@@ -22,10 +22,10 @@ from tests.support.reads import one
 WATCHFUL = ReconcilePolicy(max_attempts=1, watch=(timedelta(minutes=10), timedelta(hours=1)))
 
 
-def settled(db: Database, how: str = "did_not_happen") -> tuple[Shop, Inline, Any]:
+def settled(db: Database, how: str = "did_not_happen", policy: ReconcilePolicy = WATCHFUL) -> tuple[Shop, Inline, Any]:
     """A mutation that nobody could find and a person settled; its order was done again if it was not skipped."""
     shop = Shop()
-    shop.mail = scripted("mail", timeout=timedelta(seconds=2), policy=WATCHFUL)
+    shop.mail = scripted("mail", timeout=timedelta(seconds=2), policy=policy)
     shop.mail.will(Does.TIMES_OUT_BEFORE)
     shop.mail.cannot_tell(2)
     run = shop.started(db)
@@ -165,6 +165,21 @@ def test_a_look_of_the_watch_that_tells_nothing_is_taken_again(db: Database) -> 
         run.advance(timedelta(minutes=11))
     assert (run.ledger()[0].watched, run.ledger()[0].watch_at is None) == (0, False)
     arrives_late(shop, row)
+    run.sweeps.reconcile()
+    assert run.ledger()[0].surfaced_at is not None
+    with db.transaction() as tx:
+        mutations.acknowledge(tx, MutationId(row.id), TESTER)
+    run.sweeps.sessions()
+
+
+def test_a_look_of_a_short_watch_is_not_taken_again_only_after_its_whole_span(db: Database) -> None:
+    short = ReconcilePolicy(max_attempts=1, watch=(timedelta(seconds=20), timedelta(seconds=40)))
+    shop, run, row = settled(db, policy=short)
+    shop.mail.cannot_tell(1)
+    run.advance(timedelta(seconds=21))
+    run.sweeps.reconcile()
+    arrives_late(shop, row)
+    run.advance(timedelta(seconds=21))
     run.sweeps.reconcile()
     assert run.ledger()[0].surfaced_at is not None
     with db.transaction() as tx:
