@@ -89,6 +89,7 @@ def breaker(
     operation: Annotated[str, typer.Argument(help="connector.operation")],
     reason: shown.Reason = "",
     by: shown.By = "",
+    as_json: shown.AsJson = False,
 ) -> None:
     """Stop new mutations of an operation, or let them go on."""
     connector, _, name = operation.partition(".")
@@ -101,13 +102,16 @@ def breaker(
             f"Nobody knows the operation {operation!r}; known are: {', '.join(sorted(operations))}."
         )
     database: Database = context.obj
+    changed = True
     with database.transaction() as tx:
         if switch is Switch.OPEN:
             verbs.open_(tx, (connector, name), shown.person(by, reason))
-        elif not verbs.close(tx, (connector, name), shown.person(by, reason)):
-            typer.echo(f"{operation} was not open")
-            return
-    typer.echo(f"{operation}: {switch}")
+        else:
+            changed = verbs.close(tx, (connector, name), shown.person(by, reason))
+    if as_json:
+        shown.as_json({"operation": operation, "act": switch, "is_changed": changed})
+    else:
+        shown.say(f"{operation}: {switch}" if changed else f"{operation} was not open")
 
 
 def _kind(operation: Operation[Any]) -> str:

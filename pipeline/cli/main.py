@@ -9,11 +9,26 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from pipeline.cli import attention, chaos, connectors, consume, db, doctor, ingest, mutations, publish, runs, workflows
+from pipeline.cli import (
+    attention,
+    chaos,
+    connectors,
+    consume,
+    db,
+    dev,
+    doctor,
+    ingest,
+    mutations,
+    publish,
+    runs,
+    top,
+    workflows,
+)
 from pipeline.config import Settings, SettingsError
 from pipeline.dev import servers
 from pipeline.domain.errors import PipelineError, SchemaError
 from pipeline.store.database import Database
+from pipeline.telemetry import setup
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
 #: What each exit code means.
@@ -47,6 +62,7 @@ app.command("acknowledge")(mutations.acknowledge)
 app.command("pause")(workflows.pause)
 app.command("resume")(workflows.resume)
 app.command("maintenance")(workflows.maintenance)
+app.command("top")(top.top)
 app.command("doctor")(doctor.doctor)
 app.command("resolve")(mutations.resolve)
 app.command("resolve-from")(mutations.resolve_from)
@@ -57,6 +73,7 @@ app.command("breakers")(connectors.breakers)
 app.command("breaker")(connectors.breaker)
 app.command("chaos")(chaos.chaos)
 app.command("consume")(consume.consume)
+app.command("dev")(dev.dev)
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="PIPELINE_DATABASE_URL", help="Which database.", show_envvar=True)
@@ -68,8 +85,12 @@ def connect(context: typer.Context, database_url: DatabaseUrl = None) -> None:
     """Every command finds its database in the context; nothing is connected before it is used."""
     if database_url:
         os.environ["PIPELINE_DATABASE_URL"] = database_url
-    _use_embedded()
-    context.obj = Database.unpooled(str(Settings.load(os.environ).database_url))
+    if context.invoked_subcommand != "dev":  # it starts the servers, or joins those that run
+        _use_embedded()
+    settings = Settings.load(os.environ)
+    context.obj = Database.unpooled(str(settings.database_url))
+    setup.begin(settings.otlp_endpoint)
+    context.call_on_close(setup.end)
 
 
 def _use_embedded() -> None:

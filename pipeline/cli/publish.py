@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
+from pipeline.cli import shown
 from pipeline.client.publishing import Receipt
 from pipeline.client.publishing import publish as publish_in
 from pipeline.domain.errors import InvalidInputError
@@ -34,6 +35,7 @@ def publish(  # noqa: PLR0913 - options of a command
         Path | None, typer.Option(help="JSON lines, each with message_id and payload; - for standard input.")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Rewrite payloads that no run has seen.")] = False,
+    as_json: shown.AsJson = False,
 ) -> None:
     """Publish events. A message id that is there already changes nothing."""
     if (payload is None) == (file is None):
@@ -45,14 +47,14 @@ def publish(  # noqa: PLR0913 - options of a command
                 "A payload needs --message-id: the name of the fact, the same whenever it is repeated."
             )
         rows = iter([{"topic": topic, "message_id": message_id, "payload": _json(payload, "the payload")}])
-        _say(_all(database, workflow, rows, replace=replace, quiet=True))
+        _say(_all(database, workflow, rows, replace=replace, quiet=True), workflow, as_json=as_json)
         return
     assert file is not None
     if str(file) == "-":
-        _say(_all(database, workflow, _lines(sys.stdin, topic), replace=replace))
+        _say(_all(database, workflow, _lines(sys.stdin, topic), replace=replace), workflow, as_json=as_json)
         return
     with file.open(encoding="utf-8") as lines:
-        _say(_all(database, workflow, _lines(lines, topic), replace=replace))
+        _say(_all(database, workflow, _lines(lines, topic), replace=replace), workflow, as_json=as_json)
 
 
 def _all(
@@ -88,5 +90,14 @@ def _json(text: str, what: str) -> Any:
         raise InvalidInputError(f"{what.capitalize()} is no JSON: {error}.") from None
 
 
-def _say(counts: dict[str, int]) -> None:
+def _say(counts: dict[str, int], workflow: str, *, as_json: bool) -> None:
+    """Ring for what is new, and say what became of it; that nobody heard is no part of the answer."""
+    bell = shown.Bell()
+    if counts["new"] or counts["replaced"]:
+        bell.workflow(workflow)
+    if as_json:
+        shown.as_json({**counts, "is_rung": bell.heard})
+        return
     typer.echo(", ".join(f"{count} {name}" for name, count in counts.items()))
+    if bell.heard is False:
+        typer.echo(bell.words(), err=True)

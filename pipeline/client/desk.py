@@ -5,7 +5,8 @@ of its own, with who and why in the audit; what moved on meanwhile is refused an
 Many at once are previewed first: an ``Import`` or a filter shows what it would do before it does it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -19,8 +20,9 @@ from pipeline.domain.ids import MutationId
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.values import Person
 from pipeline.execution import mutations
-from pipeline.store import ledger, listings
+from pipeline.store import ledger, listings, views
 from pipeline.store.database import Database, Transaction
+from pipeline.telemetry import spans
 
 KEY = "idempotency_key"
 
@@ -172,19 +174,19 @@ class Desk:
     def answer(self, mutation_id: UUID, answer: Answer, by: Person, *, result: Any = None) -> None:
         """Settle one mutation. Refused while its request may still travel, and when it moved on."""
         self._check(answer, by, result)
-        with self.db.transaction() as tx:
+        with self._acting(mutation_id, answer, by) as tx:
             row = _settle(tx, MutationId(mutation_id), answer, by, result)
         self.ring(row.workflow)
 
     def approve(self, question: Question, by: Person) -> None:
         """Allow exactly the request this question shows; one that changed meanwhile is not sent."""
-        with self.db.transaction() as tx:
+        with self._acting(question.id, "approve", by) as tx:
             mutations.approve(tx, MutationId(question.id), by, request_hash=question.request_hash)
         self.send(question.run_id)
 
     def reject(self, mutation_id: UUID, by: Person) -> None:
         """Refuse a request: its events are skipped, and it is never sent."""
-        with self.db.transaction() as tx:
+        with self._acting(mutation_id, "reject", by) as tx:
             row = mutations.reject(tx, MutationId(mutation_id), by)
         self.ring(row.workflow)
 
@@ -203,7 +205,7 @@ class Desk:
                 who = (
                     by if item.result is None else replace(by, evidence={**(by.evidence or {}), "result": item.result})
                 )
-                with self.db.transaction() as tx:
+                with self._acting(item.question.id, item.answer, who) as tx:
                     _settle(tx, MutationId(item.question.id), item.answer, who, item.result)
             except PipelineError as error:
                 settled.refused[item.question.id] = str(error)
@@ -213,6 +215,18 @@ class Desk:
         for workflow in sorted(workflows):
             self.ring(workflow)
         return settled
+
+    @contextmanager
+    def _acting(self, mutation_id: UUID, words: str, by: Person) -> Iterator[Transaction]:
+        """A transaction for one act of a person; when somebody listens, a span in the trace of the run as well."""
+        with ExitStack() as last:
+            if spans.is_on():
+                with self.db.transaction() as tx:
+                    rows = views.mutations(tx, [mutation_id])
+                about = {spans.ACTOR: by.name, spans.WORDS: str(words)}
+                for row in rows:
+                    last.enter_context(spans.settling(spans.ANSWER, row, about))
+            yield last.enter_context(self.db.transaction())
 
     def _rows(self, only: Filter, limit: int) -> Sequence[Row[Any]]:
         with self.db.transaction() as tx:

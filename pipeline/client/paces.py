@@ -1,5 +1,6 @@
 """One look at everything at once, for a live view: workflows, how fast they go, and what waits for a person."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -38,7 +39,7 @@ class Frame:
         return asdict(self)
 
 
-def frame(desk: Desk, periods: dict[str, timedelta]) -> Frame:
+def frame(desk: Desk, periods: Mapping[str, timedelta]) -> Frame:
     """What is true now. The doctor's long look back is left to the doctor."""
     span = interval(SPAN)
     with desk.db.transaction() as tx:

@@ -1,0 +1,59 @@
+"""``pipeline dev``: the whole system in one terminal."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from pipeline.cli import shown
+from pipeline.config import Settings
+from pipeline.dev import development
+from pipeline.domain.errors import InvalidInputError
+
+_COLOURS = {"worker": "cyan", "beat": "magenta", "flower": "green"}
+_WIDEST = max(len(name) for name in _COLOURS)
+
+
+def dev(
+    modules: Annotated[
+        list[str] | None, typer.Argument(help="Modules with workflows; by default those of PIPELINE_WORKFLOWS.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Processes of the worker.")] = 2,
+    flower_port: Annotated[int, typer.Option(min=1, max=65535, help="Where Flower listens; another if taken.")] = 5555,
+    flower: Annotated[bool, typer.Option(help="Run Flower too, if it is installed.")] = True,
+    home: Annotated[Path | None, typer.Option(help="Where the servers keep their data.", show_default=False)] = None,
+) -> None:
+    """Run Postgres, Redis, a worker, beat and Flower in this terminal. Ctrl-C stops all of it.
+
+    A server whose URL is in the environment is used as it is. What crashes is started again, up to five times a minute.
+    """
+    settings = Settings.load(os.environ)
+    named = ",".join(modules) if modules else ",".join(settings.workflows)
+    os.environ["PIPELINE_WORKFLOWS"] = named
+    if not shown.registry().workflows:
+        raise InvalidInputError(
+            "No workflow is known; expected modules that declare one, such as `pipeline dev examples.receipts`, or "
+            "PIPELINE_WORKFLOWS."
+        )
+    options = development.Options(
+        home=home or settings.home,
+        workflows=named,
+        concurrency=concurrency,
+        flower_port=flower_port if flower else None,
+    )
+    code = development.run(options, os.environ, _tell)
+    sys.stdout.flush()
+    if code:
+        raise typer.Exit(code)
+
+
+def _tell(name: str, line: str) -> None:
+    """One line, with the name of who says it before it; flushed, because somebody may be waiting for it."""
+    prefix = Text(f"{name.ljust(_WIDEST)} │ " if name else "", style=_COLOURS.get(name, ""))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(prefix + Text.from_ansi(line) if name else Text(line))
+    sys.stdout.flush()

@@ -1,0 +1,138 @@
+"""``pipeline top``: workflows, how fast they go, and what waits for a person, live."""
+
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.cli import shown
+from pipeline.cli.workflows import counted
+from pipeline.client import paces
+from pipeline.client.desk import Desk
+from pipeline.client.paces import Frame
+from pipeline.client.workflows import Workflow
+from pipeline.config import Settings
+from pipeline.schedules.sweeps import periods
+
+_STYLES = {"active": "green", "paused": "yellow", "error": "bold red"}
+_NARROW = 100
+_MOST_ITEMS = 8
+
+
+def top(
+    context: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two frames.")] = 2.0,
+    as_json: shown.AsJson = False,
+) -> None:
+    """Watch workflows, backlog, rates and what waits for a person. q or Ctrl-C ends it."""
+    desk = Desk(context.obj, shown.registry())
+    sweeps = periods(Settings.load(os.environ).tick)
+    if as_json:
+        shown.as_json(paces.frame(desk, sweeps).as_dict())
+    elif once or not sys.stdout.isatty():
+        console = Console(highlight=False)
+        console.print(drawn(paces.frame(desk, sweeps), console.width))
+    else:
+        _watch(desk, sweeps, every)
+
+
+def drawn(frame: Frame, width: int) -> Group:
+    """One frame. On a narrow terminal the columns that matter least are left out."""
+    rates = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    is_narrow = width < _NARROW
+    columns = ["workflow", "status", "runs", "waiting", "oldest", "in/s", "done/s"]
+    columns += [] if is_narrow else ["stopped/s", "aside", "why"]
+    for column in columns:
+        rates.add_column(column, no_wrap=column != "why", justify="left")
+    for workflow in frame.workflows:
+        rates.add_row(*_cells(frame, workflow)[: len(columns)])
+    parts: list[Table | Text] = [_title(frame), Text(""), rates, Text(""), *_attention(frame)]
+    return Group(*parts)
+
+
+def _cells(frame: Frame, workflow: Workflow) -> list[Text]:
+    pace = frame.paces.get(workflow.name)
+    status = f"{workflow.status}, maintenance" if workflow.is_in_maintenance else workflow.status
+    rates = [f"{rate:.1f}" for rate in (pace.published, pace.committed, pace.stopped)] if pace else ["", "", ""]
+    return [
+        Text(workflow.name),
+        Text(status, style="yellow" if workflow.is_in_maintenance else _STYLES.get(workflow.status, "")),
+        Text(f"{workflow.in_the_air}/{workflow.concurrency}"),
+        Text(counted(workflow.waiting)),
+        Text(shown.age(workflow.oldest_at, frame.at)),
+        *(Text(rate) for rate in rates),
+        Text(str(workflow.quarantined or "")),
+        Text(workflow.why),
+    ]
+
+
+def _title(frame: Frame) -> Text:
+    title = Text(f"pipeline  {frame.at:%Y-%m-%d %H:%M:%S}  {len(frame.workflows)} workflows", style="bold")
+    if frame.late_sweeps:
+        title.append(f"  late: {', '.join(frame.late_sweeps)}; is beat running?", style="bold red")
+    return title
+
+
+def _attention(frame: Frame) -> list[Text]:
+    if not frame.attention:
+        return [Text("Nothing waits for a person.", style="dim")]
+    count = len(frame.attention)
+    lines = [Text(f"{count} wait for a person; `pipeline attention` says what to type", style="bold")]
+    for item in frame.attention[:_MOST_ITEMS]:
+        since = shown.age(item.since, frame.at)
+        lines.append(
+            Text(f"  {since.rjust(4)}  {item.kind}  {item.workflow}  {item.why}", no_wrap=True, overflow="ellipsis")
+        )
+    if count > _MOST_ITEMS:
+        lines.append(Text(f"  … and {count - _MOST_ITEMS} more", style="dim"))
+    return lines
+
+
+def _watch(desk: Desk, sweeps: Mapping[str, timedelta], every: float) -> None:
+    console = Console(highlight=False)
+    live = Live(console=console, screen=True, auto_refresh=False)
+    with suppress(KeyboardInterrupt), _keys() as is_asked_to_end, live:
+        while True:
+            live.update(drawn(paces.frame(desk, sweeps), console.width), refresh=True)
+            if is_asked_to_end(every):
+                return
+
+
+@contextmanager
+def _keys() -> Iterator["_Keys"]:
+    """Keys one by one, without Enter; the terminal is as it was afterwards."""
+    if not sys.stdin.isatty():
+        yield _Keys(None)
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield _Keys(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+class _Keys:
+    """Waits for a key that ends the view."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def __call__(self, within: float) -> bool:
+        """Whether q was pressed in time. Ctrl-C is an interrupt, and ends the command."""
+        watched = [] if self._descriptor is None else [self._descriptor]
+        ready, _, _ = select.select(watched, [], [], within)
+        return bool(ready) and os.read(ready[0], 1) in (b"q", b"Q", b"")

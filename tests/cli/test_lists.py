@@ -1,0 +1,249 @@
+"""Lists and single things, as a person reads them and as a program does."""
+
+import pytest
+
+from pipeline.domain.failures import FailureKind
+from pipeline.domain.runs import Phase
+from pipeline.execution import workflows
+from pipeline.store.database import Database
+from tests.cli import scenes
+from tests.cli.conftest import Pipeline
+from tests.factories import SOMEBODY, a_run, a_workflow, some_events, stopped
+
+WORKFLOWS_AT_80 = """\
+3 workflows
+name     status               since  runs  waiting  oldest  aside  version
+billing  error                AA     0/1   1        AA             1
+    approval: division by zero
+mails    paused               AA     0/1   0                       1
+    paused by ada: checked the provider's log
+shop     active, maintenance  AA     1/4   0        AA             1
+    maintenance: the schema changed"""
+
+WORKFLOWS_AT_120 = """\
+3 workflows
+name     status               since  runs  waiting  oldest  aside  version  why
+billing  error                AA     0/1   1        AA             1        approval: division by zero
+mails    paused               AA     0/1   0                       1        paused by ada: checked the provider's log
+shop     active, maintenance  AA     1/4   0        AA             1        maintenance: the schema changed"""
+
+
+def three_workflows(db: Database) -> None:
+    """One held back by a block, one by a person, one in maintenance with a run in the air."""
+    a_workflow(db)
+    scenes.a_blocked_workflow(db)
+    a_workflow(db, "mails")
+    a_workflow(db, "shop", concurrency=4)
+    some_events(db, "s1", workflow="shop")
+    a_run(db, Phase.PREPARED, workflow="shop")
+    with db.transaction() as tx:
+        workflows.pause(tx, "mails", SOMEBODY)
+        workflows.enter_maintenance(tx, "shop", "the schema changed")
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(80, WORKFLOWS_AT_80), (120, WORKFLOWS_AT_120)])
+def test_workflows_are_listed_with_how_they_stand_and_why(
+    db: Database, pipeline: Pipeline, columns: int, expected: str
+) -> None:
+    three_workflows(db)
+    assert pipeline("workflows", columns=columns).plain() == expected
+
+
+def test_workflows_are_told_to_programs_in_the_same_words(db: Database, pipeline: Pipeline) -> None:
+    three_workflows(db)
+    found = {each["name"]: each for each in pipeline("workflows", "--json").json}
+    assert (found["billing"]["status"], found["billing"]["waiting"]) == ("error", 1)
+    assert (found["mails"]["status"], found["mails"]["is_in_maintenance"]) == ("paused", False)
+    assert (found["shop"]["status"], found["shop"]["in_the_air"], found["shop"]["concurrency"]) == ("active", 1, 4)
+    detail = pipeline("workflows", "billing", "--json").json
+    assert detail["workflow"] == found["billing"]
+    assert [handler["name"] for handler in detail["handlers"]] == ["poll", "send"]
+    assert [block["kind"] for block in detail["blocks"]] == ["approval"]
+    assert detail["topics"][0] == {"name": "orders.paid", "has_schema": False, "consumers": ["send"]}
+
+
+def test_one_workflow_is_shown_with_handlers_topics_blocks_and_acts(db: Database, pipeline: Pipeline) -> None:
+    three_workflows(db)
+    assert pipeline("pause", "billing", "-m", "wait").code == 0
+    shown = pipeline("workflows", "show", "billing", columns=80)
+    for words in ("orders.paid    send", "send  consumer  0     1", "approval", "workflow.pause  ada", "wait"):
+        assert words in shown.out
+    assert shown.out == pipeline("workflows", "billing", columns=80).out
+
+
+def test_a_name_that_is_not_known_is_answered_with_the_one_that_may_have_been_meant(
+    db: Database, pipeline: Pipeline
+) -> None:
+    a_workflow(db)
+    for command in (
+        ("workflows", "biling"),
+        ("runs", "--workflow", "biling"),
+        ("events", "--workflow", "biling"),
+        ("mutations", "--workflow", "biling"),
+        ("resolve", "skip", "--workflow", "biling", "-m", "x", "--yes"),
+        ("attention", "--workflow", "biling"),
+        ("pause", "biling"),
+        ("quarantine", "list", "--workflow", "biling"),
+    ):
+        refused = pipeline(*command)
+        assert refused.code == 2, command
+        assert "There is no workflow 'biling'. Known: billing. Did you mean 'billing'?" in refused.err, command
+    assert "Did you mean 'send'?" in pipeline("runs", "--workflow", "billing", "--handler", "sent").err
+    assert "Did you mean 'orders.paid'?" in pipeline("events", "--workflow", "billing", "--topic", "order.paid").err
+
+
+def test_nothing_to_show_is_said_in_a_sentence(db: Database, pipeline: Pipeline) -> None:
+    del db
+    assert pipeline("workflows").out.startswith("No workflow has been registered yet.")
+    assert pipeline("runs").out == "No such run.\n"
+    assert pipeline("events").out == "No such event.\n"
+    assert pipeline("mutations").out == "0 indeterminate\n"
+    assert pipeline("attention").out == "Nothing waits for a person.\n"
+    assert pipeline("quarantine", "list").out == "Nothing was set aside.\n"
+    for command in ("workflows", "runs", "events", "mutations", "attention"):
+        assert pipeline(command, "--json").json == []
+
+
+RUNS_AT_80 = """\
+3 runs
+id                                    status                 age  handler
+UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU  failed:logic           AA   billing/send
+    prepared: division by zero
+UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU  paused:reconciliation  AA   billing/send
+    mutating: division by zero
+UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU  committed              AA   billing/send"""
+
+
+def test_runs_are_listed_newest_first_and_filtered(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db, concurrency=9, on_uncertain="contain")
+    done = scenes.a_done_order(db)
+    scenes.a_question(db, "order-2")
+    some_events(db, "order-3")
+    failed = stopped(db, a_run(db, Phase.PREPARED))
+    assert pipeline("runs", columns=80).plain() == RUNS_AT_80
+    only = pipeline("runs", "--status", "failed:logic", "--phase", "prepared", "--handler", "send", "--json").json
+    assert [run["id"] for run in only] == [str(failed.id)]
+    assert [run["id"] for run in pipeline("runs", "--status", "committed", "--json").json] == [str(done.id)]
+    assert pipeline("runs", "--status", "active", "--json").json == []
+    assert len(pipeline("runs", "--limit", "1", "--json").json) == 1
+    looked = pipeline("runs", "--status", "committed", "--recent", "1")
+    assert "Only the newest 1 runs were looked through; --recent looks further back." in looked.out
+
+
+RUN_AT_80 = """\
+run         UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
+of          billing/send
+phase       committed
+status      committed
+attempt     1
+worker      w
+mutation    UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
+  asks for  mail.send
+  status    applied
+  key       run:UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
+
+inputs
+event  message id  topic        deliveries
+N      order-1     orders.paid  send: consumed
+
+outputs
+event  message id          topic          deliveries
+N      receipt of order-1  receipts.sent  nobody listens
+
+timeline
+at                       what               by
+TTTTTTTTTTTTTTTTTTT.MMM  started
+TTTTTTTTTTTTTTTTTTT.MMM  taken by a worker
+TTTTTTTTTTTTTTTTTTT.MMM  asked for
+    mail.send, key run:UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
+TTTTTTTTTTTTTTTTTTT.MMM  sent
+TTTTTTTTTTTTTTTTTTT.MMM  applied
+    settled by call
+TTTTTTTTTTTTTTTTTTT.MMM  committed
+
+next
+  Nothing. It is done."""
+
+
+def test_one_run_is_shown_with_its_inputs_outputs_mutation_timeline_and_what_is_next(
+    db: Database, pipeline: Pipeline
+) -> None:
+    a_workflow(db)
+    run = scenes.a_done_order(db)
+    assert pipeline("runs", str(run.id), columns=80).plain() == RUN_AT_80
+    told = pipeline("runs", "show", str(run.id)[:23], "--json").json
+    assert (told["run"]["id"], told["mutation"]["status"]) == (str(run.id), "applied")
+    assert [moment["what"] for moment in told["timeline"]][-1] == "committed"
+    assert told["advice"] == {"words": "Nothing. It is done.", "commands": []}
+
+
+def test_a_stopped_run_says_what_to_type(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db)
+    blocked = scenes.a_blocked_workflow(db)
+    told = pipeline("runs", str(blocked.id), "--json").json
+    assert told["advice"]["commands"] == ['pipeline resume billing -m "why"']
+    assert [moment["what"] for moment in told["timeline"]][-2:] == ["stopped", "workflow held back"]
+    assert pipeline("resume", "billing", "-m", "new key").code == 0
+    assert pipeline("runs", str(blocked.id), "--json").json["advice"]["commands"] == []
+    failed = stopped(db, a_run(db, Phase.PREPARED), FailureKind.LOGIC)
+    advice = pipeline("runs", str(failed.id), "--json").json["advice"]
+    assert advice["commands"] == ['pipeline maintenance exit billing -m "why"']
+
+
+def test_an_id_that_is_none_or_not_there_or_of_several_is_refused_with_what_was_expected(
+    db: Database, pipeline: Pipeline
+) -> None:
+    a_workflow(db, concurrency=9)
+    runs = [scenes.a_done_order(db, f"order-{n}") for n in range(2)]
+    assert "'x' is not the id of a run; expected a UUID" in pipeline("runs", "x").err
+    assert "There is no run 'ffff'" in pipeline("runs", "ffff").err
+    assert "There is no mutation 'ffff'" in pipeline("mutations", "ffff").err
+    several = pipeline("runs", str(runs[0].id)[:5])
+    assert several.code == 2
+    assert "begins the ids of several runs" in several.err
+    assert all(str(run.id) in several.err for run in runs)
+    assert "'x' is not the id of an event; expected a number" in pipeline("events", "x").err
+    assert "There is no event '999999999'" in pipeline("events", "999999999").err
+    assert "names several things; expected one" in pipeline("runs", "ab", "cd").err
+
+
+def test_events_are_found_by_workflow_topic_status_key_and_message_id(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db)
+    scenes.a_done_order(db)
+    (waits,) = some_events(db, "order-2", key="ada")
+    listed = pipeline("events", columns=80)
+    assert "order-2             billing/orders.paid" in listed.out
+    assert "send: pending" in listed.out
+
+    def ids(*options: str) -> list[str]:
+        return [event["message_id"] for event in pipeline("events", *options, "--json").json]
+
+    assert ids() == ["order-2", "receipt of order-1", "order-1"]
+    assert ids("--workflow", "billing", "--topic", "receipts.sent") == ["receipt of order-1"]
+    assert ids("--status", "pending") == ["order-2"]
+    assert ids("--status", "consumed") == ["order-1"]
+    assert ids("--key", "ada") == ["order-2"]
+    assert ids("--message-id", "order-1") == ["order-1"]
+    assert ids("--message-id", "order-1", "--status", "pending") == []
+    told = pipeline("events", str(waits), "--json").json
+    assert (told["event"]["key"], told["payload"], told["deliveries"][0]["status"]) == ("ada", None, "pending")
+    assert pipeline("events", str(waits), "--payload", "--json").json["payload"] == {"n": 0}
+
+
+def test_one_event_is_shown_with_its_deliveries_and_what_each_caused(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db, consumers=("send", "count"))
+    run = scenes.a_done_order(db)
+    event = run.event_ids[0]
+    shown = pipeline("events", "show", str(event), columns=80).out
+    for words in ("send: consumed", str(run.id), "receipt of order-1", "count: pending"):
+        assert words in shown
+    deliveries = pipeline("events", str(event), "--json").json["deliveries"]
+    assert {each["handler"]: len(each["runs"]) for each in deliveries} == {"count": 0, "send": 1}
+
+
+def test_an_event_that_a_run_let_go_still_names_that_run(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db)
+    (event,) = some_events(db, "order-1")
+    stopped(db, a_run(db, Phase.PREPARED), FailureKind.LOGIC)
+    (delivery,) = pipeline("events", str(event), "--json").json["deliveries"]
+    assert (delivery["status"], [run["status"] for run in delivery["runs"]]) == ("pending", ["failed:logic"])

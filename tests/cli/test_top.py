@@ -1,0 +1,68 @@
+"""One frame of everything, printed or live."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+from pipeline.store.database import Database
+from tests.cli import scenes
+from tests.cli.conftest import Pipeline
+from tests.factories import a_workflow
+from tests.support.wait import wait_for
+
+PIPELINE = Path(sys.executable).parent / "pipeline"
+AT_80 = """\
+workflow  status  runs  waiting  oldest  in/s  done/s
+billing   paused  0/1   0        AA      R.R   R.R
+
+1 wait for a person; `pipeline attention` says what to type"""
+
+
+def test_one_frame_has_workflows_rates_and_what_waits(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db)
+    scenes.a_done_order(db)
+    row = scenes.a_question(db, "order-2")
+    frame = pipeline("top", "--once", columns=80)
+    title, _, rest = frame.plain().partition("\n\n")
+    assert "1 workflows" in title
+    assert "is beat running?" in frame.out, "no sweep has ever run here"
+    assert rest.replace("0.1", "R.R").replace("0.0", "R.R").startswith(AT_80)
+    wide = pipeline("top", "--once", columns=140).out
+    assert "reconciliation: division by zero" in wide
+    told = pipeline("top", "--json").json
+    assert told["paces"]["billing"]["committed"] > 0
+    assert told["paces"]["billing"]["published"] > 0
+    assert [item["subject"] for item in told["attention"]] == [f"mutation {row.id}"]
+    assert "tick" in told["late_sweeps"]
+
+
+def test_the_live_view_ends_on_q_and_leaves_the_terminal_as_it_was(db: Database, database_url: str) -> None:
+    a_workflow(db)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    environ |= {"PIPELINE_DATABASE_URL": database_url, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    ours, theirs = pty.openpty()
+    view = subprocess.Popen(
+        [PIPELINE, "top", "--every", "0.3"], env=environ, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    seen = b""
+
+    def shows() -> bool:
+        nonlocal seen
+        while select.select([ours], [], [], 0)[0]:
+            seen += os.read(ours, 65536)
+        return seen.count(b"Nothing waits for a person.") >= 2
+
+    try:
+        wait_for(shows, within=30, why="two frames")
+        os.write(ours, b"q")
+        assert view.wait(timeout=20) == 0
+        shows()
+        assert b"\x1b[?1049l" in seen, "the screen is given back"
+    finally:
+        view.kill()
+        view.wait()
+        os.close(ours)
+        os.close(theirs)

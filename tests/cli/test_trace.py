@@ -1,0 +1,114 @@
+"""From whatever a person knows to where it began, and from there to all that followed."""
+
+from typing import Any
+
+from pipeline.domain.ids import EventId
+from pipeline.domain.runs import Phase
+from pipeline.domain.values import HandlerSpec, NewEvent, Prepared, Reservation, TopicSpec, WorkflowSpec
+from pipeline.execution import runs, starts, workflows
+from pipeline.store import views
+from pipeline.store.database import Database
+from tests.cli import scenes
+from tests.cli.conftest import Pipeline
+from tests.factories import IN, LEASE, OUT, a_run, a_workflow, committed, held, some_events, stopped, the_run
+
+
+def two_steps(db: Database) -> tuple[Any, Any]:
+    """An order, the run that sent its receipt, and the run that filed the receipt."""
+    spec = WorkflowSpec(
+        name="billing",
+        topics=(TopicSpec(name=IN), TopicSpec(name=OUT), TopicSpec(name="filed")),
+        handlers=(HandlerSpec(name="send", subscribes=(IN,)), HandlerSpec(name="file", subscribes=(OUT,))),
+    )
+    with db.transaction() as tx:
+        workflows.register(tx, spec)
+    first = scenes.a_done_order(db, "order-1")
+    second = a_filed_receipt(db)
+    return first, second
+
+
+def a_filed_receipt(db: Database) -> Any:
+    with db.transaction() as tx:
+        (run,) = starts.start(tx, "billing", "file").runs
+        (run,) = runs.claim_prepare(tx, [run.id], lease=LEASE, worker="w").claimed
+        (event,) = views.peeked(tx, run, OUT, limit=1)
+        reserved = Reservation(topic=OUT, ids=(EventId(event.id),))
+        runs.finish_prepare(tx, [Prepared(held=held(run), reservations=(reserved,))]).only()
+        (run,) = runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w").claimed
+        runs.no_mutation(tx, [held(run)]).only()
+    return committed(db, the_run(db, run.id), published=[NewEvent(topic="filed", message_id="filed-1", payload={})])
+
+
+def shape(node: dict[str, Any]) -> Any:
+    """A tree as kinds alone."""
+    return {node["kind"]: [shape(child) for child in node["children"]]}
+
+
+WHOLE = {"event": [{"run": [{"mutation": []}, {"event": [{"run": [{"event": []}]}]}]}]}
+
+
+def test_everything_an_input_caused_is_shown_from_wherever_one_starts(db: Database, pipeline: Pipeline) -> None:
+    first, second = two_steps(db)
+    (event,) = first.event_ids
+    for asked, noun in (
+        (f"event:{event}", "event"),
+        ("order-1", "event"),
+        ("filed-1", "event"),
+        (str(second.id), "run"),
+        (str(first.id)[:30], "run"),
+        (str(first.mutation_id), "mutation"),
+        (f"run:{first.id}", "mutation"),
+    ):
+        told = pipeline("trace", asked, "--json").json
+        (root,) = told["roots"]
+        assert shape(root) == WHOLE, asked
+        assert told["asked"]["noun"] == noun or asked.startswith("run:"), asked
+        assert marks(root) == 1, asked
+    drawn = pipeline("trace", "order-1", columns=80).out
+    assert drawn.splitlines()[0].endswith("[send: consumed]  <- this")
+    assert f"└── run {first.id}  send  [committed]" in drawn
+    assert f"mutation {first.mutation_id}  mail.send, key run:{first.id}  [applied]" in drawn
+
+
+def marks(node: dict[str, Any]) -> int:
+    return int(node["is_asked"]) + sum(marks(child) for child in node["children"])
+
+
+def test_a_result_is_found_by_what_the_outside_system_called_it(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db)
+    row = scenes.a_question(db)
+    given = '{"charge": {"id": "ch_123", "number": 77001}}'
+    assert pipeline("resolve", "happened", str(row.id), "-m", "seen", "--result", given).code == 0
+    for asked in ("ch_123", "external:77001", f"key:run:{row.run_id}"):
+        assert pipeline("trace", asked, "--json").json["asked"]["id"] == str(row.id), asked
+
+
+def test_runs_that_let_an_event_go_are_in_its_tree(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db)
+    some_events(db, "order-1")
+    failed = stopped(db, a_run(db, Phase.PREPARED))
+    pipeline("maintenance", "exit", "billing", "-m", "mended")
+    done = committed(db, a_run(db, Phase.EMITTING))
+    (root,) = pipeline("trace", "order-1", "--json").json["roots"]
+    assert [child["id"] for child in root["children"]] == [str(failed.id), str(done.id)]
+
+
+def test_what_is_several_things_or_nothing_is_said(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db)
+    a_workflow(db, "mails")
+    (event,) = some_events(db, "order-1")
+    some_events(db, str(event), workflow="mails")
+    several = pipeline("trace", str(event))
+    assert several.code == 2
+    assert f"`pipeline trace event:{event}`" in several.err
+    assert f"`pipeline trace message:{event}`" in several.err
+    assert pipeline("trace", f"event:{event}").code == 0
+    nothing = pipeline("trace", "nowhere")
+    assert (nothing.code, "There is no event, message, run" in nothing.err) == (2, True)
+
+
+def test_a_large_tree_is_cut_where_the_caller_says(db: Database, pipeline: Pipeline) -> None:
+    two_steps(db)
+    short = pipeline("trace", "order-1", "--most", "2")
+    assert "There is more than is shown; --most shows it." in short.out
+    assert pipeline("trace", "order-1", "--most", "2", "--json").json["is_partial"] is True
