@@ -6,13 +6,15 @@ These settings keep that rare and quick to repair; nothing here is needed for co
 
 import os
 from datetime import timedelta
+from ssl import CERT_REQUIRED as _CERT_REQUIRED
 from typing import Any
 
 from pipeline.config import TIME_LIMIT_GRACE, Settings
 from pipeline.schedules.sweeps import periods as _periods
 
 _settings = Settings.load(os.environ)
-_is_rabbit = not _settings.broker_url.startswith("redis")
+_is_rabbit = _settings.broker_url.startswith("amqp")
+_PATIENCE = {"socket_timeout": 2, "socket_connect_timeout": 2}
 _PHASES = {
     "pipeline.prepare": _settings.prepare_time_limit,
     "pipeline.mutate": _settings.mutate_time_limit,
@@ -34,6 +36,8 @@ def _queue(name: str) -> dict[str, Any]:
 
 # Broker
 broker_url = _settings.broker_url
+if broker_url.startswith("rediss") and "ssl_cert_reqs" not in broker_url:
+    broker_use_ssl = {"ssl_cert_reqs": _CERT_REQUIRED}  # by default kombu would believe any certificate
 broker_connection_retry_on_startup = True  # a worker may start before its broker
 broker_connection_max_retries = None  # a long outage must not end the worker: the default gives up after 100
 broker_transport_options = (
@@ -48,6 +52,8 @@ broker_transport_options = (
         "socket_connect_timeout": 2,
         "socket_keepalive": True,
         "health_check_interval": 5,  # notices a connection that died in silence
+        # with Sentinel: which Redis, and no endless wait for a Sentinel that is gone
+        **({"master_name": _settings.broker_primary, "sentinel_kwargs": _PATIENCE} if _settings.broker_primary else {}),
     }
 )
 task_create_missing_queue_type = "quorum"  # RabbitMQ's replicated kind; Redis knows no kinds

@@ -29,7 +29,7 @@ PREFIX = "PIPELINE_"
 TIME_LIMIT_GRACE = timedelta(seconds=15)
 DURATION = "a duration such as 30s, 5m, 1h, 1m30s, PT30S or a number of seconds"
 DATABASE_URL = "postgresql://user:password@host:5432/name"
-BROKER_URL = "redis://:password@host:6379/0 or amqp://user:password@host:5672/vhost"
+BROKER_URL = "redis://:password@host:6379/0, sentinel://:password@host:26379/0 or amqp://user:password@host:5672/vhost"
 NOTIFY_URL = "https://host/path"
 OTLP_ENDPOINT = "http://collector:4318, without /v1/traces"
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -102,9 +102,10 @@ def database_url_of(value: str) -> str:
 
 
 def _broker_url(value: str) -> str:
-    parts = _split_url(value, BROKER_URL)
-    if parts.scheme not in ("redis", "rediss", "amqp", "amqps") or not parts.hostname:
-        raise ValueError(f"expected {BROKER_URL}")
+    for url in value.split(";") if value.startswith("sentinel") else (value,):  # one URL per Sentinel
+        parts = _split_url(url, BROKER_URL)
+        if parts.scheme not in ("redis", "rediss", "sentinel", "amqp", "amqps") or not parts.hostname:
+            raise ValueError(f"expected {BROKER_URL}")
     return value
 
 
@@ -156,6 +157,7 @@ class Settings(BaseSettings):
         repr=False,
         description="the broker that carries Celery's messages",
     )
+    broker_primary: str = Field(default="", description="what Redis Sentinel calls the Redis to use; with sentinel://")
     workflows: Annotated[tuple[str, ...], BeforeValidator(_modules), AfterValidator(_importable)] = Field(
         default=(), description="modules that define workflows, separated by commas"
     )
@@ -282,6 +284,12 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
             f"({_shown(settings.lease)}), so that one late beat does not lose the lease, "
             f"got {_shown(settings.heartbeat)}",
         )
+    if settings.broker_url.startswith("sentinel") != bool(settings.broker_primary):
+        yield (
+            frozenset({"broker_url", "broker_primary"}),
+            f"{_variable('broker_primary')}: expected a name if and only if {_variable('broker_url')} is sentinel://…, "
+            f"got {settings.broker_primary!r}",
+        )
     if settings.notify_url and not settings.notify_secret.get_secret_value():
         yield (
             frozenset({"notify_url", "notify_secret"}),
@@ -354,7 +362,7 @@ def _shown(value: object) -> str:
         case tuple():
             return ",".join(value)
         case str() if "://" in value:
-            return _masked(value)
+            return ";".join(map(_masked, value.split(";") if value.startswith("sentinel") else [value]))
     return str(value)
 
 

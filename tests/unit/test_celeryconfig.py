@@ -1,6 +1,7 @@
 """Celery's settings: what they must say, and that they follow ours."""
 
 import runpy
+import ssl
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from celery.app.defaults import SETTING_KEYS
 
+from pipeline.config import Settings, SettingsError
 from pipeline.schedules.sweeps import PERIODS
 
 CONFIG = Path(__file__).parents[2] / "celeryconfig.py"
@@ -61,7 +63,10 @@ def test_options_of_redis_are_not_given_to_rabbitmq(monkeypatch: pytest.MonkeyPa
     config = loaded(monkeypatch, PIPELINE_BROKER_URL="amqp://there")
     assert config["broker_transport_options"] == {"confirm_publish": True}
     assert {queue["queue_arguments"]["x-queue-type"] for queue in config["task_queues"].values()} == {"quorum"}
-    assert "queue_arguments" not in loaded(monkeypatch, PIPELINE_BROKER_URL="redis://there")["task_queues"]["pipeline.next"]
+    assert (
+        "queue_arguments"
+        not in loaded(monkeypatch, PIPELINE_BROKER_URL="redis://there")["task_queues"]["pipeline.next"]
+    )
 
 
 def test_importing_the_app_reads_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,3 +74,42 @@ def test_importing_the_app_reads_no_setting(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delitem(sys.modules, "pipeline.celery", raising=False)
     app = runpy.run_module("pipeline.celery")["app"]
     assert not app.configured
+
+
+def test_with_sentinel_the_primary_is_named_and_no_sentinel_is_waited_for_endlessly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "sentinel://:pw@one:26379/0;sentinel://:pw@two:26379/0"
+    config = loaded(monkeypatch, PIPELINE_BROKER_URL=url, PIPELINE_BROKER_PRIMARY="orders")
+    options = config["broker_transport_options"]
+    assert config["broker_url"] == url
+    assert options["master_name"] == "orders"
+    assert options["sentinel_kwargs"]["socket_timeout"] > 0
+    assert (
+        "master_name"
+        not in loaded(monkeypatch, PIPELINE_BROKER_URL="redis://one", PIPELINE_BROKER_PRIMARY="")[
+            "broker_transport_options"
+        ]
+    )
+
+
+def test_a_broker_with_tls_has_to_show_a_certificate_that_is_believed_unless_its_url_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert loaded(monkeypatch, PIPELINE_BROKER_URL="rediss://one")["broker_use_ssl"] == {
+        "ssl_cert_reqs": ssl.CERT_REQUIRED
+    }
+    assert "broker_use_ssl" not in loaded(monkeypatch, PIPELINE_BROKER_URL="rediss://one?ssl_cert_reqs=none")
+    assert "broker_use_ssl" not in loaded(monkeypatch, PIPELINE_BROKER_URL="redis://one")
+
+
+def test_a_name_of_a_primary_without_sentinel_and_sentinel_without_one_are_refused() -> None:
+    for environ in ({"PIPELINE_BROKER_URL": "sentinel://one"}, {"PIPELINE_BROKER_PRIMARY": "orders"}):
+        with pytest.raises(SettingsError, match="PIPELINE_BROKER_PRIMARY: expected a name if and only if"):
+            Settings.load(environ)
+
+
+def test_no_password_of_any_sentinel_is_shown() -> None:
+    url = "sentinel://:secret@one:26379/0;sentinel://:secret@two:26379/0"
+    rows = Settings.load({"PIPELINE_BROKER_URL": url, "PIPELINE_BROKER_PRIMARY": "orders"}).describe()
+    assert not [row for row in rows if "secret" in row.value]
