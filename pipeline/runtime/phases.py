@@ -96,11 +96,11 @@ class Phases:
             return returned if returned.culprits or len(reader.shown) != 1 else replace(returned, culprits=reader.shown)
         try:
             plan = _plan(run, consumer, returned, self.limits)
-            if spans.is_watched():
-                spans.linked(reader.taken(plan))
-            return plan
         except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
             return classify(error)
+        if spans.is_watched():
+            spans.linked(reader.taken(plan))
+        return plan
 
     def mutate(self, run: Row[Any]) -> Asked | Failure | None:
         """Ask a consumer for its one mutation."""

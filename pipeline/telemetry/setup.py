@@ -14,6 +14,7 @@ from typing import Any
 
 from opentelemetry import trace
 
+from pipeline.config import SettingsError
 from pipeline.telemetry import spans
 
 log = logging.getLogger(__name__)
@@ -34,9 +35,11 @@ _tracing: _Tracing | None = None
 def require(endpoint: str) -> None:
     """Refuse an endpoint when what sends to it is not installed."""
     if endpoint and find_spec("opentelemetry.exporter") is None:
-        raise RuntimeError(
-            "PIPELINE_OTLP_ENDPOINT is set, and the packages that send spans there are not installed. Expected the "
-            "extra `otel`: pip install 'pipeline[otel]'; or unset the variable."
+        raise SettingsError(
+            [
+                "PIPELINE_OTLP_ENDPOINT: what sends spans there is not installed; expected the extra `otel` "
+                "(pip install 'pipeline[otel]'), or no endpoint"
+            ]
         )
 
 
@@ -49,6 +52,7 @@ def begin(endpoint: str, *, process_wide: bool = True) -> Any:
     global _tracing
     if not endpoint:
         return None
+    require(endpoint)
     if _tracing is not None and _tracing.pid == os.getpid():
         return _tracing.provider
     if _tracing is not None:
@@ -81,32 +85,34 @@ def made(processor: Any) -> Any:
     """A provider as ours is, for spans that go to this processor."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.sampling import Sampler, SamplingResult
-
-    class Fair(Sampler):
-        """Asks the sampler of the environment about a trace id as evenly spread as it expects.
-
-        The ids of runs are not: the first bits of their lower half are the same in all of them.
-        """
-
-        def __init__(self, usual: Sampler) -> None:
-            self._usual = usual
-
-        def should_sample(self, parent_context: Any, trace_id: int, *args: Any, **kwargs: Any) -> SamplingResult:
-            lower = trace_id & _HALF
-            spread = (trace_id & ~_HALF) | ((lower << 2 | lower >> 62) & _HALF)
-            return self._usual.should_sample(parent_context, spread, *args, **kwargs)
-
-        def get_description(self) -> str:
-            return self._usual.get_description()
 
     resource = Resource.create({"process.pid": os.getpid()})
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "pipeline"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.sampler = Fair(provider.sampler)
+    provider.sampler = fair(provider.sampler)
     provider.add_span_processor(processor)
     return provider
+
+
+def fair(usual: Any) -> Any:
+    """A sampler that asks this one about a trace id as evenly spread as it expects.
+
+    The ids of runs are not: the first bits of their lower half are the same in all of them.
+    """
+    from opentelemetry.sdk.trace.sampling import Sampler, SamplingResult
+
+    class Fair(Sampler):
+        def should_sample(self, parent_context: Any, trace_id: int, *args: Any, **kwargs: Any) -> SamplingResult:
+            lower = trace_id & _HALF
+            spread = (trace_id & ~_HALF) | ((lower << 2 | lower >> 62) & _HALF)
+            found: SamplingResult = usual.should_sample(parent_context, spread, *args, **kwargs)
+            return found
+
+        def get_description(self) -> str:
+            return str(usual.get_description())
+
+    return Fair()
 
 
 def _exporting(endpoint: str) -> Any:

@@ -30,20 +30,20 @@ MUTATION_ID, VERDICT, LOOK = "pipeline.mutation.id", "pipeline.call.verdict", "p
 ACTOR, WORDS, KIND = "pipeline.actor", "pipeline.answer", "pipeline.failure.kind"
 ERROR_TYPE = "exception.type"
 
-_ABOUT = (RUN_ID, WORKFLOW, HANDLER)
+_ABOUT = (RUN_ID, WORKFLOW, HANDLER, ATTEMPT)
 _CALL = (CONNECTOR, OPERATION)
 #: Every span of ours: its parent, what it is about, its attributes. `{connector}.{operation}` stands for their names.
 SPANS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     RUN: (
         "whoever published its first event, or the run it carries on; else it begins a trace, named by the run's id",
         "a run from its start to its commit or stop; made when it has ended",
-        (*_ABOUT, ATTEMPT, RETRY_OF, PHASE, STATUS, OUTCOME, KIND, ERROR_TYPE),
+        (*_ABOUT, RETRY_OF, PHASE, STATUS, OUTCOME, KIND, ERROR_TYPE),
     ),
     **{
         name: (
             f"`{RUN}`",
             what,
-            (*_ABOUT, ATTEMPT, COHORT, SECONDS, KIND, ERROR_TYPE),
+            (*_ABOUT, COHORT, SECONDS, KIND, ERROR_TYPE),
         )
         for name, what in {
             "prepare": "from the call of the handler until its plan is saved; linked to the publishers of its inputs",
@@ -66,10 +66,10 @@ SPANS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     RECONCILE: (
         f"`{RUN}`",
         "a look in the background at a mutation in doubt, or at one that is watched",
-        (*_CALL, RUN_ID, MUTATION_ID, WORKFLOW, LOOK, VERDICT),
+        (*_CALL, RUN_ID, MUTATION_ID, WORKFLOW, LOOK, VERDICT, ERROR_TYPE),
     ),
     RESCUE: (f"`{RUN}`", "a sweep stopped a run whose worker vanished", (*_ABOUT, PHASE, STATUS, SIDE)),
-    ANSWER: (f"`{RUN}`", "a person settled a mutation", (RUN_ID, MUTATION_ID, WORKFLOW, ACTOR, WORDS)),
+    ANSWER: (f"`{RUN}`", "a person settled a mutation", (RUN_ID, MUTATION_ID, WORKFLOW, ACTOR, WORDS, ERROR_TYPE)),
 }
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
@@ -217,8 +217,9 @@ def linked(rows: Sequence[Any]) -> None:
     """Link the span of this phase to those that published its inputs."""
     span = trace.get_current_span()
     own = span.get_span_context()
-    for of in {found for row in rows if (found := parsed(row.traceparent)) is not None}:
-        if of.trace_id != own.trace_id:  # in the same trace it is found anyway
+    for traceparent in dict.fromkeys(row.traceparent for row in rows):
+        of = parsed(traceparent)
+        if of is not None and of.trace_id != own.trace_id:  # in the same trace it is found anyway
             span.add_link(of)
 
 
@@ -250,7 +251,7 @@ def ended(span: Span | None, verdict: str | None = None, error: BaseException | 
     """A call or a read has ended, or its time has."""
     if span is not None:
         if verdict is not None:
-            span.set_attribute(VERDICT, verdict)
+            span.set_attribute(VERDICT, str(verdict))
         if error is not None:
             _fail(span, type(error).__qualname__)
         span.end()
@@ -326,6 +327,9 @@ def settling(name: str, mutation: Any, about: Mapping[str, Any]) -> Iterator[Cal
     with contexts.known([(run.id, context_of(run))]), inside(span):
         try:
             yield span.set_attribute
+        except BaseException as error:
+            _fail(span, type(error).__qualname__)
+            raise
         finally:
             span.end()
 

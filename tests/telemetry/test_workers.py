@@ -1,0 +1,129 @@
+"""What real workers send to a collector, whatever pool they have and however their processes end."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from pipeline.dev import servers
+from tests.support import databases
+from tests.support.cluster import Installation, installed, own_broker
+from tests.support.collector import Collector, attributes, collecting
+from tests.support.wait import wait_for
+
+pytestmark = pytest.mark.timeout(120)
+PER_RUN = ("run", "prepare", "mutate", "world.apply", "next")
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def installation(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    home = tmp_path_factory.mktemp("traced")
+    name = f"traced_{os.getpid()}_{home.name}"
+    with (
+        databases.cloned(embedded.database_url, name) as url,
+        own_broker(home / "broker") as broker,
+        installed(home, url, broker) as found,
+    ):
+        yield found
+
+
+def done(installation: Installation) -> bool:
+    (row,) = installation.ask("SELECT count(*) AS done FROM pipeline.events WHERE topic = 'done'")
+    return bool(row.done == len(installation.published))
+
+
+def traced(collector: Collector, name: str) -> dict[str, str]:
+    """The environment of a worker whose spans go out by the flush of a process that ends, and in no other way."""
+    return {
+        "PIPELINE_OTLP_ENDPOINT": collector.endpoint,
+        "OTEL_BSP_SCHEDULE_DELAY": "600000",
+        "OTEL_SERVICE_NAME": name,
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=blue",
+    }
+
+
+def assert_complete(collector: Collector, rows: Sequence[Any]) -> None:
+    """Every span of every run is there, under the one root of its trace."""
+    by_name = {name: {span.trace_id.hex(): span for span in collector.spans(name)} for name in PER_RUN}
+    for row in rows:
+        assert [name for name in PER_RUN if row.id.hex not in by_name[name]] == []
+        root = by_name["run"][row.id.hex]
+        assert (root.parent_span_id, root.span_id.hex()) == (b"", row.id.hex[16:])
+        assert by_name["next"][row.id.hex].parent_span_id == root.span_id
+
+
+def new_runs(installation: Installation, before: Sequence[Any]) -> list[Any]:
+    old = {run.id for run in before}
+    return [run for run in installation.runs() if run.event_ids and run.id not in old]
+
+
+def test_nothing_is_lost_when_children_are_recycled_after_every_task(
+    installation: Installation, collector: Collector
+) -> None:
+    before = installation.runs()
+    options = ("--pool=prefork", "--concurrency=2", "--max-tasks-per-child=1")
+    node = installation.worker(*options, **traced(collector, "the-shop"))
+    installation.publish(5)
+    wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
+    assert node.stop() == 0
+    rows = new_runs(installation, before)
+    assert_complete(collector, rows)
+    assert len(collector.processes()) >= 3
+    tasks = collector.spans("run/pipeline.prepare")
+    assert {link.trace_id.hex() for task in tasks for link in task.links} >= {row.id.hex for row in rows}
+    assert {of["service.name"] for of, _ in collector.received} == {"the-shop"}
+    assert {headers.get("x-tenant") for headers in collector.headers} == {"blue"}
+
+
+def test_a_trace_goes_on_from_worker_to_worker_of_other_pools(installation: Installation, collector: Collector) -> None:
+    before = installation.runs()
+    first, then = "pipeline.prepare,pipeline.schedule", "pipeline.mutate,pipeline.next"
+    nodes = [
+        installation.worker("--pool=threads", "--concurrency=4", "-Q", first, **traced(collector, "threads")),
+        installation.worker("--pool=solo", "-Q", then, **traced(collector, "solo")),
+    ]
+    installation.publish(3)
+    wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
+    assert [node.stop() for node in nodes] == [0, 0]
+    assert_complete(collector, new_runs(installation, before))
+    services = {span.name: of["service.name"] for of, span in collector.received}
+    assert [services[name] for name in PER_RUN] == ["solo", "threads", "solo", "solo", "solo"]
+
+
+def test_a_child_that_was_killed_is_rescued_in_the_trace_of_its_run(
+    installation: Installation, collector: Collector
+) -> None:
+    node = installation.worker("--pool=prefork", "--concurrency=1", **traced(collector, "the-shop"))
+    installation.recorder.shut("next")
+    installation.publish(1)
+    installation.recorder.wait_at("next")
+    node.kill_children()
+    wait_for(lambda: any(run.status == "crashed" for run in installation.runs()), within=30, every=0.1)
+    installation.recorder.open("next")
+    wait_for(lambda: done(installation), within=40, every=0.1)
+    assert node.stop() == 0
+    (rescue,) = collector.spans("rescue")
+    statuses = [
+        attributes(span.attributes)["pipeline.run.status"]
+        for span in collector.spans("run")
+        if span.trace_id == rescue.trace_id
+    ]
+    assert sorted(statuses) == ["committed", "crashed"]
+
+
+def test_without_an_endpoint_no_process_of_a_worker_imports_what_traces(installation: Installation) -> None:
+    node = installation.worker("--pool=prefork", "--concurrency=1", PYTHONPROFILEIMPORTTIME="1")
+    installation.publish(1)
+    wait_for(lambda: done(installation), within=40, every=0.1)
+    node.stop()
+    imported = node.log.read_text()
+    assert "opentelemetry.trace" in imported  # what is imported is seen
+    for name in ("sdk.trace", "instrumentation", "exporter"):  # the client of Redis imports the SDK of metrics
+        assert f"opentelemetry.{name}" not in imported
