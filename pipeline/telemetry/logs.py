@@ -6,6 +6,7 @@ lines is kept if it is small and simple; arguments, payloads and other structure
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -57,7 +58,10 @@ class Json(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             line["error_type"] = record.exc_info[0].__qualname__
             line["stack"] = self.formatException(record.exc_info)[-LONGEST_STACK:]
-        return json.dumps(line, ensure_ascii=False, default=str)
+        text = json.dumps(line, ensure_ascii=False, default=str)
+        return text.encode("utf-8", "replace").decode(
+            "utf-8"
+        )  # half a character would keep the line from being written
 
 
 class Pretty(logging.Formatter):
@@ -94,7 +98,12 @@ def _beside(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
         found += 1
         if found > MOST_FIELDS:
             return
-        yield name, value if isinstance(value, int | float | None) else _cut(str(value), LONGEST_FIELD)
+        yield name, value if _is_plain(value) else _cut(str(value), LONGEST_FIELD)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON has a word for it that is short in any case."""
+    return value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _cut(text: str, longest: int) -> str:

@@ -116,14 +116,3 @@ def test_a_child_that_was_killed_is_rescued_in_the_trace_of_its_run(
         if span.trace_id == rescue.trace_id
     ]
     assert sorted(statuses) == ["committed", "crashed"]
-
-
-def test_without_an_endpoint_no_process_of_a_worker_imports_what_traces(installation: Installation) -> None:
-    node = installation.worker("--pool=prefork", "--concurrency=1", PYTHONPROFILEIMPORTTIME="1")
-    installation.publish(1)
-    wait_for(lambda: done(installation), within=40, every=0.1)
-    node.stop()
-    imported = node.log.read_text()
-    assert "opentelemetry.trace" in imported  # what is imported is seen
-    for name in ("sdk.trace", "instrumentation", "exporter"):  # the client of Redis imports the SDK of metrics
-        assert f"opentelemetry.{name}" not in imported

@@ -1,0 +1,93 @@
+"""Lines of logs in their two forms: one JSON object each, or for people."""
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from pipeline.telemetry import logs
+from tests.support.seen import Seen
+
+RUN = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
+
+
+def line(message: str = "done", *args: Any, exc_info: Any = None, **fields: Any) -> dict[str, Any]:
+    record = logging.LogRecord("somebody", logging.INFO, __file__, 1, message, args, exc_info)
+    record.__dict__.update(fields)
+    text = logs.Json().format(record)
+    assert "\n" not in text
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_a_line_says_when_how_urgent_who_and_what() -> None:
+    found = line("%d runs", 3)
+    assert (found["level"], found["logger"], found["message"]) == ("info", "somebody", "3 runs")
+    assert datetime.fromisoformat(found["time"]).tzinfo == UTC
+
+
+def test_ids_are_fields() -> None:
+    assert line(run_id=RUN, fence=7)["run_id"] == str(RUN)
+    assert line(run_id=RUN, fence=7)["fence"] == 7
+
+
+def test_an_exception_is_in_its_line() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        found = line(exc_info=(type(error), error, error.__traceback__))
+    assert found["error_type"] == "ValueError"
+    assert "two\nlines" in found["stack"]
+
+
+def test_structures_beside_a_line_are_left_out_because_they_may_be_arguments_of_tasks() -> None:
+    assert "data" not in line(data={"kwargs": "{'card': 4242}"})
+
+
+def test_what_others_put_beside_their_lines_is_bounded() -> None:
+    found = line("x" * 10_000, long="y" * 10_000, **{f"field{n}": n for n in range(1000)})
+    assert len(found) <= logs.MOST_FIELDS + 10
+    assert len(json.dumps(found)) < 8_000
+
+
+def test_a_field_cannot_pass_itself_off_as_part_of_the_line() -> None:
+    assert line(level="critical", time="never", logger="root")["level"] == "info"
+
+
+def test_what_json_has_no_word_for_is_written_as_text() -> None:
+    assert line("%s", float("nan"))["message"] == "nan"
+    assert line(ratio=float("inf"))["ratio"] == "inf"
+    assert line("caf\u00e9 \ud800")["message"] == "caf\u00e9 ?"
+
+
+def test_a_line_written_inside_a_span_names_its_trace(seen: Seen) -> None:
+    with seen.tracer.start_as_current_span("work") as span:
+        found = line()
+        pretty = logs.Pretty(logging.Formatter("%(message)s")).format(
+            logging.LogRecord("x", 20, "", 1, "first\nsecond", (), None)
+        )
+    trace_id = f"{span.get_span_context().trace_id:032x}"
+    assert found["trace_id"] == trace_id
+    assert pretty == f"first trace_id={trace_id}\nsecond"
+
+
+def test_a_line_that_names_its_own_trace_keeps_it(seen: Seen) -> None:
+    with seen.tracer.start_as_current_span("work"):
+        assert line(trace_id="abc", span_id="def")["trace_id"] == "abc"
+
+
+def test_without_a_trace_a_pretty_line_is_what_it_was() -> None:
+    usual = logging.Formatter("%(levelname)s %(message)s")
+    record = logging.LogRecord("x", 20, "", 1, "done", (), None)
+    assert logs.Pretty(usual).format(record) == usual.format(record)
+
+
+@pytest.mark.parametrize("form", ["json", "pretty"])
+def test_a_handler_that_is_dressed_twice_is_dressed_once(form: str) -> None:
+    handler = logging.StreamHandler()
+    logs.dress([handler], form)
+    logs.dress([handler], form)
+    assert not isinstance(getattr(handler.formatter, "usual", None), logs.Pretty)
