@@ -1,0 +1,159 @@
+"""``pipeline dev`` as real processes: it works, what dies is brought back, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.dev import locks, processes
+from tests.support.wait import wait_for
+
+PIPELINE = Path(sys.executable).parent / "pipeline"
+PROJECT = Path(__file__).parents[2]
+WITHIN = 60
+
+
+class Dev:
+    """A running ``pipeline dev``, in a session of its own as in a terminal."""
+
+    def __init__(self, home: Path, *options: str, **environ: str) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+        self.home, self.log = home, home.parent / "dev.log"
+        self.environ = clean | {
+            "PIPELINE_HOME": str(home),
+            "PIPELINE_TICK": "500ms",
+            "RECEIPTS_OUTBOX": str(home.parent / "outbox"),
+            **environ,
+        }
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [PIPELINE, "dev", *options],
+                cwd=PROJECT,
+                env=self.environ,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.seen: set[int] = set()
+
+    def wait_for(self, words: str, times: int = 1) -> None:
+        def said() -> bool:
+            if self.log.read_text().count(words) >= times:
+                return True
+            if self.process.poll() is not None:
+                raise RuntimeError(f"it ended with {self.process.returncode}: {self._tail()}")
+            return False
+
+        wait_for(said, within=WITHIN, why=f"{words!r} said {times} times")
+
+    def family(self) -> set[int]:
+        """Every process that descends from it or from the servers' supervisor, remembered for afterwards."""
+        parents: dict[int, int] = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+        board = processes.read_pid(self.home / "postgres" / "postmaster.pid")
+        found = {self.process.pid} | ({board} if board else set())
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        self.seen |= found
+        return found
+
+    def worker(self) -> int:
+        """The parent of the worker's pool."""
+        for pid in self.family():
+            words = _command(pid)
+            if " worker " in words and _parent(pid) == self.process.pid:
+                return pid
+        raise AssertionError(f"no worker among {[_command(pid) for pid in self.family()]}")
+
+    def nothing_is_left(self) -> None:
+        gone = lambda: [(pid, _command(pid)) for pid in self.seen if processes.is_running(pid)] == []  # noqa: E731
+        wait_for(gone, within=WITHIN, why=f"{[(p, _command(p)) for p in self.seen if processes.is_running(p)]} gone")
+        wait_for(lambda: not locks.is_held(self.home / "supervisor.lock"), within=WITHIN, why="the servers gone")
+
+    def pipeline(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another command in the same folder: it finds the servers by itself."""
+        return subprocess.run(
+            [PIPELINE, *arguments],
+            cwd=PROJECT,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def _tail(self) -> str:
+        return self.log.read_text()[-2000:]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[list[Dev]]:
+    """What a test starts; whatever it does, all of it is gone afterwards."""
+    every: list[Dev] = []
+    yield every
+    for dev in every:
+        if dev.process.poll() is None:
+            dev.family()
+            dev.process.kill()
+            dev.process.wait()
+        dev.nothing_is_left()
+
+
+@pytest.mark.timeout(240)
+def test_it_works_brings_back_what_dies_and_leaves_nothing_behind(tmp_path: Path, started: list[Dev]) -> None:
+    dev = Dev(tmp_path / "home", "examples.receipts", "--flower-port", str(processes.free_port()))
+    started.append(dev)
+    dev.wait_for("worker │ ")
+    dev.wait_for(" ready.")
+    order = ("orders.paid", '{"order": "4711", "email": "you@example.org"}', "--message-id", "4711")
+    assert dev.pipeline("publish", "receipts", *order).stdout == "1 new, 0 repeated, 0 replaced\n"
+    wait_for(lambda: "committed" in dev.pipeline("runs").stdout, within=WITHIN, why="a committed run")
+    assert "receipt:4711" in dev.pipeline("trace", "message:4711").stdout
+
+    os.kill(dev.worker(), signal.SIGKILL)
+    dev.wait_for("ended with exit code -9; it is started again")
+    dev.wait_for(" ready.", times=2)
+
+    dev.family()
+    dev.process.send_signal(signal.SIGINT)
+    assert dev.process.wait(timeout=WITHIN) == 0
+    dev.wait_for("Stopped. Its data stays in")
+    dev.nothing_is_left()
+
+
+@pytest.mark.timeout(240)
+def test_nothing_lives_on_when_it_is_killed(tmp_path: Path, started: list[Dev]) -> None:
+    dev = Dev(tmp_path / "home", "examples.receipts", "--no-flower", "--concurrency", "1")
+    started.append(dev)
+    dev.wait_for(" ready.")
+    dev.family()
+    dev.process.kill()
+    dev.process.wait(timeout=WITHIN)
+    dev.nothing_is_left()
+
+
+def test_without_a_workflow_it_says_what_to_type_and_starts_nothing(tmp_path: Path, started: list[Dev]) -> None:
+    dev = Dev(tmp_path / "home")
+    started.append(dev)
+    assert dev.process.wait(timeout=WITHIN) == 2
+    assert "pipeline dev examples.receipts" in dev.log.read_text()
+    assert not (tmp_path / "home").exists()
