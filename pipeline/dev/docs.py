@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import Constraint
 
 from pipeline.config import Settings
-from pipeline.dev import rules, standings
+from pipeline.dev import commands, rules, standings
 from pipeline.dev.comments import meanings
 from pipeline.dev.markdown import State, code, diagram, page, section, table
 from pipeline.domain import errors
@@ -62,6 +62,7 @@ def pages(root: Path) -> dict[Path, str]:
         "errors": error_tree,
         "invariants": invariants,
         "tables": tables,
+        "cli": commands.cli,
     }
     written = {Path(f"docs/reference/{name}.md"): make() for name, make in made.items()}
     written[ADRS / "README.md"] = decisions(root / ADRS)
