@@ -13,8 +13,25 @@ from rich.console import Console
 
 from pipeline.config import Settings
 from pipeline.dev import servers, system, walk
+from pipeline.dev.system import Summary
 from pipeline.store import invariants, migrate
 from pipeline.store.database import Database
+
+_NEXT = """
+Try next, in this folder:
+
+    export PATH="$PWD/.venv/bin:$PATH"
+{again}    pipeline workflows                 how each workflow stands
+    pipeline runs --workflow receipts  its runs, newest first; with an id, everything about one
+    pipeline trace {example}
+                                       everything that order caused
+    pipeline attention                 what waits for a person, and what to type
+    pipeline top                       all of it, live
+"""
+_AGAIN = """\
+    RECEIPTS_OUTBOX=.pipeline/outbox pipeline dev examples.receipts
+                                       all of it again, in one terminal; the rest in another one
+"""
 
 
 def main() -> int:
@@ -28,14 +45,22 @@ def main() -> int:
         console.print(walked.table)
         once = set(walked.sent.values()) == {1}
         console.print("Now the same with a worker and beat, 200 orders, and a process killed on the way …")
-        summary = system.run(db, urls, home.resolve())
+        summary = system.run(db, urls, home.resolve(), lambda found: _tell(console, db, found))
         with db.transaction() as tx:
             broken = invariants.findings(tx)
         db.dispose()
+    return 0 if once and summary.is_good and not broken else 1
+
+
+def _tell(console: Console, db: Database, summary: Summary) -> None:
+    """What came of it, counted where it arrived, and what to look at now."""
+    with db.transaction() as tx:
+        broken = invariants.findings(tx)
     console.print(f"Orders committed: {summary.committed} of {summary.orders}; processes killed: {summary.killed}.")
     console.print(f"Effects counted outside: {summary.effects}, of which twice: {summary.twice}.")
     console.print(f"Invariants broken: {len(broken)}.")
-    return 0 if once and summary.is_good and not broken else 1
+    again = "" if os.environ.get("KEEP") else _AGAIN
+    console.print(_NEXT.format(again=again, example=summary.example), soft_wrap=True)
 
 
 if __name__ == "__main__":

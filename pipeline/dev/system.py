@@ -49,14 +49,18 @@ class Summary:
     effects: int
     twice: int
     killed: int
+    example: str  #: the message id of one of the orders
 
     @property
     def is_good(self) -> bool:
         return self.committed == self.orders == self.effects and not self.twice
 
 
-def run(db: Database, urls: Servers, home: Path, *, orders: int = 200) -> Summary:
-    """Publish orders, kill a process of the worker half-way, wait for the rest, and count."""
+def run(db: Database, urls: Servers, home: Path, tell: Callable[[Summary], None], *, orders: int = 200) -> Summary:
+    """Publish orders, kill a process of the worker half-way, wait for the rest, count outside, and tell.
+
+    With ``KEEP`` in the environment all of it stays up afterwards, until Ctrl-C.
+    """
     prefix = f"demo-{time.monotonic_ns()}-"
     outbox = home / "outbox" / prefix
     with ExitStack() as stack:
@@ -68,15 +72,18 @@ def run(db: Database, urls: Servers, home: Path, *, orders: int = 200) -> Summar
         killed = _kill_a_child(worker.pid)
         _wait(lambda: _committed(db, prefix) >= orders, "every order", worker)
         sent = _sent(outbox, prefix)
+        summary = Summary(
+            orders=orders,
+            committed=_committed(db, prefix),
+            effects=len(sent),
+            twice=sum(count > 1 for count in sent.values()),
+            killed=killed,
+            example=f"{prefix}0",
+        )
+        tell(summary)
         if os.environ.get("KEEP"):
             _keep(home)
-    return Summary(
-        orders=orders,
-        committed=_committed(db, prefix),
-        effects=len(sent),
-        twice=sum(count > 1 for count in sent.values()),
-        killed=killed,
-    )
+    return summary
 
 
 @contextmanager

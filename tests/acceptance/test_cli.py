@@ -128,6 +128,7 @@ def test_the_demo_kills_a_process_on_the_way_and_ends_by_itself_with_a_true_summ
     assert "Orders committed: 200 of 200; processes killed: 1." in done.stdout
     assert "Effects counted outside: 200, of which twice: 0." in done.stdout
     assert "Invariants broken: 0." in done.stdout
+    assert "pipeline trace demo-" in done.stdout
 
 
 def test_a_role_without_rights_gets_a_sentence_and_an_exit_code(db: Database, database_url: str) -> None:
