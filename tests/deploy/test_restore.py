@@ -1,0 +1,144 @@
+"""What a restore to a point in time forgets, and what the guide says to do about it. The world is not restored."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from itertools import count
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.pool import NullPool
+
+from pipeline.dev import servers
+from pipeline.domain.ids import EventId
+from pipeline.execution import breakers, events, workflows
+from pipeline.runtime.points import Point
+from pipeline.store import invariants
+from pipeline.store.database import Database
+from pipeline.testing.inline import TESTER, Inline
+from pipeline.testing.scripted import Effect
+from tests.support import databases
+from tests.support.handlers import Shop
+
+SEND = ("mail", "send")
+_NUMBERS = count()
+
+
+class Place:
+    """A shop, its database, and a world that remembers what a database may forget."""
+
+    def __init__(self, server_url: str, stack: ExitStack) -> None:
+        self.server_url, self.stack = server_url, stack
+        self.shop = Shop()
+        self.name = f"restore_{os.getpid()}_{next(_NUMBERS)}"
+        url = stack.enter_context(databases.cloned(server_url, self.name))
+        self.live = self.shop.inline(Database.unpooled(url))
+
+    def backup(self) -> Inline:
+        """The database as it is now, to go on from later."""
+        copy = f"{self.name}_restored"
+        admin = create_engine(self.server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+
+        def drop() -> None:
+            with admin.connect() as connection:
+                connection.execute(text(f'DROP DATABASE "{copy}" WITH (FORCE)'))
+
+        with admin.connect() as connection:
+            connection.execute(text(f'CREATE DATABASE "{copy}" TEMPLATE "{self.name}"'))
+        self.stack.callback(drop)
+        url = make_url(self.server_url).set(database=copy).render_as_string(hide_password=False)
+        return self.shop.inline(Database.unpooled(url))
+
+
+@pytest.fixture
+def place(embedded: servers.Servers) -> Iterator[Place]:
+    with ExitStack() as stack:
+        yield Place(embedded.database_url, stack)
+
+
+def is_whole(run: Inline) -> bool:
+    with run.db.transaction() as tx:
+        return invariants.findings(tx) == []
+
+
+def test_what_was_in_flight_at_the_restore_point_is_looked_up_and_not_sent_again(place: Place) -> None:
+    live, mail = place.live, place.shop.mail
+    live.publish(place.shop.orders, {"n": 1})
+    with live.crash_at(Point.IN_FLIGHT):
+        live.run()
+    restored = place.backup()
+    (row,) = live.ledger()
+    mail.effects.append(Effect(operation="send", key=row.idempotency_key, params={"n": 1}))  # it arrived after all
+    restored.settle()
+    assert [row.status for row in restored.ledger()] == ["applied"]
+    assert mail.times(n=1) == 1
+    assert is_whole(restored)
+
+
+def test_what_was_prepared_at_the_restore_point_is_sent_again_under_the_same_key(place: Place) -> None:
+    live, mail = place.live, place.shop.mail
+    live.publish(place.shop.orders, {"n": 1})
+    with live.crash_at(Point.PREPARE_SAVED):
+        live.run()
+    restored = place.backup()
+    for each in (live, restored):
+        each.settle()
+    assert mail.times(n=1) == 2
+    assert len({effect.key for effect in mail.effects}) == 1
+
+
+def test_what_was_pending_at_the_restore_point_would_be_done_again_under_another_key(place: Place) -> None:
+    live, mail = place.live, place.shop.mail
+    live.publish(place.shop.orders, {"n": 1})
+    restored = place.backup()
+    for each in (live, restored):
+        each.run()
+    assert mail.times(n=1) == 2
+    assert len({effect.key for effect in mail.effects}) == 2
+
+
+def test_paused_and_with_its_breakers_open_nothing_is_sent_until_the_window_is_settled(place: Place) -> None:
+    live, mail, orders = place.live, place.shop.mail, place.shop.orders
+    live.publish(orders, {"n": 1}, {"n": 2})
+    restored = place.backup()
+    with live.crash_at(Point.COMMITTED):  # one order is done, then the old database is lost
+        live.run()
+    assert len(mail.effects) == 1
+    (done,) = [effect.params["n"] for effect in mail.effects]
+
+    with restored.db.transaction() as tx:
+        workflows.pause(tx, "shop", TESTER)
+        breakers.open_(tx, SEND, TESTER)
+    restored.settle()
+    assert len(mail.effects) == 1, "an open breaker let something through"
+    waiting = {row.payload["n"]: row for row in restored.deliveries(orders)}
+    with restored.db.transaction() as tx:
+        events.skip(tx, "shop", "Send", EventId(waiting[done].event_id), TESTER)
+        breakers.close(tx, SEND, TESTER)
+        workflows.resume(tx, "shop", TESTER)
+    restored.settle()
+    assert (mail.times(n=1), mail.times(n=2)) == (1, 1)
+    assert is_whole(restored)
+
+
+def test_a_pause_alone_lets_runs_end_that_are_on_their_way_and_an_open_breaker_does_not(place: Place) -> None:
+    live, mail = place.live, place.shop.mail
+    live.publish(place.shop.orders, {"n": 1})
+    with live.crash_at(Point.PREPARE_SAVED):
+        live.run()
+    restored = place.backup()
+    for each in (live, restored):
+        with each.db.transaction() as tx:
+            workflows.pause(tx, "shop", TESTER)
+    with restored.db.transaction() as tx:
+        breakers.open_(tx, SEND, TESTER)
+    for each in (live, restored):
+        for _ in range(3):  # behind a breaker it comes back for ever, and sends nothing
+            each.advance(timedelta(minutes=15))
+            each.sweeps.tick()
+            each.run()
+    assert [run.phase for run in live.runs()] == ["committed"]
+    assert [run.phase for run in restored.runs()] == ["prepared"]
+    assert mail.times(n=1) == 1
