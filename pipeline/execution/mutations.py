@@ -30,6 +30,7 @@ from pipeline.domain.runs import Phase
 from pipeline.domain.values import Applied, Failed, Held, Person, Request
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnUncertain
 from pipeline.execution import audit
+from pipeline.execution.certainty import certain
 from pipeline.execution.landing import Landing, Move, land
 from pipeline.store import events as event_store
 from pipeline.store import ledger, views
@@ -50,7 +51,7 @@ def begin_mutation(tx: Transaction, cohort: Sequence[Request], limits: Limits = 
     _refuse_doubled(cohort)
     landed = store.guarded(tx, store.BEGIN, [_request_row(item, limits) for item in cohort])
     for row in landed:
-        tx.announce("run.mutating", run_id=row.run_id, mutation_id=row.id, status=row.status)
+        tx.announce("run.mutating", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, status=row.status)
     move = Move(verb="begin_mutation", phases=[Phase.PREPARED], also=" with inputs")
     return land(tx, [item.held for item in cohort], landed, key=lambda row: row.run_id, move=move)
 
@@ -69,7 +70,7 @@ def send(
     ]
     landed = store.guarded(tx, store.SEND, rows)
     for row in landed:
-        tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id)
+        tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
     move = Move(verb="send", phases=[Phase.MUTATING], also=" with an approved mutation")
     return land(tx, cohort, landed, key=lambda row: row.run_id, move=move)
 
@@ -78,7 +79,7 @@ def resend(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
     """Attempt mutations again that are known not to have happened: counted, and with a new deadline, before they go."""
     landed = store.guarded(tx, store.RESEND, [{"run": held.run_id, "fence": held.fence} for held in cohort])
     for row in landed:
-        tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id, attempt=row.attempts)
+        tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, attempt=row.attempts)
     move = Move(verb="resend", phases=[Phase.MUTATING], also=" with a mutation in flight")
     return land(tx, cohort, landed, key=lambda row: row.run_id, move=move)
 
@@ -101,7 +102,8 @@ def apply(
     ]
     landed = store.guarded(tx, store.APPLY, rows, resolved_by=by)
     for row in landed:
-        tx.announce("mutation.applied", run_id=row.run_id, mutation_id=row.id, resolved_by=by)
+        tx.announce("mutation.applied", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=by)
+        certain(tx, row, "applied")
     return _land(tx, {item.mutation_id: item.fence for item in cohort}, landed, "apply")
 
 
@@ -125,7 +127,8 @@ def fail(tx: Transaction, cohort: Sequence[Failed], *, by: Resolver = Resolver.C
     landed = store.guarded(tx, store.FAIL, rows, resolved_by=by)
     _release_inputs(tx, landed)
     for row in landed:
-        tx.announce("mutation.failed", run_id=row.run_id, mutation_id=row.id, resolved_by=by)
+        tx.announce("mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=by)
+        certain(tx, row, "failed")
     times = {item.mutation_id: item.asked_at for item in cohort}
     return _land(tx, {item.mutation_id: item.fence for item in cohort}, landed, "fail", times)
 
@@ -177,7 +180,13 @@ def surface(tx: Transaction, mutation_id: MutationId, result: Any, by: Person) -
         "instead_status": again.mutation_status if again else None,
     }
     audit.record(tx, replace(by, evidence=evidence), "mutation.surfaced", **_subject(row))
-    tx.announce("mutation.surfaced", run_id=row.run_id, mutation_id=row.id, instead=evidence["instead_run"])
+    tx.announce(
+        "mutation.surfaced",
+        run_id=row.run_id,
+        mutation_id=row.id,
+        workflow=row.workflow,
+        instead=evidence["instead_run"],
+    )
     return row
 
 
@@ -186,7 +195,7 @@ def acknowledge(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any
     row = tx.first(store.ACKNOWLEDGE, id=mutation_id, by=by.name)
     if row is None:
         raise _illegal(_found(tx, mutation_id), "acknowledge", ["surfaced, and not acknowledged yet"])
-    tx.announce("mutation.acknowledged", run_id=row.run_id, mutation_id=row.id, actor=by.name)
+    tx.announce("mutation.acknowledged", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.acknowledge", **_subject(row))
     return row
 
@@ -203,7 +212,7 @@ def escalate(tx: Transaction, ids: Sequence[UUID], reason: str) -> tuple[Row[Any
     ]
     tx.all(workflow_store.INSERT_BLOCKS, rows=encoded(blocks))
     for row in landed:
-        tx.announce("mutation.escalated", run_id=row.run_id, mutation_id=row.id, reason=reason)
+        tx.announce("mutation.escalated", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, reason=reason)
     return tuple(landed)
 
 
@@ -227,7 +236,8 @@ def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[
 def skip(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
     """A person goes on without it: its events are skipped and ``next`` runs with that status."""
     row = _skip(tx, mutation_id, by, "skip", _DOUBTED)
-    tx.announce("mutation.skipped", run_id=row.run_id, mutation_id=row.id, actor=by.name)
+    tx.announce("mutation.skipped", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
+    certain(tx, row, "skipped")
     audit.record(tx, by, "mutation.skip", **_subject(row))
     return row
 
@@ -235,7 +245,7 @@ def skip(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
 def reject(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
     """A person refuses a request that waits for approval: it is skipped, never having been sent."""
     row = _skip(tx, mutation_id, by, "reject", [MutationStatus.PENDING])
-    tx.announce("mutation.rejected", run_id=row.run_id, mutation_id=row.id, actor=by.name)
+    tx.announce("mutation.rejected", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.reject", **_subject(row))
     return row
 
@@ -249,7 +259,7 @@ def approve(tx: Transaction, mutation_id: MutationId, by: Person, *, request_has
         if found.status == MutationStatus.PENDING and found.request_hash != request_hash:
             raise StaleWriteError("mutation", mutation_id, asked="approve", held=request_hash, found=found.request_hash)
         raise _illegal(found, "approve", [MutationStatus.PENDING])
-    tx.announce("mutation.approved", run_id=row.run_id, mutation_id=row.id, actor=by.name)
+    tx.announce("mutation.approved", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.approve", **_subject(row))
     return row
 
@@ -262,7 +272,7 @@ def try_again(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
         found = _found(tx, mutation_id)
         needs = [f"{MutationStatus.INDETERMINATE} and of an operation that can reconcile"]
         raise _illegal(found, "try again", needs)
-    tx.announce("mutation.asked_again", run_id=row.run_id, mutation_id=row.id, actor=by.name)
+    tx.announce("mutation.asked_again", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.try_again", **_subject(row))
     return row
 

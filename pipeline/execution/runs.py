@@ -40,6 +40,7 @@ class Claims:
     passed: tuple[RunId, ...]  #: already past it: a redelivery, hand them on
     left: tuple[RunId, ...]  #: stopped, held by another, or strange: leave them alone
     strange: tuple[RunId, ...] = ()  #: of handlers the claimer does not know: for another worker
+    idle: int = 0  #: of those that are past it, how many have nothing to do in it
 
 
 def claim_prepare(
@@ -74,7 +75,7 @@ def finish_prepare(tx: Transaction, cohort: Sequence[Prepared], limits: Limits =
     """Pin the inputs of each run and save its plan: all of a run's events, or none of them."""
     landed = store.guarded(tx, store.FINISH_PREPARE, [_prepared_row(item, limits) for item in cohort])
     for run in landed:
-        tx.announce("run.prepared", run_id=run.id, events=len(run.event_ids))
+        tx.announce("run.prepared", run_id=run.id, workflow=run.workflow, events=len(run.event_ids))
     items = {item.held.run_id: item for item in cohort}
     move = Move(
         verb="finish_prepare",
@@ -88,7 +89,7 @@ def no_mutation(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
     """The mutate handler asked for nothing: the phase is over with an empty outcome."""
     landed = store.guarded(tx, store.NO_MUTATION, _held_rows(cohort))
     for run in landed:
-        tx.announce("run.mutated", run_id=run.id, outcome=Outcome.NONE)
+        tx.announce("run.mutated", run_id=run.id, workflow=run.workflow, outcome=Outcome.NONE)
     return _land(tx, cohort, landed, Move(verb="no_mutation", phases=[Phase.PREPARED]))
 
 
@@ -131,7 +132,7 @@ def release(tx: Transaction, cohort: Sequence[Held], *, later: bool = False) -> 
     """
     landed = store.guarded(tx, store.RELEASE, _held_rows(cohort), later=later)
     for run in landed:
-        tx.announce("run.released", run_id=run.id, phase=run.phase)
+        tx.announce("run.released", run_id=run.id, workflow=run.workflow, phase=run.phase)
     move = Move(verb="release", phases=[Phase.PREPARING, Phase.PREPARED, Phase.EMITTING], also=" or not sent yet")
     return _land(tx, cohort, landed, move)
 
@@ -164,16 +165,22 @@ def _claim(tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: 
     left = tuple(RunId(id_) for id_ in missing if id_ not in passed)
     strange = tuple(RunId(row.id) for row in store.unheard(tx, left, claimer.known))
     for row in claimed:
-        tx.announce("run.claimed", run_id=row.id, phase=row.phase, fence=row.fence, worker=claimer.worker)
-    return Claims(claimed=tuple(claimed), passed=passed, left=left, strange=strange)
+        by = claimer.worker
+        tx.announce("run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=by)
+    idle = sum(_skips(row, target) for row in found)
+    return Claims(claimed=tuple(claimed), passed=passed, left=left, strange=strange, idle=idle)
 
 
 def _is_past(row: Row[Any], target: Phase) -> bool:
     """Whether a run needs this phase no more: it has it behind it, or has nothing to mutate."""
     if row.status not in (RunStatus.ACTIVE, RunStatus.COMMITTED):
         return False
-    skips_mutate = target is Phase.MUTATING and row.phase == Phase.PREPARED and not row.event_ids
-    return Phase(row.phase).rank > target.rank or skips_mutate
+    return Phase(row.phase).rank > target.rank or _skips(row, target)
+
+
+def _skips(row: Row[Any], target: Phase) -> bool:
+    """Whether a run without inputs is between prepare and next: it has nothing to mutate."""
+    return target is Phase.MUTATING and row.phase == Phase.PREPARED and not row.event_ids
 
 
 def _commit(

@@ -80,7 +80,9 @@ def _stop(
     if not locked:
         return ()
     for row in store.by_ids(tx, mutation_store.VOID, locked):
-        tx.announce("mutation.failed", run_id=row.run_id, mutation_id=row.id, resolved_by=row.resolved_by)
+        tx.announce(
+            "mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=row.resolved_by
+        )
     ended = tuple(
         Ended(run=run, failure=failures[run.id], consequence=_decide(run, failures[run.id], chance))
         for run in store.by_ids(tx, store.STANDINGS, locked)
@@ -133,10 +135,13 @@ def _write(tx: Transaction, ended: Sequence[Ended]) -> None:
             "run.stopped",
             run_id=item.run_id,
             workflow=item.run.workflow,
+            handler=item.run.handler,
             phase=item.run.phase,
             status=item.consequence.status,
             side=item.consequence.disposition.side,
         )
+        told = {"workflow": item.run.workflow, "handler": item.run.handler, "status": str(item.consequence.status)}
+        tx.count("pipeline.runs.stopped", told)
 
 
 def _doubt(tx: Transaction, ended: Sequence[Ended]) -> None:
@@ -153,7 +158,7 @@ def _doubt(tx: Transaction, ended: Sequence[Ended]) -> None:
     for row in mutation_store.guarded(tx, mutation_store.DOUBT, rows) if rows else ():
         escalated = row.status == MutationStatus.INDETERMINATE
         name = "mutation.escalated" if escalated else "mutation.doubted"
-        tx.announce(name, run_id=row.run_id, mutation_id=row.id)
+        tx.announce(name, run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
 
 
 def _hand_back(tx: Transaction, ended: Sequence[Ended]) -> None:

@@ -13,12 +13,30 @@ from typing import Any, Self
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, Row, TextClause, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from pipeline.telemetry import lines
+from pipeline.telemetry import lines, metrics
 
 _CLOCK = text("SELECT pipeline.clock()")
+_LARGEST_PART = 32 * 1024 * 1024  #: characters; Postgres takes eight times as much
 _MOVE_CLOCK = text("SELECT set_config('pipeline.clock_offset', :offset, true)")
+
+
+#: What a later call may find mended: connections, shutdowns, resources, locks, deadlocks, a standby that is read-only.
+_PASSES = ("08", "25", "40", "53", "55", "57")
+
+
+def passes(error: DBAPIError) -> bool:
+    """Whether an error of the database is about its state, and not about what it was given."""
+    state = getattr(error.orig, "pgcode", None)
+    return state is None or state[:2] in _PASSES
+
+
+def is_away(error: DBAPIError) -> bool:
+    """Whether there was nobody to talk to, or the connection ended."""
+    state = getattr(error.orig, "pgcode", None)
+    return state is None or state[:2] in ("08", "57")
 
 
 class Transaction:
@@ -31,6 +49,7 @@ class Transaction:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._lines: list[tuple[str, dict[str, Any]]] = []
+        self._counts: list[tuple[str, Mapping[str, str], float]] = []
 
     def all(self, statement: TextClause, /, **params: Any) -> Sequence[Row[Any]]:
         """Every row the statement returns."""
@@ -56,11 +75,21 @@ class Transaction:
         lines.check(name)
         self._lines.append((name, fields))
 
+    def count(self, metric: str, labels: Mapping[str, str], value: float = 1) -> None:
+        """Queue a count or a measurement, to be taken once it is true. Costs nothing when nobody counts."""
+        if metrics.is_on():
+            self._counts.append((metric, labels, value))
+
     def speak(self) -> None:
-        """Say what was queued. Called after the commit."""
+        """Say and count what was queued. Called after the commit."""
         queued, self._lines = self._lines, []
+        counts, self._counts = self._counts, []
         for name, fields in queued:
             lines.say(name, fields)
+        if queued and metrics.is_on():
+            metrics.transitions(queued)
+        for metric, labels, value in counts:
+            metrics.note(metric, labels, value)
 
 
 class Database:
@@ -122,6 +151,21 @@ def _tuned(connection: Any, _: object) -> None:
 def encoded(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows for ``jsonb_to_recordset``: one parameter carries a cohort of any size."""
     return json.dumps([dict(row) for row in rows], default=_as_text, allow_nan=False)
+
+
+def encoded_parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Rows in as few parameters as Postgres takes: a value of JSON has a largest size."""
+    part: list[str] = []
+    size = 0
+    for row in rows:
+        written = json.dumps(dict(row), default=_as_text, allow_nan=False)
+        if part and size + len(written) > _LARGEST_PART:
+            yield f"[{','.join(part)}]"
+            part, size = [], 0
+        part.append(written)
+        size += len(written)
+    if part:
+        yield f"[{','.join(part)}]"
 
 
 def interval(value: timedelta) -> str:

@@ -1,0 +1,253 @@
+"""What is counted: one table of every metric, and the few functions that count.
+
+Only the API of OpenTelemetry is used here; when nobody listens, counting is one question. Labels are names that
+stand in code and statuses, never ids, keys or payloads. Gauges stand in the table too; ``runtime.gauges`` reads them
+from Postgres when somebody asks.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from opentelemetry import metrics as api
+
+SCOPE = "pipeline"
+COUNTER, HISTOGRAM, GAUGE, UP_DOWN = "counter", "histogram", "gauge", "up-down counter"
+
+#: Seconds of a call, a phase, a sweep: their limits are minutes.
+QUICK = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+#: Seconds of what may wait for a rate limit, a person or the next morning.
+PATIENT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+
+
+class Metric(NamedTuple):
+    """One metric: what it is called, what kind of number it is, and what it says."""
+
+    name: str
+    kind: str
+    unit: str  #: as OpenTelemetry writes it: ``s``, or what is counted in braces
+    labels: tuple[str, ...]
+    words: str
+    bounds: tuple[float, ...] = ()  #: of a histogram's buckets
+
+    @property
+    def prometheus(self) -> str:
+        """Its name at the endpoint."""
+        return prometheus_name(self.name, self.unit, self.kind == COUNTER)
+
+
+def prometheus_name(name: str, unit: str, is_counter: bool) -> str:
+    """A name as Prometheus wants it: underscores, the unit at the end, and ``_total`` behind what only grows."""
+    plain = "".join(letter if letter.isalnum() or letter in "_:" else "_" for letter in name)
+    suffix = {"s": "seconds", "ms": "milliseconds", "By": "bytes", "1": ""}.get(unit, unit)
+    is_word = suffix.isalpha() and not plain.endswith(f"_{suffix}")
+    return f"{plain}{f'_{suffix}' if is_word else ''}{'_total' if is_counter else ''}"
+
+
+_EFFECT = ("connector", "operation")
+_CONSUMER = ("workflow", "topic", "handler")
+_TASK = ("task",)
+_STREAM = ("stream",)
+_GROUP = ("stream", "group")
+
+_COUNTED = (
+    Metric(
+        "pipeline.transitions",
+        COUNTER,
+        "{transition}",
+        ("transition", "workflow"),
+        "lines of the log by name; `event.published` counts the events",
+    ),
+    Metric(
+        "pipeline.runs.stopped", COUNTER, "{run}", ("workflow", "handler", "status"), "runs that stopped, by status"
+    ),
+    Metric(
+        "pipeline.run.latency",
+        HISTOGRAM,
+        "s",
+        ("workflow", "handler"),
+        "from the publish of a run's oldest input to its commit",
+        PATIENT,
+    ),
+    Metric(
+        "pipeline.phase.duration",
+        HISTOGRAM,
+        "s",
+        ("workflow", "phase", "result"),
+        "a phase of one run, from its claim until what it did is recorded; `done` or `failed`",
+        QUICK,
+    ),
+    Metric("pipeline.cohort.size", HISTOGRAM, "{run}", ("phase",), "runs that one message claimed", SIZES),
+    Metric(
+        "pipeline.deliveries.ignored",
+        COUNTER,
+        "{run}",
+        _TASK,
+        "runs that a message named and that were left alone: done, stopped or held by another",
+    ),
+    Metric("pipeline.rescues", COUNTER, "{run}", ("workflow",), "runs that lost their worker and were stopped for it"),
+    Metric(
+        "pipeline.mutation.duration",
+        HISTOGRAM,
+        "s",
+        (*_EFFECT, "outcome"),
+        "one call of a mutation: `applied`, `failed`, `again` (it will be attempted again) or `unknown`",
+        QUICK,
+    ),
+    Metric(
+        "pipeline.reconcile.looks",
+        COUNTER,
+        "{look}",
+        (*_EFFECT, "verdict"),
+        "looks for what became of a mutation: `applied`, `not found`, `retry` or `nothing`",
+    ),
+    Metric(
+        "pipeline.mutation.certainty",
+        HISTOGRAM,
+        "s",
+        (*_EFFECT, "verdict"),
+        "from the first doubt about a mutation until it was settled: `applied`, `failed` or `skipped`",
+        (*PATIENT, 604_800.0),
+    ),
+    Metric("pipeline.sweep.duration", HISTOGRAM, "s", ("sweep",), "one pass of a sweep", QUICK),
+)
+
+_ENGINE = (
+    Metric("pipeline.engine.transactions", COUNTER, "{item}", (*_TASK, "status"), "items that ended, by how"),
+    Metric(
+        "pipeline.engine.transaction.duration",
+        HISTOGRAM,
+        "s",
+        (*_TASK, "status"),
+        "from start of work to end of an item",
+        QUICK,
+    ),
+    Metric("pipeline.engine.in_flight", UP_DOWN, "{item}", _TASK, "items being worked on"),
+    Metric("pipeline.engine.attempts", COUNTER, "{attempt}", (*_TASK, "step", "result"), "attempts, by how they ended"),
+    Metric("pipeline.engine.retries", COUNTER, "{attempt}", (*_TASK, "step"), "attempts after the first"),
+    Metric("pipeline.engine.step.duration", HISTOGRAM, "s", (*_TASK, "step"), "one attempt of a step", QUICK),
+    Metric(
+        "pipeline.engine.backoff",
+        HISTOGRAM,
+        "s",
+        (*_TASK, "step"),
+        "pauses; `empty` is the rest after an empty fetch",
+        QUICK,
+    ),
+    Metric(
+        "pipeline.engine.timeouts",
+        COUNTER,
+        "{timeout}",
+        (*_TASK, "scope"),
+        "times that were up: step, transaction or loop",
+    ),
+    Metric("pipeline.engine.batch.size", HISTOGRAM, "{item}", _TASK, "items in one fetch", SIZES),
+    Metric("pipeline.engine.oversize_batches", COUNTER, "{batch}", _TASK, "fetches that gave more than was asked for"),
+    Metric(
+        "pipeline.engine.deferred", COUNTER, "{item}", _TASK, "items that waited because their id was being worked on"
+    ),
+)
+
+_QUEUE = (
+    Metric("pipeline.queue.messages_read", COUNTER, "{entry}", _STREAM, "entries delivered by reads"),
+    Metric("pipeline.queue.acks", COUNTER, "{entry}", _STREAM, "entries acknowledged"),
+    Metric("pipeline.queue.messages_claimed", COUNTER, "{entry}", _STREAM, "stale entries taken over"),
+    Metric("pipeline.queue.read_latency", HISTOGRAM, "s", _STREAM, "time of reads that found something", QUICK),
+    Metric("pipeline.queue.lag", GAUGE, "{entry}", _GROUP, "entries of the stream that the group has not been given"),
+    Metric("pipeline.queue.pending", GAUGE, "{entry}", _GROUP, "entries that were read and not acknowledged"),
+)
+
+_GAUGES = (
+    Metric("pipeline.database.up", GAUGE, "1", (), "1 if Postgres told everything below in time, else 0"),
+    Metric(
+        "pipeline.runs", GAUGE, "{run}", ("workflow", "phase", "status"), "runs that are not over, or to be carried on"
+    ),
+    Metric("pipeline.backlog.events", GAUGE, "{event}", _CONSUMER, "events that wait, counted up to a bound"),
+    Metric("pipeline.backlog.age", GAUGE, "s", _CONSUMER, "age of the oldest event that may be taken now"),
+    Metric("pipeline.leases", GAUGE, "{run}", ("state",), "runs that a worker holds (`held`) or lost (`lapsed`)"),
+    Metric("pipeline.mutations.open", GAUGE, "{mutation}", (*_EFFECT, "status"), "mutations that are not settled"),
+    Metric("pipeline.mutations.oldest", GAUGE, "s", (*_EFFECT, "status"), "age of the oldest that is not settled"),
+    Metric("pipeline.breakers.open", GAUGE, "{breaker}", _EFFECT, "1 while no new mutation of an operation starts"),
+    Metric(
+        "pipeline.workflows",
+        GAUGE,
+        "{workflow}",
+        ("workflow", "status"),
+        "1 for the status a workflow is in; `maintenance` stands beside it",
+    ),
+    Metric("pipeline.sweeps.age", GAUGE, "s", ("sweep",), "since a sweep last ran: grows when beat is dead"),
+    Metric("pipeline.findings", GAUGE, "{row}", ("invariant", "severity"), "what the last look of the doctor found"),
+    Metric("pipeline.attention", GAUGE, "{item}", ("kind",), "what waits for a person, as `pipeline attention` lists"),
+)
+
+#: Every metric there is, by its OpenTelemetry name.
+METRICS: Mapping[str, Metric] = {each.name: each for each in (*_COUNTED, *_GAUGES, *_ENGINE, *_QUEUE)}
+
+#: A line about several things at once counts as many.
+_AMOUNTS = {"event.published": "events"}
+
+_own: Any = None  #: the provider that ``meters`` made; else the one of the process counts
+_made: tuple[Any, Mapping[str, Any]] | None = None
+
+
+def use(provider: Any) -> None:
+    """Count with this provider; None: with that of the process, if somebody sets one up."""
+    global _own
+    _own = provider
+
+
+def is_on() -> bool:
+    """Whether anybody counts."""
+    return _own is not None or is_heard(api.get_meter_provider())
+
+
+def is_heard(provider: object) -> bool:
+    """Whether somebody set up a provider: those of the bare API belong to nobody."""
+    return not type(provider).__module__.startswith("opentelemetry.metrics")
+
+
+def note(name: str, labels: Mapping[str, str], value: float = 1) -> None:
+    """Add to a counter, or record a value of a histogram."""
+    _instruments()[name](value, labels)
+
+
+def transitions(lines: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Count what has become true: the lines of one transaction, those of one kind at once."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for name, fields in lines:
+        amount = fields[_AMOUNTS[name]] if name in _AMOUNTS else 1
+        counts[name, str(fields.get("workflow") or "")] += amount
+    for (name, workflow), amount in counts.items():
+        note("pipeline.transitions", {"transition": name, "workflow": workflow}, amount)
+
+
+def instruments(meter: api.Meter, of: Sequence[Metric]) -> dict[str, Any]:
+    """Instruments of these metrics."""
+    return {each.name: _instrument(meter, each) for each in of if each.kind != GAUGE}
+
+
+def named(prefix: str) -> list[Metric]:
+    """The metrics whose names begin like this."""
+    return [each for each in METRICS.values() if each.name.startswith(prefix)]
+
+
+def _instruments() -> Mapping[str, Any]:
+    """How each metric is told, at the provider that counts now."""
+    global _made
+    provider = _own if _own is not None else api.get_meter_provider()
+    if _made is None or _made[0] is not provider:
+        made = instruments(provider.get_meter(SCOPE), _COUNTED)
+        tell = {
+            each.name: made[each.name].record if each.kind == HISTOGRAM else made[each.name].add for each in _COUNTED
+        }
+        _made = provider, tell
+    return _made[1]
+
+
+def _instrument(meter: api.Meter, of: Metric) -> Any:
+    about = {"unit": of.unit, "description": of.words}
+    if of.kind == HISTOGRAM:
+        return meter.create_histogram(of.name, explicit_bucket_boundaries_advisory=of.bounds, **about)
+    make = meter.create_up_down_counter if of.kind == UP_DOWN else meter.create_counter
+    return make(of.name, **about)
