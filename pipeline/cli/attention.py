@@ -93,7 +93,7 @@ def list_(
     if as_json:
         shown.as_json([each.as_dict() for each in found])
     elif found:
-        _list(f"{len(found)} events", found, database)
+        _list(names.many(len(found), "event"), found, database)
     else:
         shown.say("Nothing waits there." if waiting else "Nothing was set aside.")
 
@@ -169,7 +169,7 @@ def _act(context: typer.Context, verb: Verb, which: Which, limit: int, options: 
     elif not chosen:
         shown.say("No such event: nothing was changed. `pipeline events ID` shows how one stands.")
     else:
-        _list(f"{len(chosen)} events to be {_PAST[verb]}", chosen, database)
+        _list(f"{names.many(len(chosen), 'event')} to be {_PAST[verb]}", chosen, database)
         if done is None:
             shown.say("Nothing was changed. Repeat with --yes to do it.")
         else:

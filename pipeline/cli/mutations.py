@@ -240,7 +240,8 @@ def _list(title: str, found: list[Question], answers: list[str] | None = None) -
 
 
 def _words(question: Question) -> str:
-    wait = f"not before {question.quiet_until:%H:%M:%S}: it may still arrive" if question.quiet_until else ""
+    until = question.quiet_until
+    wait = f"did_not_happen is refused before {until:%H:%M:%S}: it may still arrive" if until else ""
     parts = (question.title, f"events {', '.join(question.message_ids)}", question.error, wait)
     return "; ".join(part for part in parts if part)
 

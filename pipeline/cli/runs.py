@@ -6,6 +6,7 @@ import typer
 
 from pipeline.cli import lists, shown
 from pipeline.client import events as event_client
+from pipeline.client import names
 from pipeline.client import runs as client
 from pipeline.client.advice import Advice
 from pipeline.client.events import EventDetail, EventFilter
@@ -45,7 +46,7 @@ def runs(  # noqa: PLR0913 - options of a command
     with database.transaction() as tx:
         now = tx.clock()
     lists.listed(
-        f"{len(found.runs)} runs" if found.runs else "No such run.",
+        names.many(len(found.runs), "run") if found.runs else "No such run.",
         ("id", "status", "age", "handler"),
         [
             (each.id, each.status, shown.age(each.created_at, now), f"{each.workflow}/{each.handler}")
@@ -90,7 +91,7 @@ def events(  # noqa: PLR0913 - options of a command
     with database.transaction() as tx:
         now = tx.clock()
     lists.listed(
-        f"{len(found.events)} events" if found.events else "No such event.",
+        names.many(len(found.events), "event") if found.events else "No such event.",
         ("id", "message id", "topic", "age"),
         [
             (each.id, each.message_id, f"{each.workflow}/{each.topic}", shown.age(each.created_at, now))

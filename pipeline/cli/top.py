@@ -18,7 +18,7 @@ from rich.text import Text
 
 from pipeline.cli import shown
 from pipeline.cli.workflows import counted
-from pipeline.client import paces
+from pipeline.client import names, paces
 from pipeline.client.desk import Desk
 from pipeline.client.paces import Frame
 from pipeline.client.workflows import Workflow
@@ -79,7 +79,9 @@ def _cells(frame: Frame, workflow: Workflow) -> list[Text]:
 
 
 def _title(frame: Frame) -> Text:
-    title = Text(f"pipeline  {frame.at:%Y-%m-%d %H:%M:%S}  {len(frame.workflows)} workflows", style="bold")
+    title = Text(
+        f"pipeline  {frame.at:%Y-%m-%d %H:%M:%S}  {names.many(len(frame.workflows), 'workflow')}", style="bold"
+    )
     if frame.late_sweeps:
         title.append(f"  late: {', '.join(frame.late_sweeps)}; is beat running?", style="bold red")
     return title
@@ -89,7 +91,8 @@ def _attention(frame: Frame) -> list[Text]:
     if not frame.attention:
         return [Text("Nothing waits for a person.", style="dim")]
     count = len(frame.attention)
-    lines = [Text(f"{count} wait for a person; `pipeline attention` says what to type", style="bold")]
+    wait = "thing waits" if count == 1 else "things wait"
+    lines = [Text(f"{count} {wait} for a person; `pipeline attention` says what to type", style="bold")]
     for item in frame.attention[:_MOST_ITEMS]:
         since = shown.age(item.since, frame.at)
         lines.append(

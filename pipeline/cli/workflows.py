@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli import lists, shown
+from pipeline.client import names
 from pipeline.client import workflows as client
 from pipeline.client.switches import Switches, Turned
 from pipeline.client.workflows import Workflow, WorkflowDetail
@@ -88,7 +89,7 @@ def _list(every: list[Workflow], database: Database) -> None:
     with database.transaction() as tx:
         now = tx.clock()
     lists.listed(
-        f"{len(every)} workflows",
+        names.many(len(every), "workflow"),
         ("name", "status", "since", "runs", "waiting", "oldest", "aside", "version"),
         [
             (

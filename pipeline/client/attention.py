@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from pipeline.client import commands
+from pipeline.client import commands, names
 from pipeline.client.desk import Desk, Filter, Question
 from pipeline.domain.workflows import CLEARED_BY_RESUME
 from pipeline.store import invariants, ledger, listings
@@ -131,7 +131,7 @@ def _handlers(tx: Transaction) -> Iterator[Item]:
                 kind="quarantined",
                 workflow=row.workflow,
                 subject=subject,
-                why=f"{row.quarantined} events were set aside, the oldest is event {row.quarantined_id}",
+                why=f"{names.many(row.quarantined, 'event')} set aside, the oldest is event {row.quarantined_id}",
                 since=_since(tx, row.quarantined_id),
                 commands=tuple(
                     commands.quarantine(verb, row.workflow, row.name) for verb in ("list", "release", "skip")
@@ -143,8 +143,8 @@ def _handlers(tx: Transaction) -> Iterator[Item]:
                 kind="retired",
                 workflow=row.workflow,
                 subject=subject,
-                why=f"it is gone from the code and {left} events wait for it; bring it back under its old name until "
-                "they are done, or skip them",
+                why=f"it is gone from the code with {names.many(left, 'event')} left; bring it back under its old name "
+                "until they are done, or skip them",
                 since=row.oldest_at,
                 commands=tuple(
                     commands.quarantine(verb, row.workflow, row.name, waiting=True) for verb in ("list", "skip")

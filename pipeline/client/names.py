@@ -75,6 +75,11 @@ def listed(ids: Iterable[object], most: int = 5) -> str:
     return ", ".join(known[:most]) + (", …" if len(known) > most else "")
 
 
+def many(count: int, noun: str) -> str:
+    """A count with its noun: 1 event, 2 events."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def event_id(text: str) -> int:
     """The id of an event, as people type it."""
     if not text.strip().isdecimal() or int(text) >= 2**63:

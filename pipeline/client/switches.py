@@ -53,7 +53,8 @@ class Switches:
             blocks = listings.blocks(tx, name)
             workflows.resume(tx, name, by)
         self.ring(name)
-        lifted = f" {len(blocks)} blocks were lifted." if blocks else ""
+        were = "was" if len(blocks) == 1 else "were"
+        lifted = f" {names.many(len(blocks), 'block')} {were} lifted." if blocks else ""
         changed = bool(blocks) or before.desired == Desired.PAUSED
         return Turned(
             workflow=name,

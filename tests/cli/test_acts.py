@@ -45,7 +45,7 @@ def test_resuming_lifts_what_waits_for_a_person_and_is_refused_over_an_unknown_o
 ) -> None:
     a_workflow(db)
     scenes.a_blocked_workflow(db)
-    assert "1 blocks were lifted" in pipeline("resume", "billing", "-m", "new password").out
+    assert "1 block was lifted" in pipeline("resume", "billing", "-m", "new password").out
     row = scenes.a_question(db, "order-2")
     refused = pipeline("resume", "billing", "-m", "go on")
     assert (refused.code, str(row.id) in refused.err) == (2, True)

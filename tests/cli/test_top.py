@@ -18,7 +18,7 @@ AT_80 = """\
 workflow  status  runs  waiting  oldest  in/s  done/s
 billing   paused  0/1   0        AA      R.R   R.R
 
-1 wait for a person; `pipeline attention` says what to type"""
+1 thing waits for a person; `pipeline attention` says what to type"""
 
 
 def test_one_frame_has_workflows_rates_and_what_waits(db: Database, pipeline: Pipeline) -> None:
@@ -27,7 +27,7 @@ def test_one_frame_has_workflows_rates_and_what_waits(db: Database, pipeline: Pi
     row = scenes.a_question(db, "order-2")
     frame = pipeline("top", "--once", columns=80)
     title, _, rest = frame.plain().partition("\n\n")
-    assert "1 workflows" in title
+    assert "1 workflow" in title
     assert "is beat running?" in frame.out, "no sweep has ever run here"
     assert rest.replace("0.1", "R.R").replace("0.0", "R.R").startswith(AT_80)
     wide = pipeline("top", "--once", columns=140).out
