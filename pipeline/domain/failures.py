@@ -117,7 +117,7 @@ def _words(error: BaseException) -> str:
         words, name = str(error), type(error).__qualname__
         if isinstance(error, PipelineError):
             return words
-        return f"{name}: {words}{_place(error)}" if words else f"{error!r}{_place(error)}"
+        return f"{name}: {words}{place(error)}" if words else f"{error!r}{place(error)}"
     except Exception:  # noqa: BLE001 - the error is the handler's, and so is its __str__
         return f"{type(error).__qualname__}, which cannot say what happened"
 
