@@ -18,6 +18,7 @@ from pipeline.engine.errors import TransactionException
 from pipeline.engine.lifecycle import Step
 from pipeline.engine.policies import RetryPolicy
 from pipeline.engine.transactions import Transaction
+from pipeline.telemetry import metrics as table
 
 SCOPE = "pipeline.engine"
 
@@ -32,17 +33,8 @@ STEP_SPANS: Mapping[Step, str] = {
 
 #: Every metric: its kind, its unit, its labels beside the task's class, and what it counts.
 METRICS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
-    "pipeline.engine.transactions": ("counter", "{item}", ("status",), "items that ended, by how"),
-    "pipeline.engine.transaction.duration": ("histogram", "s", ("status",), "from start of work to end of an item"),
-    "pipeline.engine.in_flight": ("up-down counter", "{item}", (), "items being worked on"),
-    "pipeline.engine.attempts": ("counter", "{attempt}", ("step", "result"), "attempts, by how they ended"),
-    "pipeline.engine.retries": ("counter", "{attempt}", ("step",), "attempts after the first"),
-    "pipeline.engine.step.duration": ("histogram", "s", ("step",), "one attempt of a step"),
-    "pipeline.engine.backoff": ("histogram", "s", ("step",), "pauses; `empty` is the rest after an empty fetch"),
-    "pipeline.engine.timeouts": ("counter", "{timeout}", ("scope",), "times that were up: step, transaction or loop"),
-    "pipeline.engine.batch.size": ("histogram", "{item}", (), "items in one fetch"),
-    "pipeline.engine.oversize_batches": ("counter", "{batch}", (), "fetches that gave more than was asked for"),
-    "pipeline.engine.deferred": ("counter", "{item}", (), "items that waited because their id was being worked on"),
+    each.name: (each.kind, each.unit, tuple(label for label in each.labels if label != "task"), each.words)
+    for each in table.named("pipeline.engine.")
 }
 _LONGEST_WORDS = 500
 _NOTHING: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
@@ -74,12 +66,7 @@ class Telemetry:
         with self._lock:
             if self._made is None or self._made[0] is not provider:
                 meter = metrics.get_meter(SCOPE, meter_provider=provider)
-                make: dict[str, Any] = {
-                    "counter": meter.create_counter,
-                    "histogram": meter.create_histogram,
-                    "up-down counter": meter.create_up_down_counter,
-                }
-                made = {n: make[kind](n, unit=unit, description=what) for n, (kind, unit, _, what) in METRICS.items()}
+                made = table.instruments(meter, table.named("pipeline.engine."))
                 self._made = provider, made
             return self._made[1]
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from opentelemetry.metrics import Meter, get_meter
 
+from pipeline.telemetry import metrics as table
+
 logger = logging.getLogger("pipeline.ingest")
 
 
@@ -13,13 +15,11 @@ class QueueMetrics:
     """Counters and one histogram, by stream. A failure to count never reaches the caller."""
 
     def __init__(self, stream: str, meter: Meter | None = None) -> None:
-        made = meter or get_meter("pipeline.ingest")
+        instruments = table.instruments(meter or get_meter("pipeline.ingest"), table.named("pipeline.queue."))
         self._labels = {"stream": stream}
-        self._read = made.create_counter("pipeline.queue.messages_read", description="entries delivered by reads")
-        self._acked = made.create_counter("pipeline.queue.acks", description="entries acknowledged")
-        self._claimed = made.create_counter("pipeline.queue.messages_claimed", description="stale entries taken over")
-        self._latency = made.create_histogram(
-            "pipeline.queue.read_latency", unit="s", description="time of reads that found something"
+        self._read, self._acked, self._claimed, self._latency = (
+            instruments[f"pipeline.queue.{name}"]
+            for name in ("messages_read", "acks", "messages_claimed", "read_latency")
         )
 
     def read(self, count: int, seconds: float) -> None:
