@@ -122,7 +122,8 @@ def _words(error: BaseException) -> str:
         return f"{type(error).__qualname__}, which cannot say what happened"
 
 
-def _place(error: BaseException) -> str:
+def place(error: BaseException) -> str:
+    """The file and the line where an error was raised, in brackets; nothing when nobody raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
