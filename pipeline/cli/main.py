@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from pipeline.cli import (
     attention,
@@ -27,7 +27,7 @@ from pipeline.cli import (
 from pipeline.config import Settings, SettingsError
 from pipeline.dev import servers
 from pipeline.domain.errors import PipelineError, SchemaError
-from pipeline.store.database import Database
+from pipeline.store.database import Database, is_away, passes
 from pipeline.telemetry import setup
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -113,18 +113,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SchemaError as error:
         problem.print(str(error))
         sys.exit(EXIT_DATABASE)
-    except OperationalError as error:
-        problem.print(
-            f"The database cannot be reached: {str(error.orig).strip()}. "
-            "Expected a running Postgres at PIPELINE_DATABASE_URL; start it, or correct the URL."
-        )
-        sys.exit(EXIT_DATABASE)
     except DBAPIError as error:
-        problem.print(
-            f"The database refused: {str(error.orig).strip()}. Expected the tables of `pipeline db upgrade` and a role "
-            "that may use them; check the role's privileges, or migrate again."
-        )
+        problem.print(_words(error))
         sys.exit(EXIT_DATABASE)
     except PipelineError as error:
         problem.print(str(error))
         sys.exit(EXIT_USAGE)
+
+
+def _words(error: DBAPIError) -> str:
+    said = str(error.orig).strip()
+    if is_away(error):
+        return (
+            f"The database cannot be reached: {said}. "
+            "Expected a running Postgres at PIPELINE_DATABASE_URL; start it, or correct the URL."
+        )
+    if passes(error):
+        return f"The database gave up: {said}. What this command was about to write is not there; repeat it."
+    return (
+        f"The database refused: {said}. Expected the tables of `pipeline db upgrade` and a role "
+        "that may use them; check the role's privileges, or migrate again."
+    )

@@ -6,25 +6,35 @@ tick: the database client through the Celery app of the service, if it is given 
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
-from pipeline.client.publishing import Event, Receipt, checked, publish
+from pipeline.client.publishing import Event, Receipt, publish, sendable
 from pipeline.config import database_url_of
 from pipeline.domain.errors import PipelineError
-from pipeline.store.database import Database
+from pipeline.domain.limits import DEFAULT_LIMITS, Limits
+from pipeline.engine.steps import Steps, TimedOutError
+from pipeline.store.database import Database, passes
 from pipeline.telemetry import contexts
 
 log = logging.getLogger(__name__)
 
 _QUEUE = "pipeline.schedule"
+_TIMEOUT = timedelta(seconds=30)
+_UNKNOWN = "Whether the events are there is unknown; publish them again with the same message ids."
 Given = Sequence[Event | Mapping[str, Any]]
 
 
 class UnavailableError(PipelineError):
     """What a client speaks to cannot be reached. It is safe to try again: the message ids see to that."""
+
+
+class RefusedError(PipelineError):
+    """The database does not take what it was given. Trying again does not help."""
 
 
 class App(Protocol):
@@ -46,21 +56,30 @@ class Client(Protocol):
 
 
 class DatabaseClient:
-    """Publishes in a transaction of its own."""
+    """Publishes in a transaction of its own. Every call ends within ``timeout``, whatever the database does."""
 
-    def __init__(self, database_url: str, app: App | None = None) -> None:
+    def __init__(
+        self,
+        database_url: str,
+        app: App | None = None,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        timeout: timedelta = _TIMEOUT,
+    ) -> None:
         self._db, self._app = Database.connect(database_url_of(database_url), pool_size=2), app
+        self._limits, self._bounded = limits, _Bounded(timeout)
 
     def publish(self, workflow: str, given: Given, *, replace: bool = False) -> Receipt:
         """Publish and commit; then ring, if there is something new and somebody to ring with."""
         try:
-            with self._db.transaction() as tx:
-                receipt = publish(tx, workflow, given, replace=replace)
-        except (OperationalError, InterfaceError) as error:
-            raise UnavailableError(
-                f"The database cannot be reached: {str(error.orig).strip()}. Whether the events are there is unknown; "
-                "publish them again with the same message ids."
-            ) from error
+            receipt: Receipt = self._bounded.run(self._publish, workflow, given, replace)
+        except TimedOutError as error:
+            raise UnavailableError(f"The database did not answer in time. {_UNKNOWN}") from error
+        except DBAPIError as error:
+            words = str(error.orig).strip()
+            if passes(error):
+                raise UnavailableError(f"The database cannot be used: {words}. {_UNKNOWN}") from error
+            raise RefusedError(f"The database refused the events: {words}. Nothing was published.") from error
         if self._app is not None and (receipt.new or receipt.replaced):
             self._ring(workflow)
         return receipt
@@ -69,32 +88,32 @@ class DatabaseClient:
         """Give connections back."""
         self._db.dispose()
 
+    def _publish(self, workflow: str, given: Given, replace: bool) -> Receipt:
+        with self._db.transaction() as tx:
+            return publish(tx, workflow, given, replace=replace, limits=self._limits)
+
     def _ring(self, workflow: str) -> None:
         assert self._app is not None
         try:
-            with contexts.kept():
-                self._app.send_task("pipeline.schedule", args=[workflow], queue=_QUEUE, ignore_result=True)
+            self._bounded.send(self._app, "pipeline.schedule", args=[workflow])
         except Exception as error:  # noqa: BLE001 - the events are there, and the next tick finds them
             log.warning("the broker cannot be reached; the next tick finds the events of %r: %s", workflow, error)
 
 
 class BrokerClient:
-    """Hands events to the broker through the service's own Celery app."""
+    """Hands events to the broker through the service's own Celery app. Every call ends within ``timeout``."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, app: App, *, limits: Limits = DEFAULT_LIMITS, timeout: timedelta = _TIMEOUT) -> None:
+        self._app, self._limits, self._bounded = app, limits, _Bounded(timeout)
 
     def publish(self, workflow: str, given: Given, *, replace: bool = False) -> None:
         """Send events on their way. Their form is checked here, their fit to the topic by the worker."""
         here = contexts.current()
-        events = [
-            event.model_dump(mode="json") | {"traceparent": event.traceparent or here} for event in checked(given)
-        ]
+        events = [event | {"traceparent": event["traceparent"] or here} for event in sendable(given, self._limits)]
         kwargs = {"workflow": workflow, "events": events, "replace": replace}
         shown = {"argsrepr": "()", "kwargsrepr": f"{len(events)} events for {workflow}"}
         try:
-            with contexts.kept():
-                self._app.send_task("pipeline.publish", kwargs=kwargs, queue=_QUEUE, ignore_result=True, **shown)
+            self._bounded.send(self._app, "pipeline.publish", kwargs=kwargs, **shown)
         except Exception as error:
             raise UnavailableError(
                 f"The broker did not take the events: {type(error).__name__}: {error}. Publish them again with the "
@@ -103,3 +122,24 @@ class BrokerClient:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class _Bounded:
+    """Calls that end in time. One that does not return is left behind, with its connection."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout, self._local = timeout, threading.local()
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        if not hasattr(self._local, "steps"):
+            self._local.steps = Steps()
+        return self._local.steps.run(function, *args, limit=self._timeout, what="publish")
+
+    def send(self, app: App, name: str, **how: Any) -> None:
+        """Send a task once: a second try is the caller's."""
+
+        def send() -> None:
+            with contexts.kept():
+                app.send_task(name, queue=_QUEUE, ignore_result=True, retry=False, **how)
+
+        self.run(send)

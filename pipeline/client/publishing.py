@@ -5,15 +5,17 @@ events were new. The event exists if and only if the caller's commit does.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from psycopg2 import extensions  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import Session
 
 from pipeline.client.raw import RawTransaction
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.values import NewEvent
 from pipeline.execution import events
 from pipeline.store.database import Transaction
@@ -34,7 +36,7 @@ class Event(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What a publish did, by message id."""
+    """What a publish did, by message id; a fact that was given twice counts once."""
 
     new: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()  #: these were there before
@@ -42,7 +44,12 @@ class Receipt:
 
 
 def publish(
-    connection: Any, workflow: str, given: Sequence[Event | Mapping[str, Any]], *, replace: bool = False
+    connection: Any,
+    workflow: str,
+    given: Sequence[Event | Mapping[str, Any]],
+    *,
+    replace: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Receipt:
     """Publish in the caller's open transaction: of SQLAlchemy (connection or session) or of psycopg2.
 
@@ -50,41 +57,59 @@ def publish(
     """
     tx = _transaction(connection)
     made = [_new(event) for event in checked(given)]
-    published = events.publish(tx, workflow, made, replace=replace)
-    new = {message_id for _, message_id in published.new}
-    replaced = {message_id for _, message_id in published.replaced}
-    ids = list(dict.fromkeys(item.message_id for item in made))
+    published = events.publish(tx, workflow, made, replace=replace, limits=limits)
+    names = list(dict.fromkeys((item.topic, item.message_id) for item in made))
+    known = {*published.new, *published.replaced}
     return Receipt(
-        new=tuple(id_ for id_ in ids if id_ in new),
-        replaced=tuple(id_ for id_ in ids if id_ in replaced),
-        repeated=tuple(id_ for id_ in ids if id_ not in new and id_ not in replaced),
+        new=tuple(name[1] for name in names if name in published.new),
+        replaced=tuple(name[1] for name in names if name in published.replaced),
+        repeated=tuple(name[1] for name in names if name not in known),
     )
+
+
+def sendable(given: Sequence[Event | Mapping[str, Any]], limits: Limits) -> list[dict[str, Any]]:
+    """Events as they travel in a message, each checked as a publish would check it, as far as nobody is asked."""
+    made = [_new(event) for event in checked(given)]
+    events.event_rows(made, limits)
+    return [asdict(event) for event in made]
 
 
 def _transaction(connection: Any) -> Transaction:
     if isinstance(connection, Transaction):
         return connection
     if isinstance(connection, Session):
-        return Transaction(connection.connection())
+        connection = connection.connection()
     if isinstance(connection, Connection):
+        _refuse_autocommit(connection.connection.dbapi_connection)
         return Transaction(connection)
-    if hasattr(connection, "cursor") and type(connection).__module__.startswith("psycopg2"):
+    if isinstance(connection, extensions.connection) and not connection.async_:
+        _refuse_autocommit(connection)
         return RawTransaction(connection)
     kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
     raise InvalidInputError(
         f"Events cannot be published through a {kind}; expected a Connection or Session of SQLAlchemy, or a connection "
-        "of psycopg2, with its transaction open."
+        "of psycopg2 that is not asynchronous, with its transaction open. An AsyncSession publishes with "
+        "`await session.run_sync(lambda session: publish(session, ...))`."
     )
+
+
+def _refuse_autocommit(connection: Any) -> None:
+    if getattr(connection, "autocommit", False):
+        raise InvalidInputError(
+            "Events cannot be published through a connection in autocommit: they would stay although the transaction "
+            "is rolled back. Expected an open transaction; nothing was published."
+        )
 
 
 def checked(given: Sequence[Event | Mapping[str, Any]]) -> list[Event]:
     """Events in their form, or an error that names the first that is not."""
     if isinstance(given, Event | Mapping | str):
         raise InvalidInputError(f"A {type(given).__name__} was given where a list of events is expected.")
-    return [_event(item, number) for number, item in enumerate(given, start=1)]
+    return [event(item, f"Event {number}") for number, item in enumerate(given, start=1)]
 
 
-def _event(item: Event | Mapping[str, Any], number: int) -> Event:
+def event(item: Event | Mapping[str, Any], what: str) -> Event:
+    """An event in its form, or an error that says what is wrong with ``what``."""
     try:
         return item if isinstance(item, Event) else Event.model_validate(dict(item))
     except (ValidationError, TypeError, ValueError) as error:
@@ -93,7 +118,7 @@ def _event(item: Event | Mapping[str, Any], number: int) -> Event:
         if isinstance(error, ValidationError):
             first = error.errors(include_url=False, include_input=False)[0]
             problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-        raise InvalidInputError(f"Event {number}: {problem}; an event has: {known}.") from None
+        raise InvalidInputError(f"{what}: {problem}; an event has: {known}.") from None
 
 
 def _new(event: Event) -> NewEvent:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from psycopg2 import extensions  # type: ignore[import-untyped]
 from sqlalchemy import TextClause
 from sqlalchemy.dialects.postgresql import psycopg2
 
@@ -25,7 +26,7 @@ class RawTransaction(Transaction):
 
     def all(self, statement: TextClause, /, **params: Any) -> Sequence[Any]:
         """Every row the statement returns."""
-        with self.raw.cursor() as cursor:
+        with self._cursor() as cursor:
             self._execute(cursor, statement, params)
             names = [column.name for column in cursor.description or ()]
             return [SimpleNamespace(**dict(zip(names, values, strict=True))) for values in cursor.fetchall()]
@@ -36,10 +37,14 @@ class RawTransaction(Transaction):
 
     def run(self, statement: TextClause, /, **params: Any) -> int:
         """Run a statement that returns nothing and say how many rows it touched."""
-        with self.raw.cursor() as cursor:
+        with self._cursor() as cursor:
             self._execute(cursor, statement, params)
             touched: int = cursor.rowcount
             return touched
+
+    def _cursor(self) -> Any:
+        """Plain rows, whatever kind of rows the caller's connection gives by default."""
+        return self.raw.cursor(cursor_factory=extensions.cursor)
 
     def _execute(self, cursor: Any, statement: TextClause, params: dict[str, Any]) -> None:
         cursor.execute(str(statement.compile(dialect=_DIALECT)), params)

@@ -21,7 +21,7 @@ from pipeline.execution import audit, schemas
 from pipeline.store import events as store
 from pipeline.store import views
 from pipeline.store import workflows as workflow_store
-from pipeline.store.database import Transaction, encoded
+from pipeline.store.database import Transaction, encoded_parts
 from pipeline.telemetry import contexts
 
 
@@ -47,27 +47,39 @@ def publish(
     one is given) of an event that no run can have seen yet is rewritten; one that a run may have seen
     keeps what that run saw. Keys never change.
     """
-    rows = event_rows(events, limits)
-    _check_schemas(tx, workflow, events)
+    checked_name(workflow, what="workflow name")
+    rows = event_rows(_once(events, replace=replace), limits)
+    _check_topics(tx, workflow, events)
     if replace:
         tx.all(workflow_store.LOCK, names=[workflow])  # no run comes into being between the look and the write
-    written = tx.all(store.PUBLISH, workflow=workflow, rows=encoded(rows))
-    for row in written:
-        if row.id is None:
-            raise unknown_topic(tx, workflow, row.topic)
-    new = _by_message(written)
+    new: dict[tuple[str, str], EventId] = {}
+    for part in encoded_parts(rows):
+        new |= _by_message(tx.all(store.PUBLISH, workflow=workflow, rows=part))
     repeats = [row for row in rows if (row["topic"], row["message_id"]) not in new]
-    rewritten = tx.all(store.REPLACE, workflow=workflow, rows=encoded(repeats)) if replace and repeats else []
+    rewritten: dict[tuple[str, str], EventId] = {}
+    for part in encoded_parts(repeats) if replace else ():
+        rewritten |= _by_message(tx.all(store.REPLACE, workflow=workflow, rows=part))
     if new:
         tx.announce("event.published", workflow=workflow, events=len(new), repeats=len(repeats))
-    return Published(new=new, replaced=_by_message(rewritten))
+    return Published(new=new, replaced=rewritten)
 
 
-def _check_schemas(tx: Transaction, workflow: str, events: Sequence[NewEvent]) -> None:
-    """Nothing is published unless every payload fits its topic. An unknown topic is refused by the insert."""
-    declared = {row.name: row.schema for row in views.topics(tx, workflow) if row.schema is not None}
+def _once(events: Sequence[NewEvent], *, replace: bool) -> Sequence[NewEvent]:
+    """Each fact once: of several with one name the first counts, and with ``replace`` the last, as one by one."""
+    facts: dict[tuple[str, str], NewEvent] = {}
     for event in events:
-        if event.topic in declared:
+        name = (event.topic, event.message_id)
+        facts[name] = event if replace else facts.get(name, event)
+    return list(facts.values())
+
+
+def _check_topics(tx: Transaction, workflow: str, events: Sequence[NewEvent]) -> None:
+    """Nothing is published unless every topic is known and every payload fits its own."""
+    declared = {row.name: row.schema for row in views.topics(tx, workflow)}
+    for event in events:
+        if event.topic not in declared:
+            raise unknown_topic(tx, workflow, event.topic)
+        if declared[event.topic] is not None:
             what = f"payload of {event.message_id!r}"
             schemas.check(declared[event.topic], event.payload, what=what, topic=event.topic)
 

@@ -18,6 +18,7 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
 from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain, StartAt
+from pipeline.execution import schemas
 from pipeline.runtime import checks
 from pipeline.runtime.shown import Event, PrepareResult
 
@@ -119,6 +120,13 @@ class Workflow:
             raise DeclarationError(f"topic {name!r} is declared twice in workflow {self.name!r}", where)
         if schema is not None and not (isinstance(schema, type) and issubclass(schema, BaseModel)):
             raise DeclarationError(f"the schema of topic {name!r} is {schema!r}; expected a pydantic model", where)
+        problem = schemas.pattern_problem(schema.model_json_schema()) if schema is not None else None
+        if problem:
+            raise DeclarationError(
+                f"the schema of topic {name!r} has a pattern that Python's `re` does not know, {problem}; services "
+                "check payloads with it before they publish: write it as both know it, or check it in a validator",
+                where,
+            )
         self.topics[name] = Topic(self.name, name, schema, where)
         return self.topics[name]
 

@@ -45,8 +45,7 @@ WITH given AS (
   SELECT g.*, CAST(:workflow AS text) AS workflow, CAST(NULL AS bigint[]) AS caused_by
   FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_COLUMNS})
 ), {_INSERT_GIVEN}
-SELECT id, topic, message_id FROM fresh
-UNION ALL SELECT NULL, topic, NULL FROM unknown ORDER BY id
+SELECT id, topic, message_id FROM fresh ORDER BY id
 """)
 
 

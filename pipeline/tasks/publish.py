@@ -1,17 +1,21 @@
 """The task by which services publish over the broker, from any Celery app: no import of ours is needed.
 
-Here the message is the only copy of an event, so it is never dropped: while the database is away it is
-sent again, and what cannot be published is moved to the queue ``pipeline.refused`` for a person to see.
+Here the message is the only copy of an event, so it is never dropped. While the database cannot be
+used it is sent again; what can never be published, whatever is wrong with it, is moved to the queue
+``pipeline.refused`` for a person to see. A message that cannot be sent on goes back to the broker.
 """
 
 import logging
+from inspect import signature
 from typing import Any
 
-from sqlalchemy.exc import InterfaceError, OperationalError
+from celery.exceptions import Reject
+from sqlalchemy.exc import DataError, DBAPIError, TimeoutError
 
 from pipeline.celery import app
+from pipeline.client.publishing import Receipt
 from pipeline.client.publishing import publish as publish_in
-from pipeline.domain.errors import PipelineError
+from pipeline.domain.errors import InvalidInputError
 from pipeline.tasks import chains
 from pipeline.tasks.host import host
 from pipeline.tasks.shown import options
@@ -23,20 +27,55 @@ REFUSED = "pipeline.refused"
 _LONGEST_PAUSE = 60
 
 
-@app.task(name="pipeline.publish", bind=True, max_retries=None, Request="pipeline.tasks.shown:Counted")
-def publish(self: Any, workflow: str, events: list[dict[str, Any]], replace: bool = False) -> None:
-    """Publish events to topics of a workflow and ring for it. Repeating it changes nothing."""
+@app.task(name="pipeline.publish", bind=True, Request="pipeline.tasks.shown:Counted")
+def publish(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]] | None:
+    """``publish(workflow, events, replace=False)``: publish and ring. Repeating it changes nothing.
+
+    Takes whatever comes, so that a call with wrong arguments is refused and not lost.
+    """
     try:
-        with contexts.joined(self.request.get("traceparent")), host().db.transaction() as tx:
-            receipt = publish_in(tx, workflow, events, replace=replace)
-    except (OperationalError, InterfaceError) as error:
-        pause = min(2**self.request.retries, _LONGEST_PAUSE)
-        raise self.retry(exc=error, countdown=pause, **options(workflow, events)) from error
-    except (PipelineError, TypeError) as error:
-        log.exception("events of workflow %r cannot be published; they were moved to %s", workflow, REFUSED)
-        kept = {"workflow": workflow, "events": events, "replace": replace}
-        why = {"refused": str(error)[:1000]}
-        app.send_task("pipeline.publish", kwargs=kept, queue=REFUSED, headers=why, **options(workflow, events))
-        return
+        with contexts.joined(self.request.get("traceparent")):
+            receipt = _published(**_named(args, kwargs))
+    except DataError as error:
+        _refuse(self, error)
+    except (DBAPIError, TimeoutError) as error:
+        log.warning("events cannot be published now; they are sent again: %s", error)
+        _send(self, countdown=min(2**self.request.retries, _LONGEST_PAUSE), retries=self.request.retries + 1)
+    except Exception as error:  # noqa: BLE001 - it is kept with its reason, whatever it is
+        _refuse(self, error)
+    else:
+        return {"new": [*receipt.new], "repeated": [*receipt.repeated], "replaced": [*receipt.replaced]}
+    return None
+
+
+def _published(workflow: str, events: list[dict[str, Any]], replace: bool = False) -> Receipt:
+    here = host()
+    with here.db.transaction() as tx:
+        receipt = publish_in(tx, workflow, events, replace=replace, limits=here.policy.limits)
     if receipt.new or receipt.replaced:
         chains.poke(workflow)
+    return receipt
+
+
+def _named(args: Any, kwargs: Any) -> dict[str, Any]:
+    try:
+        return signature(_published).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise InvalidInputError(f"{error}; expected workflow, events and, if need be, replace.") from None
+
+
+def _refuse(task: Any, error: Exception) -> None:
+    words = f"{type(error).__name__}: {error}"[:1000]
+    log.error("events cannot be published and were moved to %s: %s", REFUSED, words)
+    _send(task, queue=REFUSED, headers={"refused": words})
+
+
+def _send(task: Any, **how: Any) -> None:
+    """Send the same message on. If the broker does not take it, it keeps the one it has."""
+    given = task.request
+    named = dict(zip(("workflow", "events"), given.args or (), strict=False)) | (given.kwargs or {})
+    said = options(named.get("workflow"), named.get("events"))
+    try:
+        task.apply_async(given.args, given.kwargs, ignore_result=True, **how, **said)
+    except Exception as error:
+        raise Reject(error, requeue=True) from error

@@ -187,7 +187,8 @@ def test_the_database_client_commits_says_what_was_new_and_rings_only_then(
     assert client.publish("shop", [ORDER]).repeated == ("order:1",)
     client.close()
     assert count(db) == 1
-    assert app.sent == [("pipeline.schedule", {"args": ["shop"], "queue": "pipeline.schedule", "ignore_result": True})]
+    how = {"queue": "pipeline.schedule", "ignore_result": True, "retry": False}
+    assert app.sent == [("pipeline.schedule", {"args": ["shop"], **how})]
 
 
 def test_a_broker_that_is_away_costs_the_database_client_a_tick_and_nothing_else(

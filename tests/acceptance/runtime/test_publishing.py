@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.pool import NullPool
 
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.sync import sync
@@ -51,6 +54,88 @@ def test_what_cannot_be_published_is_kept_for_a_person_and_what_can_is_published
         wait_for(lambda: client.llen("pipeline.refused") == 2, why="both refused ones kept")
         kept = [json.loads(entry) for entry in client.lrange("pipeline.refused", 0, -1)]
     assert any("orderz" in entry["headers"]["refused"] for entry in kept)
+
+
+#: Calls that nobody could carry out, and a word that the reason of each must have.
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "misspelt": ({"kwargs": {"workflow": "shop", "event": [order("w1")]}}, "event"),
+    "too much": ({"kwargs": {"workflow": "shop", "events": [order("w2")], "topic": "orders"}}, "topic"),
+    "too little": ({"args": ["shop"]}, "events"),
+    "number": ({"args": [5, [order("w3")]]}, "workflow name"),
+    "NUL": ({"args": ["shop\0", [order("w4")]]}, "workflow name"),
+}
+
+
+def test_calls_that_are_wrong_in_any_way_are_kept_with_their_reason(nodes: Installation, theirs: Celery) -> None:
+    nodes.worker(PIPELINE_TICK="1h")
+    with redis.Redis.from_url(nodes.broker_url) as client:
+        client.delete("pipeline.refused")
+        for given, _ in WRONG.values():
+            theirs.send_task("pipeline.publish", queue="pipeline.schedule", **given)
+        wait_for(lambda: client.llen("pipeline.refused") == len(WRONG), within=30, why="all of them kept")
+        reasons = [json.loads(entry)["headers"]["refused"] for entry in client.lrange("pipeline.refused", 0, -1)]
+    for name, (_, word) in WRONG.items():
+        assert any(word in reason for reason in reasons), name
+
+
+@pytest.mark.parametrize(
+    ("harm", "cure"),
+    [
+        ("ALTER DATABASE {name} SET default_transaction_read_only = on", "ALTER DATABASE {name} RESET ALL"),
+        ("ALTER TABLE pipeline.topics RENAME TO gone", "ALTER TABLE pipeline.gone RENAME TO topics"),
+    ],
+    ids=["read-only", "a table is away"],
+)
+def test_events_sent_while_the_database_cannot_be_used_are_published_once_it_can(
+    nodes: Installation, theirs: Celery, harm: str, cure: str
+) -> None:
+    worker = nodes.worker(PIPELINE_TICK="1h")
+    changed(nodes, harm)
+    try:
+        said = len(worker.log.read_text())
+        fact = f"meanwhile {len(nodes.published)}"
+        theirs.send_task("pipeline.publish", args=["shop", [order(fact)]], queue="pipeline.schedule")
+        wait_for(lambda: "they are sent again" in worker.log.read_text()[said:], within=30)
+    finally:
+        changed(nodes, cure)
+    nodes.published.append(fact)
+    nodes.all_done_once()
+
+
+def changed(nodes: Installation, statement: str) -> None:
+    """Change the database over a connection of its own, and end all others, as a failover does."""
+    name = make_url(nodes.database_url).database
+    engine = create_engine(nodes.database_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("SET default_transaction_read_only = off"))
+        connection.execute(text(statement.format(name=f'"{name}"')))
+        connection.execute(
+            text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        )
+
+
+def test_a_broker_that_takes_nothing_more_keeps_what_it_has(nodes: Installation, theirs: Celery) -> None:
+    worker = nodes.worker(PIPELINE_TICK="1h")
+    with redis.Redis.from_url(nodes.broker_url) as client:
+        client.delete("pipeline.refused")
+        nodes.recorder.shut("prepare")  # the worker is busy until the broker is full
+        nodes.publish(3)
+        theirs.send_task("pipeline.schedule", args=["shop"], queue="pipeline.schedule")
+        nodes.recorder.wait_at("prepare")
+        client.config_set("maxmemory-policy", "noeviction")
+        said = len(worker.log.read_text())
+        theirs.send_task("pipeline.publish", args=["shop", "nonsense"], queue="pipeline.schedule", countdown=1)
+        client.config_set("maxmemory", 1)
+        try:
+            nodes.recorder.open("prepare")
+            wait_for(lambda: "OutOfMemory" in worker.log.read_text()[said:] or "OOM" in worker.log.read_text()[said:])
+        finally:
+            client.config_set("maxmemory", 0)
+        wait_for(lambda: client.llen("pipeline.refused") == 1, within=60, why="it is kept")
+    nodes.all_done_once()
 
 
 def test_a_shell_publishes_one_event_or_a_file_of_them(nodes: Installation, tmp_path: Path) -> None:

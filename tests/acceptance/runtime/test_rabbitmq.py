@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from kombu import Connection
+from kombu.connection import Connection
 
 from pipeline.dev import servers
 from tests.support import databases, rabbit
@@ -79,7 +79,7 @@ def test_messages_purged_out_of_the_queues_cost_time_and_nothing_else(shop: Inst
     shop.recorder.shut("prepare")
     shop.publish(60)
     shop.recorder.wait_at("prepare")
-    with Connection(shop.broker_url) as connection:
+    with Connection(shop.broker_url) as connection:  # type: ignore[no-untyped-call]
         for name in QUEUES:
             connection.default_channel.queue_purge(name)
     shop.recorder.open("prepare")

@@ -1,0 +1,114 @@
+"""``pipeline publish``: what goes in, what is told, and what stays when something is wrong in the middle."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from typer.testing import CliRunner, Result
+
+from pipeline import Workflow
+from pipeline.cli.main import app
+from pipeline.domain.errors import InvalidInputError, PayloadError
+from pipeline.store.database import Database
+from pipeline.testing.inline import Inline
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(db: Database, database_url: str, embedded: Any) -> Run:
+    workflow = Workflow("shop")
+    workflow.effect(workflow.topic("orders"))(lambda ctx, event: None)
+    Inline(db, [workflow])
+    urls = {"PIPELINE_DATABASE_URL": database_url, "PIPELINE_BROKER_URL": embedded.broker_url}
+
+    def invoke(*arguments: str, given: str | bytes = "", **environ: str) -> Result:
+        return CliRunner().invoke(app, ["publish", "shop", "orders", *arguments], input=given, env=urls | environ)
+
+    return invoke
+
+
+def lines(count: int, start: int = 0) -> str:
+    return "".join(json.dumps({"message_id": f"l{n}", "payload": n}) + "\n" for n in range(start, start + count))
+
+
+def published(db: Database) -> int:
+    with db.transaction() as tx:
+        return int(tx.all(text("SELECT count(*) FROM pipeline.events"))[0][0])
+
+
+def test_json_names_what_was_new_and_what_was_there(run: Run) -> None:
+    run("1", "--message-id", "l1")
+    found = json.loads(run("--file", "-", "--json", given=lines(3)).stdout)
+    assert (found["new"], found["repeated"], found["replaced"]) == (["l0", "l2"], ["l1"], [])
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("{", "Line 703 is no JSON"),
+        ('{"payload": 1}', "Line 703: message_id: Field required"),
+        ("[1]", "Line 703 is a list"),
+        ("[" * 100_000, "Line 703 is nested too deeply"),
+        (b"\xff", "Line 703 is no UTF-8 text"),
+        ('{"message_id": "x", "payload": NaN}', "is nan, which JSON does not have"),
+    ],
+    ids=["broken", "nameless", "list", "deep", "latin", "nan"],
+)
+def test_a_bad_line_is_named_by_its_number_and_what_went_before_is_told_and_stays(
+    run: Run, db: Database, bad: str | bytes, words: str
+) -> None:
+    given = lines(702).encode() + (bad if isinstance(bad, bytes) else bad.encode()) + b"\n"
+    done = run("--file", "-", given=given)
+    assert isinstance(done.exception, InvalidInputError | PayloadError)
+    assert words in str(done.exception)
+    assert "500 new, 0 repeated, 0 replaced before this; they stay" in done.stderr
+    assert published(db) == 500
+
+
+def test_an_interruption_tells_what_went_before(run: Run, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.cli import publish as command
+
+    monkeypatch.setattr(command, "_json", interrupted_at(1200, command._json))
+    done = run("--file", "-", given=lines(2000))
+    assert "1000 new, 0 repeated, 0 replaced before this; they stay" in done.stderr
+    assert published(db) == 1000
+
+
+def interrupted_at(number: int, read: Callable[..., Any]) -> Callable[..., Any]:
+    def reads(text: str, what: str) -> Any:
+        if what == f"line {number}":
+            raise KeyboardInterrupt
+        return read(text, what)
+
+    return reads
+
+
+def test_a_file_with_a_mark_at_its_start_carriage_returns_and_empty_lines_is_fine(
+    run: Run, db: Database, tmp_path: Path
+) -> None:
+    file = tmp_path / "orders.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + lines(3).replace("\n", "\r\n\r\n").encode())
+    assert run("--file", str(file)).stdout.startswith("3 new")
+    assert published(db) == 3
+
+
+@pytest.mark.parametrize("name", ["nowhere.jsonl", ""], ids=["no file", "a folder"])
+def test_what_cannot_be_read_is_named(run: Run, tmp_path: Path, name: str) -> None:
+    done = run("--file", str(tmp_path / name))
+    assert isinstance(done.exception, InvalidInputError)
+    assert "cannot be read" in str(done.exception)
+
+
+def test_a_message_id_is_for_one_payload(run: Run) -> None:
+    for arguments in (("--file", "-", "--message-id", "x"), ("{}",)):
+        assert isinstance(run(*arguments, given=lines(1)).exception, InvalidInputError)
+
+
+def test_the_largest_payload_is_that_of_the_settings(run: Run) -> None:
+    done = run(json.dumps("x" * 200), "--message-id", "x", PIPELINE_MAX_PAYLOAD_BYTES="100")
+    assert "at most 100 bytes" in str(done.exception)
+    assert run(json.dumps("x" * 400_000), "--message-id", "x", PIPELINE_MAX_PAYLOAD_BYTES="500000").exit_code == 0
