@@ -5,15 +5,15 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from pipeline.domain.failures import FailureKind
+from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, MutationId
 from pipeline.domain.mutations import Evidence
 from pipeline.domain.runs import Phase
-from pipeline.domain.values import Failed, HandlerSpec, NewEvent, Person, TopicSpec, WorkflowSpec
+from pipeline.domain.values import Failed, HandlerSpec, NewEvent, Person, Stopped, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind
-from pipeline.execution import events, mutations, workflows
+from pipeline.execution import events, mutations, stops, workflows
 from pipeline.store.database import Database
-from tests.factories import IN, OUT, SOMEBODY, a_run, committed, some_events, stopped, the_mutation
+from tests.factories import IN, OUT, SOMEBODY, a_run, committed, held, some_events, stopped, the_mutation, the_run
 
 
 def a_done_order(db: Database, message_id: str = "order-1", workflow: str = "billing") -> Row[Any]:
@@ -65,7 +65,11 @@ def an_event_aside(db: Database, message_id: str = "order-1", reason: str = "no 
 def a_blocked_workflow(db: Database, message_id: str = "order-1") -> Row[Any]:
     """A run whose credentials were refused; it holds its workflow back."""
     some_events(db, message_id)
-    return stopped(db, a_run(db, Phase.PREPARED), FailureKind.AUTH)
+    run = a_run(db, Phase.PREPARED)
+    failure = Failure(kind=FailureKind.AUTH, message="the mail server said 401")
+    with db.transaction() as tx:
+        stops.stop(tx, [Stopped(held=held(run), failure=failure)]).only()
+    return the_run(db, run.id)
 
 
 def without_handlers(db: Database, name: str = "billing") -> None:

@@ -14,7 +14,7 @@ WORKFLOWS_AT_80 = """\
 3 workflows
 name     status               since  runs  waiting  oldest  aside  version
 billing  error                AA     0/1   1        AA             1
-    approval: division by zero
+    approval: the mail server said 401
 mails    paused               AA     0/1   0                       1
     paused by ada: checked the provider's log
 shop     active, maintenance  AA     1/4   0        AA             1
@@ -23,7 +23,7 @@ shop     active, maintenance  AA     1/4   0        AA             1
 WORKFLOWS_AT_120 = """\
 3 workflows
 name     status               since  runs  waiting  oldest  aside  version  why
-billing  error                AA     0/1   1        AA             1        approval: division by zero
+billing  error                AA     0/1   1        AA             1        approval: the mail server said 401
 mails    paused               AA     0/1   0                       1        paused by ada: checked the provider's log
 shop     active, maintenance  AA     1/4   0        AA             1        maintenance: the schema changed"""
 
