@@ -147,6 +147,7 @@ _ENGINE = (
     Metric(
         "pipeline.engine.deferred", COUNTER, "{item}", _TASK, "items that waited because their id was being worked on"
     ),
+    Metric("pipeline.engine.left_behind", UP_DOWN, "{call}", _TASK, "calls that outlived their limit and still run"),
 )
 
 _QUEUE = (
