@@ -39,8 +39,30 @@ class Base(Connector):
         return Retry(f"the server answered {answer.status_code}")
 
 
+class Keyed(Base):
+    """Honours the key. A liar says something else about it in ``sends``."""
+
+    @at_once(keyed=True)
+    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+        return self.sends(call, what)
+
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
+        return self.keyed(call, what)
+
+
+class Plain(Base):
+    """Knows no key."""
+
+    @at_once()
+    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+        return self.sends(call, what)
+
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
+        return self.plain(call, what)
+
+
 class HonestA(Base):
-    """Keyed, and can be asked."""
+    """Keyed, and can be asked. A liar answers something else in ``says``."""
 
     name = "honest-a"
 
@@ -49,7 +71,10 @@ class HonestA(Base):
         return self.keyed(call, what)
 
     @make.reconcile
-    def find(self, call: Call, **_: Any) -> Verdict:
+    def find(self, call: Call, *, what: str) -> Verdict:
+        return self.says(call, what)
+
+    def says(self, call: Call, _: str, /) -> Verdict:
         return self.found(call)
 
 
@@ -67,152 +92,105 @@ class HonestB(Base):
         return self.found(call)
 
 
-class HonestC(Base):
+class HonestC(Keyed):
     """Keyed, and nobody can be asked."""
 
     name = "honest-c"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
-        return self.keyed(call, what)
 
-
-class HonestD(Base):
+class HonestD(Plain):
     """Neither."""
 
     name = "honest-d"
 
-    @at_once()
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
-        return self.plain(call, what)
 
-
-class SaysRefusedOnReset(Base):
+class SaysRefusedOnReset(Keyed):
     name = "says-refused-on-reset"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
         try:
             return self.keyed(call, what)
         except ConnectionResetError as error:
             raise LogicError("the server does not want it") from error
 
 
-class SaysNotNowOnTimeout(Base):
+class SaysNotNowOnTimeout(Plain):
     name = "says-not-now-on-timeout"
 
-    @at_once()
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
         try:
             return self.plain(call, what)
         except TimeoutError as error:
             raise TransientError("the server is slow, try again") from error
 
 
-class NeverFinds(Base):
+class NeverFinds(HonestA):
     name = "never-finds"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
-        return self.keyed(call, what)
-
-    @make.reconcile
-    def find(self, _: Call, **__: Any) -> Verdict:
+    def says(self, _: Call, __: str, /) -> Verdict:
         return NotFound()
 
 
-class TakesSilenceForAbsence(Base):
+class TakesSilenceForAbsence(HonestA):
     name = "takes-silence-for-absence"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
-        return self.keyed(call, what)
-
-    @make.reconcile
-    def find(self, call: Call, **_: Any) -> Verdict:
+    def says(self, call: Call, _: str, /) -> Verdict:
         try:
             return self.found(call)
         except OSError:
             return NotFound("the server did not answer")
 
 
-class TakesRefusalForAbsence(Base):
+class TakesRefusalForAbsence(HonestA):
     name = "takes-refusal-for-absence"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
-        return self.keyed(call, what)
-
-    @make.reconcile
-    def find(self, call: Call, **_: Any) -> Verdict:
+    def says(self, call: Call, _: str, /) -> Verdict:
         try:
             return self.found(call)
         except ConnectionRefusedError:
             return NotFound("there is not even a server")
 
 
-class AlwaysFinds(Base):
+class AlwaysFinds(HonestA):
     name = "always-finds"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
-        return self.keyed(call, what)
-
-    @make.reconcile
-    def find(self, call: Call, **_: Any) -> Verdict:
+    def says(self, call: Call, _: str, /) -> Verdict:
         return Applied({"id": f"thing-{call.idempotency_key}"})
 
 
-class FindsSomethingElse(Base):
+class FindsSomethingElse(HonestA):
     name = "finds-something-else"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
-        return self.keyed(call, what)
-
-    @make.reconcile
-    def find(self, call: Call, **_: Any) -> Verdict:
+    def says(self, call: Call, _: str, /) -> Verdict:
         found = self.found(call)
         return Applied({"id": "thing-of-somebody-else"}) if isinstance(found, Applied) else found
 
 
-class AnswersWithAWord(Base):
+class AnswersWithAWord(HonestA):
     name = "answers-with-a-word"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
-        return self.keyed(call, what)
-
-    @make.reconcile
-    def find(self, _: Call, **__: Any) -> Any:
+    def says(self, _: Call, __: str, /) -> Any:
         return "found it"
 
 
-class SendsToFindOut(Base):
+class SendsToFindOut(HonestA):
     name = "sends-to-find-out"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
-        return self.keyed(call, what)
-
-    @make.reconcile
-    def find(self, call: Call, *, what: str) -> Verdict:
+    def says(self, call: Call, what: str, /) -> Verdict:
         return Applied(self.keyed(call, what))
 
 
-class IgnoresTheDeadline(Base):
+class IgnoresTheDeadline(Keyed):
     name = "ignores-the-deadline"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
         return self.keyed(Call.within(call.idempotency_key, timedelta(seconds=3)), what)
 
 
-class SendsAfterTheDeadline(Base):
+class SendsAfterTheDeadline(Keyed):
     name = "sends-after-the-deadline"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
         try:
             return self.keyed(call, what)
         except TimeoutError:
@@ -220,30 +198,27 @@ class SendsAfterTheDeadline(Base):
             return self.keyed(Call.within(call.idempotency_key, timedelta(seconds=1)), what)
 
 
-class ClaimsToBeKeyed(Base):
+class ClaimsToBeKeyed(Keyed):
     name = "claims-to-be-keyed"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
         return self.plain(call, what)
 
 
-class RetriesInside(Base):
+class RetriesInside(Plain):
     name = "retries-inside"
 
-    @at_once()
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
         try:
             return self.plain(call, what)
         except ConnectionResetError:
             return self.plain(call, what)
 
 
-class TellsItsToken(Base):
+class TellsItsToken(Keyed):
     name = "tells-its-token"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
         try:
             return self.keyed(call, what)
         except OSError as error:
@@ -263,47 +238,43 @@ class ReadsAnErrorAsNo(Base):
         return self.keyed(call, what)
 
 
-class InventsItsResult(Base):
+class InventsItsResult(Keyed):
     name = "invents-its-result"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
         try:
             return self.keyed(call, what)
         except OSError:
             return {"id": "surely"}
 
 
-class SendsTwiceAndComplains(Base):
+class SendsTwiceAndComplains(Plain):
     name = "sends-twice-and-complains"
 
-    @at_once()
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
         self.plain(call, what)
         self.plain(call, what)
         raise TimeoutError("it took too long")
 
 
-class RefusesASecondTime(Base):
+class RefusesASecondTime(Keyed):
     name = "refuses-a-second-time"
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.known: set[str] = set()
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
         if call.idempotency_key in self.known:
             raise LogicError("it was sent before")
         self.known.add(call.idempotency_key)
         return self.keyed(call, what)
 
 
-class ReadsAGatewaysErrorAsNo(Base):
+class ReadsAGatewaysErrorAsNo(Keyed):
     name = "reads-a-gateways-error-as-no"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, call: Call, what: str, /) -> dict[str, Any]:
         try:
             return self.keyed(call, what)
         except AnswerError as error:
@@ -312,32 +283,22 @@ class ReadsAGatewaysErrorAsNo(Base):
             raise
 
 
-class ShowsItsToken(Base):
+class ShowsItsToken(Keyed):
     name = "shows-its-token"
 
     def __repr__(self) -> str:
         return f"ShowsItsToken({self.url!r}, {self.token.get_secret_value()!r})"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
-        return self.keyed(call, what)
 
-
-class TellsItsTokenWhenAsked(Base):
+class TellsItsTokenWhenAsked(HonestA):
     name = "tells-its-token-when-asked"
 
-    @at_once(keyed=True)
-    def make(self, call: Call, *, what: str) -> dict[str, Any]:
-        return self.keyed(call, what)
-
-    @make.reconcile
-    def find(self, _: Call, **__: Any) -> Verdict:
+    def says(self, _: Call, __: str, /) -> Verdict:
         return Retry(f"asked with Bearer {self.token.get_secret_value()}, and nobody answered")
 
 
-class NeverWorks(Base):
+class NeverWorks(Plain):
     name = "never-works"
 
-    @at_once()
-    def make(self, _: Call, *, what: str) -> dict[str, Any]:
+    def sends(self, _: Call, what: str, /) -> dict[str, Any]:
         raise ValueError(f"cannot make {what} with {self.token.get_secret_value()}")

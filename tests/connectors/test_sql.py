@@ -2,41 +2,19 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 from sqlalchemy import Connection, Engine, event, text
 
 from pipeline.connectors.readings import Outcome
 from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
-from pipeline.dev.servers import Servers
 from pipeline.domain.errors import LogicError, TransientError
 from tests.connectors.servers_http import ask, call, do
-from tests.connectors.servers_sql import Bank, booking, count, ends, inside, is_blocked, judging, outcome, target
+from tests.connectors.servers_sql import Bank, booking, count, ends, inside, is_blocked, outcome
 from tests.support.wait import wait_for
-
-
-@pytest.fixture(scope="module")
-def url(embedded: Servers, worker_id: str) -> Iterator[str]:
-    with target(embedded.database_url, f"sql_{worker_id}") as made:
-        yield made
-
-
-@pytest.fixture
-def judge(url: str) -> Iterator[Engine]:
-    with judging(url) as engine:
-        yield engine
-
-
-@pytest.fixture
-def bank(url: str, judge: Engine) -> Iterator[Bank]:
-    made = Bank(SecretStr(url))
-    yield made
-    made.engine.dispose()
 
 
 def test_a_transaction_is_an_ordinary_operation_of_grade_a() -> None:

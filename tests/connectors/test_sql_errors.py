@@ -2,7 +2,7 @@
 
 import multiprocessing
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from sqlalchemy.pool import NullPool
 from pipeline.connectors.readings import Outcome
 from pipeline.connectors.sdk import Applied, Call, NotFound, Retry
 from pipeline.connectors.sql import Sql, create_effects_table, query, transaction
-from pipeline.dev.servers import Servers
 from pipeline.domain.errors import InvalidInputError, LogicError, TransientError
 from tests.connectors.servers_http import ask, call, do, unused_port
 from tests.connectors.servers_sql import (
@@ -26,33 +25,12 @@ from tests.connectors.servers_sql import (
     count,
     cutting,
     inside,
-    judging,
     outcome,
-    target,
     terminate,
 )
 
 PAGE = "docs/reference/connectors-sql.md"
 FORBIDDEN = "CREATE ROLE nobody_special; SET LOCAL ROLE nobody_special; SELECT * FROM bookings"
-
-
-@pytest.fixture(scope="module")
-def url(embedded: Servers, worker_id: str) -> Iterator[str]:
-    with target(embedded.database_url, f"sqlerr_{worker_id}") as made:
-        yield made
-
-
-@pytest.fixture
-def judge(url: str) -> Iterator[Engine]:
-    with judging(url) as engine:
-        yield engine
-
-
-@pytest.fixture
-def bank(url: str, judge: Engine) -> Iterator[Bank]:
-    made = Bank(SecretStr(url))
-    yield made
-    made.engine.dispose()
 
 
 def fails(connection: Connection, _: Call) -> None:
