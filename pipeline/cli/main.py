@@ -95,11 +95,10 @@ def connect(context: typer.Context, database_url: DatabaseUrl = None) -> None:
 
 def _use_embedded() -> None:
     """Without a URL, speak to the servers that `pipeline dev` runs in this folder, if it does."""
-    missing = [name for name in servers.VARIABLES if not os.environ.get(name, "").strip()]
+    missing = {name: server for name, server in servers.VARIABLES.items() if not os.environ.get(name, "").strip()}
     found = servers.status(Settings.load(os.environ).home) if missing else None
-    for name in missing:
-        if found is not None and (url := found.urls.get(servers.VARIABLES[name])):
-            os.environ[name] = url
+    if found is not None and set(found.urls) == set(missing.values()):  # else they belong to another installation
+        os.environ.update({name: found.urls[server] for name, server in missing.items()})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -149,6 +149,8 @@ def _show_run(found: RunDetail) -> None:
         ("  error", mutation.error if mutation else None),
     )
     _event_lines("inputs", found.inputs)
+    if missing := run.events - len(found.inputs):
+        shown.say(f"\n{names.many(missing, 'input')} no longer kept, or not shown.")
     _event_lines("outputs", found.outputs)
     timeline(found.timeline)
     advised(found.advice)

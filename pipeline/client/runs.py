@@ -118,7 +118,7 @@ def _detail(tx: Transaction, run_id: UUID) -> RunDetail:
     carried = listings.carried_by(tx, [run_id])
     inputs = listings.events_by_id(tx, run.event_ids[:200])
     outputs = listings.outputs(tx, [run_id])
-    blocks = listings.blocks_of_run(tx, run_id, recent=RECENT)
+    blocks = listings.blocks_of_run(tx, run_id)
     (workflow,) = listings.workflows(tx, run.workflow)
     timeline = timelines.of_run(
         run,

@@ -22,6 +22,7 @@ from pipeline.store.database import Database, Transaction
 RECENT = 10_000
 MOST_NODES = 300
 MOST_STEPS = 30
+_MOST_INPUTS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,40 +147,40 @@ class _Climber:
         self.seen: set[tuple[str, str]] = set()
 
     def trace(self) -> Trace:
-        runs, events = self._beginning()
-        roots = self._down(events) if events else [self._run(run) for run in runs]
+        events, runs = self._beginnings()
+        roots = self._down(events)
+        for run in runs:
+            if self._fresh("run", str(run.id)):
+                roots.append(self._run(run))
         return Trace(asked=self.asked, roots=tuple(roots), is_partial=self.is_partial)
 
-    def _beginning(self) -> tuple[list[Row[Any]], list[Row[Any]]]:
-        """The runs and events to go up from, taken up as far as it goes."""
+    def _beginnings(self) -> tuple[list[Row[Any]], list[Row[Any]]]:
+        """The events and the runs that it all began with."""
         if self.asked.noun == "event":
-            return [], self._up(listings.events_by_id(self.tx, [int(self.asked.id)]))
+            return self._up(listings.events_by_id(self.tx, [int(self.asked.id)]), [])
         run_id: Any = self.asked.id
         if self.asked.noun == "mutation":
             (mutation,) = listings.mutations(self.tx, [run_id])
             run_id = mutation.run_id
-        runs = list(listings.runs_by_id(self.tx, [run_id]))
-        inputs = listings.events_by_id(self.tx, [event for run in runs for event in run.event_ids[:50]])
-        return runs, self._up(inputs)
+        return self._up([], listings.runs_by_id(self.tx, [run_id]))
 
-    def _up(self, events: Sequence[Row[Any]]) -> list[Row[Any]]:
-        """The events that no run published, behind these; a producer's are its own beginning."""
-        roots: dict[int, Row[Any]] = {}
-        level = list(events)
+    def _up(self, events: Sequence[Row[Any]], runs: Sequence[Row[Any]]) -> tuple[list[Row[Any]], list[Row[Any]]]:
+        """Up to events that came from outside, and to runs that began by themselves or whose inputs are not kept."""
+        first_events: dict[int, Row[Any]] = {}
+        first_runs: dict[Any, Row[Any]] = {}
         for _ in range(MOST_STEPS):
+            wanted = sorted({event for run in runs for event in run.event_ids[:_MOST_INPUTS]})
+            inputs = {row.id: row for row in listings.events_by_id(self.tx, wanted)} if wanted else {}
+            first_runs |= {run.id: run for run in runs if not inputs.keys() & set(run.event_ids)}
+            level = [*events, *inputs.values()]
             made_by = {event.created_by_run_id for event in level if event.created_by_run_id is not None}
-            runs = {run.id: run for run in listings.runs_by_id(self.tx, list(made_by))} if made_by else {}
-            above: set[int] = set()
-            for event in level:
-                run = runs.get(event.created_by_run_id)
-                if run is None or not run.event_ids:
-                    roots[event.id] = event
-                else:
-                    above.update(run.event_ids[:50])
-            if not above:
+            runs = listings.runs_by_id(self.tx, list(made_by)) if made_by else []
+            known = {run.id for run in runs}
+            first_events |= {event.id: event for event in level if event.created_by_run_id not in known}
+            events = []
+            if not runs:
                 break
-            level = list(listings.events_by_id(self.tx, sorted(above - set(roots))))
-        return [roots[id_] for id_ in sorted(roots)]
+        return [first_events[id_] for id_ in sorted(first_events)], [first_runs[id_] for id_ in sorted(first_runs)]
 
     def _down(self, events: Sequence[Row[Any]]) -> list[Node]:
         return [node for event in events if (node := self._event(event)) is not None]
@@ -204,7 +205,7 @@ class _Climber:
         node = Node(
             kind="run",
             id=str(run.id),
-            words=run.handler + (f" ({run.title})" if run.title else ""),
+            words=run.handler + (f" ({run.title})" if run.title else "") + self._without_inputs(run),
             status=f"{run.phase}, {run.status}" if run.phase != run.status else run.status,
             at=run.created_at,
             is_asked=(self.asked.noun, self.asked.id) == ("run", str(run.id)),
@@ -213,6 +214,12 @@ class _Climber:
             node.children += [self._mutation(row) for row in listings.mutations(self.tx, [run.mutation_id])]
         node.children += self._down(listings.outputs(self.tx, [run.id]))
         return node
+
+    def _without_inputs(self, run: Row[Any]) -> str:
+        """A run that stands at the beginning although it had inputs."""
+        if not run.event_ids or any(("event", str(event)) in self.seen for event in run.event_ids):
+            return ""
+        return f", {names.many(len(run.event_ids), 'input')} no longer kept"
 
     def _mutation(self, row: Row[Any]) -> Node:
         return Node(

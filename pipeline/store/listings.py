@@ -178,9 +178,7 @@ _AUDIT_OF_WORKFLOW = text("""
 SELECT a.* FROM (SELECT * FROM pipeline.audit ORDER BY id DESC LIMIT :recent) a
 WHERE a.workflow = :workflow ORDER BY a.id DESC LIMIT :limit
 """)
-_BLOCKS_OF_RUN = text("""
-SELECT b.* FROM (SELECT * FROM pipeline.blocks ORDER BY id DESC LIMIT :recent) b WHERE b.run_id = :run_id ORDER BY b.id
-""")
+_BLOCKS_OF_RUN = text("SELECT * FROM pipeline.blocks WHERE run_id = :run_id ORDER BY id LIMIT :limit")
 
 _BEYOND = {
     table: text(f"SELECT true FROM pipeline.{table} ORDER BY id DESC OFFSET :recent LIMIT 1")
@@ -300,9 +298,9 @@ def audit_of_workflow(tx: Transaction, workflow: str, *, recent: int, limit: int
     return tx.all(_AUDIT_OF_WORKFLOW, workflow=workflow, recent=recent, limit=limit)
 
 
-def blocks_of_run(tx: Transaction, run_id: UUID, *, recent: int) -> Rows:
+def blocks_of_run(tx: Transaction, run_id: UUID) -> Rows:
     """How a run held its workflow back."""
-    return tx.all(_BLOCKS_OF_RUN, run_id=run_id, recent=recent)
+    return tx.all(_BLOCKS_OF_RUN, run_id=run_id, limit=_MOST_LINES)
 
 
 def has_older(tx: Transaction, table: str, recent: int) -> bool:

@@ -11,6 +11,7 @@ from pipeline.store.database import Database
 from tests.cli import scenes
 from tests.cli.conftest import Pipeline
 from tests.factories import IN, LEASE, OUT, a_run, a_workflow, committed, held, some_events, stopped, the_run
+from tests.support.reads import rows
 
 
 def two_steps(db: Database) -> tuple[Any, Any]:
@@ -91,6 +92,17 @@ def test_runs_that_let_an_event_go_are_in_its_tree(db: Database, pipeline: Pipel
     done = committed(db, a_run(db, Phase.EMITTING))
     (root,) = pipeline("trace", "order-1", "--json").json["roots"]
     assert [child["id"] for child in root["children"]] == [str(failed.id), str(done.id)]
+
+
+def test_a_run_whose_inputs_are_no_longer_kept_is_where_its_tree_begins(db: Database, pipeline: Pipeline) -> None:
+    first, second = two_steps(db)
+    for table, column in (("deliveries", "event_id"), ("events", "id")):
+        rows(db, f"DELETE FROM pipeline.{table} WHERE {column} = :id RETURNING {column}", id=first.event_ids[0])
+    (root,) = pipeline("trace", str(second.id), "--json").json["roots"]
+    assert (root["kind"], root["id"]) == ("run", str(first.id))
+    assert root["words"] == "send, 1 input no longer kept"
+    assert shape(root) == WHOLE["event"][0]
+    assert "1 input no longer kept" in pipeline("runs", str(first.id)).out
 
 
 def test_what_is_several_things_or_nothing_is_said(db: Database, pipeline: Pipeline) -> None:

@@ -94,6 +94,7 @@ LOOKS: Mapping[str, Asked] = {
         listings._AUDIT_OF_WORKFLOW,
         lambda _: {"workflow": WORKFLOW, "recent": RECENT, "limit": 10},
     ),
+    "blocks of a run": (listings._BLOCKS_OF_RUN, lambda crowd: {"run_id": some(crowd, "runs")[0], "limit": 100}),
     "older events": (listings._BEYOND["events"], lambda _: {"recent": RECENT}),
     "ids by how they begin": (traces._PREFIXED["runs"], spanned),
     "by key": (traces._BY_KEY, lambda _: {"key": "run:none", "limit": 20}),
