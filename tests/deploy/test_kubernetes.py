@@ -160,3 +160,15 @@ def test_production_makes_room_for_the_worker_and_keeps_workers_of_one_zone_apar
         "topology.kubernetes.io/zone",
     ]
     assert made["Job-pipeline-migrate"]["spec"].get("selector") is None
+
+
+@needs_kubectl
+def test_what_the_migration_needs_is_applied_with_it_before_the_rest() -> None:
+    first = {
+        named(each) for each in built("overlays/production") if "pipeline/first" in each["metadata"].get("labels", {})
+    }
+    made = {named(each): each for each in built("overlays/production")}
+    pod = pod_of(made["Job-pipeline-migrate"])
+    (settings,) = [each["configMapRef"]["name"] for each in pod["containers"][0]["envFrom"] if "configMapRef" in each]
+    needed = {"Namespace-pipeline", "Job-pipeline-migrate", f"ServiceAccount-{pod['serviceAccountName']}"}
+    assert first == {*needed, f"ConfigMap-{settings}"}
