@@ -22,7 +22,6 @@ quarantine = typer.Typer(
     help="Events that were set aside: look at them, hand them back, or go on without them.", no_args_is_help=True
 )
 
-Workflow = Annotated[str | None, typer.Option(help="Only of this workflow.")]
 Handler = Annotated[str | None, typer.Option(help="Only for this handler; needs --workflow.")]
 Waiting = Annotated[bool, typer.Option("--waiting", help="Those that wait for the handler, not those set aside.")]
 EventIds = Annotated[
@@ -32,7 +31,7 @@ EventIds = Annotated[
 
 def attention(
     context: typer.Context,
-    workflow: Workflow = None,
+    workflow: shown.Workflow = None,
     limit: shown.Limit = 100,
     recent: Annotated[
         int, typer.Option(min=1, help="How many of the newest runs the doctor looks back over.")
@@ -45,7 +44,7 @@ def attention(
     if workflow is not None:
         with database.transaction() as tx:
             names.workflow(tx, workflow)
-    items = client.items(Desk(database, shown.registry()), workflow=workflow, limit=limit, recent=recent)
+    items = client.items(Desk(database, shown.operations()), workflow=workflow, limit=limit, recent=recent)
     if as_json:
         shown.as_json([item.as_dict() for item in items])
     elif not items:
@@ -81,7 +80,7 @@ def trace(
 @quarantine.command("list")
 def list_(
     context: typer.Context,
-    workflow: Workflow = None,
+    workflow: shown.Workflow = None,
     handler: Handler = None,
     waiting: Waiting = False,
     limit: shown.Limit = 100,
@@ -103,7 +102,7 @@ def release(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     events: EventIds = None,
     *,
-    workflow: Workflow = None,
+    workflow: shown.Workflow = None,
     handler: Handler = None,
     reason: shown.Reason = "",
     by: shown.By = "",
@@ -121,7 +120,7 @@ def skip(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     events: EventIds = None,
     *,
-    workflow: Workflow = None,
+    workflow: shown.Workflow = None,
     handler: Handler = None,
     waiting: Waiting = False,
     reason: shown.Reason = "",

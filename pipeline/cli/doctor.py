@@ -4,9 +4,9 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from pipeline.cli import lists
+from pipeline.client import names
 from pipeline.store import invariants, migrate
 from pipeline.store.database import Database
 from pipeline.store.invariants import Finding, Severity
@@ -24,16 +24,20 @@ def doctor(
         found = invariants.findings(tx, recent=recent)
     if as_json:
         typer.echo(json.dumps([finding.as_dict() for finding in found], indent=2))
+    elif found:
+        _list(found)
     else:
-        Console().print(_table(found) if found else f"All {len(invariants.INVARIANTS)} invariants hold.")
+        typer.echo(f"All {len(invariants.INVARIANTS)} invariants hold.")
     if any(finding.severity is Severity.BROKEN for finding in found):
         raise typer.Exit(1)
 
 
-def _table(found: list[Finding]) -> Table:
-    table = Table(title=f"{len(found)} findings", show_lines=True)
-    for column in ("severity", "invariant", "subject", "detail", "what to do"):
-        table.add_column(column, overflow="fold")
-    for finding in found:
-        table.add_row(finding.severity, finding.invariant, finding.subject, finding.detail, finding.advice)
-    return table
+def _list(found: list[Finding]) -> None:
+    """Subjects hold ids, so they are never folded; what is wrong and what to do stands with each of them."""
+    lists.listed(
+        names.many(len(found), "finding"),
+        ("severity", "subject", "invariant"),
+        [(finding.severity, finding.subject, finding.invariant) for finding in found],
+        [f"{finding.detail}. {finding.advice}" for finding in found],
+        note="what it is, and what to do",
+    )

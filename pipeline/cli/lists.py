@@ -20,6 +20,7 @@ _STYLES = {
     "failed": "red",
     "broken": "bold red",
     "crashed": "red",
+    "overdue": "yellow",
     "indeterminate": "red",
     "surfaced": "bold red",
     "quarantined": "yellow",
@@ -31,7 +32,7 @@ _STYLES = {
     "applied": "green",
     "consumed": "dim",
 }
-_STYLED = frozenset({"status", "kind"})
+_STYLED = frozenset({"status", "kind", "severity"})
 
 Cells = Sequence[object]
 

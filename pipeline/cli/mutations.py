@@ -19,7 +19,6 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.values import Person
 
-Workflow = Annotated[str | None, typer.Option(help="Only of this workflow.")]
 Operation = Annotated[str | None, typer.Option(help="Only of this operation, as connector.operation.")]
 Which = Annotated[str, typer.Argument(help="Which mutation, by its id or how that begins.")]
 
@@ -36,7 +35,7 @@ def mutations(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     mutation: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id or how that begins.")] = None,
     *,
-    workflow: Workflow = None,
+    workflow: shown.Workflow = None,
     status: Annotated[MutationStatus, typer.Option(help="Which ones.")] = MutationStatus.INDETERMINATE,
     result: Annotated[bool, typer.Option("--result", help="Show what came back; it may hold personal data.")] = False,
     limit: shown.Limit = 100,
@@ -44,7 +43,7 @@ def mutations(  # noqa: PLR0913 - options of a command
     as_json: shown.AsJson = False,
 ) -> None:
     """List mutations that wait for a person, or those of another status. With an id: its timeline, and what to do."""
-    desk = _desk(context, shown.Bell())
+    desk = Desk(context.obj, shown.operations())
     wanted = shown.one(mutation)
     if wanted is not None:
         detail = client.detail(desk, wanted, result=result)
@@ -67,7 +66,7 @@ def resolve(  # noqa: PLR0913 - options of a command
     reason: shown.Reason = "",
     by: shown.By = "",
     result: Annotated[str | None, typer.Option(help="With happened: its result, as JSON.")] = None,
-    workflow: Workflow = None,
+    workflow: shown.Workflow = None,
     operation: Operation = None,
     yes: shown.Yes = False,
     as_json: shown.AsJson = False,
@@ -100,7 +99,7 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     complete: Annotated[bool, typer.Option("--complete", help="What is not in the file did not happen.")] = False,
     reason: shown.Reason = "",
     by: shown.By = "",
-    workflow: Workflow = None,
+    workflow: shown.Workflow = None,
     operation: Operation = None,
     yes: shown.Yes = False,
     as_json: shown.AsJson = False,

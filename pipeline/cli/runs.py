@@ -16,14 +16,12 @@ from pipeline.domain.events import DeliveryStatus
 from pipeline.domain.runs import Phase, RunStatus
 from pipeline.store.database import Database
 
-Workflow = Annotated[str | None, typer.Option(help="Only of this workflow.")]
-
 
 def runs(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     run: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id or how that begins.")] = None,
     *,
-    workflow: Workflow = None,
+    workflow: shown.Workflow = None,
     handler: Annotated[str | None, typer.Option(help="Only of this handler.")] = None,
     status: Annotated[RunStatus | None, typer.Option(help="Only of this status.")] = None,
     phase: Annotated[Phase | None, typer.Option(help="Only in this phase.")] = None,
@@ -62,7 +60,7 @@ def events(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     event: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id.")] = None,
     *,
-    workflow: Workflow = None,
+    workflow: shown.Workflow = None,
     topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
     status: Annotated[
         DeliveryStatus | None, typer.Option(help="Only those that stand like this for a consumer.")

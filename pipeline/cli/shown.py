@@ -18,10 +18,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipeline.config import Settings
-from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.values import Person
 from pipeline.runtime.registry import Registry
 from pipeline.schedules.report import Message
+from pipeline.store import views
+from pipeline.store.database import Database
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept in the audit.")]
@@ -40,6 +42,27 @@ def registry() -> Registry:
     if here not in sys.path:
         sys.path.insert(0, here)
     return Registry.load(Settings.load(os.environ).workflows)
+
+
+def operations() -> Registry | None:
+    """The registry, for reads: whoever is on call may not have the code. Then what it would explain is hidden."""
+    try:
+        return registry()
+    except PipelineError as error:
+        typer.echo(f"{error} Requests are shown without their parameters.", err=True)
+        return None
+
+
+def workflow_names(incomplete: str) -> list[str]:
+    """What a shell offers while the name of a workflow is being typed; nothing when the database is away."""
+    try:
+        with Database.unpooled(Settings.load(os.environ).database_url).transaction() as tx:
+            return [name for name in views.workflow_names(tx) if name.startswith(incomplete)]
+    except Exception:  # noqa: BLE001 - a key press is no place for an error
+        return []
+
+
+Workflow = Annotated[str | None, typer.Option(help="Only of this workflow.", autocompletion=workflow_names)]
 
 
 def person(by: str, reason: str) -> Person:

@@ -37,7 +37,7 @@ def top(
     as_json: shown.AsJson = False,
 ) -> None:
     """Watch workflows, backlog, rates and what waits for a person. q or Ctrl-C ends it."""
-    desk = Desk(context.obj, shown.registry())
+    desk = Desk(context.obj, shown.operations())
     sweeps = periods(Settings.load(os.environ).tick)
     if as_json:
         shown.as_json(paces.frame(desk, sweeps).as_dict())

@@ -15,7 +15,7 @@ from pipeline.domain.values import Person
 from pipeline.store.database import Database
 from pipeline.store.listings import MOST_COUNTED
 
-Name = Annotated[str, typer.Argument(help="Which workflow.")]
+Name = Annotated[str, typer.Argument(help="Which workflow.", autocompletion=shown.workflow_names)]
 
 
 class Direction(StrEnum):
@@ -27,7 +27,10 @@ class Direction(StrEnum):
 
 def workflows(
     context: typer.Context,
-    name: Annotated[list[str] | None, typer.Argument(help="Show this one. Without it, list them all.")] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Argument(help="Show this one. Without it, list them all.", autocompletion=shown.workflow_names),
+    ] = None,
     as_json: shown.AsJson = False,
 ) -> None:
     """List workflows: how each stands, why, and what waits. With a name, everything about that one."""

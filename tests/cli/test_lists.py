@@ -1,5 +1,10 @@
 """Lists and single things, as a person reads them and as a program does."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from pipeline.domain.failures import FailureKind
@@ -9,6 +14,8 @@ from pipeline.store.database import Database
 from tests.cli import scenes
 from tests.cli.conftest import Pipeline
 from tests.factories import SOMEBODY, a_run, a_workflow, some_events, stopped
+
+PIPELINE = Path(sys.executable).parent / "pipeline"
 
 WORKFLOWS_AT_80 = """\
 3 workflows
@@ -90,6 +97,34 @@ def test_a_name_that_is_not_known_is_answered_with_the_one_that_may_have_been_me
         assert "There is no workflow 'biling'. Known: billing. Did you mean 'billing'?" in refused.err, command
     assert "Did you mean 'send'?" in pipeline("runs", "--workflow", "billing", "--handler", "sent").err
     assert "Did you mean 'orders.paid'?" in pipeline("events", "--workflow", "billing", "--topic", "order.paid").err
+
+
+def test_whoever_has_no_code_sees_what_waits_without_what_the_code_would_explain(
+    db: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_workflow(db)
+    row = scenes.a_question(db)
+    monkeypatch.setenv("PIPELINE_WORKFLOWS", "not.there")
+    found = pipeline("mutations", str(row.id))
+    assert (found.code, "Requests are shown without their parameters." in found.err) == (0, True)
+    assert "someone@example.org" not in found.out
+    assert str(row.id) in pipeline("attention").out
+
+
+def test_a_shell_completes_commands_and_the_names_of_workflows(
+    db: Database, pipeline: Pipeline, database_url: str
+) -> None:
+    del pipeline
+    a_workflow(db)
+    asked = {"_PIPELINE_COMPLETE": "complete_bash", "PIPELINE_DATABASE_URL": database_url}
+
+    def offered(words: str, number: int) -> list[str]:
+        given = {**os.environ, **asked, "COMP_WORDS": words, "COMP_CWORD": str(number)}
+        done = subprocess.run([PIPELINE], env=given, capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout.split()
+
+    assert offered("pipeline atten", 1) == ["attention"]
+    assert offered("pipeline pause bil", 2) == ["billing"]
 
 
 def test_nothing_to_show_is_said_in_a_sentence(db: Database, pipeline: Pipeline) -> None:
