@@ -153,6 +153,43 @@ OVERVIEW = [
         ],
     ),
     Row(
+        "Streams",
+        [
+            Panel(
+                "Entries not given to anybody yet, and pending ones",
+                "As the ingest processes see them; pending ones were read and not acknowledged.",
+                [
+                    Line("max by (stream, group) (pipeline_queue_lag)", "{{stream}} {{group}} waiting"),
+                    Line("max by (stream, group) (pipeline_queue_pending)", "{{stream}} {{group}} pending"),
+                ],
+            ),
+            Panel(
+                "Entries read, acknowledged, taken over",
+                "Taken over: a process died with them.",
+                [
+                    Line(
+                        f"sum by (stream) (rate(pipeline_queue_{what}_total[$__rate_interval]))",
+                        f"{{{{stream}}}} {name}",
+                    )
+                    for what, name in (("messages_read", "read"), ("acks", "acked"), ("messages_claimed", "taken over"))
+                ],
+                unit="ops",
+            ),
+            Panel(
+                "Reads that found something, 99 of 100",
+                "Redis is slow, or far away.",
+                [
+                    Line(
+                        "histogram_quantile(0.99, sum by (le, stream) "
+                        "(rate(pipeline_queue_read_latency_seconds_bucket[$__rate_interval])))",
+                        "{{stream}}",
+                    )
+                ],
+                unit="s",
+            ),
+        ],
+    ),
+    Row(
         "Recovery",
         [
             Panel(
@@ -188,6 +225,12 @@ OVERVIEW = [
                     )
                 ],
                 unit="s",
+            ),
+            Panel(
+                "Postgres answers",
+                "0: no worker gets an answer; nothing is claimed and nothing is sent.",
+                [Line("max(pipeline_database_up)", "up")],
+                kind="stat",
             ),
             Panel(
                 "Workers that answer",

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from pipeline.config import TIME_LIMIT_GRACE, Settings
+from tests.acceptance.runtime.test_signs_of_life import PROBE
 from tests.deploy.known import load
 from tests.support.source import ROOT
 
@@ -165,6 +166,12 @@ def test_the_image_does_not_run_as_root_and_its_bases_have_a_version() -> None:
     assert all(user not in ("root", "0") for user in users)
     for base in re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE):
         assert re.fullmatch(r"python:3\.\d+\.\d+-[\w-]+", base)
+
+
+def test_the_image_is_healthy_while_the_file_that_its_process_touches_is_young() -> None:
+    alive = dict(re.findall(r"(PIPELINE_\w+)=(\S+)", DOCKERFILE))["PIPELINE_ALIVE_FILE"]
+    (command,) = re.findall(r"^ +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    assert json.loads(command) == ["sh", "-c", PROBE.format(file=alive, seconds=60)]
 
 
 def test_everything_the_image_copies_exists_and_is_not_ignored() -> None:

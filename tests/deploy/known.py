@@ -6,37 +6,13 @@ from typing import Any
 import yaml
 
 from pipeline.config import Settings
+from pipeline.telemetry.metrics import METRICS
 from tests.support.source import ROOT
 
 DEPLOY = ROOT / "deploy"
 
-_EFFECT = {"connector", "operation"}
-_BACKLOG = {"workflow", "topic", "handler"}
 #: Metrics of ours by their Prometheus name, with their labels.
-OURS: dict[str, set[str]] = {
-    "pipeline_transitions_total": {"transition", "workflow"},
-    "pipeline_runs_stopped_total": {"workflow", "handler", "status"},
-    "pipeline_run_latency_seconds": {"workflow", "handler"},
-    "pipeline_phase_duration_seconds": {"workflow", "phase", "result"},
-    "pipeline_cohort_size": {"phase"},
-    "pipeline_deliveries_ignored_total": {"task"},
-    "pipeline_rescues_total": {"workflow"},
-    "pipeline_mutation_duration_seconds": {*_EFFECT, "outcome"},
-    "pipeline_reconcile_looks_total": {*_EFFECT, "verdict"},
-    "pipeline_mutation_certainty_seconds": {*_EFFECT, "verdict"},
-    "pipeline_sweep_duration_seconds": {"sweep"},
-    "pipeline_runs": {"workflow", "phase", "status"},
-    "pipeline_backlog_events": _BACKLOG,
-    "pipeline_backlog_age_seconds": _BACKLOG,
-    "pipeline_leases": {"state"},
-    "pipeline_mutations_open": {*_EFFECT, "status"},
-    "pipeline_mutations_oldest_seconds": {*_EFFECT, "status"},
-    "pipeline_breakers_open": _EFFECT,
-    "pipeline_workflows": {"workflow", "status"},
-    "pipeline_sweeps_age_seconds": {"sweep"},
-    "pipeline_findings": {"invariant", "severity"},
-    "pipeline_attention": {"kind"},
-}
+OURS: dict[str, set[str]] = {metric.prometheus: set(metric.labels) for metric in METRICS.values()}
 #: Metrics of Prometheus itself and of redis_exporter.
 THEIRS: dict[str, set[str]] = {
     "up": {"job"},
