@@ -119,6 +119,22 @@ def test_commands_name_only_variables_that_their_pods_have() -> None:
     assert used == given
 
 
+def test_what_serves_metrics_is_scraped_and_may_be() -> None:
+    (policy,) = [each for each in WRITTEN if each["metadata"]["name"] == "pipeline-scrape"]
+    (allowed,) = policy["spec"]["podSelector"]["matchExpressions"]
+    ports = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+    serving = 0
+    for manifest in DEPLOYMENTS:
+        given = {each["name"]: each.get("value") for each in pod_of(manifest)["containers"][0].get("env", ())}
+        if port := given.get("PIPELINE_METRICS_PORT"):
+            template = manifest["spec"]["template"]["metadata"]
+            assert template["annotations"]["prometheus.io/port"] == port
+            assert template["labels"]["app.kubernetes.io/component"] in allowed["values"]
+            assert int(port) in ports
+            serving += 1
+    assert serving == 3
+
+
 def test_every_selector_finds_something() -> None:
     components = {each["metadata"]["labels"]["app.kubernetes.io/component"] for each in PODS}
     for manifest in WRITTEN:

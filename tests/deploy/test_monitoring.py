@@ -122,6 +122,21 @@ def test_the_collector_sends_traces_where_tempo_listens() -> None:
     assert collector["exporters"]["otlp"]["endpoint"] == f"tempo:{port}"
 
 
+def test_whoever_serves_metrics_in_the_compose_file_is_scraped_there() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    serving = {
+        (name, int(service["environment"]["PIPELINE_METRICS_PORT"]))
+        for name, service in services.items()
+        if "PIPELINE_METRICS_PORT" in service.get("environment", {})
+    }
+    jobs = loaded("prometheus/prometheus.yml")["scrape_configs"]
+    found = [config for job in jobs for config in job.get("dns_sd_configs", ())]
+    assert {(name, config["port"]) for config in found for name in config["names"]} == serving
+    assert {"worker", "ingest"} <= {name for name, _ in serving}
+    static = [target for job in jobs for config in job.get("static_configs", ()) for target in config["targets"]]
+    assert {target.partition(":")[0] for target in static} <= set(services)
+
+
 @needs_promtool
 def test_promtool_accepts_configuration_and_rules() -> None:
     for what in (["check", "rules", "rules.yml"], ["check", "config", "--syntax-only", "prometheus.yml"]):
