@@ -9,8 +9,8 @@ from pipeline.client import events as event_client
 from pipeline.client import names
 from pipeline.client import runs as client
 from pipeline.client.advice import Advice
-from pipeline.client.events import EventDetail, EventFilter
-from pipeline.client.runs import EventLine, Run, RunDetail, RunFilter
+from pipeline.client.events import EventDetail, EventFilter, EventList
+from pipeline.client.runs import EventLine, Run, RunDetail, RunFilter, RunList
 from pipeline.client.timelines import Moment
 from pipeline.domain.events import DeliveryStatus
 from pipeline.domain.runs import Phase, RunStatus
@@ -41,18 +41,7 @@ def runs(  # noqa: PLR0913 - options of a command
     if as_json:
         shown.as_json([each.as_dict() for each in found.runs])
         return
-    with database.transaction() as tx:
-        now = tx.clock()
-    lists.listed(
-        names.many(len(found.runs), "run") if found.runs else "No such run.",
-        ("id", "status", "age", "handler"),
-        [
-            (each.id, each.status, shown.age(each.created_at, now), f"{each.workflow}/{each.handler}")
-            for each in found.runs
-        ],
-        [_about(each) for each in found.runs],
-        note="what",
-    )
+    _list_runs(found, database)
     _say_partial("runs", recent, is_partial=found.is_partial)
 
 
@@ -86,18 +75,7 @@ def events(  # noqa: PLR0913 - options of a command
     if as_json:
         shown.as_json([each.as_dict() for each in found.events])
         return
-    with database.transaction() as tx:
-        now = tx.clock()
-    lists.listed(
-        names.many(len(found.events), "event") if found.events else "No such event.",
-        ("id", "message id", "topic", "age"),
-        [
-            (each.id, each.message_id, f"{each.workflow}/{each.topic}", shown.age(each.created_at, now))
-            for each in found.events
-        ],
-        [", ".join(each.deliveries) or "nobody listens" for each in found.events],
-        note="deliveries",
-    )
+    _list_events(found, database)
     _say_partial("events", recent, is_partial=found.is_partial)
 
 
@@ -117,6 +95,36 @@ def timeline(moments: tuple[Moment, ...]) -> None:
 def advised(advice: Advice) -> None:
     """Print what to do next, with the commands on lines of their own."""
     shown.say("", "\nnext", f"  {advice.words}", *(f"  {command}" for command in advice.commands))
+
+
+def _list_runs(found: RunList, database: Database) -> None:
+    with database.transaction() as tx:
+        now = tx.clock()
+    lists.listed(
+        names.many(len(found.runs), "run") if found.runs else "No such run.",
+        ("id", "status", "age", "handler"),
+        [
+            (each.id, each.status, shown.age(each.created_at, now), f"{each.workflow}/{each.handler}")
+            for each in found.runs
+        ],
+        [_about(each) for each in found.runs],
+        note="what",
+    )
+
+
+def _list_events(found: EventList, database: Database) -> None:
+    with database.transaction() as tx:
+        now = tx.clock()
+    lists.listed(
+        names.many(len(found.events), "event") if found.events else "No such event.",
+        ("id", "message id", "topic", "age"),
+        [
+            (each.id, each.message_id, f"{each.workflow}/{each.topic}", shown.age(each.created_at, now))
+            for each in found.events
+        ],
+        [", ".join(each.deliveries) or "nobody listens" for each in found.events],
+        note="deliveries",
+    )
 
 
 def _about(run: Run) -> str:

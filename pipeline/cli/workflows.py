@@ -1,6 +1,7 @@
 """``pipeline workflows``, ``pause``, ``resume`` and ``maintenance``: how workflows stand, and their switches."""
 
 from collections.abc import Callable
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -126,6 +127,19 @@ def _show(found: WorkflowDetail, database: Database) -> None:
         ("on uncertain", found.on_uncertain),
         ("on wrong code", found.on_logic_error),
     )
+    _list_handlers(found, now)
+    lists.listed(
+        "\ntopics", ("name", "consumers"), [(t.name, ", ".join(t.consumers) or "nobody") for t in found.topics]
+    )
+    if found.blocks:
+        rows = [(block.run_id, block.kind, shown.age(block.since, now)) for block in found.blocks]
+        lists.listed("\nblocks", ("run", "kind", "age"), rows, [block.reason for block in found.blocks], note="reason")
+    if found.acts:
+        acts = [(shown.moment(act.at), act.act, act.actor) for act in found.acts]
+        lists.listed("\nlast acts", ("at", "act", "by"), acts, [act.reason for act in found.acts], note="reason")
+
+
+def _list_handlers(found: WorkflowDetail, now: datetime) -> None:
     lists.listed(
         "\nhandlers",
         ("name", "kind", "runs", "waiting", "reserved", "aside", "oldest", "failures"),
@@ -145,15 +159,6 @@ def _show(found: WorkflowDetail, database: Database) -> None:
         [_when(handler) for handler in found.handlers],
         note="next",
     )
-    lists.listed(
-        "\ntopics", ("name", "consumers"), [(t.name, ", ".join(t.consumers) or "nobody") for t in found.topics]
-    )
-    if found.blocks:
-        rows = [(block.run_id, block.kind, shown.age(block.since, now)) for block in found.blocks]
-        lists.listed("\nblocks", ("run", "kind", "age"), rows, [block.reason for block in found.blocks], note="reason")
-    if found.acts:
-        acts = [(shown.moment(act.at), act.act, act.actor) for act in found.acts]
-        lists.listed("\nlast acts", ("at", "act", "by"), acts, [act.reason for act in found.acts], note="reason")
 
 
 def _when(handler: client.Handler) -> str:
