@@ -1,6 +1,7 @@
 """One mutation on its way: what is known of it, how it is called, and its outcome as the ledger takes it."""
 
 import inspect
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,10 +15,11 @@ from pipeline.domain.ids import Fence, MutationId
 from pipeline.domain.limits import Limits
 from pipeline.domain.mutations import Evidence
 from pipeline.domain.values import Applied, Failed, Held
+from pipeline.engine.calls import Finished
 from pipeline.engine.steps import called as done
 from pipeline.execution.breakers import OperationName
-from pipeline.runtime.outcomes import Judged, Step, storable
-from pipeline.telemetry import spans
+from pipeline.runtime.outcomes import Judged, Step, storable, told
+from pipeline.telemetry import metrics, spans
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class Flight:
     probes: bool = False  #: let through by an open breaker, to see whether an answer comes back
     looks: bool = False
     doubt: str = ""
+    launched_at: float = 0.0  #: on the monotonic clock, of the call or look that is in the air
     span: Any = None  #: of the call or look that is in the air, when somebody listens
 
     @property
@@ -50,6 +53,28 @@ def called(function: Callable[..., Any], flight: Flight, call: Call) -> Any:
     with spans.inside(flight.span):
         answer = function(flight.connector, call, **flight.operation.given(flight.mutation.params))
         return done(lambda: answer, ()) if inspect.isawaitable(answer) else answer
+
+
+def counted(flight: Flight, judged: Judged, finished: Finished) -> None:
+    """Count how a call or a look ended. What was refused here before anything left is neither."""
+    if flight.unsent or not metrics.is_on():
+        return
+    about = {"connector": flight.mutation.connector, "operation": flight.mutation.operation}
+    if flight.looks:
+        metrics.note("pipeline.reconcile.looks", {**about, "verdict": told(finished.value)})
+    else:
+        seconds = time.monotonic() - flight.launched_at
+        metrics.note("pipeline.mutation.duration", {**about, "outcome": _OUTCOMES[judged.step]}, seconds)
+
+
+#: What a call came to, in one word.
+_OUTCOMES = {
+    Step.APPLIED: "applied",
+    Step.FAILED: "failed",
+    Step.AGAIN: "again",
+    Step.LOOK: "unknown",
+    Step.DOUBT: "unknown",
+}
 
 
 def refuse_lost(*_: Any, **__: Any) -> Any:

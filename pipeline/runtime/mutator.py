@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Row
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -39,7 +40,7 @@ from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked, request_hash
 from pipeline.store import views
 from pipeline.store.database import Database, Transaction
-from pipeline.telemetry import spans
+from pipeline.telemetry import cohorts, spans
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Mutator:
             known = {item: name for item, name in known.items() if item not in barred}
             landed = [*mutations.begin_mutation(tx, fresh, self.policy.limits).landed] if fresh else []
             landed += mutations.send(tx, list(known), self._bounds(known)).landed if known else ()
-        spans.stopped(void)
+        _stopped(void)
         reach(Point.IN_FLIGHT)
         waiting = [held(by_id[row.run_id]) for row in landed if row.status == MutationStatus.PENDING]
         self.leases.drop([*waiting, *barred])
@@ -149,6 +150,7 @@ class Mutator:
         elif not flight.looks:
             call = Call(idempotency_key=flight.mutation.idempotency_key, ends_at=flight.ends_at)
         flight.span = spans.call(flight.held.run_id, flight.mutation, looks=flight.looks)
+        flight.launched_at = time.monotonic()
         calls.launch(flight.held.run_id, flights.called, function, flight, call, ends_at=call.ends_at)
 
     def record(self, ended: Sequence[_Ended]) -> None:
@@ -159,7 +161,7 @@ class Mutator:
         for pause in self._pauses():
             try:
                 with self.db.transaction() as tx:
-                    stopped = self._write(tx, ended)
+                    settled, stopped = self._write(tx, ended)
             except (OperationalError, InterfaceError) as error:
                 if pause is None:
                     raise
@@ -167,7 +169,8 @@ class Mutator:
                 threading.Event().wait(pause)
             else:
                 break
-        spans.stopped(stopped)
+        cohorts.done(settled)
+        _stopped(stopped)
         reach(Point.OUTCOME_SAVED)
         self.leases.drop([flight.held for flight, _ in ended])
 
@@ -179,15 +182,14 @@ class Mutator:
             pause = min(2.0, pause * 2)
         yield None
 
-    def _write(self, tx: Transaction, ended: Sequence[_Ended]) -> Sequence[Ended]:
-        """Record outcomes and stop the runs that did not get theirs, which are returned."""
+    def _write(self, tx: Transaction, ended: Sequence[_Ended]) -> tuple[Sequence[UUID], Sequence[Ended]]:
+        """Record outcomes and stop the runs that did not get theirs. Returns the others, and these."""
         applied = [
             flights.applied(flight, judged, self.policy.limits)
             for flight, judged in ended
             if flights.is_applied(judged)
         ]
-        if applied:
-            self._apply(tx, applied)
+        settled = self._apply(tx, applied) if applied else ()
         refused = [flights.failed(flight, judged) for flight, judged in ended if judged.step in _NOT_DONE]
         too_early = mutations.fail(tx, refused).refused if refused else {}
         stopped = [
@@ -200,18 +202,20 @@ class Mutator:
         answered = [f for f, _ in ended if f.probes and not f.looks and not f.unsent and f not in doubted]
         for name in {flight.name for flight in answered}:
             breakers.succeeded(tx, name)
-        return gone
+        return settled, gone
 
-    def _apply(self, tx: Transaction, applied: Sequence[Applied]) -> None:
-        """Write down what happened. An answer that comes after the run was taken for dead still settles the doubt,
-        and if it was settled otherwise meanwhile, people are told."""
-        refused = mutations.apply(tx, applied, limits=self.policy.limits).refused
+    def _apply(self, tx: Transaction, applied: Sequence[Applied]) -> Sequence[UUID]:
+        """Write down what happened, and return the runs. An answer that comes after the run was taken for dead still
+        settles the doubt, and if it was settled otherwise meanwhile, people are told."""
+        landing = mutations.apply(tx, applied, limits=self.policy.limits)
+        refused = landing.refused
         late = [
             replace(item, fence=None) for item in applied if isinstance(refused.get(item.mutation_id), StaleWriteError)
         ]
         for item in late:
             if mutations.apply(tx, [item], limits=self.policy.limits).refused:
                 mutations.surface(tx, item.mutation_id, item.result, WORKER)
+        return [row.run_id for row in landing.landed]
 
     def _barred(
         self, tx: Transaction, fresh: Sequence[Request], known: dict[Held, OperationName]
@@ -287,6 +291,12 @@ class Mutator:
         return found
 
 
+def _stopped(ended: Sequence[Ended]) -> None:
+    """Show that runs were stopped in this phase."""
+    spans.stopped(ended)
+    cohorts.failed(item.run_id for item in ended)
+
+
 class _Cohort:
     """The mutations of one cohort on their way: waiting, in the air, resting before another attempt."""
 
@@ -339,6 +349,7 @@ class _Cohort:
         )
         verdict = judge(tried, finished, chance=self.mutator.chance())
         spans.ended(flight.span, verdict.step, finished.error)
+        flights.counted(flight, verdict, finished)
         return verdict
 
     def _follow(self, flight: Flight, verdict: Judged) -> None:

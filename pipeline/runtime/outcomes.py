@@ -112,6 +112,14 @@ def _doubt(tried: Tried, words: str, *, overdue: bool) -> Failure:
     return Failure(kind=FailureKind.TRANSIENT, message=words, error_type="UnknownOutcome", quiet=quiet)
 
 
+def told(verdict: Any) -> str:
+    """A verdict in one word; a look that failed, hung or said something else told nothing."""
+    return _WORDS.get(type(verdict), "nothing")
+
+
+_WORDS = {Found: "applied", NotFound: "not found", Retry: "retry"}
+
+
 def storable(result: Any, limits: Limits, what: str) -> Any:
     """A result as it can be kept; one that cannot is described instead, because it happened all the same."""
     try:

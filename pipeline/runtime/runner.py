@@ -35,8 +35,9 @@ from pipeline.runtime.policy import RuntimePolicy
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked
 from pipeline.runtime.speeds import Speeds
+from pipeline.store import measures
 from pipeline.store.database import Database, Transaction
-from pipeline.telemetry import spans
+from pipeline.telemetry import cohorts, spans
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ class Runner:
                     if silent:
                         runs.no_mutation(tx, silent)
                     ended = self._finish(tx, failed, rest)
-                spans.stopped(ended)
+                cohorts.done(item.run_id for item in silent)
+                _stopped(ended)
             self.leases.drop([*silent, *(item.held for item in failed), *rest])
             early = _Early(hand_on, self.policy.straggler_wait.total_seconds())
             wanted = [*(item for item in asked if item.asked is not None), *approved]
@@ -142,6 +144,8 @@ class Runner:
             with self.db.transaction() as tx:
                 claims = verb(tx, ids, lease=self.policy.lease, worker=process_name(), known=self.registry.handlers)
                 last.callback(spans.watch(phase, claims.claimed).close)
+                ignored = len(ids) - len(claims.claimed) - len(claims.strange) - claims.idle
+                last.callback(cohorts.watch(phase, claims.claimed, ignored=ignored).close)
             mine = [held(run) for run in claims.claimed]
             self.leases.hold(mine)
             try:
@@ -163,7 +167,7 @@ class Runner:
         )
         with self.db.transaction() as tx:
             ended = stops.stop(tx, [Stopped(held=item, failure=failure) for item in mine], chance=self.chance())
-        spans.stopped(ended.landed)
+        _stopped(ended.landed)
 
     def _write(
         self, verb: Verb[P], items: Sequence[P], failed: Sequence[Stopped], rest: Sequence[Held]
@@ -202,9 +206,17 @@ class Runner:
                 if not isinstance(landing.refused.get(item.held.run_id), StaleWriteError | None)
             ]
             ended = self._finish(tx, [*failed, *refused], rest)
+            self._count_waits(tx, landing.landed)
         spans.over(landing.landed)
-        spans.stopped(ended)
+        cohorts.done(row.id for row in landing.landed)
+        _stopped(ended)
         return landing.landed
+
+    def _count_waits(self, tx: Transaction, landed: Sequence[Row[Any]]) -> None:
+        """How long the inputs of runs that commit have waited: one more read, and only where it is counted."""
+        committed = [row.id for row in landed if row.finished_at is not None] if cohorts.is_counted() else []
+        for row in measures.waited(tx, committed) if committed else ():
+            tx.count("pipeline.run.latency", {"workflow": row.workflow, "handler": row.handler}, float(row.seconds))
 
     def _each(
         self, claimed: Sequence[Row[Any]], phase: Callable[[Row[Any]], Any], kind: type[T], name: str
@@ -245,6 +257,12 @@ class Runner:
             run.handler_id: self.phases.merge(self.registry.consumer(run.workflow, run.handler)) for run in claimed
         }
         return {handler: merge for handler, merge in found.items() if merge is not None}
+
+
+def _stopped(ended: Sequence[Ended]) -> None:
+    """Show that runs were stopped in this phase."""
+    spans.stopped(ended)
+    cohorts.failed(item.run_id for item in ended)
 
 
 def _ran(claims: Claims, done: Sequence[Any]) -> Ran:

@@ -26,13 +26,13 @@ from pipeline.domain.mutations import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import Applied, Failed, Person
 from pipeline.engine.executor import StepExecutor
 from pipeline.execution import mutations
-from pipeline.runtime.outcomes import clean, storable
+from pipeline.runtime.outcomes import clean, storable, told
 from pipeline.runtime.phases import COUNTED
 from pipeline.runtime.registry import Registry
 from pipeline.schedules.report import Report
 from pipeline.store import views
 from pipeline.store.database import Database, Transaction
-from pipeline.telemetry import spans
+from pipeline.telemetry import metrics, spans
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Reconciler:
         for each in booked:
             with self._seen(row, each.reconcile_attempts) as note:
                 verdict = self._ask(each, operation)
-                note(spans.VERDICT, _named(verdict))
+                _tell(note, each, verdict)
                 self._settle(each, operation, verdict)
         return len(booked)
 
@@ -114,7 +114,7 @@ class Reconciler:
         can_look = operation is not None and operation.look is not None
         with self._seen(row, row.watched + 1) as note:
             verdict = self._ask(booked, operation) if operation is not None and can_look else NotFound()
-            note(spans.VERDICT, _named(verdict))
+            _tell(note, row, verdict)
         with self.db.transaction() as tx:
             if isinstance(verdict, Found):
                 result = storable(verdict.result, self.limits, f"{row.connector}.{row.operation}")
@@ -187,12 +187,13 @@ class Reconciler:
             mutations.escalate(tx, [mutation_id], reason)
 
 
-def _named(verdict: Any) -> str:
-    """A verdict in one word; a look that failed, hung or said something else told nothing."""
-    return _WORDS.get(type(verdict), "nothing")
-
-
-_WORDS = {Found: "applied", NotFound: "not found", Retry: "retry"}
+def _tell(note: Callable[[str, Any], None], row: Row[Any], verdict: Any) -> None:
+    """Show what a look told."""
+    word = told(verdict)
+    note(spans.VERDICT, word)
+    if metrics.is_on():
+        about = {"connector": row.connector, "operation": row.operation, "verdict": word}
+        metrics.note("pipeline.reconcile.looks", about)
 
 
 def _following(operation: Operation[Any] | None, watched: int) -> timedelta | None:

@@ -6,13 +6,14 @@ through, and every change is a guarded verb. One bad row never stops the rest.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from pipeline.domain.ids import MutationId
 from pipeline.execution import notices as told
 from pipeline.execution import recovery, retention, runs, slots, stops, workflows
+from pipeline.execution.stops import Ended
 from pipeline.runtime.notifier import LogNotifier, Notice, Notifier
 from pipeline.runtime.registry import Registry
 from pipeline.schedules.reconciler import Reconciler
@@ -20,7 +21,7 @@ from pipeline.schedules.report import Report
 from pipeline.schedules.scheduler import Scheduler, messages_for
 from pipeline.store import invariants, ledger, views
 from pipeline.store.database import Database
-from pipeline.telemetry import spans
+from pipeline.telemetry import metrics, spans
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,10 @@ class Sweeps:
         with self.db.transaction() as tx:
             if not slots.take(tx, name, self.periods[name]):
                 return None
+        begun = time.monotonic()
         report: Report = getattr(self, name)()
+        if metrics.is_on():
+            metrics.note("pipeline.sweep.duration", {"sweep": name}, time.monotonic() - begun)
         with self.db.transaction() as tx:
             slots.report(tx, name, report.counts)
         return report
@@ -85,7 +89,7 @@ class Sweeps:
         """Stop runs whose lease has lapsed, then start what that released."""
         report = Report()
         ended = recovery.recover_crashed_runs(self.db, chance=self.chance())
-        spans.rescued(ended)
+        _rescued(ended)
         report.add("rescued", len(ended))
         self.scheduler.schedule({item.run.workflow for item in ended})
         return report
@@ -156,6 +160,7 @@ class Sweeps:
             found = invariants.findings(tx)
         for finding in found:
             log.error("doctor.%s: %s: %s", finding.severity, finding.subject, finding.detail)
+            report.add(f"{finding.severity}: {finding.invariant}")
         report.add("findings", len(found))
         return report
 
@@ -166,7 +171,7 @@ class Sweeps:
         with self.db.transaction() as tx:
             ids = runs.forsake(tx, worker)
             ended = stops.rescue(tx, ids, chance=self.chance(), words=words) if ids else ()
-        spans.rescued(ended)
+        _rescued(ended)
         report.add("rescued", len(ended))
         self.scheduler.schedule({item.run.workflow for item in ended})
         return report
@@ -174,3 +179,10 @@ class Sweeps:
     def look(self, mutation_id: MutationId) -> Report:
         """Ask the outside system about one mutation."""
         return Reconciler(self.db, self.registry, self.chance).look(mutation_id)
+
+
+def _rescued(ended: Sequence[Ended]) -> None:
+    """Show that runs lost their worker."""
+    spans.rescued(ended)
+    for item in ended if metrics.is_on() else ():
+        metrics.note("pipeline.rescues", {"workflow": item.run.workflow})

@@ -1,0 +1,181 @@
+"""Reads for gauges: how things stand, in numbers. Nothing here writes, and nothing here grows with what is done.
+
+What is counted is open and found by an index, up to a bound; beyond it a number means "at least". All of it is read in
+one short transaction that gives up rather than hold anybody up.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+
+from pipeline.store.database import Transaction
+
+Rows = Sequence[Row[Any]]
+
+#: How much is counted before a number becomes "at least": of one workflow, one consumer, one kind.
+MOST = 100_000
+#: For consumers of several topics, whose events have to be looked at one by one.
+MOST_MIXED = 10_000
+#: How long one of these statements may take.
+PATIENCE = timedelta(seconds=2)
+
+_CAREFULLY = text("SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', :ms, true)")
+
+#: Runs that are not over, and stopped ones that another will carry on.
+RUNS = text("""
+SELECT w.name AS workflow, r.phase, r.status, count(*) AS number
+FROM pipeline.workflows w CROSS JOIN LATERAL (
+  (SELECT r.phase, r.status FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :most)
+  UNION ALL
+  (SELECT r.phase, r.status FROM pipeline.runs r WHERE r.workflow = w.name AND r.retry_pending LIMIT :most)
+) r GROUP BY w.name, r.phase, r.status
+""")
+
+LEASES = text("""
+SELECT count(*) FILTER (WHERE r.lease_expires_at >= pipeline.clock()) AS held,
+       count(*) FILTER (WHERE r.lease_expires_at < pipeline.clock()) AS lapsed
+FROM (SELECT lease_expires_at FROM pipeline.runs
+      WHERE finished_at IS NULL AND lease_expires_at IS NOT NULL LIMIT :most) r
+""")
+
+#: Age since it was doubted, sent or written, whichever says how long it has been what it is.
+MUTATIONS = text("""
+SELECT m.connector, m.operation, m.status, count(*) AS number,
+  extract(epoch FROM pipeline.clock() - min(m.since)) AS oldest, count(*) FILTER (WHERE m.is_asked) AS asked
+FROM pipeline.workflows w CROSS JOIN LATERAL (
+  SELECT m.connector, m.operation, m.status,
+    CASE WHEN m.status = 'pending' THEN m.created_at ELSE coalesce(m.doubted_at, m.sent_at) END AS since,
+    m.status = 'pending' AND m.approved_at IS NULL AND EXISTS (
+      SELECT FROM pipeline.runs r WHERE r.id = m.run_id AND r.status = 'paused:approval') AS is_asked
+  FROM pipeline.mutations m
+  WHERE m.workflow = w.name AND m.status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')
+  ORDER BY m.id LIMIT :most
+) m GROUP BY m.connector, m.operation, m.status
+""")
+
+BREAKERS = text("SELECT connector, operation, closed_at IS NULL AS is_open FROM pipeline.breakers LIMIT :most")
+
+WORKFLOWS = text("""
+SELECT w.name AS workflow, w.desired, w.maintenance,
+  ARRAY(SELECT DISTINCT b.kind FROM pipeline.blocks b WHERE b.workflow = w.name AND b.closed_at IS NULL) AS blocks
+FROM pipeline.workflows w LIMIT :most
+""")
+
+SWEEPS = text("""
+SELECT name, extract(epoch FROM pipeline.clock() - last_run_at) AS age, coalesce(report, '{}') AS report
+FROM pipeline.sweeps LIMIT :most
+""")
+
+#: What waits for a person and is not counted elsewhere.
+ATTENTION = text("""
+SELECT
+  (SELECT count(*) FROM (SELECT FROM pipeline.mutations m
+     WHERE m.surfaced_at IS NOT NULL AND m.acknowledged_by IS NULL LIMIT :most) m) AS surfaced,
+  (SELECT count(*) FROM (SELECT FROM pipeline.blocks b
+     WHERE b.closed_at IS NULL AND b.kind = ANY(:kinds) LIMIT :most) b) AS blocked,
+  (SELECT count(*) FROM pipeline.handlers h WHERE EXISTS (SELECT FROM pipeline.deliveries d
+     WHERE d.handler_id = h.id AND d.status = 'quarantined')) AS quarantined,
+  (SELECT count(*) FROM pipeline.handlers h WHERE h.retired AND (
+     EXISTS (SELECT FROM pipeline.deliveries d
+             WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark)
+     OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'))) AS retired
+""")
+
+_MAY_BE_TAKEN = """d.offered_to IS NULL AND NOT d.declined
+    AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())"""
+
+#: Consumers of one topic: the index alone counts, and the first row that may be taken is the oldest.
+BACKLOG = text(f"""
+SELECT h.workflow, s.topic, h.name AS handler, waiting.number,
+  coalesce(extract(epoch FROM pipeline.clock() - e.created_at), 0) AS age
+FROM pipeline.handlers h
+JOIN (SELECT workflow, handler_id, min(topic) AS topic FROM pipeline.subscriptions
+      GROUP BY workflow, handler_id HAVING count(*) = 1) s ON s.workflow = h.workflow AND s.handler_id = h.id
+CROSS JOIN LATERAL (SELECT count(*) AS number FROM (
+  SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
+  ORDER BY d.event_id LIMIT :most) d) waiting
+LEFT JOIN LATERAL (
+  SELECT d.event_id FROM pipeline.deliveries d
+  WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark AND {_MAY_BE_TAKEN}
+  ORDER BY d.event_id LIMIT 1) oldest ON true
+LEFT JOIN pipeline.events e ON e.id = oldest.event_id
+WHERE NOT h.retired
+""")
+
+#: Consumers of several topics: what waits longest, event by event.
+BACKLOG_MIXED = text(f"""
+SELECT h.workflow, s.topic, h.name AS handler, coalesce(waiting.number, 0) AS number,
+  coalesce(extract(epoch FROM pipeline.clock() - waiting.oldest), 0) AS age
+FROM pipeline.handlers h JOIN pipeline.subscriptions s ON s.workflow = h.workflow AND s.handler_id = h.id
+LEFT JOIN LATERAL (
+  SELECT e.topic, count(*) AS number, min(e.created_at) FILTER (WHERE d.may_be_taken) AS oldest
+  FROM (SELECT d.event_id, {_MAY_BE_TAKEN} AS may_be_taken FROM pipeline.deliveries d
+        WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
+        ORDER BY d.event_id LIMIT :most) d
+  JOIN pipeline.events e ON e.id = d.event_id GROUP BY e.topic) waiting ON waiting.topic = s.topic
+WHERE NOT h.retired AND (SELECT count(*) FROM pipeline.subscriptions o
+  WHERE o.workflow = h.workflow AND o.handler_id = h.id) > 1
+""")
+
+#: From the publish of the oldest input to the commit, of runs that commit in this transaction.
+WAITED = text("""
+SELECT r.workflow, h.name AS handler, extract(epoch FROM r.finished_at - (
+  SELECT min(e.created_at) FROM pipeline.events e WHERE e.id = ANY(r.event_ids))) AS seconds
+FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.event_ids <> '{}'
+""")
+
+
+def carefully(tx: Transaction) -> None:
+    """From here on this transaction only reads, and no statement of it takes long."""
+    tx.all(_CAREFULLY, ms=str(PATIENCE // timedelta(milliseconds=1)))
+
+
+def runs(tx: Transaction) -> Rows:
+    """Runs that are not over, by workflow, phase and status."""
+    return tx.all(RUNS, most=MOST)
+
+
+def leases(tx: Transaction) -> Mapping[str, int]:
+    """Runs that a worker holds, and those whose worker let its time pass."""
+    (row,) = tx.all(LEASES, most=MOST)
+    return {"held": row.held, "lapsed": row.lapsed}
+
+
+def mutations(tx: Transaction) -> Rows:
+    """Mutations that are not settled, by operation and status: how many, how old, how many wait to be allowed."""
+    return tx.all(MUTATIONS, most=MOST)
+
+
+def breakers(tx: Transaction) -> Rows:
+    """Every operation that ever had a breaker, and whether it is open."""
+    return tx.all(BREAKERS, most=MOST)
+
+
+def workflows(tx: Transaction) -> Rows:
+    """What the status of each workflow is derived from."""
+    return tx.all(WORKFLOWS, most=MOST)
+
+
+def sweeps(tx: Transaction) -> Rows:
+    """When each sweep last ran, and what it reported."""
+    return tx.all(SWEEPS, most=MOST)
+
+
+def attention(tx: Transaction, kinds: Sequence[str]) -> Mapping[str, int]:
+    """What waits for a person, as far as no other read tells; ``kinds`` of blocks are those a person lifts."""
+    (row,) = tx.all(ATTENTION, most=MOST, kinds=list(kinds))
+    return dict(row._mapping)
+
+
+def backlog(tx: Transaction) -> Rows:
+    """What waits for each consumer, by topic: how many events, and how long the oldest that may be taken now."""
+    return [*tx.all(BACKLOG, most=MOST), *tx.all(BACKLOG_MIXED, most=MOST_MIXED)]
+
+
+def waited(tx: Transaction, run_ids: Sequence[UUID]) -> Rows:
+    """How long the oldest input of each run waited. Runs without inputs are left out."""
+    return tx.all(WAITED, ids=[str(run_id) for run_id in run_ids])
