@@ -10,7 +10,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from pipeline.config import EXIT_AGAIN, EXIT_UNSAFE
 from pipeline.runtime.safety import require_safe
 from pipeline.runtime.sync import sync
-from pipeline.tasks import guardian, tracing
+from pipeline.tasks import guardian, metrics, tracing
 from pipeline.tasks.host import host
 from pipeline.telemetry import logs, setup
 
@@ -24,6 +24,7 @@ def check(sender: Any, **_: Any) -> None:
     try:
         pool = getattr(sender.pool_cls, "__module__", "")
         setup.require(here.settings.otlp_endpoint)
+        metrics.open_(here.settings, pool)
         require_safe(here.db, here.registry, here.settings, pool=pool)
         sync(here.db, here.registry)
     except OperationalError as error:
@@ -39,6 +40,7 @@ def check(sender: Any, **_: Any) -> None:
 def begin_child(**_: Any) -> None:
     """A child opens connections of its own."""
     tracing.begin(host().settings.otlp_endpoint)
+    metrics.begin_child()
 
 
 @signals.worker_process_shutdown.connect
@@ -50,6 +52,7 @@ def release(**_: Any) -> None:
     except SQLAlchemyError as error:
         log.warning("runs could not be given back; their leases will lapse: %s", error)
     tracing.end()
+    metrics.end()
 
 
 @signals.worker_ready.connect
@@ -57,6 +60,7 @@ def watch(sender: Any, **_: Any) -> None:
     """Start the guardian: it watches over this worker from its main process."""
     forks = "prefork" in type(sender.pool).__module__
     tracing.begin(host().settings.otlp_endpoint, forks=forks)
+    metrics.begin(host().settings)
     guardian.start(host(), sender.pool)
 
 
