@@ -99,7 +99,7 @@ class Phases:
         except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
             return classify(error)
         if spans.is_watched():
-            spans.linked(reader.taken(plan))
+            spans.linked(run.id, reader.taken(plan))
         return plan
 
     def mutate(self, run: Row[Any]) -> Asked | Failure | None:

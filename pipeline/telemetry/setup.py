@@ -16,6 +16,7 @@ from opentelemetry import trace
 
 from pipeline.config import SettingsError
 from pipeline.telemetry import spans
+from pipeline.telemetry.light import SCOPE, Span
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +85,32 @@ def end(within: float = LAST_WORDS) -> None:
 def made(processor: Any) -> Any:
     """A provider as ours is, for spans that go to this processor."""
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+    class Provider(TracerProvider):
+        def accept(self, span: Span, at: int) -> None:
+            """Take a span of ours that has ended."""
+            ready = ReadableSpan(
+                name=span.name,
+                context=span.context,
+                parent=span.parent,
+                resource=resource,
+                attributes=span.attributes,
+                links=span.links,
+                kind=span.kind,
+                status=span.status,
+                start_time=span.begun,
+                end_time=at,
+                instrumentation_scope=scope,
+            )
+            processor.on_end(ready)
+
+    scope = InstrumentationScope(SCOPE)
     resource = Resource.create({"process.pid": os.getpid()})
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "pipeline"}))
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider = Provider(resource=resource, shutdown_on_exit=False)
     provider.sampler = fair(provider.sampler)
     provider.add_span_processor(processor)
     return provider

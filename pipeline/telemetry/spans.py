@@ -12,12 +12,14 @@ from typing import Any
 from uuid import UUID
 
 from opentelemetry import context, trace
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
-from pipeline.telemetry import contexts
-from pipeline.telemetry.contexts import of_run, parsed, within
+from pipeline.telemetry import contexts, light
+from pipeline.telemetry.contexts import of_run, parsed
+from pipeline.telemetry.light import ERROR_TYPE, Span, is_heard, is_on, use
 
-SCOPE = "pipeline"
+__all__ = ["is_heard", "is_on", "use"]
+
 RUN, RESCUE, RECONCILE, ANSWER = "run", "rescue", "reconcile", "answer"
 PHASES = ("prepare", "mutate", "next", "produce")
 
@@ -28,9 +30,8 @@ OUTCOME, SIDE = "pipeline.mutation.outcome", "pipeline.mutation.side"
 CONNECTOR, OPERATION, TRY = "pipeline.connector", "pipeline.operation", "pipeline.call.attempt"
 MUTATION_ID, VERDICT, LOOK = "pipeline.mutation.id", "pipeline.call.verdict", "pipeline.look.number"
 ACTOR, WORDS, KIND = "pipeline.actor", "pipeline.answer", "pipeline.failure.kind"
-ERROR_TYPE = "exception.type"
 
-_ABOUT = (RUN_ID, WORKFLOW, HANDLER, ATTEMPT)
+_ABOUT = (RUN_ID, HANDLER, ATTEMPT)
 _CALL = (CONNECTOR, OPERATION)
 #: Every span of ours: its parent, what it is about, its attributes. `{connector}.{operation}` stands for their names.
 SPANS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
@@ -43,7 +44,7 @@ SPANS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         name: (
             f"`{RUN}`",
             what,
-            (*_ABOUT, COHORT, SECONDS, KIND, ERROR_TYPE),
+            (HANDLER, SECONDS, KIND, ERROR_TYPE),
         )
         for name, what in {
             "prepare": "from the call of the handler until its plan is saved; linked to the publishers of its inputs",
@@ -55,14 +56,14 @@ SPANS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "{connector}.{operation}": (
         "`mutate`",
         "one attempt of a mutation at the outside system",
-        (*_CALL, RUN_ID, MUTATION_ID, TRY, VERDICT, ERROR_TYPE),
+        (MUTATION_ID, TRY, VERDICT, ERROR_TYPE),
     ),
     "{connector}.{operation}.reconcile": (
         "`mutate`",
         "the look at once after a call whose outcome is unknown",
-        (*_CALL, RUN_ID, MUTATION_ID, TRY, VERDICT, ERROR_TYPE),
+        (MUTATION_ID, TRY, VERDICT, ERROR_TYPE),
     ),
-    "{connector}.{operation}.read": ("`prepare` or `produce`", "a handler reads", (*_CALL, ERROR_TYPE)),
+    "{connector}.{operation}.read": ("`prepare` or `produce`", "a handler reads", (ERROR_TYPE,)),
     RECONCILE: (
         f"`{RUN}`",
         "a look in the background at a mutation in doubt, or at one that is watched",
@@ -73,66 +74,11 @@ SPANS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
-_own: Any = None  #: the provider that `setup` made; else the one of the process counts
-_made: tuple[Any, Tracer] | None = None
-
-
-def use(provider: Any) -> None:
-    """Send our spans to this provider; None: to that of the process, if somebody sets one up."""
-    global _own
-    _own = provider
-
-
-def is_on() -> bool:
-    """Whether anybody listens."""
-    return _own is not None or is_heard(trace.get_tracer_provider())
-
-
-def is_heard(provider: object) -> bool:
-    """Whether somebody set up a provider: those of the bare API belong to nobody."""
-    return not type(provider).__module__.startswith("opentelemetry.trace")
-
-
-def _tracer() -> Tracer:
-    global _made
-    provider = _own if _own is not None else trace.get_tracer_provider()
-    if _made is None or _made[0] is not provider:
-        if hasattr(provider, "id_generator") and not isinstance(provider.id_generator, _Ids):
-            provider.id_generator = _Ids(provider.id_generator)
-        _made = provider, provider.get_tracer(SCOPE)
-    return _made[1]
-
-
-class _Ids:
-    """Ids as the provider makes them, but for the spans of runs, which have ids of their own."""
-
-    def __init__(self, usual: Any) -> None:
-        self._usual = usual
-        self.chosen: ContextVar[SpanContext | None] = ContextVar("pipeline_chosen_ids", default=None)
-
-    def generate_trace_id(self) -> int:
-        chosen = self.chosen.get()
-        return int(self._usual.generate_trace_id()) if chosen is None else chosen.trace_id
-
-    def generate_span_id(self) -> int:
-        chosen = self.chosen.get()
-        return int(self._usual.generate_span_id()) if chosen is None else chosen.span_id
-
-    def is_trace_id_random(self) -> bool:
-        return self.chosen.get() is None
 
 
 def context_of(run: Any) -> SpanContext:
-    """The context of a run's own span. One that begins its trace is sampled as the sampler says."""
-    return of_run(run, flags(run.id.int) if parsed(run.traceparent) is None else TraceFlags(0))
-
-
-def flags(trace_id: int) -> TraceFlags:
-    """Whether a trace that begins with a run is sampled: the same in every process with the same sampler."""
-    sampler = getattr(_tracer(), "sampler", None)
-    if sampler is not None and not sampler.should_sample(None, trace_id, RUN).decision.is_sampled():
-        return TraceFlags(0)
-    return TraceFlags(TraceFlags.SAMPLED)
+    """The context of a run's own span. One that begins its trace is recorded if the sampler says so."""
+    return of_run(run, light.flags(run.id.int, RUN) if run.traceparent is None else TraceFlags(TraceFlags.SAMPLED))
 
 
 class Cohort:
@@ -147,30 +93,29 @@ class Cohort:
         self._token = _COHORT.set(self)
         self._known = contexts.known(self.contexts.items())
         self._known.__enter__()
-        for of in self.contexts.values() if self._task.is_recording() else ():
-            self._task.add_link(of)
+        if self._task.is_recording():  # it is its instrumentation's, and open until the task has ended
+            self._task.set_attribute(COHORT, len(runs))
+            for of in self.contexts.values():
+                self._task.add_link(of)
 
     def of(self, run_id: UUID) -> Span:
         """The span of a run's phase, which begins now if it has not."""
         span = self.spans.get(run_id)
         if span is None:
-            span = self.spans[run_id] = _tracer().start_span(
-                self.phase,
-                context=within(self.contexts[run_id]),
-                attributes={**_described(self.runs[run_id]), COHORT: len(self.runs)},
-                links=self._links,
-            )
+            run = self.runs[run_id]
+            about = {HANDLER: f"{run.workflow}.{run.handler}"}
+            span = self.spans[run_id] = Span(self.phase, self.contexts[run_id], about, links=self._links)
         return span
 
     def called(self, handler: Callable[[Any], Any], run: Any) -> Any:
         """Call a handler with its span as the current one."""
         span = self.of(run.id)
-        token = context.attach(trace.set_span_in_context(span))
+        token = context.attach(span.inside())
         begun = time.monotonic()
         try:
             return handler(run)
         finally:
-            span.set_attribute(SECONDS, time.monotonic() - begun)
+            span.attributes[SECONDS] = time.monotonic() - begun
             context.detach(token)
 
     def close(self) -> None:
@@ -213,14 +158,15 @@ def here() -> str | None:
     return contexts.current() if is_watched() else None
 
 
-def linked(rows: Sequence[Any]) -> None:
+def linked(run_id: UUID, rows: Sequence[Any]) -> None:
     """Link the span of this phase to those that published its inputs."""
-    span = trace.get_current_span()
-    own = span.get_span_context()
+    cohort = _COHORT.get()
+    assert cohort is not None
+    span = cohort.of(run_id)
     for traceparent in dict.fromkeys(row.traceparent for row in rows):
         of = parsed(traceparent)
-        if of is not None and of.trace_id != own.trace_id:  # in the same trace it is found anyway
-            span.add_link(of)
+        if of is not None and of.trace_id != span.context.trace_id:  # in the same trace it is found anyway
+            span.link(of)
 
 
 def call(run_id: UUID, mutation: Any, *, looks: bool) -> Span | None:
@@ -229,31 +175,35 @@ def call(run_id: UUID, mutation: Any, *, looks: bool) -> Span | None:
     if cohort is None:
         return None
     name = f"{mutation.connector}.{mutation.operation}{'.reconcile' if looks else ''}"
-    about = {
-        CONNECTOR: mutation.connector,
-        OPERATION: mutation.operation,
-        RUN_ID: str(run_id),
-        MUTATION_ID: str(mutation.id),
-        TRY: mutation.attempts,
-    }
-    inside = trace.set_span_in_context(cohort.of(run_id))
-    return _tracer().start_span(name, context=inside, kind=SpanKind.CLIENT, attributes=about)
+    about = {MUTATION_ID: str(mutation.id), TRY: mutation.attempts}
+    return Span(name, cohort.of(run_id).context, about, kind=SpanKind.CLIENT)
 
 
 def inside(span: Span | None) -> AbstractContextManager[Any]:
     """Code in here finds this span as its current one. Its end comes later, and not from here."""
-    if span is None:
-        return _NOTHING
-    return trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
+    return _NOTHING if span is None else _Inside(span)
+
+
+class _Inside:
+    """The current context, for a while."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def __enter__(self) -> None:
+        self._token = context.attach(self._span.inside())
+
+    def __exit__(self, *_: object) -> None:
+        context.detach(self._token)
 
 
 def ended(span: Span | None, verdict: str | None = None, error: BaseException | None = None) -> None:
     """A call or a read has ended, or its time has."""
     if span is not None:
         if verdict is not None:
-            span.set_attribute(VERDICT, str(verdict))
+            span.attributes[VERDICT] = str(verdict)
         if error is not None:
-            _fail(span, type(error).__qualname__)
+            span.fail(type(error).__qualname__)
         span.end()
 
 
@@ -261,8 +211,8 @@ def read(connector: str, operation: str) -> Span | None:
     """Begin the span of a handler that reads from an outside system."""
     if not is_watched():
         return None
-    about = {CONNECTOR: connector, OPERATION: operation}
-    return _tracer().start_span(f"{connector}.{operation}.read", kind=SpanKind.CLIENT, attributes=about)
+    above = trace.get_current_span().get_span_context()
+    return Span(f"{connector}.{operation}.read", above, {}, kind=SpanKind.CLIENT) if above.is_valid else None
 
 
 def over(rows: Sequence[Any]) -> None:
@@ -280,12 +230,12 @@ def stopped(items: Sequence[Any]) -> None:
     if cohort is None and not (items and is_on()):
         return
     for item in items:
-        why = {KIND: str(item.failure.kind), ERROR_TYPE: item.failure.error_type}
+        kind, error_type = str(item.failure.kind), item.failure.error_type
         if cohort is not None and item.run.id in cohort.spans:
-            span = cohort.spans[item.run.id]
-            span.set_attributes(why)
-            _fail(span, item.failure.error_type)
-        _run(item.run, {**_described(item.run), STATUS: str(item.consequence.status), **why}, item.run.now)
+            cohort.spans[item.run.id].attributes[KIND] = kind
+            cohort.spans[item.run.id].fail(error_type)
+        about = {**_described(item.run), STATUS: str(item.consequence.status), PHASE: item.run.phase, KIND: kind}
+        _run(item.run, about, item.run.now, error_type)
 
 
 def rescued(items: Sequence[Any]) -> None:
@@ -300,7 +250,7 @@ def rescued(items: Sequence[Any]) -> None:
             STATUS: str(item.consequence.status),
             SIDE: str(item.consequence.disposition.side),
         }
-        _tracer().start_span(RESCUE, context=within(context_of(item.run)), attributes=about, links=links).end()
+        Span(RESCUE, context_of(item.run), about, links=links).end()
     stopped(items)
 
 
@@ -323,12 +273,12 @@ def settling(name: str, mutation: Any, about: Mapping[str, Any]) -> Iterator[Cal
     run = _RunOf(mutation.run_id, mutation.traceparent)
     given = {RUN_ID: str(mutation.run_id), MUTATION_ID: str(mutation.id), WORKFLOW: mutation.workflow, **about}
     links = _links(trace.get_current_span().get_span_context())
-    span = _tracer().start_span(name, context=within(context_of(run)), attributes=given, links=links)
+    span = Span(name, context_of(run), given, links=links)
     with contexts.known([(run.id, context_of(run))]), inside(span):
         try:
-            yield span.set_attribute
+            yield span.attributes.__setitem__
         except BaseException as error:
-            _fail(span, type(error).__qualname__)
+            span.fail(type(error).__qualname__)
             raise
         finally:
             span.end()
@@ -341,39 +291,26 @@ class _RunOf:
         self.id, self.traceparent = run_id, traceparent
 
 
-def _run(row: Any, about: dict[str, Any], at: Any) -> None:
+def _run(row: Any, about: dict[str, Any], at: Any, error_type: str | None = None) -> None:
     """The span of a whole run, with the ids by which its phases know it already."""
-    own, outer = context_of(row), parsed(row.traceparent)
-    about |= {PHASE: row.phase, OUTCOME: row.mutation_outcome}
+    about[OUTCOME] = row.mutation_outcome
     if row.retry_of is not None:
         about[RETRY_OF] = str(row.retry_of)
-    tracer = _tracer()
-    ids = getattr(tracer, "id_generator", None)
-    token = ids.chosen.set(own) if isinstance(ids, _Ids) else None
-    try:
-        parent = within(outer) if outer is not None else context.Context()
-        span = tracer.start_span(RUN, context=parent, attributes=about, start_time=_nanoseconds(row.created_at))
-    finally:
-        if isinstance(ids, _Ids) and token is not None:
-            ids.chosen.reset(token)
-    if ERROR_TYPE in about:
-        _fail(span, about[ERROR_TYPE])
+    span = Span(RUN, parsed(row.traceparent), about, own=context_of(row))
+    span.begun = _nanoseconds(row.created_at)
+    if error_type is not None:
+        span.fail(error_type)
     span.end(_nanoseconds(at))
 
 
 def _described(run: Any) -> dict[str, Any]:
-    handler = getattr(run, "handler", None)
-    about = {RUN_ID: str(run.id), WORKFLOW: run.workflow, ATTEMPT: run.attempt}
-    return about if handler is None else {**about, HANDLER: handler}
+    handler = f"{run.workflow}.{run.handler}"
+    about = {RUN_ID: str(run.id), HANDLER: handler}
+    return about if run.attempt == 1 else {**about, ATTEMPT: run.attempt}
 
 
 def _links(of: SpanContext) -> list[Link]:
     return [Link(of)] if of.is_valid else []
-
-
-def _fail(span: Span, words: str) -> None:
-    span.set_attribute(ERROR_TYPE, words)
-    span.set_status(Status(StatusCode.ERROR, words))
 
 
 def _nanoseconds(at: Any) -> int:
