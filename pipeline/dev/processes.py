@@ -111,14 +111,14 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent(stop_signal),
+            preexec_fn=_die_with_parent(stop_signal),
             user=account.uid if account else None,
             group=account.gid if account else None,
             extra_groups=[] if account else None,
         )
 
 
-def die_with_parent(stop_signal: signal.Signals) -> Callable[[], None] | None:
+def _die_with_parent(stop_signal: signal.Signals) -> Callable[[], None] | None:
     """What the child does before it becomes the server, so that the kernel stops it when we die.
 
     It runs after the change of account, which would have cleared the setting.

@@ -8,6 +8,7 @@ of them are asked to; when it is killed, the kernel ends them.
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,17 @@ RESTARTS_COUNTED_FOR = 60.0
 STOP_WITHIN = 60.0
 KILL_WITHIN = 10.0
 _ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: Runs in the child before it becomes the program, so that the kernel ends it when we die. A process of its own
+#: instead of code between fork and exec: we have threads by then, and their locks are not to be met there.
+_TIE = f"""
+import ctypes, os, sys
+if sys.platform.startswith("linux"):
+    ctypes.CDLL(None).prctl({processes.PR_SET_PDEATHSIG}, {int(signal.SIGTERM)})
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 Say = Callable[[str, str], None]
 
@@ -49,14 +61,13 @@ class _Running:
     def start(self) -> None:
         """Start it. Called on the main thread, which the kernel ties the program's life to."""
         self.process = subprocess.Popen(
-            self.program.command,
+            [sys.executable, "-S", "-c", _TIE, str(os.getpid()), *self.program.command],
             cwd=self._folder,
             env=self._environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=processes.die_with_parent(signal.SIGTERM),
         )
         output = self.process.stdout
         assert output is not None

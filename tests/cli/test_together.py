@@ -1,12 +1,10 @@
 """Programs under one supervisor, with programs that do nothing but live and die."""
 
-import fcntl
 import os
 import pty
 import signal
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,12 @@ from tests.support.wait import wait_for
 
 #: Runs two programs together and says what they say; the second is the one that a test is about.
 SUPERVISOR = """
-import os, sys
+import fcntl, os, sys, termios
 from pathlib import Path
 from pipeline.dev.together import Program, Together
+
+if os.isatty(0):  # closing it is felt only by whoever it is the terminal of
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 def say(name, line):
     os.write(1, f"{name}|{line}\\n".encode())
@@ -64,18 +65,12 @@ def test_a_terminal_that_is_closed_ends_them_although_nobody_can_be_told(tmp_pat
     ours, theirs = pty.openpty()
     script = f"echo $$ > {mark}; exec sleep 600"
     command = [sys.executable, "-c", SUPERVISOR, script, "needed"]
-    supervisor = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=_own_terminal)
+    supervisor = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
     wait_for(lambda: mark.exists() and mark.read_text().strip(), within=20)
     os.close(ours)
     supervisor.wait(timeout=20)
     wait_for(lambda: are_gone([int(mark.read_text())]), why="the program gone")
-
-
-def _own_terminal() -> None:
-    """A session whose terminal is the standard input, so that closing it is felt."""
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def test_one_that_does_not_want_to_end_is_ended_when_asked_twice(log: Path) -> None:
