@@ -17,6 +17,7 @@ from pipeline.client.traces import Node, Trace
 from pipeline.store.database import Database
 
 EXIT_WAITING = 4
+_ENDLESS = 10_000  #: no line is cut: whoever is narrower wraps it, and an id can still be copied
 
 quarantine = typer.Typer(
     help="Events that were set aside: look at them, hand them back, or go on without them.", no_args_is_help=True
@@ -216,7 +217,7 @@ def _draw(found: Trace) -> None:
     for root in found.roots:
         tree = Tree(_label(root), guide_style="dim")
         _grow(tree, root)
-        Console(highlight=False, width=10_000 if not Console().is_terminal else None, soft_wrap=True).print(tree)
+        Console(highlight=False, width=_ENDLESS, soft_wrap=True).print(tree)
     if found.is_partial:
         shown.say("There is more than is shown; --most shows it.")
 

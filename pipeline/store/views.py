@@ -1,4 +1,7 @@
-"""Every read. Functions are nouns, so a read never looks like a transition; anybody may import this."""
+"""Every read that the work itself needs; those for people are in ``listings`` and ``traces``.
+
+Functions are nouns, so a read never looks like a transition; anybody may import this.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta

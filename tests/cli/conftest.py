@@ -16,7 +16,7 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?")
 _EVENT = re.compile(r"^\d+(?=  )", re.MULTILINE)
 _PARTS = re.compile(r"(?<=T)\.\d{3}")
-_AGE = re.compile(r"\b\d+[smh]\b")
+_AGE = re.compile(r"\b\d+[smh]\b *")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Answer:
         text = _MOMENT.sub(lambda found: "T" * len(found[0]), text)
         text = _PARTS.sub(".MMM", text)
         text = _EVENT.sub(lambda found: "N".ljust(len(found[0])), text)
-        text = _AGE.sub(lambda found: "A" * len(found[0]), text)
+        text = _AGE.sub(lambda found: "AA".ljust(len(found[0])), text)
         return "\n".join(line.rstrip() for line in text.splitlines())
 
 

@@ -39,6 +39,22 @@ def test_one_frame_has_workflows_rates_and_what_waits(db: Database, pipeline: Pi
     assert "tick" in told["late_sweeps"]
 
 
+def test_a_narrow_terminal_cuts_and_folds_no_id(db: Database, database_url: str) -> None:
+    a_workflow(db)
+    run = scenes.a_done_order(db)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    environ |= {"PIPELINE_DATABASE_URL": database_url, "TERM": "xterm", "COLUMNS": "40"}
+    ours, theirs = pty.openpty()
+    for command in (("runs",), ("trace", "order-1"), ("mutations", "--status", "applied")):
+        subprocess.run([PIPELINE, *command], env=environ, stdin=theirs, stdout=theirs, timeout=60, check=True)
+    seen = os.read(ours, 65536).decode()
+    assert seen.count(str(run.id)) >= 3
+    assert seen.count(str(run.mutation_id)) == 2
+    assert "\x1b[" in seen, "in colour"
+    os.close(ours)
+    os.close(theirs)
+
+
 def test_the_live_view_ends_on_q_and_leaves_the_terminal_as_it_was(db: Database, database_url: str) -> None:
     a_workflow(db)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
