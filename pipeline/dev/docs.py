@@ -26,7 +26,7 @@ from pipeline.domain.workflows import BlockKind, OnLogicError, OnUncertain
 from pipeline.store import routines
 from pipeline.store.invariants import INVARIANTS
 from pipeline.store.schema import metadata
-from pipeline.telemetry import lines
+from pipeline.telemetry import lines, spans
 
 ADRS = Path("docs/design/adr")
 _POSTGRES = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy leaves it untyped
@@ -116,7 +116,18 @@ def transitions() -> str:
         "One log line per transition, on the logger `pipeline`, said after the transaction has committed: a line is "
         "never about something that did not happen. Ids are fields of the record, payloads never are.",
         table(["line", "meaning"], rows),
+        section(
+            "Spans",
+            "Made when somebody listens, in the trace of the run they are about. The tasks that carry runs have spans "
+            "in traces of their own, linked to the runs and from them.",
+            table(["span", "parent", "what it is", "attributes"], _spans()),
+        ),
     )
+
+
+def _spans() -> Iterable[tuple[str, str, str, str]]:
+    for name, (parent, what, attributes) in spans.SPANS.items():
+        yield code(name), parent, what, ", ".join(code(attribute) for attribute in attributes)
 
 
 def error_tree() -> str:
