@@ -4,6 +4,8 @@ This is a generator. It asks for what takes time, a call or a pause, and whoever
 its own way and sends back what came of it. It holds no thread and no event loop itself.
 """
 
+import functools
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
@@ -14,11 +16,12 @@ from typing import Any, NamedTuple
 from opentelemetry.trace import Span
 
 from pipeline.engine.errors import ExceptionType, TransactionException, categorised
+from pipeline.engine.guard import Behind
 from pipeline.engine.lifecycle import pause_before_next
 from pipeline.engine.policies import RetryPolicy
 from pipeline.engine.steps import Ended
 from pipeline.engine.stops import Stop
-from pipeline.engine.telemetry import Observer, mark_failed
+from pipeline.engine.telemetry import Observer
 
 OnLeft = Callable[[], Callable[[], None]]
 
@@ -30,6 +33,7 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     limit: float | None
     on_left: OnLeft  #: told when the call is left behind; what it returns is told when the call has ended
+    is_stoppable: bool = False  #: the wait for it ends when the task is asked to end
 
 
 class Pause(NamedTuple):
@@ -49,6 +53,8 @@ class Host:
     observer: Observer
     stop: Stop = field(default_factory=Stop)
     clock: Callable[[], float] = time.monotonic
+    source: Any = None  #: who gives out the items
+    behind: Behind = field(default_factory=Behind)
     is_over: bool = False  #: the loop has ended: nothing is attempted any more
 
 
@@ -61,7 +67,7 @@ class Work:
     retry: RetryPolicy
     is_timed: bool = True  #: no attempt begins after the subject's time is up
     is_cut: bool = True  #: and a running attempt ends then
-    ends_when_asked: bool = False  #: no attempt begins once the task is asked to end
+    ends_when_asked: bool = False  #: no attempt begins once the task is asked to end, and none is an error then
 
 
 class Subject:
@@ -104,6 +110,11 @@ class Attempt:
         """Whether nobody waits for this attempt any more: what it still does has no effect on the item."""
         return self._is_over or self._host.is_over
 
+    @property
+    def source(self) -> Any:
+        """Who gave out the item; for one that was handed in, the source of the task. None where there is none."""
+        return self._host.source
+
     def end(self) -> None:
         """Nobody waits any more."""
         self._is_over = True
@@ -125,7 +136,7 @@ class Tried(NamedTuple):
     failure: TransactionException | None = None  #: the same, as one of the three kinds
     attempts: int = 0
     is_time_up: bool = False  #: it ended because its subject's time was up
-    is_given_up: bool = False  #: it ended because the loop did
+    is_given_up: bool = False  #: it ended because the loop did, or because the task was asked to end
 
 
 def tried(host: Host, work: Work, args: tuple[Any, ...], subject: Subject) -> Asking:
@@ -133,7 +144,7 @@ def tried(host: Host, work: Work, args: tuple[Any, ...], subject: Subject) -> As
     trying = _tried(host, work, args, subject)
     if not host.observer.is_traced:
         return trying
-    return _within(host.observer.step(work.step, work.retry, subject.transaction_id), trying)
+    return _within(host.observer, host.observer.step(work.step, work.retry, subject.transaction_id), trying)
 
 
 def _tried(host: Host, work: Work, args: tuple[Any, ...], subject: Subject) -> Asking:
@@ -147,10 +158,12 @@ def _tried(host: Host, work: Work, args: tuple[Any, ...], subject: Subject) -> A
         attempting = _attempted(host, work, args, subject, number)
         if host.observer.is_traced:
             span = host.observer.attempt(work.step, work.retry, subject.transaction_id, number)
-            attempting = _within(span, attempting)
+            attempting = _within(host.observer, span, attempting)
         last = yield from attempting
         if last.failure is None:
             return last
+        if work.ends_when_asked and host.stop.is_asked:
+            return last._replace(is_given_up=True)
         pause = pause_before_next(work.retry, number, last.failure.category)
         if pause is None or last.is_time_up:
             return last
@@ -160,12 +173,12 @@ def _tried(host: Host, work: Work, args: tuple[Any, ...], subject: Subject) -> A
 _UNTRIED = Tried()
 
 
-def _within(span: AbstractContextManager[Span], trying: Asking) -> Asking:
+def _within(observer: Observer, span: AbstractContextManager[Span], trying: Asking) -> Asking:
     """The same, seen as a span, which the code that is called finds as its current one."""
     with span as shown:
         ended = yield from trying
         if ended.failure is not None:
-            mark_failed(shown, ended.failure)
+            observer.mark_failed(shown, ended.failure)
     return ended
 
 
@@ -174,17 +187,40 @@ def _attempted(host: Host, work: Work, args: tuple[Any, ...], subject: Subject, 
     limit, is_cut = _limit(work, subject, begun)
     attempt = Attempt(host, work.step, number, subject.transaction_id, None if limit is None else begun + limit)
     token = _CURRENT.set(attempt)
+    can_be_left = limit is not None or work.ends_when_asked
+    on_left = functools.partial(_left, host, subject) if can_be_left else _not_left
     try:
-        ended: Ended = yield Call(work.function, args, limit, subject.left)
+        ended: Ended = yield Call(work.function, args, limit, on_left, work.ends_when_asked)
     finally:
         attempt.end()
         _CURRENT.reset(token)
+    if ended.is_given_up:
+        return Tried(attempts=number, is_given_up=True)
     failure = _failure(work, subject, ended, limit) if ended.is_late or ended.error is not None else None
     if host.observer.is_metered:
         _count(host, work, number, host.clock() - begun, failure)
         if ended.is_late and not is_cut:
             host.observer.count("pipeline.engine.timeouts", scope="step")
     return Tried(ended.value, ended.error, failure, number, ended.is_late and is_cut)
+
+
+def _left(host: Host, subject: Subject) -> Callable[[], None]:
+    """A call is left behind: it counts until it has ended. Whoever tells that may tell it twice."""
+    give_back, told = subject.left(), threading.Lock()
+    host.behind.change(1)
+    host.observer.count("pipeline.engine.left_behind", 1)
+
+    def ended() -> None:
+        if told.acquire(blocking=False):
+            host.behind.change(-1)
+            host.observer.count("pipeline.engine.left_behind", -1)
+            give_back()
+
+    return ended
+
+
+def _not_left() -> Callable[[], None]:
+    raise AssertionError("a call without a limit is not left behind")
 
 
 def _limit(work: Work, subject: Subject, now: float) -> tuple[float | None, bool]:

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from pipeline.domain.errors import InvalidInputError
-from pipeline.engine.attempts import Host
+from pipeline.engine import checks
+from pipeline.engine.attempts import Host, current_attempt
 from pipeline.engine.coroutines import Coroutines
 from pipeline.engine.errors import TransactionException
-from pipeline.engine.guard import InFlight
-from pipeline.engine.items import Hooks, Item, lived
+from pipeline.engine.guard import Behind, InFlight
+from pipeline.engine.items import Hooks, Item
 from pipeline.engine.lifecycle import Step
 from pipeline.engine.loop import Loop
 from pipeline.engine.outcomes import Outcome, Report
@@ -31,7 +32,7 @@ class _State:
     """What a task remembers between loops: who was asked to end, and which ids code that was left behind holds."""
 
     def __init__(self) -> None:
-        self.stop, self.in_flight = Stop(), InFlight()
+        self.stop, self.in_flight, self.behind = Stop(), InFlight(), Behind()
 
 
 class _Consumer:
@@ -56,28 +57,38 @@ class _Consumer:
         state: _State = self.__dict__.get("_engine_state") or self.__dict__.setdefault("_engine_state", _State())
         return state
 
-    def _hooks(self, policy: ConsumerPolicy, fetch: Callable[..., Any]) -> Hooks:
+    def _hooks(self, policy: ConsumerPolicy, fetch: Callable[..., Any], source: Any = None) -> Hooks:
         calls = {
             Step.FETCH: fetch,
             Step.PROCESS: self.process_transaction,
             Step.SUCCESS: self.handle_transaction_success,
             Step.EXCEPTION: self.handle_transaction_exception,
         }
-        host = Host(observer=self.telemetry.of(type(self).__name__), stop=self._state.stop)
-        return Hooks.of(host, policy, self._state.in_flight, calls)
+        observer, state = self.telemetry.of(type(self).__name__), self._state
+        host = Host(observer=observer, stop=state.stop, source=source, behind=state.behind)
+        return Hooks.of(host, policy, state.in_flight, calls)
+
+    def _source(self) -> Any:
+        """Who gave out the item that is being worked on; the task's own source where nobody did."""
+        try:
+            return current_attempt().source
+        except LookupError:
+            return getattr(self, "source", None)
 
     def _loop(self, hooks: Hooks, driver: Threads | Coroutines, on_outcome: OnOutcome | None) -> Loop:
         timeout = hooks.policy.loop.timeout
         ends_at = None if timeout is None else hooks.host.clock() + timeout
         return Loop(hooks=hooks, ends_at=ends_at, tell=driver.tell, on_outcome=on_outcome or (lambda _: None))
 
-    def _single(self, transaction: Transaction, fetch: Callable[..., Any]) -> tuple[Hooks, Item]:
+    def _single(self, transaction: Transaction, hooks: Hooks) -> Item:
         """One item, handed in rather than fetched."""
-        hooks = self._hooks(self.policy, fetch)
         if not hooks.in_flight.take(transaction.transaction_id, lambda: None):
             words = f"Transaction {transaction.transaction_id!r} is being worked on by this {type(self).__name__}"
             raise InvalidInputError(f"{words}; expected one that is not. Wait for its outcome.")
-        return hooks, Item(transaction, hooks.in_flight)
+        return Item(transaction, hooks.in_flight)
+
+    def _single_hooks(self) -> Hooks:
+        return self._hooks(self.policy, _no_fetch, getattr(self, "source", None))
 
 
 class ConsumerMixin(_Consumer):
@@ -92,7 +103,7 @@ class ConsumerMixin(_Consumer):
     def handle_transaction_success(self, transaction: Transaction, result: Any) -> Any:
         """Settle an item that was processed: by default, acknowledge it where the source wants that."""
         del result
-        source = getattr(self, "source", None)
+        source = self._source()
         return source.ack_transaction(transaction) if isinstance(source, Acknowledges) else None
 
     def handle_transaction_exception(self, transaction: Transaction, error: TransactionException) -> Any:
@@ -110,14 +121,21 @@ class ConsumerMixin(_Consumer):
         Raises ``FetchException`` when nothing can be fetched, and ``ConsumerLoopTimeoutException`` when
         the loop's time is up. ``on_outcome`` is told of every item, in the calling thread.
         """
-        hooks = self._hooks(policy or self.policy, (source or self.source).fetch_transactions)
+        chosen, given = policy or self.policy, checks.source_of(self, source)
+        fetch = checks.fetch_of(self, given, "fetch_transactions", chosen.steps.fetch.extra)
+        checks.require_process(self, ConsumerMixin.process_transaction)
+        checks.require_listener(on_outcome)
+        checks.require_no_loop(self, [fetch])
+        hooks = self._hooks(chosen, fetch, given)
         driver = Threads(hooks)
         return driver.run(self._loop(hooks, driver, on_outcome))
 
     def start_processing(self, transaction: Transaction) -> Outcome:
         """Work on one item that was not fetched, in this thread, by the policy of the task."""
-        hooks, item = self._single(transaction, _no_fetch)
-        return Threads(hooks).live(item)
+        hooks = self._single_hooks()
+        checks.require_process(self, ConsumerMixin.process_transaction)
+        checks.require_no_loop(self, [work.function for step, work in hooks.works.items() if step is not Step.FETCH])
+        return Threads(hooks).live(self._single(transaction, hooks))
 
 
 class AsyncConsumerMixin(_Consumer):
@@ -132,7 +150,7 @@ class AsyncConsumerMixin(_Consumer):
     async def handle_transaction_success(self, transaction: Transaction, result: Any) -> Any:
         """Settle an item that was processed: by default, acknowledge it where the source wants that."""
         del result
-        source = getattr(self, "source", None)
+        source = self._source()
         if isinstance(source, Acknowledges):
             answer = source.ack_transaction(transaction)
             return await answer if inspect.isawaitable(answer) else answer
@@ -153,33 +171,22 @@ class AsyncConsumerMixin(_Consumer):
         Raises ``FetchException`` when nothing can be fetched, and ``ConsumerLoopTimeoutException`` when
         the loop's time is up. ``on_outcome`` is told of every item, in the event loop.
         """
-        hooks = self._hooks(policy or self.policy, (source or self.source).fetch_transactions_async)
-        _require_async(self, hooks)
+        chosen, given = policy or self.policy, checks.source_of(self, source)
+        fetch = checks.fetch_of(self, given, "fetch_transactions_async", chosen.steps.fetch.extra)
+        checks.require_process(self, AsyncConsumerMixin.process_transaction)
+        checks.require_listener(on_outcome)
+        hooks = self._hooks(chosen, fetch, given)
+        checks.require_async(self, [work.function for work in hooks.works.values()])
         driver = Coroutines(hooks)
         return await driver.run(self._loop(hooks, driver, on_outcome))
 
     async def start_processing(self, transaction: Transaction) -> Outcome:
         """Work on one item that was not fetched, in this task, by the policy of the task."""
-        hooks, item = self._single(transaction, _no_fetch)
-        _require_async(self, hooks)
-        driver = Coroutines(hooks)
-        try:
-            return await driver.drive(lived(hooks, item))
-        finally:
-            await driver.close()
+        hooks = self._single_hooks()
+        checks.require_process(self, AsyncConsumerMixin.process_transaction)
+        checks.require_async(self, [work.function for work in hooks.works.values()])
+        return await Coroutines(hooks).live(self._single(transaction, hooks))
 
 
 async def _no_fetch(*_: Any, **__: Any) -> Any:
     """A single item is handed in."""
-
-
-def _require_async(task: _Consumer, hooks: Hooks) -> None:
-    """A plain function would hold up the event loop, and no timeout could end it."""
-    for step, work in hooks.works.items():
-        function = work.function
-        if not inspect.iscoroutinefunction(inspect.unwrap(function)):
-            name = getattr(function, "__qualname__", repr(function))
-            raise InvalidInputError(
-                f"{name} of {type(task).__name__} (step {step}) is not async; expected `async def`, "
-                "because it would hold up the event loop. Use ConsumerMixin for code that blocks."
-            )

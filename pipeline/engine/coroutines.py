@@ -6,21 +6,26 @@ is cancelled when its time is up. One that does not heed that is left behind, li
 
 import asyncio
 import contextlib
+import functools
 import logging
+import math
 from collections.abc import Generator
 from typing import Any, TypeVar
 
 from pipeline.engine.attempts import Call, Pause
 from pipeline.engine.items import Hooks, Item, lived
+from pipeline.engine.lifecycle import wait_ends_at
 from pipeline.engine.loop import Abandon, Loop, Notice, Settled, Start, Wait, consumed
-from pipeline.engine.outcomes import Report
+from pipeline.engine.outcomes import Outcome, Report
 from pipeline.engine.steps import Ended
+from pipeline.engine.words import counted
 
 log = logging.getLogger("pipeline.engine")
 
 T = TypeVar("T")
 
 _HEED, _END = 0.05, 1.0  #: seconds a cancelled call, and all of them at the end, get to clean up
+_LEFT: set["asyncio.Task[Any]"] = set()  #: tasks that nobody waits for; an event loop alone does not keep them alive
 
 
 class Coroutines:
@@ -33,12 +38,13 @@ class Coroutines:
         self._notices: list[Any] = []
         self._waker: asyncio.Future[None] | None = None
         self._hurry = asyncio.Event()
-        self._items: dict[Item, asyncio.Task[None]] = {}
+        self._items: dict[asyncio.Task[None], Item] = {}
         self._calls: set[asyncio.Task[Any]] = set()
+        self._is_closing = False  #: the engine itself cancels the tasks of items; nobody else may
 
     def tell(self, notice: Notice) -> None:
         """Wake the loop, from any thread and from a signal handler."""
-        if not self._loop.is_closed():  # else nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(self._put, notice)
 
     def _put(self, notice: Any) -> None:
@@ -49,39 +55,71 @@ class Coroutines:
 
     async def run(self, loop: Loop) -> Report:
         """Drive the loop to its end."""
-        looping = consumed(loop)
-        with loop.host.stop.heard_by(lambda: self.tell(Notice.ASKED)):
+        with loop.host.stop.heard_by(functools.partial(self.tell, Notice.ASKED)):
             try:
-                return await self.drive(looping)
+                return await self._drive(consumed(loop))
             finally:
-                await self.close()
+                await self._close()
 
-    async def drive(self, asking: Generator[Any, Any, T]) -> T:
-        """Do in this task what a loop, an item or a step asks for."""
+    async def live(self, item: Item) -> Outcome:
+        """Live one item in this task."""
+        with self._hooks.host.stop.heard_by(functools.partial(self.tell, Notice.ASKED)):
+            try:
+                return await self._drive(lived(self._hooks, item))
+            finally:
+                await self._close()
+
+    async def _drive(self, asking: Generator[Any, Any, T], own: "asyncio.Task[None] | None" = None) -> T:
+        """Do in this task what a loop, an item or a step asks for. ``own`` is this task if the engine made it."""
         answer: Any = None
         try:
             while True:
                 request = asking.send(answer)
-                if type(request) is not Call:
-                    answer = await self._done(request)
-                elif request.limit is None:
-                    try:
+                try:
+                    if type(request) is not Call:
+                        answer = await self._done(request)
+                    elif request.is_stoppable:
+                        answer = await self._fetched(request)
+                    elif request.limit is None:
                         answer = Ended(await request.function(*request.args))
-                    except BaseException as error:  # noqa: BLE001 - nearly whatever the task raises is its answer
-                        answer = _answer(error)
-                else:
-                    answer = await self._bounded(request)
+                    else:
+                        answer = await self._bounded(request)
+                except BaseException as error:  # noqa: BLE001 - nearly whatever the task raises is its answer
+                    answer = self._answer(error, request, own)
+                if own is not None and own.cancelling() and not self._is_closing:
+                    answer = await self._taken_back(own)
         except StopIteration as end:
             value: T = end.value
             return value
         finally:
             asking.close()
 
+    def _answer(self, error: BaseException, request: Any, own: "asyncio.Task[None] | None") -> Ended:
+        """The error of a call, unless it is not the call's: somebody wants this very task to end."""
+        if isinstance(error, asyncio.CancelledError):
+            task = own or asyncio.current_task()
+            is_meant = self._is_closing if own is not None else task is not None and task.cancelling() > 0
+        else:
+            is_meant = isinstance(error, KeyboardInterrupt) or _is_closed(error) or type(request) is not Call
+        if is_meant:
+            raise error
+        return Ended(error=error)
+
+    async def _taken_back(self, own: "asyncio.Task[None]") -> Ended:
+        """Code that does not own the task of an item has cancelled it: that call has failed, and the item goes on."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # one may still be on its way
+        if self._is_closing:
+            raise asyncio.CancelledError
+        while own.cancelling():
+            own.uncancel()
+        return Ended(error=asyncio.CancelledError("the task of the item was cancelled by code it does not belong to"))
+
     async def _done(self, request: Any) -> Any:
         match request:
             case Start(items):
                 for item in items:
-                    self._items[item] = self._loop.create_task(self._live(item))
+                    self._begin(item)
             case Wait(seconds):
                 return await self._heard(seconds)
             case Pause(seconds):
@@ -89,19 +127,45 @@ class Coroutines:
                     async with asyncio.timeout(seconds):
                         await self._hurry.wait()
             case Abandon():
-                await self.close()
+                await self._close()
         return None
 
+    def _begin(self, item: Item) -> None:
+        task = self._loop.create_task(self._live(item))
+        self._items[task] = item
+        task.add_done_callback(self._ended)
+
     async def _live(self, item: Item) -> None:
+        own: Any = asyncio.current_task()
         try:
-            async with self._places:
-                outcome = await self.drive(lived(self._hooks, item))
-            self._items.pop(item, None)  # gone when the loop gave the item up
+            try:
+                await self._places.acquire()
+            except asyncio.CancelledError:
+                await self._placed(own)
+            try:
+                outcome = await self._drive(lived(self._hooks, item), own)
+            finally:
+                self._places.release()
             self._put(Settled(item, outcome))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - a fault of the engine itself: the loop must hear of it
             self._put(error)
+
+    async def _placed(self, own: "asyncio.Task[None]") -> None:
+        """Wait for a place again, after a cancellation that was not the engine's."""
+        while not self._is_closing:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._taken_back(own)
+                await self._places.acquire()
+                return
+        raise asyncio.CancelledError
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """Begin again what somebody cancelled before it ran at all; no code of it can notice that."""
+        item = self._items.pop(task, None)  # gone when the loop gave the item up
+        if item is not None and task.cancelled() and not item.is_begun:
+            self._begin(item)
 
     async def _heard(self, seconds: float | None) -> list[Any]:
         """Everything there is to hear; waits for the first of it only."""
@@ -121,55 +185,99 @@ class Coroutines:
         if self._waker is not None and not self._waker.done():
             self._waker.set_result(None)
 
+    async def _fetched(self, call: Call) -> Ended:
+        """Make a fetch. Nothing is open then, so no outcome can be missed in the wait for it."""
+        limit = math.inf if call.limit is None else call.limit
+        ends_at, is_asked = self._loop.time() + limit, False
+        task = self._called(call)
+        task.add_done_callback(self._put)
+        try:
+            while not task.done():
+                rest = ends_at - self._loop.time()
+                if rest <= 0:
+                    await self._cancelled(task)
+                    return Ended(is_late=not is_asked, is_given_up=is_asked)
+                if Notice.ASKED in await self._heard(None if rest == math.inf else rest):
+                    stop, is_asked = self._hooks.host.stop, True
+                    is_bounded = call.limit is not None
+                    ends_at = wait_ends_at(ends_at, self._loop.time(), is_bounded=is_bounded, is_now=stop.is_now)
+            return _result(task)
+        finally:
+            self._leave(task, call)
+
     async def _bounded(self, call: Call) -> Ended:
-        task = self._loop.create_task(_shielded(call))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        task = self._called(call)
         try:
             done, _ = await asyncio.wait({task}, timeout=call.limit)
             if done:
-                return task.result()
-            task.cancel()
-            await asyncio.wait({task}, timeout=_HEED)
+                return _result(task)
+            await self._cancelled(task)
             return Ended(is_late=True)
         finally:
-            if not task.done():
-                task.cancel()
-                _leave(task, call)
+            self._leave(task, call)
 
-    async def close(self) -> None:
+    def _called(self, call: Call) -> "asyncio.Task[Ended]":
+        task = self._loop.create_task(_shielded(call))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return task
+
+    async def _cancelled(self, task: "asyncio.Task[Ended]") -> None:
+        """Cancel a call and give it a moment to clean up."""
+        task.cancel()
+        await asyncio.wait({task}, timeout=_HEED)
+
+    def _leave(self, task: "asyncio.Task[Ended]", call: Call) -> None:
+        """Leave a call behind if it has not ended, and tell when it has after all."""
+        if task.done():
+            return
+        task.cancel()
+        _keep(task)
+        tell = call.on_left()
+        task.add_done_callback(lambda _: tell())
+        if not self._is_closing:
+            self._calls.discard(task)  # it had its moment; the end of the loop does not wait for it again
+
+    async def _close(self) -> None:
         """Cancel what still runs and give it a moment. What does not heed that is named in the log."""
+        self._is_closing = True
         items, self._items = self._items, {}
-        tasks = {*items.values(), *self._calls}
+        tasks = {*items, *self._calls}
         for task in tasks:
             task.cancel()
         _, stubborn = await asyncio.wait(tasks, timeout=_END) if tasks else (tasks, tasks)
-        for item in items:
+        for item in items.values():
             if not item.is_begun:  # cancelled before it had a place: its life, which gives the id back, never was
                 self._hooks.in_flight.release(item.transaction.transaction_id)
+        for task in stubborn:
+            _keep(task)
         if stubborn:
-            words = "%s: %d calls do not heed that they were cancelled; they are left behind"
-            log.warning(words, self._hooks.host.observer.task, len(stubborn))
+            self._calls -= stubborn
+            words = "%s: %s that did not end when cancelled; left behind"
+            log.warning(words, self._hooks.host.observer.task, counted(len(stubborn), "call"))
+
+
+def _keep(task: "asyncio.Task[Any]") -> None:
+    _LEFT.add(task)
+    task.add_done_callback(_LEFT.discard)
 
 
 async def _shielded(call: Call) -> Ended:
     """How a call ended, as a value: a task whose error nobody asks for would be complained about."""
     try:
         return Ended(await call.function(*call.args))
-    except (Exception, asyncio.CancelledError, SystemExit) as error:  # noqa: BLE001 - whatever it raises is its answer
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or _is_closed(error):
+            raise
         return Ended(error=error)
 
 
-def _answer(error: BaseException) -> Ended:
-    """The error of a call, unless it is not the call's: somebody wants this very task to end."""
-    task = asyncio.current_task()
-    is_cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
-    if is_cancelled or isinstance(error, KeyboardInterrupt | GeneratorExit):
-        raise error
-    return Ended(error=error)
+def _result(task: "asyncio.Task[Ended]") -> Ended:
+    """How a call ended; one that cancelled itself at its very end has failed too."""
+    return Ended(error=asyncio.CancelledError("the call cancelled itself")) if task.cancelled() else task.result()
 
 
-def _leave(task: "asyncio.Task[Ended]", call: Call) -> None:
-    """Leave a call behind, and tell when it has ended after all."""
-    tell = call.on_left()
-    task.add_done_callback(lambda _: tell())
+def _is_closed(error: BaseException) -> bool:
+    """Whether Python closes the very coroutine that caught this, whose event loop is gone. Raised by a call, the
+    same error has a longer way behind it."""
+    return isinstance(error, GeneratorExit) and (error.__traceback__ is None or error.__traceback__.tb_next is None)

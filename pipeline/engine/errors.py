@@ -4,14 +4,18 @@ PipelineError
 ├── TransactionException            one item failed in one step; ``category`` says of which kind
 ├── FetchException                  nothing can be fetched: the loop has ended
 │   └── FetchTimeoutException       because the source did not answer in time
-└── ConsumerLoopTimeoutException    the loop's own time is up
+├── ConsumerLoopTimeoutException    the loop's own time is up
+└── LeftBehindException             too many calls did not end when their time was up
 
 The names are those of the specification.
 """
 
 import copy
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from pipeline.domain.errors import PipelineError
 
@@ -44,7 +48,7 @@ class TransactionException(PipelineError):  # noqa: N818 - the specification's n
     def to_dict(self) -> dict[str, Any]:
         """What can be stored about it."""
         cause = None if self.__cause__ is None else said(self.__cause__)
-        message, category = str(self), self.category.value
+        message, category = said(self), self.category.value
         return {"message": message, "category": category, "transaction_id": self.transaction_id, "cause": cause}
 
 
@@ -74,12 +78,31 @@ class ConsumerLoopTimeoutException(PipelineError):  # noqa: N818 - the specifica
         super().__init__(message)
 
 
+class LeftBehindException(PipelineError):  # noqa: N818 - named like the others
+    """Too many calls outlived their limits and still run. What was being worked on is left, unacknowledged."""
+
+    category = ExceptionType.TIMEOUT
+
+    def __init__(self, message: str, report: "Report | None" = None) -> None:
+        self.report = report
+        super().__init__(message)
+
+
 def said(error: BaseException) -> str:
-    """What an error says; its type when it says nothing."""
+    """What an error says; its type when it says nothing. What pydantic shows of the input is left out: it is
+    the payload as a rule."""
     try:
+        if isinstance(error, ValidationError):
+            return "; ".join(_problems(error))
         return str(error) or repr(error)
     except Exception:  # noqa: BLE001 - the error is the task's, and so is its __str__
         return f"{type(error).__qualname__}, which cannot say what happened"
+
+
+def _problems(error: ValidationError) -> Iterator[str]:
+    yield f"{error.title} does not fit"
+    for each in error.errors(include_url=False, include_input=False, include_context=False):
+        yield f"{'.'.join(str(part) for part in each['loc']) or 'it'}: {each['msg']}"
 
 
 def categorised(error: BaseException, transaction_id: str | None) -> TransactionException:

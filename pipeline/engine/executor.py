@@ -19,12 +19,18 @@ from pipeline.engine.threads import drive
 class StepExecutor(Steps):
     """Attempts steps one after the other. Takes the place of ``Steps``; one for each thread.
 
-    When nobody listens and a step is attempted once, it costs what ``Steps`` costs.
+    When nobody listens and a step is attempted once, it costs what ``Steps`` costs. ``clean`` takes
+    credentials out of the words of an error before they are shown on a span.
     """
 
-    def __init__(self, telemetry: Telemetry = PROCESS_WIDE, stop: Stop | None = None) -> None:
+    def __init__(
+        self,
+        telemetry: Telemetry = PROCESS_WIDE,
+        stop: Stop | None = None,
+        clean: Callable[[str], str] | None = None,
+    ) -> None:
         super().__init__()
-        self._telemetry, self._stop = telemetry, stop or Stop()
+        self._telemetry, self._stop, self._clean = telemetry, stop or Stop(), clean
         self._never = threading.Event()
 
     def attempt(
@@ -33,15 +39,16 @@ class StepExecutor(Steps):
         """What the function returned, or the error it ended with. ``what`` is ``Class.step``; both are labels."""
         if not self._telemetry.is_heard():
             return super().attempt(function, *args, limit=limit, what=what)
-        ended = self.tried(function, *args, retry=RetryPolicy(timeout=limit.total_seconds()), what=what)
+        retry = RetryPolicy.model_construct(timeout=max(0.0, limit.total_seconds()))  # no time at all is a limit too
+        ended = self.tried(function, *args, retry=retry, what=what)
         return ended.value, self._error(ended, what, limit.total_seconds())
 
     def tried(self, function: Callable[..., Any], *args: Any, retry: RetryPolicy, what: str) -> Tried:
         """How the step ended after its attempts; its ``error`` is exactly what the function raised."""
         task, _, step = what.rpartition(".")
-        host = Host(observer=self._telemetry.of(task or step), stop=self._stop)
+        host = Host(observer=self._telemetry.of(task or step, self._clean), stop=self._stop)
         work = Work(step=step, function=function, retry=retry)
-        return drive(tried(host, work, args, Subject()), self, self._never)
+        return drive(tried(host, work, args, Subject()), self, self._never.wait)
 
     def _error(self, ended: Tried, what: str, limit: float) -> BaseException | None:
         return too_late(what, limit) if ended.failure is not None and ended.error is None else ended.error

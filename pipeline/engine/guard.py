@@ -1,9 +1,10 @@
-"""Which items are being worked on.
+"""Which items are being worked on, and how much code was left behind.
 
-That includes code that was left behind: a thread cannot be killed, and as long as it may still touch
-an item nobody else starts on that item.
+A thread cannot be killed: as long as code that was left behind may still touch an item, nobody else
+starts on that item.
 """
 
+import functools
 import threading
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ class InFlight:
         self._lock = threading.Lock()
         self._holders: dict[str, int] = {}
         self._waiting: dict[str, set[Callable[[], None]]] = {}
+        self._stuck: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -29,16 +31,10 @@ class InFlight:
             return True
 
     def share(self, transaction_id: str) -> Callable[[], None]:
-        """Note one more piece of code that works on a taken id; what is returned gives it back, once."""
+        """Note one more piece of code that works on a taken id; what is returned gives it back, to be called once."""
         with self._lock:
             self._holders[transaction_id] += 1
-        back = threading.Lock()
-
-        def give_back() -> None:
-            if back.acquire(blocking=False):
-                self.release(transaction_id)
-
-        return give_back
+        return functools.partial(self.release, transaction_id)
 
     def release(self, transaction_id: str) -> None:
         """Give the id back."""
@@ -47,6 +43,30 @@ class InFlight:
             if self._holders[transaction_id]:
                 return
             del self._holders[transaction_id]
+            self._stuck.discard(transaction_id)
             waiting = self._waiting.pop(transaction_id, set())
         for wake in waiting:
             wake()
+
+    def give_up(self, transaction_id: str) -> None:
+        """Note that somebody waited for the id in vain: as long as it is held nobody waits for it again."""
+        with self._lock:
+            if transaction_id in self._holders:
+                self._stuck.add(transaction_id)
+
+    def is_stuck(self, transaction_id: str) -> bool:
+        """Whether somebody waited for the id in vain."""
+        return transaction_id in self._stuck
+
+
+class Behind:
+    """How many calls of a task were left behind and still run. Each keeps a thread, or a task, and its memory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def change(self, by: int) -> None:
+        """One more, or one less."""
+        with self._lock:
+            self.count += by

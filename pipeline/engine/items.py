@@ -8,6 +8,7 @@ once at most.
 import functools
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from pipeline.engine.lifecycle import Status, Step, begins_after_time, ended_as,
 from pipeline.engine.outcomes import Outcome
 from pipeline.engine.policies import ConsumerPolicy
 from pipeline.engine.transactions import Transaction
+from pipeline.engine.words import described, named
 
 log = logging.getLogger("pipeline.engine")
 
@@ -103,8 +105,9 @@ def _observed(hooks: Hooks, item: Item) -> Living:
     observer = hooks.host.observer
     observer.count("pipeline.engine.in_flight", 1)
     try:
-        with observer.item(item.transaction):
+        with observer.item(item.transaction) as span:
             outcome = yield from _lived(hooks, item)
+            observer.mark_ended(span, outcome.status.value, outcome.error)
     finally:
         observer.count("pipeline.engine.in_flight", -1)
     if outcome.status is not Status.LEFT:
@@ -147,7 +150,8 @@ def _note(hooks: Hooks, item: Item, ended: Tried) -> None:
     """Remember why a step failed, for the handler that follows it."""
     item.failure = ended.failure
     if ended.is_time_up:
-        words = f"{item.transaction_id} was not done within {hooks.transaction_timeout:g} s, the time of a transaction"
+        who, limit = named(item.transaction.transaction_id), hooks.transaction_timeout
+        words = f"{who} was not done within {limit:g} s, the time of a transaction"
         item.is_time_up = True
         item.failure = TransactionException(words, ExceptionType.TIMEOUT, item.transaction_id, cause=ended.failure)
         hooks.host.observer.count("pipeline.engine.timeouts", scope="transaction")
@@ -156,7 +160,17 @@ def _note(hooks: Hooks, item: Item, ended: Tried) -> None:
 def _tell(hooks: Hooks, item: Item, unhandled: TransactionException | None) -> None:
     """Say in the log that an item failed; nothing of its payload is known here."""
     assert item.failure is not None
-    known = (hooks.host.observer.task, item.transaction_id, item.failure.category.value)
-    log.warning("%s: transaction %s failed (%s): %s", *known, item.failure)
-    if unhandled is not None:
-        log.error("%s: the exception handler failed for transaction %s (%s): %s", *known, unhandled)
+    task, who = hooks.host.observer.task, named(item.transaction.transaction_id)
+    for failure, level, words in (
+        (item.failure, logging.WARNING, "%s: transaction %s failed (%s): %s"),
+        (unhandled, logging.ERROR, "%s: the exception handler failed for transaction %s (%s): %s"),
+    ):
+        if failure is not None and log.isEnabledFor(level):
+            log.log(level, words, task, who, failure.category.value, described(failure))
+            log.debug("%s: transaction %s, where it failed:\n%s", task, who, _way(failure))
+
+
+def _way(failure: TransactionException) -> str:
+    """The lines an error came through. Not its own words: those were said, and their long form may show a payload."""
+    raised = failure if failure.__cause__ is None else failure.__cause__
+    return "".join(traceback.format_tb(raised.__traceback__))

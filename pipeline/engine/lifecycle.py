@@ -14,6 +14,10 @@ from enum import StrEnum
 from pipeline.engine.errors import ExceptionType
 from pipeline.engine.policies import ConsumerLoopPolicy, ConsumerSteps, RetryPolicy
 
+GRACE = 1.0  #: seconds for a bounded fetch, or a handler that has begun, when the loop is to end
+PATIENCE = 10.0  #: seconds, at least, that items wait for code that was left behind on their id
+LEFT_BEHIND = 100  #: calls that may be left behind at least; more where many items are worked on at once
+
 
 class Step(StrEnum):
     """What the engine calls of a task or a source, each with attempts of its own."""
@@ -30,7 +34,7 @@ class Status(StrEnum):
     SUCCESS = "success"  #: processed, and the success handler returned
     EXCEPTION = "exception"  #: failed, and the exception handler was called
     TIMEOUT = "timeout"  #: not done within the transaction's time; the exception handler was called
-    LEFT = "left"  #: given up when the loop ended, unacknowledged; no handler is called for it any more
+    LEFT = "left"  #: given up, unacknowledged: the loop ended, or code that was left behind holds its id
 
 
 class Ending(StrEnum):
@@ -92,3 +96,28 @@ def to_ask_for(loop: ConsumerLoopPolicy, taken: int) -> int:
 def rest_when_empty(loop: ConsumerLoopPolicy, empties: int) -> float | None:
     """Seconds to rest after empty fetch number ``empties`` in a row (from 1); None when the loop ends instead."""
     return loop.empty_queue.pause(empties - 1) if loop.streaming else None
+
+
+def rest_when_stuck(loop: ConsumerLoopPolicy, times: int) -> float:
+    """Seconds to rest after batch number ``times`` in a row (from 1) of which nothing could be worked on."""
+    return loop.empty_queue.pause(times - 1)
+
+
+def wait_ends_at(ends_at: float, now: float, *, is_bounded: bool, is_now: bool) -> float:
+    """When the wait for a fetch ends that the task was asked to end in: at once, or soon if it has a limit anyway.
+
+    A fetch that nobody limited is waited for: what it brings may not be given out again.
+    """
+    if is_now:
+        return now
+    return min(ends_at, now + GRACE) if is_bounded else ends_at
+
+
+def patience(loop: ConsumerLoopPolicy) -> float:
+    """Seconds that items wait for code that was left behind on their id: as long as one item may take, at least."""
+    return max(PATIENCE, loop.transaction_timeout or 0.0)
+
+
+def most_left_behind(loop: ConsumerLoopPolicy) -> int:
+    """How many calls may be left behind and still run before the loop ends with an error."""
+    return max(LEFT_BEHIND, 10 * loop.concurrency.value)

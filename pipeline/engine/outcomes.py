@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from pipeline.engine.errors import TransactionException
+from pipeline.engine.errors import ExceptionType, TransactionException
 from pipeline.engine.lifecycle import Ending, Status, Step
 from pipeline.engine.transactions import Transaction
 
@@ -29,8 +29,10 @@ class Report:
     succeeded: int = 0
     failed: int = 0
     timed_out: int = 0
-    left: int = 0  #: given up when the loop ended
+    left: int = 0  #: given up, unacknowledged
+    in_doubt: int = 0  #: of those left, the ones that a handler had begun to settle and may settle yet
     unhandled: int = 0  #: of the failed and timed out, those whose exception handler failed too
+    step_timeouts: int = 0  #: of the failed, those whose last attempt at a step was not in time
     batches: int = 0
     ending: Ending | None = None  #: None while the loop runs, and when it failed
 
@@ -46,6 +48,7 @@ class Report:
                 self.succeeded += 1
             case Status.EXCEPTION:
                 self.failed += 1
+                self.step_timeouts += outcome.error is not None and outcome.error.category is ExceptionType.TIMEOUT
             case Status.TIMEOUT:
                 self.timed_out += 1
             case Status.LEFT:

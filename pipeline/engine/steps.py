@@ -6,7 +6,9 @@ behind, its result is dropped, and the next step gets a new thread.
 """
 
 import asyncio
+import contextlib
 import contextvars
+import functools
 import inspect
 import threading
 from collections.abc import Callable
@@ -27,9 +29,10 @@ class Ended(NamedTuple):
     value: Any = None
     error: BaseException | None = None
     is_late: bool = False  #: it was still running when its time was up
+    is_given_up: bool = False  #: it was still running when the task was asked to end
 
 
-class _Job:
+class Job:
     """A call on its way through the thread."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -39,22 +42,38 @@ class _Job:
         self.running.acquire()
         self.value: Any = None
         self.error: BaseException | None = None
-        self.on_end: Callable[[], None] | None = None
+        self.is_done = self._is_left = False
+        self._on_end: Callable[[], None] | None = None
+        self._cancel: Callable[[], None] | None = None
 
     def run(self) -> None:
+        """Make the call."""
         try:
-            self.value = self.context.run(called, self.function, self.args)
+            self.value = self.context.run(called, self.function, self.args, self._cancellable)
         except BaseException as error:  # noqa: BLE001 - the thread outlives whatever the handler raises
             self.error = error
+        self.is_done = True
         self.running.release()
-        if self.on_end is not None:
-            self.on_end()
+        if self._on_end is not None:
+            self._on_end()
+
+    def then(self, on_end: Callable[[], None]) -> None:
+        """Have ``on_end`` called when the code has ended, which may be now; then it may be called twice."""
+        self._on_end = on_end
+        if self.is_done:
+            on_end()
 
     def leave(self, on_end: Callable[[], None]) -> None:
-        """Have ``on_end`` called when the code has ended, which may be now; then it may be called twice."""
-        self.on_end = on_end
-        if self.running.acquire(blocking=False):
-            on_end()
+        """Nobody waits any more. Async code is cancelled; other code cannot be."""
+        self.then(on_end)
+        self._is_left = True
+        if self._cancel is not None:
+            self._cancel()
+
+    def _cancellable(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        if self._is_left:
+            cancel()
 
 
 class _Thread(threading.Thread):
@@ -62,7 +81,7 @@ class _Thread(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="pipeline-step", daemon=True)
-        self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
 
     def run(self) -> None:
         while (job := self.jobs.get()) is not None:
@@ -103,17 +122,25 @@ class Steps:
 
         When it is left behind ``on_left`` is called, and what that returns once the code has ended after all.
         """
-        job = _Job(function, args)
+        job = self.begin(function, args)
+        if not job.running.acquire(timeout=max(0.0, limit)):
+            self.leave(job, on_left)
+            return Ended(is_late=True)
+        return Ended(job.value, job.error)
+
+    def begin(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Job:
+        """Start a call that the caller waits for, or leaves."""
+        job = Job(function, args)
         if self._thread is None:
             self._thread = _Thread()
             self._thread.start()
         self._thread.jobs.put(job)
-        if not job.running.acquire(timeout=limit):
-            self.close()
-            if on_left is not None:
-                job.leave(on_left())
-            return Ended(is_late=True)
-        return Ended(job.value, job.error)
+        return job
+
+    def leave(self, job: Job, on_left: Callable[[], Callable[[], None]] | None = None) -> None:
+        """Leave a call behind, with its thread."""
+        self.close()
+        job.leave(on_left() if on_left is not None else _nothing)
 
     def close(self) -> None:
         """Let the thread end. A step that still runs is not waited for."""
@@ -129,11 +156,24 @@ def too_late(what: str, limit: float) -> TimedOutError:
     return TimedOutError(f"{what} did not return within {limit:g} s; it was left behind")
 
 
-def called(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What the function returns, awaited in a loop of its own if need be."""
+def called(
+    function: Callable[..., Any], args: tuple[Any, ...], told: Callable[[Callable[[], None]], None] | None = None
+) -> Any:
+    """What the function returns, awaited in a loop of its own if need be; ``told`` is then given how to cancel it."""
     value = function(*args)
-    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+    return asyncio.run(_awaited(value, told)) if inspect.isawaitable(value) else value
 
 
-async def _awaited(value: Any) -> Any:
+async def _awaited(value: Any, told: Callable[[Callable[[], None]], None] | None) -> Any:
+    task = asyncio.current_task()
+    if told is not None and task is not None:
+        told(functools.partial(_cancel, asyncio.get_running_loop(), task))
     return await value
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
+    with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
+        loop.call_soon_threadsafe(task.cancel)
+
+
+def _nothing() -> None: ...

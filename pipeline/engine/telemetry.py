@@ -5,7 +5,7 @@ listens, nothing is built. Spans count attempts from 0, as the specification doe
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import INVALID_SPAN, Link, Span, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pipeline.engine.errors import TransactionException
+from pipeline.engine.errors import ExceptionType, said
 from pipeline.engine.lifecycle import Step
 from pipeline.engine.policies import RetryPolicy
 from pipeline.engine.transactions import Transaction
@@ -55,12 +55,12 @@ class Telemetry:
         tracers, meters = self._tracers or trace.get_tracer_provider(), self._meters or metrics.get_meter_provider()
         return _is_heard(tracers) or _is_heard(meters)
 
-    def of(self, task: str) -> "Observer":
-        """What watches one loop of a task."""
+    def of(self, task: str, clean: Callable[[str], str] | None = None) -> "Observer":
+        """What watches one loop of a task; ``clean`` takes credentials out of the words that are shown."""
         tracers = self._tracers or trace.get_tracer_provider()
         meters = self._meters or metrics.get_meter_provider()
         tracer = trace.get_tracer(SCOPE, tracer_provider=tracers) if _is_heard(tracers) else None
-        return Observer(task, tracer, self._instruments(meters) if _is_heard(meters) else None)
+        return Observer(task, tracer, self._instruments(meters) if _is_heard(meters) else None, clean)
 
     def _instruments(self, provider: MeterProvider) -> dict[str, Any]:
         with self._lock:
@@ -77,8 +77,14 @@ PROCESS_WIDE = Telemetry()
 class Observer:
     """What one loop shows of itself."""
 
-    def __init__(self, task: str, tracer: trace.Tracer | None, instruments: dict[str, Any] | None) -> None:
-        self.task, self._tracer, self._instruments = task, tracer, instruments
+    def __init__(
+        self,
+        task: str,
+        tracer: trace.Tracer | None,
+        instruments: dict[str, Any] | None,
+        clean: Callable[[str], str] | None = None,
+    ) -> None:
+        self.task, self._tracer, self._instruments, self._clean = task, tracer, instruments, clean
         self._labels = {"task": task}
         self.is_traced, self.is_metered = tracer is not None, instruments is not None
 
@@ -117,6 +123,23 @@ class Observer:
         described = self._described(step, retry, transaction_id)
         return self._span(f"{step}.attempt", {**described, "attempt": number - 1})
 
+    def mark_ended(self, span: Span, status: str, failure: BaseException | None) -> None:
+        """Say on the span of an item how it ended."""
+        span.set_attribute("status", status)
+        if failure is not None:
+            self.mark_failed(span, failure)
+
+    def mark_failed(self, span: Span, failure: BaseException) -> None:
+        """Say on a span why it failed: the type and the words of the error, never its traceback."""
+        if not span.is_recording():
+            return
+        words = said(failure) if self._clean is None else self._clean(said(failure))
+        words, raised = words[:_LONGEST_WORDS], failure.__cause__ or failure
+        category = getattr(failure, "category", ExceptionType.SYSTEM)
+        told = {"exception.type": type(raised).__qualname__, "exception.message": words}
+        span.set_attributes({**told, "exception.category": str(category)})
+        span.set_status(Status(StatusCode.ERROR, words))
+
     def _described(self, step: str, retry: RetryPolicy, transaction_id: str | None) -> dict[str, Any]:
         known: dict[str, Any] = {
             "task.class": self.task,
@@ -139,14 +162,6 @@ class Observer:
             name, attributes=attributes, links=links, record_exception=False, set_status_on_exception=False
         ) as span:
             yield span
-
-
-def mark_failed(span: Span, failure: TransactionException) -> None:
-    """Say on a span why it failed: the words of the error, never its traceback."""
-    if span.is_recording():
-        words = str(failure)[:_LONGEST_WORDS]
-        span.set_attributes({"exception.message": words, "exception.category": failure.category.value})
-        span.set_status(Status(StatusCode.ERROR, words))
 
 
 def _is_heard(provider: object) -> bool:

@@ -9,12 +9,13 @@ import contextvars
 import functools
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from pipeline.engine.attempts import Call, Pause
 from pipeline.engine.items import Hooks, Item, lived
+from pipeline.engine.lifecycle import wait_ends_at
 from pipeline.engine.loop import Abandon, Loop, Notice, Settled, Start, Wait, consumed
 from pipeline.engine.outcomes import Outcome, Report
 from pipeline.engine.steps import Ended, Steps, called
@@ -24,8 +25,8 @@ T = TypeVar("T")
 Job = tuple[contextvars.Context, Item]
 
 
-def drive(asking: Generator[Any, Any, T], steps: Steps, hurry: threading.Event) -> T:
-    """Do in this thread what an item or a step asks for; pauses end when ``hurry`` is set."""
+def drive(asking: Generator[Any, Any, T], steps: Steps, rest: Callable[[float], object]) -> T:
+    """Do in this thread what an item or a step asks for; ``rest`` waits so many seconds, or less when that ends."""
     answer: Any = None
     try:
         while True:
@@ -33,7 +34,7 @@ def drive(asking: Generator[Any, Any, T], steps: Steps, hurry: threading.Event) 
             if type(request) is Call:
                 answer = ended(request, steps)
             elif type(request) is Pause:
-                hurry.wait(request.seconds)
+                rest(request.seconds)
                 answer = None
     except StopIteration as end:
         value: T = end.value
@@ -79,7 +80,9 @@ class Threads:
         with loop.host.stop.heard_by(functools.partial(self.tell, Notice.ASKED)):
             try:
                 while True:
-                    answer = self._done(looping.send(answer))
+                    request = looping.send(answer)
+                    answer = None  # what was heard need not live until the next fetch has returned
+                    answer = self._done(request)
             except StopIteration as end:
                 report: Report = end.value
                 return report
@@ -89,10 +92,12 @@ class Threads:
 
     def live(self, item: Item) -> Outcome:
         """Live one item in this thread."""
-        try:
-            return contextvars.copy_context().run(drive, lived(self._hooks, item), self._steps, self._hurry)
-        finally:
-            self._close()
+        living = lived(self._hooks, item)
+        with self._hooks.host.stop.heard_by(functools.partial(self.tell, Notice.ASKED)):
+            try:
+                return contextvars.copy_context().run(drive, living, self._steps, self._rest)
+            finally:
+                self._close()
 
     def _done(self, request: Any) -> Any:
         match request:
@@ -100,12 +105,14 @@ class Threads:
                 self._start(items)
             case Wait(seconds):
                 return self._heard(seconds)
-            case Call():
+            case Call(limit=None):
                 return ended(request, self._steps)
+            case Call():
+                return self._fetched(request)
             case Pause(seconds):
                 self._rest(seconds)
             case Abandon():
-                self._hurry.set()
+                self._abandon()
         return None
 
     def _start(self, items: list[Item]) -> None:
@@ -121,13 +128,29 @@ class Threads:
         while (job := self._jobs.get()) is not None:
             context, item = job
             try:
-                outcome = context.run(drive, lived(self._hooks, item), steps, self._hurry)
+                outcome = context.run(drive, lived(self._hooks, item), steps, self._hurry.wait)
                 self._notices.put(Settled(item, outcome))
                 del outcome
             except BaseException as error:  # noqa: BLE001 - a fault of the engine itself: the loop must hear of it
                 self._notices.put(error)
             del job, context, item  # an idle thread must not keep the last item alive
         steps.close()
+
+    def _fetched(self, call: Call) -> Ended:
+        """Make a fetch that has a limit. Nothing is open then, so no outcome can be missed in the wait for it."""
+        assert call.limit is not None
+        ends_at, is_asked = time.monotonic() + call.limit, False
+        job = self._steps.begin(call.function, call.args)
+        job.then(functools.partial(self._notices.put, job))
+        while not job.is_done:
+            rest = ends_at - time.monotonic()
+            if rest <= 0:
+                self._steps.leave(job, call.on_left)
+                return Ended(is_late=not is_asked, is_given_up=is_asked)
+            if Notice.ASKED in self._heard(rest):
+                stop, is_asked = self._hooks.host.stop, True
+                ends_at = wait_ends_at(ends_at, time.monotonic(), is_bounded=True, is_now=stop.is_now)
+        return Ended(job.value, job.error)
 
     def _heard(self, seconds: float | None) -> list[Any]:
         """Everything there is to hear; waits for the first of it only."""
@@ -143,9 +166,18 @@ class Threads:
             return heard
 
     def _rest(self, seconds: float) -> None:
-        """A pause of the loop itself. Nothing is open then, so no outcome can be missed here."""
+        """A pause of the loop itself, or of a single item. Nothing else is open then, so no outcome is missed."""
         until = time.monotonic() + seconds
         while (rest := until - time.monotonic()) > 0 and Notice.ASKED not in self._heard(rest):
+            pass
+
+    def _abandon(self) -> None:
+        """End the pauses, and give back the ids of what no worker has begun: its life, which does that, never is."""
+        self._hurry.set()
+        try:
+            while (job := self._jobs.get_nowait()) is not None:
+                self._hooks.in_flight.release(job[1].transaction.transaction_id)
+        except Empty:
             pass
 
     def _close(self) -> None:

@@ -271,7 +271,8 @@ def test_an_item_that_the_loop_gave_up_first_gets_no_handler_however_its_process
     """Driven by hand, so that the loop gives up exactly between the end of processing and the handler."""
     for answer in (Ended("value"), Ended(error=BUSINESS)):
         task = variant.task(Script())
-        hooks, waiting = task._single(item("t-0"), lambda: None)
+        hooks = task._single_hooks()
+        waiting = task._single(item("t-0"), hooks)
         living = lived(hooks, waiting)
         assert next(living).function == task.process_transaction
         assert waiting.claim()

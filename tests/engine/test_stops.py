@@ -14,7 +14,7 @@ import pytest
 from pipeline.engine.lifecycle import Ending, Status, Step
 from pipeline.engine.policies import EmptyQueuePolicy, RetryPolicy
 from pipeline.engine.stops import Stop, stopped_by_signals
-from tests.engine.scripts import Batches, Cut, Does, Ran, Run, Script, check, item, items, policy, ran
+from tests.engine.scripts import AsyncRun, Batches, Cut, Does, Ran, Run, Script, check, item, items, policy, ran
 from tests.support.rule import rule
 from tests.support.wait import wait_for
 
@@ -88,6 +88,82 @@ def test_items_that_arrive_while_the_task_is_asked_are_settled(variant: Run) -> 
     source = Batches(Does(takes=0.3, returns=items(2)), items(2, start=2))
     run = asked(variant, Script(), source, policy(), lambda: source.asked)
     assert (run.report.succeeded, run.report.ending, len(source.asked)) == (2, Ending.STOPPED, 1)
+
+
+@rule("E-24")
+@pytest.mark.parametrize("now", [False, True])
+@check("E19", "E23")
+def test_the_wait_for_a_fetch_with_a_limit_ends_soon_after_the_task_is_asked_and_is_no_error(
+    variant: Run, now: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = Batches(Does(takes=4, returns=items(1)))
+    chosen = policy(streaming=True, fetch=RetryPolicy(timeout=30))
+    run = asked(variant, Script(), source, chosen, lambda: source.asked, now=now)
+    assert (run.error, run.report.ending, run.report.taken) == (None, Ending.STOPPED, 0)
+    assert run.seconds < (1.0 if now else 2.5)
+    assert "asked to end, it gave up its fetch: it did not return" in caplog.text
+
+
+@check("E23")
+def test_a_fetch_with_a_limit_that_is_nearly_done_is_not_lost_when_the_task_is_asked(variant: Run) -> None:
+    source = Batches(Does(takes=0.4, returns=items(2)))
+    chosen = policy(streaming=True, fetch=RetryPolicy(timeout=30))
+    run = asked(variant, Script(), source, chosen, lambda: source.asked)
+    assert (run.report.succeeded, run.report.ending) == (2, Ending.STOPPED)
+
+
+@rule("E-24")
+@pytest.mark.parametrize("limit", [None, 0.4])
+@check("E19", "E23")
+def test_a_fetch_that_fails_or_is_late_after_the_task_was_asked_is_given_up_and_said(
+    variant: Run, limit: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = Batches(Does(takes=0.3 if limit is None else 3, raises=OSError("the client is closing")))
+    run = asked(variant, Script(), source, policy(fetch=RetryPolicy(timeout=limit)), lambda: source.asked)
+    assert (run.error, run.report.ending) == (None, Ending.STOPPED)
+    assert "asked to end, it gave up its fetch" in caplog.text
+    assert ("the client is closing" in caplog.text) is (limit is None)
+
+
+def test_with_asyncio_a_fetch_without_a_limit_is_left_too_when_the_task_is_asked_to_end_now() -> None:
+    source = Batches(Does(takes=4))
+    run = asked(AsyncRun(), Script(), source, policy(), lambda: source.asked, now=True)
+    assert (run.error, run.report.ending, run.seconds < SOON) == (None, Ending.STOPPED, True)
+
+
+@check("E23")
+def test_asked_to_end_now_during_a_fetch_a_task_starts_nothing_of_what_it_brings(variant: Run) -> None:
+    script, chosen = Script(), policy(concurrency=4)
+    task = variant.task(script)
+    source = Batches(Does(act=lambda: task.stop(now=True), returns=items(4)))
+    run = ran(variant, script, source, chosen, task=task)
+    assert script.begun == []
+    if variant.name == "threads":  # with asyncio the fetch itself is left
+        assert (run.report.left, run.report.taken) == (4, 4)
+    assert (run.report.processed, run.report.ending) == (0, Ending.STOPPED)
+    wait_for(lambda: len(task._state.in_flight) == 0)
+
+
+@check("E23")
+def test_the_pauses_of_a_single_item_end_when_the_task_is_asked(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(raises=OSError("busy")), Does(returns=1))
+    task = variant.task(script)
+    task.policy = policy(process=RetryPolicy(max_attempts=2, backoff=60))
+    threading.Timer(0.2, task.stop).start()
+    begun = time.monotonic()
+    assert variant.process(task, item("t-0")).status is Status.SUCCESS
+    assert time.monotonic() - begun < SOON
+
+
+def test_a_task_asked_to_end_now_stays_so_and_nobody_listens_when_the_loop_has_ended() -> None:
+    heard: list[int] = []
+    stop = Stop()
+    with stop.heard_by(lambda: heard.append(1)):
+        stop.ask(now=True)
+        stop.ask()
+    assert stop.is_now
+    stop.ask()
+    assert heard == [1, 1]
 
 
 @check("E21", "E23")

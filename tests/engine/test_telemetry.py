@@ -120,6 +120,7 @@ def test_every_attempt_has_a_span_that_says_which_it_was_and_why_it_failed(varia
         "retry.backoff_multiplier": 3.0,
         "retry.backoff_cap": 2.0,
         "transaction_id": "t-0",
+        "exception.type": "ValueError",
         "exception.message": "second",
         "exception.category": "system",
     }

@@ -107,7 +107,7 @@ def test_the_time_of_the_loop_ends_it_in_both_modes_and_leaves_nothing_running(v
     assert isinstance(run.error, ConsumerLoopTimeoutException)
     assert run.error.report is not None
     assert (run.error.report.processed, run.error.report.left) == (0, 4)
-    assert "4 are left unacknowledged" in str(run.error)
+    assert "left unacknowledged: 4" in str(run.error)
     assert run.statuses == [Status.LEFT] * 4
     assert getattr(variant, "orphans", []) == []
     wait_for(lambda: not any(script.running.values()), within=2 * BODY)

@@ -1,0 +1,217 @@
+"""Code that does not end when it should: who waits for it, for how long, and what is said of it."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.engine.attempts import Call, Host, Subject, Work, tried
+from pipeline.engine.errors import ConsumerLoopTimeoutException, LeftBehindException
+from pipeline.engine.lifecycle import PATIENCE, Ending, Status, Step, most_left_behind, patience, wait_ends_at
+from pipeline.engine.loop import Loop, Settled, Start, Wait, consumed
+from pipeline.engine.policies import ConsumerLoopPolicy, RetryPolicy
+from pipeline.engine.steps import Ended, Steps
+from pipeline.engine.telemetry import Telemetry
+from tests.engine.scripts import Batches, Cut, Does, Run, Script, check, item, items, policy, ran
+from tests.engine.test_loop import _lived
+from tests.support.rule import rule
+from tests.support.wait import wait_for
+
+SOON, BODY = 1.5, 3.0
+
+
+def waits(task: Any, given: list[Any], chosen: Any, then: Callable[[int], Any] = lambda _: None) -> tuple[Any, Any]:
+    """Drive a loop by hand with a clock that moves only when it waits; its longest waits, and how it ended."""
+    now, long, answers, heard = 0.0, list[float](), list(given), list[Any]()
+    hooks = task._hooks(chosen, lambda _: None)
+    hooks.host.clock = lambda: now
+    loop = Loop(hooks=hooks, ends_at=None, tell=lambda notice: heard.append(notice))
+    looping = consumed(loop)
+    answer: Any = None
+    try:
+        while True:
+            match looping.send(answer):
+                case Call():
+                    answer = Ended(answers.pop(0) if answers else ())
+                case Start(started):
+                    heard += [Settled(each, _lived(hooks, each)) for each in started]
+                    answer = None
+                case Wait(seconds):
+                    if not heard:
+                        now += seconds or 0.0
+                        long.append(seconds or 0.0)
+                        then(len(long))
+                    answer, heard[:] = list(heard), []
+                case _:
+                    answer = None
+    except StopIteration:
+        return long, loop.report
+
+
+@rule("E-5", "E-29")
+@check("E21")
+def test_an_item_whose_id_is_held_by_code_that_never_ends_is_left_after_a_while_and_the_loop_goes_on(
+    variant: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = variant.task(Script())
+    task._state.in_flight.take("t-0", lambda: None)
+    batches = [items(2), [item("t-0"), item("t-2")], [item("t-0")], items(1, start=3)]
+    long, report = waits(task, batches, policy())
+    assert long == [PATIENCE, 1.0]  # once, and then a rest after a batch of which nothing could be worked on
+    assert (report.succeeded, report.left, report.ending) == (3, 3, Ending.NOTHING_LEFT)
+    assert "1 item waiting for code that was left behind on the same id, for 10 s at most" in caplog.text
+    assert caplog.text.count("transaction t-0 is left") == 3
+    task._state.in_flight.release("t-0")
+    assert waits(task, [items(1)], policy())[1].succeeded == 1
+
+
+@rule("E-5")
+@check("E21")
+def test_an_item_that_waits_for_its_id_is_started_when_it_is_free_however_short_the_time_of_an_item_is(
+    variant: Run,
+) -> None:
+    script = Script().will_process("same", *[Does(takes=0.3, is_stubborn=True)] * 2, Does())
+    run = ran(variant, script, Batches([item("same") for _ in range(3)]), policy(transaction_timeout=0.05))
+    assert (run.report.timed_out, run.report.succeeded, run.report.left) == (2, 1, 0)
+    task = variant.task(Script())
+    task._state.in_flight.take("t-0", lambda: None)
+
+    def free(_: int) -> None:
+        task._state.in_flight.release("t-0")
+
+    assert waits(task, [items(1)], policy(), free)[1].succeeded == 1
+
+
+@check("E21", "E23")
+def test_a_task_that_is_asked_to_end_waits_for_no_id(variant: Run) -> None:
+    task = variant.task(Script())
+    task._state.in_flight.take("t-0", lambda: None)
+    timer = threading.Timer(0.2, task.stop)
+    timer.start()
+    run = ran(variant, task.script, Cut(items(1)), policy(), task=task)
+    assert (run.report.left, run.report.ending, run.seconds < SOON) == (1, Ending.STOPPED, True)
+
+
+@rule("E-8", "E-19")
+@check("E20")
+def test_a_task_that_leaves_too_many_calls_behind_ends_and_says_what_to_do(
+    variant: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = variant.task(Script())
+    for _ in range(most_left_behind(ConsumerLoopPolicy())):
+        task._state.behind.change(1)
+    script = task.script
+    script.will_process("t-0", Does(takes=0.5, is_stubborn=True))
+    chosen = policy(process=RetryPolicy(timeout=0.05))
+    run = ran(variant, script, Cut(items(3)), chosen, task=task)
+    assert isinstance(run.error, LeftBehindException)
+    assert run.error.report is not None
+    assert (run.error.report.processed, run.error.report.left) == (1, 2)
+    assert "has left more than 100 calls behind" in str(run.error)
+    assert "current_attempt()" in str(run.error)
+    assert "left behind after their time was up and still running" in caplog.text
+    wait_for(lambda: task._state.behind.count == most_left_behind(ConsumerLoopPolicy()))
+    again = ran(variant, script, Cut(items(1, start=5)), chosen, task=task)
+    assert (again.error, again.report.succeeded) == (None, 1)  # as many as may be are not too many
+
+
+def test_how_long_to_wait_and_how_much_to_leave_is_decided_by_the_policy() -> None:
+    assert patience(ConsumerLoopPolicy()) == PATIENCE
+    assert patience(ConsumerLoopPolicy(transaction_timeout=60)) == 60
+    assert most_left_behind(ConsumerLoopPolicy(concurrency={"value": 50})) == 500
+    assert wait_ends_at(30, 5, is_bounded=True, is_now=False) == 6
+    assert wait_ends_at(5.5, 5, is_bounded=True, is_now=False) == 5.5
+    assert wait_ends_at(30, 5, is_bounded=False, is_now=False) == 30
+    assert wait_ends_at(30, 5, is_bounded=False, is_now=True) == 5
+
+
+@check("E15", "E21")
+def test_items_that_no_worker_had_begun_when_the_time_was_up_can_be_worked_on_again(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(takes=BODY))
+    task = variant.task(script)
+    first = ran(variant, script, Cut(items(3)), policy(timeout=0.2), task=task)
+    assert isinstance(first.error, ConsumerLoopTimeoutException)
+    second = ran(variant, script, Cut(items(2, start=1)), policy(timeout=5), task=task)
+    assert (second.error, second.report.succeeded) == (None, 2)
+
+
+@rule("E-27")
+@check("E12", "E15")
+def test_a_handler_that_has_begun_gets_a_moment_to_settle_its_item_when_the_time_is_up(variant: Run) -> None:
+    script = Script().will(Step.SUCCESS, "t-0", Does(takes=0.5)).will_process("t-1", Does(takes=BODY))
+    run = ran(variant, script, Cut(items(2)), policy(timeout=0.2, concurrency=2))
+    assert isinstance(run.error, ConsumerLoopTimeoutException)
+    assert run.error.report is not None
+    assert (run.error.report.succeeded, run.error.report.left, run.error.report.in_doubt) == (1, 1, 0)
+    assert run.statuses == [Status.LEFT, Status.SUCCESS]
+
+
+@check("E12", "E15")
+def test_an_item_whose_handler_does_not_end_in_that_moment_is_said_to_be_in_doubt(variant: Run) -> None:
+    script = Script().will(Step.SUCCESS, "t-0", Does(takes=BODY))
+    run = ran(variant, script, Cut(items(1)), policy(timeout=0.1))
+    assert "left unacknowledged: 1, 1 of them in doubt" in str(run.error)
+    assert run.seconds < BODY
+    assert run.statuses == [Status.LEFT]
+
+
+@rule("E-20")
+@pytest.mark.parametrize("own", [5.0, None])
+@check("E14", "E16")
+def test_the_time_of_an_item_cuts_an_attempt_that_has_a_longer_one_of_its_own(variant: Run, own: float | None) -> None:
+    script = Script().will_process("t-0", Does(takes=BODY))
+    run = ran(variant, script, Cut(items(1)), policy(transaction_timeout=0.1, process=RetryPolicy(timeout=own)))
+    assert (run.statuses, run.seconds < SOON) == ([Status.TIMEOUT], True)
+    fetching = ran(
+        variant,
+        Script(),
+        Batches(Does(takes=BODY)),
+        policy(timeout=0.1, fetch=RetryPolicy(max_attempts=3, timeout=own)),
+    )
+    assert isinstance(fetching.error, ConsumerLoopTimeoutException)
+    assert fetching.seconds < SOON
+
+
+def test_an_attempt_that_was_cut_by_the_time_above_it_is_the_last_though_the_clock_says_there_is_a_rest() -> None:
+    host = Host(observer=Telemetry().of("Task"), clock=lambda: 0.0)
+    work = Work(step="process", function=lambda: None, retry=RetryPolicy(max_attempts=3, backoff=1))
+    trying = tried(host, work, (), Subject(ends_at=0.5))
+    assert type(next(trying)) is Call
+    with pytest.raises(StopIteration) as end:
+        trying.send(Ended(is_late=True))
+    assert (end.value.value.is_time_up, end.value.value.attempts) == (True, 1)
+
+
+def test_code_that_ends_in_the_moment_it_is_left_is_told_to_have_ended_once() -> None:
+    host, backs = Host(observer=Telemetry().of("Task")), list[int]()
+
+    class Told(Subject):
+        def left(self) -> Callable[[], None]:
+            return lambda: backs.append(1)
+
+    trying = tried(host, Work(step="process", function=lambda: None, retry=RetryPolicy(timeout=1)), (), Told())
+    call, steps = next(trying), Steps()
+    job = steps.begin(call.function, call.args)
+    wait_for(lambda: job.is_done)
+    steps.leave(job, call.on_left)  # it was late by a hair: it is told at once, and nobody keeps the id
+    assert (backs, host.behind.count) == ([1], 0)
+    ended = call.on_left()
+    assert host.behind.count == 1
+    ended()
+    ended()
+    assert (backs, host.behind.count) == ([1, 1], 0)
+
+
+@rule("E-29")
+@check("E5")
+def test_a_fault_of_the_engine_itself_in_a_worker_ends_the_loop(variant: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faults are made by hand: nothing a task does makes them."""
+
+    def faulty(*_: object) -> Any:
+        raise RuntimeError("a fault of the engine")
+
+    monkeypatch.setattr("pipeline.engine.threads.lived", faulty)
+    monkeypatch.setattr("pipeline.engine.coroutines.lived", faulty)
+    run = ran(variant, Script(), Cut(items(2)), policy(concurrency=2, timeout=5))
+    assert str(run.error) == "a fault of the engine"
