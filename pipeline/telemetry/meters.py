@@ -108,6 +108,7 @@ class Meters:
         inherited, self.pid = self.provider, os.getpid()
         if self.endpoint is not None:
             self.endpoint.leave()
+            self.endpoint = None
         if inherited is not None:  # a copy of the parent's, which tells what it has. A lock of it may be held for ever
             threading.Thread(target=inherited.shutdown, name="pipeline-not-ours", daemon=True).start()
         if self.channel is not None:

@@ -102,7 +102,9 @@ class Endpoint:
         """Answer no more."""
         self._stopping.set()
         if self._server is not None:
-            self._server.shutdown()
+            ending = threading.Thread(target=self._server.shutdown, name="pipeline-metrics-end", daemon=True)
+            ending.start()
+            ending.join(2.0)
             self._server.server_close()
 
     def _serve(self) -> None:
