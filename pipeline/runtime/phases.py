@@ -74,7 +74,7 @@ class Phases:
     def steps(self) -> StepExecutor:
         """The steps of this thread: in a pool of threads several phases run at once."""
         if not hasattr(self._local, "steps"):
-            self._local.steps = StepExecutor(COUNTED)
+            self._local.steps = StepExecutor(COUNTED, clean=self._scrubbed)
         steps: StepExecutor = self._local.steps
         return steps
 

@@ -5,6 +5,7 @@ keeps watch: what surfaces late is not undone, people are told. The next look is
 one begins, so a look that takes its worker down has already been counted.
 """
 
+import functools
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -134,7 +135,7 @@ class Reconciler:
         limit = operation.policy.immediate_timeout
         call = Call.within(row.idempotency_key, limit)
         what = f"{row.connector}.{row.operation}.reconcile"
-        steps = StepExecutor(COUNTED)
+        steps = StepExecutor(COUNTED, clean=functools.partial(clean, connector, operation, row.params))
         try:
             look = operation.look
             assert look is not None

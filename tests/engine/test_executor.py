@@ -15,6 +15,7 @@ from pipeline.engine.executor import StepExecutor
 from pipeline.engine.policies import RetryPolicy
 from pipeline.engine.steps import TimedOutError
 from pipeline.engine.telemetry import Telemetry
+from pipeline.runtime.phases import COUNTED
 from tests.support.rule import rule
 
 SOON = timedelta(seconds=5)
@@ -77,3 +78,38 @@ def test_a_step_can_be_attempted_by_a_policy(executor: StepExecutor) -> None:
     assert isinstance(ended.error, OSError)
     assert ended.failure is not None
     assert ended.failure.category is ExceptionType.SYSTEM
+
+
+@rule("E-34")
+def test_words_are_cleaned_of_credentials_before_a_span_shows_them(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+
+    def fail() -> None:
+        raise ValueError("GET https://shop/?token=hunter2 -> 500")
+
+    def cleaned(words: str) -> str:
+        return words.replace("hunter2", "***")
+
+    executor = StepExecutor(Telemetry(provider), clean=cleaned)
+    executor.attempt(fail, limit=SOON, what="SendReceipt.prepare")
+    executor.close()
+    told = [span.to_json() for span in spans.get_finished_spans()]
+    assert len(told) == 2
+    assert all("token=***" in words and "hunter2" not in words for words in told)
+    # The phases and the reconciler make no spans here at all: theirs have no words of errors in them.
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
+    counted = StepExecutor(COUNTED)
+    counted.attempt(fail, limit=SOON, what="SendReceipt.prepare")
+    counted.close()
+    assert len(spans.get_finished_spans()) == 2
+
+
+def test_a_step_without_any_time_is_late_whether_anybody_listens_or_not(executor: StepExecutor) -> None:
+    never = threading.Event()
+    for seconds in (0, -1):
+        _, error = executor.attempt(never.wait, limit=timedelta(seconds=seconds), what="Poll.read")
+        assert isinstance(error, TimedOutError)
+    never.set()
