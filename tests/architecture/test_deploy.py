@@ -14,7 +14,6 @@ import yaml
 
 from pipeline.config import TIME_LIMIT_GRACE, Settings
 from tests.acceptance.runtime.test_signs_of_life import PROBE
-from tests.deploy.known import load
 from tests.support.source import ROOT
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
@@ -36,7 +35,7 @@ def settings_of(name: str) -> Settings:
     """The settings that a service of ours starts with, the image's own included."""
     image = dict(re.findall(r"(PIPELINE_\w+)=(\S+)", DOCKERFILE))
     given = {variable: with_defaults(value) for variable, value in SERVICES[name]["environment"].items()}
-    return load(image | given)
+    return Settings.load(image | given)
 
 
 def pins(lock: Path) -> dict[str, set[str]]:
@@ -79,7 +78,7 @@ def test_what_is_built_here_has_its_files_and_settings_we_accept(name: str) -> N
     build = SERVICES[name]["build"]
     assert (ROOT / build["context"] / build["dockerfile"]).is_file()
     settings = settings_of(name)
-    for url in (settings.database_url, settings.broker_url, SERVICES[name]["environment"]["PIPELINE_OTLP_ENDPOINT"]):
+    for url in (settings.database_url, settings.broker_url, settings.otlp_endpoint):
         assert re.search(r"(?:@|//)([\w-]+):\d+", url)[1] in SERVICES  # type: ignore[index]
 
 

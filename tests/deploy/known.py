@@ -1,11 +1,9 @@
 """What the files under deploy/ may name: metrics of ours with their labels, and those of others that we rely on."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-from pipeline.config import Settings
 from pipeline.telemetry.metrics import METRICS
 from tests.support.source import ROOT
 
@@ -21,16 +19,6 @@ THEIRS: dict[str, set[str]] = {
     "redis_stream_group_entries_read": {"stream", "group"},
     "redis_stream_group_messages_pending": {"stream", "group"},
 }
-
-
-#: Settings that processes do not know yet.
-COMING = {"PIPELINE_LOG_FORMAT", "PIPELINE_METRICS_PORT", "PIPELINE_OTLP_ENDPOINT"}
-
-
-def load(environ: Mapping[str, str]) -> Settings:
-    """The settings of a process with this environment, or everything that is wrong with it."""
-    known = {f"PIPELINE_{name.upper()}" for name in Settings.model_fields}
-    return Settings.load({name: value for name, value in environ.items() if name in known or name not in COMING})
 
 
 def rules() -> list[dict[str, Any]]:

@@ -10,10 +10,10 @@ import kubernetes_validate  # type: ignore[import-untyped]  # ships no types
 import pytest
 import yaml
 
-from pipeline.config import TIME_LIMIT_GRACE
+from pipeline.config import TIME_LIMIT_GRACE, Settings
 from tests.acceptance.runtime.test_signs_of_life import PROBE
 from tests.deploy import promql
-from tests.deploy.known import DEPLOY, load, metrics
+from tests.deploy.known import DEPLOY, metrics
 
 KUBECTL = shutil.which("kubectl")
 needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed; it puts the overlays together")
@@ -100,7 +100,7 @@ def test_a_rollout_starts_a_new_one_before_it_ends_an_old_one(manifest: Manifest
 
 def test_settings_are_ones_and_a_worker_has_time_to_finish_the_longest_phase() -> None:
     generated = yaml.safe_load((PLACE / "base" / "kustomization.yaml").read_text())["configMapGenerator"][0]
-    settings = load(dict(literal.split("=", 1) for literal in generated["literals"]))
+    settings = Settings.load(dict(literal.split("=", 1) for literal in generated["literals"]))
     longest = max(settings.prepare_time_limit, settings.mutate_time_limit, settings.next_time_limit)
     (worker,) = [each for each in DEPLOYMENTS if each["metadata"]["name"] == "pipeline-worker"]
     grace = pod_of(worker)["terminationGracePeriodSeconds"]

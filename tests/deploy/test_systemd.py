@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from pipeline.cli.main import app
 from pipeline.config import EXIT_AGAIN, EXIT_UNSAFE, TIME_LIMIT_GRACE, Settings
-from tests.deploy.known import DEPLOY, load
+from tests.deploy.known import DEPLOY
 
 PLACE = DEPLOY / "systemd"
 UNITS = sorted(PLACE.glob("*.service"))
@@ -103,5 +103,5 @@ def test_a_worker_has_time_to_finish_the_longest_phase_and_only_its_main_process
 
 def test_the_example_of_an_environment_is_accepted() -> None:
     lines = (PLACE / "pipeline.env.example").read_text().splitlines()
-    settings = load(dict(line.split("=", 1) for line in lines if line and not line.startswith("#")))
+    settings = Settings.load(dict(line.split("=", 1) for line in lines if line and not line.startswith("#")))
     assert settings.workflows
