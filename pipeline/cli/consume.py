@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from pipeline.cli import shown
+from pipeline.cli import metrics, shown
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.engine import loading
 from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
@@ -95,7 +95,7 @@ def _chosen(task: Task, path: Path | None, limit: int | None, concurrency: int |
 
 def _run(task: Task, policy: ConsumerPolicy) -> tuple[Report, PipelineError | None]:
     """How the loop ended, and what broke it."""
-    with stopped_by_signals(task), _progress() as tell:
+    with stopped_by_signals(task), metrics.served(), _progress() as tell:
         try:
             if isinstance(task, ConsumerMixin):
                 return task.consume_transactions(policy=policy, on_outcome=tell), None

@@ -18,6 +18,7 @@ from pipeline.cli import (
     dev,
     doctor,
     ingest,
+    metrics,
     mutations,
     publish,
     runs,
@@ -63,6 +64,7 @@ app.command("pause")(workflows.pause)
 app.command("resume")(workflows.resume)
 app.command("maintenance")(workflows.maintenance)
 app.command("top")(top.top)
+app.command("metrics")(metrics.metrics)
 app.command("doctor")(doctor.doctor)
 app.command("resolve")(mutations.resolve)
 app.command("resolve-from")(mutations.resolve_from)

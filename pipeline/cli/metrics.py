@@ -1,0 +1,95 @@
+"""``pipeline metrics``: how things stand, in numbers, for Prometheus; and the endpoint of commands that keep running.
+
+Workers answer by themselves when PIPELINE_METRICS_PORT is set. This command is for those who want the gauges of the
+database from one place, and for a look at them from a shell.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.config import Settings
+from pipeline.domain.errors import InvalidInputError
+from pipeline.runtime import gauges
+from pipeline.store import migrate
+from pipeline.store.database import Database
+from pipeline.telemetry.meters import Meters, Registers, require
+from pipeline.telemetry.metrics import METRICS
+from pipeline.telemetry.totals import Row
+
+_HOST = "0.0.0.0"  # noqa: S104 - whoever scrapes is seldom on the same machine
+
+
+def metrics(
+    context: typer.Context,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, envvar="PIPELINE_METRICS_PORT", help="Where to answer.", show_envvar=True),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(envvar="PIPELINE_METRICS_HOST", help="On which interface.", show_envvar=True)
+    ] = _HOST,
+    once: Annotated[bool, typer.Option("--once", help="Print every gauge and end.")] = False,
+) -> None:
+    """Serve what the database tells to Prometheus, at /metrics, until SIGTERM or Ctrl-C."""
+    database: Database = context.obj
+    settings = Settings.load(os.environ)
+    if once:
+        require(settings.model_copy(update={"metrics_port": 1}))
+        migrate.require_current(database)
+        typer.echo(_printed(database), nl=False)
+        return
+    if port is None:
+        raise InvalidInputError("Nothing says where to answer; expected --port, PIPELINE_METRICS_PORT or --once.")
+    asked = settings.model_copy(update={"metrics_port": port, "metrics_host": host, "otlp_endpoint": ""})
+    require(asked)
+    _serve(asked)
+
+
+def _printed(database: Database) -> str:
+    from pipeline.telemetry import serving
+
+    rows = [*gauges.read(database), (gauges.UP, {}, 1)]
+    return serving.text(_row(name, labels, float(value)) for name, labels, value in rows)[1].decode()
+
+
+def _row(name: str, labels: Any, value: float) -> Row:
+    about = METRICS[name]
+    return Row(name, about.kind, about.unit, about.words, (), tuple(sorted(labels.items())), value)
+
+
+def _serve(settings: Settings) -> None:
+    database = Database.connect(settings.database_url, pool_size=1)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    meters = Meters(settings)
+    meters.begin(gauges.Gauges(database).register)
+    try:
+        if not meters.endpoint.bind():
+            raise InvalidInputError(
+                f"Port {settings.metrics_port} of {settings.metrics_host} cannot be used; expected one that is free."
+            )
+        typer.echo(f"answering on port {settings.metrics_port} of {settings.metrics_host}, at /metrics", err=True)
+        ended.wait()
+    finally:
+        meters.end()
+        database.dispose()
+
+
+@contextmanager
+def served(*registers: Registers) -> Iterator[None]:
+    """Count meanwhile, and answer Prometheus, if the settings say so."""
+    settings = Settings.load(os.environ)
+    require(settings)
+    meters = Meters(settings)
+    meters.begin(*registers)
+    try:
+        yield
+    finally:
+        meters.end()
