@@ -1,7 +1,8 @@
 """``pipeline ingest``: publish what other services add to a Redis stream.
 
-Exit codes: 0 stopped by a signal, 2 wrong usage or no such workflow or topic, 3 the database cannot be used,
-65 an entry cannot become an event, 75 Redis failed. Starting it again is right after each of them but 2.
+Exit codes: 0 stopped by a signal, 2 wrong usage or no such workflow, topic or stream, 3 the database cannot be used
+or another transaction is in the way, 65 an entry cannot become an event, 75 Redis failed. Starting it again is right
+after each of them but 2.
 """
 
 import logging
@@ -15,14 +16,14 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli import shown
+from pipeline.cli import metrics, shown
 from pipeline.config import EXIT_AGAIN, Settings
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.limits import Limits
-from pipeline.ingest import parking
+from pipeline.ingest import lag, parking
 from pipeline.ingest.bridge import Bridge, OnPoison
 from pipeline.ingest.client import connect
-from pipeline.ingest.errors import PoisonError, QueueError
+from pipeline.ingest.errors import LockedError, NoStreamError, PoisonError, QueueError
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
 from pipeline.ingest.route import Route
 from pipeline.ingest.signals import stopped_by_signals
@@ -30,7 +31,9 @@ from pipeline.runtime import signs
 from pipeline.store import migrate
 from pipeline.store.database import Database
 
-EXIT_POISON = 65
+EXIT_USAGE, EXIT_DATABASE, EXIT_POISON = 2, 3, 65
+_HOUR = 3_600_000
+_WEEK = 7 * 24 * _HOUR
 
 app = typer.Typer(help="Publish what other services add to a Redis stream.", invoke_without_command=True)
 
@@ -51,9 +54,13 @@ MessageIdField = Annotated[
 ]
 KeyField = Annotated[str | None, typer.Option(help="Key of an entry's data with the event's key.")]
 Batch = Annotated[int, typer.Option(min=1, max=10_000, help="Entries published in one transaction at most.")]
-BlockMs = Annotated[int, typer.Option(min=1, help="How long a read waits; a signal is heeded within that time.")]
-ClaimIdleMs = Annotated[int, typer.Option(min=1, help="How long an entry is silent before it counts as stale.")]
-EveryMs = Annotated[int, typer.Option(min=1, help="How long to wait when nothing is stale.")]
+BlockMs = Annotated[
+    int, typer.Option(min=1, max=_HOUR, help="How long a read waits; a signal is heeded within that time.")
+]
+ClaimIdleMs = Annotated[
+    int, typer.Option(min=1, max=_WEEK, help="How long an entry is silent before it counts as stale.")
+]
+EveryMs = Annotated[int, typer.Option(min=1, max=_HOUR, help="How long to wait when nothing is stale.")]
 WhenPoison = Annotated[OnPoison, typer.Option(help="stop: end with code 65. leave: say so and go on.")]
 
 
@@ -78,10 +85,11 @@ def ingest(  # noqa: PLR0913 - options of a command
     if context.invoked_subcommand is not None:
         return
     route = _route(workflow, topic, message_id_field, key_field, topic_field)
-    with _told():
+    stop = Stop()
+    with _told(), stopped_by_signals(stop):
         queue = _queue(redis, stream, group, consumer, block_ms=block_ms, max_read_count=batch)
         bridge = _bridge(context, queue, route, on_poison)
-        _until_stopped(bridge, bridge.run)
+        _until_stopped(bridge, stop, bridge.run)
 
 
 @app.command()
@@ -105,10 +113,11 @@ def recover(  # noqa: PLR0913 - options of a command
 ) -> None:
     """Publish entries that somebody read and never acknowledged, until SIGTERM or SIGINT."""
     route = _route(workflow, topic, message_id_field, key_field, topic_field)
-    with _told():
+    stop = Stop()
+    with _told(), stopped_by_signals(stop):
         queue = _queue(redis, stream, group, consumer, claim_idle_ms=claim_idle_ms, max_read_count=batch)
         bridge = _bridge(context, queue, route, on_poison)
-        _until_stopped(bridge, bridge.recover_once if once else lambda: bridge.recover(every_ms=every_ms))
+        _until_stopped(bridge, stop, bridge.recover_once if once else lambda: bridge.recover(every_ms=every_ms))
 
 
 @app.command()
@@ -176,6 +185,19 @@ def _queue(redis: str, stream: str, group: str, consumer: str, **options: int) -
     return RedisStreamsQueue(connect(url, longest_block_ms=config.block_ms), config, create=bool(options))
 
 
+class Stop:
+    """Remembers that somebody asked to stop, and tells the loop once there is one."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self.bridge: Bridge | None = None
+
+    def __call__(self) -> None:
+        self.is_asked = True
+        if self.bridge is not None:
+            self.bridge.stop()
+
+
 def _own_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
@@ -191,29 +213,33 @@ def _bridge(context: typer.Context, queue: RedisStreamsQueue, route: Route, on_p
     return bridge
 
 
-def _until_stopped(bridge: Bridge, work: Callable[[], Any]) -> None:
+def _until_stopped(bridge: Bridge, stop: Stop, work: Callable[[], Any]) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(message)s")
     config, route = bridge.queue.config, bridge.route
+    stop.bridge = bridge
+    if stop.is_asked:
+        bridge.stop()
+    typer.echo(f"{config.stream} to {route.workflow}/{route.topic} as {config.group}/{config.consumer}", err=True)
     try:
-        with stopped_by_signals(bridge.stop):
-            typer.echo(
-                f"{config.stream} to {route.workflow}/{route.topic} as {config.group}/{config.consumer}", err=True
-            )
+        # a stream that is missing was there a moment ago: the next start makes it again
+        with metrics.served(lag.watching(bridge.queue)), _told(missing=EXIT_AGAIN):
             work()
     finally:
         tally = bridge.tally
         words = f"{tally.published} published, {tally.repeats} there before, {tally.poison} not usable"
-        typer.echo(words, err=True)
+        held = f", {tally.held} held by another transaction" if tally.held else ""
+        typer.echo(words + held, err=True)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _told(missing: int = EXIT_USAGE) -> Iterator[None]:
     """What we expect to go wrong becomes a sentence and an exit code."""
+    codes: dict[type[Exception], int] = {NoStreamError: missing, LockedError: EXIT_DATABASE, QueueError: EXIT_AGAIN}
     try:
         yield
     except PoisonError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(error.summary, err=True)  # each entry has a line of its own above
         raise typer.Exit(EXIT_POISON) from None
-    except QueueError as error:
+    except tuple(codes) as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(EXIT_AGAIN) from None
+        raise typer.Exit(next(code for kind, code in codes.items() if isinstance(error, kind))) from None

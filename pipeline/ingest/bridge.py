@@ -6,22 +6,31 @@ found to be there already.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
 from pipeline.domain.errors import InvalidInputError, PayloadError, UnknownError
-from pipeline.domain.values import NewEvent
 from pipeline.execution import events
-from pipeline.ingest.errors import PoisonEntry, PoisonError
+from pipeline.ingest.errors import LockedError, PoisonEntry, PoisonError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
 from pipeline.ingest.recovery import pause
 from pipeline.ingest.route import Route, require_short
+from pipeline.ingest.sifting import Ready, poison, sifted
 from pipeline.store import views
 from pipeline.store.database import Database, Transaction
 
 logger = logging.getLogger("pipeline.ingest")
-_Ready = list[tuple[QueueMessage, NewEvent]]
+LOCK_WAIT = timedelta(seconds=5)  #: how long a batch waits for another transaction with the same message ids
+_SHORT_WAIT = timedelta(milliseconds=50)  #: the same, once it is known that somebody holds some of them
+_MOST_LOOKS = 200  #: tries to tell the held entries of a batch from the rest
+_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :wait, true)")
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 class OnPoison(StrEnum):
@@ -38,6 +47,7 @@ class Tally:
     published: int = 0  #: events that are new
     repeats: int = 0  #: entries whose event was there already
     poison: int = 0  #: deliveries of entries that cannot become an event
+    held: int = 0  #: entries left pending by a recovery, since another transaction held their message ids
 
 
 @dataclass
@@ -50,6 +60,7 @@ class Bridge:
     on_poison: OnPoison = OnPoison.STOP
     tally: Tally = field(default_factory=Tally)
     sign: Callable[[], None] = lambda: None  #: called each time round, as a sign of life
+    lock_wait: timedelta = LOCK_WAIT
 
     def __post_init__(self) -> None:
         require_short(self.queue.config.stream)
@@ -71,10 +82,10 @@ class Bridge:
         self._is_stopping = True
 
     def run(self) -> None:
-        """Publish what is new, until ``stop``."""
+        """Publish what is new, until ``stop``. A batch that has to wait too long for a lock ends it, pending."""
         while not self._is_stopping:
             self.sign()
-            self._turn(self.queue.read)
+            self.read_once()
 
     def recover(self, *, every_ms: int = 5_000) -> None:
         """Publish what went stale, until ``stop``."""
@@ -83,67 +94,104 @@ class Bridge:
             if self.recover_once() == 0:
                 pause(every_ms / 1000, lambda: self._is_stopping)
 
+    def read_once(self, block_ms: int | None = None) -> int:
+        """Read one batch of new entries, publish it, and say how many there were."""
+        return self._turn(lambda: self.queue.read(block_ms), self._publish)
+
     def recover_once(self) -> int:
         """Claim one batch of stale entries, publish it, and say how many there were."""
-        return self._turn(lambda: self.queue.claim_stale(count=self.queue.config.max_read_count))
+        return self._turn(
+            lambda: self.queue.claim_stale(count=self.queue.config.max_read_count), self._publish_what_is_free
+        )
 
-    def _turn(self, fetch: Callable[[], list[QueueMessage]]) -> int:
+    def _turn(
+        self, fetch: Callable[[], list[QueueMessage]], publish: Callable[[Ready, list[PoisonEntry]], None]
+    ) -> int:
         """One batch on its way. An error before the acknowledgement leaves all of it pending."""
-        poison: list[PoisonEntry] = []
+        bad: list[PoisonEntry] = []
         try:
             messages: Sequence[QueueMessage] = fetch()
         except PoisonError as error:
-            messages, poison = error.messages, list(error.entries)
-        count = len(messages) + len(poison)
-        ready = self._routed(messages, poison)
-        if ready:
-            self._publish(ready, poison)
-        if poison:
-            self._tell(poison)
+            messages, bad = error.messages, list(error.entries)
+        count = len(messages) + len(bad)
+        ready = self._routed(messages, bad)
+        try:
+            if ready:
+                publish(ready, bad)
+        finally:
+            if bad:
+                self._name(bad)
+        if bad and self.on_poison is OnPoison.STOP:
+            raise PoisonError(self.queue.config.stream, bad)
         return count
 
-    def _routed(self, messages: Sequence[QueueMessage], poison: list[PoisonEntry]) -> _Ready:
-        ready: _Ready = []
+    def _routed(self, messages: Sequence[QueueMessage], bad: list[PoisonEntry]) -> Ready:
+        ready: Ready = []
         for message in messages:
             try:
                 ready.append((message, self.route.event(message)))
             except PayloadError as error:
-                poison.append(_poison(message, error))
+                bad.append(poison(message, error))
         return ready
 
-    def _publish(self, ready: _Ready, poison: list[PoisonEntry]) -> None:
-        with self.database.transaction() as tx:
+    def _publish(self, ready: Ready, bad: list[PoisonEntry], wait: timedelta | None = None) -> None:
+        refused: list[PoisonEntry] = []
+        with self._unlocked(ready), self.database.transaction() as tx:
+            tx.all(_LOCK_TIMEOUT, wait=f"{(wait or self.lock_wait) // timedelta(milliseconds=1)}ms")
             try:
-                new, written = self._written(tx, ready), ready
+                new, good = self._written(tx, ready), ready
             except InvalidInputError:  # refused as a whole, and nothing was written: find out which ones it is about
-                new, written = self._sifted(tx, ready, poison)
+                good, refused = sifted(tx, self.route, ready)
+                new = self._written(tx, good)
         self.tally.published += new
-        self.tally.repeats += len(written) - new
-        self.queue.ack(*(message for message, _ in written))
+        self.tally.repeats += len(good) - new
+        bad += refused
+        self.queue.ack(*(message for message, _ in good))
 
-    def _written(self, tx: Transaction, ready: _Ready) -> int:
+    def _publish_what_is_free(self, ready: Ready, bad: list[PoisonEntry]) -> None:
+        """As ``_publish``; what another transaction holds is told from the rest by halves, and left pending."""
+        try:
+            return self._publish(ready, bad)
+        except LockedError:
+            waiting, looks = [ready], 0
+        while waiting and looks < _MOST_LOOKS and not self._is_stopping:
+            self.sign()
+            part, looks = waiting.pop(), looks + 1
+            try:
+                self._publish(part, bad, _SHORT_WAIT)
+            except LockedError as error:
+                middle = len(part) // 2
+                if middle:
+                    waiting += [part[middle:], part[:middle]]
+                else:
+                    self.tally.held += 1
+                    logger.warning("%s", error)
+        left = sum(len(part) for part in waiting)
+        self.tally.held += left
+        if left:
+            logger.warning("%d entries of the same batch were not tried any more; they stay pending", left)
+        return None
+
+    def _written(self, tx: Transaction, ready: Ready) -> int:
         made = [event for _, event in ready]
         return len(events.publish(tx, self.route.workflow, made, limits=self.route.limits).new)
 
-    def _sifted(self, tx: Transaction, ready: _Ready, poison: list[PoisonEntry]) -> tuple[int, _Ready]:
-        """One by one, in the same transaction: one entry that is refused does not hold up the rest."""
-        new, good = 0, []
-        for message, event in ready:
-            try:
-                new += self._written(tx, [(message, event)])
-            except InvalidInputError as error:
-                poison.append(_poison(message, error))
-            else:
-                good.append((message, event))
-        return new, good
+    @contextmanager
+    def _unlocked(self, ready: Ready) -> Iterator[None]:
+        try:
+            yield
+        except OperationalError as error:
+            if getattr(error.orig, "pgcode", None) != _LOCK_NOT_AVAILABLE:
+                raise
+            ids = [message.id for message, _ in ready]
+            named = f"entry {ids[0]}" if len(ids) == 1 else f"the batch from {ids[0]} to {ids[-1]}"
+            raise LockedError(
+                f"Another transaction holds what {named} of stream {self.queue.config.stream!r} needs, and did not "
+                "end. It stays pending for a recovery. Look for old transactions in pg_stat_activity."
+            ) from error
 
-    def _tell(self, poison: Sequence[PoisonEntry]) -> None:
-        self.tally.poison += len(poison)
-        error = PoisonError(self.queue.config.stream, poison)
-        if self.on_poison is OnPoison.STOP:
-            raise error
-        logger.error("%s", error)
-
-
-def _poison(message: QueueMessage, error: InvalidInputError) -> PoisonEntry:
-    return PoisonEntry(message.id, {}, str(error).removesuffix(" Nothing was written."))
+    def _name(self, bad: Sequence[PoisonEntry]) -> None:
+        """A line for each: somebody has to find and park it."""
+        self.tally.poison += len(bad)
+        for entry in bad:
+            logger.error("entry %s of stream %r cannot be used: %s", entry.id, self.queue.config.stream, entry.problem)

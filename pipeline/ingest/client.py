@@ -6,37 +6,63 @@ that is gone would look like one that is slow. A pool would also replace a dropp
 a word, so one connection is held.
 """
 
-from redis import Redis
+import re
+from typing import Any
+
+from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
+from redis.connection import parse_url
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from pipeline.domain.errors import InvalidInputError
 from pipeline.ingest.errors import QueueError
 
 CONNECT_WITHIN = 5.0  #: seconds
 ROOM = 5.0  #: seconds that the answer to a blocking read may be late
 _LEAST_ROOM = 1.0
+_EXPECTED = "expected redis://:password@host:6379/0, with special characters percent-encoded"
 
 
 def connect(url: str, *, longest_block_ms: int = 5_000) -> Redis:
     """A connection for reads that block at most so long. One thread at a time uses it; others wait for it."""
+    ours = {
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_error": [],
+        "socket_timeout": longest_block_ms / 1000 + ROOM,
+        "socket_connect_timeout": CONNECT_WITHIN,
+        "socket_keepalive": True,
+        "health_check_interval": 0,
+        "decode_responses": False,
+        "protocol": 2,
+    }
+    theirs = _options(url)
     try:
-        return Redis.from_url(
-            url,
-            single_connection_client=True,
-            retry=Retry(NoBackoff(), 0),
-            retry_on_error=[],
-            socket_timeout=longest_block_ms / 1000 + ROOM,
-            socket_connect_timeout=CONNECT_WITHIN,
-            socket_keepalive=True,
-            health_check_interval=0,
-            decode_responses=False,
-            protocol=2,
-        )
-    except (RedisError, ValueError) as error:
+        made = Redis(connection_pool=ConnectionPool(**{**theirs, **ours}), single_connection_client=True)
+    except TypeError as error:
+        named = re.search(r"argument '(\w+)'", str(error))
+        what = f"the option {named[1]!r}" if named and named[1] in theirs else "an option"
+        raise InvalidInputError(f"The URL of Redis has {what} that its client does not know; remove it.") from None
+    except ValueError:
+        raise InvalidInputError(f"The URL of Redis has an option that cannot be used; {_EXPECTED}.") from None
+    except RedisError as error:
+        words = str(error).rstrip(".")
         raise QueueError(
-            f"Redis cannot be reached: {error}. Expected a running server; start it, or correct the URL."
+            f"Redis cannot be reached: {words}. Expected a running server; start it, or correct the URL."
         ) from error
+    made.auto_close_connection_pool = True
+    return made
+
+
+def _options(url: str) -> dict[str, Any]:
+    """What the URL says. Our own settings win over it: the URL is often the broker's, and tuned for that."""
+    try:
+        found: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]
+    except ValueError:  # its text could quote a piece of the password
+        raise InvalidInputError(f"The URL of Redis cannot be used; {_EXPECTED}.") from None
+    if "ssl_cert_reqs" in found:  # Celery also takes the names of Python's constants
+        found["ssl_cert_reqs"] = str(found["ssl_cert_reqs"]).removeprefix("CERT_").lower()
+    return found
 
 
 def require_honest(client: Redis, block_ms: int) -> None:

@@ -1,10 +1,12 @@
 """What goes wrong with a stream.
 
 QueueError          Redis failed, or a stream cannot be used as asked
-└── PoisonError     entries that nobody can use as they are; they stay pending
+├── NoStreamError   Redis is well, and has no such stream or group
+└── PoisonError     entries that nobody can use as they are
+LockedError         another transaction holds the message ids of a batch
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,11 +15,27 @@ from pipeline.domain.errors import PipelineError
 if TYPE_CHECKING:
     from pipeline.ingest.queue import QueueMessage
 
+Pairs = tuple[tuple[bytes, bytes], ...]
 _MOST_NAMED = 5
+_LONGEST_PROBLEM = 300
 
 
 class QueueError(PipelineError):
     """Redis failed, or a stream cannot be used as asked. Nothing was tried again."""
+
+
+class NoStreamError(QueueError):
+    """There is no such stream or group, or the key holds something else. A name is wrong, or somebody removed it."""
+
+
+class LockedError(PipelineError):
+    """Another transaction has held the message ids of a batch for too long. The batch stays pending."""
+
+
+def plain(words: str, limit: int = _LONGEST_PROBLEM) -> str:
+    """Words that quote a producer, as they may stand in a log: bounded, and without characters that move the cursor."""
+    short = words if len(words) <= limit else f"{words[:limit]}…"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +43,12 @@ class PoisonEntry:
     """One entry that cannot be used: its id, its fields as they are, and why."""
 
     id: str
-    fields: Mapping[bytes, bytes] = field(repr=False)
+    fields: Pairs = field(repr=False)  #: in their order, repeated names included
     problem: str
+    is_gone: bool = False  #: trimmed or deleted before it was acknowledged: nobody can use it any more
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "problem", plain(self.problem))
 
 
 class PoisonError(QueueError):
@@ -40,7 +62,28 @@ class PoisonError(QueueError):
         self.stream, self.entries, self.messages = stream, tuple(entries), tuple(messages)
         named = "; ".join(f"{entry.id}: {entry.problem}" for entry in self.entries[:_MOST_NAMED])
         more = f"; and {len(self.entries) - _MOST_NAMED} more" if len(self.entries) > _MOST_NAMED else ""
-        super().__init__(
-            f"{len(self.entries)} entries of stream {stream!r} cannot be used ({named}{more}). They stay pending. "
-            "Correct what sends them, then park them with `pipeline ingest park`."
-        )
+        super().__init__(f"{self._count} cannot be used ({named}{more}). {self._advice}")
+
+    @property
+    def summary(self) -> str:
+        """The same without names, for a place where each entry was named before."""
+        return f"{self._count} cannot be used. {self._advice}"
+
+    @property
+    def _count(self) -> str:
+        count = len(self.entries)
+        return f"{count} {'entry' if count == 1 else 'entries'} of stream {self.stream!r}"
+
+    @property
+    def _advice(self) -> str:
+        gone = sum(entry.is_gone for entry in self.entries)
+        kept = len(self.entries) - gone
+        what = "it" if kept == 1 else "them"
+        words = []
+        if kept:
+            subject = "It stays" if len(self.entries) == 1 else f"{kept} {'stays' if kept == 1 else 'stay'}"
+            words.append(f"{subject} pending: correct what sends {what}, then park {what} with `pipeline ingest park`.")
+        if gone:
+            lost = "is lost" if gone == 1 else "are lost"
+            words.append(f"{gone} {lost}, trimmed before anybody was done: have it sent again, and trim later.")
+        return " ".join(words)

@@ -1,26 +1,25 @@
 """A Redis stream as a queue: one call here is one thing asked of Redis, and its failure is the caller's to see.
 
-No loops, no retries, no buffer, no signals. An entry has exactly one field, ``data``, with a JSON
-object. Needs Redis 6.2 or later.
+No loops, no retries, no buffer, no signals. Needs Redis 6.2 or later.
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any
 
 from opentelemetry.metrics import Meter
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from pipeline.ingest import entries as form
 from pipeline.ingest.client import require_honest, require_room
-from pipeline.ingest.errors import PoisonEntry, PoisonError, QueueError
+from pipeline.ingest.entries import FIELD, Entry
+from pipeline.ingest.errors import NoStreamError, PoisonEntry, PoisonError, QueueError
 from pipeline.ingest.metrics import QueueMetrics
 
-FIELD = b"data"
-Entry = tuple[bytes | None, Mapping[bytes, bytes] | None]
+_GONE = "it is gone from the stream, trimmed or deleted before it was acknowledged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +38,8 @@ class QueueConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
                 raise ValueError(f"{name} is {value!r}; expected non-empty text.")
+            if _is_broken(value):
+                raise ValueError(f"{name} is {value!a}; expected text that can be written as UTF-8.")
         for name in ("claim_idle_ms", "block_ms", "max_read_count"):
             positive(name, getattr(self, name))
 
@@ -52,6 +53,7 @@ class QueueMessage:
     id: str
     payload: Mapping[str, Any]
     times_delivered: int = 1  #: at least so often, this time included
+    data: bytes = field(default=b"", repr=False, compare=False)  #: what the payload was read from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +82,12 @@ class RedisStreamsQueue:
     """Reads, acknowledges and takes over entries of one stream for one group."""
 
     def __init__(self, client: Redis, config: QueueConfig, *, meter: Meter | None = None, create: bool = True) -> None:
-        """Create the group unless it is there; a new one starts with the oldest entry of the stream."""
+        """Create the group unless it is there; a new one starts with the oldest entry of the stream.
+
+        The client is the queue's own from now on.
+        """
         require_honest(client, config.block_ms)
+        form.keep_pairs(client)
         self.client, self.config = client, config
         self._metrics = QueueMetrics(config.stream, meter)
         if create:
@@ -90,7 +96,7 @@ class RedisStreamsQueue:
     def enqueue(self, payload: Mapping[str, Any]) -> str:
         """Add an entry and return its id. Not idempotent: after a failure nobody knows whether it is there."""
         with self.asking("add an entry"):
-            added: Any = self.client.xadd(self.config.stream, {FIELD: _written(payload)})
+            added: Any = self.client.xadd(self.config.stream, {FIELD: form.written(payload)})
         return _text(added)
 
     def read(self, block_ms: int | None = None, count: int | None = None) -> list[QueueMessage]:
@@ -129,7 +135,8 @@ class RedisStreamsQueue:
         """Take over entries that were silent for so long, whoever holds them: this consumer's own too.
 
         Of several that ask at once, Redis lets one have each entry. An entry whose holder is still at
-        work on it is then worked on twice: the idle time must be longer than any work takes.
+        work on it is then worked on twice: the idle time must be longer than any work takes. Entries that
+        are gone from the stream are lost, and raised as poison; newer servers forget them at this very claim.
         """
         idle = self.config.claim_idle_ms if min_idle_ms is None else positive("min_idle_ms", min_idle_ms)
         found = self.pending(positive("count", count), min_idle_ms=idle)
@@ -140,9 +147,11 @@ class RedisStreamsQueue:
             reply: Any = self.client.xclaim(
                 config.stream, config.group, config.consumer, idle, [entry.id for entry in found]
             )
-        entries: list[Entry] = [entry for entry in reply if entry[0] is not None]  # None: gone from the stream
+        entries: list[Entry] = reply
         self._metrics.claimed(len(entries))
-        return self._messages(entries, {entry.id: entry.times_delivered + 1 for entry in found})
+        held = {_text(id_) for id_, _ in entries}
+        gone = [entry.id for entry in found if entry.id not in held and not self._is_there(entry.id)]
+        return self._messages(entries, {entry.id: entry.times_delivered + 1 for entry in found}, gone)
 
     def pending(self, count: int, *, min_idle_ms: int | None = None) -> list[PendingEntry]:
         """The oldest entries that are delivered and not acknowledged, at most so many. Changes nothing."""
@@ -185,14 +194,20 @@ class RedisStreamsQueue:
                 if not str(error).startswith("BUSYGROUP"):
                     raise
 
-    def _messages(self, entries: Sequence[Entry], delivered: Mapping[str, int]) -> list[QueueMessage]:
+    def _is_there(self, entry: str) -> bool:
+        with self.asking("look for an entry"):
+            return bool(self.client.xrange(self.config.stream, entry, entry))
+
+    def _messages(
+        self, entries: Sequence[Entry], delivered: Mapping[str, int], gone: Sequence[str] = ()
+    ) -> list[QueueMessage]:
         """What can be read. If something cannot, all of it travels with the error: it is delivered already."""
-        messages, poison = [], []
-        for raw_id, raw in entries:
-            id_, fields = _text(raw_id), dict(raw or {})
+        messages, poison = [], [PoisonEntry(id_, (), _GONE, is_gone=True) for id_ in gone]
+        for raw_id, fields in entries:
+            id_ = _text(raw_id)
             try:
-                payload = _payload(fields)
-            except (ValueError, RecursionError) as error:
+                payload = form.payload_of(fields)
+            except ValueError as error:
                 poison.append(PoisonEntry(id_, fields, str(error)))
                 continue
             messages.append(
@@ -202,6 +217,7 @@ class RedisStreamsQueue:
                     id=id_,
                     payload=payload,
                     times_delivered=delivered.get(id_, 1),
+                    data=fields[0][1],
                 )
             )
         if poison:
@@ -210,12 +226,22 @@ class RedisStreamsQueue:
 
     @contextmanager
     def asking(self, what: str) -> Iterator[None]:
-        """Redis's failures become the queue's own error, with what was being asked."""
+        """Redis's failures become the queue's own error, with what was being asked and what to do about it."""
+        where = f"(stream {self.config.stream!r}, group {self.config.group!r})"
         try:
             yield
+        except ResponseError as error:
+            kind = QueueError
+            advice = "Nothing was tried again; see to what Redis names."
+            if str(error).startswith(("NOGROUP", "no such key")):
+                kind = NoStreamError
+                advice = "Check both names; if somebody removed them, the next start of `pipeline ingest` makes them."
+            elif str(error).startswith("WRONGTYPE"):
+                kind, advice = NoStreamError, "The key holds something that is no stream; correct the name."
+            raise kind(f"Redis refused to {what} {where}: {str(error).rstrip('.')}. {advice}") from error
         except RedisError as error:
             raise QueueError(
-                f"Redis failed to {what} (stream {self.config.stream!r}, group {self.config.group!r}): {error}. "
+                f"Redis failed to {what} {where}: {str(error).rstrip('.')}. "
                 "Nothing was tried again; start again once Redis answers."
             ) from error
 
@@ -227,32 +253,12 @@ def positive(name: str, value: Any) -> int:
     return value
 
 
-def _payload(fields: Mapping[bytes, bytes]) -> dict[str, Any]:
-    if list(fields) != [FIELD]:
-        names = ", ".join(sorted(name.decode(errors="replace") for name in fields)) or "none"
-        raise ValueError(f"its fields are {names}; expected exactly one, data")
+def _is_broken(value: str) -> bool:
     try:
-        payload = json.loads(fields[FIELD], parse_constant=_no_constant)
-    except RecursionError:
-        raise ValueError("its data is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"its data is no JSON: {error}") from None
-    if not isinstance(payload, dict):
-        raise ValueError(f"its data is a JSON {type(payload).__name__}; expected an object")
-    return payload
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _written(payload: Mapping[str, Any]) -> bytes:
-    if not isinstance(payload, dict):
-        raise QueueError(f"The payload is a {type(payload).__name__}; expected a dict. Nothing was added.")
-    try:
-        return json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise QueueError(f"The payload is no JSON: {error}. Nothing was added.") from error
+        value.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _text(value: Any) -> str:

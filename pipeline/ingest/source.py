@@ -14,8 +14,9 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.engine.policies import ConsumerPolicy, RetryPolicy
 from pipeline.engine.transactions import Transaction
 from pipeline.ingest import parking
+from pipeline.ingest.client import require_room
 from pipeline.ingest.errors import PoisonError
-from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
+from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, positive
 from pipeline.ingest.route import entry_name
 
 logger = logging.getLogger("pipeline.ingest")
@@ -46,11 +47,12 @@ class StreamSource:
         block_ms = extra.pop("block_ms", None)
         if extra:
             raise InvalidInputError(f"A stream cannot fetch with {', '.join(sorted(extra))}; expected block_ms only.")
-        count = min(batch_size, self._queue.config.max_read_count)
+        count = min(batch_size, self._queue.config.max_read_count)  # a policy given later may ask for more
         try:
             found = self._queue.claim_stale(count=count) if self._recovers else self._queue.read(block_ms, count)
         except PoisonError as error:
-            logger.error("%s", error)  # and raised, here or by the next fetch
+            for entry in error.entries:  # said here, and raised by this fetch or the next
+                logger.error("entry %s of stream %r cannot be used: %s", entry.id, error.stream, entry.problem)
             self._poison, found = error, list(error.messages)
             if not found:
                 self._raise_poison()
@@ -119,7 +121,22 @@ def require_room_to_live(queue: RedisStreamsQueue, policy: ConsumerPolicy, *, re
             f"claim_idle_ms is {queue.config.claim_idle_ms}, and an item may take {life:g} s from fetch to settlement; "
             f"expected at least {math.ceil((life + MARGIN) * 1000)}, so that no two workers are at one entry."
         )
-    timeout, block = policy.steps.fetch.retry.timeout, queue.config.block_ms / 1000
+    _require_room_to_fetch(queue, policy)
+
+
+def _require_room_to_fetch(queue: RedisStreamsQueue, policy: ConsumerPolicy) -> None:
+    size, most = policy.loop.batch.size, queue.config.max_read_count
+    if most < size:
+        raise InvalidInputError(
+            f"loop.batch.size is {size}, and a read of this queue brings at most {most}; expected a max_read_count of "
+            f"{size} or more, or a smaller batch."
+        )
+    block_ms = policy.steps.fetch.extra.get("block_ms", queue.config.block_ms)
+    try:
+        require_room(queue.client, positive("steps.fetch.extra.block_ms", block_ms))
+    except ValueError as error:
+        raise InvalidInputError(str(error)) from None
+    timeout, block = policy.steps.fetch.retry.timeout, block_ms / 1000
     if timeout is not None and timeout <= block:
         raise InvalidInputError(
             f"The fetch step is given {timeout:g} s and a read waits {block:g} s; expected a longer timeout, since "

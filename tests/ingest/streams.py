@@ -46,6 +46,16 @@ class Place:
         added: Any = self.raw.xadd(self.stream, fields)
         return str(added.decode())
 
+    def add_pairs(self, *words: bytes) -> str:
+        """An entry that may have a name twice, as no dictionary can."""
+        ask: Any = self.raw.execute_command
+        return str(ask("XADD", self.stream, "*", *words).decode())
+
+    def version(self) -> int:
+        """Which Redis this is as far as clients are concerned, whoever made it."""
+        info: Any = self.raw.info("server")
+        return int(info["redis_version"].split(".")[0])
+
     def pending(self, group: str = GROUP) -> dict[str, str]:
         """Entries delivered and not acknowledged, and who has them."""
         rows: Any = self.raw.xpending_range(self.stream, group, "-", "+", 100_000)

@@ -14,12 +14,7 @@ from typer.main import get_command
 
 from pipeline.cli.ingest import app
 from pipeline.domain.errors import InvalidInputError
-from pipeline.engine import policies
-from pipeline.engine.consumer import ConsumerMixin
-from pipeline.ingest.client import connect
 from pipeline.ingest.consumer import QueueConsumer
-from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
-from pipeline.ingest.source import StreamSource
 from tests.ingest.streams import Place
 from tests.support.wait import wait_for
 
@@ -106,11 +101,9 @@ def test_the_program_of_the_guide_runs_as_it_is_printed(
 def test_the_consumer_of_the_engine_in_the_guide_has_just_the_idle_time_it_needs(project: Path, place: Place) -> None:
     _, program = blocks(project / "docs/guides/ingest-a-stream.md", "python")
     program = program.replace('stream="orders"', f'stream="{place.stream}"')
-    names = {**vars(policies), "ConsumerMixin": ConsumerMixin, "StreamSource": StreamSource, "QueueConfig": QueueConfig}
-    names |= {"RedisStreamsQueue": RedisStreamsQueue, "connect": connect, "REDIS_URL": place.url}
-    exec(program, dict(names))
+    exec(program, {"REDIS_URL": place.url})
     with pytest.raises(InvalidInputError, match="expected at least 255000"):
-        exec(program.replace("300_000", "60_000"), dict(names))
+        exec(program.replace("300_000", "60_000"), {"REDIS_URL": place.url})
 
 
 def _is_done(place: Place) -> bool:

@@ -52,7 +52,7 @@ def test_an_order_added_from_a_shell_twice_is_one_event(place: Place, db: Databa
         assert "-" in done.stdout
     route = Route(workflow="receipts", topic="orders.paid", message_id_field="order")
     bridge = Bridge(place.queue(max_read_count=10), db, route)
-    bridge._turn(bridge.queue.read)
+    bridge.read_once()
     assert (bridge.tally.published, bridge.tally.repeats, place.pending()) == (1, 1, {})
     with db.transaction() as tx:
         assert views.workflow_names(tx) == ["receipts"]

@@ -18,7 +18,7 @@ def entries_per_second(place: Place, db: Database, batch: int, count: int) -> fl
     bridge = Bridge(place.queue(f"batch {batch}", max_read_count=batch), db, Route(workflow="billing", topic=IN))
     began = time.monotonic()
     while bridge.tally.published < count:
-        bridge._turn(bridge.queue.read)
+        bridge.read_once()
     assert (bridge.tally.repeats, place.pending()) == (0, {})
     return count / (time.monotonic() - began)
 

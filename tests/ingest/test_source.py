@@ -24,6 +24,7 @@ from pipeline.engine.policies import (
 )
 from pipeline.engine.transactions import Transaction
 from pipeline.ingest.errors import PoisonError
+from pipeline.ingest.queue import RedisStreamsQueue
 from pipeline.ingest.source import AsyncStreamSource, StreamSource, longest_life
 from tests.ingest.streams import Place
 
@@ -37,13 +38,14 @@ def a_policy(
     success: RetryPolicy | None = None,
     exception: RetryPolicy | None = None,
     fetch: RetryPolicy | None = None,
+    extra: dict[str, Any] | None = None,
 ) -> ConsumerPolicy:
     return ConsumerPolicy(
         loop=ConsumerLoopPolicy(
             batch=BatchPolicy(size=size), concurrency=ConcurrencyPolicy(value=value), transaction_timeout=limit
         ),
         steps=ConsumerSteps(
-            fetch=FetchPolicy(retry=fetch or RetryPolicy()),
+            fetch=FetchPolicy(retry=fetch or RetryPolicy(), extra=extra or {}),
             process=ProcessPolicy(retry=process or RetryPolicy()),
             success=SuccessPolicy(retry=success or RetryPolicy()),
             exception=ExceptionPolicy(retry=exception or RetryPolicy()),
@@ -53,6 +55,11 @@ def a_policy(
 
 ONE_SECOND = RetryPolicy(timeout=1)
 BOUNDED = a_policy(limit=2, exception=ONE_SECOND)  # five rounds of two items, three seconds each
+
+
+def a_queue(place: Place, **options: Any) -> RedisStreamsQueue:
+    """One that can bring the batches of the policies here."""
+    return place.queue(max_read_count=10, **options)
 
 
 class Work:
@@ -110,7 +117,7 @@ def test_what_is_processed_is_acknowledged_and_what_failed_stays_pending(place: 
 def test_an_item_carries_its_entry_and_the_time_it_was_added(place: Place) -> None:
     place.queue()
     entry = place.raw.xadd(place.stream, {"data": '{"n": 1}'}, id="1700000000123-5")
-    (item,) = StreamSource(place.queue(claim_idle_ms=60_000), BOUNDED).fetch_transactions(10)
+    (item,) = StreamSource(a_queue(place, claim_idle_ms=60_000), BOUNDED).fetch_transactions(10)
     assert item.transaction_id == f"{place.stream}:1700000000123-5"
     assert (item.source, item.metadata["entry"]) == (place.stream, "1700000000123-5")
     assert item.created_at == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
@@ -119,7 +126,7 @@ def test_an_item_carries_its_entry_and_the_time_it_was_added(place: Place) -> No
 
 def test_an_entry_with_an_id_from_beyond_the_calendar_is_an_item_all_the_same(place: Place) -> None:
     place.raw.xadd(place.stream, {"data": "{}"}, id=f"{2**63}-1")
-    (item,) = StreamSource(place.queue(), a_policy()).fetch_transactions(1)
+    (item,) = StreamSource(a_queue(place), a_policy()).fetch_transactions(1)
     assert item.created_at.year == 9999
 
 
@@ -150,7 +157,7 @@ def test_good_items_that_come_with_a_bad_entry_are_worked_on_before_the_error_is
 def test_an_item_that_is_given_up_is_parked_and_one_that_is_not_stays_pending(place: Place) -> None:
     place.queue()
     first, second = place.add({"n": 1}, {"n": 2})
-    source = StreamSource(place.queue(max_read_count=2), a_policy())
+    source = StreamSource(place.queue(max_read_count=2), a_policy(size=2))
     one, two = source.fetch_transactions(2)
     source.nack_transaction(one)
     assert list(place.pending()) == [first, second]
@@ -162,11 +169,11 @@ def test_an_item_that_is_given_up_is_parked_and_one_that_is_not_stays_pending(pl
 def test_an_item_of_another_source_is_not_acknowledged(place: Place) -> None:
     stranger = Transaction(transaction_id="x", created_at=datetime(2026, 1, 1, tzinfo=UTC), source="elsewhere")
     with pytest.raises(InvalidInputError, match="is not from stream"):
-        StreamSource(place.queue(), a_policy()).ack_transaction(stranger)
+        StreamSource(a_queue(place), a_policy()).ack_transaction(stranger)
 
 
 def test_a_fetch_takes_no_arguments_but_how_long_to_wait(place: Place) -> None:
-    source = StreamSource(place.queue(block_ms=5_000), a_policy())
+    source = StreamSource(a_queue(place, block_ms=5_000), a_policy())
     assert source.fetch_transactions(1, block_ms=20) == []
     with pytest.raises(InvalidInputError, match="cannot fetch with colour"):
         source.fetch_transactions(1, colour="blue")
@@ -197,16 +204,57 @@ def test_the_longest_life_of_an_item_follows_from_the_policy(policy: ConsumerPol
 @pytest.mark.parametrize("recovers", [False, True])
 def test_a_claim_idle_time_within_the_longest_life_is_refused(place: Place, recovers: bool) -> None:
     with pytest.raises(InvalidInputError, match="expected at least 20000"):
-        StreamSource(place.queue(claim_idle_ms=19_999), BOUNDED, recovers=recovers)
-    StreamSource(place.queue(claim_idle_ms=20_000), BOUNDED, recovers=recovers)
+        StreamSource(a_queue(place, claim_idle_ms=19_999), BOUNDED, recovers=recovers)
+    StreamSource(a_queue(place, claim_idle_ms=20_000), BOUNDED, recovers=recovers)
 
 
 def test_items_that_may_take_for_ever_can_be_read_and_never_recovered(place: Place) -> None:
-    StreamSource(place.queue(), a_policy())
+    StreamSource(a_queue(place), a_policy())
     with pytest.raises(InvalidInputError, match="Nothing bounds how long"):
-        StreamSource(place.queue(claim_idle_ms=10**9), a_policy(limit=5), recovers=True)
+        StreamSource(a_queue(place, claim_idle_ms=10**9), a_policy(limit=5), recovers=True)
 
 
 def test_a_fetch_that_would_be_given_up_before_its_read_returns_is_refused(place: Place) -> None:
     with pytest.raises(InvalidInputError, match="expected a longer timeout"):
-        StreamSource(place.queue(block_ms=1_000), a_policy(fetch=ONE_SECOND))
+        StreamSource(a_queue(place, block_ms=1_000), a_policy(fetch=ONE_SECOND))
+
+
+def test_a_batch_that_no_read_can_bring_is_refused(place: Place) -> None:
+    with pytest.raises(InvalidInputError, match="expected a max_read_count of 10 or more"):
+        StreamSource(place.queue(), a_policy())
+    with pytest.raises(InvalidInputError, match="expected a max_read_count of 10 or more"):
+        StreamSource(place.queue(max_read_count=9), a_policy())
+    StreamSource(place.queue(), a_policy(size=1))
+
+
+@pytest.mark.parametrize(
+    ("block_ms", "words"),
+    [
+        (4_000, "expected a longer timeout"),
+        (60_000, "needs a socket timeout"),
+        (0, "expected a whole number"),
+        ("1", "expected a whole number"),
+    ],
+)
+def test_how_long_a_policy_lets_a_fetch_wait_is_checked_like_the_queues_own(
+    place: Place, block_ms: Any, words: str
+) -> None:
+    policy = a_policy(fetch=RetryPolicy(timeout=2), extra={"block_ms": block_ms})
+    with pytest.raises(InvalidInputError, match=words):
+        StreamSource(a_queue(place, block_ms=1_000), policy)
+
+
+def test_a_shorter_wait_of_the_policy_makes_room_for_a_short_fetch(place: Place) -> None:
+    StreamSource(a_queue(place, block_ms=5_000), a_policy(fetch=ONE_SECOND, extra={"block_ms": 500}))
+
+
+def test_entries_that_were_trimmed_are_raised_by_a_consumer_that_recovers_after_the_rest(place: Place) -> None:
+    queue = a_queue(place, claim_idle_ms=20_000)
+    gone, kept = place.add({"n": 1}, {"n": 2})
+    queue.read()
+    place.raw.xclaim(place.stream, "workers", "dead", 0, [gone, kept], idle=25_000)
+    place.raw.xdel(place.stream, gone)
+    source = StreamSource(queue, BOUNDED, recovers=True)
+    assert [item.metadata["entry"] for item in source.fetch_transactions(10)] == [kept]
+    with pytest.raises(PoisonError, match=gone):
+        source.fetch_transactions(10)
