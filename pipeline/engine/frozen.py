@@ -3,6 +3,7 @@
 An item passes through several hands. What one of them changes, the next attempt would see.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -59,3 +60,29 @@ def thawed(value: Any) -> Any:
     if isinstance(value, list):
         return [thawed(inner) for inner in value]
     return tuple(thawed(inner) for inner in value) if type(value) is tuple else value
+
+
+def survives_json(value: Any, path: str = "it") -> Any:
+    """The value, if JSON gives back what it was given; else a ``ValueError`` that names the place and not the value."""
+    kind = type(value)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if type(key) is not str:
+                raise ValueError(f"{path} has a key of type {type(key).__name__}; expected text, which JSON keeps")
+            survives_json(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            survives_json(inner, f"{path}[{number}]")
+    elif not (value is None or kind in (bool, int) or _is_plain(value)):
+        found = f"something of type {kind.__name__}" if kind not in (str, float) else f"a {kind.__name__} JSON has not"
+        raise ValueError(f"{path} is {found}; expected text, a number, true, false, null, a list or a table")
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is float:
+        return math.isfinite(value)
+    try:
+        return type(value) is str and value.encode() is not None  # half of a character cannot be written
+    except UnicodeEncodeError:
+        return False

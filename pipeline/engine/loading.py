@@ -13,7 +13,21 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.engine.policies import ConsumerPolicy
 
 PREFIX = "CONSUME_"
+Origins = Mapping[tuple[str, ...], str]  #: the variable that a path in the policy was read from
+
 _NONE = frozenset({"", "none", "null"})
+_WANTED = {  #: what a field wants, by the kind of error that pydantic gives
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "model_type": "a table",
+    "string_type": "text",
+}
 
 
 class PolicyError(InvalidInputError):
@@ -28,20 +42,24 @@ def load(path: Path | None, environ: Mapping[str, str], base: ConsumerPolicy | N
     """The policy of a file, if one is given, with what the environment says instead, on top of ``base``.
 
     ``CONSUME_LOOP__CONCURRENCY__VALUE=8`` is the field ``loop.concurrency.value``; ``none`` is no value.
+    The arguments for the source are merged one by one.
     """
     values = (base or ConsumerPolicy()).model_dump()
     where = "The policy"
     if path is not None:
         values, where = _merged(values, from_file(path)), f"The policy in {path}"
-    return build(_merged(values, from_environ(environ)), where)
+    return build(_merged(values, from_environ(environ)), where, _origins(environ))
 
 
-def build(values: Mapping[str, Any], where: str = "The policy") -> ConsumerPolicy:
-    """A checked policy, or everything that is wrong with it."""
+def build(values: Mapping[str, Any], where: str = "The policy", origins: Origins | None = None) -> ConsumerPolicy:
+    """A checked policy, or everything that is wrong with it, with the variable that said so."""
     try:
         return ConsumerPolicy.model_validate(values)
     except ValidationError as error:
-        raise PolicyError(where, [_sentence(each) for each in error.errors()]) from None
+        found = [(_variable(each["loc"], origins or {}), each) for each in error.errors()]
+        if all(name for name, _ in found):
+            where = "The environment"
+        raise PolicyError(where, [_sentence(each, name) for name, each in found]) from None
 
 
 def from_file(path: Path) -> dict[str, Any]:
@@ -57,28 +75,31 @@ def from_file(path: Path) -> dict[str, Any]:
                 found = json.loads(text)
             case other:
                 raise PolicyError(str(path), [f"its name ends in {other!r}; expected .toml, .yaml, .yml or .json"])
-    except (OSError, ValueError) as error:
+    except RecursionError:
+        raise PolicyError(str(path), ["it is nested too deep; expected a table with loop and steps"]) from None
+    except OSError as error:
+        raise PolicyError(str(path), [error.strerror or str(error)]) from error
+    except ValueError as error:
         raise PolicyError(str(path), [str(error)]) from error
     if not isinstance(found, dict):
-        raise PolicyError(str(path), [f"it holds a {type(found).__name__}; expected a table with loop and steps"])
+        problem = f"it holds something of type {type(found).__name__}; expected a table with loop and steps"
+        raise PolicyError(str(path), [problem])
     return found
 
 
 def from_environ(environ: Mapping[str, str], prefix: str = PREFIX) -> dict[str, Any]:
     """What the environment says, as nested values. Text is read as the field's type when the policy is built."""
     values: dict[str, Any] = {}
-    for name, text in sorted(environ.items()):
-        if not name.startswith(prefix):
-            continue
-        *path, last = name.removeprefix(prefix).lower().split("__")
+    for path, name in _origins(environ, prefix).items():
         inner = values
-        for part in path:
+        for part in path[:-1]:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
                 raise PolicyError(
                     name, [f"{prefix}{part.upper()} is given as a whole as well; expected one of the two"]
                 )
-        inner[last] = None if text.strip().lower() in _NONE else text
+        text = environ[name]
+        inner[path[-1]] = None if text.strip().lower() in _NONE else text
     return values
 
 
@@ -92,6 +113,11 @@ def fields(model: type[BaseModel] = ConsumerPolicy, above: str = "") -> Iterator
             yield f"{above}{name}", default
 
 
+def _origins(environ: Mapping[str, str], prefix: str = PREFIX) -> Origins:
+    named = sorted(name for name in environ if name.startswith(prefix))
+    return {tuple(name.removeprefix(prefix).lower().split("__")): name for name in named}
+
+
 def _yaml(text: str) -> Any:
     try:
         import yaml  # here: only those who write YAML need it
@@ -99,25 +125,58 @@ def _yaml(text: str) -> Any:
         raise ValueError("YAML needs the package pyyaml; install it, or write TOML") from None
     try:
         return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        raise ValueError(f"{error.problem or 'it is no YAML'}{line}") from error
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[name] = _merged(old, value) if both and name != "extra" else value  # type: ignore[arg-type]
+        if not isinstance(old, Mapping) or not isinstance(value, Mapping):
+            merged[name] = value
+        else:
+            merged[name] = _arguments(old, value) if name == "extra" else _merged(old, value)
     return merged
 
 
-def _sentence(error: Any) -> str:
+def _arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for a source, one by one. The environment knows neither small letters nor numbers: a name that
+    is there is kept as it is spelled, and text that stands for what is no text is read like that."""
+    spelled = {str(name).lower(): name for name in below}
+    merged = dict(below)
+    for given, value in above.items():
+        name = given if given in below else spelled.get(given, given)
+        merged[name] = _like(below.get(name), value)
+    return merged
+
+
+def _like(old: Any, new: Any) -> Any:
+    if not isinstance(new, str) or old is None or isinstance(old, str):
+        return new
+    try:
+        return json.loads(new)
+    except ValueError:
+        return new
+
+
+def _variable(path: tuple[Any, ...], origins: Origins) -> str | None:
+    """The variable that is to blame for what is wrong at a path."""
+    lowered = tuple(str(part).lower() for part in path)
+    return next((name for origin, name in origins.items() if origin == lowered[: len(origin)]), None)
+
+
+def _sentence(error: Any, variable: str | None) -> str:
     path = ".".join(str(part) for part in error["loc"]) or "it"
+    shown = f"{variable} ({path})" if variable else path
     if error["type"] == "extra_forbidden":
         near = get_close_matches(path, [name for name, _ in fields()], n=1)
-        return f"{path} is not a field" + (f" (did you mean {near[0]}?)" if near else "")
+        return f"{shown} is not a field" + (f" (did you mean {near[0]}?)" if near else "")
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected", 1)
+    wanted = f"expected {_WANTED[error['type']]}" if error["type"] in _WANTED else message
     if error["type"] == "value_error" or "extra" in error["loc"]:  # what is given to a source may be secret
-        return f"{path}: {message}"
-    return f"{path}: {message}, got {error['input']!r}"
+        return f"{shown}: {wanted}"
+    return f"{shown}: {wanted}, got {'nothing' if error['input'] is None else repr(error['input'])}"

@@ -12,17 +12,33 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from pipeline.domain.policies import Policy
-from pipeline.engine.frozen import frozen, thawed
+from pipeline.engine.frozen import frozen, survives_json, thawed
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]  #: 0 is refused: nothing can be done in no time
-Multiplier = Annotated[float, Field(ge=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+
+def _number(value: Any) -> Any:
+    """Python takes true for 1; nobody who writes a policy means that."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number, got true or false")
+    return value
+
+
 _LONGEST = 10 * 365 * 86_400.0  #: ten years: waits that are much longer are refused by the operating system
-Arguments = Annotated[Mapping[str, Any], AfterValidator(frozen), PlainSerializer(thawed)]
+_Number = BeforeValidator(_number)
+Seconds = Annotated[float, _Number, Field(ge=0, le=_LONGEST, allow_inf_nan=False)]
+#: 0 is refused: nothing can be done in no time
+Timeout = Annotated[float, _Number, Field(gt=0, le=_LONGEST, allow_inf_nan=False)]
+Multiplier = Annotated[float, _Number, Field(ge=1, allow_inf_nan=False)]
+Count = Annotated[int, _Number, Field(ge=1)]
+Arguments = Annotated[Mapping[str, Any], AfterValidator(survives_json), AfterValidator(frozen), PlainSerializer(thawed)]
+
+
+class QuietPolicy(Policy):
+    """A policy whose errors do not show what was given: it may hold the arguments of a source, and those secrets."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
 
 def delay(backoff: float, multiplier: float, cap: float, index: int) -> float:
@@ -43,7 +59,7 @@ def _check_bounds(name: str, value: int, least: int, most: int | None) -> None:
         raise ValueError(f"{name} is {value}; expected {bounds}")
 
 
-class RetryPolicy(Policy):
+class RetryPolicy(QuietPolicy):
     """How often one step is attempted, how long each attempt may take, and the pauses between them."""
 
     max_attempts: Count = 1  #: the first one included
@@ -57,7 +73,7 @@ class RetryPolicy(Policy):
         return delay(self.backoff, self.backoff_multiplier, self.backoff_cap, index)
 
 
-class ConcurrencyPolicy(Policy):
+class ConcurrencyPolicy(QuietPolicy):
     """How many items are worked on at once."""
 
     value: Count = 1  #: items at once, exactly
@@ -70,7 +86,7 @@ class ConcurrencyPolicy(Policy):
         return self
 
 
-class BatchPolicy(Policy):
+class BatchPolicy(QuietPolicy):
     """How many items are asked for at once."""
 
     size: Count = 1  #: items asked for in one fetch, at most
@@ -84,7 +100,7 @@ class BatchPolicy(Policy):
         return self
 
 
-class EmptyQueuePolicy(Policy):
+class EmptyQueuePolicy(QuietPolicy):
     """How long a streaming loop rests when a fetch brings nothing; the pauses grow until one brings something."""
 
     backoff: Seconds = 1.0  #: seconds after the first empty fetch
@@ -97,32 +113,33 @@ class EmptyQueuePolicy(Policy):
         return delay(self.backoff, self.backoff_multiplier, self.backoff_cap, index)
 
 
-class FetchPolicy(Policy):
+class FetchPolicy(QuietPolicy):
     """How items are fetched."""
 
     retry: RetryPolicy = RetryPolicy()
-    extra: Arguments = Field(default={}, validate_default=True)  #: further arguments for the source; never shown
+    #: further arguments for the source; never shown
+    extra: Arguments = Field(default={}, validate_default=True, repr=False)
 
 
-class ProcessPolicy(Policy):
+class ProcessPolicy(QuietPolicy):
     """How items are processed."""
 
     retry: RetryPolicy = RetryPolicy()
 
 
-class SuccessPolicy(Policy):
+class SuccessPolicy(QuietPolicy):
     """How the success handler is called."""
 
     retry: RetryPolicy = RetryPolicy()
 
 
-class ExceptionPolicy(Policy):
+class ExceptionPolicy(QuietPolicy):
     """How the exception handler is called."""
 
     retry: RetryPolicy = RetryPolicy()
 
 
-class ConsumerSteps(Policy):
+class ConsumerSteps(QuietPolicy):
     """The four steps, each with a budget of its own."""
 
     fetch: FetchPolicy = FetchPolicy()
@@ -131,19 +148,19 @@ class ConsumerSteps(Policy):
     exception: ExceptionPolicy = ExceptionPolicy()
 
 
-class ConsumerLoopPolicy(Policy):
+class ConsumerLoopPolicy(QuietPolicy):
     """When the loop fetches, how wide it works, and when it ends."""
 
     batch: BatchPolicy = BatchPolicy()
     concurrency: ConcurrencyPolicy = ConcurrencyPolicy()
     timeout: Timeout | None = None  #: seconds for the whole loop
-    limit: Annotated[int, Field(ge=0)] | None = None  #: items taken before the loop ends; 0 takes none
+    limit: Annotated[int, _Number, Field(ge=0)] | None = None  #: items taken before the loop ends; 0 takes none
     transaction_timeout: Timeout | None = None  #: seconds for one item, from the moment a worker starts on it
     streaming: bool = False  #: whether the loop goes on after an empty fetch
     empty_queue: EmptyQueuePolicy = EmptyQueuePolicy()
 
 
-class ConsumerPolicy(Policy):
+class ConsumerPolicy(QuietPolicy):
     """Everything that is decided for a consumer from outside."""
 
     name: str | None = None

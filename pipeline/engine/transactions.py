@@ -1,4 +1,8 @@
-"""The item the engine works on. Read-only as deep as it goes, and the same after a trip through JSON."""
+"""The item the engine works on. Read-only as deep as it goes.
+
+It is the same after a trip through JSON if its payload and metadata are made of what JSON has. The
+engine does not ask for that: a payload is opaque to it, and may be any object of a source in this process.
+"""
 
 from collections.abc import Mapping
 from datetime import UTC

@@ -71,14 +71,47 @@ def test_the_environment_has_the_last_word_over_the_file_and_the_file_over_the_t
     assert (made.loop.limit, made.loop.timeout, made.loop.streaming, made.name) == (5, None, True, "mine")
 
 
-def test_arguments_for_the_source_are_replaced_as_a_whole_and_never_shown() -> None:
-    base = ConsumerPolicy.model_validate({"steps": {"fetch": {"extra": {"old": 1}}}})
-    made = loading.load(None, {"CONSUME_STEPS__FETCH__EXTRA__STREAM": "orders"}, base)
-    assert made.steps.fetch.extra == {"stream": "orders"}
+def test_arguments_for_the_source_are_merged_one_by_one_and_never_shown(tmp_path: Path) -> None:
+    base = ConsumerPolicy.model_validate({"steps": {"fetch": {"extra": {"old": 1, "TopicName": "a"}}}})
+    (tmp_path / "p.toml").write_text('[steps.fetch.extra]\nblock_ms = 5\nwords = ["a"]\npassword = "hunter2"\n')
+    environ = {"STREAM": "orders", "TOPICNAME": "b", "BLOCK_MS": "9", "WORDS": "x", "N": "7"}
+    named = {f"CONSUME_STEPS__FETCH__EXTRA__{name}": text for name, text in environ.items()}
+    made = loading.load(tmp_path / "p.toml", named, base)
+    assert made.steps.fetch.extra == {
+        "old": 1,
+        "TopicName": "b",
+        "block_ms": 9,
+        "words": "x",
+        "password": "hunter2",
+        "stream": "orders",
+        "n": "7",
+    }
+    assert "hunter2" not in repr(made)
     with pytest.raises(PolicyError) as caught:
         loading.build({"steps": {"fetch": {"extra": "hunter2"}}})
     assert "hunter2" not in str(caught.value)
-    assert "steps.fetch.extra" in str(caught.value)
+    assert "steps.fetch.extra: expected a table" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"LOOP__LIMIT": "abc"}, "The environment cannot be used: CONSUME_LOOP__LIMIT (loop.limit): expected a whole"),
+        ({"FOO": "1"}, "CONSUME_FOO (foo) is not a field"),
+        ({"LOOP__STREAMING": ""}, "CONSUME_LOOP__STREAMING (loop.streaming): expected true or false, got nothing"),
+        ({"LOOP__STREAMING": "maybe"}, "expected true or false, got 'maybe'"),
+        ({"LOOP__TIMEOUT": "soon"}, "expected a number, got 'soon'"),
+        ({"LOOP": "7"}, "CONSUME_LOOP (loop): expected a table, got '7'"),
+    ],
+)
+def test_a_wrong_value_in_the_environment_is_blamed_on_its_variable(
+    tmp_path: Path, environ: dict[str, str], words: str
+) -> None:
+    (tmp_path / "p.toml").write_text("[loop]\nlimit = 5\n")
+    with pytest.raises(PolicyError) as caught:
+        loading.load(tmp_path / "p.toml", {f"CONSUME_{name}": text for name, text in environ.items()})
+    assert words in str(caught.value)
+    assert "p.toml" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +119,15 @@ def test_arguments_for_the_source_are_replaced_as_a_whole_and_never_shown() -> N
     [
         ("p.toml", "loop = [", "cannot be used"),
         ("p.yaml", "a: [", "cannot be used"),
-        ("p.json", "[1]", "it holds a list; expected a table with loop and steps"),
+        ("p.yaml", "a: [", "(line 1)"),
+        ("p.json", "[" * 100_000, "it is nested too deep"),
+        ("p.json", "[1]", "it holds something of type list; expected a table with loop and steps"),
+        ("p.json", '{"loop": null}', "loop: expected a table, got nothing"),
+        ("p.yaml", "{steps: {fetch: {extra: {1: 2}}}}", "steps.fetch.extra.1.[key]: expected text"),
+        ("p.toml", "[loop]\nlimit = true", "loop.limit: expected a number, got true or false"),
+        ("p.toml", "[loop.batch]\nsize = true", "loop.batch.size: expected a number, got true or false"),
+        ("p.toml", "[loop]\ntimeout = 1e12", "loop.timeout: expected less than or equal to 315360000"),
+        ("p.toml", "[steps.fetch.extra]\nat = 2030-01-01", "steps.fetch.extra: it.at is something of type date"),
         ("p.ini", "", "its name ends in '.ini'; expected .toml, .yaml, .yml or .json"),
         ("p.toml", "[loop]\nlimit = -1", "loop.limit: expected greater than or equal to 0, got -1"),
         ("p.toml", "[loop]\nlimt = 1", "loop.limt is not a field (did you mean loop.limit?)"),
@@ -102,8 +143,9 @@ def test_what_is_wrong_with_a_file_is_said_by_name(tmp_path: Path, name: str, te
 
 
 def test_a_file_that_is_not_there_and_variables_that_contradict_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="No such file"):
+    with pytest.raises(PolicyError, match="No such file") as caught:
         loading.load(tmp_path / "gone.toml", {})
+    assert str(caught.value).count("gone.toml") == 1
     with pytest.raises(PolicyError, match="given as a whole as well"):
         loading.load(None, {"CONSUME_LOOP": "x", "CONSUME_LOOP__LIMIT": "1"})
 

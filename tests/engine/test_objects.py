@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -40,7 +41,7 @@ from tests.support.rule import rule
 MODELS = [
     value
     for value in vars(policies).values()
-    if isinstance(value, type) and issubclass(value, Policy) and value is not Policy
+    if isinstance(value, type) and issubclass(value, Policy) and value not in (Policy, policies.QuietPolicy)
 ]
 
 
@@ -71,6 +72,10 @@ def test_the_specification_has_eleven_policies_and_all_are_here() -> None:
         lambda: RetryPolicy(timeout=0),
         lambda: RetryPolicy(timeout=float("nan")),
         lambda: RetryPolicy(backoff=float("inf")),
+        lambda: RetryPolicy(timeout=1e12),
+        lambda: RetryPolicy(backoff=1e200),
+        lambda: RetryPolicy(backoff_cap=1e300),
+        lambda: RetryPolicy(max_attempts=True),
         lambda: ConcurrencyPolicy(value=-1),
         lambda: ConcurrencyPolicy(value=5, max=4),
         lambda: ConcurrencyPolicy(value=5, min=6),
@@ -124,6 +129,7 @@ def test_pauses_follow_the_formula_and_reach_their_cap(
     for each in (RetryPolicy(**shared), EmptyQueuePolicy(**shared)):
         assert [each.pause(index) for index in range(len(pauses))] == pauses
         assert each.pause(100_000) >= 0  # no number of failures is too many for a float
+        assert each.pause(5000) < threading.TIMEOUT_MAX  # nor too many for the operating system
 
 
 @rule("E-33")
@@ -134,6 +140,34 @@ def test_the_arguments_for_a_source_cannot_be_changed_behind_the_policy() -> Non
     with pytest.raises(TypeError, match="read-only"):
         made.extra["topics"].append("b")
     assert made.model_dump() == {"retry": RetryPolicy().model_dump(), "extra": {"topics": ["a"]}}
+
+
+@rule("E-2")
+@pytest.mark.parametrize(
+    "argument",
+    [print, NOON, (1,), {1}, float("nan"), b"hunter2", "\ud800", {1: "hunter2"}, {"a": [b"hunter2"]}],
+    ids=repr,
+)
+def test_e1_arguments_that_do_not_survive_json_are_refused_and_not_shown(argument: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ConsumerPolicy.model_validate({"steps": {"fetch": {"extra": {"x": argument}}}})
+    assert "hunter2" not in str(caught.value)
+    fine = FetchPolicy(extra={"a": [1, 2.5, True, None, {"b": "ü"}]})
+    assert FetchPolicy.model_validate_json(fine.model_dump_json()) == fine
+
+
+def test_what_is_given_to_a_policy_or_an_item_is_not_in_the_words_of_a_refusal() -> None:
+    refused: list[Callable[[], Any]] = [
+        lambda: FetchPolicy(extra="hunter2"),
+        lambda: ConsumerPolicy.model_validate({"steps": {"fetch": {"extra": "hunter2"}}}),
+        lambda: Transaction(transaction_id=["hunter2"], created_at=NOON, payload="hunter2"),
+        lambda: Transaction(transaction_id="t-0", created_at="hunter2", payload="hunter2"),
+    ]
+    for build in refused:
+        with pytest.raises(ValidationError) as caught:
+            build()
+        assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in repr(policy(extra={"password": "hunter2"}))
 
 
 @rule("E-35")
