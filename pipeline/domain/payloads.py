@@ -15,9 +15,12 @@ from typing import Any
 from pipeline.domain.errors import PayloadError
 
 _JSON_VALUES = "a JSON object, array, string, number, boolean or null"
+_STORABLE = "text without NUL and lone surrogates"
 _DEEPEST = 64
 _LONGEST_INTEGER = 1024  #: bits
 _LONGEST_WORDS = 10_000
+_UNSTORABLE = ("which is not storable text", "half a surrogate pair")
+_LONGEST_QUOTE = 80  #: characters of a value that a message repeats
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -67,7 +70,7 @@ def _explain(value: Any, what: str, limit: int) -> None:
     for seen, (path, item, depth) in enumerate(_walk(value)):
         problem = _problem(item, path, depth)
         if problem:
-            raise PayloadError(what, problem, _JSON_VALUES)
+            raise PayloadError(what, problem, _STORABLE if problem.endswith(_UNSTORABLE) else _JSON_VALUES)
         if seen > limit:
             raise PayloadError(what, f"more than {limit} values", f"at most {limit} bytes of JSON")
 
@@ -75,18 +78,18 @@ def _explain(value: Any, what: str, limit: int) -> None:
 def checked_name(value: Any, *, what: str, limit: int = 255) -> str:
     """Return a name that can be a key: non-empty text of bounded length without control characters."""
     if not isinstance(value, str) or not value.strip():
-        raise PayloadError(what, f"{value!r} is not a name", "non-empty text")
+        raise PayloadError(what, f"{_quoted(value)} is not a name", "non-empty text")
     if len(value) > limit:
         raise PayloadError(what, f"{len(value)} characters", f"at most {limit} characters")
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
-        raise PayloadError(what, f"{value!r} has control characters", "printable text")
+        raise PayloadError(what, f"{_quoted(value)} has control characters", "printable text")
     return value
 
 
 def checked_text(value: Any, *, what: str, limit: int = _LONGEST_WORDS) -> str:
     """Return text of any kind that can be stored, possibly empty."""
     if not isinstance(value, str) or not _storable(value):
-        raise PayloadError(what, f"{value!r} cannot be stored", "text without NUL and lone surrogates")
+        raise PayloadError(what, f"{_quoted(value)} cannot be stored", _STORABLE)
     if len(value) > limit:
         raise PayloadError(what, f"{len(value)} characters", f"at most {limit} characters")
     return value
@@ -113,11 +116,12 @@ def _walk(value: Any) -> Iterator[tuple[str, Any, int]]:
 def _problem(value: Any, path: str, depth: int) -> str | None:
     if depth > _DEEPEST:
         return f"{path[:60]}… is nested more than {_DEEPEST} levels deep"
+    path = _cut(path)
     if value is None or isinstance(value, bool | list | tuple):
         return None
     if isinstance(value, dict):
         bad = [key for key in value if not isinstance(key, str) or not _storable(key)]
-        return f"{path} has the key {bad[0]!r}, which is not storable text" if bad else None
+        return f"{path} has the key {_quoted(bad[0])}, which is not storable text" if bad else None
     return _scalar_problem(value, path)
 
 
@@ -133,6 +137,16 @@ def _scalar_problem(value: Any, path: str) -> str | None:
             return None
         case _:
             return f"{path} is a {type(value).__qualname__}"
+
+
+def _quoted(value: Any) -> str:
+    """A value as a message repeats it: escaped, and not longer than a line."""
+    return _cut(repr(value))
+
+
+def _cut(words: str) -> str:
+    short = words if len(words) <= _LONGEST_QUOTE else f"{words[:_LONGEST_QUOTE]}…"
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
 
 
 def _storable(text: str) -> bool:

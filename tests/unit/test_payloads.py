@@ -3,6 +3,7 @@
 import json
 import math
 from collections import OrderedDict, UserDict
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import IntEnum, StrEnum
@@ -112,8 +113,28 @@ def test_what_cannot_be_stored_is_refused_with_the_path_to_it(value: Any, proble
     with pytest.raises(PayloadError) as caught:
         checked_json(value, what="payload of 'm-1'", limit=MUCH)
     assert str(caught.value).startswith(f"payload of 'm-1': {problem}")
-    assert "expected a JSON object, array, string, number, boolean or null" in str(caught.value)
+    is_text = "NUL" in problem or "has the key" in problem
+    expected = "text without NUL and lone surrogates" if is_text else "a JSON object, array, string, number, boolean"
+    assert f"expected {expected}" in str(caught.value)
     assert caught.value.what == "payload of 'm-1'"
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: checked_name(" " * 200_000, what="key"),
+        lambda: checked_name(["x" * 200_000], what="key"),
+        lambda: checked_text("\0" * 200_000, what="title"),
+        lambda: checked_json({"k" * 200_000: "\0"}, what="payload", limit=MUCH),
+        lambda: checked_json({"k\n\x1b[31m": "\0"}, what="payload", limit=MUCH),
+        lambda: checked_json({"\0" * 200_000: 1}, what="payload", limit=MUCH),
+    ],
+)
+def test_a_refusal_repeats_little_of_what_came_and_stays_on_its_line(check: Callable[[], object]) -> None:
+    with pytest.raises(PayloadError) as caught:
+        check()
+    words = str(caught.value)
+    assert (len(words) < 250, words.isprintable()) == (True, True), words[:500]
 
 
 def test_sixty_four_levels_are_accepted_and_one_more_is_refused() -> None:
