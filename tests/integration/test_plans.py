@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import TextClause, text
 
 from pipeline.dev import servers
-from pipeline.store import events, invariants, mutations, runs, views, workflows
+from pipeline.store import events, invariants, measures, mutations, runs, views, workflows
 from pipeline.store.database import Database, encoded
 from tests.factories import IN, LEASE, held
 from tests.support import databases
@@ -111,6 +111,13 @@ READS: Mapping[str, Asked] = {
     "finishable sessions": (views._FINISHABLE, lambda _: {"limit": 100}),
     "blocking mutations": (views._UNRESOLVED, lambda _: {"workflow": WORKFLOW}),
     "standings": (runs.STANDINGS, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
+    "gauge of runs": (measures.RUNS, lambda _: {"most": measures.MOST}),
+    "gauge of leases": (measures.LEASES, lambda _: {"most": measures.MOST}),
+    "gauge of mutations": (measures.MUTATIONS, lambda _: {"most": measures.MOST}),
+    "gauge of attention": (measures.ATTENTION, lambda _: {"most": measures.MOST, "kinds": ["approval", "internal"]}),
+    "gauge of backlog": (measures.BACKLOG, lambda _: {"most": measures.MOST}),
+    "gauge of mixed backlog": (measures.BACKLOG_MIXED, lambda _: {"most": measures.MOST_MIXED}),
+    "latency of a commit": (measures.WAITED, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
 }
 
 #: Statements that write, as the verbs send them for a cohort of about twenty.
