@@ -168,4 +168,4 @@ class WorkflowSpec:
     concurrency: int = 1
     on_uncertain: OnUncertain = OnUncertain.PAUSE
     on_logic_error: OnLogicError = OnLogicError.MAINTENANCE
-    retention: Retention = Retention()
+    retention: Retention = field(default_factory=Retention)

@@ -27,7 +27,7 @@ def check(schema: Any, payload: Any, *, what: str, topic: str) -> None:
 
 #: A tuple is stored as an array, so it counts as one.
 _ARRAYS = Draft202012Validator.TYPE_CHECKER.redefine("array", lambda _, value: isinstance(value, list | tuple))
-_Validator = extend(Draft202012Validator, type_checker=_ARRAYS)
+_Validator = extend(Draft202012Validator, type_checker=_ARRAYS)  # type: ignore[no-untyped-call]
 
 
 @lru_cache(maxsize=1000)
