@@ -1,4 +1,4 @@
-"""A collector for spans: OTLP over HTTP as the wire has it, kept in memory. It may be slow, or refuse."""
+"""A collector for spans and metrics: OTLP over HTTP as the wire has it, kept in memory. It may be slow, or refuse."""
 
 import gzip
 import threading
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
@@ -20,6 +21,7 @@ class Collector(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.received: list[tuple[dict[str, Any], Any]] = []  #: attributes of the resource, and the span
         self.headers: list[dict[str, str]] = []
+        self.numbers: dict[tuple[str, str], Any] = {}  #: metrics by process and name
         self.lock = threading.Lock()
 
     @property
@@ -52,15 +54,37 @@ class Collector(ThreadingHTTPServer):
         with self.lock:
             self.received += found
 
+    def take_numbers(self, body: bytes) -> None:
+        """Remember one request with metrics: the last word of each process counts."""
+        for of in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            who = attributes(of.resource.attributes)["service.instance.id"]
+            with self.lock:
+                for scope in of.scope_metrics:
+                    self.numbers |= {(who, metric.name): metric for metric in scope.metrics}
+
+    def number(self, name: str, **labels: str) -> float:
+        """A counter over all processes."""
+        with self.lock:
+            points = [
+                point for (_, of), metric in self.numbers.items() if of == name for point in metric.sum.data_points
+            ]
+        return sum(
+            point.as_int + point.as_double for point in points if labels.items() <= attributes(point.attributes).items()
+        )
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: Collector
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        assert self.path == "/v1/traces"
+        assert self.path in ("/v1/traces", "/v1/metrics")
         self.server.headers.append(dict(self.headers))
-        self.server.take(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        if self.path == "/v1/traces":
+            self.server.take(body)
+        else:
+            self.server.take_numbers(body)
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
