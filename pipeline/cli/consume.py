@@ -1,19 +1,22 @@
 """``pipeline consume``: run a task of the consumer engine, watch it, and end it cleanly.
 
 Exit codes: 0 the loop ended by itself or was asked to, and everything fetched was settled; 1 it broke:
-nothing can be fetched, or its time is up, or items were left; 2 wrong usage; 4 it ended well but, with
-``--strict``, some item did not succeed.
+nothing can be fetched, or its time is up, or items were left, or were settled by nobody since their
+exception handler failed too; 2 wrong usage; 4 it ended well but, with ``--strict``, some item did not
+succeed.
 """
 
-import asyncio
 import importlib
+import inspect
+import logging
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,10 +26,13 @@ from pipeline.cli import metrics, shown
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.engine import loading
 from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.engine.errors import ConsumerLoopTimeoutException, FetchException
+from pipeline.engine.errors import ConsumerLoopTimeoutException, FetchException, LeftBehindException
+from pipeline.engine.leaving import Leaving
 from pipeline.engine.outcomes import Outcome, Report
 from pipeline.engine.policies import ConsumerPolicy
 from pipeline.engine.stops import stopped_by_signals
+from pipeline.engine.words import counted
+from pipeline.telemetry import setup
 
 EXIT_BROKEN, EXIT_FAILED_ITEMS = 1, 4
 
@@ -52,12 +58,29 @@ def consume(
     """
     task = found(name)
     chosen = _chosen(task, policy, limit, concurrency)
-    report, problem = _run(task, chosen)
+    leaving = Leaving()
+    report, problem = _run(task, chosen, leaving)
     _say(report, problem, as_json=as_json)
-    if problem is not None or report.left:
-        raise typer.Exit(EXIT_BROKEN)
-    if strict and report.succeeded != report.processed:
-        raise typer.Exit(EXIT_FAILED_ITEMS)
+    code = _code(report, problem, strict=strict)
+    if not leaving.is_clean:
+        _leave(code)
+    if code:
+        raise typer.Exit(code)
+
+
+def _code(report: Report, problem: PipelineError | None, *, strict: bool) -> int:
+    if problem is not None or report.left or report.unhandled:
+        return EXIT_BROKEN
+    return EXIT_FAILED_ITEMS if strict and report.succeeded != report.processed else 0
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process though code in it does not end: Python itself would wait for that code."""
+    setup.end()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def found(name: str) -> Task:
@@ -68,19 +91,50 @@ def found(name: str) -> Task:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
-        value = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InvalidInputError(
-            f"{name} cannot be imported: {error}. Look at its spelling, or change folder."
-        ) from error
-    task = value() if isinstance(value, type) else value
-    if not isinstance(task, ConsumerMixin | AsyncConsumerMixin):
-        kind = type(task).__name__
-        raise InvalidInputError(f"{name} is a {kind}; expected a ConsumerMixin or an AsyncConsumerMixin.")
-    if not hasattr(task, "source"):
-        raise InvalidInputError(f"{name} has no source; expected an attribute `source` that gives out items.")
+    value = _imported(name, module, attribute)
+    task = _made(name, value) if isinstance(value, type) and issubclass(value, Task) else value
+    if not isinstance(task, Task):
+        kind = f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
+        raise InvalidInputError(f"{name} is {kind}; expected a ConsumerMixin or an AsyncConsumerMixin.")
     return task
+
+
+def _imported(name: str, module: str, attribute: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if f"{module}.".startswith(f"{error.name}."):
+            problem = f"there is no module {error.name}. Look at its spelling, or change folder"
+        else:
+            problem = f"{module} needs {error.name}, which is not there{_place(error)}. Install it, or correct the line"
+    except SyntaxError as error:
+        where = f"{Path(error.filename or module).name}:{error.lineno}"
+        problem = f"{error.msg} ({where}). Correct the line"
+    except AttributeError as error:
+        problem = f"{error}{_place(error)}. Look at its spelling"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the module is somebody's own
+        problem = f"{module} raised {type(error).__name__}{_place(error)}. Import it in Python to see why"
+    raise InvalidInputError(f"{name} cannot be imported: {problem}.")
+
+
+def _made(name: str, kind: type[Task]) -> Task:
+    """An object of a class that needs no arguments. What it raises is not shown: it may have looked at secrets."""
+    try:
+        inspect.signature(kind).bind()
+    except TypeError as error:
+        problem = f"{name} needs arguments ({error}); expected a class that needs none, or an object that is ready."
+        raise InvalidInputError(problem) from None
+    try:
+        return kind()
+    except Exception as error:
+        problem = f"{name} cannot be made: {type(error).__name__}{_place(error)}. Make it in Python to see why."
+        raise InvalidInputError(problem) from error
+
+
+def _place(error: BaseException) -> str:
+    """The last line of somebody's own code that an error came through."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen")]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
 
 
 def _chosen(task: Task, path: Path | None, limit: int | None, concurrency: int | None) -> ConsumerPolicy:
@@ -93,14 +147,14 @@ def _chosen(task: Task, path: Path | None, limit: int | None, concurrency: int |
     return loading.build(values)
 
 
-def _run(task: Task, policy: ConsumerPolicy) -> tuple[Report, PipelineError | None]:
+def _run(task: Task, policy: ConsumerPolicy, leaving: Leaving) -> tuple[Report, PipelineError | None]:
     """How the loop ended, and what broke it."""
     with stopped_by_signals(task), metrics.served(), _progress() as tell:
         try:
             if isinstance(task, ConsumerMixin):
                 return task.consume_transactions(policy=policy, on_outcome=tell), None
-            return asyncio.run(task.consume_transactions(policy=policy, on_outcome=tell)), None
-        except (FetchException, ConsumerLoopTimeoutException) as error:
+            return leaving.run(task.consume_transactions(policy=policy, on_outcome=tell)), None
+        except (FetchException, ConsumerLoopTimeoutException, LeftBehindException) as error:
             return error.report or Report(), error
 
 
@@ -133,7 +187,15 @@ def _say(report: Report, problem: PipelineError | None, *, as_json: bool) -> Non
     if as_json:
         shown.as_json({**report.as_dict(), "problem": None if problem is None else str(problem)})
         return
-    counts = f"{report.succeeded} succeeded, {report.failed} failed, {report.timed_out} timed out, {report.left} left"
-    typer.echo(f"{report.processed} settled in {report.batches} batches: {counts}. Ended: {report.ending or 'broken'}.")
+    typer.echo(_summary(report))
     if problem is not None:
         typer.echo(str(problem), err=True)
+
+
+def _summary(report: Report) -> str:
+    late = f" ({report.step_timeouts} in the timeout of a step)" if report.step_timeouts else ""
+    doubt = f" ({report.in_doubt} in doubt: a handler had begun)" if report.in_doubt else ""
+    unhandled = f", {report.unhandled} settled by nobody: the exception handler failed too" if report.unhandled else ""
+    counts = f"{report.succeeded} succeeded, {report.failed} failed{late}, {report.timed_out} timed out"
+    done = f"{report.processed} settled in {counted(report.batches, 'batch')}"
+    return f"{done}: {counts}, {report.left} left{doubt}{unhandled}. Ended: {report.ending or 'broken'}."

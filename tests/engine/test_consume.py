@@ -22,6 +22,7 @@ TASKS = '''
 import asyncio
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 
 from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.engine.transactions import Transaction
@@ -73,16 +74,82 @@ class Broken(Good):
 
 class Slow(Good):
     def process_transaction(self, transaction):
+        Path("begun").touch()
         threading.Event().wait(0.3)
 
 
 class Hanging(Good):
     def process_transaction(self, transaction):
+        Path("begun").touch()
         threading.Event().wait(60)
+
+
+class Stubborn(Async):
+    async def process_transaction(self, transaction):
+        Path("begun").touch()
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+
+
+class Threads(Async):
+    async def process_transaction(self, transaction):
+        Path("begun").touch()
+        await asyncio.to_thread(threading.Event().wait, 60)
+
+
+class Fetching(Good):
+    class Waiting(Numbers):
+        def fetch_transactions(self, size, **_):
+            Path("begun").touch()
+            threading.Event().wait(60)
+
+    def __init__(self):
+        self.source = self.Waiting()
+
+
+class Unhandled(Bad):
+    def handle_transaction_exception(self, transaction, error):
+        raise OSError("no disk")
+
+
+class Late(Good):
+    def process_transaction(self, transaction):
+        threading.Event().wait(0.5)
 
 
 class Homeless(ConsumerMixin):
     pass
+
+
+class Misspelt(ConsumerMixin):
+    source = Numbers()
+
+    def process_transactions(self, transaction):
+        pass
+
+
+class Needy(Good):
+    def __init__(self, url):
+        pass
+
+
+class Falling(Good):
+    def __init__(self):
+        raise RuntimeError("password=hunter2")
+
+
+class OtherSource(AsyncConsumerMixin):
+    class source:
+        def fetch_transactions(self, size):
+            return []
+
+    source = source()
+
+    async def process_transaction(self, transaction):
+        pass
 
 
 ready = Good()
@@ -154,7 +221,8 @@ def test_a_loop_that_breaks_ends_with_one_and_says_why(
         ("no-colon", "names no task; expected module:Task"),
         ("nowhere:Task", "cannot be imported"),
         ("json:Nothing", "cannot be imported"),
-        ("json:dumps", "is a function; expected a ConsumerMixin or an AsyncConsumerMixin"),
+        ("json:dumps", "is of type function; expected a ConsumerMixin or an AsyncConsumerMixin"),
+        ("json:JSONDecoder", "is the class JSONDecoder; expected a ConsumerMixin or an AsyncConsumerMixin"),
     ],
 )
 def test_what_is_no_task_is_refused_by_name(name: str, words: str) -> None:
@@ -163,18 +231,63 @@ def test_what_is_no_task_is_refused_by_name(name: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_a_task_without_a_source_and_a_wrong_policy_are_wrong_usage(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def said_by_main(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What wrong usage is answered with: one sentence on stderr, and 2."""
+    with pytest.raises(SystemExit) as caught:
+        main(["consume", *arguments])
+    told = capsys.readouterr()
+    assert (caught.value.code, told.out) == (2, "")
+    assert "Traceback" not in told.err
+    return told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["Homeless"], "Homeless has no source"),
+        (["Good", "--policy", "gone.toml"], "No such file"),
+        (["Misspelt"], "Misspelt has no process_transaction(transaction)"),
+        (["Needy"], "Needy needs arguments (missing a required argument: 'url')"),
+        (["Falling"], "Falling cannot be made: RuntimeError (tasks_"),
+        (["OtherSource"], "It has fetch_transactions: let the task inherit ConsumerMixin"),
+    ],
+)
+def test_a_task_or_a_policy_that_cannot_work_is_wrong_usage(
+    here: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments, words in (
-        ([f"tasks_{here.name}:Homeless"], "has no source"),
-        ([f"tasks_{here.name}:Good", "--policy", "gone.toml"], "No such file"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["pipeline", "consume", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        assert caught.value.code == 2
-        assert words in capsys.readouterr().err
+    told = said_by_main([f"tasks_{here.name}:{arguments[0]}", *arguments[1:]], capsys)
+    assert words in told
+    assert "hunter2" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = (", "'(' was never closed (wrong_"),
+        ("import json\nraise RuntimeError('password=hunter2')", "raised RuntimeError (wrong_"),
+        ("import json\nimport not_there", "needs not_there, which is not there (wrong_"),
+        ("raise SystemExit(0)", "raised SystemExit"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_wrong_usage_and_the_line_is_named(
+    here: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / f"wrong_{here.name}.py").write_text(text)
+    told = said_by_main([f"wrong_{here.name}:Task"], capsys)
+    assert words in told
+    assert f"wrong_{here.name}.py:{text.count(chr(10)) + 1})" in told
+    assert "hunter2" not in told
+
+
+def test_items_that_nobody_settled_are_said_and_end_with_one(here: Path) -> None:
+    done = consumed(here, "Unhandled")
+    assert done.exit_code == 1
+    assert "4 failed, 0 timed out, 0 left, 4 settled by nobody: the exception handler failed too." in done.stdout
+
+
+def test_attempts_that_were_too_long_are_told_apart_in_the_summary(here: Path) -> None:
+    done = consumed(here, "Late", "--limit", "1", environ={"CONSUME_STEPS__PROCESS__RETRY__TIMEOUT": "0.1"})
+    assert "1 settled in 1 batch: 0 succeeded, 1 failed (1 in the timeout of a step), 0 timed out" in done.stdout
 
 
 def on_a_terminal(here: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
@@ -205,13 +318,13 @@ def test_on_a_terminal_a_line_tells_how_far_it_is(here: Path) -> None:
     os.close(terminal)
     assert process.wait(timeout=30) == 0
     assert "2 settled · 0 failed" in shown
-    assert "4 settled in 1 batches: 4 succeeded" in shown
+    assert "4 settled in 1 batch: 4 succeeded" in shown
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_settles_what_was_fetched_and_ends_well(here: Path, number: int) -> None:
     process, terminal = on_a_terminal(here, "Slow")
-    wait_for(lambda: b"settled" in os.read(terminal, 4096))
+    wait_for(lambda: (here / "begun").exists(), within=30)
     process.send_signal(number)
     shown = read(terminal)
     os.close(terminal)
@@ -219,9 +332,10 @@ def test_a_signal_settles_what_was_fetched_and_ends_well(here: Path, number: int
     assert "4 succeeded, 0 failed, 0 timed out, 0 left. Ended: stopped." in shown
 
 
-def test_a_second_signal_leaves_what_hangs_and_says_so(here: Path) -> None:
-    process, terminal = on_a_terminal(here, "Hanging")
-    wait_for(lambda: b"settled" in os.read(terminal, 4096))
+@pytest.mark.parametrize("name", ["Hanging", "Stubborn", "Threads"])
+def test_a_second_signal_leaves_what_hangs_and_says_so(here: Path, name: str) -> None:
+    process, terminal = on_a_terminal(here, name)
+    wait_for(lambda: (here / "begun").exists(), within=30)
     begun = time.monotonic()
     process.send_signal(signal.SIGTERM)
     wait_for(lambda: time.monotonic() - begun > 0.3)
@@ -229,5 +343,15 @@ def test_a_second_signal_leaves_what_hangs_and_says_so(here: Path) -> None:
     shown = read(terminal)
     os.close(terminal)
     assert process.wait(timeout=30) == 1
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 20
     assert "4 left. Ended: stopped." in shown
+
+
+def test_a_signal_during_a_fetch_with_a_limit_ends_well(here: Path) -> None:
+    environ = {"PATH": "/bin", "CONSUME_STEPS__FETCH__RETRY__TIMEOUT": "40"}
+    command = [str(Path(sys.executable).parent / "pipeline"), "consume", f"tasks_{here.name}:Fetching"]
+    with subprocess.Popen(command, cwd=here, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: (here / "begun").exists(), within=30)
+        process.send_signal(signal.SIGTERM)
+        told, _ = process.communicate(timeout=20)
+    assert (process.returncode, "Ended: stopped." in told) == (0, True)
