@@ -235,7 +235,8 @@ def installed(home: Path, database_url: str, broker_url: str) -> Iterator[Instal
 @contextmanager
 def own_broker(home: Path) -> Iterator[str]:
     """A Redis that belongs to nobody else."""
-    nothing = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    kept = ("PIPELINE_REDIS_BIN",)  # which Redis the tests are run against
+    nothing = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_") or name in kept}
     given = nothing | {"PIPELINE_DATABASE_URL": "postgresql://nowhere/none"}
     with servers.running(home, given) as found:
         yield found.broker_url
