@@ -87,6 +87,7 @@ POISON: dict[str, tuple[dict[str, Any] | bytes, str]] = {
     "no such topic": ({"kind": "nowhere"}, "There is no topic of workflow 'billing' named 'nowhere'"),
     "not what the schema says": ({"kind": "checked", "order": "1"}, "as topic 'checked' declares"),
     "a message id of another kind": ({"id": ["a"]}, "it is an array"),
+    "a message id that is true": ({"id": True}, "it is a boolean"),
     "an empty message id": ({"id": " "}, "expected non-empty text"),
     "a key that is too long": ({"customer": "x" * 300}, "at most 255"),
     "text that cannot be stored": ({"text": "\0"}, "NUL"),
@@ -133,6 +134,9 @@ def test_an_entry_that_cannot_be_an_event_surfaces_and_stays_pending_and_the_res
     (entry,) = caught.value.entries
     assert entry.id == bad
     assert words in entry.problem
+    assert not entry.problem.endswith("."), "it stands in a sentence"
+    assert "Nothing was" not in entry.problem, "the rest of the batch was published"
+    assert entry.fields == tuple(place.raw.xrange(place.stream, bad, bad)[0][1].items())  # type: ignore[index,union-attr]
     assert published(db) == {"before": 1, "after": 1}
     assert list(place.pending()) == [bad]
 
@@ -154,6 +158,72 @@ def test_poison_may_be_left_behind_aloud(place: Place, db: Database, caplog: pyt
     assert "xxxx" not in caplog.text, "payloads do not belong into logs"
     assert list(place.pending()) == bad
     assert (bridge.tally.published, bridge.tally.poison) == (1, len(bad))
+
+
+def test_every_poison_entry_of_a_batch_is_named_and_the_error_counts_them(
+    place: Place, db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    bridge = poisonable(place, db)
+    bad = [place.add_raw({b"data": b"{"}) for _ in range(30)]
+    with pytest.raises(PoisonError, match=r"^30 entries of stream .* cannot be used") as caught:
+        one_turn(bridge)
+    assert [record.getMessage().split()[1] for record in caplog.records] == bad
+    assert "30 stay pending" in caught.value.summary
+    assert bad[0] not in caught.value.summary
+
+
+def test_one_poison_entry_is_told_in_the_singular(place: Place, db: Database) -> None:
+    bridge = poisonable(place, db)
+    add(place, {"kind": "nowhere"})
+    with pytest.raises(PoisonError, match=r"^1 entry of stream .*receipts\.sent\)\. It stays pending: .* park it with"):
+        one_turn(bridge)
+
+
+def test_entries_that_were_trimmed_while_pending_are_named_and_counted_by_a_recovery(
+    place: Place, db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    bridge = a_bridge(place, db, on_poison=OnPoison.LEAVE)
+    gone, kept = place.add({"n": 1}, {"n": 2})
+    place.queue("dead", max_read_count=2).read()
+    place.raw.xdel(place.stream, gone)
+    place.wait_until_stale()
+    assert bridge.recover_once() == 2
+    assert (bridge.tally.published, bridge.tally.poison) == (1, 1)
+    assert f"entry {gone} of stream {place.stream!r} cannot be used: it is gone" in caplog.text
+    assert published(db) == {f"{place.stream}:{kept}": 1}
+
+
+def test_an_entry_that_is_parked_keeps_every_pair_and_its_own_names(place: Place) -> None:
+    queue = place.queue()
+    entry = place.add_pairs(b"x", b"1", b"x", b"2", b"parked_from", b"the producer", b"parked2_for", b"it as well")
+    with pytest.raises(PoisonError):
+        queue.read()
+    parking.park(queue, entry, reason="twice\ud800")
+    ask: Any = place.raw.execute_command
+    place.raw.response_callbacks.pop("XRANGE")
+    ((_, fields),) = ask("XRANGE", f"{place.stream}:parked", "-", "+")
+    assert fields[:8] == [b"x", b"1", b"x", b"2", b"parked_from", b"the producer", b"parked2_for", b"it as well"]
+    origin = f"{place.stream} {entry}".encode()
+    assert fields[8:] == [b"parked3_from", origin, b"parked3_for", b"workers", b"parked3_reason", b"twice?"]
+
+
+def test_an_entry_that_was_trimmed_is_parked_without_its_fields(place: Place) -> None:
+    queue = place.queue()
+    (entry,) = place.add({"n": 1})
+    queue.read()
+    place.raw.xdel(place.stream, entry)
+    parking.park(queue, entry)
+    copies: Any = place.raw.xrange(f"{place.stream}:parked")
+    assert (list(copies[0][1]), place.pending()) == ([b"parked_from", b"parked_for", b"parked_reason"], {})
+
+
+def test_a_pending_entry_cannot_be_parked_into_its_own_stream(place: Place) -> None:
+    queue = place.queue()
+    (entry,) = place.add({"n": 1})
+    queue.read()
+    with pytest.raises(InvalidInputError, match="cannot be its own parking place"):
+        parking.park(queue, entry, to=place.stream)
+    assert (place.raw.xlen(place.stream), list(place.pending())) == (1, [entry])
 
 
 def test_an_entry_that_is_parked_is_copied_with_its_origin_and_no_longer_pending(place: Place, db: Database) -> None:
@@ -180,11 +250,11 @@ def test_an_entry_that_is_parked_is_copied_with_its_origin_and_no_longer_pending
     assert place.raw.xlen(f"{place.stream}:parked") == 1
 
 
-@pytest.mark.parametrize(("entry", "to"), [("nonsense", None), ("-", None), ("1-1", None), ("1-1", "itself")])
-def test_what_cannot_be_parked_is_said_and_nothing_changes(place: Place, entry: str, to: str | None) -> None:
+@pytest.mark.parametrize("entry", ["nonsense", "-", "1-1\n", "1-1"])
+def test_what_cannot_be_parked_is_said_and_nothing_changes(place: Place, entry: str) -> None:
     queue = place.queue()
     with pytest.raises(InvalidInputError):
-        parking.park(queue, entry, to=place.stream if to else None)
+        parking.park(queue, entry)
     assert not place.raw.exists(f"{place.stream}:parked")
 
 

@@ -1,5 +1,6 @@
 """What a queue may be made of: settings that make sense, and a client that hides nothing."""
 
+import socket
 import time
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -9,6 +10,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from pipeline.domain.errors import InvalidInputError
 from pipeline.ingest.client import connect
 from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.errors import QueueError
@@ -42,6 +44,8 @@ def test_q1_the_defaults_wait_five_seconds_for_one_entry_that_is_stale_after_a_m
         {"claim_idle_ms": 0},
         {"claim_idle_ms": -5},
         {"max_read_count": 0},
+        {"group": "caf\udce9"},
+        {"stream": "\ud800"},
     ],
     ids=str,
 )
@@ -82,6 +86,46 @@ def test_q4_a_port_where_nobody_listens_fails_at_once() -> None:
     assert time.monotonic() - began < 1
     assert isinstance(caught.value.__cause__, redis.ConnectionError)
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://:s3cret@127.0.0.1:port/0", "cannot be used"),
+        ("redis://:s3cret/x@127.0.0.1:6379/0", "cannot be used"),
+        ("amqp://:s3cret@127.0.0.1/", "cannot be used"),
+        ("redis://:s3cret@127.0.0.1:6379/0?foo=1", "the option 'foo' that its client does not know"),
+        ("redis://:s3cret@127.0.0.1:6379/0?max_connections=no", "cannot be used"),
+        ("redis://:s3cret@127.0.0.1:6379/0?max_connections=-1", "an option that cannot be used"),
+    ],
+)
+def test_q4_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words) as caught:
+        connect(url)
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+@rule("Q-18")
+def test_q4_what_the_url_says_about_the_broker_does_not_change_how_a_stream_is_read(place: Place) -> None:
+    options = "socket_timeout=1&decode_responses=true&retry_on_timeout=true&health_check_interval=5&protocol=3"
+    client = connect(f"{place.url}?{options}&client_name=shop", longest_block_ms=200)
+    config = QueueConfig(stream=place.stream, group="g", consumer="c", block_ms=200)
+    assert RedisStreamsQueue(client, config).read() == []
+    assert client.get_connection_kwargs()["client_name"] == "shop"
+    client.close()
+
+
+def test_q4_a_connection_that_is_half_open_is_noticed_by_the_kernel(place: Place) -> None:
+    client = connect(place.url)
+    connection: Any = client.connection
+    assert connection._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    client.close()
+
+
+def test_q4_the_names_that_celery_takes_for_checking_certificates_will_do() -> None:
+    with pytest.raises(QueueError, match="cannot be reached"):
+        connect("rediss://127.0.0.1:1/0?ssl_cert_reqs=CERT_REQUIRED")
 
 
 @pytest.mark.parametrize("block_ms", [100, 6_000])

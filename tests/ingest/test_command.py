@@ -4,12 +4,16 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from pipeline.cli.main import main
 from pipeline.config import EXIT_AGAIN
+from pipeline.ingest.bridge import Bridge
 from pipeline.store.database import Database
 from tests.factories import a_workflow
 from tests.ingest.programs import published
@@ -56,6 +60,12 @@ def command(
         (("--workflow", "biling", "--topic", "orders.paid", "--stream", "s"), 2, "There is no workflow 'biling'"),
         (("--workflow", "billing", "--topic", "paid", "--stream", "s"), 2, "Known: orders.paid"),
         ((*TARGET, "--stream", "s", "--batch", "0"), 2, "--batch"),
+        ((*TARGET, "--stream", "s", "--block-ms", "9" * 20), 2, "--block-ms"),
+        (("recover", *TARGET, "--stream", "s", "--claim-idle-ms", "9" * 20), 2, "--claim-idle-ms"),
+        (("recover", *TARGET, "--stream", "s", "--every-ms", "9" * 20), 2, "--every-ms"),
+        ((*TARGET, "--stream", "s", "--group", "caf\udce9"), 2, "expected text that can be written as UTF-8"),
+        ((*TARGET, "--stream", "s", "--redis", "redis://127.0.0.1:1/0?foo=1"), 2, "the option 'foo'"),
+        ((*TARGET, "--stream", "s", "--redis", "redis://:pw9@127.0.0.1:x/0"), 2, "special characters percent-encoded"),
         ((*TARGET, "--stream", "s", "--redis", "amqp://host/"), 2, "The broker is no Redis"),
         ((*TARGET, "--stream", "s", "--redis", "redis://:pw9@127.0.0.1:1/0"), EXIT_AGAIN, "Redis cannot be reached"),
     ],
@@ -74,6 +84,46 @@ def test_a_look_at_a_stream_that_is_not_there_does_not_make_one(command: Command
     code, said = command("backlog", "--stream", place.stream, "--json")
     assert (code, "Check both names" in said) == (2, True), said
     assert not place.raw.exists(place.stream)
+
+
+@pytest.mark.parametrize("what", [("backlog",), ("park", "1-1"), TARGET], ids=["backlog", "park", "ingest"])
+def test_a_key_that_is_no_stream_is_a_wrong_name_and_not_a_failure_of_redis(
+    command: Command, place: Place, what: tuple[str, ...]
+) -> None:
+    place.raw.set(place.stream, "no stream")
+    code, said = command(*what, "--stream", place.stream)
+    assert (code, "correct the name" in said) == (2, True), said
+
+
+def test_parking_in_a_stream_or_group_that_is_not_there_is_a_wrong_name(command: Command, place: Place) -> None:
+    place.add({"n": 1})
+    for stream in (place.stream, f"{place.stream}x"):
+        code, said = command("park", "1-1", "--stream", stream, "--group", "nobody")
+        assert (code, "Check both names" in said) == (2, True), said
+
+
+def test_it_does_not_start_on_a_database_of_another_version(command: Command, place: Place, db: Database) -> None:
+    with db.transaction() as tx:
+        (before,) = tx.all(text("SELECT version_num FROM pipeline.alembic_version"))[0]
+        tx.run(text("UPDATE pipeline.alembic_version SET version_num = '0001'"))
+    try:
+        code, said = command(*TARGET, "--stream", place.stream)
+    finally:
+        with db.transaction() as tx:
+            tx.run(text("UPDATE pipeline.alembic_version SET version_num = :before"), before=before)
+    assert (code, "pipeline db upgrade" in said) == (3, True), said
+
+
+def test_a_batch_that_another_transaction_holds_up_ends_it_with_3(
+    command: Command, place: Place, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.cli.ingest.Bridge", partial(Bridge, lock_wait=timedelta(milliseconds=50)))
+    place.add({"n": 1})
+    with db.engine.begin() as blocker:
+        blocker.execute(text("LOCK TABLE pipeline.events IN SHARE ROW EXCLUSIVE MODE"))
+        code, said = command(*TARGET, "--stream", place.stream)
+    assert (code, "Another transaction holds" in said) == (3, True), said
+    assert len(place.pending("pipeline")) == 1
 
 
 def test_the_backlog_can_be_read_by_a_program(command: Command, place: Place) -> None:

@@ -233,3 +233,24 @@ def test_q10_a_commit_that_fails_in_a_context_manager_is_the_error_that_is_raise
     with pytest.raises(Exception, match="duplicate key"):
         scope.commit()
     scope.rollback()
+
+
+def test_q14_a_recovery_that_is_stopped_claims_nothing_further_in_the_same_pass(place: Place) -> None:
+    entries = place.add({"n": 1}, {"n": 2}, {"n": 3})
+    place.queue("dead", max_read_count=3).read()
+    place.wait_until_stale()
+    runner, ledger = RecoveryRunner(place.queue()), Ledger()
+    assert runner.run_once(lambda message, page: runner.stop(), ledger) == 1
+    assert list(place.pending()) == entries[1:]
+
+
+def test_q14_a_recovery_ends_with_the_error_when_an_entry_was_trimmed_and_the_next_one_goes_on(place: Place) -> None:
+    gone, kept = place.add({"n": 1}, {"n": 2})
+    place.queue("dead", max_read_count=2).read()
+    place.raw.xdel(place.stream, gone)
+    place.wait_until_stale()
+    runner, seen = RecoveryRunner(place.queue()), []
+    with pytest.raises(PoisonError, match=gone):
+        runner.run_once(lambda message, page: seen.append(message.id), Ledger())
+    runner.run_once(lambda message, page: seen.append(message.id), Ledger())
+    assert seen == [kept]
