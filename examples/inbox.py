@@ -1,26 +1,29 @@
 """A consumer that does real work: order files from a folder become rows of a database, each once.
 
-Every file is an item. It is claimed by moving it, so several processes can share a folder; what is
-claimed by a process that died is put back when the next one starts. A good order is inserted and its
-file goes to `done`; one that makes no sense goes to `rejected` with a word about why; when the
-database is busy the order is tried again, and if that does not help its file goes back.
+Every file is an item. A process claims it by moving it into a folder of its own, so several can share
+an inbox; what was claimed by a process that died is put back when another one starts. A good order is
+inserted and its file goes to `done`; one that makes no sense goes to `rejected` with a word about why;
+when the database is busy the order is tried again, and if that does not help its file waits in `later`
+until the next start.
 
     INBOX=orders pipeline consume examples.inbox:ImportOrders
 """
 
+import fcntl
 import json
 import os
 import sqlite3
+import uuid
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from pipeline.engine.consumer import ConsumerMixin
-from pipeline.engine.errors import ExceptionType, TransactionException
+from pipeline.engine.errors import ExceptionType, TransactionException, said
 from pipeline.engine.policies import (
     BatchPolicy,
     ConcurrencyPolicy,
@@ -45,34 +48,63 @@ class Folder:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        for name in ("claimed", "done", "rejected"):
+        for name in ("claimed", "done", "later", "rejected"):
             (home / name).mkdir(parents=True, exist_ok=True)
-        for path in (home / "claimed").glob("*.json"):
-            path.rename(home / path.name)
+        self.mine = self._own_folder()
+        for path in (home / "claimed").glob("[!.]*"):
+            self._put_back_if_dead(path)
+        for path in (home / "later").glob("*.json"):
+            self._put_back(path)
 
     def fetch_transactions(self, batch_size: int, /, **_extra: Any) -> Sequence[Transaction]:
-        """Claim the oldest files. Renaming decides between two processes that want the same one."""
+        """Claim the first files. Renaming decides between two processes that want the same one."""
         claimed = []
         for path in sorted(self.home.glob("*.json"))[:batch_size]:
-            try:
-                mine = path.rename(self.home / "claimed" / path.name)
-            except FileNotFoundError:
-                continue
-            at = datetime.fromtimestamp(mine.stat().st_mtime, UTC)
-            claimed.append(Transaction(transaction_id=path.name, payload=mine.read_text(), created_at=at))
+            with suppress(FileNotFoundError):
+                mine = path.rename(self.mine / path.name)
+                at = datetime.fromtimestamp(mine.stat().st_mtime, UTC)
+                claimed.append(Transaction(transaction_id=path.name, created_at=at))
         return claimed
+
+    def read(self, transaction: Transaction) -> bytes:
+        """What is in a file. Whether it makes sense is not for the source to say."""
+        return (self.mine / transaction.transaction_id).read_bytes()
 
     def ack_transaction(self, transaction: Transaction, /) -> None:
         """The file is done."""
         self._move(transaction, "done")
 
     def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> None:
-        """The file goes back, or to the rejected ones."""
-        self._move(transaction, "" if requeue else "rejected")
+        """The file waits for the next start, or goes to the rejected ones."""
+        self._move(transaction, "later" if requeue else "rejected")
+
+    def _own_folder(self) -> Path:
+        """A folder whose lock the system lets go of when this process ends, however it ends. It gets the name that
+        others look for when it is locked, so that nobody takes it for one of a dead process."""
+        name = uuid.uuid4().hex
+        made = self.home / "claimed" / f".{name}"
+        made.mkdir()
+        fcntl.flock(os.open(made / "lock", os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
+        return made.rename(self.home / "claimed" / name)
 
     def _move(self, transaction: Transaction, where: str) -> None:
         name = transaction.transaction_id
-        (self.home / "claimed" / name).rename(self.home / where / name)
+        (self.mine / name).rename(self.home / where / name)
+
+    def _put_back_if_dead(self, folder: Path) -> None:
+        if folder == self.mine:
+            return
+        with suppress(OSError), (folder / "lock").open() as lock:  # it is alive, or another process was quicker
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in folder.glob("*.json"):
+                self._put_back(path)
+            (folder / "lock").unlink()
+            folder.rmdir()
+
+    def _put_back(self, path: Path) -> None:
+        with suppress(FileExistsError, FileNotFoundError):  # a newer one of that name goes first
+            os.link(path, self.home / path.name)
+            path.unlink()
 
 
 class ImportOrders(ConsumerMixin):
@@ -84,29 +116,35 @@ class ImportOrders(ConsumerMixin):
         ),
         steps=ConsumerSteps(process=ProcessPolicy(retry=RetryPolicy(max_attempts=5, timeout=10, backoff=0.05))),
     )
+    source: Folder
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = home or Path(os.environ.get("INBOX", "inbox"))
-        self.source: Folder = Folder(self.home)
+        self.source = Folder(self.home)
         with closing(self._database()) as database, database:
             database.execute("CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, cents INTEGER NOT NULL)")
 
     def process_transaction(self, transaction: Transaction) -> int:
         """Insert one order; how many rows that made."""
         try:
-            order = Order.model_validate(json.loads(transaction.payload))
-        except (ValueError, ValidationError) as error:
+            order = Order.model_validate(json.loads(self.source.read(transaction)))
+        except ValueError as error:
             raise TransactionException("this is not an order", ExceptionType.BUSINESS, cause=error) from error
         with closing(self._database()) as database, database:
-            made = database.execute("INSERT OR IGNORE INTO orders VALUES (?, ?)", (order.order, order.cents))
-            return made.rowcount
+            insert = "INSERT INTO orders VALUES (?, ?) ON CONFLICT (id) DO NOTHING"
+            made = database.execute(insert, (order.order, order.cents)).rowcount
+            (cents,) = database.execute("SELECT cents FROM orders WHERE id = ?", (order.order,)).fetchone()
+        if cents != order.cents:
+            raise TransactionException("this order is there with another amount", ExceptionType.BUSINESS)
+        return made
 
     def handle_transaction_exception(self, transaction: Transaction, error: TransactionException) -> None:
-        """Set aside what makes no sense; put back what may work another time."""
+        """Set aside what makes no sense; keep what may work another time."""
         is_wrong = error.category is ExceptionType.BUSINESS
         self.source.nack_transaction(transaction, requeue=not is_wrong)
         if is_wrong:
-            (self.home / "rejected" / f"{transaction.transaction_id}.why").write_text(f"{error}: {error.__cause__}\n")
+            why = str(error) if error.__cause__ is None else f"{error}: {said(error.__cause__)}"
+            (self.home / "rejected" / f"{transaction.transaction_id}.why").write_text(f"{why}\n", encoding="utf-8")
 
     def _database(self) -> sqlite3.Connection:
         return sqlite3.connect(self.home / "orders.db", timeout=0.2)

@@ -37,6 +37,10 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def claimed(home: Path) -> list[str]:
+    return sorted(path.name for path in (home / "claimed").rglob("*.json"))
+
+
 def test_every_order_becomes_one_row_and_every_file_finds_its_place(inbox: Path) -> None:
     report = ImportOrders(inbox).consume_transactions()
     assert (report.succeeded, report.failed) == (21, 2)
@@ -44,7 +48,7 @@ def test_every_order_becomes_one_row_and_every_file_finds_its_place(inbox: Path)
     assert len(names(inbox / "done")) == 21
     assert names(inbox / "rejected") == ["bad.json", "bad.json.why", "free.json", "free.json.why"]
     assert "greater than 0" in (inbox / "rejected" / "free.json.why").read_text()
-    assert names(inbox / "claimed") == []
+    assert claimed(inbox) == []
 
 
 def test_an_order_is_tried_again_while_the_database_is_busy(inbox: Path) -> None:
@@ -54,8 +58,10 @@ def test_an_order_is_tried_again_while_the_database_is_busy(inbox: Path) -> None
         two = task.policy.model_copy(update={"loop": task.policy.loop.model_copy(update={"limit": 2})})
         report = task.consume_transactions(policy=two)
         assert (report.failed, report.succeeded) == (2, 0)
-    assert {"00.json", "01.json"} <= set(names(inbox))  # they went back
-    assert task.consume_transactions().succeeded == 21
+    assert names(inbox / "later") == ["00.json", "01.json"]
+    again = task.consume_transactions()
+    assert (again.succeeded, again.ending) == (19, "nothing left")  # it does not try them again and again
+    assert ImportOrders(inbox).consume_transactions().succeeded == 2
 
 
 def test_from_the_shell_it_says_what_it_did(inbox: Path) -> None:
@@ -82,6 +88,34 @@ def test_told_to_end_it_settles_what_it_has_and_the_next_one_goes_on(inbox: Path
         told, _ = process.communicate(timeout=30)
         assert process.returncode == 0
     assert "Ended: stopped" in told
-    assert names(inbox / "claimed") == []
+    assert claimed(inbox) == []
     ImportOrders(inbox).consume_transactions()
+    assert rows(inbox) == [f"o-{number}" for number in range(20)]
+
+
+def test_a_file_that_is_no_text_is_rejected_and_holds_up_no_other(inbox: Path) -> None:
+    (inbox / "0.json").write_bytes(b"\xff\xfe")
+    report = ImportOrders(inbox).consume_transactions()
+    assert (report.succeeded, report.failed) == (21, 3)
+    assert (inbox / "rejected" / "0.json.why").exists()
+
+
+def test_the_same_order_with_another_amount_is_rejected(inbox: Path) -> None:
+    (inbox / "z.json").write_text(json.dumps({"order": "o-7", "cents": 1}))
+    assert ImportOrders(inbox).consume_transactions().failed == 3
+    assert "another amount" in (inbox / "rejected" / "z.json.why").read_text()
+
+
+def test_two_processes_share_an_inbox_and_only_the_dead_lose_what_they_claimed(inbox: Path) -> None:
+    hold = "import sys; from pathlib import Path; from examples.inbox import Folder; "
+    hold += "Folder(Path(sys.argv[1])).fetch_transactions(4); print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(inbox)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        assert ImportOrders(inbox).consume_transactions().succeeded == 17
+        assert len(claimed(inbox)) == 4
+        first.kill()
+    assert ImportOrders(inbox).consume_transactions().succeeded == 4
     assert rows(inbox) == [f"o-{number}" for number in range(20)]
