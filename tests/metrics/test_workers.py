@@ -2,17 +2,29 @@
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from sqlalchemy import create_engine, make_url, text
 
 from tests.support.cluster import Installation
+from tests.support.collector import collecting
 from tests.support.scrapes import Scraped, answering, free_port, scrape
 from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(autouse=True)
+def _alone(installation: Installation) -> Iterator[None]:
+    """What counts in one test has gone before the next."""
+    yield
+    installation.end_nodes()
 
 
 def done(installation: Installation) -> bool:
@@ -74,7 +86,7 @@ def watched(port: int) -> Iterator[list[str]]:
 
 
 def test_the_sums_of_recycled_and_killed_children_equal_what_the_database_says(installation: Installation) -> None:
-    port = free_port()
+    port, before = free_port(), told(installation)
     options = ("--pool=prefork", "--concurrency=2", "--max-tasks-per-child=3")
     node = installation.worker(*options, PIPELINE_METRICS_PORT=str(port))
     answering(port)
@@ -82,40 +94,108 @@ def test_the_sums_of_recycled_and_killed_children_equal_what_the_database_says(i
         first = set(node.children())
         installation.publish(12)
         wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
-        agree(installation, port)
+        agree(installation, port, before)
         assert set(node.children()) - first, "no child was recycled"
         installation.recorder.shut("next")
         installation.publish(1)
         installation.recorder.wait_at("next")
-        wait_for(lambda: counted(scrape(port))["claimed"] == told(installation)["claimed"], within=10)
+        wait_for(lambda: counted(scrape(port))["claimed"] == since(installation, before)["claimed"], within=10)
         (holder,) = {int(run.worker.rpartition(":")[2]) for run in installation.runs() if run.lease_expires_at}
         os.kill(holder, signal.SIGKILL)
-        wait_for(lambda: told(installation)["crashed"] == 1, within=20)
+        wait_for(lambda: since(installation, before)["crashed"] == 1, within=20)
         installation.recorder.open("next")
         installation.publish(7)
         wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
-        agree(installation, port)
+        agree(installation, port, before)
     assert fell == []
-    assert told(installation)["crashed"] == 1
-    seen = scrape(port)
-    assert (
-        seen.sum("pipeline_phase_duration_seconds_count", phase="next", result="done")
-        == told(installation)["committed"]
-    )
-    assert (
-        seen.sum("pipeline_phase_duration_seconds_count", phase="mutate", result="done")
-        == told(installation)["by_call"]
-    )
+    seen, known = scrape(port), since(installation, before)
+    assert known["crashed"] == 1
+    assert seen.sum("pipeline_phase_duration_seconds_count", phase="next", result="done") == known["committed"]
+    assert seen.sum("pipeline_phase_duration_seconds_count", phase="mutate", result="done") == known["by_call"]
     assert seen.sum("pipeline_database_up") == 1
+    assert seen.sum("pipeline_workflows", workflow="shop", status="active") == 1
     assert node.stop() == 0
 
 
-def agree(installation: Installation, port: int) -> None:
+def test_an_endpoint_answers_while_its_database_is_away(installation: Installation) -> None:
+    port, before = free_port(), told(installation)
+    installation.worker("--pool=threads", "--concurrency=4", PIPELINE_METRICS_PORT=str(port))
+    installation.publish(3)
+    wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
+    agree(installation, port, before)
+    known = counted(scrape(port))
+    with away(installation):
+        wait_for(lambda: scrape(port).sum("pipeline_database_up") == 0, within=20, every=0.2)
+        seen = scrape(port)
+        assert counted(seen) == known
+        assert "pipeline_workflows" not in seen.samples
+    wait_for(lambda: scrape(port).sum("pipeline_database_up") == 1, within=20, every=0.2)
+
+
+def test_a_port_that_is_taken_keeps_no_worker_from_working(installation: Installation) -> None:
+    port = free_port()
+    with socket.create_server(("0.0.0.0", port)):
+        node = installation.worker("--pool=solo", PIPELINE_METRICS_PORT=str(port))
+        installation.publish(1)
+        wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
+        assert f"metrics cannot be served on port {port} of 0.0.0.0: another process has it" in node.log.read_text()
+        node.end()
+
+
+def test_where_nothing_is_scraped_every_process_sends_its_numbers_to_the_collector(installation: Installation) -> None:
+    before = told(installation)
+    with collecting() as collector:
+        node = installation.worker(
+            "--pool=prefork",
+            "--concurrency=2",
+            "--max-tasks-per-child=2",
+            PIPELINE_OTLP_ENDPOINT=collector.endpoint,
+            OTEL_METRIC_EXPORT_INTERVAL="600000",  # nothing goes out but when a process ends
+        )
+        installation.publish(4)
+        wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
+        assert node.stop() == 0
+        known = since(installation, before)
+        for transition, many in (("run.committed", "committed"), ("mutation.applied", "applied")):
+            assert collector.number("pipeline.transitions", transition=transition) == known[many]
+        assert {name for _, name in collector.numbers} >= {"pipeline.workflows", "pipeline.phase.duration"}
+
+
+def test_without_a_port_or_an_endpoint_nothing_of_it_is_imported() -> None:
+    wanted = "pipeline.tasks.signals, pipeline.tasks.phases, pipeline.cli.metrics, pipeline.schedules.sweeps"
+    names = "opentelemetry.sdk, prometheus_client, pipeline.telemetry.collecting, pipeline.telemetry.serving"
+    code = f"import sys, {wanted}; print([n for n in {names.split(', ')!r} if n in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def since(installation: Installation, before: dict[str, int]) -> dict[str, int]:
+    """What the database has come to know since."""
+    return {name: value - before[name] for name, value in told(installation).items()}
+
+
+def agree(installation: Installation, port: int, before: dict[str, int]) -> None:
     """Wait for the last second of every child, and compare."""
 
     def same() -> bool:
-        seen, known = counted(scrape(port)), told(installation)
-        assert seen == known
+        assert counted(scrape(port)) == since(installation, before)
         return True
 
     wait_for(same, within=10, every=0.2, why="endpoint and database agree")
+
+
+@contextmanager
+def away(installation: Installation) -> Iterator[None]:
+    """Nobody gets to the database."""
+    installation.db.dispose()
+    url = make_url(installation.database_url)
+    engine = create_engine(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"ALTER DATABASE {url.database} ALLOW_CONNECTIONS false"))
+        try:
+            ends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+            connection.execute(text(ends), {"name": url.database})
+            yield
+        finally:
+            connection.execute(text(f"ALTER DATABASE {url.database} ALLOW_CONNECTIONS true"))
+    engine.dispose()

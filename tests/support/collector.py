@@ -68,9 +68,8 @@ class Collector(ThreadingHTTPServer):
             points = [
                 point for (_, of), metric in self.numbers.items() if of == name for point in metric.sum.data_points
             ]
-        return sum(
-            point.as_int + point.as_double for point in points if labels.items() <= attributes(point.attributes).items()
-        )
+        found = [point for point in points if labels.items() <= attributes(point.attributes).items()]
+        return float(sum(point.as_int + point.as_double for point in found))
 
 
 class _Handler(BaseHTTPRequestHandler):
