@@ -21,6 +21,7 @@ from pipeline.cli import (
     metrics,
     mutations,
     publish,
+    refused,
     runs,
     top,
     workflows,
@@ -51,6 +52,7 @@ app = typer.Typer(
 app.add_typer(db.app, name="db")
 app.add_typer(ingest.app, name="ingest")
 app.add_typer(attention.quarantine, name="quarantine")
+app.add_typer(refused.app, name="refused")
 app.command("workflows")(workflows.workflows)
 app.command("events")(runs.events)
 app.command("runs")(runs.runs)

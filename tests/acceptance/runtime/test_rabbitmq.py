@@ -7,7 +7,7 @@ import pytest
 from kombu.connection import Connection
 
 from pipeline.dev import servers
-from tests.support import databases, rabbit
+from tests.support import databases, rabbit, refusals
 from tests.support.cluster import Installation, installed
 from tests.support.rabbit import Rabbit
 
@@ -42,6 +42,12 @@ def test_a_cohort_goes_through_its_three_tasks(shop: Installation) -> None:
 def test_the_queues_are_of_the_replicated_kind(shop: Installation, broker: Rabbit) -> None:
     kinds = dict(line.split("\t") for line in broker.tell("list_queues", "name", "type").splitlines())
     assert {kinds[name] for name in QUEUES} == {"quorum"}
+
+
+def test_what_was_refused_is_listed_sent_back_and_dropped(shop: Installation, broker: Rabbit) -> None:
+    refusals.play(shop)
+    kinds = dict(line.split("\t") for line in broker.tell("list_queues", "name", "type").splitlines())
+    assert kinds["pipeline.refused"] == "quorum"
 
 
 @pytest.mark.parametrize("gate", ["prepare", "before", "after", "next"])
