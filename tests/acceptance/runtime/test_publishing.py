@@ -26,6 +26,9 @@ def theirs(nodes: Installation) -> Celery:
     return Celery("theirs", broker=nodes.broker_url)
 
 
+_WAITING = text("SELECT FROM pg_locks WHERE NOT granted AND relation = 'pipeline.topics'::regclass")
+
+
 def order(message_id: str) -> dict[str, Any]:
     return {"topic": "orders", "message_id": message_id, "payload": {}}
 
@@ -121,21 +124,20 @@ def test_a_broker_that_takes_nothing_more_keeps_what_it_has(nodes: Installation,
     worker = nodes.worker(PIPELINE_TICK="1h")
     with redis.Redis.from_url(nodes.broker_url) as client:
         client.delete("pipeline.refused")
-        nodes.recorder.shut("prepare")  # the worker is busy until the broker is full
-        nodes.publish(3)
-        theirs.send_task("pipeline.schedule", args=["shop"], queue="pipeline.schedule")
-        nodes.recorder.wait_at("prepare")
         client.config_set("maxmemory-policy", "noeviction")
         said = len(worker.log.read_text())
-        theirs.send_task("pipeline.publish", args=["shop", "nonsense"], queue="pipeline.schedule", countdown=1)
-        client.config_set("maxmemory", 1)
+        with nodes.db.transaction() as tx:
+            tx.run(text("LOCK TABLE pipeline.topics IN ACCESS EXCLUSIVE MODE"))
+            theirs.send_task(
+                "pipeline.publish", args=["shop", [{**order("x"), "topic": "z"}]], queue="pipeline.schedule"
+            )
+            wait_for(lambda: tx.all(_WAITING), within=30, why="the worker has the message and asks for the topics")
+            client.config_set("maxmemory", 1)
         try:
-            nodes.recorder.open("prepare")
-            wait_for(lambda: "OutOfMemory" in worker.log.read_text()[said:] or "OOM" in worker.log.read_text()[said:])
+            wait_for(lambda: "cannot be published" in worker.log.read_text()[said:], within=30)
         finally:
             client.config_set("maxmemory", 0)
         wait_for(lambda: client.llen("pipeline.refused") == 1, within=60, why="it is kept")
-    nodes.all_done_once()
 
 
 def test_a_shell_publishes_one_event_or_a_file_of_them(nodes: Installation, tmp_path: Path) -> None:
