@@ -220,6 +220,13 @@ class Settings(BaseSettings):
         repr=False,
         description="the OTLP collector that spans are sent to over HTTP; unset: nothing is traced, at no cost",
     )
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="where workers, ingest and consume answer Prometheus; unset: they do not"
+    )
+    metrics_host: str = Field(
+        default="0.0.0.0",  # noqa: S104 - whoever scrapes is seldom on the same machine
+        description="the address of the interface they answer on",
+    )
     log_format: Literal["pretty", "json"] = Field(
         default="pretty", description="how workers and beat write their lines: for people, or one JSON object each"
     )
