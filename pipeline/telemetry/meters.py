@@ -105,7 +105,7 @@ class Meters:
             return
         from pipeline.telemetry import collecting
 
-        inherited, self.pid = self.provider, os.getpid()
+        inherited, self.pid, self.forks = self.provider, os.getpid(), False
         if self.endpoint is not None:
             self.endpoint.leave()
             self.endpoint = None
@@ -125,6 +125,8 @@ class Meters:
         leaving.join(within)
         if self.endpoint is not None:
             self.endpoint.close()
+        if self.channel is not None and self.forks:  # a child has it from its parent, and others have it too
+            self.channel.close()
         metrics.use(None)
 
     def scrape(self) -> list[Row]:

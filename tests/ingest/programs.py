@@ -55,10 +55,10 @@ class Programs:
     home: Path
     started: list[Program]
 
-    def ingest(self, *options: str, url: str | None = None) -> Program:
+    def ingest(self, *options: str, url: str | None = None, **environ: str) -> Program:
         """`pipeline ingest` into the workflow of the factories."""
         to = ("--stream", self.place.stream, "--workflow", "billing", "--topic", IN)
-        return self.start("ingest", *to, "--block-ms", "300", *options, url=url)
+        return self.start("ingest", *to, "--block-ms", "300", *options, url=url, **environ)
 
     def recover(self, *options: str) -> str:
         """`pipeline ingest recover --once`, and its words."""
@@ -67,13 +67,14 @@ class Programs:
         assert program.process.wait(30) == 0, program.said
         return program.said
 
-    def start(self, *arguments: str, url: str | None = None) -> Program:
+    def start(self, *arguments: str, url: str | None = None, **more: str) -> Program:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
         environ = {
             **clean,
             "PIPELINE_DATABASE_URL": self.database_url,
             "INGEST_REDIS_URL": url or self.place.url,
             "COLUMNS": "200",
+            **more,
         }
         log = self.home / f"{len(self.started)}.log"
         with log.open("w") as output:
