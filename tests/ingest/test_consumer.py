@@ -21,6 +21,8 @@ from tests.ingest.streams import Ledger, Place, in_thread
 from tests.support.rule import rule
 from tests.support.wait import wait_for
 
+#: What a test itself asks of Redis; older servers do not tell parts of a command apart.
+QUESTIONS = {"info", "config", "config|resetstat"}
 #: A program that consumes as a service would, and says what it does.
 SERVICE = """
 import sys
@@ -68,7 +70,7 @@ def test_q6_an_idle_second_costs_as_many_reads_as_fit_into_it_and_nothing_else(m
     stats: Any = place.raw.info("commandstats")
     asked = {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
     assert asked.pop("xreadgroup") <= 6
-    assert set(asked) <= {"info", "config|resetstat"}
+    assert set(asked) <= QUESTIONS
 
 
 @rule("Q-14")
@@ -204,8 +206,11 @@ def test_q12_a_redis_killed_in_mid_block_is_an_error_at_once(mortal: tuple[Place
     assert time.monotonic() - began < 3
 
 
-def test_q12_a_redis_that_freezes_is_an_error_when_the_block_is_well_over(mortal: tuple[Place, Path]) -> None:
+def test_q12_a_redis_that_freezes_is_an_error_when_the_block_is_well_over(
+    mortal: tuple[Place, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     place, home = mortal
+    monkeypatch.setattr("pipeline.ingest.client.ROOM", 1.0)
     consumer = place.consumer(block_ms=100)
     found = servers.status(home)
     assert found is not None
@@ -246,7 +251,7 @@ def test_q13_the_loop_never_looks_at_pending_entries_nor_at_the_backlog(mortal: 
     consumer.stop()
     loop.outcome()
     stats: Any = place.raw.info("commandstats")
-    assert {name.removeprefix("cmdstat_") for name in stats} <= {"xreadgroup", "xack", "info", "config|resetstat"}
+    assert {name.removeprefix("cmdstat_") for name in stats} <= {"xreadgroup", "xack", *QUESTIONS}
     assert len(place.pending()) == 1, "the dead one's message is left for a recovery"
 
 

@@ -190,16 +190,11 @@ def test_two_services_that_race_with_the_same_message_ids_make_one_event_each(
         run.ingest("--message-id-field", "id", "--batch", "20", "--stream", other.stream),
     ]
     wait_until_published(db, 1000)
-    wait_for(lambda: _is_done(place) and _is_done(other), within=30)
+    wait_for(lambda: place.is_done(GROUP) and other.is_done(GROUP), within=30)
     assert [program.stop() for program in both] == [0, 0]
     assert published(db) == dict.fromkeys(ids, 1)
     assert sum(int(program.said.splitlines()[-1].split()[0]) for program in both) == 1000
     other.close()
-
-
-def _is_done(place: Place) -> bool:
-    stats = place.queue("looker", group=GROUP).backlog_stats()
-    return stats.waiting == 0 and stats.pending == 0
 
 
 @pytest.mark.timeout(600)
@@ -212,7 +207,7 @@ def test_q18_three_processes_share_thousands_of_messages_and_each_event_is_there
         program.wait_until_reading()
     fill(place, count)
     wait_until_published(db, count, within=90 + count / 500)
-    wait_for(lambda: _is_done(place), within=30)
+    wait_for(lambda: place.is_done(GROUP), within=30)
     assert [program.stop() for program in three] == [0, 0, 0]
     found = published(db)
     assert (len(found), set(found.values())) == (count, {1})
