@@ -6,6 +6,7 @@ starts on that item.
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 
@@ -15,6 +16,7 @@ class InFlight:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holders: dict[str, int] = {}
+        self._behind: Counter[str] = Counter()  # of the holders, those that were left behind
         self._waiting: dict[str, set[Callable[[], None]]] = {}
         self._stuck: set[str] = set()
 
@@ -31,22 +33,29 @@ class InFlight:
             return True
 
     def share(self, transaction_id: str) -> Callable[[], None]:
-        """Note one more piece of code that works on a taken id; what is returned gives it back, to be called once."""
+        """Note that code on a taken id is left behind; what is returned gives it back, to be called once."""
         with self._lock:
             self._holders[transaction_id] += 1
-        return functools.partial(self.release, transaction_id)
+            self._behind[transaction_id] += 1
+        return functools.partial(self.release, transaction_id, is_behind=True)
 
-    def release(self, transaction_id: str) -> None:
+    def release(self, transaction_id: str, *, is_behind: bool = False) -> None:
         """Give the id back."""
         with self._lock:
             self._holders[transaction_id] -= 1
+            self._behind[transaction_id] -= is_behind
             if self._holders[transaction_id]:
                 return
-            del self._holders[transaction_id]
+            del self._holders[transaction_id], self._behind[transaction_id]
             self._stuck.discard(transaction_id)
             waiting = self._waiting.pop(transaction_id, set())
         for wake in waiting:
             wake()
+
+    def is_lived(self, transaction_id: str) -> bool:
+        """Whether a worker holds the id, of this loop or of another of the task; else only code left behind does."""
+        with self._lock:
+            return self._holders.get(transaction_id, 0) > self._behind.get(transaction_id, 0)
 
     def give_up(self, transaction_id: str) -> None:
         """Note that somebody waited for the id in vain: as long as it is held nobody waits for it again."""

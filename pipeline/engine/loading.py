@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ _WANTED = {  #: what a field wants, by the kind of error that pydantic gives
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
     "int_type": "a whole number",
+    "invalid_key": "text as the name of a field",
     "model_type": "a table",
     "string_type": "text",
 }
@@ -64,21 +65,18 @@ def build(values: Mapping[str, Any], where: str = "The policy", origins: Origins
 
 def from_file(path: Path) -> dict[str, Any]:
     """What a TOML, YAML or JSON file says. YAML needs the package pyyaml."""
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        problem = f"its name ends in {path.suffix.lower()!r}; expected .toml, .yaml, .yml or .json"
+        raise PolicyError(str(path), [problem])
     try:
-        text = path.read_text(encoding="utf-8")
-        match path.suffix.lower():
-            case ".toml":
-                found: Any = tomllib.loads(text)
-            case ".yaml" | ".yml":
-                found = _yaml(text)
-            case ".json":
-                found = json.loads(text)
-            case other:
-                raise PolicyError(str(path), [f"its name ends in {other!r}; expected .toml, .yaml, .yml or .json"])
+        found = read(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise PolicyError(str(path), ["it is nested too deep; expected a table with loop and steps"]) from None
     except OSError as error:
         raise PolicyError(str(path), [error.strerror or str(error)]) from error
+    except UnicodeDecodeError as error:
+        raise PolicyError(str(path), ["it is not text in UTF-8"]) from error
     except ValueError as error:
         raise PolicyError(str(path), [str(error)]) from error
     if not isinstance(found, dict):
@@ -132,6 +130,14 @@ def _yaml(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from error
 
 
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    ".toml": tomllib.loads,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+    ".json": json.loads,
+}
+
+
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
@@ -166,7 +172,8 @@ def _like(old: Any, new: Any) -> Any:
 def _variable(path: tuple[Any, ...], origins: Origins) -> str | None:
     """The variable that is to blame for what is wrong at a path."""
     lowered = tuple(str(part).lower() for part in path)
-    return next((name for origin, name in origins.items() if origin == lowered[: len(origin)]), None)
+    common = {origin: min(len(origin), len(lowered)) for origin in origins}
+    return next((origins[origin] for origin, most in common.items() if origin[:most] == lowered[:most]), None)
 
 
 def _sentence(error: Any, variable: str | None) -> str:

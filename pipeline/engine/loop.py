@@ -121,9 +121,7 @@ def consumed(loop: Loop) -> Generator[Request, Any, Report]:
             loop.host.observer.mark_failed(span, error)
             raise
         finally:
-            loop.host.is_over = True
-            for item in loop.open.values():
-                item.claim()
+            loop.host.is_over = True  # whatever was raised: no attempt, and so no handler, begins any more
     return loop.report
 
 
@@ -295,17 +293,23 @@ def _leave_stuck(loop: Loop) -> None:
 
 
 def _patient(loop: Loop) -> Looping:
-    """Wait until one of the deferred items could be started, or patience ends."""
-    stuck, seconds = loop.hooks.in_flight.is_stuck, patience(loop.hooks.policy.loop)
+    """Wait until one of the deferred items could be started, or patience with code that was left behind ends.
+
+    A worker of another loop of the same task is waited for as long as it takes: its own policy limits it.
+    """
+    in_flight, seconds = loop.hooks.in_flight, patience(loop.hooks.policy.loop)
     until, is_told = loop.host.clock() + seconds, False
     while loop.deferred and not loop.open and not loop.host.stop.is_asked:
-        rest, left = until - loop.host.clock(), loop.rest()
-        if rest <= 0 or all(stuck(item.transaction.transaction_id) for item in loop.deferred):
+        now, ids = loop.host.clock(), [item.transaction.transaction_id for item in loop.deferred]
+        if any(in_flight.is_lived(each) for each in ids):
+            until = now + seconds
+        elif now >= until or all(in_flight.is_stuck(each) for each in ids):
             return
-        if not is_told:
+        elif not is_told and until - now < seconds:
             words = "%s: %s waiting for code that was left behind on the same id, for %g s at most"
-            log.warning(words, loop.host.observer.task, counted(len(loop.deferred), "item"), seconds)
+            log.warning(words, loop.host.observer.task, counted(len(ids), "item"), seconds)
             is_told = True
+        rest, left = until - now if is_told else GRACE, loop.rest()
         yield from _heard(loop, rest if left is None else min(rest, left))
 
 

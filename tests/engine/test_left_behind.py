@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.engine.attempts import Call, Host, Subject, Work, tried
 from pipeline.engine.errors import ConsumerLoopTimeoutException, LeftBehindException
-from pipeline.engine.lifecycle import PATIENCE, Ending, Status, Step, most_left_behind, patience, wait_ends_at
+from pipeline.engine.lifecycle import GRACE, PATIENCE, Ending, Status, Step, most_left_behind, patience, wait_ends_at
 from pipeline.engine.loop import Loop, Settled, Start, Wait, consumed
 from pipeline.engine.policies import ConsumerLoopPolicy, RetryPolicy
 from pipeline.engine.steps import Ended, Steps
@@ -55,15 +55,38 @@ def test_an_item_whose_id_is_held_by_code_that_never_ends_is_left_after_a_while_
     variant: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = variant.task(Script())
-    task._state.in_flight.take("t-0", lambda: None)
+    ended = left_behind(task, "t-0")
     batches = [items(2), [item("t-0"), item("t-2")], [item("t-0")], items(1, start=3)]
     long, report = waits(task, batches, policy())
-    assert long == [PATIENCE, 1.0]  # once, and then a rest after a batch of which nothing could be worked on
+    # Once, with a warning after a moment; later a rest after a batch of which nothing could be worked on.
+    assert long == [GRACE, PATIENCE - GRACE, 1.0]
     assert (report.succeeded, report.left, report.ending) == (3, 3, Ending.NOTHING_LEFT)
     assert "1 item waiting for code that was left behind on the same id, for 10 s at most" in caplog.text
     assert caplog.text.count("transaction t-0 is left") == 3
-    task._state.in_flight.release("t-0")
+    ended()
     assert waits(task, [items(1)], policy())[1].succeeded == 1
+
+
+def left_behind(task: Any, transaction_id: str) -> Callable[[], None]:
+    """Code on an id that was left behind; what is returned ends it."""
+    task._state.in_flight.take(transaction_id, lambda: None)
+    ended: Callable[[], None] = task._state.in_flight.share(transaction_id)
+    task._state.in_flight.release(transaction_id)
+    return ended
+
+
+@rule("E-5")
+@check("E21")
+def test_an_item_waits_for_a_worker_of_another_loop_as_long_as_that_takes(variant: Run) -> None:
+    task = variant.task(Script())
+    task._state.in_flight.take("t-0", lambda: None)
+
+    def free(turn: int) -> None:
+        if turn == 50:
+            task._state.in_flight.release("t-0")
+
+    long, report = waits(task, [items(1)], policy(), free)
+    assert (sum(long) > 2 * PATIENCE, report.succeeded, report.left) == (True, 1, 0)
 
 
 @rule("E-5")
@@ -75,18 +98,14 @@ def test_an_item_that_waits_for_its_id_is_started_when_it_is_free_however_short_
     run = ran(variant, script, Batches([item("same") for _ in range(3)]), policy(transaction_timeout=0.05))
     assert (run.report.timed_out, run.report.succeeded, run.report.left) == (2, 1, 0)
     task = variant.task(Script())
-    task._state.in_flight.take("t-0", lambda: None)
-
-    def free(_: int) -> None:
-        task._state.in_flight.release("t-0")
-
-    assert waits(task, [items(1)], policy(), free)[1].succeeded == 1
+    ended = left_behind(task, "t-0")
+    assert waits(task, [items(1)], policy(), lambda _: ended())[1].succeeded == 1
 
 
 @check("E21", "E23")
 def test_a_task_that_is_asked_to_end_waits_for_no_id(variant: Run) -> None:
     task = variant.task(Script())
-    task._state.in_flight.take("t-0", lambda: None)
+    left_behind(task, "t-0")
     timer = threading.Timer(0.2, task.stop)
     timer.start()
     run = ran(variant, task.script, Cut(items(1)), policy(), task=task)
@@ -103,11 +122,11 @@ def test_a_task_that_leaves_too_many_calls_behind_ends_and_says_what_to_do(
         task._state.behind.change(1)
     script = task.script
     script.will_process("t-0", Does(takes=0.5, is_stubborn=True))
-    chosen = policy(process=RetryPolicy(timeout=0.05))
+    chosen = policy(size=1, process=RetryPolicy(timeout=0.05))
     run = ran(variant, script, Cut(items(3)), chosen, task=task)
     assert isinstance(run.error, LeftBehindException)
     assert run.error.report is not None
-    assert (run.error.report.processed, run.error.report.left) == (1, 2)
+    assert (run.error.report.processed, run.error.report.taken, len(run.source.asked)) == (1, 1, 1)
     assert "has left more than 100 calls behind" in str(run.error)
     assert "current_attempt()" in str(run.error)
     assert "left behind after their time was up and still running" in caplog.text

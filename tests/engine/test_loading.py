@@ -102,6 +102,7 @@ def test_arguments_for_the_source_are_merged_one_by_one_and_never_shown(tmp_path
         ({"LOOP__STREAMING": "maybe"}, "expected true or false, got 'maybe'"),
         ({"LOOP__TIMEOUT": "soon"}, "expected a number, got 'soon'"),
         ({"LOOP": "7"}, "CONSUME_LOOP (loop): expected a table, got '7'"),
+        ({"LOOP__LIMIT__X": "3"}, "CONSUME_LOOP__LIMIT__X (loop.limit): expected a whole number"),
     ],
 )
 def test_a_wrong_value_in_the_environment_is_blamed_on_its_variable(
@@ -124,6 +125,7 @@ def test_a_wrong_value_in_the_environment_is_blamed_on_its_variable(
         ("p.json", "[1]", "it holds something of type list; expected a table with loop and steps"),
         ("p.json", '{"loop": null}', "loop: expected a table, got nothing"),
         ("p.yaml", "{steps: {fetch: {extra: {1: 2}}}}", "steps.fetch.extra.1.[key]: expected text"),
+        ("p.yaml", "{loop: {1: 2}}", "loop.1: expected text as the name of a field, got 1"),
         ("p.toml", "[loop]\nlimit = true", "loop.limit: expected a number, got true or false"),
         ("p.toml", "[loop.batch]\nsize = true", "loop.batch.size: expected a number, got true or false"),
         ("p.toml", "[loop]\ntimeout = 1e12", "loop.timeout: expected less than or equal to 315360000"),

@@ -288,6 +288,7 @@ def test_an_outcome_that_comes_with_the_end_of_time_still_counts(variant: Run) -
     ended = Settled(first, _lived(hooks, first))
     now = 5.0
     assert looping.send([]) == Wait(0.0)
+    assert loop.host.is_over  # from here on nothing is attempted again
     assert type(looping.send([ended])) is Abandon
     with pytest.raises(ConsumerLoopTimeoutException, match="settled: 1 item, left unacknowledged: 1"):
         looping.send(None)

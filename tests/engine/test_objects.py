@@ -129,7 +129,7 @@ def test_pauses_follow_the_formula_and_reach_their_cap(
     for each in (RetryPolicy(**shared), EmptyQueuePolicy(**shared)):
         assert [each.pause(index) for index in range(len(pauses))] == pauses
         assert each.pause(100_000) >= 0  # no number of failures is too many for a float
-        assert each.pause(5000) < threading.TIMEOUT_MAX  # nor too many for the operating system
+    assert 1e8 < RetryPolicy(backoff=1).pause(5000) < threading.TIMEOUT_MAX  # nor too many for the operating system
 
 
 @rule("E-33")
