@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import threading
 from typing import Any
 
 from celery import signals
@@ -51,8 +52,10 @@ def release(**_: Any) -> None:
         host().leases.release()
     except SQLAlchemyError as error:
         log.warning("runs could not be given back; their leases will lapse: %s", error)
+    numbers = threading.Thread(target=metrics.end, name="pipeline-last-words", daemon=True)
+    numbers.start()  # beside the spans: a collector that does not answer is waited for once
     tracing.end()
-    metrics.end()
+    numbers.join()
 
 
 @signals.worker_ready.connect

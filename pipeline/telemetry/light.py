@@ -4,6 +4,7 @@ Code that runs inside one finds its context as the current one, so that its own 
 cannot add anything to it. Ids are chosen here, because the span of a run has one that others know before.
 """
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 
 from opentelemetry import context, trace
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
+
+log = logging.getLogger(__name__)
 
 SCOPE = "pipeline"
 ERROR_TYPE = "exception.type"
@@ -101,6 +104,13 @@ class _Sink:
         return self._sampler is None or self._sampler.should_sample(None, trace_id, name).decision.is_sampled()
 
     def put(self, span: Span, at: int) -> None:
+        """Put a span down. Whatever listens there may fail: the work that is told of has happened all the same."""
+        try:
+            self._put(span, at)
+        except Exception:
+            log.debug("a span was lost on its way", exc_info=True)
+
+    def _put(self, span: Span, at: int) -> None:
         if self._accept is not None:
             self._accept(span, at)
             return
@@ -108,9 +118,13 @@ class _Sink:
         if span.parent is not None:
             inside = trace.set_span_in_context(NonRecordingSpan(span.parent), inside)
         token = self._ids and self._ids.chosen.set(span.context)
-        made = self._tracer.start_span(span.name, inside, span.kind, span.attributes, span.links, start_time=span.begun)
-        if self._ids and token:
-            self._ids.chosen.reset(token)
+        try:
+            made = self._tracer.start_span(
+                span.name, inside, span.kind, span.attributes, span.links, start_time=span.begun
+            )
+        finally:
+            if self._ids and token:
+                self._ids.chosen.reset(token)
         made.set_status(span.status)
         made.end(at)
 

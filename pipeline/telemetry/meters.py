@@ -20,7 +20,7 @@ from pipeline.telemetry.totals import Channel, Row, Totals
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS = 5.0  #: seconds that a process which ends gives its last numbers to get out
+LAST_WORDS = 3.0  #: seconds that a process which ends gives its last numbers to get out
 #: Adds gauges to a meter; only processes that are asked do.
 Registers = Callable[[api.Meter], None]
 

@@ -20,7 +20,7 @@ from pipeline.telemetry.light import SCOPE, Span
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS = 5.0  #: seconds that a process which ends gives its last spans to get out
+LAST_WORDS = 3.0  #: seconds that a process which ends gives its last spans to get out
 _HALF = (1 << 64) - 1
 
 

@@ -1,11 +1,13 @@
 """The shape of a run's trace: what is in it, under what, linked to what, whatever happens to the run."""
 
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import StatusCode
 
@@ -352,3 +354,31 @@ def test_a_ratio_of_runs_is_sampled_although_their_ids_are_not_evenly_spread(rat
     finally:
         spans.use(None)
     assert abs(sampled - ratio) < 0.06
+
+
+class Broken(SpanProcessor):
+    """A listener that somebody else set up, and that fails whatever it is told."""
+
+    def on_start(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("no room")
+
+    def on_end(self, _: Any) -> None:
+        raise RuntimeError("no room")
+
+
+def theirs(processor: Any) -> TracerProvider:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+    return provider
+
+
+@pytest.mark.parametrize("made", [setup.made, theirs], ids=["ours", "theirs"])
+def test_a_listener_that_fails_costs_its_spans_and_no_run(db: Database, made: Callable[[Any], Any]) -> None:
+    run = Shop().started(db, orders=2)
+    spans.use(made(Broken()))
+    try:
+        run.run()
+    finally:
+        spans.use(None)
+    assert [(row.phase, row.status) for row in run.runs()] == [("committed", "committed")] * len(run.runs())
+    assert [row.status for row in run.ledger()] == ["applied"] * 2
