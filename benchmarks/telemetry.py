@@ -1,10 +1,12 @@
 """What telemetry costs a run: `python benchmarks/telemetry.py`. Exits with 1 when it costs more than it may.
 
-Three variants of the same path, in one process, in turns, on one database:
+Variants of the same path, in one process, in turns, on one database:
 
-- *cut*: every call into the span code is replaced by nothing, as if it had never been written;
+- *cut*: every call into the code of spans and metrics is replaced by nothing, as if it had never been written;
 - *off*: the code as it is, with nobody listening, which is the default;
-- *on*: spans are made, batched, encoded as OTLP and posted to a collector in a process of its own.
+- *traces*: spans are made, batched, encoded as OTLP and posted to a collector in a process of its own;
+- *metrics*: everything is counted, handed over as a child of a worker does it, and added up;
+- *on*: both.
 
 A run is published, scheduled, prepared, mutated and committed with its whole SQL, without broker and worker
 (`pipeline.testing.Inline`), by handlers and a connector that do nothing: what a run costs at least. It is measured
@@ -33,9 +35,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pipeline import Call, Connector, PrepareResult, Workflow, mutation
 from pipeline.dev import servers
-from pipeline.store.database import Database
+from pipeline.runtime import flights
+from pipeline.store.database import Database, Transaction
 from pipeline.store.migrate import upgrade
-from pipeline.telemetry import contexts, setup, spans
+from pipeline.telemetry import cohorts, collecting, contexts, metrics, setup, spans
+from pipeline.telemetry.totals import Channel, Totals
 from pipeline.testing.inline import Inline
 
 MOST_OFF, MOST_ON = 2.0, 15.0  #: percent of a run
@@ -101,7 +105,16 @@ class Bench:
 
     def __init__(self, inline: Inline, provider: Any) -> None:
         self.inline, self.provider, self.size, self.count = inline, provider, 1, 0
-        self.variants: dict[str, Callable[[], Any]] = {"cut": cut, "off": ExitStack, "on": self.listening}
+        self.handing, self.totals = Channel(), Totals()
+        self.handing.ours.setblocking(False)
+        self.meters = collecting.provider([collecting.handing_over(self.handing)])
+        self.variants: dict[str, Callable[[], Any]] = {
+            "cut": cut,
+            "off": ExitStack,
+            "traces": self.listening,
+            "metrics": self.counting,
+            "on": self.both,
+        }
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -109,25 +122,43 @@ class Bench:
         spans.use(self.provider)
         try:
             yield
+            self.provider.force_flush()
         finally:
             spans.use(None)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Numbers go through a channel to whoever adds them up, here in the same process."""
+        metrics.use(self.meters)
+        try:
+            yield
+            self.meters.force_flush()
+            self.handing.receive(self.totals)
+        finally:
+            metrics.use(None)
+
+    @contextmanager
+    def both(self) -> Iterator[None]:
+        """Everything there is."""
+        with self.listening(), self.counting():
+            yield
 
     def round(self, variant: str) -> Round:
         """Microseconds per run, by the clock and of CPU; what is still to be exported is exported within them."""
         payloads = [{"n": self.count + n} for n in range(self.size)]
         self.count += self.size
-        with self.variants[variant]():
+        with ExitStack() as stack:
+            stack.enter_context(self.variants[variant]())
             begun, cpu = time.perf_counter(), time.process_time()
             self.inline.publish(orders, *payloads)
             self.inline.run()
-            if variant == "on":
-                self.provider.force_flush()
+            stack.close()
             wall, spent = time.perf_counter() - begun, time.process_time() - cpu
         return Round(wall / self.size * 1e6, spent / self.size * 1e6)
 
 
 def cut() -> Any:
-    """The path as if no span had ever been thought of."""
+    """The path as if neither a span nor a number had ever been thought of."""
     nothing = lambda *_, **__: None  # noqa: E731 - eleven times the same
     stack = ExitStack()
     for module, name, instead in [
@@ -139,6 +170,11 @@ def cut() -> Any:
         *((spans, name, nothing) for name in ("here", "call", "ended", "read", "over", "stopped", "rescued")),
         (contexts, "current", nothing),
         (contexts, "of_known", nothing),
+        (cohorts, "watch", lambda *_, **__: cohorts._NOBODY),
+        *((cohorts, name, nothing) for name in ("done", "failed", "is_counted")),
+        (Transaction, "count", nothing),
+        (flights, "counted", nothing),
+        (metrics, "is_on", lambda: False),
     ]:
         stack.enter_context(mock.patch.object(module, name, instead))
     return stack
@@ -156,13 +192,13 @@ _NOTHING = _Nothing()
 
 
 def measured(runner: Bench, rounds: int) -> dict[str, list[Round]]:
-    """Rounds of the three variants in turns, each time in another order, after two that do not count."""
-    order = ["cut", "off", "on"]
+    """Rounds of the variants in turns, each time in another order, after two that do not count."""
+    order = list(runner.variants)
     for variant in order * 2:
         runner.round(variant)
     found: dict[str, list[Round]] = {variant: [] for variant in order}
     for number in range(rounds):
-        for variant in order[number % 3 :] + order[: number % 3]:
+        for variant in order[number % len(order) :] + order[: number % len(order)]:
             found[variant].append(runner.round(variant))
     return found
 
@@ -183,10 +219,13 @@ def ready() -> Iterator[Bench]:
         assert collector.stdout is not None
         provider = setup._exporting(f"http://127.0.0.1:{collector.stdout.readline().strip()}")
         inline = Inline(db, [bench], [World()])
+        runner = Bench(inline, provider)
         try:
-            yield Bench(inline, provider)
+            yield runner
         finally:
             provider.shutdown()
+            runner.meters.shutdown()
+            runner.handing.close()
             inline.close()
             inline.db.dispose()
             collector.kill()
@@ -199,7 +238,8 @@ def shown(found: dict[str, list[Round]]) -> bool:
     say(f"{'variant':<8} {'µs per run':>11} {'least':>8} {'of CPU':>8} {'by clock':>9} {'costs':>9} {'allowed':>8}\n")
     usual = statistics.median(each.wall for each in found["cut"])
     good = True
-    for variant, most in (("cut", None), ("off", MOST_OFF), ("on", MOST_ON)):
+    for variant in found:
+        most = {"cut": None, "off": MOST_OFF}.get(variant, MOST_ON)
         walls, more = [each.wall for each in found[variant]], over(found, variant)
         wall, cpu = statistics.median(walls), statistics.median(each.cpu for each in found[variant])
         bound = "" if most is None else f"{most:.0f} %"

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from cronsim import CronSim
+from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.trace import NoOpTracerProvider
 from sqlalchemy import Row
 
@@ -46,9 +47,9 @@ from pipeline.telemetry import spans
 
 log = logging.getLogger(__name__)
 
-#: A handler is called once in a phase, and the phase has a span: spans of the step and of its one attempt would
-#: say the same again, and cost as much as all the others together. What is counted is counted.
-COUNTED = Telemetry(tracer_provider=NoOpTracerProvider())
+#: A handler is called once in a phase, and the phase has a span and is timed: spans and numbers of the step and of its
+#: one attempt would say the same again, and cost as much as all the others together.
+SILENT = Telemetry(NoOpTracerProvider(), NoOpMeterProvider())
 _STATUS = {
     Outcome.SUCCESS: ResultStatus.APPLIED,
     Outcome.SKIPPED: ResultStatus.SKIPPED,
@@ -74,7 +75,7 @@ class Phases:
     def steps(self) -> StepExecutor:
         """The steps of this thread: in a pool of threads several phases run at once."""
         if not hasattr(self._local, "steps"):
-            self._local.steps = StepExecutor(COUNTED, clean=self._scrubbed)
+            self._local.steps = StepExecutor(SILENT, clean=self._scrubbed)
         steps: StepExecutor = self._local.steps
         return steps
 

@@ -28,7 +28,7 @@ from pipeline.domain.values import Applied, Failed, Person
 from pipeline.engine.executor import StepExecutor
 from pipeline.execution import mutations
 from pipeline.runtime.outcomes import clean, storable, told
-from pipeline.runtime.phases import COUNTED
+from pipeline.runtime.phases import SILENT
 from pipeline.runtime.registry import Registry
 from pipeline.schedules.report import Report
 from pipeline.store import views
@@ -135,7 +135,7 @@ class Reconciler:
         limit = operation.policy.immediate_timeout
         call = Call.within(row.idempotency_key, limit)
         what = f"{row.connector}.{row.operation}.reconcile"
-        steps = StepExecutor(COUNTED, clean=functools.partial(clean, connector, operation, row.params))
+        steps = StepExecutor(SILENT, clean=functools.partial(clean, connector, operation, row.params))
         try:
             look = operation.look
             assert look is not None

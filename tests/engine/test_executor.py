@@ -15,7 +15,7 @@ from pipeline.engine.executor import StepExecutor
 from pipeline.engine.policies import RetryPolicy
 from pipeline.engine.steps import TimedOutError
 from pipeline.engine.telemetry import Telemetry
-from pipeline.runtime.phases import COUNTED
+from pipeline.runtime.phases import SILENT
 from tests.support.rule import rule
 
 SOON = timedelta(seconds=5)
@@ -101,7 +101,7 @@ def test_words_are_cleaned_of_credentials_before_a_span_shows_them(
     assert all("token=***" in words and "hunter2" not in words for words in told)
     # The phases and the reconciler make no spans here at all: theirs have no words of errors in them.
     monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
-    counted = StepExecutor(COUNTED)
+    counted = StepExecutor(SILENT)
     counted.attempt(fail, limit=SOON, what="SendReceipt.prepare")
     counted.close()
     assert len(spans.get_finished_spans()) == 2
