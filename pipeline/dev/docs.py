@@ -26,7 +26,7 @@ from pipeline.domain.workflows import BlockKind, OnLogicError, OnUncertain
 from pipeline.store import routines
 from pipeline.store.invariants import INVARIANTS
 from pipeline.store.schema import metadata
-from pipeline.telemetry import lines, spans
+from pipeline.telemetry import lines, metrics, spans
 
 ADRS = Path("docs/design/adr")
 _POSTGRES = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy leaves it untyped
@@ -59,6 +59,7 @@ def pages(root: Path) -> dict[Path, str]:
         "states": states,
         "settings": settings,
         "telemetry": transitions,
+        "metrics": numbers,
         "errors": error_tree,
         "invariants": invariants,
         "tables": tables,
@@ -128,6 +129,47 @@ def transitions() -> str:
 def _spans() -> Iterable[tuple[str, str, str, str]]:
     for name, (parent, what, attributes) in spans.SPANS.items():
         yield code(name), parent, what, ", ".join(code(attribute) for attribute in attributes)
+
+
+def numbers() -> str:
+    """Every metric, from the one table of them."""
+    parts = {
+        "Counted as it happens": lambda each: each.kind != metrics.GAUGE and not each.name.startswith(_OTHERS),
+        "Read from Postgres when somebody asks": lambda each: (
+            each.kind == metrics.GAUGE and not each.name.startswith(_OTHERS)
+        ),
+        "Streams, from `pipeline ingest`": lambda each: each.name.startswith(_OTHERS[1]),
+        "The consumer engine, from `pipeline consume`": lambda each: each.name.startswith(_OTHERS[0]),
+    }
+    return page(
+        "Metrics",
+        "What is served at `/metrics` and sent over OTLP ([how](../guides/watch-it.md)). Labels are names that stand "
+        "in code, and statuses; never ids, keys or payloads. The OpenTelemetry name has dots and no suffix: "
+        "`pipeline.backlog.age` is `pipeline_backlog_age_seconds`.",
+        *(section(title, _metrics(filter(chosen, metrics.METRICS.values()))) for title, chosen in parts.items()),
+        section(
+            "Buckets",
+            table(
+                ["histogram", "upper bounds"],
+                (
+                    (code(each.prometheus), ", ".join(f"{bound:g}" for bound in each.bounds))
+                    for each in metrics.METRICS.values()
+                    if each.bounds
+                ),
+            ),
+        ),
+    )
+
+
+_OTHERS = ("pipeline.engine.", "pipeline.queue.")
+
+
+def _metrics(chosen: Iterable[metrics.Metric]) -> str:
+    rows = (
+        (code(each.prometheus), each.kind, ", ".join(code(label) for label in each.labels), each.words)
+        for each in chosen
+    )
+    return table(["metric", "kind", "labels", "what it says"], rows)
 
 
 def error_tree() -> str:
