@@ -3,15 +3,18 @@
 An order and the event that it was paid are written together: both are there, or neither is. Run it with the URL of a
 database in which the workflow of `examples/receipts.py` is registered:
 
-    python -m examples.order_service DATABASE_URL pay 4711 a@example.org
+    python -m examples.order_service postgresql://user:password@host:5432/name pay 4711 a@example.org
 """
 
 import sys
+from collections.abc import Sequence
 
 from sqlalchemy import Connection, create_engine, text
 
 from pipeline.client.publishing import Event, publish
+from pipeline.config import database_url_of
 
+USAGE = "usage: python -m examples.order_service DATABASE_URL pay ORDER EMAIL\n"
 TABLES = """
 CREATE TABLE IF NOT EXISTS orders (
     number text PRIMARY KEY,
@@ -34,15 +37,20 @@ def pay(connection: Connection, number: str, email: str) -> bool:
     return True
 
 
-def main(database_url: str, number: str, email: str) -> None:
-    """Pay one order."""
-    engine = create_engine(database_url)
+def main(arguments: Sequence[str]) -> int:
+    """Pay one order, and return the exit code."""
+    if len(arguments) != 4 or arguments[1] != "pay":
+        sys.stderr.write(USAGE)
+        return 2
+    database_url, _, number, email = arguments
+    engine = create_engine(database_url_of(database_url))
     with engine.begin() as connection:
         connection.execute(text(TABLES))
         is_new = pay(connection, number, email)
     sys.stdout.write("paid\n" if is_new else "was paid before\n")
     engine.dispose()
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[3], sys.argv[4])
+    sys.exit(main(sys.argv[1:]))

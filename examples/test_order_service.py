@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from examples import order_service, receipts
+from pipeline.config import database_url_of
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import scripted
 
@@ -21,8 +22,8 @@ def run(pipeline_run: Callable[..., Inline]) -> Inline:
 
 @pytest.fixture
 def database_url(run: Inline) -> str:
-    """The database it listens in, as a program is given it."""
-    return run.db.engine.url.render_as_string(hide_password=False)
+    """The database it listens in, as settings and guides print it."""
+    return run.db.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 def messages(run: Inline) -> list[str]:
@@ -30,7 +31,7 @@ def messages(run: Inline) -> list[str]:
 
 
 def test_an_order_and_its_event_are_written_together_or_not_at_all(run: Inline, database_url: str) -> None:
-    engine = create_engine(database_url)
+    engine = create_engine(database_url_of(database_url))
     try:
         with engine.connect() as connection:
             connection.execute(text(order_service.TABLES))
@@ -58,7 +59,17 @@ def test_the_program_pays_once(run: Inline, database_url: str) -> None:
         assert messages(run) == ["order:4711"]
         run.run()
     finally:
-        engine = create_engine(database_url)
+        engine = create_engine(database_url_of(database_url))
         with engine.begin() as connection:
             connection.execute(text("DROP TABLE IF EXISTS orders"))
         engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("postgresql://h/n", "refund", "4714", "a"), ("postgresql://h/n", "pay", "1")]
+)
+def test_what_it_does_not_understand_it_does_not_do(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert order_service.main(arguments) == 2
+    assert capsys.readouterr().err.startswith("usage: ")

@@ -90,7 +90,8 @@ def test_the_program_of_the_guide_runs_as_it_is_printed(
 
     threading.Thread(target=stop_when_done, daemon=True).start()
     try:
-        exec(program, {"DATABASE_URL": database_url, "REDIS_URL": place.url})
+        plain = database_url.replace("postgresql+psycopg2://", "postgresql://")
+        exec(program, {"DATABASE_URL": plain, "REDIS_URL": place.url})
         with engine.begin() as connection:
             assert connection.execute(text("SELECT id FROM seen_orders ORDER BY id")).scalars().all() == ["1", "2"]
     finally:
@@ -105,3 +106,17 @@ def test_the_consumer_of_the_engine_in_the_guide_has_just_the_idle_time_it_needs
     exec(program, {"REDIS_URL": place.url})
     with pytest.raises(InvalidInputError, match="expected at least 255000"):
         exec(program.replace("300_000", "60_000"), {"REDIS_URL": place.url})
+
+
+def test_every_page_and_example_names_the_same_fact_in_the_same_way(project: Path) -> None:
+    """A team that adds the stream as a second way in must not get two events of one order."""
+    pages = ["docs/guides/put-work-in.md", "docs/guides/ingest-a-stream.md", "deploy/ingest.md", "examples/xadd.sh"]
+    pages += ["deploy/systemd/ingest-orders.env.example"]
+    words = {page: (project / page).read_text(encoding="utf-8") for page in pages}
+    fields = {word for text in words.values() for word in re.findall(r"--message-id-field,? (\w+)", text)}
+    assert fields == {"id"}
+    component = (project / "deploy/kubernetes/components/ingest/kustomization.yaml").read_text(encoding="utf-8")
+    assert "INGEST_MESSAGE_ID_FIELD=id" in component
+    assert '"message_id": "order:4711"' in words["docs/guides/put-work-in.md"]
+    assert '"id": "order:4711"' in words["docs/guides/ingest-a-stream.md"]
+    assert '\\"id\\": \\"order:$order\\"' in words["examples/xadd.sh"]

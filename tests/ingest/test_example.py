@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.receipts import receipts
+from pipeline.client.publishing import publish
 from pipeline.execution import workflows
 from pipeline.ingest.bridge import Bridge
 from pipeline.ingest.route import Route
@@ -50,15 +51,21 @@ def test_an_order_added_from_a_shell_twice_is_one_event(place: Place, db: Databa
         done = xadd(project, place, cli, "4711", "a@example.org")
         assert done.returncode == 0, done.stderr
         assert "-" in done.stdout
-    route = Route(workflow="receipts", topic="orders.paid", message_id_field="order")
+    route = Route(workflow="receipts", topic="orders.paid", message_id_field="id")
     bridge = Bridge(place.queue(max_read_count=10), db, route)
     bridge.read_once()
     assert (bridge.tally.published, bridge.tally.repeats, place.pending()) == (1, 1, {})
     with db.transaction() as tx:
+        again = {"topic": "orders.paid", "message_id": "order:4711", "payload": {"order": "4711", "email": "a"}}
+        assert publish(tx, "receipts", [again]).repeated == ("order:4711",), "the order service calls it the same"
+    with db.transaction() as tx:
         assert views.workflow_names(tx) == ["receipts"]
 
 
-@pytest.mark.parametrize("arguments", [(), ("4711",), ('47"11', "a@example.org"), ("4711", "a\\@example.org")])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("4711",), ('47"11', "a@example.org"), ("4711", "a\\@example.org"), ("47\n11", "a"), ("4711", "a\tb")],
+)
 def test_what_would_not_be_json_is_not_added(place: Place, project: Path, cli: str, arguments: tuple[str, ...]) -> None:
     assert xadd(project, place, cli, *arguments).returncode == 2
     assert not place.raw.exists(place.stream)
