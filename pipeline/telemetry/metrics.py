@@ -5,11 +5,14 @@ stand in code and statuses, never ids, keys or payloads. Gauges stand in the tab
 from Postgres when somebody asks.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from opentelemetry import metrics as api
+
+log = logging.getLogger(__name__)
 
 SCOPE = "pipeline"
 COUNTER, HISTOGRAM, GAUGE, UP_DOWN = "counter", "histogram", "gauge", "up-down counter"
@@ -209,8 +212,12 @@ def is_heard(provider: object) -> bool:
 
 
 def note(name: str, labels: Mapping[str, str], value: float = 1) -> None:
-    """Add to a counter, or record a value of a histogram."""
-    _instruments()[name](value, labels)
+    """Add to a counter, or record a value of a histogram. A meter that fails undoes nothing of what it counts."""
+    tell = _instruments()[name]
+    try:
+        tell(value, labels)
+    except Exception:
+        log.debug("%s was not counted", name, exc_info=True)
 
 
 def transitions(lines: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
