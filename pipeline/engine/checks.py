@@ -28,7 +28,7 @@ def fetch_of(task: object, source: Any, method: str, extra: Mapping[str, Any]) -
     fetch = getattr(source, method, None)
     if not callable(fetch):
         other, mixin = _FETCHES[method]
-        words = f"The source of {_name(task)} is a {_name(source)}; expected an object with {method}(batch_size)."
+        words = f"The source of {_name(task)} is of type {_name(source)}; expected an object with {method}(batch_size)."
         hint = f" It has {other}: let the task inherit {mixin}." if hasattr(source, other) else ""
         raise InvalidInputError(f"{words}{hint} Nothing was fetched.")
     found: Callable[..., Any] = fetch

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import math
+from collections import deque
 from collections.abc import Generator
 from typing import Any, TypeVar
 
@@ -34,11 +35,12 @@ class Coroutines:
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
-        self._places = asyncio.Semaphore(hooks.policy.loop.concurrency.value)
+        self._most = hooks.policy.loop.concurrency.value
         self._notices: list[Any] = []
         self._waker: asyncio.Future[None] | None = None
         self._hurry = asyncio.Event()
-        self._items: dict[asyncio.Task[None], Item] = {}
+        self._waiting: deque[Item] = deque()  #: started by the loop, without a place yet
+        self._items: dict[asyncio.Task[Any], Item] = {}
         self._calls: set[asyncio.Task[Any]] = set()
         self._is_closing = False  #: the engine itself cancels the tasks of items; nobody else may
 
@@ -69,7 +71,7 @@ class Coroutines:
             finally:
                 await self._close()
 
-    async def _drive(self, asking: Generator[Any, Any, T], own: "asyncio.Task[None] | None" = None) -> T:
+    async def _drive(self, asking: Generator[Any, Any, T], own: "asyncio.Task[Any] | None" = None) -> T:
         """Do in this task what a loop, an item or a step asks for. ``own`` is this task if the engine made it."""
         answer: Any = None
         try:
@@ -94,7 +96,7 @@ class Coroutines:
         finally:
             asking.close()
 
-    def _answer(self, error: BaseException, request: Any, own: "asyncio.Task[None] | None") -> Ended:
+    def _answer(self, error: BaseException, request: Any, own: "asyncio.Task[Any] | None") -> Ended:
         """The error of a call, unless it is not the call's: somebody wants this very task to end."""
         if isinstance(error, asyncio.CancelledError):
             task = own or asyncio.current_task()
@@ -105,7 +107,7 @@ class Coroutines:
             raise error
         return Ended(error=error)
 
-    async def _taken_back(self, own: "asyncio.Task[None]") -> Ended:
+    async def _taken_back(self, own: "asyncio.Task[Any]") -> Ended:
         """Code that does not own the task of an item has cancelled it: that call has failed, and the item goes on."""
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)  # one may still be on its way
@@ -118,8 +120,8 @@ class Coroutines:
     async def _done(self, request: Any) -> Any:
         match request:
             case Start(items):
-                for item in items:
-                    self._begin(item)
+                self._waiting.extend(items)
+                self._refill()
             case Wait(seconds):
                 return await self._heard(seconds)
             case Pause(seconds):
@@ -130,42 +132,33 @@ class Coroutines:
                 await self._close()
         return None
 
-    def _begin(self, item: Item) -> None:
-        task = self._loop.create_task(self._live(item))
-        self._items[task] = item
-        task.add_done_callback(self._ended)
+    def _refill(self) -> None:
+        """Begin the next items, as many as there are places."""
+        while self._waiting and len(self._items) < self._most:
+            item = self._waiting.popleft()
+            task = self._loop.create_task(self._live(item))
+            self._items[task] = item
+            task.add_done_callback(self._ended)
 
-    async def _live(self, item: Item) -> None:
-        own: Any = asyncio.current_task()
+    async def _live(self, item: Item) -> Outcome | BaseException:
         try:
-            try:
-                await self._places.acquire()
-            except asyncio.CancelledError:
-                await self._placed(own)
-            try:
-                outcome = await self._drive(lived(self._hooks, item), own)
-            finally:
-                self._places.release()
-            self._put(Settled(item, outcome))
+            return await self._drive(lived(self._hooks, item), asyncio.current_task())
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - a fault of the engine itself: the loop must hear of it
-            self._put(error)
+            return error
 
-    async def _placed(self, own: "asyncio.Task[None]") -> None:
-        """Wait for a place again, after a cancellation that was not the engine's."""
-        while not self._is_closing:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._taken_back(own)
-                await self._places.acquire()
-                return
-        raise asyncio.CancelledError
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        """Begin again what somebody cancelled before it ran at all; no code of it can notice that."""
-        item = self._items.pop(task, None)  # gone when the loop gave the item up
-        if item is not None and task.cancelled() and not item.is_begun:
-            self._begin(item)
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        """Tell the loop of an item that has ended, and give its place to the next."""
+        item = self._items.pop(task, None)
+        if item is None:  # the loop gave it up
+            return
+        if task.cancelled():  # by code it does not belong to, before it ran at all: it could not notice that
+            self._waiting.appendleft(item)
+        else:
+            ended = task.result()
+            self._put(ended if isinstance(ended, BaseException) else Settled(item, ended))
+        self._refill()
 
     async def _heard(self, seconds: float | None) -> list[Any]:
         """Everything there is to hear; waits for the first of it only."""
@@ -201,7 +194,7 @@ class Coroutines:
                     stop, is_asked = self._hooks.host.stop, True
                     is_bounded = call.limit is not None
                     ends_at = wait_ends_at(ends_at, self._loop.time(), is_bounded=is_bounded, is_now=stop.is_now)
-            return _result(task)
+            return task.result()  # a call that cancelled itself raises that here
         finally:
             self._leave(task, call)
 
@@ -210,7 +203,7 @@ class Coroutines:
         try:
             done, _ = await asyncio.wait({task}, timeout=call.limit)
             if done:
-                return _result(task)
+                return task.result()  # a call that cancelled itself raises that here
             await self._cancelled(task)
             return Ended(is_late=True)
         finally:
@@ -241,13 +234,14 @@ class Coroutines:
     async def _close(self) -> None:
         """Cancel what still runs and give it a moment. What does not heed that is named in the log."""
         self._is_closing = True
-        items, self._items = self._items, {}
+        items, self._items, waiting = self._items, {}, [*self._waiting]
+        self._waiting.clear()
         tasks = {*items, *self._calls}
         for task in tasks:
             task.cancel()
         _, stubborn = await asyncio.wait(tasks, timeout=_END) if tasks else (tasks, tasks)
-        for item in items.values():
-            if not item.is_begun:  # cancelled before it had a place: its life, which gives the id back, never was
+        for item in (*waiting, *items.values()):
+            if not item.is_begun:  # its life, which gives the id back, never was
                 self._hooks.in_flight.release(item.transaction.transaction_id)
         for task in stubborn:
             _keep(task)
@@ -270,11 +264,6 @@ async def _shielded(call: Call) -> Ended:
         if isinstance(error, KeyboardInterrupt) or _is_closed(error):
             raise
         return Ended(error=error)
-
-
-def _result(task: "asyncio.Task[Ended]") -> Ended:
-    """How a call ended; one that cancelled itself at its very end has failed too."""
-    return Ended(error=asyncio.CancelledError("the call cancelled itself")) if task.cancelled() else task.result()
 
 
 def _is_closed(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from pipeline.engine.attempts import Call
 from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.engine.coroutines import Coroutines, _shielded
+from pipeline.engine.errors import FetchException
 from pipeline.engine.lifecycle import Ending, Status
 from pipeline.engine.loop import Notice
 from pipeline.engine.policies import RetryPolicy
@@ -72,6 +73,13 @@ def test_code_that_cancels_tasks_fails_for_its_item_at_most_and_every_item_is_se
     if act is cancel_this:
         assert (report.failed, task.errors) == (1, ["t-0"])
     assert len(task._state.in_flight) == 0
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_a_fetch_that_cancels_itself_has_failed(timeout: float | None) -> None:
+    source = Batches(Does(act=cancel_this))
+    run = ran(AsyncRun(), Script(), source, policy(fetch=RetryPolicy(timeout=timeout)))
+    assert isinstance(run.error, FetchException)
 
 
 @rule("E-4")

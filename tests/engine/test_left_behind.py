@@ -65,6 +65,8 @@ def test_an_item_whose_id_is_held_by_code_that_never_ends_is_left_after_a_while_
     assert caplog.text.count("transaction t-0 is left") == 3
     ended()
     assert waits(task, [items(1)], policy())[1].succeeded == 1
+    left_behind(task, "t-0")  # other code: it is waited for like the first
+    assert waits(task, [items(1)], policy())[0][:2] == [GRACE, PATIENCE - GRACE]
 
 
 def left_behind(task: Any, transaction_id: str) -> Callable[[], None]:

@@ -96,7 +96,7 @@ def test_what_cannot_work_is_refused_in_a_sentence_before_anything_is_fetched(va
 
     refused: list[tuple[Any, dict[str, Any], str]] = [
         (bare(variant), {"source": wrong}, "ConsumerMixin" if is_async else "AsyncConsumerMixin"),
-        (bare(variant), {"source": "x"}, "is a str; expected an object with fetch_transactions"),
+        (bare(variant), {"source": "x"}, "is of type str; expected an object with fetch_transactions"),
         (bare(variant), {}, "has no source"),
         (unwritten, {"source": source}, "process_transaction"),
         (bare(variant), {"source": source, "on_outcome": told}, "on_outcome"),
