@@ -218,7 +218,7 @@ class Settings(BaseSettings):
     otlp_endpoint: Annotated[str, AfterValidator(_otlp_endpoint)] = Field(
         default="",
         repr=False,
-        description="the OTLP collector for spans, and for numbers that nobody scrapes, over HTTP; unset: nothing is sent",
+        description="the OTLP collector for spans, and numbers that nobody scrapes, over HTTP; unset: nothing is sent",
     )
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         default=None, description="where workers, ingest and consume answer Prometheus; unset: they do not"
