@@ -14,8 +14,10 @@ import pytest
 from pipeline.config import Settings, SettingsError
 from pipeline.telemetry import collecting, meters, serving, totals
 from pipeline.telemetry.meters import Meters, is_pushed
+from pipeline.telemetry.metrics import METRICS
 from pipeline.telemetry.serving import Endpoint
 from pipeline.telemetry.totals import HISTOGRAM, LEVEL, SUM, Channel, Row, Totals
+from tests.deploy.known import OURS
 from tests.support.counting import Counted
 from tests.support.scrapes import Scraped, answering, free_port, scrape
 
@@ -185,3 +187,8 @@ def test_a_copy_that_a_fork_made_hands_nothing_over(channel: Channel) -> None:
     exporter.export(data)
     exporter.shutdown()
     assert drained(channel) == {}
+
+
+def test_rules_and_dashboards_are_written_against_metrics_of_the_table() -> None:
+    known = {about.prometheus: set(about.labels) for about in METRICS.values()}
+    assert {name: labels for name, labels in OURS.items() if known.get(name) != labels} == {}
