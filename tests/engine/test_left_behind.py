@@ -9,7 +9,7 @@ import pytest
 from pipeline.engine.attempts import Call, Host, Subject, Work, tried
 from pipeline.engine.errors import ConsumerLoopTimeoutException, LeftBehindException
 from pipeline.engine.lifecycle import GRACE, PATIENCE, Ending, Status, Step, most_left_behind, patience, wait_ends_at
-from pipeline.engine.loop import Loop, Settled, Start, Wait, consumed
+from pipeline.engine.loop import Abandon, Loop, Settled, Start, Wait, consumed
 from pipeline.engine.policies import ConsumerLoopPolicy, RetryPolicy
 from pipeline.engine.steps import Ended, Steps
 from pipeline.engine.telemetry import Telemetry
@@ -166,6 +166,26 @@ def test_a_handler_that_has_begun_gets_a_moment_to_settle_its_item_when_the_time
     assert run.error.report is not None
     assert (run.error.report.succeeded, run.error.report.left, run.error.report.in_doubt) == (1, 1, 0)
     assert run.statuses == [Status.LEFT, Status.SUCCESS]
+
+
+@check("E12", "E15")
+def test_an_item_that_was_left_is_not_counted_again_when_its_code_ends_in_that_moment(variant: Run) -> None:
+    """Driven by hand, so that both end exactly while the loop waits for the handler of one of them."""
+    now = 0.0
+    hooks: Any = variant.task(Script())._hooks(policy(timeout=5), lambda _: None)
+    hooks.host.clock = lambda: now
+    loop = Loop(hooks=hooks, ends_at=5.0, tell=lambda _: None)
+    looping = consumed(loop)
+    next(looping)
+    handled, worked_on = looping.send(Ended(items(2))).items
+    looping.send(None)
+    now = 5.0
+    assert handled.claim()  # its handler has begun
+    assert looping.send([]) == Wait(0.0)
+    assert looping.send([]) == Wait(GRACE)
+    ended = [Settled(each, _lived(hooks, each)) for each in (worked_on, handled)]
+    assert type(looping.send(ended)) is Abandon
+    assert (loop.report.left, loop.report.in_doubt, len(loop.open)) == (1 + 1, 0, 0)  # both heard that it is over
 
 
 @check("E12", "E15")
