@@ -1,10 +1,10 @@
 """Cancellations and errors that are not meant for the engine: each is the failure of the one call it came from."""
 
 import asyncio
-import gc
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -197,11 +197,14 @@ def test_a_step_that_hangs_runs_in_a_thread_that_keeps_no_process_alive() -> Non
 @pytest.mark.parametrize("timeout", [None, 5.0])
 def test_an_idle_thread_keeps_nothing_of_its_last_item(timeout: float | None) -> None:
     class Payload:
-        """Can be counted."""
+        """Can be watched."""
 
-    def alive() -> int:
-        gc.collect()
-        return sum(isinstance(each, Payload) for each in gc.get_objects())
+    watched = weakref.WeakSet[Payload]()
+
+    def made(transaction_id: str) -> Transaction:
+        payload = Payload()
+        watched.add(payload)
+        return item(transaction_id, payload)
 
     seen: list[int] = []
     script = Script()
@@ -209,10 +212,10 @@ def test_an_idle_thread_keeps_nothing_of_its_last_item(timeout: float | None) ->
     script.results = _Nowhere()
 
     def look() -> Any:
-        wait_for(lambda: alive() == 0)
-        seen.append(alive())
+        wait_for(lambda: len(watched) == 0)
+        seen.append(len(watched))
 
-    source = Batches([item("t-0", Payload()), item("t-1", Payload())], Does(act=look))
+    source = Batches([made("t-0"), made("t-1")], Does(act=look))
     task.consume_transactions(source=source, policy=policy(concurrency=2, process=RetryPolicy(timeout=timeout)))
     assert seen == [0]
 
