@@ -115,7 +115,7 @@ def test_a_recovery_that_is_asked_to_stop_while_it_waits_tries_nothing_further(p
 
 
 def test_a_recovery_does_not_look_for_held_entries_for_ever(
-    place: Place, db: Database, monkeypatch: pytest.MonkeyPatch
+    place: Place, db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_workflow(db)
     ids = [f"order:{n}" for n in range(8)]
@@ -125,6 +125,7 @@ def test_a_recovery_does_not_look_for_held_entries_for_ever(
     with holding(db, *ids):
         assert bridge.recover_once() == 8
     assert (bridge.tally.held, len(place.pending())) == (8, 8)
+    assert "6 entries of the same batch were not tried any more" in caplog.text
 
 
 def test_an_error_of_the_database_that_is_no_lock_is_raised_as_it_is(place: Place, db: Database) -> None:

@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from pipeline.ingest.entries import entries_of
-from pipeline.ingest.errors import NoStreamError, PoisonError, QueueError
+from pipeline.ingest.errors import NoStreamError, PoisonEntry, PoisonError, QueueError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
 from tests.ingest.streams import GROUP, Place
 from tests.support.rule import rule
@@ -175,6 +175,17 @@ def test_q5_what_is_said_of_an_entry_is_short_and_stays_on_its_line(place: Place
         place.queue().read()
     words = str(caught.value)
     assert (len(words) < 800, words.isprintable()) == (True, True), words[:1000]
+
+
+def test_q5_of_many_fields_a_few_are_named_and_the_rest_is_counted(place: Place) -> None:
+    place.add_pairs(*(word for n in range(200) for word in (b"f%d" % n, b"1")))
+    with pytest.raises(PoisonError, match="its fields are f0, f1, f2, f3, f4, 195 more; expected exactly one, data"):
+        place.queue().read()
+
+
+def test_q5_the_problem_of_an_entry_is_short_and_stays_on_its_line_whoever_says_it() -> None:
+    problem = PoisonEntry("1-0", (), "forged\r\n\x1b[31m" + "x" * 10_000).problem
+    assert (len(problem) < 350, problem.isprintable(), problem[:9]) == (True, True, "forged\\r\\")
 
 
 def test_q5_an_acknowledgement_of_nothing_asks_redis_nothing(place: Place) -> None:
