@@ -1,10 +1,11 @@
 """Gauges: how things stand, read from Postgres when somebody asks, and the same from every process.
 
 However many ask, Postgres is read every few seconds at most. When it does not answer in time, the answer is what there
-is: that it is away. A gauge is never older than it says.
+is: that it is away. While somebody holds its tables, as a migration does, what it said last counts for a minute.
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -12,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, Desired, WorkflowStatus, shown_status
 from pipeline.store import measures
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import Database, Transaction, is_away
 from pipeline.store.invariants import INVARIANTS, Severity
 from pipeline.telemetry.metrics import GAUGE, METRICS
 
@@ -28,6 +29,8 @@ Value = tuple[str, Mapping[str, str], float]
 Values = Mapping[str, Sequence[Observation]]
 
 UP = "pipeline.database.up"
+_AWAY: Values = {UP: [Observation(0)]}
+_LATELY = 60.0  #: seconds
 NAMES = tuple(
     each.name for each in METRICS.values() if each.kind == GAUGE and not each.name.startswith("pipeline.queue.")
 )
@@ -122,7 +125,9 @@ class Gauges:
     def __init__(self, db: Database, *, fresh: float = 5.0, patience: float = 3.0) -> None:
         self.db, self.fresh, self.patience = db, fresh, patience
         self._values: Values = {}
+        self._good: Values = {}
         self._read_at: float | None = None
+        self._good_at = self._waited_at = -math.inf
         self._lock = threading.Lock()
         self._reading: threading.Thread | None = None
         self._pid = os.getpid()
@@ -139,28 +144,42 @@ class Gauges:
         with self._lock:
             if self._is_fresh():
                 return self._values
+            if time.monotonic() - self._waited_at < self.fresh:  # a scrape asks for each gauge, and waits but once
+                return _AWAY
             if self._reading is None or not self._reading.is_alive():
                 self._reading = threading.Thread(target=self._refresh, name="pipeline-gauges", daemon=True)
                 self._reading.start()
             reading = self._reading
         reading.join(self.patience)
         with self._lock:
-            return self._values if self._is_fresh() else {UP: [Observation(0)]}
+            if self._is_fresh():
+                return self._values
+            self._waited_at = time.monotonic()
+            return _AWAY
 
     def _is_fresh(self) -> bool:
         return self._read_at is not None and time.monotonic() - self._read_at < self.fresh
 
     def _refresh(self) -> None:
-        values: dict[str, list[Observation]] = {}
+        values: dict[str, Sequence[Observation]] = {}
+        found: dict[str, list[Observation]] = {}
+        is_good = False
         try:
             for name, labels, value in read(self.db):
-                values.setdefault(name, []).append(Observation(float(value), labels))
-            values[UP] = [Observation(1)]
+                found.setdefault(name, []).append(Observation(float(value), labels))
+            values, is_good = {**found, UP: [Observation(1)]}, True
         except SQLAlchemyError as error:
             log.warning("gauges could not be read from the database: %s", str(error).partition("\n")[0])
-            values[UP] = [Observation(0)]
+            values = {**found, UP: [Observation(0)]}
+            if isinstance(error, DBAPIError) and not is_away(error):
+                values = {**found, **self._lately(), UP: [Observation(1)]}
         with self._lock:
             self._values, self._read_at = values, time.monotonic()
+            if is_good:
+                self._good, self._good_at = values, self._read_at
+
+    def _lately(self) -> Values:
+        return self._good if time.monotonic() - self._good_at < _LATELY else {}
 
     def _asked(self, name: str) -> Callable[[CallbackOptions], Sequence[Observation]]:
         def ask(_: CallbackOptions) -> Sequence[Observation]:

@@ -175,8 +175,10 @@ class Phases:
         if failed is None:
             return returned
         said = classify(failed)
-        trace = "".join(traceback.format_exception(failed))
-        log.warning("%s failed: %s", what, self._scrubbed(trace))
+        where = "".join(
+            traceback.format_tb(failed.__traceback__)
+        )  # its words may quote a payload
+        log.warning("%s failed with %s; `pipeline runs` has its words\n%s", what, type(failed).__qualname__, where)
         return replace(said, message=self._scrubbed(said.message))
 
     def _scrubbed(self, text: str) -> str:

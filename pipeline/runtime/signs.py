@@ -4,6 +4,7 @@ A probe then costs a look at a file and not a Python process: it is alive if the
 that is away makes no file old, so that no supervisor ends a process that is waiting for its server.
 """
 
+import threading
 from pathlib import Path
 
 
@@ -11,3 +12,11 @@ def give(file: Path | None) -> None:
     """Touch the file, if one is wanted; its directory has to exist."""
     if file is not None:
         file.touch()
+
+
+def keep_giving(file: Path, every: float = 1.0) -> None:
+    """Touch the file every second, as long as this process goes round."""
+    pause = threading.Event()
+    while True:
+        give(file)
+        pause.wait(every)

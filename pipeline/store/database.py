@@ -19,6 +19,14 @@ from sqlalchemy.pool import NullPool
 from pipeline.telemetry import lines, metrics
 
 _CLOCK = text("SELECT pipeline.clock()")
+#: A server that vanished without a word, as in a failover, is noticed within half a minute.
+_NOTICES_SILENCE = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
 _LARGEST_PART = 32 * 1024 * 1024  #: characters; Postgres takes eight times as much
 _MOVE_CLOCK = text("SELECT set_config('pipeline.clock_offset', :offset, true)")
 
@@ -36,7 +44,7 @@ def passes(error: DBAPIError) -> bool:
 def is_away(error: DBAPIError) -> bool:
     """Whether there was nobody to talk to, or the connection ended."""
     state = getattr(error.orig, "pgcode", None)
-    return state is None or state[:2] in ("08", "57")
+    return state is None or state[:2] == "08" or state[:3] == "57P"
 
 
 class Transaction:
@@ -108,7 +116,7 @@ class Database:
             max_overflow=pool_size,
             pool_pre_ping=True,
             hide_parameters=True,  # an error is logged and shown to people; what was sent with it is not
-            connect_args={"application_name": "pipeline", "connect_timeout": 10},
+            connect_args={"application_name": "pipeline", "connect_timeout": 10, **_NOTICES_SILENCE},
         )
         event.listen(engine, "connect", _tuned)
         return cls(engine)

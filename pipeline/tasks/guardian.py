@@ -61,16 +61,12 @@ class Guardian:
     def run(self) -> None:
         while not self._stop.wait(self.every):
             self._turn += 1
-            often = (self.give_sign, self.see_children)
-            for duty in (*often, self.stand_in, self.see_stall) if self._turn % 5 == 0 else often:
+            duties = (self.see_children, self.stand_in, self.see_stall) if self._turn % 5 == 0 else (self.see_children,)
+            for duty in duties:
                 try:
                     duty()
                 except Exception:
                     log.exception("the guardian failed to %s and goes on", duty.__name__)
-
-    def give_sign(self) -> None:
-        """Tell a supervisor's probe that this process goes round."""
-        signs.give(self.here.settings.alive_file)
 
     def see_children(self) -> None:
         """Recover at once what a child held that is gone."""
@@ -119,8 +115,10 @@ class Guardian:
 
 
 def start(here: Host, pool: Any) -> None:
-    """Watch over this worker until its process ends."""
+    """Watch over this worker until its process ends. Its signs of life wait for no server, so they are given apart."""
     threading.Thread(target=Guardian(here, pool).run, name="pipeline-guardian", daemon=True).start()
+    if here.settings.alive_file is not None:
+        threading.Thread(target=signs.keep_giving, args=(here.settings.alive_file,), daemon=True).start()
 
 
 def _waiting() -> bool:

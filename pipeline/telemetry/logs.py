@@ -7,6 +7,7 @@ lines is kept if it is small and simple; arguments, payloads and other structure
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +19,8 @@ MOST_FIELDS, LONGEST_FIELD = 24, 200
 LONGEST_MESSAGE, LONGEST_STACK = 4_000, 16_000
 #: Celery shows the arguments of tasks there, at a level that is for its own developers.
 QUIET = ("celery.pool", "celery.worker.strategy")
+
+_LINES = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 #: What every record has; the rest was put beside it by whoever wrote the line.
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
@@ -57,11 +60,8 @@ class Json(logging.Formatter):
             line.setdefault(name, value)
         if record.exc_info and record.exc_info[0] is not None:
             line["error_type"] = record.exc_info[0].__qualname__
-            line["stack"] = self.formatException(record.exc_info)[-LONGEST_STACK:]
-        text = json.dumps(line, ensure_ascii=False, default=str)
-        return text.encode("utf-8", "replace").decode(
-            "utf-8"
-        )  # half a character would keep the line from being written
+            line["stack"] = _cut(self.formatException(record.exc_info)[-LONGEST_STACK:], LONGEST_STACK)
+        return json.dumps(line, default=str)  # in ASCII: nothing in it ends a line
 
 
 class Pretty(logging.Formatter):
@@ -73,12 +73,10 @@ class Pretty(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, and what follows it."""
-        text = self.usual.format(record)
+        first, *rest = _LINES.split(self.usual.format(record))
         traced = _traced(record)
-        if not traced:
-            return text
-        first, newline, rest = text.partition("\n")
-        return f"{first} trace_id={traced['trace_id']}{newline}{rest}"
+        name = f" trace_id={traced['trace_id']}" if traced else ""
+        return "\n".join([first + name, *(f"    {line}" for line in rest)])  # no text can pass for a line of its own
 
 
 def _traced(record: logging.LogRecord) -> Mapping[str, str]:
@@ -107,4 +105,5 @@ def _is_plain(value: object) -> bool:
 
 
 def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+    whole = text.encode("utf-8", "replace").decode()  # half a character is none
+    return whole if len(whole) <= longest else f"{whole[: longest - 1]}…"

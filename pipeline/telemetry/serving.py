@@ -41,7 +41,7 @@ class Families:
 
 
 def _fill(family: Metric, name: str, row: Row) -> None:
-    labels = {prometheus_name(key, "", is_counter=False): value for key, value in row.labels}
+    labels = {prometheus_name(key, "", is_counter=False): _encodable(value) for key, value in row.labels}
     if not isinstance(row.value, tuple):
         family.add_sample(f"{name}_total" if row.kind == SUM else name, labels, row.value)
         return
@@ -52,6 +52,11 @@ def _fill(family: Metric, name: str, row: Row) -> None:
         family.add_sample(f"{name}_bucket", {**labels, "le": bound}, below)
     family.add_sample(f"{name}_count", labels, count)
     family.add_sample(f"{name}_sum", labels, total)
+
+
+def _encodable(value: object) -> str:
+    """A label as it can be sent: one that somebody else's code made must not silence all the others."""
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def text(rows: Iterable[Row], accepts: str = "") -> tuple[str, bytes]:
@@ -126,7 +131,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def handle_error(self, *_: Any) -> None:
-        log.debug("a scrape was not answered", exc_info=True)
+        log.warning("a scrape was not answered", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):

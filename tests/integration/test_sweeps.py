@@ -115,7 +115,7 @@ def test_a_run_whose_message_was_lost_is_rung_for_again_after_a_silence(
     assert rung == []
     db.advance(timedelta(seconds=61))
     sweeps.tick()
-    assert rung == [Message(task="pipeline.prepare", ids=(str(run.id),))]
+    assert [(message.task, message.ids) for message in rung] == [("pipeline.prepare", (str(run.id),))]
     sweeps.tick()
     assert len(rung) == 1, "rung for a moment ago"
 
@@ -135,7 +135,7 @@ def test_a_chain_that_broke_is_taken_up_where_it_broke(
             runs.release(tx, [held(run)]).only()
     db.advance(timedelta(seconds=61))
     sweeps.tick()
-    assert rung == [Message(task=task, ids=(str(run.id),))]
+    assert [(message.task, message.ids) for message in rung] == [(task, (str(run.id),))]
 
 
 def test_a_rescue_starts_what_it_released(sweeps: Sweeps, db: Database, rung: list[Message]) -> None:

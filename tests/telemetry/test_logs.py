@@ -71,7 +71,16 @@ def test_a_line_written_inside_a_span_names_its_trace(seen: Seen) -> None:
         )
     trace_id = f"{span.get_span_context().trace_id:032x}"
     assert found["trace_id"] == trace_id
-    assert pretty == f"first trace_id={trace_id}\nsecond"
+    assert pretty == f"first trace_id={trace_id}\n    second"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\x85", "\u2028", "\f"])
+def test_no_text_can_pass_for_a_line_of_its_own(end: str) -> None:
+    said = f"LogicError: no{end}run.committed run_id=1"
+    record = logging.LogRecord("x", 20, "", 1, "%s", (said,), None)
+    pretty = logs.Pretty(logging.Formatter("%(message)s")).format(record)
+    assert pretty == "LogicError: no\n    run.committed run_id=1"
+    assert len(logs.Json().format(record).splitlines()) == 1
 
 
 def test_a_line_that_names_its_own_trace_keeps_it(seen: Seen) -> None:
