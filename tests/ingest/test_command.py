@@ -114,7 +114,7 @@ def test_it_does_not_start_on_a_database_of_another_version(command: Command, pl
     assert (code, "pipeline db upgrade" in said) == (3, True), said
 
 
-def test_a_batch_that_another_transaction_holds_up_ends_it_with_3(
+def test_a_batch_that_another_transaction_holds_up_ends_it_with_3_and_a_recovery_counts_what_it_left(
     command: Command, place: Place, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.cli.ingest.Bridge", partial(Bridge, lock_wait=timedelta(milliseconds=50)))
@@ -122,7 +122,11 @@ def test_a_batch_that_another_transaction_holds_up_ends_it_with_3(
     with db.engine.begin() as blocker:
         blocker.execute(text("LOCK TABLE pipeline.events IN SHARE ROW EXCLUSIVE MODE"))
         code, said = command(*TARGET, "--stream", place.stream)
-    assert (code, "Another transaction holds" in said) == (3, True), said
+        assert (code, "Another transaction holds" in said) == (3, True), said
+        assert len(place.pending("pipeline")) == 1
+        place.wait_until_stale(group="pipeline")
+        code, said = command("recover", *TARGET, "--stream", place.stream, "--claim-idle-ms", "50", "--once")
+    assert (code, "0 published, 0 there before, 0 not usable, 1 held by another" in said) == (0, True), said
     assert len(place.pending("pipeline")) == 1
 
 

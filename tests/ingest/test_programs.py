@@ -133,6 +133,19 @@ def test_a_signal_before_the_first_read_ends_it_in_order_with_nothing_read(
     assert (published(db), place.pending(GROUP)) == ({}, {})
 
 
+def test_a_stream_that_somebody_deletes_ends_it_with_75_and_a_new_start_goes_on(
+    run: Programs, place: Place, db: Database
+) -> None:
+    program = run.ingest().wait_until_reading()
+    place.raw.delete(place.stream)
+    assert program.process.wait(20) == EXIT_AGAIN, program.said
+    assert "Check both names" in program.said
+    entries = place.add({"n": 1})
+    run.ingest()
+    wait_until_published(db, 1)
+    assert published(db) == named(place, entries)
+
+
 @rule("Q-18")
 def test_q12_a_redis_killed_in_mid_block_ends_it_with_75_and_a_new_start_goes_on(
     mortal: tuple[Place, Path], db: Database, database_url: str, tmp_path: Path
