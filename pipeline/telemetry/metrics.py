@@ -163,7 +163,7 @@ _QUEUE = (
 )
 
 _GAUGES = (
-    Metric("pipeline.database.up", GAUGE, "1", (), "1 if Postgres told everything below in time, else 0"),
+    Metric("pipeline.database.up", GAUGE, "1", (), "1 if Postgres answers, else 0"),
     Metric(
         "pipeline.runs", GAUGE, "{run}", ("workflow", "phase", "status"), "runs that are not over, or to be carried on"
     ),

@@ -110,6 +110,13 @@ def test_handlers_may_count_by_themselves_and_libraries_that_watch_themselves_ar
     assert [(row.name, row.value) for row in counted.rows()] == [("shop.orders", 2)]
 
 
+def test_a_label_that_cannot_be_sent_silences_nobody() -> None:
+    assert shown(a_sum(odd="\udce9"), a_sum("others")).samples == {
+        "things_total": [({"odd": "?"}, 1)],
+        "others_total": [({}, 1)],
+    }
+
+
 def test_of_two_metrics_with_one_name_the_first_is_shown() -> None:
     level = Row("things", LEVEL, "{thing}", "things", (), (), 7)
     assert shown(a_sum(), level).samples == {"things_total": [({}, 1)]}

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -222,6 +223,29 @@ def test_a_database_that_is_away_or_says_nothing_keeps_nobody_waiting(silence: i
         assert {name: [each.value for each in values] for name, values in found.items()} == {UP: [0]}
 
 
+def test_a_scrape_waits_for_a_silent_database_once_and_not_for_each_gauge(silence: int) -> None:
+    away = Gauges(Database.unpooled(f"postgresql+psycopg2://127.0.0.1:{silence}/none"), patience=0.3)
+    begun = time.monotonic()
+    for _ in gauges.NAMES:
+        assert list(away.now()) == [UP]
+    assert time.monotonic() - begun < 0.3 * len(gauges.NAMES) / 2
+
+
+def test_while_somebody_holds_the_tables_what_was_said_last_counts(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_workflow(db)
+    monkeypatch.setattr(measures, "PATIENCE", timedelta(milliseconds=200))
+    asked = Gauges(db, fresh=0.0)
+    asked._refresh()
+    before = asked._values
+    with db.transaction() as tx:
+        tx.run(text("LOCK TABLE pipeline.subscriptions, pipeline.workflows IN ACCESS EXCLUSIVE MODE"))
+        asked._refresh()
+    assert [each.value for each in asked._values[UP]] == [1]
+    assert asked._values["pipeline.workflows"] == before["pipeline.workflows"]
+
+
 def test_what_was_read_before_the_database_ran_out_of_time_is_told(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +254,6 @@ def test_what_was_read_before_the_database_ran_out_of_time_is_told(
     monkeypatch.setattr(measures, "BACKLOG", slow)
     monkeypatch.setattr(measures, "PATIENCE", timedelta(milliseconds=50))
     found = Gauges(db).now()
-    assert [each.value for each in found[UP]] == [0]
+    assert [each.value for each in found[UP]] == [1], "it is slow, and not away"
     assert "pipeline.workflows" in found
     assert "pipeline.backlog.events" not in found
