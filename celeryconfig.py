@@ -41,7 +41,11 @@ if broker_url.startswith("rediss") and "ssl_cert_reqs" not in broker_url:
 broker_connection_retry_on_startup = True  # a worker may start before its broker
 broker_connection_max_retries = None  # a long outage must not end the worker: the default gives up after 100
 broker_transport_options = (
-    {"confirm_publish": True}  # a send that was not stored is an error, not a silence
+    {
+        "confirm_publish": True,  # a send that was not stored is an error, not a silence
+        "read_timeout": 5,  # and one that is not confirmed ends too: a frozen broker would hold its sender forever
+        "write_timeout": 5,
+    }
     if _is_rabbit
     else {
         # when the messages of a worker that died come back

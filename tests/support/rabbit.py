@@ -6,6 +6,7 @@ the tests that need it are skipped and say so.
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -49,8 +50,16 @@ class Rabbit:
     def kill(self) -> None:
         """End it as a power cut would."""
         assert self.process is not None
-        os.killpg(self.process.pid, 9)
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def freeze(self) -> None:
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGCONT)
 
     def tell(self, *words: str) -> str:
         """What the node's own command answers."""

@@ -61,7 +61,8 @@ def test_every_network_wait_on_redis_is_bounded(monkeypatch: pytest.MonkeyPatch)
 
 def test_options_of_redis_are_not_given_to_rabbitmq(monkeypatch: pytest.MonkeyPatch) -> None:
     config = loaded(monkeypatch, PIPELINE_BROKER_URL="amqp://there")
-    assert config["broker_transport_options"] == {"confirm_publish": True}
+    options = config["broker_transport_options"]
+    assert options == {"confirm_publish": True, "read_timeout": 5, "write_timeout": 5}
     assert {queue["queue_arguments"]["x-queue-type"] for queue in config["task_queues"].values()} == {"quorum"}
     assert (
         "queue_arguments"

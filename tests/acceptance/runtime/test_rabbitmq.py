@@ -1,6 +1,8 @@
 """The same promise with RabbitMQ as the broker: quorum queues, killed workers, and a broker that dies with -9."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +10,7 @@ from kombu.connection import Connection
 
 from pipeline.dev import servers
 from tests.support import databases, rabbit, refusals
-from tests.support.cluster import Installation, installed
+from tests.support.cluster import PROJECT, Installation, installed
 from tests.support.rabbit import Rabbit
 
 QUEUES = [f"pipeline.{name}" for name in ("prepare", "mutate", "next", "schedule")]
@@ -78,6 +80,29 @@ def test_a_broker_killed_with_9_costs_time_and_nothing_else(shop: Installation, 
     broker.kill()
     shop.recorder.open("before")
     broker.start()
+    shop.all_done_once()
+
+
+def test_a_broker_that_is_frozen_holds_no_sender_for_long(
+    shop: Installation, broker: Rabbit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in shop.environ.items():
+        monkeypatch.setenv(name, value)
+    program = "from pipeline.tasks import chains; print(chains.poke('shop')); input(); print(chains.poke('shop'))"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT
+    ) as service:
+        assert service.stdin is not None
+        assert service.stdout is not None
+        assert service.stdout.readline() == "True\n"
+        broker.freeze()
+        try:
+            service.stdin.write("\n")
+            service.stdin.flush()
+            assert service.stdout.readline() == "False\n"
+        finally:
+            broker.thaw()
+    shop.publish(10)
     shop.all_done_once()
 
 
