@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from pipeline import DeclarationError, LogicError, PrepareResult, ReconcilePolicy, Retention, Workflow
+from pipeline import (
+    AuthError,
+    DeclarationError,
+    LogicError,
+    PrepareResult,
+    ReconcilePolicy,
+    Retention,
+    TransientError,
+    Workflow,
+)
 from pipeline.domain.values import NewEvent, Person
 from pipeline.execution import events, mutations, retention
 from pipeline.runtime.sync import sync
@@ -110,6 +119,7 @@ def test_an_event_stays_while_one_of_its_consumers_is_not_done_with_it(db: Datab
     run.advance(60 * DAY)
     swept(run)
     assert counts(db)["events"] == 1
+    assert counts(db)["runs"] == 1, "the run that has done its part of it stays beside it"
     waits[0] = False
     run.publish(shop.orders, {"n": 2})
     worked(run)
@@ -143,6 +153,76 @@ def test_an_outcome_nobody_knows_keeps_its_run_its_event_and_its_block(db: Datab
     run.advance(365 * DAY)
     swept(run, times=3)
     assert counts(db) == {}, "the run that asked, the one that carried it forward, their block, the clerk's act"
+
+
+def in_doubt(db: Database) -> tuple[Inline, Any]:
+    """A mutation that was sent a thousand days ago, and nobody knows what became of it."""
+    shop = Shop(retention=MONTH)
+    shop.mail = scripted("mail", policy=ReconcilePolicy(max_attempts=1, watch=()))
+    shop.mail.will(Does.TIMES_OUT_BEFORE)
+    shop.mail.cannot_tell(2)
+    run = shop.started(db)
+    run.settle()
+    run.advance(1000 * DAY)
+    (row,) = run.ledger()
+    return run, row
+
+
+def test_an_event_that_was_skipped_stays_until_its_run_has_been_carried_to_its_end(db: Database) -> None:
+    run, row = in_doubt(db)
+    with db.transaction() as tx:
+        mutations.skip(tx, row.id, CLERK)
+    run.sweeps.retention()
+    assert counts(db)["events"] == 1, "its run is to be carried forward"
+    run.scheduler.schedule(["shop"])
+    run.sweeps.retention()
+    assert counts(db)["events"] == 1, "the run that carries it forward has begun"
+    run.messages.clear()
+    run.settle()
+
+
+def test_a_mutation_is_kept_from_when_it_was_settled_and_not_from_when_it_was_sent(db: Database) -> None:
+    run, row = in_doubt(db)
+    with db.transaction() as tx:
+        mutations.did_not_happen(tx, row.id, CLERK)
+    worked(run)
+    swept(run)
+    assert row.id in {kept.id for kept in run.ledger()}
+
+
+def test_a_run_that_is_being_carried_forward_stays_with_its_mutation(db: Database) -> None:
+    fails = [True]
+
+    def next_(*_: Any) -> None:
+        if fails[0]:
+            raise TransientError("not now")
+
+    shop = Shop(next=next_, retention=Retention(done=DAY, ledger=DAY), failures=at_once(max_failures=10))
+    run = shop.started(db)
+    run.scheduler.schedule(["shop"])
+    for _ in range(3):
+        run.deliver(run.messages.popleft())
+    fails[0] = False
+    run.advance(10 * DAY)
+    run.scheduler.schedule(["shop"])
+    before = counts(db)
+    run.sweeps.retention()
+    assert counts(db) == before
+    worked(run)
+    assert [kept.status for kept in run.ledger()] == ["applied"]
+    assert len(shop.mail.effects) == 1
+
+
+def test_a_run_that_holds_a_workflow_back_stays_until_a_person_has_resumed_it(db: Database) -> None:
+    def fail(*_: Any) -> None:
+        raise AuthError("the password has changed")
+
+    run = Shop(mutate=fail, retention=Retention(done=DAY, ledger=DAY)).started(db)
+    worked(run)
+    assert counts(db)["blocks"] == 1
+    run.advance(1000 * DAY)
+    swept(run)
+    assert (counts(db)["blocks"], counts(db)["runs"]) == (1, 1)
 
 
 def test_an_event_that_was_set_aside_stays_until_a_person_has_decided(db: Database) -> None:
@@ -185,6 +265,7 @@ def test_an_effect_that_surfaced_late_stays_until_a_person_has_dealt_with_it(db:
     run.sweeps.retention()
     (kept,) = [kept for kept in run.ledger() if kept.id == row.id]
     assert kept.surfaced_at
+    assert counts(db)["audit"] >= 2, "what people did to it stays beside it"
     with db.transaction() as tx:
         mutations.acknowledge(tx, row.id, CLERK)
     swept(run)
