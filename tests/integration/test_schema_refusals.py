@@ -136,6 +136,8 @@ CASES = (
     workflow_set("on_uncertain_known", "on_uncertain = 'shrug'"),
     workflow_set("on_logic_error_known", "on_logic_error = 'shrug'"),
     workflow_set("concurrency_positive", "concurrency = 0"),
+    workflow_set("ledger_outlives_done", "keep_ledger = '1 day'"),
+    workflow_set("ledger_outlives_done", "keep_done = '2 days', keep_ledger = '1 day'"),
     workflow_set("maintenance_has_since", "maintenance = true"),
     workflow_set("maintenance_has_since", "maintenance_since = pipeline.clock()"),
     # handlers
@@ -283,6 +285,16 @@ CASES = (
         refused_by="sweeps_pk",
         given=fresh,
         write="INSERT INTO pipeline.sweeps (name) VALUES ('tick'), ('tick')",
+    ),
+    Case(
+        refused_by="walks_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.walks (name, position) VALUES ('runs', '1'), ('runs', '2')",
+    ),
+    Case(
+        refused_by="archive_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.archive (kind, id, content) VALUES ('run', 'x', '{}'), ('run', 'x', '{}')",
     ),
     Case(
         refused_by="notices_pk",
