@@ -1,7 +1,8 @@
 # One command per chore; `make` alone lists them. Needs nothing but make and Python 3.11 or later.
 
 PYTHON ?=
-JOBS ?= 2
+# More than there are cores: most tests wait for real processes.
+JOBS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -9,7 +10,7 @@ READY := $(VENV)/.ready
 PYTEST_OPTIONS := -n $(JOBS) --dist loadfile
 # The engine's tests look at threads, memory and clocks: in processes of their own nobody else's get in their way.
 NOT_ENGINE := --ignore=tests/engine
-ENGINE := -n $(JOBS) tests/engine
+ENGINE := -n 2 tests/engine
 PATHS := pipeline tests migrations examples celeryconfig.py
 
 .DEFAULT_GOAL := help

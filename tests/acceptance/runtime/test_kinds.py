@@ -118,8 +118,18 @@ def test_what_a_producer_published_is_started_by_its_end_however_rare_the_tick(w
     due = "SELECT FROM pipeline.handlers WHERE name = 'tick' AND next_run_at <= pipeline.clock()"
     wait_for(lambda: works.ask(due), why="the producer due")
     assert len(standing(works, "ticks")) == count - 1, "somebody else has rung"
-    Celery(broker=works.broker_url).send_task("pipeline.schedule", args=("works",), queue="pipeline.schedule")
+    for _ in range(3):  # a doorbell may be lost on a busy line, and nobody else rings for an hour
+        Celery(broker=works.broker_url).send_task("pipeline.schedule", args=("works",), queue="pipeline.schedule")
+        if published_within(works, count, 20):
+            break
     wait_until(works, "ticks", consumed=[f"tick {count}"])
+
+
+def published_within(works: Installation, ticks: int, seconds: float) -> bool:
+    try:
+        return wait_for(lambda: len(standing(works, "ticks")) >= ticks, within=seconds)
+    except AssertionError:
+        return False
 
 
 def test_exactly_the_request_that_a_person_approved_is_sent(works: Installation) -> None:
