@@ -230,7 +230,7 @@ def _grow(tree: Tree, node: Node) -> None:
 def _label(node: Node) -> Text:
     line = Text(no_wrap=True, overflow="ignore")
     line.append(f"{node.kind} ", style="dim").append(node.id, style="bold" if node.is_asked else "")
-    line.append(f"  {node.words}  ").append(f"[{node.status}]", style="cyan")
+    line.append(f"  {shown.printable(node.words)}  ").append(f"[{node.status}]", style="cyan")
     if node.is_asked:
         line.append("  <- this", style="bold green")
     return line

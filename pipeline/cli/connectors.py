@@ -101,6 +101,10 @@ def breaker(
         raise InvalidInputError(
             f"Nobody knows the operation {operation!r}; known are: {', '.join(sorted(operations))}."
         )
+    if not known.connectors:
+        typer.echo(
+            f"Without PIPELINE_WORKFLOWS nobody here knows whether {operation} exists: mind its spelling.", err=True
+        )
     database: Database = context.obj
     changed = True
     with database.transaction() as tx:

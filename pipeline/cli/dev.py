@@ -12,6 +12,7 @@ from rich.text import Text
 from pipeline.cli import shown
 from pipeline.config import Settings
 from pipeline.dev import development
+from pipeline.dev.processes import ServersError
 from pipeline.domain.errors import InvalidInputError
 
 _COLOURS = {"worker": "cyan", "beat": "magenta", "flower": "green"}
@@ -45,7 +46,10 @@ def dev(
         concurrency=concurrency,
         flower_port=flower_port if flower else None,
     )
-    code = development.run(options, os.environ, _tell)
+    try:
+        code = development.run(options, os.environ, _tell)
+    except ServersError as error:
+        raise InvalidInputError(str(error)) from error
     sys.stdout.flush()
     if code:
         raise typer.Exit(code)

@@ -11,6 +11,8 @@ from textwrap import wrap
 from rich.console import Console
 from rich.text import Text
 
+from pipeline.cli.shown import printable
+
 _GAP = "  "
 _NARROWEST_NOTE = 40
 _ENDLESS = 1_000_000
@@ -42,7 +44,13 @@ def listed(
 ) -> None:
     """Print rows under a title. ``notes`` holds a longer text for each row: a last column where it fits, else below."""
     out = Console(highlight=False)
-    for line in lines([*columns], [[str(cell) for cell in row] for row in rows], list(notes), note, width_of(out)):
+    for line in lines(
+        [*columns],
+        [[printable(cell) for cell in row] for row in rows],
+        [printable(each) for each in notes],
+        note,
+        width_of(out),
+    ):
         if line is None:
             out.print(title, style="bold", markup=False, soft_wrap=True)
         else:
@@ -74,7 +82,7 @@ def lines(
 
 def fields(*pairs: tuple[str, object]) -> None:
     """Print names and values, one under the other; empty values are left out."""
-    shown = [(name, str(value)) for name, value in pairs if value not in (None, "", ())]
+    shown = [(name, printable(value)) for name, value in pairs if value not in (None, "", ())]
     widest = max((len(name) for name, _ in shown), default=0)
     out = Console(highlight=False)
     for name, value in shown:

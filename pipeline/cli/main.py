@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -29,7 +30,8 @@ from pipeline.cli import (
 from pipeline.config import Settings, SettingsError
 from pipeline.dev import servers
 from pipeline.domain.errors import PipelineError, SchemaError
-from pipeline.store.database import Database, is_away, passes
+from pipeline.store import migrate
+from pipeline.store.database import Database, Transaction, is_away, passes
 from pipeline.telemetry import setup
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -92,9 +94,23 @@ def connect(context: typer.Context, database_url: DatabaseUrl = None) -> None:
     if context.invoked_subcommand != "dev":  # it starts the servers, or joins those that run
         _use_embedded()
     settings = Settings.load(os.environ)
-    context.obj = Database.unpooled(str(settings.database_url))
+    context.obj = _Current.unpooled(str(settings.database_url))
     setup.begin(settings.otlp_endpoint)
     context.call_on_close(setup.end)
+
+
+class _Current(Database):
+    """A database whose version is checked before it is first read or written."""
+
+    is_checked = False
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        if not self.is_checked:
+            migrate.require_current(self)
+            self.is_checked = True
+        with super().transaction() as tx:
+            yield tx
 
 
 def _use_embedded() -> None:

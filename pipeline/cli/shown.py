@@ -4,6 +4,7 @@ import getpass
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
@@ -31,6 +32,8 @@ By = Annotated[str, typer.Option("--by", help="Who; by default the user of this 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this, it is only shown what would be done.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")]
 Recent = Annotated[int, typer.Option(min=1, help="How many of the newest rows to look through.")]
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 #: An id is never folded or cut, whatever the width: it is there to be copied.
 WHOLE = frozenset({"id", "event", "run", "mutation"})
@@ -121,16 +124,21 @@ class Bell:
         self.heard = heard if self.heard is None else self.heard and heard
 
 
+def printable(text: object) -> str:
+    """Text from outside as a terminal may see it: what would move its cursor or clear it is spelt out."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", str(text))
+
+
 def say(*lines: str) -> None:
     """Print sentences, each on a line of its own, never folded; empty ones are left out."""
     for line in lines:
         if line:
-            typer.echo(line)
+            typer.echo(printable(line))
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table whose cells fold instead of being cut; ids stay whole."""
-    given = [[str(cell) for cell in row] for row in rows]
+    given = [[printable(cell) for cell in row] for row in rows]
     made = Table(title=title, title_justify="left")
     needed = 1
     for number, column in enumerate(columns):

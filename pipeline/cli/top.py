@@ -74,7 +74,7 @@ def _cells(frame: Frame, workflow: Workflow) -> list[Text]:
         Text(shown.age(workflow.oldest_at, frame.at)),
         *(Text(rate) for rate in rates),
         Text(str(workflow.quarantined or "")),
-        Text(workflow.why),
+        Text(shown.printable(workflow.why)),
     ]
 
 
@@ -96,7 +96,11 @@ def _attention(frame: Frame) -> list[Text]:
     for item in frame.attention[:_MOST_ITEMS]:
         since = shown.age(item.since, frame.at)
         lines.append(
-            Text(f"  {since.rjust(4)}  {item.kind}  {item.workflow}  {item.why}", no_wrap=True, overflow="ellipsis")
+            Text(
+                f"  {since.rjust(4)}  {item.kind}  {item.workflow}  {shown.printable(item.why)}",
+                no_wrap=True,
+                overflow="ellipsis",
+            )
         )
     if count > _MOST_ITEMS:
         lines.append(Text(f"  … and {count - _MOST_ITEMS} more", style="dim"))

@@ -175,9 +175,7 @@ class Phases:
         if failed is None:
             return returned
         said = classify(failed)
-        where = "".join(
-            traceback.format_tb(failed.__traceback__)
-        )  # its words may quote a payload
+        where = "".join(traceback.format_tb(failed.__traceback__))  # its words may quote a payload
         log.warning("%s failed with %s; `pipeline runs` has its words\n%s", what, type(failed).__qualname__, where)
         return replace(said, message=self._scrubbed(said.message))
 
