@@ -118,7 +118,7 @@ class Bell:
         """What follows from having rung, or from not having been heard."""
         if self.heard is None:
             return ""
-        return "A worker was told." if self.heard else "The broker cannot be reached; the next tick goes on with it."
+        return "The broker was told." if self.heard else "The broker cannot be reached; the next tick goes on with it."
 
     def _heard(self, heard: bool) -> None:
         self.heard = heard if self.heard is None else self.heard and heard

@@ -258,7 +258,7 @@ def approve(tx: Transaction, mutation_id: MutationId, by: Person, *, request_has
         found = _found(tx, mutation_id)
         if found.status == MutationStatus.PENDING and found.request_hash != request_hash:
             raise StaleWriteError("mutation", mutation_id, asked="approve", held=request_hash, found=found.request_hash)
-        raise _illegal(found, "approve", [MutationStatus.PENDING])
+        raise _illegal(found, "approve", [f"{MutationStatus.PENDING} and not approved yet"])
     tx.announce("mutation.approved", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.approve", **_subject(row))
     return row

@@ -168,7 +168,7 @@ def test_what_becomes_due_is_rung_for_at_once_and_a_broker_that_is_away_is_said(
         approved = typed(database_url, embedded.broker_url, "approve", str(row.id), "-m", "fine")
         after = [client.llen(queue) for queue in queues]
         client.delete(*queues)
-    assert ("A worker was told." in told.stdout, "A worker was told." in approved.stdout) == (True, True), told.stderr
+    assert ("The broker was told." in told.stdout, "The broker was told." in approved.stdout) == (True, True), told.stderr
     assert [late - early for late, early in zip(after, before, strict=True)] == [1, 1]
     away = typed(database_url, "redis://127.0.0.1:1/0", "resume", "billing")
     assert away.returncode == 0
