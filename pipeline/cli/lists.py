@@ -82,7 +82,7 @@ def lines(
 
 def fields(*pairs: tuple[str, object]) -> None:
     """Print names and values, one under the other; empty values are left out."""
-    shown = [(name, printable(value)) for name, value in pairs if value not in (None, "", ())]
+    shown = [(name, printable(value, lines=True)) for name, value in pairs if value not in (None, "", ())]
     widest = max((len(name) for name, _ in shown), default=0)
     out = Console(highlight=False)
     for name, value in shown:

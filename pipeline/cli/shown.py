@@ -124,16 +124,17 @@ class Bell:
         self.heard = heard if self.heard is None else self.heard and heard
 
 
-def printable(text: object) -> str:
-    """Text from outside as a terminal may see it: what would move its cursor or clear it is spelt out."""
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", str(text))
+def printable(text: object, *, lines: bool = False) -> str:
+    """Text from outside as a terminal may see it: what would move its cursor, or pass for a line, is spelt out."""
+    spelt = _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", str(text))
+    return spelt if lines else spelt.replace("\n", "\\n")
 
 
 def say(*lines: str) -> None:
     """Print sentences, each on a line of its own, never folded; empty ones are left out."""
     for line in lines:
         if line:
-            typer.echo(printable(line))
+            typer.echo(printable(line, lines=True))
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import redis
 
+from pipeline.client.quarantine import Quarantine, SetAside, Which
 from pipeline.dev import servers
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.runs import Phase
 from pipeline.domain.values import Person
-from pipeline.execution import workflows
+from pipeline.execution import events, workflows
 from pipeline.store.database import Database
 from tests.cli import scenes
 from tests.cli.conftest import Pipeline
-from tests.factories import a_run, a_workflow, event_status, some_events, stopped, the_mutation, the_run
+from tests.factories import SOMEBODY, a_run, a_workflow, event_status, some_events, stopped, the_mutation, the_run
 from tests.support.reads import rows, status_of, workflow_row
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
@@ -120,6 +121,27 @@ def test_a_late_effect_is_acknowledged_and_not_spoken_of_any_more(db: Database, 
     assert "Cannot acknowledge" in pipeline("acknowledge", str(row.id), "-m", "again").err
 
 
+def test_an_event_that_moved_meanwhile_is_refused_by_name_and_the_others_are_done(
+    db: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_workflow(db)
+    first, second = (scenes.an_event_aside(db, f"order-{n}") for n in (1, 2))
+    look = Quarantine.listed
+
+    def looked_too_early(desk: Quarantine, which: Which, *, limit: int = 100) -> list[SetAside]:
+        found = look(desk, which, limit=limit)
+        with db.transaction() as tx:
+            events.release(tx, "billing", "send", first, SOMEBODY)
+        return found
+
+    monkeypatch.setattr(Quarantine, "listed", looked_too_early)
+    done = pipeline("quarantine", "release", "--workflow", "billing", "--handler", "send", "-m", "mended", "--yes")
+    assert done.code == 1
+    assert "1 released, 1 refused" in done.out
+    assert f"{first}" in done.out.splitlines()[-1]
+    assert event_status(db, second) == "pending"
+
+
 def test_events_set_aside_are_shown_first_and_then_handed_back_or_gone_on_without(
     db: Database, pipeline: Pipeline
 ) -> None:
@@ -168,7 +190,9 @@ def test_what_becomes_due_is_rung_for_at_once_and_a_broker_that_is_away_is_said(
         approved = typed(database_url, embedded.broker_url, "approve", str(row.id), "-m", "fine")
         after = [client.llen(queue) for queue in queues]
         client.delete(*queues)
-    assert ("The broker was told." in told.stdout, "The broker was told." in approved.stdout) == (True, True), told.stderr
+    assert ("The broker was told." in told.stdout, "The broker was told." in approved.stdout) == (True, True), (
+        told.stderr
+    )
     assert [late - early for late, early in zip(after, before, strict=True)] == [1, 1]
     away = typed(database_url, "redis://127.0.0.1:1/0", "resume", "billing")
     assert away.returncode == 0

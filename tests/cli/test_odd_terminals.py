@@ -14,7 +14,7 @@ from tests.support.handlers import Shop
 
 @pytest.mark.parametrize(
     ("given", "seen"),
-    [("a\x1b[2Jb", "a\\x1b[2Jb"), ("a\rb", "a\\x0db"), ("a\x9bb", "a\\x9bb"), ("a\tb\nc é", "a\tb\nc é"), (7, "7")],
+    [("a\x1b[2Jb", "a\\x1b[2Jb"), ("a\rb", "a\\x0db"), ("a\x9bb", "a\\x9bb"), ("a\tb\nc é", "a\tb\\nc é"), (7, "7")],
 )
 def test_what_would_move_a_cursor_is_spelt_out(given: object, seen: str) -> None:
     assert printable(given) == seen
