@@ -11,6 +11,15 @@ from pipeline.store import invariants
 from pipeline.store.database import Database
 from tests.support import databases
 
+#: Their files wait for real processes, some for minutes: begun first, none of them is left over at the end.
+SLOW = ("acceptance", "conformance", "lifecycle", "crash", "telemetry", "metrics", "cli", "dev", "ingest", "deploy")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow folders first; within each the order stays as it was drawn."""
+    items.sort(key=lambda item: next((n for n, name in enumerate(SLOW) if name in item.path.parts), len(SLOW)))
+
 
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Servers]:
