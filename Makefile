@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 READY := $(VENV)/.ready
-PYTEST_OPTIONS := -n $(JOBS) --dist loadfile
+PYTEST_OPTIONS := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # The engine's tests look at threads, memory and clocks: in processes of their own nobody else's get in their way.
 NOT_ENGINE := --ignore=tests/engine
 ENGINE := -n 2 tests/engine
