@@ -1,6 +1,7 @@
-"""Beat's clock, which gives a sign of life each time round."""
+"""Beat's clock, beside which its process gives signs of life."""
 
 import os
+import threading
 from typing import Any
 
 from celery.beat import PersistentScheduler
@@ -10,14 +11,10 @@ from pipeline.runtime import signs
 
 
 class Clock(PersistentScheduler):  # type: ignore[misc]  # celery ships no types
-    """Celery's own scheduler; a sign says that it looks at the time, not that anybody hears it."""
+    """Celery's own scheduler. Its signs wait for no broker, and end when its process is frozen or gone."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.alive_file = Settings.load(os.environ).alive_file
+        file = Settings.load(os.environ).alive_file
+        if file is not None:
+            threading.Thread(target=signs.keep_giving, args=(file,), name="pipeline-signs", daemon=True).start()
         super().__init__(*args, **options)
-
-    def tick(self, *args: Any, **options: Any) -> float:
-        """Ring for what is due, and say how long nothing else is."""
-        signs.give(self.alive_file)
-        pause: float = super().tick(*args, **options)
-        return pause

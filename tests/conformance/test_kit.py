@@ -86,8 +86,11 @@ def test_an_honest_connector_passes_every_case_with_its_grade(
 
 @pytest.mark.parametrize(("kind", "case", "words"), LIES, ids=[f"{kind.name}-{case}" for kind, case, _ in LIES])
 def test_a_lie_is_named(kind: type[these.Base], case: Case, words: str, world: World, proxy: FaultyProxy) -> None:
-    with pytest.raises(AssertionError) as caught:
-        check(subject(kind(proxy.url), world, proxy), case)
+    for _ in range(3):
+        with pytest.raises(AssertionError) as caught:
+            check(subject(kind(proxy.url), world, proxy), case)
+        if "no request met the fault" not in str(caught.value):  # on a busy machine a call may run out of time first
+            break
     assert words in str(caught.value)
     assert str(caught.value).startswith(f"{kind.name}.make, {case}: ")
     assert these.TOKEN not in str(caught.value)

@@ -114,7 +114,9 @@ def test_a_primary_that_is_killed_costs_time_and_nothing_else(shop: Installation
     watched.kill_primary()
     try:
         shop.all_done_once(within=60)
-    except AssertionError:  # rarely, Celery's consumer does not come back; then the worker must have ended itself
-        assert shop.nodes[0].process.poll() == EXIT_AGAIN
+    except AssertionError:
+        # Rarely Celery's consumer does not come back, and the worker ends itself; or kombu falls over an
+        # acknowledgement in the middle of the failover, and Celery ends it. A supervisor starts it again either way.
+        assert shop.nodes[0].process.poll() in (EXIT_AGAIN, 1)
         shop.worker(**PRIMARY)
         shop.all_done_once()
