@@ -24,6 +24,7 @@ from pipeline.domain.values import NewEvent
 from pipeline.execution import events
 from pipeline.store import invariants
 from pipeline.store.database import Database
+from tests.support import databases
 from tests.support.recorder import Recorder, recording
 from tests.support.wait import wait_for
 
@@ -230,6 +231,17 @@ def installed(home: Path, database_url: str, broker_url: str) -> Iterator[Instal
         finally:
             found.end_nodes()
             found.db.dispose()
+
+
+@contextmanager
+def alone(server_url: str, home: Path) -> Iterator[Installation]:
+    """An installation in a new home, with a database and a Redis that belong to nobody else."""
+    with (
+        databases.cloned(server_url, f"{home.name}_{os.getpid()}") as database_url,
+        own_broker(home / "broker") as broker_url,
+        installed(home, database_url, broker_url) as found,
+    ):
+        yield found
 
 
 @contextmanager

@@ -1,14 +1,12 @@
 """What real workers send to a collector, whatever pool they have and however their processes end."""
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from pipeline.dev import servers
-from tests.support import databases
-from tests.support.cluster import Installation, installed, own_broker
+from tests.support.cluster import Installation, alone
 from tests.support.collector import Collector, attributes, collecting
 from tests.support.wait import wait_for
 
@@ -24,13 +22,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def installation(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    home = tmp_path_factory.mktemp("traced")
-    name = f"traced_{os.getpid()}_{home.name}"
-    with (
-        databases.cloned(embedded.database_url, name) as url,
-        own_broker(home / "broker") as broker,
-        installed(home, url, broker) as found,
-    ):
+    with alone(embedded.database_url, tmp_path_factory.mktemp("traced")) as found:
         yield found
 
 

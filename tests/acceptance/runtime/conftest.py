@@ -1,14 +1,12 @@
 """An installation per test module: a database, a Redis and a recorder of its own."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline.dev import servers
-from tests.support import databases
-from tests.support.cluster import Installation, installed, own_broker
+from tests.support.cluster import Installation, alone
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,13 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module")
 def installation(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """No node runs yet. What a test starts keeps running for the tests after it, unless it is ended."""
-    home = tmp_path_factory.mktemp("installation")
-    name = f"runtime_{os.getpid()}_{home.name}"
-    with (
-        databases.cloned(embedded.database_url, name) as database_url,
-        own_broker(home / "broker") as broker_url,
-        installed(home, database_url, broker_url) as found,
-    ):
+    with alone(embedded.database_url, tmp_path_factory.mktemp("installation")) as found:
         yield found
 
 
