@@ -4,7 +4,7 @@ All ways are idempotent by message id, check the payload against the topic's sch
 events were new. The event exists if and only if the caller's commit does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -103,8 +103,10 @@ def _refuse_autocommit(connection: Any) -> None:
 
 def checked(given: Sequence[Event | Mapping[str, Any]]) -> list[Event]:
     """Events in their form, or an error that names the first that is not."""
-    if isinstance(given, Event | Mapping | str):
-        raise InvalidInputError(f"A {type(given).__name__} was given where a list of events is expected.")
+    if isinstance(given, Event | Mapping | str | bytes) or not isinstance(given, Iterable):
+        raise InvalidInputError(
+            f"A {type(given).__name__} was given where a list of events is expected; put a single event into a list."
+        )
     return [event(item, f"Event {number}") for number, item in enumerate(given, start=1)]
 
 

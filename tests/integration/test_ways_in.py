@@ -145,7 +145,7 @@ def test_a_refusal_does_not_repeat_the_payload(shop: Inline, database_url: str) 
     assert "4111" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", [ORDER, Event(**ORDER), "orders"])
+@pytest.mark.parametrize("given", [ORDER, Event(**ORDER), "orders", b"orders", None, 7])
 def test_something_that_is_no_list_of_events_is_refused(db: Database, given: Any) -> None:
     with db.transaction() as tx, pytest.raises(InvalidInputError, match="where a list of events is expected"):
         publish(tx, "shop", given)
