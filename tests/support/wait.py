@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(condition: Callable[[], T], *, within: float = 10.0, every: float = 0.02, why: str = "") -> T:
+def wait_for(condition: Callable[[], T], *, within: float = 30.0, every: float = 0.02, why: str = "") -> T:
     """The first true answer of the condition; fails with its last answer when none came in time.
 
     An AssertionError raised by the condition counts as "not yet", so a block of asserts can be waited for.

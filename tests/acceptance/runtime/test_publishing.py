@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ def theirs(nodes: Installation) -> Celery:
     return Celery("theirs", broker=nodes.broker_url)
 
 
+@pytest.fixture
+def broker(nodes: Installation) -> Iterator[redis.Redis]:
+    """The broker, with nothing kept as refused by a test before."""
+    with redis.Redis.from_url(nodes.broker_url) as client:
+        client.delete("pipeline.refused")
+        yield client
+
+
 _WAITING = text("SELECT FROM pg_locks WHERE NOT granted AND relation = 'pipeline.topics'::regclass")
 
 
@@ -43,7 +52,7 @@ def test_a_foreign_app_publishes_by_name_and_every_fact_is_one_event(nodes: Inst
 
 
 def test_what_cannot_be_published_is_kept_for_a_person_and_what_can_is_published(
-    nodes: Installation, theirs: Celery
+    nodes: Installation, theirs: Celery, broker: redis.Redis
 ) -> None:
     nodes.worker(PIPELINE_TICK="1h")
     theirs.send_task(
@@ -53,9 +62,8 @@ def test_what_cannot_be_published_is_kept_for_a_person_and_what_can_is_published
     theirs.send_task("pipeline.publish", args=["shop", [order("fine")]], queue="pipeline.schedule")
     nodes.published.append("fine")
     nodes.all_done_once()
-    with redis.Redis.from_url(nodes.broker_url) as client:
-        wait_for(lambda: client.llen("pipeline.refused") == 2, why="both refused ones kept")
-        kept = [json.loads(entry) for entry in client.lrange("pipeline.refused", 0, -1)]
+    wait_for(lambda: broker.llen("pipeline.refused") == 2, within=30, why="both refused ones kept")
+    kept = [json.loads(entry) for entry in broker.lrange("pipeline.refused", 0, -1)]
     assert any("orderz" in entry["headers"]["refused"] for entry in kept)
 
 
@@ -69,14 +77,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_calls_that_are_wrong_in_any_way_are_kept_with_their_reason(nodes: Installation, theirs: Celery) -> None:
+def test_calls_that_are_wrong_in_any_way_are_kept_with_their_reason(
+    nodes: Installation, theirs: Celery, broker: redis.Redis
+) -> None:
     nodes.worker(PIPELINE_TICK="1h")
-    with redis.Redis.from_url(nodes.broker_url) as client:
-        client.delete("pipeline.refused")
-        for given, _ in WRONG.values():
-            theirs.send_task("pipeline.publish", queue="pipeline.schedule", **given)
-        wait_for(lambda: client.llen("pipeline.refused") == len(WRONG), within=30, why="all of them kept")
-        reasons = [json.loads(entry)["headers"]["refused"] for entry in client.lrange("pipeline.refused", 0, -1)]
+    for given, _ in WRONG.values():
+        theirs.send_task("pipeline.publish", queue="pipeline.schedule", **given)
+    wait_for(lambda: broker.llen("pipeline.refused") == len(WRONG), within=30, why="all of them kept")
+    reasons = [json.loads(entry)["headers"]["refused"] for entry in broker.lrange("pipeline.refused", 0, -1)]
     for name, (_, word) in WRONG.items():
         assert any(word in reason for reason in reasons), name
 
@@ -120,24 +128,22 @@ def changed(nodes: Installation, statement: str) -> None:
         )
 
 
-def test_a_broker_that_takes_nothing_more_keeps_what_it_has(nodes: Installation, theirs: Celery) -> None:
+def test_a_broker_that_takes_nothing_more_keeps_what_it_has(
+    nodes: Installation, theirs: Celery, broker: redis.Redis
+) -> None:
     worker = nodes.worker(PIPELINE_TICK="1h")
-    with redis.Redis.from_url(nodes.broker_url) as client:
-        client.delete("pipeline.refused")
-        client.config_set("maxmemory-policy", "noeviction")
-        said = len(worker.log.read_text())
-        with nodes.db.transaction() as tx:
-            tx.run(text("LOCK TABLE pipeline.topics IN ACCESS EXCLUSIVE MODE"))
-            theirs.send_task(
-                "pipeline.publish", args=["shop", [{**order("x"), "topic": "z"}]], queue="pipeline.schedule"
-            )
-            wait_for(lambda: tx.all(_WAITING), within=30, why="the worker has the message and asks for the topics")
-            client.config_set("maxmemory", 1)
-        try:
-            wait_for(lambda: "cannot be published" in worker.log.read_text()[said:], within=30)
-        finally:
-            client.config_set("maxmemory", 0)
-        wait_for(lambda: client.llen("pipeline.refused") == 1, within=60, why="it is kept")
+    broker.config_set("maxmemory-policy", "noeviction")
+    said = len(worker.log.read_text())
+    with nodes.db.transaction() as tx:
+        tx.run(text("LOCK TABLE pipeline.topics IN ACCESS EXCLUSIVE MODE"))
+        theirs.send_task("pipeline.publish", args=["shop", [{**order("x"), "topic": "z"}]], queue="pipeline.schedule")
+        wait_for(lambda: tx.all(_WAITING), within=30, why="the worker has the message and asks for the topics")
+        broker.config_set("maxmemory", 1)
+    try:
+        wait_for(lambda: "cannot be published" in worker.log.read_text()[said:], within=30)
+    finally:
+        broker.config_set("maxmemory", 0)
+    wait_for(lambda: broker.llen("pipeline.refused") == 1, within=60, why="it is kept")
 
 
 def test_a_shell_publishes_one_event_or_a_file_of_them(nodes: Installation, tmp_path: Path) -> None:
