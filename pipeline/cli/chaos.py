@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli import shown
+from pipeline.cli import lists, shown
 from pipeline.dev import chaos as runs
 from pipeline.dev.chaos import Result
 
@@ -46,7 +46,7 @@ def _tell(words: str) -> None:
 
 def _show(result: Result) -> None:
     found, options = result.facts, result.options
-    shown.table(
+    lists.listed(
         f"seed {options.seed}: {options.mutations} orders, {result.seconds:.0f} s",
         ("what the world did", "requests", "effects", "ledger: applied", "failed", "question"),
         [(seen.world, seen.requests, seen.done, seen.applied, seen.failed, seen.asked) for seen in result.compared],

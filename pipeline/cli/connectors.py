@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli import shown
+from pipeline.cli import lists, shown
+from pipeline.client import names
 from pipeline.config import Settings
 from pipeline.connectors.sdk import Operation
 from pipeline.domain.errors import InvalidInputError
@@ -35,7 +36,7 @@ def connectors(as_json: shown.AsJson = False) -> None:
     if as_json:
         shown.as_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
-    shown.table(f"{len(rows)} operations", columns, rows)
+    lists.listed(names.many(len(rows), "operation"), columns, rows)
 
 
 def plan(
@@ -51,20 +52,20 @@ def plan(
     if as_json:
         shown.as_json({"requests": [asdict(item) for item in planned], "counts": counts(planned)})
         return
-    columns = ("consumer", "events", "request", "what", "note")
-    shown.table(
-        f"{len(planned)} runs",
-        columns,
+    lists.listed(
+        names.many(len(planned), "run"),
+        ("consumer", "events", "request", "what"),
         [
             (
                 item.handler,
                 ", ".join(item.message_ids),
                 item.request,
                 item.title,
-                item.problem or ("asks for approval" if item.needs_approval else ""),
             )
             for item in planned
         ],
+        [item.problem or ("asks for approval" if item.needs_approval else "") for item in planned],
+        note="note",
     )
     for request, count in counts(planned).items():
         typer.echo(f"{request}: {count}")
@@ -80,7 +81,7 @@ def breakers(context: typer.Context, as_json: shown.AsJson = False) -> None:
     if as_json:
         shown.as_json([dict(zip(columns, row, strict=True)) for row in found])
         return
-    shown.table(f"{len(found)} open", columns, found)
+    lists.listed(f"{len(found)} open", columns, found)
 
 
 def breaker(

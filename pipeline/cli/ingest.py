@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli import metrics, shown
+from pipeline.cli import lists, metrics, shown
 from pipeline.config import EXIT_AGAIN, Settings
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.limits import Limits
@@ -138,7 +138,7 @@ def backlog(
     waiting = "an unknown number" if stats.waiting is None else stats.waiting
     typer.echo(f"{stats.length} in the stream, {waiting} not delivered yet, {stats.pending} pending")
     rows = [(entry.id, entry.consumer, entry.idle_ms, entry.times_delivered) for entry in pending]
-    shown.table(f"{len(rows)} oldest pending", ("entry", "consumer", "idle ms", "times delivered"), rows)
+    lists.listed(f"{len(rows)} oldest pending", ("entry", "consumer", "idle ms", "times delivered"), rows)
 
 
 @app.command()

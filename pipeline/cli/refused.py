@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli import shown
+from pipeline.cli import lists, shown
 from pipeline.cli.attention import EXIT_WAITING
+from pipeline.client import names
 from pipeline.config import EXIT_AGAIN
 from pipeline.domain.errors import InvalidInputError
 
@@ -175,15 +176,17 @@ def _read(message: Any) -> Refused:
 
 
 def _table(title: str, found: Sequence[Refused]) -> None:
-    shown.table(
+    lists.listed(
         title,
-        ("id", "workflow", "events", "message ids", "reason"),
-        [(each.id, each.workflow, each.events, _named(each), each.reason) for each in found],
+        ("id", "workflow", "events", "message ids"),
+        [(each.id, each.workflow, each.events, _named(each)) for each in found],
+        [each.reason for each in found],
+        note="reason",
     )
 
 
 def _counted(each: Refused) -> str:
-    return f"{each.events} event{'' if each.events == 1 else 's'} for {each.workflow!r}"
+    return f"{names.many(each.events, 'event')} for {each.workflow!r}"
 
 
 def _named(each: Refused) -> str:

@@ -1,4 +1,4 @@
-"""What several commands need: options, the registry, a person, a doorbell, JSON and tables."""
+"""What several commands need: options, the registry, a person, a doorbell and JSON."""
 
 import getpass
 import json
@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,9 +14,6 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from pipeline.config import Settings
 from pipeline.domain.errors import InvalidInputError, PipelineError
@@ -34,9 +31,6 @@ Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")
 Recent = Annotated[int, typer.Option(min=1, help="How many of the newest rows to look through.")]
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-#: An id is never folded or cut, whatever the width: it is there to be copied.
-WHOLE = frozenset({"id", "event", "run", "mutation"})
 
 
 def registry() -> Registry:
@@ -135,22 +129,6 @@ def say(*lines: str) -> None:
     for line in lines:
         if line:
             typer.echo(printable(line, lines=True))
-
-
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table whose cells fold instead of being cut; ids stay whole."""
-    given = [[printable(cell) for cell in row] for row in rows]
-    made = Table(title=title, title_justify="left")
-    needed = 1
-    for number, column in enumerate(columns):
-        widest = max([len(column), *(len(row[number]) for row in given)])
-        whole = column in WHOLE
-        made.add_column(column, overflow="fold", no_wrap=whole, min_width=widest if whole else 1)
-        needed += (widest if whole else 8) + 3
-    for row in given:
-        made.add_row(*(escape(cell) for cell in row))
-    out = Console()
-    Console(width=max(out.width, needed)).print(made)
 
 
 def as_json(value: Any) -> None:

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.cli import shown
+from pipeline.cli import lists, shown
 from pipeline.cli.workflows import counted
 from pipeline.client import names, paces
 from pipeline.client.desk import Desk
@@ -42,7 +42,7 @@ def top(
     if as_json:
         shown.as_json(paces.frame(desk, sweeps).as_dict())
     elif once or not sys.stdout.isatty():
-        console = Console(highlight=False)
+        console = Console(highlight=False, width=lists.width_of(Console()))
         console.print(drawn(paces.frame(desk, sweeps), console.width))
     else:
         _watch(desk, sweeps, every)
