@@ -1,6 +1,5 @@
 """The ``pipeline`` command as an operator meets it: a real process, its words and its exit code."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,10 +11,8 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from pipeline.dev.servers import Servers
-from pipeline.domain.runs import Phase
 from pipeline.store import migrate
 from pipeline.store.database import Database
-from tests.factories import a_run, a_workflow, some_events, stopped
 from tests.support import databases
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
@@ -54,48 +51,6 @@ def test_the_doctor_refuses_a_database_that_was_never_migrated(unmigrated: str) 
     done = pipeline("doctor", database_url=unmigrated)
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
-
-
-def test_a_healthy_database_gets_a_clean_bill(db: Database, database_url: str) -> None:
-    a_workflow(db)
-    some_events(db, "m1", "m2")
-    a_run(db, Phase.COMMITTED)
-    a_run(db, Phase.MUTATING)
-    done = pipeline("doctor", database_url=database_url)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "invariants hold" in done.stdout
-    as_json = pipeline("doctor", "--json", database_url=database_url)
-    assert (as_json.returncode, json.loads(as_json.stdout)) == (0, [])
-
-
-@pytest.mark.broken_on_purpose
-def test_a_broken_promise_is_named_with_its_row_and_what_to_do_and_exits_1(db: Database, database_url: str) -> None:
-    a_workflow(db)
-    (event,) = some_events(db, "m1")
-    run = stopped(db, a_run(db, Phase.EMITTING))
-    with db.transaction() as tx:
-        tx.run(text("UPDATE pipeline.runs SET retry_pending = false WHERE id = :id"), id=run.id)
-    done = pipeline("doctor", database_url=database_url)
-    assert done.returncode == 1
-    for words in ("no-orphaned-reservation", f"event {event}", str(run.id), "do not edit the rows"):
-        assert words in " ".join(done.stdout.split()).replace("│ │", "")
-    as_json = pipeline("doctor", "--json", database_url=database_url)
-    assert as_json.returncode == 1
-    (finding,) = json.loads(as_json.stdout)
-    assert (finding["severity"], finding["subject"]) == ("broken", f"event {event}")
-
-
-def test_overdue_work_is_shown_and_is_not_a_broken_promise(db: Database, database_url: str) -> None:
-    a_workflow(db)
-    run = a_run(db, Phase.PREPARING)
-    with db.transaction() as tx:
-        tx.run(text("UPDATE pipeline.runs SET lease_expires_at = now() - interval '1 hour' WHERE id = :id"), id=run.id)
-    done = pipeline("doctor", "--json", database_url=database_url)
-    assert done.returncode == 0
-    (finding,) = json.loads(done.stdout)
-    assert (finding["invariant"], finding["severity"]) == ("leases-are-recovered", "overdue")
-    with db.transaction() as tx:
-        tx.run(text("UPDATE pipeline.runs SET lease_expires_at = now() + interval '1 hour' WHERE id = :id"), id=run.id)
 
 
 def test_a_database_out_of_reach_is_said_in_a_sentence_without_its_password() -> None:
