@@ -3,7 +3,6 @@
 import ast
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -46,11 +45,9 @@ def assigned(name: str, where: Sequence[ast.AST]) -> list[ast.expr]:
     return [node.value for node in found if any(isinstance(t, ast.Name) and t.id == name for t in node.targets)]
 
 
-CALLS = [
-    pytest.param(call, said, id=f"{label(path)}:{call.lineno}")
-    for path in modules("pipeline")
-    for call, said in announcements(Path(path).read_text())
-]
+FOUND = [(path, call, said) for path in modules("pipeline") for call, said in announcements(path.read_text())]
+CALLS = [pytest.param(call, said, id=f"{label(path)}:{call.lineno}") for path, call, said in FOUND]
+ANNOUNCED = {text for _, _, said in FOUND for text in said}
 
 
 @pytest.mark.parametrize(("call", "said"), CALLS)
@@ -74,8 +71,7 @@ def is_member(node: ast.expr) -> bool:
 
 @pytest.mark.parametrize("name", TRANSITIONS)
 def test_every_transition_in_the_table_is_announced_somewhere(name: str) -> None:
-    announced = {text for path in modules("pipeline") for _, said in announcements(path.read_text()) for text in said}
-    assert name in announced
+    assert name in ANNOUNCED
 
 
 @pytest.mark.parametrize(
