@@ -23,6 +23,21 @@ def place(embedded: servers.Servers, worker_id: str) -> Iterator[Place]:
         found.close()
 
 
+@pytest.fixture(scope="session")
+def _quiet_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with own_broker(tmp_path_factory.mktemp("quiet")) as url:
+        yield url
+
+
+@pytest.fixture
+def quiet(_quiet_url: str) -> Iterator[Place]:
+    """A stream on a Redis that nobody else talks to, so that what is asked of it can be counted."""
+    with redis.Redis.from_url(_quiet_url, protocol=2) as raw:
+        found = Place(_quiet_url, f"quiet-{next(_NUMBERS)}", raw)
+        yield found
+        found.close()
+
+
 @pytest.fixture
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Path]]:
     """A stream on a Redis that may be killed, and the home of that Redis."""

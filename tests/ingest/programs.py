@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from pipeline.store.database import Database
 from tests.factories import IN
-from tests.ingest.streams import Place
+from tests.ingest.streams import STALE, Place
 from tests.support.wait import wait_for
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
@@ -33,7 +33,7 @@ class Program:
         return self.log.read_text()
 
     def wait_until_reading(self) -> "Program":
-        wait_for(lambda: " as " in self.said or self.process.poll() is not None, within=30, why=self.said)
+        wait_for(lambda: " as " in self.said or self.process.poll() is not None, within=60, why=self.said)
         assert self.process.poll() is None, self.said
         return self
 
@@ -43,7 +43,7 @@ class Program:
 
     def stop(self, number: int = 15) -> int:
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(40)
 
 
 @dataclass
@@ -63,8 +63,8 @@ class Programs:
     def recover(self, *options: str) -> str:
         """`pipeline ingest recover --once`, and its words."""
         to = ("--stream", self.place.stream, "--workflow", "billing", "--topic", IN)
-        program = self.start("ingest", "recover", *to, "--once", "--claim-idle-ms", "50", *options)
-        assert program.process.wait(30) == 0, program.said
+        program = self.start("ingest", "recover", *to, "--once", "--claim-idle-ms", str(STALE // 2), *options)
+        assert program.process.wait(60) == 0, program.said
         return program.said
 
     def start(self, *arguments: str, url: str | None = None, **more: str) -> Program:
@@ -100,7 +100,7 @@ def published(db: Database) -> Counter[str]:
         return Counter(row.message_id for row in tx.all(_EVENTS))
 
 
-def wait_until_published(db: Database, count: int, *, within: float = 30.0) -> None:
+def wait_until_published(db: Database, count: int, *, within: float = 60.0) -> None:
     def all_there() -> bool:
         with db.transaction() as tx:
             row = tx.first(_COUNT)

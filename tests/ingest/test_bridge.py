@@ -185,8 +185,8 @@ def test_entries_that_were_trimmed_while_pending_are_named_and_counted_by_a_reco
     bridge = a_bridge(place, db, on_poison=OnPoison.LEAVE)
     gone, kept = place.add({"n": 1}, {"n": 2})
     place.queue("dead", max_read_count=2).read()
+    place.make_stale()
     place.raw.xdel(place.stream, gone)
-    place.wait_until_stale()
     assert bridge.recover_once() == 2
     assert (bridge.tally.published, bridge.tally.poison) == (1, 1)
     assert f"entry {gone} of stream {place.stream!r} cannot be used: it is gone" in caplog.text
@@ -314,7 +314,7 @@ def test_what_went_stale_is_published_once_by_a_recovery(place: Place, db: Datab
     bridge = a_bridge(place, db)
     entries = place.add({"n": 1}, {"n": 2})
     place.queue("dead", max_read_count=10).read()
-    place.wait_until_stale()
+    place.make_stale()
     assert bridge.recover_once() == 2
     assert bridge.recover_once() == 0
     assert published(db) == {f"{place.stream}:{entry}": 1 for entry in entries}
@@ -326,6 +326,7 @@ def test_a_recovery_goes_on_until_it_is_stopped(place: Place, db: Database) -> N
     loop = in_thread(lambda: bridge.recover(every_ms=50))
     place.add({"n": 1})
     place.queue("dead").read()
+    place.make_stale()
     wait_for(lambda: bridge.tally.published == 1)
     bridge.stop()
     loop.outcome()

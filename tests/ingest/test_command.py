@@ -124,8 +124,8 @@ def test_a_batch_that_another_transaction_holds_up_ends_it_with_3_and_a_recovery
         code, said = command(*TARGET, "--stream", place.stream)
         assert (code, "Another transaction holds" in said) == (3, True), said
         assert len(place.pending("pipeline")) == 1
-        place.wait_until_stale(group="pipeline")
-        code, said = command("recover", *TARGET, "--stream", place.stream, "--claim-idle-ms", "50", "--once")
+        place.make_stale(group="pipeline")
+        code, said = command("recover", *TARGET, "--stream", place.stream, "--claim-idle-ms", "60000", "--once")
     assert (code, "0 published, 0 there before, 0 not usable, 1 held by another" in said) == (0, True), said
     assert len(place.pending("pipeline")) == 1
 
@@ -152,8 +152,8 @@ def test_a_recovery_of_one_batch_says_what_it_did(
     bad = place.add_raw({b"data": b"bad"})
     place.queue("dead", group="pipeline").read()
     place.raw.xreadgroup("pipeline", "dead", {place.stream: ">"})
-    place.wait_until_stale(group="pipeline")
-    code, said = command("recover", *TARGET, "--stream", place.stream, "--claim-idle-ms", "50", "--once")
+    place.make_stale(group="pipeline")
+    code, said = command("recover", *TARGET, "--stream", place.stream, "--claim-idle-ms", "60000", "--once")
     assert (code, bad in caplog.text) == (65, True), said
     assert "1 published, 0 there before, 1 not usable" in said
     assert published(db) == {f"{place.stream}:{entry}": 1}

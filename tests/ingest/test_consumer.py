@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from pipeline.dev import servers
+from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.errors import PoisonError, QueueError
 from pipeline.ingest.signals import SIGNALS, stopped_by_signals
 from tests.ingest.streams import Ledger, Place, in_thread
@@ -58,32 +59,29 @@ def test_q6_a_wait_that_redis_would_take_for_something_else_is_refused(place: Pl
 
 
 @rule("Q-7")
-def test_q6_an_idle_second_costs_as_many_reads_as_fit_into_it_and_nothing_else(mortal: tuple[Place, Path]) -> None:
-    place, _ = mortal
-    consumer = place.consumer(block_ms=250)
-    place.raw.config_resetstat()
+def test_q6_an_idle_time_costs_as_many_reads_as_fit_into_it_and_nothing_else(quiet: Place) -> None:
+    consumer = quiet.consumer(block_ms=250)
+    quiet.raw.config_resetstat()
+    began = time.monotonic()
     loop = in_thread(lambda: list(consumer.iter_messages()))
-    pause = threading.Event()
-    pause.wait(1.0)
+    wait_for(lambda: quiet.calls("xreadgroup")["xreadgroup"] >= 3)
     consumer.stop()
     assert loop.outcome() == []
-    stats: Any = place.raw.info("commandstats")
+    took = time.monotonic() - began
+    stats: Any = quiet.raw.info("commandstats")
     asked = {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
-    assert asked.pop("xreadgroup") <= 6
+    assert 3 <= asked.pop("xreadgroup") <= took / 0.25 + 1
     assert set(asked) <= QUESTIONS
 
 
 @rule("Q-14")
-def test_q6_after_stop_next_is_none_at_once_and_asks_redis_nothing(mortal: tuple[Place, Path]) -> None:
-    place, _ = mortal
-    place.add({"n": 1})
-    consumer = place.consumer(block_ms=5_000)
+def test_q6_after_stop_next_is_none_at_once_and_asks_redis_nothing(quiet: Place) -> None:
+    quiet.add({"n": 1})
+    consumer = quiet.consumer()
     consumer.stop()
-    before = place.calls("xreadgroup")
-    began = time.monotonic()
+    before = quiet.calls("xreadgroup")
     assert consumer.next() is None
-    assert time.monotonic() - began < 0.5
-    assert place.calls("xreadgroup") == before
+    assert quiet.calls("xreadgroup") == before
 
 
 @rule("Q-5", "Q-16", "Q-11")
@@ -129,20 +127,20 @@ def test_q8_nothing_is_acknowledged_unless_somebody_asks(place: Place) -> None:
 
 
 @rule("Q-6", "Q-14")
-def test_q9_stop_may_be_repeated_from_any_thread_and_ends_a_waiting_loop_after_its_block(place: Place) -> None:
-    consumer = place.consumer(block_ms=500)
+def test_q9_stop_may_be_repeated_from_any_thread_and_ends_a_waiting_loop_after_its_block(quiet: Place) -> None:
+    consumer = quiet.consumer(block_ms=500)
     loop = in_thread(lambda: list(consumer.iter_messages()))
-    place.wait_until_blocked()
-    began = time.monotonic()
+    quiet.wait_until_blocked()
     for _ in range(3):
         consumer.stop()
+    before = quiet.calls("xreadgroup")["xreadgroup"]
     assert loop.outcome() == []
-    assert time.monotonic() - began < 1.5
+    assert quiet.calls("xreadgroup")["xreadgroup"] <= before + 1, "the read that was under way, and none after it"
     assert consumer.next() is None
 
 
 def test_q9_a_message_that_arrives_in_the_last_block_is_delivered_since_it_is_pending_anyway(place: Place) -> None:
-    consumer = place.consumer(block_ms=2_000)
+    consumer = place.consumer(block_ms=30_000)
     loop = in_thread(lambda: list(consumer.iter_messages()))
     place.wait_until_blocked()
     consumer.stop()
@@ -174,36 +172,40 @@ def test_q9_a_real_process_ends_in_order_on_a_signal_and_its_message_stays_pendi
         assert service.stdout.readline().strip() == entry
         service.send_signal(number)
         assert service.stdout.read() == "done\n"
-        assert service.wait(10) == 0
+        assert service.wait(30) == 0
     assert place.pending() == {entry: "service"}
 
 
 @rule("Q-18", "Q-8")
 def test_q12_a_client_killed_in_mid_block_is_an_error_at_once_and_the_loop_ends(place: Place) -> None:
-    consumer = place.consumer(block_ms=5_000)
+    consumer = place.consumer(block_ms=60_000)
     loop = in_thread(lambda: list(consumer.iter_messages()))
     place.wait_until_blocked()
-    began = time.monotonic()
     place.kill_client()
     with pytest.raises(QueueError, match="Redis failed to read") as caught:
-        loop.outcome()
-    assert time.monotonic() - began < 2
+        loop.outcome(within=30)
     assert isinstance(caught.value.__cause__, redis.ConnectionError)
 
 
 @rule("Q-18", "Q-8")
 def test_q12_a_redis_killed_in_mid_block_is_an_error_at_once(mortal: tuple[Place, Path]) -> None:
     place, home = mortal
-    consumer = place.consumer(block_ms=30_000)
+    consumer = place.consumer(block_ms=60_000)
     loop = in_thread(consumer.next)
     place.wait_until_blocked()
-    began = time.monotonic()
     found = servers.status(home)
     assert found is not None
     os.kill(found.pids["redis"], signal.SIGKILL)
     with pytest.raises(QueueError):
-        loop.outcome()
-    assert time.monotonic() - began < 3
+        loop.outcome(within=30)
+
+
+def connected(place: Place) -> QueueConsumer:
+    """With so little room a server that is only slow may look like a frozen one already."""
+    try:
+        return place.consumer(block_ms=100)
+    except QueueError as error:
+        raise AssertionError(str(error)) from error
 
 
 def test_q12_a_redis_that_freezes_is_an_error_when_the_block_is_well_over(
@@ -211,7 +213,7 @@ def test_q12_a_redis_that_freezes_is_an_error_when_the_block_is_well_over(
 ) -> None:
     place, home = mortal
     monkeypatch.setattr("pipeline.ingest.client.ROOM", 1.0)
-    consumer = place.consumer(block_ms=100)
+    consumer = wait_for(lambda: connected(place))
     found = servers.status(home)
     assert found is not None
     os.kill(found.pids["redis"], signal.SIGSTOP)
@@ -239,20 +241,19 @@ def test_q12_a_connection_lost_before_the_acknowledgement_is_an_error_and_nothin
 
 
 @rule("Q-13", "Q-21")
-def test_q13_the_loop_never_looks_at_pending_entries_nor_at_the_backlog(mortal: tuple[Place, Path]) -> None:
-    place, _ = mortal
-    place.add(*({"n": n} for n in range(10)))
-    place.queue("dead").read()
-    place.wait_until_stale()
-    consumer, ledger = place.consumer(block_ms=50), Ledger()
-    place.raw.config_resetstat()
+def test_q13_the_loop_never_looks_at_pending_entries_nor_at_the_backlog(quiet: Place) -> None:
+    quiet.add(*({"n": n} for n in range(10)))
+    quiet.queue("dead").read()
+    quiet.make_stale()
+    consumer, ledger = quiet.consumer(block_ms=50), Ledger()
+    quiet.raw.config_resetstat()
     loop = in_thread(lambda: consumer.run(lambda message, page: page.written.append(message.id), ledger))
     wait_for(lambda: len(ledger.committed) == 9)
     consumer.stop()
     loop.outcome()
-    stats: Any = place.raw.info("commandstats")
+    stats: Any = quiet.raw.info("commandstats")
     assert {name.removeprefix("cmdstat_") for name in stats} <= {"xreadgroup", "xack", *QUESTIONS}
-    assert len(place.pending()) == 1, "the dead one's message is left for a recovery"
+    assert len(quiet.pending()) == 1, "the dead one's message is left for a recovery"
 
 
 @rule("Q-23")
@@ -261,17 +262,20 @@ def test_q18_consumers_of_a_group_share_the_messages_and_another_group_sees_them
     other = place.consumer("c", group="others", block_ms=100)
     entries = place.add(*({"n": n} for n in range(300)))
     seen: list[str] = []
+    each_has_one = threading.Barrier(3)
 
-    def work(consumer: Any) -> int:
+    def work(consumer: QueueConsumer, gate: threading.Barrier | None = None) -> int:
         count = 0
         while (message := consumer.next()) is not None:
+            if count == 0 and gate is not None:
+                gate.wait(30)
             consumer.ack(message)
             seen.append(message.id)
             count += 1
         return count
 
-    loops = [in_thread(partial(work, consumer)) for consumer in consumers]
-    counts = [loop.outcome(30) for loop in loops]
+    loops = [in_thread(partial(work, consumer, each_has_one)) for consumer in consumers]
+    counts = [loop.outcome(60) for loop in loops]
     assert sorted(seen) == sorted(entries)
     assert all(counts), f"each had a share: {counts}"
     seen.clear()
@@ -298,7 +302,7 @@ def test_a_handler_may_take_longer_than_an_entry_takes_to_go_stale(place: Place)
     consumer, ledger = place.consumer(), Ledger()
 
     def handler(message: Any, page: Any) -> None:
-        place.wait_until_stale(4 * consumer.config.claim_idle_ms)
+        place.make_stale()
         page.written.append(message.id)
         consumer.stop()
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def test_q17_killed_between_commit_and_acknowledgement_it_is_recovered_with_one_
         first.kill()
     assert published(db) == named(place, entries)
     assert list(place.pending(GROUP)) == entries
-    place.wait_until_stale(group=GROUP)
+    place.make_stale(group=GROUP)
     assert "0 published, 50 there before" in run.recover()
     assert published(db) == named(place, entries)
     assert place.pending(GROUP) == {}
@@ -69,7 +68,7 @@ def test_q17_killed_between_read_and_commit_nothing_is_there_until_it_is_recover
     wait_for(lambda: not held_back(db))
     assert published(db) == {}
     assert list(place.pending(GROUP)) == entries
-    place.wait_until_stale(group=GROUP)
+    place.make_stale(group=GROUP)
     assert "50 published, 0 there before" in run.recover()
     assert published(db) == named(place, entries)
     assert place.pending(GROUP) == {}
@@ -91,7 +90,7 @@ def test_a_database_that_drops_the_connection_ends_it_and_the_batch_stays_pendin
         pid = wait_for(lambda: held_back(db), within=30)[0]
         with db.transaction() as tx:
             tx.all(text("SELECT pg_terminate_backend(:pid)"), pid=pid)
-        assert program.process.wait(20) == 3, program.said
+        assert program.process.wait(40) == 3, program.said
     assert "Traceback" not in program.said
     assert (published(db), list(place.pending(GROUP))) == ({}, entries)
 
@@ -126,7 +125,7 @@ def test_a_signal_before_the_first_read_ends_it_in_order_with_nothing_read(
         program = run.ingest()
         wait_for(lambda: held_back(db), within=30)
         program.process.send_signal(signal.SIGTERM)
-    assert program.process.wait(20) == 0, program.said
+    assert program.process.wait(40) == 0, program.said
     assert "0 published, 0 there before, 0 not usable" in program.said
     assert (published(db), place.pending(GROUP)) == ({}, {})
 
@@ -136,7 +135,7 @@ def test_a_stream_that_somebody_deletes_ends_it_with_75_and_a_new_start_goes_on(
 ) -> None:
     program = run.ingest().wait_until_reading()
     place.raw.delete(place.stream)
-    assert program.process.wait(20) == EXIT_AGAIN, program.said
+    assert program.process.wait(40) == EXIT_AGAIN, program.said
     assert "Check both names" in program.said
     entries = place.add({"n": 1})
     run.ingest()
@@ -151,17 +150,15 @@ def test_q12_a_redis_killed_in_mid_block_ends_it_with_75_and_a_new_start_goes_on
     place, home = mortal
     a_workflow(db)
     with programs(place, database_url, tmp_path) as run:
-        program = run.ingest("--block-ms", "20000").wait_until_reading()
+        program = run.ingest("--block-ms", "60000").wait_until_reading()
         place.wait_until_blocked()
         found = servers.status(home)
         assert found is not None
-        began = time.monotonic()
         os.kill(found.pids["redis"], signal.SIGKILL)
-        assert program.process.wait(10) == EXIT_AGAIN, program.said
-        assert time.monotonic() - began < 5
+        assert program.process.wait(30) == EXIT_AGAIN, program.said  # half of its block
         assert "Redis failed to read" in program.said
         assert "Traceback" not in program.said
-        wait_for(lambda: _is_back(place), within=20)
+        wait_for(lambda: _is_back(place))
         place.add({"n": 1})
         run.ingest()
         wait_until_published(db, 1)

@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pipeline.ingest.entries import entries_of
 from pipeline.ingest.errors import NoStreamError, PoisonEntry, PoisonError, QueueError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
-from tests.ingest.streams import GROUP, Place
+from tests.ingest.streams import STALE, Place
 from tests.support.rule import rule
 
 POISON: list[dict[bytes, bytes]] = [
@@ -188,11 +188,11 @@ def test_q5_the_problem_of_an_entry_is_short_and_stays_on_its_line_whoever_says_
     assert (len(problem) < 350, problem.isprintable(), problem[:9]) == (True, True, "forged\\r\\")
 
 
-def test_q5_an_acknowledgement_of_nothing_asks_redis_nothing(place: Place) -> None:
-    queue = place.queue()
-    before = place.calls("xack")
+def test_q5_an_acknowledgement_of_nothing_asks_redis_nothing(quiet: Place) -> None:
+    queue = quiet.queue()
+    before = quiet.calls("xack")
     queue.ack()
-    assert place.calls("xack") == before
+    assert quiet.calls("xack") == before
 
 
 def test_q5_good_entries_that_were_read_with_a_bad_one_travel_with_the_error(place: Place) -> None:
@@ -228,9 +228,8 @@ def test_q13_stale_entries_are_found_behind_fresh_ones(place: Place) -> None:
     place.queue("dead", max_read_count=100)
     place.add(*({"n": n} for n in range(12)))
     entries = [message.id for message in place.queue("dead", max_read_count=100).read()]
-    place.wait_until_stale(300)
-    place.raw.xclaim(place.stream, GROUP, "busy", 0, entries[:10])  # type: ignore[arg-type]
-    claimed = place.queue("rescuer").claim_stale(min_idle_ms=300, count=2)
+    place.make_stale(*entries[10:])
+    claimed = place.queue("rescuer").claim_stale(count=2)
     assert [message.id for message in claimed] == entries[10:]
 
 
@@ -238,8 +237,9 @@ def test_q13_a_claim_is_bounded_and_takes_its_own_entries_too(place: Place) -> N
     entries = place.add(*({"n": n} for n in range(5)))
     queue = place.queue("same name after a restart", max_read_count=5)
     queue.read()
-    assert queue.claim_stale(min_idle_ms=60_000, count=5) == []
-    place.wait_until_stale()
+    assert queue.claim_stale(count=5) == []
+    place.make_stale()
+    assert queue.claim_stale(min_idle_ms=2 * STALE, count=5) == []
     assert [message.id for message in queue.claim_stale()] == entries[:1]
     assert [message.id for message in queue.claim_stale(count=3)] == entries[1:4]
 
@@ -249,7 +249,7 @@ def test_q13_one_bad_entry_in_a_claim_costs_no_good_one(place: Place) -> None:
     bad = place.add_raw({b"data": b"bad"})
     with pytest.raises(PoisonError):
         place.queue("dead", max_read_count=2).read()
-    place.wait_until_stale()
+    place.make_stale()
     queue = place.queue("rescuer")
     with pytest.raises(PoisonError) as caught:
         queue.claim_stale(count=10)
@@ -261,18 +261,18 @@ def test_q13_one_bad_entry_in_a_claim_costs_no_good_one(place: Place) -> None:
 def test_q13_of_many_that_claim_at_once_one_gets_each_entry(place: Place) -> None:
     entries = place.add(*({"n": n} for n in range(20)))
     place.queue("dead", max_read_count=20).read()
-    place.wait_until_stale(300)
+    place.make_stale()
     queues = [place.queue(f"rescuer {n}") for n in range(6)]
     with ThreadPoolExecutor(6) as pool:
-        claims = list(pool.map(lambda queue: queue.claim_stale(min_idle_ms=300, count=20), queues))
+        claims = list(pool.map(lambda queue: queue.claim_stale(count=20), queues))
     assert sorted(message.id for claim in claims for message in claim) == sorted(entries)
 
 
 def test_q13_entries_that_were_trimmed_away_are_named_and_cost_no_good_one(place: Place) -> None:
     first, kept, last = place.add({"n": 1}, {"n": 2}, {"n": 3})
     place.queue("dead", max_read_count=3).read()
+    place.make_stale()
     place.raw.xdel(place.stream, first, last)
-    place.wait_until_stale()
     with pytest.raises(PoisonError, match="2 are lost") as caught:
         place.queue("rescuer").claim_stale(count=10)
     assert [(entry.id, entry.is_gone) for entry in caught.value.entries] == [(first, True), (last, True)]
@@ -282,7 +282,7 @@ def test_q13_entries_that_were_trimmed_away_are_named_and_cost_no_good_one(place
 def test_q13_an_entry_that_somebody_else_claimed_first_is_not_taken_for_lost(place: Place) -> None:
     entries = place.add({"n": 1}, {"n": 2})
     place.queue("dead", max_read_count=2).read()
-    place.wait_until_stale()
+    place.make_stale()
     slow = place.queue("slow")
     look = slow.pending
 
@@ -331,7 +331,7 @@ def test_q16_reads_acknowledgements_and_claims_are_counted_by_the_queue(place: P
     messages = queue.read()
     queue.ack(messages[0])
     queue.ack(messages[0])
-    place.wait_until_stale()
+    place.make_stale()
     queue.claim_stale(count=5)
     found = counted()
     assert {name: point.value for name, point in found.items() if hasattr(point, "value")} == {
@@ -367,7 +367,7 @@ def test_q16_a_meter_that_fails_harms_nobody(place: Place, monkeypatch: pytest.M
                 monkeypatch.setattr(instrument, name, broken)
     place.add({"n": 1})
     (message,) = queue.read()
-    place.wait_until_stale()
+    place.make_stale()
     queue.claim_stale()
     queue.ack(message)
     assert place.pending() == {}

@@ -55,6 +55,9 @@ def a_policy(
 
 ONE_SECOND = RetryPolicy(timeout=1)
 BOUNDED = a_policy(limit=2, exception=ONE_SECOND)  # five rounds of two items, three seconds each
+#: For tests that work on items: a limit that no honest work meets, and an idle time beyond what follows from it.
+ROOMY = a_policy(limit=60, exception=RetryPolicy(timeout=60))
+AGES = 3_600_000  # milliseconds
 
 
 def a_queue(place: Place, **options: Any) -> RedisStreamsQueue:
@@ -89,7 +92,7 @@ class AsyncTask(Work, AsyncConsumerMixin):
 
 
 def consume(place: Place, variant: str, policy: ConsumerPolicy, **options: Any) -> Work:
-    queue = place.queue(variant, max_read_count=10, block_ms=100, claim_idle_ms=options.pop("idle", 60_000))
+    queue = place.queue(variant, max_read_count=10, block_ms=100, claim_idle_ms=AGES)
     if variant == "threads":
         task = Task()
         task.source = StreamSource(queue, policy, **options)
@@ -109,7 +112,7 @@ def variant(request: pytest.FixtureRequest) -> str:
 def test_what_is_processed_is_acknowledged_and_what_failed_stays_pending(place: Place, variant: str) -> None:
     place.queue()
     entries = place.add(*({"n": n, "fails": n == 3} for n in range(25)))
-    task = consume(place, variant, BOUNDED)
+    task = consume(place, variant, ROOMY)
     assert sorted(task.seen) == list(range(25))
     assert list(place.pending()) == [entries[3]]
 
@@ -135,8 +138,8 @@ def test_a_consumer_that_recovers_is_given_what_was_left_behind_and_nothing_new(
     place.add({"n": 1}, {"n": 2})
     place.queue("dead", max_read_count=2).read()
     place.add({"n": 3})
-    place.raw.xclaim(place.stream, "workers", "dead", 0, list(place.pending()), idle=25_000)
-    task = consume(place, variant, BOUNDED, recovers=True, idle=20_000)
+    place.raw.xclaim(place.stream, "workers", "dead", 0, list(place.pending()), idle=2 * AGES)
+    task = consume(place, variant, ROOMY, recovers=True)
     assert sorted(task.seen) == [1, 2]
     assert place.pending() == {}
 
@@ -149,7 +152,7 @@ def test_good_items_that_come_with_a_bad_entry_are_worked_on_before_the_error_is
     bad = place.add_raw({b"data": b"bad"})
     place.add({"n": 2})
     with pytest.raises(FetchException) as caught:
-        consume(place, variant, BOUNDED)
+        consume(place, variant, ROOMY)
     assert isinstance(caught.value.__cause__, PoisonError)
     assert list(place.pending()) == [bad], "the good ones were worked on and acknowledged"
 
