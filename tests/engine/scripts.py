@@ -47,6 +47,7 @@ class Does:
     """What one call does: takes its time, then raises or returns. ``act`` is called in the middle of it."""
 
     takes: float = 0.0
+    until: threading.Event | None = None  #: ends what it takes before its time
     raises: BaseException | None = None
     returns: Any = None
     act: Callable[[], Any] | None = None
@@ -70,6 +71,7 @@ class Script:
     peak: int = 0
     overlaps: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+    told: Callable[[Outcome], Any] = lambda _: None  #: hears every outcome when the loop tells it
 
     def will(self, step: Step, transaction_id: str, *does: Does) -> "Script":
         self.steps[step, transaction_id] = does
@@ -116,7 +118,7 @@ class Threaded(ConsumerMixin):
         is_done = False
         try:
             if does.takes:
-                threading.Event().wait(does.takes)
+                (does.until or threading.Event()).wait(does.takes)
             is_done = True
             return self.script.settle(does)
         finally:
@@ -165,9 +167,9 @@ class Awaited(AsyncConsumerMixin):
 
 async def slept(does: Does) -> None:
     ends_at = time.monotonic() + does.takes
-    while (rest := ends_at - time.monotonic()) > 0:
+    while (rest := ends_at - time.monotonic()) > 0 and not (does.until and does.until.is_set()):
         try:
-            await asyncio.sleep(rest)
+            await asyncio.sleep(min(rest, 0.01) if does.until else rest)
         except asyncio.CancelledError:
             if not does.is_stubborn:
                 raise
@@ -193,7 +195,7 @@ class Batches:
         given = self._next(batch_size, extra)
         if not isinstance(given, Does):
             return given
-        threading.Event().wait(given.takes)
+        (given.until or threading.Event()).wait(given.takes)
         return self._settle(given)
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Any:
@@ -345,8 +347,13 @@ def ran(
     """Run a script to its end; an error of the loop is kept, not raised."""
     run = Ran(script, source, task=task or variant.task(script, telemetry))
     begun = time.monotonic()
+
+    def hear(outcome: Outcome) -> None:
+        run.outcomes.append(outcome)
+        script.told(outcome)
+
     try:
-        run.report = variant.consume(run.task, source=source, policy=policy, on_outcome=run.outcomes.append)
+        run.report = variant.consume(run.task, source=source, policy=policy, on_outcome=hear)
     except Exception as error:  # noqa: BLE001 - the test looks at it
         run.error = error
     run.seconds = time.monotonic() - begun

@@ -18,7 +18,10 @@ from tests.engine.test_loop import _lived
 from tests.support.rule import rule
 from tests.support.wait import wait_for
 
-SOON, BODY = 1.5, 3.0
+#: What a bound of less than a second may take on a busy machine, beside a body and a patience that are longer.
+SOON, BODY = 6, 20
+#: A bound that is waited out, and that other calls have to meet.
+FAIR = 0.5
 
 
 def waits(task: Any, given: list[Any], chosen: Any, then: Callable[[int], Any] = lambda _: None) -> tuple[Any, Any]:
@@ -96,9 +99,9 @@ def test_an_item_waits_for_a_worker_of_another_loop_as_long_as_that_takes(varian
 def test_an_item_that_waits_for_its_id_is_started_when_it_is_free_however_short_the_time_of_an_item_is(
     variant: Run,
 ) -> None:
-    script = Script().will_process("same", *[Does(takes=0.3, is_stubborn=True)] * 2, Does())
-    run = ran(variant, script, Batches([item("same") for _ in range(3)]), policy(transaction_timeout=0.05))
-    assert (run.report.timed_out, run.report.succeeded, run.report.left) == (2, 1, 0)
+    script = Script().will_process("same", Does(takes=2.2 * FAIR, is_stubborn=True), Does())
+    run = ran(variant, script, Batches([item("same") for _ in range(3)]), policy(transaction_timeout=FAIR))
+    assert (run.report.timed_out, run.report.succeeded, run.report.left) == (1, 2, 0)
     task = variant.task(Script())
     ended = left_behind(task, "t-0")
     assert waits(task, [items(1)], policy(), lambda _: ended())[1].succeeded == 1
@@ -123,9 +126,11 @@ def test_a_task_that_leaves_too_many_calls_behind_ends_and_says_what_to_do(
     for _ in range(most_left_behind(ConsumerLoopPolicy())):
         task._state.behind.change(1)
     script = task.script
-    script.will_process("t-0", Does(takes=0.5, is_stubborn=True))
-    chosen = policy(size=1, process=RetryPolicy(timeout=0.05))
+    freed = threading.Event()  # with asyncio the event loop waits for it at its end
+    script.will_process("t-0", Does(takes=2, until=freed, is_stubborn=True))
+    chosen = policy(size=1, process=RetryPolicy(timeout=FAIR))
     run = ran(variant, script, Cut(items(3)), chosen, task=task)
+    freed.set()
     assert isinstance(run.error, LeftBehindException)
     assert run.error.report is not None
     assert (run.error.report.processed, run.error.report.taken, len(run.source.asked)) == (1, 1, 1)
@@ -153,15 +158,17 @@ def test_items_that_no_worker_had_begun_when_the_time_was_up_can_be_worked_on_ag
     task = variant.task(script)
     first = ran(variant, script, Cut(items(3)), policy(timeout=0.2), task=task)
     assert isinstance(first.error, ConsumerLoopTimeoutException)
-    second = ran(variant, script, Cut(items(2, start=1)), policy(timeout=5), task=task)
+    second = ran(variant, script, Cut(items(2, start=1)), policy(timeout=30), task=task)
     assert (second.error, second.report.succeeded) == (None, 2)
 
 
 @rule("E-27")
 @check("E12", "E15")
 def test_a_handler_that_has_begun_gets_a_moment_to_settle_its_item_when_the_time_is_up(variant: Run) -> None:
-    script = Script().will(Step.SUCCESS, "t-0", Does(takes=0.5)).will_process("t-1", Does(takes=BODY))
-    run = ran(variant, script, Cut(items(2)), policy(timeout=0.2, concurrency=2))
+    left = threading.Event()  # the first that is told when the time is up, and the handler goes on until then
+    script = Script(told=lambda _: left.set())
+    script.will(Step.SUCCESS, "t-0", Does(takes=BODY, until=left)).will_process("t-1", Does(takes=BODY))
+    run = ran(variant, script, Cut(items(2)), policy(timeout=FAIR, concurrency=2))
     assert isinstance(run.error, ConsumerLoopTimeoutException)
     assert run.error.report is not None
     assert (run.error.report.succeeded, run.error.report.left, run.error.report.in_doubt) == (1, 1, 0)
@@ -191,14 +198,14 @@ def test_an_item_that_was_left_is_not_counted_again_when_its_code_ends_in_that_m
 @check("E12", "E15")
 def test_an_item_whose_handler_does_not_end_in_that_moment_is_said_to_be_in_doubt(variant: Run) -> None:
     script = Script().will(Step.SUCCESS, "t-0", Does(takes=BODY))
-    run = ran(variant, script, Cut(items(1)), policy(timeout=0.1))
+    run = ran(variant, script, Cut(items(1)), policy(timeout=FAIR))
     assert "left unacknowledged: 1, 1 of them in doubt" in str(run.error)
     assert run.seconds < BODY
     assert run.statuses == [Status.LEFT]
 
 
 @rule("E-20")
-@pytest.mark.parametrize("own", [5.0, None])
+@pytest.mark.parametrize("own", [BODY + 10.0, None])
 @check("E14", "E16")
 def test_the_time_of_an_item_cuts_an_attempt_that_has_a_longer_one_of_its_own(variant: Run, own: float | None) -> None:
     script = Script().will_process("t-0", Does(takes=BODY))
@@ -254,5 +261,5 @@ def test_a_fault_of_the_engine_itself_in_a_worker_ends_the_loop(variant: Run, mo
 
     monkeypatch.setattr("pipeline.engine.threads.lived", faulty)
     monkeypatch.setattr("pipeline.engine.coroutines.lived", faulty)
-    run = ran(variant, Script(), Cut(items(2)), policy(concurrency=2, timeout=5))
+    run = ran(variant, Script(), Cut(items(2)), policy(concurrency=2, timeout=30))
     assert str(run.error) == "a fault of the engine"

@@ -18,16 +18,19 @@ from tests.engine.scripts import AsyncRun, Batches, Cut, Does, Ran, Run, Script,
 from tests.support.rule import rule
 from tests.support.wait import wait_for
 
-SOON = 2.0
+#: Beside pauses and bodies that are longer by far.
+SOON, BODY = 15, 30
 
 
-def asked(variant: Run, script: Script, source: Batches, chosen: Any, when: Callable[[], Any], **how: bool) -> Ran:
-    """Run, and ask to end from another thread once ``when`` holds."""
+def asked(variant: Run, script: Script, source: Batches, chosen: Any, when: Callable[[], Any], **how: Any) -> Ran:
+    """Run, and ask to end from another thread once ``when`` holds; ``then`` is set when that is done."""
     task = variant.task(script)
+    then = how.pop("then", threading.Event())
 
     def ask() -> None:
         wait_for(when)
         task.stop(**how)
+        then.set()
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -55,9 +58,10 @@ def test_a_rest_after_an_empty_fetch_ends_when_the_task_is_asked(variant: Run) -
 
 @check("E23")
 def test_what_was_fetched_is_settled_and_nothing_more_is_fetched(variant: Run) -> None:
-    script = Script(always={Step.PROCESS: Does(takes=0.1)})
+    was_asked = threading.Event()
+    script = Script(always={Step.PROCESS: Does(takes=BODY, until=was_asked)})
     source = Cut(items(50))
-    run = asked(variant, script, source, policy(concurrency=2, size=6), lambda: script.begun)
+    run = asked(variant, script, source, policy(concurrency=2, size=6), lambda: script.begun, then=was_asked)
     assert (run.report.succeeded, run.report.left, run.report.ending) == (6, 0, Ending.STOPPED)
     assert len(source.asked) == 1
 
@@ -85,8 +89,9 @@ def test_a_fetch_that_fails_is_not_attempted_again_once_the_task_is_asked(varian
 
 @check("E23")
 def test_items_that_arrive_while_the_task_is_asked_are_settled(variant: Run) -> None:
-    source = Batches(Does(takes=0.3, returns=items(2)), items(2, start=2))
-    run = asked(variant, Script(), source, policy(), lambda: source.asked)
+    was_asked = threading.Event()
+    source = Batches(Does(takes=BODY, until=was_asked, returns=items(2)), items(2, start=2))
+    run = asked(variant, Script(), source, policy(), lambda: source.asked, then=was_asked)
     assert (run.report.succeeded, run.report.ending, len(source.asked)) == (2, Ending.STOPPED, 1)
 
 
@@ -96,19 +101,20 @@ def test_items_that_arrive_while_the_task_is_asked_are_settled(variant: Run) -> 
 def test_the_wait_for_a_fetch_with_a_limit_ends_soon_after_the_task_is_asked_and_is_no_error(
     variant: Run, now: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = Batches(Does(takes=4, returns=items(1)))
-    chosen = policy(streaming=True, fetch=RetryPolicy(timeout=30))
+    source = Batches(Does(takes=BODY, returns=items(1)))
+    chosen = policy(streaming=True, fetch=RetryPolicy(timeout=60))
     run = asked(variant, Script(), source, chosen, lambda: source.asked, now=now)
     assert (run.error, run.report.ending, run.report.taken) == (None, Ending.STOPPED, 0)
-    assert run.seconds < (1.0 if now else 2.5)
+    assert run.seconds < SOON
     assert "asked to end, it gave up its fetch: it did not return" in caplog.text
 
 
 @check("E23")
 def test_a_fetch_with_a_limit_that_is_nearly_done_is_not_lost_when_the_task_is_asked(variant: Run) -> None:
-    source = Batches(Does(takes=0.4, returns=items(2)))
-    chosen = policy(streaming=True, fetch=RetryPolicy(timeout=30))
-    run = asked(variant, Script(), source, chosen, lambda: source.asked)
+    was_asked = threading.Event()
+    source = Batches(Does(takes=BODY, until=was_asked, returns=items(2)))
+    chosen = policy(streaming=True, fetch=RetryPolicy(timeout=60))
+    run = asked(variant, Script(), source, chosen, lambda: source.asked, then=was_asked)
     assert (run.report.succeeded, run.report.ending) == (2, Ending.STOPPED)
 
 
@@ -118,15 +124,29 @@ def test_a_fetch_with_a_limit_that_is_nearly_done_is_not_lost_when_the_task_is_a
 def test_a_fetch_that_fails_or_is_late_after_the_task_was_asked_is_given_up_and_said(
     variant: Run, limit: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = Batches(Does(takes=0.3 if limit is None else 3, raises=OSError("the client is closing")))
-    run = asked(variant, Script(), source, policy(fetch=RetryPolicy(timeout=limit)), lambda: source.asked)
+    task = variant.task(Script())
+    fails = Does(takes=0.1 if limit is None else BODY, raises=OSError("the client is closing"))
+    source = AsksFirst(task, fails)
+    run = ran(variant, task.script, source, policy(fetch=RetryPolicy(timeout=limit)), task=task)
     assert (run.error, run.report.ending) == (None, Ending.STOPPED)
     assert "asked to end, it gave up its fetch" in caplog.text
     assert ("the client is closing" in caplog.text) is (limit is None)
 
 
+class AsksFirst(Batches):
+    """A source whose task is asked to end when a fetch has begun, and not a moment later."""
+
+    def __init__(self, task: Any, *given: Does) -> None:
+        super().__init__(*given)
+        self.task = task
+
+    def _next(self, batch_size: int, extra: dict[str, Any]) -> Any:
+        self.task.stop()
+        return super()._next(batch_size, extra)
+
+
 def test_with_asyncio_a_fetch_without_a_limit_is_left_too_when_the_task_is_asked_to_end_now() -> None:
-    source = Batches(Does(takes=4))
+    source = Batches(Does(takes=BODY))
     run = asked(AsyncRun(), Script(), source, policy(), lambda: source.asked, now=True)
     assert (run.error, run.report.ending, run.seconds < SOON) == (None, Ending.STOPPED, True)
 
@@ -168,20 +188,23 @@ def test_a_task_asked_to_end_now_stays_so_and_nobody_listens_when_the_loop_has_e
 
 @check("E21", "E23")
 def test_items_that_wait_for_another_of_their_id_are_settled_too(variant: Run) -> None:
-    script = Script(always={Step.PROCESS: Does(takes=0.1)})
+    was_asked = threading.Event()
+    script = Script(always={Step.PROCESS: Does(takes=BODY, until=was_asked)})
     same = [item("same") for _ in range(4)]
-    run = asked(variant, script, Batches(same), policy(concurrency=2), lambda: script.begun)
+    run = asked(variant, script, Batches(same), policy(concurrency=2), lambda: script.begun, then=was_asked)
     assert (run.report.succeeded, run.report.left, run.report.ending) == (4, 0, Ending.STOPPED)
     assert script.overlaps == 0
 
 
 @check("E23")
 def test_asked_to_end_now_a_task_leaves_what_it_has(variant: Run) -> None:
-    script = Script(always={Step.PROCESS: Does(takes=2.0)})
+    freed = threading.Event()
+    script = Script(always={Step.PROCESS: Does(takes=BODY, until=freed)})
     run = asked(variant, script, Cut(items(9)), policy(concurrency=2, size=5), lambda: len(script.begun) == 2, now=True)
-    assert run.seconds < 1.7
+    assert run.seconds < SOON
     assert (run.report.left, run.report.processed, run.report.ending) == (5, 0, Ending.STOPPED)
     assert getattr(variant, "orphans", []) == []
+    freed.set()
     wait_for(lambda: not any(script.running.values()))
     assert script.count(Step.PROCESS) == 2
     assert (script.count(Step.SUCCESS), script.count(Step.EXCEPTION)) == (0, 0)
@@ -233,17 +256,19 @@ class Source:
     given = False
     def fetch_transactions(self, size):
         given, self.given = self.given, True
+        if given:
+            tell("nothing")
         return [] if given else batch()
     async def fetch_transactions_async(self, size):
         return self.fetch_transactions(size)
 
 class Threaded(ConsumerMixin):
     def process_transaction(self, transaction):
-        tell("begun"); threading.Event().wait(0.5)
+        tell("begun"); threading.Event().wait(float(sys.argv[2]))
 
 class Awaited(AsyncConsumerMixin):
     async def process_transaction(self, transaction):
-        tell("begun"); await asyncio.sleep(0.5)
+        tell("begun"); await asyncio.sleep(float(sys.argv[2]))
 
 streaming = ConsumerPolicy.model_validate({"loop": {"streaming": True, "batch": {"size": 3},
     "concurrency": {"value": 3}, "empty_queue": {"backoff": 60, "backoff_cap": 0}}})
@@ -259,19 +284,21 @@ tell(f"{report.succeeded} {report.ending}")
 """
 
 
-@pytest.mark.parametrize("wait", ["at work", "at rest"])
+@pytest.mark.parametrize(("wait", "takes"), [("at work", "1.0"), ("at rest", "0.1")])
 @check("E23")
-def test_a_real_process_settles_what_it_has_when_it_gets_sigterm(variant: Run, wait: str, project: Path) -> None:
+def test_a_real_process_settles_what_it_has_when_it_gets_sigterm(
+    variant: Run, wait: str, takes: str, project: Path
+) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, variant.name], cwd=project, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, variant.name, takes], cwd=project, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         for _ in range(3):
             assert process.stdout.readline() == "begun\n"
         if wait == "at rest":
-            threading.Event().wait(1.0)
+            assert process.stdout.readline() == "nothing\n"
         sent = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "3 stopped\n"
-        assert process.wait(timeout=10) == 0
-        assert time.monotonic() - sent < 5
+        assert process.wait(timeout=60) == 0
+        assert time.monotonic() - sent < 40  # it would rest for a minute

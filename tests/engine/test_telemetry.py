@@ -224,12 +224,12 @@ def test_nothing_secret_is_in_spans_metrics_or_logs(
 def test_metrics_count_what_happened_with_labels_from_small_sets(variant: Run, watch: Watch) -> None:
     script = Script().will_process("t-0", Does(raises=OSError("busy")), Does(raises=OSError("busy")), Does())
     script.will_process("t-1", Does(raises=TransactionException("no", ExceptionType.BUSINESS)))
-    script.will_process("t-2", Does(takes=2.0)).will(Step.SUCCESS, "t-3", Does(takes=1.5), Does())
+    script.will_process("t-2", Does(takes=20)).will(Step.SUCCESS, "t-3", Does(takes=20), Does())
     chosen = policy(
         size=6,
-        transaction_timeout=1.2,
+        transaction_timeout=2.0,
         process=RetryPolicy(max_attempts=3, backoff=0.01),
-        success=RetryPolicy(max_attempts=2, timeout=0.4),
+        success=RetryPolicy(max_attempts=2, timeout=0.6),
         concurrency=2,
     )
     ran(variant, script, Batches([*items(5), item("t-4"), item("t-5")]), chosen, watch.telemetry)
@@ -260,9 +260,9 @@ def test_metrics_count_what_happened_with_labels_from_small_sets(variant: Run, w
 def test_rests_and_the_time_of_the_loop_are_counted_and_what_was_in_flight_is_not_any_more(
     variant: Run, watch: Watch
 ) -> None:
-    script = Script().will_process("t-0", Does(takes=0.6))
+    script = Script().will_process("t-0", Does(takes=20))
     empty = EmptyQueuePolicy(backoff=0.05)
-    ran(variant, script, Batches([], items(1)), policy(streaming=True, timeout=0.3, empty=empty), watch.telemetry)
+    ran(variant, script, Batches([], items(1)), policy(streaming=True, timeout=0.8, empty=empty), watch.telemetry)
     assert watch.values("pipeline.engine.timeouts") == {("loop",): 1}
     assert watch.values("pipeline.engine.backoff") == {("empty",): pytest.approx(0.05)}
     assert watch.values("pipeline.engine.transactions") == {("left",): 1}

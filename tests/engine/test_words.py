@@ -89,8 +89,8 @@ def test_an_error_that_cannot_say_what_happened_is_a_failure_like_any_other(
 @rule("E-3", "E-23")
 @check("E24")
 def test_the_spans_of_items_and_loops_say_how_they_ended(variant: Run, watch: Watch) -> None:
-    script = Script().will_process("t-1", Does(raises=ValueError("x" * 900))).will_process("t-2", Does(takes=0.5))
-    ran(variant, script, Cut(items(3)), policy(process=RetryPolicy(timeout=0.2)), watch.telemetry)
+    script = Script().will_process("t-1", Does(raises=ValueError("x" * 900))).will_process("t-2", Does(takes=20))
+    ran(variant, script, Cut(items(3)), policy(process=RetryPolicy(timeout=0.5)), watch.telemetry)
     ended = {attributes(span)["transaction_id"]: span for span in watch.named("start_processing")}
     assert [attributes(ended[f"t-{n}"])["status"] for n in range(3)] == ["success", "exception", "exception"]
     codes = [ended[f"t-{n}"].status.status_code for n in range(3)]
@@ -106,7 +106,7 @@ def test_the_spans_of_items_and_loops_say_how_they_ended(variant: Run, watch: Wa
 @check("E24")
 def test_a_loop_that_breaks_is_marked_on_its_span(variant: Run, watch: Watch) -> None:
     broken = ran(variant, Script(), Batches(Does(raises=OSError("refused"))), policy(), watch.telemetry)
-    slow = Script().will_process("t-0", Does(takes=0.4))
+    slow = Script().will_process("t-0", Does(takes=20))
     late = ran(variant, slow, Cut(items(1)), policy(timeout=0.1), watch.telemetry)
     assert (type(broken.error), type(late.error)) == (FetchException, ConsumerLoopTimeoutException)
     marked = [attributes(span) for span in watch.named("consume_transactions")]
@@ -116,8 +116,8 @@ def test_a_loop_that_breaks_is_marked_on_its_span(variant: Run, watch: Watch) ->
 
 @check("E13")
 def test_step_timeouts_are_counted_among_the_failed(variant: Run) -> None:
-    script = Script().will_process("t-0", Does(takes=0.5)).will_process("t-1", Does(raises=ValueError("no")))
-    run = ran(variant, script, Cut(items(2)), policy(process=RetryPolicy(timeout=0.1)))
+    script = Script().will_process("t-0", Does(takes=20)).will_process("t-1", Does(raises=ValueError("no")))
+    run = ran(variant, script, Cut(items(2)), policy(process=RetryPolicy(timeout=0.5)))
     assert (run.report.failed, run.report.step_timeouts, run.report.timed_out) == (2, 1, 0)
 
 

@@ -14,7 +14,7 @@ from pipeline.engine.calls import Calls, Finished
 from pipeline.engine.steps import Steps, TimedOutError
 from tests.support.wait import wait_for
 
-SOON = timedelta(seconds=5)
+SOON = timedelta(seconds=30)
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="unset")
 
 
@@ -56,7 +56,7 @@ def test_a_step_that_hangs_is_left_behind_within_its_limit(steps: Steps, never: 
     begun = time.monotonic()
     with pytest.raises(TimedOutError, match=r"send did not return within 0\.05 s"):
         steps.run(never.wait, limit=timedelta(seconds=0.05), what="send")
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 20
     assert steps.run(lambda: "next", limit=SOON, what="it") == "next"
     assert isinstance(TimedOutError(""), TransientError)
 
@@ -83,16 +83,16 @@ def everything(calls: Calls) -> list[Finished]:
 
 def test_calls_run_side_by_side_and_all_their_answers_come() -> None:
     calls = Calls()
-    together = threading.Barrier(10, timeout=5)
+    together = threading.Barrier(10, timeout=30)
     for key in range(10):
-        calls.launch(key, lambda: together.wait() and None, ends_at=time.monotonic() + 5)
+        calls.launch(key, lambda: together.wait() and None, ends_at=time.monotonic() + 30)
     assert {item.key for item in everything(calls)} == set(range(10))
     calls.close()
 
 
 def test_a_call_that_fails_is_answered_with_its_error() -> None:
     calls = Calls()
-    calls.launch("a", lambda: 1 / 0, ends_at=time.monotonic() + 5)
+    calls.launch("a", lambda: 1 / 0, ends_at=time.monotonic() + 30)
     (item,) = everything(calls)
     assert isinstance(item.error, ZeroDivisionError)
     calls.close()
@@ -104,7 +104,7 @@ def test_a_call_past_its_deadline_is_reported_and_its_late_answer_dropped(never:
     (item,) = everything(calls)
     assert isinstance(item.error, TimedOutError)
     never.set()
-    calls.launch("slow", lambda: "the new one", ends_at=time.monotonic() + 5)
+    calls.launch("slow", lambda: "the new one", ends_at=time.monotonic() + 30)
     assert [again.value for again in everything(calls)] == ["the new one"]
     calls.close()
 
@@ -114,7 +114,7 @@ def test_threads_are_kept_for_later_calls_and_end_when_closed() -> None:
     calls = Calls()
     for _ in range(50):
         for key in range(4):
-            calls.launch(key, lambda: None, ends_at=time.monotonic() + 5)
+            calls.launch(key, lambda: None, ends_at=time.monotonic() + 30)
         everything(calls)
     assert threading.active_count() - before <= 4
     calls.close()
@@ -123,14 +123,14 @@ def test_threads_are_kept_for_later_calls_and_end_when_closed() -> None:
 
 def test_the_thread_of_steps_that_nobody_closed_ends_with_them() -> None:
     steps = Steps()
-    thread = steps.run(threading.current_thread, limit=timedelta(seconds=10), what="it")
+    thread = steps.run(threading.current_thread, limit=SOON, what="it")
     del steps
     wait_for(lambda: not thread.is_alive())
 
 
 def test_the_threads_of_calls_that_nobody_closed_end_with_them() -> None:
     calls = Calls()
-    calls.launch("it", threading.current_thread, ends_at=time.monotonic() + 10)
-    (finished,) = calls.wait(10)
+    calls.launch("it", threading.current_thread, ends_at=time.monotonic() + 30)
+    (finished,) = calls.wait(30)
     del calls
     wait_for(lambda: not finished.value.is_alive())
