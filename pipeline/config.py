@@ -38,6 +38,7 @@ _ISO = TypeAdapter(timedelta)
 
 
 EXIT_UNSAFE = 78  #: how a process ends that must not start like this: a person has to change something first
+EXIT_WAITING = 4  #: how a command ends that was asked to check, when something waits for a person
 EXIT_AGAIN = 75  #: how a process ends that should be started again: a new start may cure what is wrong
 
 

@@ -14,9 +14,9 @@ from pipeline.client.attention import Item
 from pipeline.client.desk import Desk
 from pipeline.client.quarantine import Quarantine, SetAside, Verb, Which
 from pipeline.client.traces import Node, Trace
+from pipeline.config import EXIT_WAITING
 from pipeline.store.database import Database
 
-EXIT_WAITING = 4
 _ENDLESS = 10_000  #: no line is cut: whoever is narrower wraps it, and an id can still be copied
 
 quarantine = typer.Typer(

@@ -2,32 +2,16 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
-from pipeline.cli import (
-    attention,
-    chaos,
-    connectors,
-    consume,
-    db,
-    dev,
-    doctor,
-    ingest,
-    metrics,
-    mutations,
-    publish,
-    refused,
-    runs,
-    top,
-    workflows,
-)
-from pipeline.config import Settings, SettingsError
+from pipeline.config import EXIT_WAITING, Settings, SettingsError
 from pipeline.dev import servers
 from pipeline.domain.errors import PipelineError, SchemaError
 from pipeline.store import migrate
@@ -41,52 +25,67 @@ EXIT_CODES = {
     EXIT_BROKEN: "the doctor found a broken promise, chaos found a disagreement, or some of many acts were refused",
     EXIT_USAGE: "wrong usage, a name or id that is not known, an act that is refused, or wrong settings",
     EXIT_DATABASE: "the database cannot be reached, or is not at the version this code needs",
-    attention.EXIT_WAITING: "`pipeline attention --check`: something waits for a person",
+    EXIT_WAITING: "`pipeline attention --check`: something waits for a person",
     EXIT_INTERRUPTED: "interrupted with Ctrl-C",
 }
 
-app = typer.Typer(
-    name="pipeline",
-    help="Durable side effects on Celery: look after the database and the runs in it.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-app.add_typer(db.app, name="db")
-app.add_typer(ingest.app, name="ingest")
-app.add_typer(attention.quarantine, name="quarantine")
-app.add_typer(refused.app, name="refused")
-app.command("workflows")(workflows.workflows)
-app.command("events")(runs.events)
-app.command("runs")(runs.runs)
-app.command("mutations")(mutations.mutations)
-app.command("attention")(attention.attention)
-app.command("trace")(attention.trace)
-app.command("approve")(mutations.approve)
-app.command("reject")(mutations.reject)
-app.command("acknowledge")(mutations.acknowledge)
-app.command("pause")(workflows.pause)
-app.command("resume")(workflows.resume)
-app.command("maintenance")(workflows.maintenance)
-app.command("top")(top.top)
-app.command("metrics")(metrics.metrics)
-app.command("doctor")(doctor.doctor)
-app.command("resolve")(mutations.resolve)
-app.command("resolve-from")(mutations.resolve_from)
-app.command("publish")(publish.publish)
-app.command("connectors")(connectors.connectors)
-app.command("plan")(connectors.plan)
-app.command("breakers")(connectors.breakers)
-app.command("breaker")(connectors.breaker)
-app.command("chaos")(chaos.chaos)
-app.command("consume")(consume.consume)
-app.command("dev")(dev.dev)
+#: Where each command lives. What a command needs is imported when it is called: a shell should not wait for the others.
+COMMANDS = {
+    "db": "db:app",
+    "ingest": "ingest:app",
+    "quarantine": "attention:quarantine",
+    "refused": "refused:app",
+    "workflows": "workflows:workflows",
+    "events": "runs:events",
+    "runs": "runs:runs",
+    "mutations": "mutations:mutations",
+    "attention": "attention:attention",
+    "trace": "attention:trace",
+    "approve": "mutations:approve",
+    "reject": "mutations:reject",
+    "acknowledge": "mutations:acknowledge",
+    "pause": "workflows:pause",
+    "resume": "workflows:resume",
+    "maintenance": "workflows:maintenance",
+    "top": "top:top",
+    "metrics": "metrics:metrics",
+    "doctor": "doctor:doctor",
+    "resolve": "mutations:resolve",
+    "resolve-from": "mutations:resolve_from",
+    "publish": "publish:publish",
+    "connectors": "connectors:connectors",
+    "plan": "connectors:plan",
+    "breakers": "connectors:breakers",
+    "breaker": "connectors:breaker",
+    "chaos": "chaos:chaos",
+    "consume": "consume:consume",
+    "dev": "dev:dev",
+}
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="PIPELINE_DATABASE_URL", help="Which database.", show_envvar=True)
 ]
 
 
-@app.callback()
+def application(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
+    """The command with these commands below it; with all of them, unless told otherwise."""
+    made = typer.Typer(
+        name="pipeline",
+        help="Durable side effects on Celery: look after the database and the runs in it.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    made.callback()(connect)
+    for name in names:
+        module, _, attribute = COMMANDS[name].partition(":")
+        found = getattr(import_module(f"pipeline.cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            made.add_typer(found, name=name)
+        else:
+            made.command(name)(found)
+    return made
+
+
 def connect(context: typer.Context, database_url: DatabaseUrl = None) -> None:
     """Every command finds its database in the context; nothing is connected before it is used."""
     if database_url:
@@ -124,8 +123,12 @@ def _use_embedded() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; an error we expect becomes a sentence and an exit code, never a traceback."""
     problem = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    given = sys.argv[1:] if arguments is None else [*arguments]
+    first = next((word for word in given if not word.startswith("-")), "")
     try:
-        app(args=None if arguments is None else list(arguments))
+        application([first] if first in COMMANDS else COMMANDS)(
+            args=given
+        )  # all for help, completion and typing errors
     except SettingsError as error:
         problem.print(str(error))
         sys.exit(EXIT_USAGE)

@@ -14,9 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.cli import lists, shown
-from pipeline.cli.attention import EXIT_WAITING
 from pipeline.client import names
-from pipeline.config import EXIT_AGAIN
+from pipeline.config import EXIT_AGAIN, EXIT_WAITING
 from pipeline.domain.errors import InvalidInputError
 
 EXIT_MISSING = 1

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from pipeline.cli.main import EXIT_CODES, app
+from pipeline.cli.main import EXIT_CODES, application
 from pipeline.client import attention, desk, events, mutations, paces, quarantine, runs, switches, traces, workflows
 from pipeline.client import timelines as moments
 from pipeline.client.advice import Advice
@@ -91,7 +91,7 @@ def cli() -> str:
         "unambiguous, and `show` before it changes nothing. In a pipe, output is plain and lines are as long as they "
         "need to be; `COLUMNS` sets another width.",
         section("Exit codes", codes),
-        *(_command(name, callback) for name, callback in _commands(app)),
+        *(_command(name, callback) for name, callback in _commands(application())),
         section(
             "JSON",
             "What `--json` prints. Fields may be added in a later version, none changes its meaning or goes away. "

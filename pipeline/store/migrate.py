@@ -2,28 +2,33 @@
 
 The migrations ship inside the package, so an installed wheel can migrate without a checkout. Two
 migrations at once are one after the other: an advisory lock lets the second find nothing to do.
+Alembic is imported by whoever migrates; every other process only looks which version it finds.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from pipeline.domain.errors import SchemaError
 from pipeline.store.database import Database
 from pipeline.store.schema import SCHEMA
 
+if TYPE_CHECKING:
+    from alembic.config import Config
+
 _ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext('pipeline.migrations'))")
 #: A statement planned while its table was empty stays a sequential scan until the next ANALYZE.
 _ANALYZE = text("ANALYZE")
+_IS_MIGRATED = text(f"SELECT to_regclass('{SCHEMA}.alembic_version') IS NOT NULL")
+_VERSION = text(f"SELECT version_num FROM {SCHEMA}.alembic_version")
 _WORKS_WITH = text("SELECT pipeline.works_with()")
 
 
 def upgrade(db: Database, revision: str = "head") -> str:
     """Migrate forward and return the version the database is at."""
+    from alembic import command
+
     with db.engine.begin() as connection:
         connection.execute(_ONE_AT_A_TIME)
         command.upgrade(_config(connection), revision)
@@ -33,6 +38,8 @@ def upgrade(db: Database, revision: str = "head") -> str:
 
 def downgrade(db: Database, revision: str) -> None:
     """Migrate backward, for development; production rolls forward."""
+    from alembic import command
+
     with db.engine.begin() as connection:
         connection.execute(_ONE_AT_A_TIME)
         command.downgrade(_config(connection), revision)
@@ -40,13 +47,12 @@ def downgrade(db: Database, revision: str) -> None:
 
 def current(connection: Connection) -> str | None:
     """The version the database is at, or None when it was never migrated."""
-    context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
-    return context.get_current_revision()
+    return connection.scalar(_VERSION) if connection.scalar(_IS_MIGRATED) else None
 
 
 def head() -> str:
     """The version this code was written for."""
-    return ScriptDirectory(str(migrations())).get_current_head() or ""
+    return max(path.name.partition("_")[0] for path in (migrations() / "versions").glob("*_*.py"))
 
 
 def require_current(db: Database) -> None:
@@ -71,7 +77,9 @@ def migrations() -> Path:
     return shipped if shipped.is_dir() else package.parent / "migrations"
 
 
-def _config(connection: Connection) -> Config:
+def _config(connection: Connection) -> "Config":
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(migrations()).replace("%", "%%"))
     config.attributes["connection"] = connection

@@ -80,6 +80,12 @@ def test_a_side_effect_would_be_noticed(instead: str, complaint: str) -> None:
     assert complaint in answer.stderr
 
 
+def test_a_command_waits_for_nothing_that_only_others_need() -> None:
+    program = "from pipeline.cli.main import application; import sys; application(['doctor']); print(*sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"alembic", "celery", "httpx", "redis", "pipeline.cli.ingest"} & set(answer.stdout.split()) == set()
+
+
 @pytest.mark.parametrize(
     "path", [path for path in modules("pipeline") if path.name == "__init__.py" and path.parent != PACKAGE], ids=label
 )

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
 from pipeline import Workflow
-from pipeline.cli.main import app
+from pipeline.cli.main import application
 from pipeline.domain.errors import InvalidInputError, PayloadError
 from pipeline.store.database import Database
 from pipeline.testing.inline import Inline
@@ -26,7 +26,7 @@ def run(db: Database, database_url: str, embedded: Any) -> Run:
     urls = {"PIPELINE_DATABASE_URL": database_url, "PIPELINE_BROKER_URL": embedded.broker_url}
 
     def invoke(*arguments: str, given: str | bytes = "", **environ: str) -> Result:
-        return CliRunner().invoke(app, ["publish", "shop", "orders", *arguments], input=given, env=urls | environ)
+        return CliRunner().invoke(application(), ["publish", "shop", "orders", *arguments], input=given, env=urls | environ)
 
     return invoke
 

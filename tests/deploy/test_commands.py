@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from pipeline.cli.main import app
+from pipeline.cli.main import application
 from pipeline.config import Settings
 from tests.deploy import promql
 from tests.deploy.known import metrics
@@ -36,7 +36,7 @@ def commands(text: str) -> Iterator[str]:
 def understood(line: str) -> None:
     """Walk down to the command, and see that every option is one of its own. Arguments may be shortened with …"""
     words = shlex.split(line, comments=True)[1:]
-    command: Any = get_command(app)
+    command: Any = get_command(application())
     while words:
         options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         word = words.pop(0)
@@ -69,7 +69,7 @@ def test_a_command_that_is_named_is_one(line: str) -> None:
 )
 def test_a_command_that_is_none_would_be_noticed(line: str) -> None:
     if line.endswith("leave"):
-        command: Any = get_command(app)
+        command: Any = get_command(application())
         with pytest.raises(Exception, match="leave"):
             command.commands["maintenance"].make_context("it", ["leave", "billing"])
         return

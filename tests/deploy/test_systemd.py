@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from pipeline.cli.main import app
+from pipeline.cli.main import application
 from pipeline.config import EXIT_AGAIN, EXIT_UNSAFE, TIME_LIMIT_GRACE, Settings
 from tests.deploy.known import DEPLOY
 
@@ -77,7 +77,7 @@ def test_what_a_unit_starts_is_a_command_of_ours(unit: Path) -> None:
         assert arguments[:2] == ["-A", "pipeline"]
         assert arguments[2] in ("worker", "beat", "flower")
         return
-    command: Any = get_command(app)
+    command: Any = get_command(application())
     while arguments and arguments[0] in getattr(command, "commands", {}):
         command = command.commands[arguments.pop(0)]
     command.make_context("it", arguments)

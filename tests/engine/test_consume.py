@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli.consume import found
-from pipeline.cli.main import app, main
+from pipeline.cli.main import application, main
 from pipeline.domain.errors import InvalidInputError
 from tests.support.wait import wait_for
 
@@ -167,7 +167,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def consumed(here: Path, name: str, *options: str, environ: dict[str, str] | None = None) -> Any:
-    return CliRunner().invoke(app, ["consume", f"tasks_{here.name}:{name}", *options], env=environ)
+    return CliRunner().invoke(application(), ["consume", f"tasks_{here.name}:{name}", *options], env=environ)
 
 
 @pytest.mark.parametrize("name", ["Good", "Async", "ready"])
