@@ -3,14 +3,16 @@
 PYTHON ?=
 # More than there are cores: most tests wait for real processes.
 JOBS ?= 4
+# The order of the tests. The same commit gets the same answer; `make test SEED=2` draws another order.
+SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 READY := $(VENV)/.ready
-PYTEST_OPTIONS := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST_OPTIONS := -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED)
 # The engine's tests look at threads, memory and clocks: in processes of their own nobody else's get in their way.
 NOT_ENGINE := --ignore=tests/engine
-ENGINE := -n 2 tests/engine
+ENGINE := -n 2 --randomly-seed=$(SEED) tests/engine
 PATHS := pipeline tests migrations examples celeryconfig.py
 
 .DEFAULT_GOAL := help

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from pipeline.dev import servers
@@ -13,6 +14,10 @@ from tests.support import databases
 
 #: Their files wait for real processes, some for minutes: begun first, none of them is left over at the end.
 SLOW = ("acceptance", "conformance", "lifecycle", "crash", "telemetry", "metrics", "cli", "dev", "ingest", "deploy")
+
+#: One example that is slow on a busy machine says nothing about the code.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.hookimpl(trylast=True)
