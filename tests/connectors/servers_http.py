@@ -248,7 +248,7 @@ def deaf(*, takes: int) -> Iterator[str]:
                 each.close()
 
 
-def call(key: str = "billing:1", seconds: float = 5.0) -> Call:
+def call(key: str = "billing:1", seconds: float = 20.0) -> Call:
     """A call that may take so long."""
     return Call.within(key, timedelta(seconds=seconds))
 

@@ -326,7 +326,7 @@ def with_sent(smtp_port: int, imap_port: int, *, file_sent: bool = True, **sent:
     return EmailWithSent(smtp=smtp, sender="shop@example.com", sent=Imap(**place | sent), file_sent=file_sent)
 
 
-def send(connector: Email, *, key: str = KEY, within: float = 5.0, **params: Any) -> Any:
+def send(connector: Email, *, key: str = KEY, within: float = 20.0, **params: Any) -> Any:
     """Send as the host does: parameters checked and written down, then read back."""
     operation = type(connector).operations()["send"]
     given = operation.given(operation.check(MAIL | params))
@@ -345,7 +345,7 @@ def outcome(connector: Email, **call: Any) -> Outcome:
     return type(connector).operations()["send"].reading(failure(connector, **call)).outcome
 
 
-def look(connector: EmailWithSent, key: str = KEY, within: float = 5.0) -> Any:
+def look(connector: EmailWithSent, key: str = KEY, within: float = 20.0) -> Any:
     """Look for a mail as the host does."""
     operation = EmailWithSent.operations()["send"]
     assert operation.look is not None

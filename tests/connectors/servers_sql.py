@@ -114,7 +114,7 @@ def inside(bank: Bank, to: Call, then: Step) -> Iterator[tuple["Future[Any]", th
     bank.step = step
     with ThreadPoolExecutor(1) as thread:
         ended = thread.submit(do, bank, "run", to)
-        assert is_in.wait(10), ended.exception(0)
+        assert is_in.wait(20), ended.exception(0)
         try:
             yield ended, go_on, backend
         finally:

@@ -42,7 +42,7 @@ class Shop(Http):
         found=lambda body, sent: body if body == sent["json"] else None,
     )
     secretly = post("/charges", redact=["json"])
-    find = get("/customers/{id}", timeout=timedelta(seconds=0.5))
+    find = get("/customers/{id}", timeout=timedelta(seconds=1))
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_slow_commit_is_not_found_at_first_and_found_later(shop: Shop, outside
     told = threading.Event()
     outside.will(server.once_told(told))
     with pytest.raises(UnclearAnswerError):
-        do(shop, "charge", call(seconds=0.3))
+        do(shop, "charge", call(seconds=1))
     assert isinstance(ask(shop, "charge"), NotFound)
     told.set()
     wait_for(lambda: isinstance(ask(shop, "charge"), Applied))
@@ -199,7 +199,7 @@ def test_an_untrusted_certificate_is_a_matter_for_a_person(shops: Callable[..., 
         assert do(trusted, "charge")["status"] == 201
         outside.will(server.drips_head)
         with pytest.raises(UnclearAnswerError):
-            do(trusted, "charge", call("k2", seconds=0.4))
+            do(trusted, "charge", call("k2", seconds=1.5))
 
 
 def test_a_handshake_that_never_ends_costs_no_more_than_the_deadline(shops: Callable[..., Shop]) -> None:

@@ -67,8 +67,8 @@ def test_a_second_caller_waits_for_the_first(bank: Bank, judge: Engine, commits:
         second = thread.submit(do, other, "run", call("k", 20))
         wait_for(lambda: is_blocked(judge, backend[0]))
         go_on.set()
-        assert second.result(10) == ("first" if commits else "second")
-        assert isinstance(first.exception(10), type(None) if commits else LogicError)
+        assert second.result(30) == ("first" if commits else "second")
+        assert isinstance(first.exception(30), type(None) if commits else LogicError)
     assert count(judge) == 1
 
 
@@ -79,7 +79,7 @@ def test_whoever_asks_waits_for_an_open_transaction(bank: Bank, judge: Engine, c
         wait_for(lambda: is_blocked(judge, backend[0]))
         assert not verdict.done()
         go_on.set()
-        assert isinstance(verdict.result(10), Applied if commits else NotFound)
+        assert isinstance(verdict.result(30), Applied if commits else NotFound)
     assert count(judge) == int(commits)
 
 
@@ -87,9 +87,9 @@ def test_whoever_asks_and_cannot_wait_longer_is_told_to_ask_again(bank: Bank, ju
     with inside(bank, call("k", 20), ends(True)) as (first, go_on, _):
         began = time.monotonic()
         assert isinstance(ask(bank, "run", call("k", 0.6)), Retry)
-        assert time.monotonic() - began < 0.6 * 2
+        assert time.monotonic() - began < 10  # the first could go on for twice as long
         go_on.set()
-        assert first.result(10) == "first"
+        assert first.result(30) == "first"
     assert ask(bank, "run", call("k")) == Applied("first")
     assert isinstance(ask(bank, "run", call("k", -1)), Retry)
 
@@ -97,7 +97,7 @@ def test_whoever_asks_and_cannot_wait_longer_is_told_to_ask_again(bank: Bank, ju
 def test_a_second_caller_who_cannot_wait_longer_does_not_know(bank: Bank) -> None:
     other = Bank(engine=bank.engine)
     with inside(bank, call("k", 20), ends(True)):
-        word, words = outcome(other, "run", call("k", 0.4))
+        word, words = outcome(other, "run", call("k", 1.5))
     assert word is Outcome.UNKNOWN
     assert "may be carrying out the same call" in words
 
@@ -109,11 +109,12 @@ def test_a_key_that_is_held_after_the_deadline_is_given_back(
     bank: Bank, judge: Engine, at: str, is_worked: bool
 ) -> None:
     worked: list[bool] = []
+    frozen = call("k", 1.5)
 
     def freeze(*args: Any) -> None:
         """The process stands still before it looks at the clock."""
         if at in args[2]:
-            threading.Event().wait(0.6)
+            threading.Event().wait(frozen.remaining.total_seconds() + 0.1)
 
     event.listen(bank.engine, "after_cursor_execute", freeze)
 
@@ -122,7 +123,7 @@ def test_a_key_that_is_held_after_the_deadline_is_given_back(
         booking(connection)
 
     bank.step = step
-    assert outcome(bank, "run", call("k", 0.5))[0] is Outcome.NOT_NOW
+    assert outcome(bank, "run", frozen)[0] is Outcome.NOT_NOW
     assert bool(worked) is is_worked
     assert isinstance(ask(bank, "run", call("k")), NotFound)
     assert (count(judge), count(judge, "pipeline_effects")) == (0, 0)
@@ -133,24 +134,24 @@ def test_nothing_is_sent_once_the_deadline_has_passed(bank: Bank, judge: Engine)
     assert count(judge) == 0
 
 
-@pytest.mark.parametrize("statements", [1, 20], ids=["in one statement", "in many"])
+@pytest.mark.parametrize("statements", [1, 120], ids=["in one statement", "in many"])
 def test_work_that_takes_too_long_is_stopped_at_the_deadline(bank: Bank, judge: Engine, statements: int) -> None:
     def step(connection: Connection, _: Call) -> None:
         booking(connection)
         for _each in range(statements):
-            connection.execute(text("SELECT pg_sleep(:s)"), {"s": 10 / statements})
+            connection.execute(text("SELECT pg_sleep(:s)"), {"s": 60 / statements})
 
     bank.step = step
     began = time.monotonic()
     assert outcome(bank, "run", call("k", 1.2))[0] is Outcome.NOT_NOW
-    assert time.monotonic() - began < 1.2 * 2
+    assert time.monotonic() - began < 20
     assert count(judge) == 0
     assert isinstance(ask(bank, "run", call("k")), NotFound)
 
 
 def test_a_client_that_goes_silent_loses_its_transaction_soon_after_the_deadline(bank: Bank, judge: Engine) -> None:
-    with inside(bank, call("k", 0.5), ends(True)) as (first, go_on, _):
-        assert isinstance(ask(bank, "run", call("k", 10)), NotFound)
+    with inside(bank, call("k", 1.5), ends(True)) as (first, go_on, _):
+        assert isinstance(ask(bank, "run", call("k", 18)), NotFound)
         go_on.set()
-        assert isinstance(first.exception(10), TransientError)
+        assert isinstance(first.exception(30), TransientError)
     assert count(judge) == 0
