@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dev import servers
+from pipeline.dev import locks, servers
+from tests.support.wait import wait_for
 
 USER = """
 import sys
@@ -58,9 +59,34 @@ def environ() -> dict[str, str]:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
+def new_home(tmp_path: Path) -> Iterator[Path]:
+    """Where no home is yet: the first start there has everything to make."""
     yield tmp_path / "home"
     servers.remove(tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def _used_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    home = tmp_path_factory.mktemp("used") / "home"
+    home.mkdir(mode=0o711)
+    yield home
+    servers.remove(home)
+
+
+@pytest.fixture
+def home(_used_home: Path) -> Iterator[Path]:
+    """A home that may have been used before, for whatever is not about the first start in one: that takes seconds.
+
+    Nothing runs there at the beginning, whatever the test before has left.
+    """
+    _come_to_rest(_used_home)
+    yield _used_home
+    _come_to_rest(_used_home)
+
+
+def _come_to_rest(home: Path) -> None:
+    servers.stop(home)
+    wait_for(lambda: not locks.is_held(home / "supervisor.lock"), within=100)
 
 
 @pytest.fixture

@@ -49,9 +49,9 @@ def test_without_any_redis_the_error_says_what_was_looked_for_and_what_to_do(
         assert way_out in message
 
 
-def test_the_error_reaches_whoever_asked_for_the_servers(home: Path, environ: dict[str, str]) -> None:
+def test_the_error_reaches_whoever_asked_for_the_servers(new_home: Path, environ: dict[str, str]) -> None:
     nowhere = environ | {"PIPELINE_POSTGRES_BIN": "/nowhere"}
-    with pytest.raises(ServersError, match="PIPELINE_POSTGRES_BIN: expected"), servers.running(home, nowhere):
+    with pytest.raises(ServersError, match="PIPELINE_POSTGRES_BIN: expected"), servers.running(new_home, nowhere):
         pass
 
 

@@ -6,6 +6,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import redis
@@ -45,21 +46,25 @@ def all_pids(home: Path) -> list[int]:
     return list(found.pids.values())
 
 
-def leave_a_row(found: Servers) -> None:
-    sql(found.database_url, "CREATE TABLE kept AS SELECT 'kept' AS word")
+def leave_a_word(found: Servers) -> str:
+    """A new one in each server, and on their disks by now."""
+    word = uuid4().hex
+    sql(found.database_url, "DROP TABLE IF EXISTS kept")
+    sql(found.database_url, f"CREATE TABLE kept AS SELECT '{word}' AS word")
     with broker(found.broker_url) as client:
-        client.set("word", "kept")
-        client.waitaof(1, 0, 5000)
+        client.set("word", word)
+        assert client.waitaof(1, 0, 60_000)[0] == 1
+    return word
 
 
-def assert_row_is_there(found: Servers) -> None:
-    assert sql(found.database_url, "SELECT word FROM kept") == "kept"
+def assert_it_is_there(found: Servers, word: str) -> None:
+    assert sql(found.database_url, "SELECT word FROM kept") == word
     with broker(found.broker_url) as client:
-        assert client.get("word") == "kept"
+        assert client.get("word") == word
 
 
-def test_the_servers_are_as_durable_as_in_production(home: Path, environ: dict[str, str]) -> None:
-    with servers.running(home, environ) as found:
+def test_the_servers_are_as_durable_as_in_production(new_home: Path, environ: dict[str, str]) -> None:
+    with servers.running(new_home, environ) as found:
         for setting in ("fsync", "synchronous_commit", "full_page_writes", "data_checksums"):
             assert sql(found.database_url, f"SHOW {setting}") == "on"
         assert sql(found.database_url, "SHOW max_connections") == "200"
@@ -82,10 +87,10 @@ def test_only_whoever_can_read_the_home_gets_in(home: Path, environ: dict[str, s
 
 def test_the_data_is_still_there_after_a_stop_and_a_start(home: Path, environ: dict[str, str]) -> None:
     with servers.running(home, environ) as found:
-        leave_a_row(found)
+        word = leave_a_word(found)
     wait_for(is_down(home))
     with servers.running(home, environ) as found:
-        assert_row_is_there(found)
+        assert_it_is_there(found, word)
 
 
 def test_a_second_process_shares_the_same_pair(home: Path, environ: dict[str, str], a_user: Callable[[], User]) -> None:
@@ -128,38 +133,38 @@ def test_who_comes_while_the_servers_stop_gets_new_ones(home: Path, environ: dic
 
 def test_killing_the_supervisor_takes_the_servers_along_and_loses_nothing(home: Path, environ: dict[str, str]) -> None:
     with servers.running(home, environ) as found:
-        leave_a_row(found)
+        word = leave_a_word(found)
         pids = all_pids(home)
         seen = servers.status(home)
         assert seen is not None
         os.kill(seen.supervisor_pid, signal.SIGKILL)
         wait_for(lambda: servers.status(home) is None)
-        wait_for(lambda: not any(processes.is_running(pid) for pid in pids), within=30)
+        wait_for(lambda: not any(processes.is_running(pid) for pid in pids))
         assert (home / "servers.json").exists(), "the notice of the dead is left behind, and must not be believed"
         with servers.running(home, environ) as found_again:
-            assert_row_is_there(found_again)
+            assert_it_is_there(found_again, word)
 
 
 def test_a_start_right_after_the_supervisor_was_killed_works(home: Path, environ: dict[str, str]) -> None:
     with servers.running(home, environ) as found:
-        leave_a_row(found)
+        word = leave_a_word(found)
         seen = servers.status(home)
         assert seen is not None
         os.kill(seen.supervisor_pid, signal.SIGKILL)
         wait_for(is_down(home))
         with servers.running(home, environ) as found_again:
-            assert_row_is_there(found_again)
+            assert_it_is_there(found_again, word)
 
 
 @pytest.mark.parametrize("name", ["postgres", "redis"])
 def test_a_server_that_is_killed_comes_back_under_the_same_url(home: Path, environ: dict[str, str], name: str) -> None:
     with servers.running(home, environ) as found:
-        leave_a_row(found)
+        word = leave_a_word(found)
         before = servers.status(home)
         assert before is not None
         os.kill(before.pids[name], signal.SIGKILL)
-        wait_for(lambda: (now := servers.status(home)) and now.pids[name] != before.pids[name], within=30)
-        assert_row_is_there(found)
+        wait_for(lambda: (now := servers.status(home)) and now.pids[name] != before.pids[name])
+        assert_it_is_there(found, word)
 
 
 def test_stop_ends_the_servers_even_while_they_are_used(home: Path, environ: dict[str, str]) -> None:
@@ -169,23 +174,23 @@ def test_stop_ends_the_servers_even_while_they_are_used(home: Path, environ: dic
         assert not servers.stop(home)
 
 
-def test_urls_in_the_environment_win_and_nothing_is_started(home: Path, environ: dict[str, str]) -> None:
+def test_urls_in_the_environment_win_and_nothing_is_started(new_home: Path, environ: dict[str, str]) -> None:
     given = {"PIPELINE_DATABASE_URL": "postgresql://there/db", "PIPELINE_BROKER_URL": "redis://there"}
-    with servers.running(home, environ | given) as found:
+    with servers.running(new_home, environ | given) as found:
         assert found == Servers(database_url="postgresql+psycopg2://there/db", broker_url="redis://there")
-        assert not home.exists()
+        assert not new_home.exists()
 
 
-def test_one_url_in_the_environment_starts_only_the_other_server(home: Path, environ: dict[str, str]) -> None:
+def test_one_url_in_the_environment_starts_only_the_other_server(new_home: Path, environ: dict[str, str]) -> None:
     given = {"PIPELINE_DATABASE_URL": "postgresql://there/db"}
-    with servers.running(home, environ | given) as found:
+    with servers.running(new_home, environ | given) as found:
         assert found.database_url == "postgresql+psycopg2://there/db"
         with broker(found.broker_url) as client:
             assert client.ping()
-        seen = servers.status(home)
+        seen = servers.status(new_home)
         assert seen is not None
         assert set(seen.pids) == {"redis"}
-        with pytest.raises(ServersError, match="started without postgres"), servers.running(home, environ):
+        with pytest.raises(ServersError, match="started without postgres"), servers.running(new_home, environ):
             pass
 
 
@@ -195,9 +200,20 @@ def test_a_home_that_cannot_be_made_is_named(tmp_path: Path, environ: dict[str, 
         pass
 
 
+@pytest.fixture
+def in_the_way(home: Path) -> Iterator[None]:
+    """A file where the directory of Redis should be."""
+    directory, aside = home / "redis", home / "aside"
+    directory.mkdir(exist_ok=True)
+    directory.rename(aside)
+    directory.write_text("in the way")
+    yield
+    directory.unlink()
+    aside.rename(directory)
+
+
+@pytest.mark.usefixtures("in_the_way")
 def test_a_start_that_fails_says_why_and_leaves_nothing_running(home: Path, environ: dict[str, str]) -> None:
-    home.mkdir()
-    (home / "redis").write_text("a file where the directory should be")
     with pytest.raises(ServersError, match="cannot start the servers of"), servers.running(home, environ):
         pass
     assert is_down(home)()
