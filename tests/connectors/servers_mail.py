@@ -23,6 +23,7 @@ from proxyprotocol.reader import ProxyProtocolReader
 from pydantic import SecretStr
 from pymap.backend.dict import DictBackend
 from pymap.imap import IMAPServer
+from pysasl.hashing import Cleartext
 
 from pipeline.connectors.email import Email, EmailWithSent, Imap, Smtp, Tls
 from pipeline.connectors.readings import Outcome
@@ -254,7 +255,7 @@ def imap_server(
     )
 
     async def start() -> asyncio.Server:
-        backend, config = await DictBackend.init(args, invalid_user_sleep=0.0)
+        backend, config = await DictBackend.init(args, invalid_user_sleep=0.0, hash_context=Cleartext())
         config.apply_context()
         answer = ProxyProtocolReader(config.proxy_protocol).get_callback(IMAPServer(backend.login, config))
         return await asyncio.start_server(answer, HOST, 0, ssl=implicit)
