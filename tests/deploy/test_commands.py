@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,16 @@ def commands(text: str) -> Iterator[str]:
     yield from (" ".join(found.split()) for found in INLINE.findall(without))
 
 
+@cache
+def whole() -> Any:
+    """The command with all its parts, which takes a while to put together."""
+    return get_command(application())
+
+
 def understood(line: str) -> None:
     """Walk down to the command, and see that every option is one of its own. Arguments may be shortened with …"""
     words = shlex.split(line, comments=True)[1:]
-    command: Any = get_command(application())
+    command: Any = whole()
     while words:
         options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         word = words.pop(0)
@@ -69,7 +76,7 @@ def test_a_command_that_is_named_is_one(line: str) -> None:
 )
 def test_a_command_that_is_none_would_be_noticed(line: str) -> None:
     if line.endswith("leave"):
-        command: Any = get_command(application())
+        command: Any = whole()
         with pytest.raises(Exception, match="leave"):
             command.commands["maintenance"].make_context("it", ["leave", "billing"])
         return
