@@ -9,7 +9,6 @@ import pytest
 import redis
 
 from pipeline.client.quarantine import Quarantine, SetAside, Which
-from pipeline.dev import servers
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.runs import Phase
 from pipeline.domain.values import Person
@@ -18,6 +17,7 @@ from pipeline.store.database import Database
 from tests.cli import scenes
 from tests.cli.conftest import Pipeline
 from tests.factories import SOMEBODY, a_run, a_workflow, event_status, some_events, stopped, the_mutation, the_run
+from tests.support.cluster import own_broker
 from tests.support.reads import rows, status_of, workflow_row
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
@@ -179,21 +179,18 @@ def test_a_waiting_event_is_set_aside_or_skipped_for_one_consumer(db: Database, 
 
 
 def test_what_becomes_due_is_rung_for_at_once_and_a_broker_that_is_away_is_said(
-    db: Database, database_url: str, embedded: servers.Servers
+    db: Database, database_url: str, tmp_path: Path
 ) -> None:
     a_workflow(db)
     row = scenes.a_request_to_allow(db)
-    queues = ("pipeline.schedule", "pipeline.mutate")
-    with redis.Redis.from_url(embedded.broker_url) as client:
-        before = [client.llen(queue) for queue in queues]
-        told = typed(database_url, embedded.broker_url, "resume", "billing")
-        approved = typed(database_url, embedded.broker_url, "approve", str(row.id), "-m", "fine")
-        after = [client.llen(queue) for queue in queues]
-        client.delete(*queues)
+    with own_broker(tmp_path / "broker") as broker_url, redis.Redis.from_url(broker_url) as client:
+        told = typed(database_url, broker_url, "resume", "billing")
+        approved = typed(database_url, broker_url, "approve", str(row.id), "-m", "fine")
+        rung = [client.llen(queue) for queue in ("pipeline.schedule", "pipeline.mutate")]
     assert ("The broker was told." in told.stdout, "The broker was told." in approved.stdout) == (True, True), (
         told.stderr
     )
-    assert [late - early for late, early in zip(after, before, strict=True)] == [1, 1]
+    assert rung == [1, 1]
     away = typed(database_url, "redis://127.0.0.1:1/0", "resume", "billing")
     assert away.returncode == 0
     assert "The broker cannot be reached; the next tick goes on with it." in away.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dev import locks, processes
+from pipeline.dev import locks, processes, servers
 from tests.support.wait import wait_for
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
@@ -20,14 +20,13 @@ WITHIN = 60
 class Dev:
     """A running ``pipeline dev``, in a session of its own as in a terminal."""
 
-    def __init__(self, home: Path, *options: str, **environ: str) -> None:
+    def __init__(self, home: Path, place: Path, *options: str) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
-        self.home, self.log = home, home.parent / "dev.log"
+        self.home, self.log = home, place / "dev.log"
         self.environ = clean | {
             "PIPELINE_HOME": str(home),
             "PIPELINE_TICK": "500ms",
-            "RECEIPTS_OUTBOX": str(home.parent / "outbox"),
-            **environ,
+            "RECEIPTS_OUTBOX": str(place / "outbox"),
         }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -86,7 +85,7 @@ class Dev:
             env=self.environ,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=WITHIN,
             check=False,
         )
 
@@ -105,8 +104,16 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Whichever test comes first makes the servers and migrates; the other finds them as a person does on day two."""
+    found = tmp_path_factory.mktemp("dev") / "home"
+    yield found
+    servers.remove(found)
+
+
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[list[Dev]]:
+def started() -> Iterator[list[Dev]]:
     """What a test starts; whatever it does, all of it is gone afterwards."""
     every: list[Dev] = []
     yield every
@@ -119,8 +126,10 @@ def started(tmp_path: Path) -> Iterator[list[Dev]]:
 
 
 @pytest.mark.timeout(240)
-def test_it_works_brings_back_what_dies_and_leaves_nothing_behind(tmp_path: Path, started: list[Dev]) -> None:
-    dev = Dev(tmp_path / "home", "examples.receipts", "--flower-port", str(processes.free_port()))
+def test_it_works_brings_back_what_dies_and_leaves_nothing_behind(
+    home: Path, tmp_path: Path, started: list[Dev]
+) -> None:
+    dev = Dev(home, tmp_path, "examples.receipts", "--flower-port", str(processes.free_port()))
     started.append(dev)
     dev.wait_for("worker │ ")
     dev.wait_for(" ready.")
@@ -141,8 +150,8 @@ def test_it_works_brings_back_what_dies_and_leaves_nothing_behind(tmp_path: Path
 
 
 @pytest.mark.timeout(240)
-def test_nothing_lives_on_when_it_is_killed(tmp_path: Path, started: list[Dev]) -> None:
-    dev = Dev(tmp_path / "home", "examples.receipts", "--no-flower", "--concurrency", "1")
+def test_nothing_lives_on_when_it_is_killed(home: Path, tmp_path: Path, started: list[Dev]) -> None:
+    dev = Dev(home, tmp_path, "examples.receipts", "--no-flower", "--concurrency", "1")
     started.append(dev)
     dev.wait_for(" ready.")
     dev.family()
@@ -152,7 +161,7 @@ def test_nothing_lives_on_when_it_is_killed(tmp_path: Path, started: list[Dev]) 
 
 
 def test_without_a_workflow_it_says_what_to_type_and_starts_nothing(tmp_path: Path, started: list[Dev]) -> None:
-    dev = Dev(tmp_path / "home")
+    dev = Dev(tmp_path / "home", tmp_path)
     started.append(dev)
     assert dev.process.wait(timeout=WITHIN) == 2
     assert "pipeline dev examples.receipts" in dev.log.read_text()

@@ -26,7 +26,9 @@ def run(db: Database, database_url: str, embedded: Any) -> Run:
     urls = {"PIPELINE_DATABASE_URL": database_url, "PIPELINE_BROKER_URL": embedded.broker_url}
 
     def invoke(*arguments: str, given: str | bytes = "", **environ: str) -> Result:
-        return CliRunner().invoke(application(), ["publish", "shop", "orders", *arguments], input=given, env=urls | environ)
+        return CliRunner().invoke(
+            application(), ["publish", "shop", "orders", *arguments], input=given, env=urls | environ
+        )
 
     return invoke
 

@@ -41,7 +41,7 @@ def cli(tmp_path: Path) -> str:
 def xadd(project: Path, place: Place, cli: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     environ = {**os.environ, "REDIS_CLI": cli, "REDIS_URL": place.url, "STREAM": place.stream}
     command = [str(project / "examples/xadd.sh"), *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=30)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_an_order_added_from_a_shell_twice_is_one_event(place: Place, db: Database, project: Path, cli: str) -> None:

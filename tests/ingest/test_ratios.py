@@ -24,15 +24,13 @@ def entries_per_second(place: Place, db: Database, batch: int, count: int) -> fl
 
 
 def test_batches_of_100_carry_at_least_3_times_as_much_as_batches_of_one(place: Place, db: Database) -> None:
-    """Measured up to three times: a neighbour on the machine slows the many more than the one."""
+    """The best of up to five measurements each: a neighbour on the machine may slow any of them down."""
     a_workflow(db)
     place.queue("first")
-    seen = []
-    for _ in range(3):
-        speeds = {
-            batch: entries_per_second(place, db, batch, count) for batch, count in ((1, 200), (10, 1000), (100, 4000))
-        }
-        seen.append(", ".join(f"{batch}: {speed:.0f}/s" for batch, speed in speeds.items()))
-        if speeds[100] >= 3 * speeds[1] and speeds[10] > speeds[1]:
+    best = dict.fromkeys((1, 10, 100), 0.0)
+    for _ in range(5):
+        for batch in best:
+            best[batch] = max(best[batch], entries_per_second(place, db, batch, 20 * batch + 80))
+        if best[100] >= 3 * best[1] and best[10] > best[1]:
             return
-    raise AssertionError("; ".join(seen))
+    raise AssertionError(", ".join(f"{batch}: {speed:.0f}/s" for batch, speed in best.items()))
