@@ -13,9 +13,12 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.testing.conformance import CASES, Case, Subject, check, conformance, examined
 from pipeline.testing.faults import FaultyProxy
 from tests.conformance import connectors as these
+from tests.conformance.patience import patient
 from tests.conformance.world import World
 
-TIMEOUT = timedelta(milliseconds=400)
+TIMEOUT = timedelta(milliseconds=300)
+#: For calls that have to end well, where nothing is tried again.
+LONG = timedelta(seconds=1)
 
 #: Each liar, a case that shows its lie, and words that name it.
 LIES: list[tuple[type[these.Base], Case, str]] = [
@@ -78,7 +81,7 @@ def subject(connector: Connector, world: World, proxy: FaultyProxy, **other: Any
 def test_an_honest_connector_passes_every_case_with_its_grade(
     kind: type[these.Base], grade: Grade, world: World, proxy: FaultyProxy
 ) -> None:
-    report = conformance(subject(kind(proxy.url), world, proxy))
+    report = patient(subject(kind(proxy.url), world, proxy))
     report.require(grade)
     assert report.measured is report.declared is grade
     assert {finding.case for finding in report.findings} == set(CASES)
@@ -86,10 +89,10 @@ def test_an_honest_connector_passes_every_case_with_its_grade(
 
 @pytest.mark.parametrize(("kind", "case", "words"), LIES, ids=[f"{kind.name}-{case}" for kind, case, _ in LIES])
 def test_a_lie_is_named(kind: type[these.Base], case: Case, words: str, world: World, proxy: FaultyProxy) -> None:
-    for _ in range(3):
+    for more in (1, 2, 4):
         with pytest.raises(AssertionError) as caught:
-            check(subject(kind(proxy.url), world, proxy), case)
-        if "no request met the fault" not in str(caught.value):  # on a busy machine a call may run out of time first
+            check(subject(kind(proxy.url), world, proxy, timeout=more * TIMEOUT), case)
+        if words in str(caught.value):  # on a busy machine a call may run out of time before it can lie
             break
     assert words in str(caught.value)
     assert str(caught.value).startswith(f"{kind.name}.make, {case}: ")
@@ -97,7 +100,7 @@ def test_a_lie_is_named(kind: type[these.Base], case: Case, words: str, world: W
 
 
 def test_a_report_says_of_every_case_how_it_went(world: World, proxy: FaultyProxy) -> None:
-    report = conformance(subject(these.ClaimsToBeKeyed(proxy.url), world, proxy), [Case.APPLIED, Case.DUPLICATE])
+    report = patient(subject(these.ClaimsToBeKeyed(proxy.url), world, proxy), [Case.APPLIED, Case.DUPLICATE])
     with pytest.raises(AssertionError) as caught:
         report.require()
     assert str(caught.value).splitlines() == [
@@ -111,7 +114,7 @@ def test_a_report_says_of_every_case_how_it_went(world: World, proxy: FaultyProx
 def test_a_connector_that_is_honest_about_too_little_does_not_meet_a_higher_grade(
     world: World, proxy: FaultyProxy
 ) -> None:
-    report = conformance(subject(these.HonestB(proxy.url), world, proxy), [Case.DUPLICATE, Case.RECONCILE_AFTER])
+    report = patient(subject(these.HonestB(proxy.url), world, proxy), [Case.DUPLICATE, Case.RECONCILE_AFTER])
     report.require()
     report.require(Grade.B)
     with pytest.raises(
@@ -121,7 +124,7 @@ def test_a_connector_that_is_honest_about_too_little_does_not_meet_a_higher_grad
 
 
 def test_what_is_asked_for_cannot_be_less_than_what_is_declared(world: World, proxy: FaultyProxy) -> None:
-    report = conformance(subject(these.HonestA(proxy.url), world, proxy), [Case.DUPLICATE])
+    report = patient(subject(these.HonestA(proxy.url), world, proxy), [Case.DUPLICATE])
     with pytest.raises(
         AssertionError, match=r"expected grade A and no failure\nhonest-a\.make: declared A, measured C"
     ):
@@ -130,13 +133,13 @@ def test_what_is_asked_for_cannot_be_less_than_what_is_declared(world: World, pr
 
 def test_a_reconcile_that_lied_once_counts_for_nothing_in_the_grade(world: World, proxy: FaultyProxy) -> None:
     tried = [Case.DUPLICATE, Case.RECONCILE_BEFORE, Case.RECONCILE_AFTER]
-    report = conformance(subject(these.AlwaysFinds(proxy.url), world, proxy), tried)
+    report = patient(subject(these.AlwaysFinds(proxy.url), world, proxy), tried)
     assert [finding.standing for finding in report.findings] == ["pass", "fail", "pass"]
     assert (report.declared, report.measured) == (Grade.A, Grade.C)
 
 
 def test_a_grade_that_is_met_does_not_make_up_for_a_failure(world: World, proxy: FaultyProxy) -> None:
-    report = conformance(subject(these.TellsItsToken(proxy.url), world, proxy), [Case.DUPLICATE, Case.RESET_AFTER_SEND])
+    report = patient(subject(these.TellsItsToken(proxy.url), world, proxy), [Case.DUPLICATE, Case.RESET_AFTER_SEND])
     assert report.measured is report.declared is Grade.C
     with pytest.raises(AssertionError, match="a credential stands in an error"):
         report.require(Grade.C)
@@ -144,8 +147,11 @@ def test_a_grade_that_is_met_does_not_make_up_for_a_failure(world: World, proxy:
 
 def test_a_call_that_is_left_behind_says_nothing_about_its_outcome(world: World, proxy: FaultyProxy) -> None:
     tried = subject(these.IgnoresTheDeadline(proxy.url), world, proxy)
-    (words,) = examined(tried, Case.TIMEOUT_AFTER_SEND).words
-    assert "past its deadline" in words
+    for _ in range(3):
+        words = examined(tried, Case.TIMEOUT_AFTER_SEND).words
+        if len(words) == 1:  # on a busy machine its request may come too late to be met by the fault
+            break
+    assert ["past its deadline" in each for each in words] == [True]
 
 
 def test_a_key_that_is_honoured_without_being_declared_is_mentioned(world: World, proxy: FaultyProxy) -> None:
@@ -156,7 +162,7 @@ def test_a_key_that_is_honoured_without_being_declared_is_mentioned(world: World
         def make(self, call: Call, *, what: str) -> dict[str, Any]:
             return self.keyed(call, what)
 
-    finding = check(subject(Modest(proxy.url), world, proxy), Case.DUPLICATE)
+    finding = check(subject(Modest(proxy.url), world, proxy, timeout=LONG), Case.DUPLICATE)
     assert finding.words == ["the key was honoured, although the operation does not say so"]
     assert finding.keyed
 
@@ -169,7 +175,7 @@ def test_a_connector_that_goes_past_the_proxy_is_told_so(case: Case, world: Worl
 
 
 def test_an_effect_that_the_counter_does_not_see_is_no_proof(world: World, proxy: FaultyProxy) -> None:
-    blind = subject(these.HonestD(proxy.url), world, proxy, effects=lambda _: 0)
+    blind = subject(these.HonestD(proxy.url), world, proxy, effects=lambda _: 0, timeout=LONG)
     with pytest.raises(AssertionError, match="not staged: it happened 0 times instead of 1"):
         check(blind, Case.RESET_AFTER_SEND)
 
@@ -177,17 +183,23 @@ def test_an_effect_that_the_counter_does_not_see_is_no_proof(world: World, proxy
 def test_an_index_that_lags_longer_than_the_settle_window_is_a_lie(world: World, proxy: FaultyProxy) -> None:
     world.hides.set()
     with pytest.raises(AssertionError, match="NotFound although it is there and the settle window is over"):
-        check(subject(these.HonestB(proxy.url), world, proxy), Case.RESET_AFTER_SEND)
+        check(subject(these.HonestB(proxy.url), world, proxy, timeout=LONG), Case.RESET_AFTER_SEND)
 
 
 def test_an_index_that_lags_within_the_settle_window_is_none(world: World, proxy: FaultyProxy) -> None:
+    class Once(threading.Event):
+        """Whoever looks first does not find it, and everybody after him does."""
+
+        def is_set(self) -> bool:
+            was_set = super().is_set()
+            self.clear()
+            return was_set
+
+    world.hides = Once()
     world.hides.set()
-    timer = threading.Timer(0.6, world.hides.clear)
-    timer.start()
-    lagging = subject(these.HonestB(proxy.url), world, proxy, settle=timedelta(seconds=1))
+    lagging = subject(these.HonestB(proxy.url), world, proxy, timeout=LONG, settle=timedelta(seconds=1))
     assert check(lagging, Case.RESET_AFTER_SEND).standing == "pass"
-    timer.join()
-    assert any("GET" in request for request in world.requests[:2])
+    assert ["GET" in request for request in world.requests] == [False, True, True]
 
 
 def test_cases_that_do_not_apply_say_why(world: World, proxy: FaultyProxy) -> None:
@@ -201,7 +213,10 @@ def test_cases_that_do_not_apply_say_why(world: World, proxy: FaultyProxy) -> No
 
 def test_words_of_ones_own_can_be_kept_secret_too(world: World, proxy: FaultyProxy) -> None:
     with pytest.raises(AssertionError, match="a credential stands in an error"):
-        check(subject(these.HonestD(proxy.url), world, proxy, secrets=["timed out"]), Case.TIMEOUT_AFTER_SEND)
+        check(
+            subject(these.HonestD(proxy.url), world, proxy, secrets=["timed out"], timeout=LONG),
+            Case.TIMEOUT_AFTER_SEND,
+        )
 
 
 def test_parameters_can_be_made_from_the_key(world: World, proxy: FaultyProxy) -> None:
@@ -211,7 +226,7 @@ def test_parameters_can_be_made_from_the_key(world: World, proxy: FaultyProxy) -
         made.append(key)
         return {"what": key}
 
-    check(subject(these.HonestA(proxy.url), world, proxy, params=params), Case.APPLIED)
+    check(subject(these.HonestA(proxy.url), world, proxy, params=params, timeout=LONG), Case.APPLIED)
     assert set(made) == set(world.happened)
 
 
@@ -230,6 +245,6 @@ def test_a_connector_whose_errors_promise_less_than_is_known_is_told_what_could_
         def make(self, call: Call, *, what: str) -> dict[str, Any]:
             return self.plain(call, what)
 
-    tried = subject(Cautious(proxy.url), world, proxy)
+    tried = subject(Cautious(proxy.url), world, proxy, timeout=LONG)
     assert check(tried, Case.REFUSED_CONNECTION).words[0].startswith("expected 'not now': nothing can have happened")
     assert check(tried, Case.BUSY).words[0].startswith("expected 'not now', and after 0:00:07 as the server asked")

@@ -7,8 +7,9 @@ from datetime import timedelta
 import pytest
 
 from pipeline.connectors.sdk import Grade
-from pipeline.testing.conformance import Case, Subject, conformance
+from pipeline.testing.conformance import Case, Subject
 from pipeline.testing.faults import FaultyProxy, whole_lines
+from tests.conformance.patience import patient
 from tests.connectors.servers_mail import (
     HOST,
     ImapServer,
@@ -60,6 +61,7 @@ def subject(smtp: SmtpServer) -> Iterator[Subject]:
             effects=smtp.handler.times,
             proxy=proxy,
             http=False,
+            timeout=timedelta(milliseconds=400),
             settle=timedelta(milliseconds=200),
             parts=["message_id"],
         )
@@ -78,14 +80,14 @@ class Filing(list[Received]):
 
 
 def test_a_mail_says_the_truth_and_has_the_grade_it_declares(subject: Subject) -> None:
-    conformance(subject).require(Grade.D)
+    patient(subject).require(Grade.D)
 
 
 def test_a_mail_of_which_a_copy_is_filed_says_the_truth_and_has_the_grade_it_declares(
     subject: Subject, imap: ImapServer
 ) -> None:
     connector = with_sent(subject.proxy.port, imap.port)
-    report = conformance(replace(subject, connector=connector, timeout=timedelta(seconds=2)))
+    report = patient(replace(subject, connector=connector))
     report.require(Grade.B)
     before = next(finding for finding in report.findings if finding.case is Case.RECONCILE_BEFORE)
     assert before.words == ["it never says NotFound: what did not happen stays a question for a person"]
@@ -96,6 +98,6 @@ def test_a_mail_of_which_the_server_files_a_copy_says_the_truth_and_has_the_grad
 ) -> None:
     smtp.handler.received = Filing(imap)
     connector = with_sent(subject.proxy.port, imap.port, file_sent=False)
-    report = conformance(replace(subject, connector=connector, timeout=timedelta(seconds=2)))
+    report = patient(replace(subject, connector=connector))
     report.require(Grade.B)
     assert [finding.words for finding in report.findings if finding.case is Case.RECONCILE_BEFORE] == [[]]
