@@ -195,7 +195,7 @@ def test_however_many_ask_the_database_is_read_once_in_a_while(db: Database) -> 
     def note(connection: object) -> None:
         begun.append(connection)
 
-    asked = Gauges(db, fresh=600)
+    asked = Gauges(db, fresh=600, patience=60)
     event.listen(db.engine, "begin", note)
     try:
         threads = [threading.Thread(target=asked.now) for _ in range(5)]
@@ -224,21 +224,25 @@ def test_a_database_that_is_away_or_says_nothing_keeps_nobody_waiting(silence: i
 
 
 def test_a_scrape_waits_for_a_silent_database_once_and_not_for_each_gauge(silence: int) -> None:
-    away = Gauges(Database.unpooled(f"postgresql+psycopg2://127.0.0.1:{silence}/none"), patience=0.3)
-    begun = time.monotonic()
+    away = Gauges(Database.unpooled(f"postgresql+psycopg2://127.0.0.1:{silence}/none"), fresh=600, patience=0.3)
+    waits: list[float] = []
     for _ in gauges.NAMES:
+        begun = time.monotonic()
         assert list(away.now()) == [UP]
-    assert time.monotonic() - begun < 0.3 * len(gauges.NAMES) / 2
+        waits.append(time.monotonic() - begun)
+    assert waits[0] >= 0.29
+    assert sum(wait >= 0.29 for wait in waits) < len(waits) / 2
 
 
 def test_while_somebody_holds_the_tables_what_was_said_last_counts(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_workflow(db)
-    monkeypatch.setattr(measures, "PATIENCE", timedelta(milliseconds=200))
+    monkeypatch.setattr(measures, "PATIENCE", timedelta(seconds=60))
     asked = Gauges(db, fresh=0.0)
     asked._refresh()
     before = asked._values
+    monkeypatch.setattr(measures, "PATIENCE", timedelta(milliseconds=200))
     with db.transaction() as tx:
         tx.run(text("LOCK TABLE pipeline.subscriptions, pipeline.workflows IN ACCESS EXCLUSIVE MODE"))
         asked._refresh()
@@ -252,8 +256,8 @@ def test_what_was_read_before_the_database_ran_out_of_time_is_told(
     a_workflow(db)
     slow = text("SELECT pg_sleep(60), :most")
     monkeypatch.setattr(measures, "BACKLOG", slow)
-    monkeypatch.setattr(measures, "PATIENCE", timedelta(milliseconds=50))
-    found = Gauges(db).now()
+    monkeypatch.setattr(measures, "PATIENCE", timedelta(seconds=2))
+    found = Gauges(db, patience=60).now()
     assert [each.value for each in found[UP]] == [1], "it is slow, and not away"
     assert "pipeline.workflows" in found
     assert "pipeline.backlog.events" not in found
