@@ -281,7 +281,7 @@ class _Line(threading.Thread):
         self._forward(data)
         if not self._drops:
             return
-        self._answered.wait(_PATIENCE)
+        self._answered.wait(_PATIENCE if self._answers.is_alive() else 0)
         if plan.fault is Fault.FAILS_AFTER:
             self._say(plan.status)
         if plan.fault is Fault.TIMES_OUT_AFTER:
@@ -356,6 +356,7 @@ class _Line(threading.Thread):
                         self.client.sendall(piece)
             if not self._drops:
                 self.client.shutdown(socket.SHUT_WR)
+        self._answered.set()  # a server that has ended its line will not answer any more
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         if not self._drip:
