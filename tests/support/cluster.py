@@ -11,17 +11,21 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import redis
+from celery import Celery
 from sqlalchemy import Row, text
 
 from pipeline.dev import servers
 from pipeline.domain.values import NewEvent
-from pipeline.execution import events
+from pipeline.execution import events, slots
+from pipeline.schedules.sweeps import PERIODS
 from pipeline.store import invariants
 from pipeline.store.database import Database
 from tests.support import databases
@@ -38,6 +42,10 @@ QUICK = {
     "PIPELINE_STALL": "15s",
     "PIPELINE_WORKFLOWS": "tests.support.shop",
 }
+#: For tests that count runs: neither a call nor a lease runs out of time while the machine stands still.
+UNHURRIED = {"PIPELINE_LEASE": "60s", "SHOP_TIMEOUT": "20"}
+#: For tests of what happens without any sweep: nobody would come back to a run that ran out of time.
+RARE = UNHURRIED | {"PIPELINE_TICK": "1h"}
 _TASK = re.compile(r"Task pipeline\.(?:prepare|mutate|next)\[(\S+)\] (received|succeeded|raised)")
 _DELIVERIES = text("""
 SELECT e.message_id, d.status FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
@@ -48,6 +56,10 @@ _APPLIED = text(
 )
 _DONE = text("SELECT message_id FROM pipeline.events WHERE workflow = :workflow AND topic = 'done' ORDER BY 1")
 _RUNS = text("SELECT * FROM pipeline.runs WHERE workflow = :workflow ORDER BY id")
+_OTHERS = """
+SELECT FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
 _LEDGER = text("SELECT * FROM pipeline.mutations WHERE workflow = :workflow ORDER BY id")
 
 
@@ -62,7 +74,7 @@ class Node:
             )
 
     def wait_until_ready(self, sign: str = " ready.") -> None:
-        wait_for(lambda: sign in self.log.read_text() or self._ended(), within=30, why=f"{self.name} ready")
+        wait_for(lambda: sign in self.log.read_text() or self._ended(), within=90, why=f"{self.name} ready")
 
     def children(self) -> list[int]:
         """The living processes of the pool."""
@@ -83,16 +95,19 @@ class Node:
             seen["received" if word == "received" else "ended"].add(task)
         return seen["received"] - seen["ended"]
 
-    def kill_children(self) -> None:
-        for pid in self.children():
+    def kill_children(self) -> list[int]:
+        """End every process of the pool without a chance to say goodbye. Returns which they were."""
+        children = self.children()
+        for pid in children:
             os.kill(pid, signal.SIGKILL)
+        return children
 
     def kill(self) -> None:
         """End the parent without a chance to say goodbye, and see that its children are gone too."""
         children = self.children()
         self.process.kill()
         self.process.wait()
-        wait_for(lambda: not any(_lives(pid) for pid in children), why=f"the children of {self.name} gone")
+        wait_for(lambda: not any(lives(pid) for pid in children), why=f"the children of {self.name} gone")
 
     def freeze(self) -> None:
         os.killpg(self.process.pid, signal.SIGSTOP)
@@ -106,7 +121,7 @@ class Node:
     def stop(self) -> int:
         """Stop in order and say how it ended: what it was doing is done when this returns."""
         self.ask_to_stop()
-        return self.process.wait(timeout=40)
+        return self.process.wait(timeout=60)
 
     def end(self) -> None:
         """Away with it, whatever it does."""
@@ -132,6 +147,8 @@ class Installation:
     db: Database = field(init=False)
     nodes: list[Node] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
+    started: int = 0  #: nodes so far; each has a name of its own, and with it a log
+    failed: int = 0  #: tests that had failed when the present nodes began
 
     def __post_init__(self) -> None:
         self.db = Database.connect(self.database_url, pool_size=2)
@@ -146,16 +163,16 @@ class Installation:
     def worker(self, *options: str, line: str = "", **environ: str) -> Node:
         """A worker that is ready. A ``line`` makes its messages suffer."""
         given = options or ("--pool=prefork", "--concurrency=2")
-        name = f"worker{len(self.nodes)}"
+        name = f"worker{self.started}"
         node = self._node(name, ["worker", "--loglevel=INFO", f"--hostname={name}@here", *given], line, environ)
         node.wait_until_ready()
         return node
 
     def beat(self, line: str = "", **environ: str) -> Node:
         """A beat with a schedule file of its own."""
-        schedule = self.home / f"schedule{len(self.nodes)}"
+        schedule = self.home / f"schedule{self.started}"
         command = ["beat", "--loglevel=INFO", f"--schedule={schedule}"]
-        node = self._node(f"beat{len(self.nodes)}", command, line, environ)
+        node = self._node(f"beat{self.started}", command, line, environ)
         node.wait_until_ready("beat: Starting")
         return node
 
@@ -169,12 +186,20 @@ class Installation:
 
     def all_done_once(self, *, within: float = 90.0) -> None:
         """Every order was consumed, had one effect, and the ledger, the recorder and the doctor agree."""
-        wait_for(self._consumed, within=within, every=0.1, why=f"all consumed; runs: {self.shown()}")
+        wait_for(self.is_consumed, within=within, every=0.1, why=f"all consumed; runs: {self.shown()}")
         effects = self.recorder.effects()
         assert effects == Counter(self.published), "an effect is missing or happened twice"
         assert self._column(_APPLIED) == self.recorder.keys(), "the ledger and the world disagree"
         assert self._column(_DONE) == sorted(self.published)
         wait_for(self._healthy, within=60, every=0.1)
+
+    def is_consumed(self) -> bool:
+        """Whether nothing is left to do; says what is."""
+        with self.db.transaction() as tx:
+            rows = tx.all(_DELIVERIES, workflow=self.workflow)
+        left = [row for row in rows if row.status != "consumed"]
+        assert not left, f"{len(left)} of {len(rows)} not consumed: {left[:3]}; {self.shown()}"
+        return len(rows) == len(self.published)
 
     def ask(self, statement: str, **params: Any) -> Sequence[Row[Any]]:
         with self.db.transaction() as tx:
@@ -197,19 +222,44 @@ class Installation:
             node.end()
         self.nodes.clear()
 
+    def begin_anew(self) -> None:
+        """Nothing is left of the tests before, however they ended: no node, row, message, effect or closed gate."""
+        self.end_nodes()
+        self.db.engine.dispose()
+        wait_for(lambda: not self.ask(_OTHERS), why="the connections of ended nodes gone")
+        databases.emptied(self.db)
+        if self.broker_url.startswith("redis:"):
+            with redis.Redis.from_url(self.broker_url) as client:
+                client.flushall()
+        self.recorder.forget()
+        self.published.clear()
+
+    def stand(self, begin: Callable[["Installation"], object], *, failed: int) -> None:
+        """Nodes for the next test: those of the one before, unless it failed or one of them has ended."""
+        if self.nodes and failed == self.failed and all(node.process.poll() is None for node in self.nodes):
+            return
+        self.begin_anew()
+        self.failed = failed
+        begin(self)
+
+    def sweep_nothing(self) -> None:
+        """Whoever is told to sweep once an hour has just done it."""
+        with self.db.transaction() as tx:
+            for name in PERIODS:
+                slots.take(tx, name, timedelta(0))
+
+    def ring(self) -> None:
+        """Ring as a service does that has just published."""
+        with Celery(broker=self.broker_url) as service:
+            service.send_task("pipeline.schedule", args=(self.workflow,), queue="pipeline.schedule")
+
     def _node(self, name: str, command: Sequence[str], line: str, environ: Mapping[str, str]) -> Node:
         program = ["-m", "tests.support.noisy", line] if line else ["-m", "celery"]
         log = self.home / f"{name}.log"
         node = Node(name, [sys.executable, *program, "-A", "pipeline", *command], {**self.environ, **environ}, log)
         self.nodes.append(node)
+        self.started += 1
         return node
-
-    def _consumed(self) -> bool:
-        with self.db.transaction() as tx:
-            rows = tx.all(_DELIVERIES, workflow=self.workflow)
-        left = [row for row in rows if row.status != "consumed"]
-        assert not left, f"{len(left)} of {len(rows)} not consumed: {left[:3]}; {self.shown()}"
-        return len(rows) == len(self.published)
 
     def _healthy(self) -> bool:
         with self.db.transaction() as tx:
@@ -255,7 +305,8 @@ def own_broker(home: Path) -> Iterator[str]:
     servers.remove(home)
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether there is such a process, and not only its exit code."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

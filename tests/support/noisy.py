@@ -79,7 +79,12 @@ def _late(channel: Any, queue: str, message: dict[str, Any]) -> None:
 
 def _can_go_deaf(sender: Any, **_: Any) -> None:
     """The queues are cancelled at the broker's end; what the worker thinks it consumes stays as it was."""
-    signal.signal(signal.SIGUSR2, lambda *_: sender.task_consumer.cancel())
+
+    def goes_deaf(*_: Any) -> None:
+        sender.task_consumer.cancel()
+        sys.stderr.write("hears nothing from now on\n")
+
+    signal.signal(signal.SIGUSR2, goes_deaf)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ class Book:
         self.keys: set[str] = set()
         self.gates = {name: Gate() for name in GATES}
         self.orders: dict[str, str] = {}
+        self.obeyed: dict[str, int] = {}
 
     def write(self, event: str, key: str) -> None:
         with self._lock:
@@ -70,10 +71,24 @@ class Book:
             self.effects.append({"event": event, "key": key})
             self.keys.add(key)
 
-    def order_at(self, point: str) -> str:
+    def order_at(self, point: str, pid: int) -> str:
         """What the process that reaches this point shall do; each order is given once."""
         with self._lock:
+            if point in self.orders:
+                self.obeyed[point] = pid
             return self.orders.pop(point, "")
+
+    def give_order(self, point: str, what: str) -> None:
+        with self._lock:
+            self.obeyed.pop(point, None)
+            self.orders[point] = what
+
+    def forget(self) -> None:
+        """As new: no effect, no order, every gate open."""
+        for gate in self.gates.values():
+            gate.set(is_open=True)
+        with self._lock:
+            self.effects, self.keys, self.orders, self.obeyed = [], set(), {}, {}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -107,20 +122,24 @@ class Handler(BaseHTTPRequestHandler):
     def gate(self, name: str) -> dict[str, Any] | None:
         return {"open": True} if self.book.gates[name].go_through(self.connection) else None
 
-    def at(self, point: str) -> dict[str, Any]:
-        return {"order": self.book.order_at(point)}
+    def at(self, point: str, pid: int) -> dict[str, Any]:
+        return {"order": self.book.order_at(point, pid)}
 
     def turn(self, gate: str, is_open: bool) -> dict[str, Any]:
         self.book.gates[gate].set(is_open=is_open)
         return {}
 
     def order(self, point: str, what: str) -> dict[str, Any]:
-        self.book.orders[point] = what
+        self.book.give_order(point, what)
+        return {}
+
+    def forget(self) -> dict[str, Any]:
+        self.book.forget()
         return {}
 
     def show(self) -> dict[str, Any]:
         waiting = {name: gate.waiting for name, gate in self.book.gates.items()}
-        return {"effects": self.book.effects, "waiting": waiting, "orders": self.book.orders}
+        return {"effects": self.book.effects, "waiting": waiting, "obeyed": self.book.obeyed}
 
     def log_message(self, format: str, *args: Any) -> None:
         """Keep quiet."""
@@ -159,12 +178,18 @@ class Recorder:
         return int(asked(self.address, "show")["waiting"][gate])
 
     def order(self, point: str, what: str) -> None:
-        """Tell the next process that reaches a point to stop, to die, or to kill its parent."""
+        """Tell the next process that reaches a point to stop or to die."""
         asked(self.address, "order", point=point, what=what)
 
-    def wait_until_obeyed(self, point: str) -> None:
-        """Return once some process has reached the point and got its order."""
-        wait_for(lambda: point not in asked(self.address, "show")["orders"], within=60, why=f"somebody at {point!r}")
+    def wait_until_obeyed(self, point: str) -> int:
+        """Return once some process has reached the point and got its order, and say which."""
+        return int(
+            wait_for(lambda: asked(self.address, "show")["obeyed"].get(point), within=60, why=f"one at {point!r}")
+        )
+
+    def forget(self) -> None:
+        """Begin as if nothing had happened: no effect, no order, and every gate open."""
+        asked(self.address, "forget")
 
     def effects(self) -> Counter[str]:
         """How often each event had its effect."""

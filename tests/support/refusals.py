@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -34,10 +34,10 @@ for line in sys.stdin:
 class Shell:
     """`pipeline refused …` against one installation, again and again in one process: starting one takes longest."""
 
-    def __init__(self, nodes: Installation, log: IO[str]) -> None:
+    def __init__(self, environ: Mapping[str, str], log: IO[str]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _DRIVER],
-            env={**os.environ, **nodes.environ, "COLUMNS": "200"},
+            env={**os.environ, **environ, "COLUMNS": "200"},
             cwd=PROJECT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -61,14 +61,14 @@ class Shell:
         return found
 
     def close(self) -> None:
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=60)
 
 
 @contextmanager
-def shell(nodes: Installation) -> Iterator[Shell]:
+def shell(nodes: Installation, **environ: str) -> Iterator[Shell]:
     """A shell that is gone at the end."""
     with (nodes.home / "refused.log").open("w") as log:
-        found = Shell(nodes, log)
+        found = Shell({**nodes.environ, **environ}, log)
         try:
             yield found
         finally:
@@ -79,7 +79,7 @@ def play(nodes: Installation) -> None:
     """Three are refused; one is dropped, one sent back in vain, and one once its workflow is there."""
     _send(nodes)
     with shell(nodes) as refused:
-        wait_for(lambda: len(refused.listed()) == 3, within=40, every=0.2)
+        wait_for(lambda: len(refused.listed()) == 3, within=60, every=0.2)
         before = refused.listed()
         assert refused.listed() == before, "a look changes nothing"
         annex, nonsense, orderz = sorted(before, key=lambda each: (each["workflow"], each["events"]))
@@ -89,12 +89,12 @@ def play(nodes: Installation) -> None:
         _drop(refused, nonsense["id"])
         code, said = refused("send-back", orderz["id"], "nobody", "--yes")
         assert (code, "nobody: there is no such message" in said) == (1, True), said
-        wait_for(lambda: len(refused.listed()) == 2, within=30, every=0.2, why="refused again")
+        wait_for(lambda: len(refused.listed()) == 2, within=60, every=0.2, why="refused again")
         spec = WorkflowSpec(name="annex", topics=(TopicSpec(name="orders"),), handlers=(), version=1)
         with nodes.db.transaction() as tx:
             workflows.register(tx, spec)
         assert refused("send-back", annex["id"], "--yes") == (0, f"{annex['id']}: sent back, 1 event for 'annex'\n")
-        wait_for(lambda: len(nodes.ask("SELECT FROM pipeline.events WHERE message_id = 'annex 1'")) == 1, within=30)
+        wait_for(lambda: len(nodes.ask("SELECT FROM pipeline.events WHERE message_id = 'annex 1'")) == 1, within=60)
         assert [each["workflow"] for each in refused.listed()] == ["shop"]
         assert refused("drop", "--all", "--yes")[0] == 0
         assert refused("list", "--check") == (0, "Nothing was refused.\n")

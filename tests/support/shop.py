@@ -6,7 +6,6 @@ do, so a test can freeze or kill it at exactly that place.
 
 import os
 import signal
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -25,12 +24,14 @@ from pipeline import (
     mutation,
     read,
 )
+from pipeline.domain.policies import BreakerPolicy
 from pipeline.runtime import points
 from pipeline.runtime.points import Point
 from tests.support.recorder import asked
 
 RECORDER = os.environ.get("SHOP_RECORDER", "")
-TIMEOUT = timedelta(seconds=2)
+#: Short, because some tests wait for it; those in which it must not run out have a longer one.
+TIMEOUT = timedelta(seconds=float(os.environ.get("SHOP_TIMEOUT", "2")))
 _SOON = Backoff(base=timedelta(milliseconds=300), cap=timedelta(seconds=1))
 _PATIENT = FailurePolicy(max_failures=50, backoff=_SOON)
 
@@ -45,7 +46,12 @@ class World(Connector):
         """Go through a gate, which a test may have closed."""
         return asked(RECORDER, "gate", name=name)
 
-    @mutation(timeout=TIMEOUT, settle=timedelta(0), policy=ReconcilePolicy(max_attempts=100, backoff=_SOON))
+    @mutation(
+        timeout=TIMEOUT,
+        settle=timedelta(0),
+        policy=ReconcilePolicy(max_attempts=100, backoff=_SOON),
+        breaker=BreakerPolicy(probe_every=timedelta(seconds=1)),  # killed workers leave many outcomes unknown
+    )
     def apply(self, call: Call, *, event: str) -> dict[str, Any]:
         """The effect. Nothing is sent once the deadline has passed."""
         left = call.remaining.total_seconds()
@@ -93,14 +99,11 @@ class Fulfil:
 
 def obey(point: Point) -> None:
     """Do what the test ordered for this point."""
-    order = asked(RECORDER, "at", point=point)["order"]
+    order = asked(RECORDER, "at", point=point, pid=os.getpid())["order"]
     if order == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif order == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif order == "orphan":
-        os.kill(os.getppid(), signal.SIGKILL)
-        threading.Event().wait()
 
 
 if os.environ.get("SHOP_OBEYS"):

@@ -25,6 +25,7 @@ def installation(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def nodes(installation: Installation) -> Iterator[Installation]:
-    """The installation, and all nodes gone after the test."""
+    """The installation with nothing in it, and all nodes gone after the test."""
+    installation.begin_anew()
     yield installation
     installation.end_nodes()
