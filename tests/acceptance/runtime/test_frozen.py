@@ -1,7 +1,5 @@
 """A process that is frozen past its lease and comes back changes nothing and sends nothing, wherever it was."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from pipeline.runtime.points import Point
@@ -12,13 +10,16 @@ from tests.support.wait import wait_for
 POINTS = [Point.PREPARE_RAN, Point.MUTATE_CLAIMED, Point.IN_FLIGHT, Point.CALLED, Point.NEXT_RAN]
 
 
-@pytest.fixture(scope="module")
-def shop(installation: Installation) -> Iterator[Installation]:
-    """A worker with a process to freeze and others to go on, and a beat."""
-    installation.worker("--pool=prefork", "--concurrency=3", SHOP_OBEYS="1")
-    installation.beat()
-    yield installation
-    installation.end_nodes()
+@pytest.fixture
+def shop(installation: Installation, request: pytest.FixtureRequest) -> Installation:
+    """A worker with a process to freeze and others to go on, and a beat; they stay from test to test."""
+    installation.stand(begin, failed=request.session.testsfailed)
+    return installation
+
+
+def begin(shop: Installation) -> None:
+    shop.worker("--pool=prefork", "--concurrency=3", SHOP_OBEYS="1")
+    shop.beat()
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -1,75 +1,77 @@
 """Whole workers die, freeze past their leases, or are asked to stop in the middle of a phase."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.support.cluster import Installation
+from tests.support.cluster import Installation, Node
+from tests.support.recorder import GATES
 from tests.support.wait import wait_for
-
-GATES = ["prepare", "before", "after", "next"]
-
-
-@pytest.fixture(scope="module")
-def beating(installation: Installation) -> Iterator[Installation]:
-    """A beat that stays for the whole module."""
-    installation.beat()
-    yield installation
-    installation.end_nodes()
 
 
 @pytest.fixture
-def nodes(beating: Installation) -> Iterator[Installation]:
-    """The installation with its beat; workers are gone after the test."""
-    yield beating
-    for node in beating.nodes[1:]:
-        node.end()
-    del beating.nodes[1:]
+def shop(installation: Installation, request: pytest.FixtureRequest) -> Installation:
+    """A worker and a beat. Who succeeds the worker that a test ends is the worker of the next test."""
+    installation.stand(begin, failed=request.session.testsfailed)
+    return installation
+
+
+def begin(shop: Installation) -> None:
+    shop.worker()
+    shop.beat()
+
+
+def succeeded(shop: Installation, worker: Node) -> None:
+    """Another worker takes the place of one that is gone."""
+    assert worker.process.poll() is not None
+    shop.nodes[0] = shop.nodes.pop()
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_a_worker_killed_in_the_middle_of_a_phase_loses_and_repeats_nothing(nodes: Installation, gate: str) -> None:
-    worker = nodes.worker()
-    nodes.recorder.shut(gate)
-    nodes.publish(5)
-    nodes.recorder.wait_at(gate)
+def test_a_worker_killed_in_the_middle_of_a_phase_loses_and_repeats_nothing(shop: Installation, gate: str) -> None:
+    worker = shop.nodes[0]
+    shop.recorder.shut(gate)
+    shop.publish(5)
+    shop.recorder.wait_at(gate)
     worker.kill()
-    nodes.recorder.open(gate)
-    nodes.worker()
-    nodes.all_done_once()
+    shop.recorder.open(gate)
+    shop.worker()
+    succeeded(shop, worker)
+    shop.all_done_once()
 
 
 @pytest.mark.parametrize("gate", ["before", "after", "next"])
-def test_a_worker_that_comes_back_after_its_lease_finds_its_writes_refused(nodes: Installation, gate: str) -> None:
-    zombie = nodes.worker()
-    nodes.recorder.shut(gate)
-    nodes.publish(5)
-    nodes.recorder.wait_at(gate)
+def test_a_worker_that_comes_back_after_its_lease_finds_its_writes_refused(shop: Installation, gate: str) -> None:
+    zombie = shop.nodes[0]
+    shop.recorder.shut(gate)
+    shop.publish(5)
+    shop.recorder.wait_at(gate)
     zombie.freeze()
-    held = [str(run.id) for run in nodes.runs() if run.status == "active" and run.worker]
+    held = [str(run.id) for run in shop.runs() if run.status == "active" and run.worker]
+    assert held, "the frozen worker held nothing, so nothing is proved"
     stuck = zombie.unfinished()
-    nodes.worker()
+    shop.worker()
     still = "SELECT FROM pipeline.runs WHERE status = 'active' AND id = ANY(CAST(:held AS uuid[]))"
-    wait_for(lambda: not nodes.ask(still, held=held), within=60, why="the frozen worker's runs taken from it")
+    wait_for(lambda: not shop.ask(still, held=held), within=60, why="the frozen worker's runs taken from it")
     zombie.thaw()
     if gate != "next":  # a call whose time is over must have hung up before its request can get through
         wait_for(lambda: not stuck & zombie.unfinished(), within=60, why="the woken worker gives its calls up")
-    nodes.recorder.open(gate)
+    shop.recorder.open(gate)
     assert zombie.stop() == 0
-    nodes.all_done_once()
+    succeeded(shop, zombie)
+    shop.all_done_once()
 
 
 @pytest.mark.parametrize("gate", GATES)
 def test_a_worker_asked_to_stop_in_the_middle_of_a_phase_finishes_it_and_leaves_the_rest(
-    nodes: Installation, gate: str
+    shop: Installation, gate: str
 ) -> None:
-    worker = nodes.worker()
-    nodes.recorder.shut(gate)
-    nodes.publish(5)
-    nodes.recorder.wait_at(gate)
+    worker = shop.nodes[0]
+    shop.recorder.shut(gate)
+    shop.publish(5)
+    shop.recorder.wait_at(gate)
     worker.ask_to_stop()
-    nodes.recorder.open(gate)
+    shop.recorder.open(gate)
     assert worker.stop() == 0
-    assert not nodes.ask("SELECT FROM pipeline.runs WHERE lease_expires_at IS NOT NULL"), "a lease outlived its worker"
-    nodes.worker()
-    nodes.all_done_once()
+    assert not shop.ask("SELECT FROM pipeline.runs WHERE lease_expires_at IS NOT NULL"), "a lease outlived its worker"
+    shop.worker()
+    succeeded(shop, worker)
+    shop.all_done_once()
