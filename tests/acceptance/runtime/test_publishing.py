@@ -1,5 +1,6 @@
 """Events over the broker from a foreign app, and from a shell: published once, and never dropped."""
 
+import io
 import json
 import os
 import subprocess
@@ -15,22 +16,34 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
-from pipeline.runtime.registry import Registry
-from pipeline.runtime.sync import sync
-from tests.support.cluster import PROJECT, Installation
+from pipeline.cli.main import main
+from tests.support import refusals
+from tests.support.cluster import PROJECT, RARE, Installation
 from tests.support.wait import wait_for
 
 
 @pytest.fixture
-def theirs(nodes: Installation) -> Celery:
-    """A Celery app that imports nothing of ours."""
-    return Celery("theirs", broker=nodes.broker_url)
+def shop(installation: Installation, request: pytest.FixtureRequest) -> Installation:
+    """A worker that stays from test to test and hears nothing but what it is sent: every sweep is an hour away."""
+    installation.stand(begin, failed=request.session.testsfailed)
+    return installation
+
+
+def begin(shop: Installation) -> None:
+    shop.sweep_nothing()
+    shop.worker(**RARE)
 
 
 @pytest.fixture
-def broker(nodes: Installation) -> Iterator[redis.Redis]:
+def theirs(shop: Installation) -> Celery:
+    """A Celery app that imports nothing of ours."""
+    return Celery("theirs", broker=shop.broker_url)
+
+
+@pytest.fixture
+def broker(shop: Installation) -> Iterator[redis.Redis]:
     """The broker, with nothing kept as refused by a test before."""
-    with redis.Redis.from_url(nodes.broker_url) as client:
+    with redis.Redis.from_url(shop.broker_url) as client:
         client.delete("pipeline.refused")
         yield client
 
@@ -42,27 +55,25 @@ def order(message_id: str) -> dict[str, Any]:
     return {"topic": "orders", "message_id": message_id, "payload": {}}
 
 
-def test_a_foreign_app_publishes_by_name_and_every_fact_is_one_event(nodes: Installation, theirs: Celery) -> None:
-    nodes.worker(PIPELINE_TICK="1h")
+def test_a_foreign_app_publishes_by_name_and_every_fact_is_one_event(shop: Installation, theirs: Celery) -> None:
     for _ in range(2):
         events = [order(f"theirs {n}") for n in range(5)]
         theirs.send_task("pipeline.publish", args=["shop", events], queue="pipeline.schedule")
-    nodes.published += [f"theirs {n}" for n in range(5)]
-    nodes.all_done_once()
+    shop.published += [f"theirs {n}" for n in range(5)]
+    shop.all_done_once()
 
 
 def test_what_cannot_be_published_is_kept_for_a_person_and_what_can_is_published(
-    nodes: Installation, theirs: Celery, broker: redis.Redis
+    shop: Installation, theirs: Celery, broker: redis.Redis
 ) -> None:
-    nodes.worker(PIPELINE_TICK="1h")
     theirs.send_task(
         "pipeline.publish", args=["shop", [{"topic": "orderz", "message_id": "x"}]], queue="pipeline.schedule"
     )
     theirs.send_task("pipeline.publish", args=["shop", "nonsense"], queue="pipeline.schedule")
     theirs.send_task("pipeline.publish", args=["shop", [order("fine")]], queue="pipeline.schedule")
-    nodes.published.append("fine")
-    nodes.all_done_once()
-    wait_for(lambda: broker.llen("pipeline.refused") == 2, within=30, why="both refused ones kept")
+    shop.published.append("fine")
+    shop.all_done_once()
+    wait_for(lambda: broker.llen("pipeline.refused") == 2, within=60, why="both refused ones kept")
     kept = [json.loads(entry) for entry in broker.lrange("pipeline.refused", 0, -1)]
     assert any("orderz" in entry["headers"]["refused"] for entry in kept)
 
@@ -78,12 +89,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_calls_that_are_wrong_in_any_way_are_kept_with_their_reason(
-    nodes: Installation, theirs: Celery, broker: redis.Redis
+    shop: Installation, theirs: Celery, broker: redis.Redis
 ) -> None:
-    nodes.worker(PIPELINE_TICK="1h")
     for given, _ in WRONG.values():
         theirs.send_task("pipeline.publish", queue="pipeline.schedule", **given)
-    wait_for(lambda: broker.llen("pipeline.refused") == len(WRONG), within=30, why="all of them kept")
+    wait_for(lambda: broker.llen("pipeline.refused") == len(WRONG), within=60, why="all of them kept")
     reasons = [json.loads(entry)["headers"]["refused"] for entry in broker.lrange("pipeline.refused", 0, -1)]
     for name, (_, word) in WRONG.items():
         assert any(word in reason for reason in reasons), name
@@ -98,25 +108,25 @@ def test_calls_that_are_wrong_in_any_way_are_kept_with_their_reason(
     ids=["read-only", "a table is away"],
 )
 def test_events_sent_while_the_database_cannot_be_used_are_published_once_it_can(
-    nodes: Installation, theirs: Celery, harm: str, cure: str
+    shop: Installation, theirs: Celery, harm: str, cure: str
 ) -> None:
-    worker = nodes.worker(PIPELINE_TICK="1h")
-    changed(nodes, harm)
+    worker = shop.nodes[0]
+    changed(shop, harm)
     try:
         said = len(worker.log.read_text())
-        fact = f"meanwhile {len(nodes.published)}"
+        fact = f"meanwhile {len(shop.published)}"
         theirs.send_task("pipeline.publish", args=["shop", [order(fact)]], queue="pipeline.schedule")
-        wait_for(lambda: "they are sent again" in worker.log.read_text()[said:], within=30)
+        wait_for(lambda: "they are sent again" in worker.log.read_text()[said:], within=60)
     finally:
-        changed(nodes, cure)
-    nodes.published.append(fact)
-    nodes.all_done_once()
+        changed(shop, cure)
+    shop.published.append(fact)
+    shop.all_done_once()
 
 
-def changed(nodes: Installation, statement: str) -> None:
+def changed(shop: Installation, statement: str) -> None:
     """Change the database over a connection of its own, and end all others, as a failover does."""
-    name = make_url(nodes.database_url).database
-    engine = create_engine(nodes.database_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    name = make_url(shop.database_url).database
+    engine = create_engine(shop.database_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(text("SET default_transaction_read_only = off"))
         connection.execute(text(statement.format(name=f'"{name}"')))
@@ -129,36 +139,47 @@ def changed(nodes: Installation, statement: str) -> None:
 
 
 def test_a_broker_that_takes_nothing_more_keeps_what_it_has(
-    nodes: Installation, theirs: Celery, broker: redis.Redis
+    shop: Installation, theirs: Celery, broker: redis.Redis
 ) -> None:
-    worker = nodes.worker(PIPELINE_TICK="1h")
+    worker = shop.nodes[0]
     broker.config_set("maxmemory-policy", "noeviction")
     said = len(worker.log.read_text())
-    with nodes.db.transaction() as tx:
+    with shop.db.transaction() as tx:
         tx.run(text("LOCK TABLE pipeline.topics IN ACCESS EXCLUSIVE MODE"))
         theirs.send_task("pipeline.publish", args=["shop", [{**order("x"), "topic": "z"}]], queue="pipeline.schedule")
-        wait_for(lambda: tx.all(_WAITING), within=30, why="the worker has the message and asks for the topics")
+        wait_for(lambda: tx.all(_WAITING), within=60, why="the worker has the message and asks for the topics")
         broker.config_set("maxmemory", 1)
     try:
-        wait_for(lambda: "cannot be published" in worker.log.read_text()[said:], within=30)
+        wait_for(lambda: "cannot be published" in worker.log.read_text()[said:], within=60)
     finally:
         broker.config_set("maxmemory", 0)
     wait_for(lambda: broker.llen("pipeline.refused") == 1, within=60, why="it is kept")
 
 
-def test_a_shell_publishes_one_event_or_a_file_of_them(nodes: Installation, tmp_path: Path) -> None:
-    nodes.worker()
-    nodes.beat()
-    one = pipeline(nodes, "publish", "shop", "orders", "{}", "--message-id", "typed")
+def test_what_was_refused_is_listed_sent_back_and_dropped(shop: Installation, broker: redis.Redis) -> None:
+    refusals.play(shop)
+    wait_for(lambda: broker.hlen("unacked") == 0, why="nothing is left in anybody's hands")
+
+
+def test_a_broker_that_is_away_is_said_in_a_sentence(shop: Installation) -> None:
+    away = shop.broker_url.rpartition("@")[0] + "@127.0.0.1:1/0"
+    with refusals.shell(shop, PIPELINE_BROKER_URL=away) as refused:
+        code, said = refused("list")
+    assert (code, "The broker failed" in said, "Traceback" in said) == (75, True, False), said
+
+
+def test_a_shell_publishes_one_event_or_a_file_of_them(shop: Installation, tmp_path: Path) -> None:
+    one = pipeline(shop, "publish", "shop", "orders", "{}", "--message-id", "typed")
     assert (one.returncode, one.stdout) == (0, "1 new, 0 repeated, 0 replaced\n"), one.stderr
     lines = "\n".join(json.dumps({"message_id": f"line {n}", "payload": {}}) for n in range(10))
     (tmp_path / "orders.jsonl").write_text(lines)
-    many = pipeline(nodes, "publish", "shop", "orders", "--file", str(tmp_path / "orders.jsonl"))
+    many = pipeline(shop, "publish", "shop", "orders", "--file", str(tmp_path / "orders.jsonl"))
     assert many.stdout == "10 new, 0 repeated, 0 replaced\n", many.stderr
-    again = pipeline(nodes, "publish", "shop", "orders", "--file", "-", stdin=lines)
+    again = pipeline(shop, "publish", "shop", "orders", "--file", "-", stdin=lines)
     assert again.stdout == "0 new, 10 repeated, 0 replaced\n", again.stderr
-    nodes.published += ["typed", *(f"line {n}" for n in range(10))]
-    nodes.all_done_once()
+    shop.published += ["typed", *(f"line {n}" for n in range(10))]
+    shop.ring()
+    shop.all_done_once()
 
 
 @pytest.mark.parametrize(
@@ -172,17 +193,24 @@ def test_a_shell_publishes_one_event_or_a_file_of_them(nodes: Installation, tmp_
     ],
 )
 def test_a_shell_that_publishes_nonsense_is_told_what_was_expected(
-    nodes: Installation, arguments: list[str], words: str
+    shop: Installation,
+    arguments: list[str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sync(nodes.db, Registry.load(["tests.support.shop"]))
-    done = pipeline(nodes, "publish", *arguments, stdin="[1]\n")
-    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    monkeypatch.setenv("PIPELINE_DATABASE_URL", shop.database_url)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[1]\n")))
+    with pytest.raises(SystemExit) as ended:
+        main(["publish", *arguments])
+    said = capsys.readouterr().err
+    assert (ended.value.code, words in said) == (2, True), said
 
 
-def pipeline(nodes: Installation, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def pipeline(shop: Installation, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(Path(sys.executable).parent / "pipeline"), *arguments],
-        env={**os.environ, "PIPELINE_DATABASE_URL": nodes.database_url},
+        env={**os.environ, "PIPELINE_DATABASE_URL": shop.database_url},
         cwd=PROJECT,
         input=stdin,
         capture_output=True,
