@@ -12,6 +12,7 @@ from pipeline.dev import servers
 from tests.support import databases, rabbit, refusals
 from tests.support.cluster import PROJECT, Installation, installed
 from tests.support.rabbit import Rabbit
+from tests.support.recorder import GATES
 
 QUEUES = [f"pipeline.{name}" for name in ("prepare", "mutate", "next", "schedule")]
 pytestmark = pytest.mark.skipif(not rabbit.is_installed(), reason=rabbit.MISSING)
@@ -24,16 +25,28 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
 
 
 @pytest.fixture(scope="module")
-def shop(broker: Rabbit, embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """A worker and a beat that stay for the whole module."""
+def empty(
+    broker: Rabbit, embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    """An installation on this broker, without nodes."""
     home = tmp_path_factory.mktemp("nodes")
     with (
         databases.cloned(embedded.database_url, f"rabbit_{os.getpid()}") as database_url,
         installed(home, database_url, broker.url) as found,
     ):
-        found.worker(PIPELINE_COHORT="10")
-        found.beat()
         yield found
+
+
+@pytest.fixture
+def shop(empty: Installation, request: pytest.FixtureRequest) -> Installation:
+    """A worker and a beat that stay from test to test."""
+    empty.stand(begin, failed=request.session.testsfailed)
+    return empty
+
+
+def begin(shop: Installation) -> None:
+    shop.worker(PIPELINE_COHORT="10")
+    shop.beat()
 
 
 def test_a_cohort_goes_through_its_three_tasks(shop: Installation) -> None:
@@ -52,12 +65,12 @@ def test_what_was_refused_is_listed_sent_back_and_dropped(shop: Installation, br
     assert kinds["pipeline.refused"] == "quorum"
 
 
-@pytest.mark.parametrize("gate", ["prepare", "before", "after", "next"])
+@pytest.mark.parametrize("gate", GATES)
 def test_children_killed_in_the_middle_of_a_phase_lose_and_repeat_nothing(shop: Installation, gate: str) -> None:
     shop.recorder.shut(gate)
     shop.publish(5)
     shop.recorder.wait_at(gate)
-    shop.nodes[0].kill_children()
+    assert shop.nodes[0].kill_children(), "there was nobody to kill"
     shop.recorder.open(gate)
     shop.all_done_once()
 

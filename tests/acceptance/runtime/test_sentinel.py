@@ -48,8 +48,8 @@ class Watched:
             "sentinel down-after-milliseconds orders 1000\nsentinel failover-timeout orders 3000\n"
         )
         self._begin("sentinel", str(conf), "--sentinel")
-        wait_for(lambda: self._asked("replica", "ROLE")[3] == b"connected", within=30, every=0.1, why=f"{two} in step")
-        wait_for(lambda: bool(self._asked("sentinel", "SENTINEL REPLICAS", "orders")), within=30, every=0.1)
+        wait_for(lambda: self._asked("replica", "ROLE")[3] == b"connected", within=60, every=0.1, why=f"{two} in step")
+        wait_for(lambda: bool(self._asked("sentinel", "SENTINEL REPLICAS", "orders")), within=60, every=0.1)
 
     def kill_primary(self) -> None:
         """Without warning; it does not come back."""
@@ -72,7 +72,7 @@ class Watched:
         command = [str(binaries.find_redis(os.environ)), *first, "--port", str(self.ports[name]), "--dir", str(place)]
         with (place / "log").open("wb") as log:
             self.processes[name] = subprocess.Popen([*command, *rest], stdout=log, stderr=log)
-        wait_for(lambda: self._asked(name, "PING") is not None, within=20, every=0.1, why=f"{name} listening")
+        wait_for(lambda: self._asked(name, "PING") is not None, within=60, every=0.1, why=f"{name} listening")
 
     def _asked(self, name: str, *words: str) -> list[bytes]:
         with redis.Redis(port=self.ports[name], protocol=2) as client:
@@ -112,11 +112,11 @@ def test_a_primary_that_is_killed_costs_time_and_nothing_else(shop: Installation
     shop.all_done_once()
     shop.publish(20)
     watched.kill_primary()
-    try:
-        shop.all_done_once(within=60)
-    except AssertionError:
+    worker = shop.nodes[0].process
+    wait_for(lambda: worker.poll() is not None or shop.is_consumed(), within=120, every=0.1, why="done or deaf")
+    if worker.poll() is not None:
         # Rarely Celery's consumer does not come back, and the worker ends itself; or kombu falls over an
         # acknowledgement in the middle of the failover, and Celery ends it. A supervisor starts it again either way.
-        assert shop.nodes[0].process.poll() in (EXIT_AGAIN, 1)
+        assert worker.returncode in (EXIT_AGAIN, 1)
         shop.worker(**PRIMARY)
-        shop.all_done_once()
+    shop.all_done_once()
