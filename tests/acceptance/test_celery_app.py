@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from pipeline.dev import servers
+from pipeline.store.database import Database
 from tests.support.wait import wait_for
 
 QUEUES = {"pipeline.prepare", "pipeline.mutate", "pipeline.next", "pipeline.schedule"}
@@ -24,8 +25,8 @@ for name in sys.argv[1:]:
 
 
 @pytest.fixture
-def environ(tmp_path: Path, database_url: str) -> Iterator[dict[str, str]]:
-    """The environment of a process that has a broker of its own, and the database of this test process."""
+def environ(tmp_path: Path, db: Database, database_url: str) -> Iterator[dict[str, str]]:
+    """The environment of a process with a broker of its own and the database of this test process, which is emptied."""
     nothing = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
     given = nothing | {"PIPELINE_DATABASE_URL": database_url, "PIPELINE_WORKFLOWS": "examples.receipts"}
     with servers.running(tmp_path / "home", given) as found:
@@ -59,7 +60,7 @@ def test_a_worker_without_further_options_consumes_every_queue(environ: dict[str
         assert consumed == QUEUES
     finally:
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(timeout=30) == 0, (tmp_path / "worker.log").read_text()
+        assert worker.wait(timeout=60) == 0, (tmp_path / "worker.log").read_text()
 
 
 def consumed_queues(environ: dict[str, str]) -> set[str]:

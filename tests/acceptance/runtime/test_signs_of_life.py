@@ -23,7 +23,7 @@ def is_alive(file: Path, seconds: float = 60) -> bool:
 def wait_until_touched(*files: Path) -> None:
     """Each of them is touched once more from now on."""
     before = {file: file.stat().st_mtime_ns for file in files}
-    wait_for(lambda: all(file.stat().st_mtime_ns > before[file] for file in files), within=30, why=str(files))
+    wait_for(lambda: all(file.stat().st_mtime_ns > before[file] for file in files), within=60, why=str(files))
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def files(nodes: Installation) -> tuple[Path, Path]:
     worker, beat = nodes.home / "alive-worker", nodes.home / "alive-beat"
     nodes.worker("--pool=solo", PIPELINE_ALIVE_FILE=str(worker))
     nodes.beat(PIPELINE_ALIVE_FILE=str(beat))
-    wait_for(lambda: worker.exists() and beat.exists(), within=30)
+    wait_for(lambda: worker.exists() and beat.exists(), within=60)
     return worker, beat
 
 
@@ -42,9 +42,11 @@ def test_a_worker_and_a_beat_that_wait_for_their_broker_give_signs_of_life_and_f
     wait_until_touched(*files)
     with redis.Redis.from_url(nodes.broker_url) as client:
         client.config_set("maxclients", 1)
-        client.client_kill_filter(skipme=True)
-        wait_until_touched(*files)
-        client.config_set("maxclients", 1000)
+        try:
+            client.client_kill_filter(skipme=True)
+            wait_until_touched(*files)
+        finally:
+            client.config_set("maxclients", 1000)
     for node in nodes.nodes:
         node.freeze()
     Event().wait(2)
