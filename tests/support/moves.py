@@ -78,8 +78,8 @@ def a_handler(db: Database, name: str = "send") -> Row[Any]:
 def watermark_at_least(db: Database, event_id: int, handler: str = "send") -> None:
     """Raise watermarks until this handler's has reached an event.
 
-    Other tests of this machine may hold transactions open for a moment, and a horizon waits for
-    every transaction that could still publish below it: hence rounds instead of a fixed number.
+    Other tests of this machine may hold transactions open, on other databases too, and a horizon waits
+    for every transaction that could still publish below it: hence rounds instead of a fixed number.
     """
 
     def risen() -> bool:
@@ -87,4 +87,4 @@ def watermark_at_least(db: Database, event_id: int, handler: str = "send") -> No
             workflows.raise_watermarks(tx)
         return bool(a_handler(db, handler).low_watermark >= event_id)
 
-    wait_for(risen, why=f"the watermark of {handler} at {event_id}")
+    wait_for(risen, within=100, why=f"the watermark of {handler} at {event_id}")

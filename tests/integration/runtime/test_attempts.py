@@ -110,7 +110,7 @@ def test_a_pause_longer_than_the_cohort_may_take_is_left_to_the_next_run(db: Dat
 
 def test_others_of_the_cohort_do_not_wait_for_a_pause(db: Database) -> None:
     shop = a_shop(
-        RetryPolicy(max_attempts=2, backoff=Backoff(base=timedelta(milliseconds=400), jitter=0)), concurrency=8
+        RetryPolicy(max_attempts=2, backoff=Backoff(base=timedelta(milliseconds=1500), jitter=0)), concurrency=8
     )
     shop.mail.will(Does.FAILS, when=lambda params: params["n"] == 0)
     run = shop.started(db, 4, policy=RuntimePolicy(straggler_wait=timedelta(milliseconds=50)))

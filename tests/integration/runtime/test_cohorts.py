@@ -133,13 +133,13 @@ def test_runs_that_failed_for_now_succeed_later_and_each_effect_still_happened_o
 def test_a_handler_that_hangs_past_its_limit_holds_up_nobody_else(db: Database) -> None:
     never = Event()
     calls: Counter[tuple[str, int]] = Counter()
-    shop = crowd("prepare", lambda: never.wait(5), calls)
-    run = shop.started(db, 12, policy=RuntimePolicy(step_limit=timedelta(seconds=0.2)))
+    shop = crowd("prepare", lambda: never.wait(60), calls)
+    run = shop.started(db, 12, policy=RuntimePolicy(step_limit=timedelta(seconds=1)))
     run.run()
     never.set()
     hung = [row for row in run.runs() if row.status == "paused:transient"]
     assert len(hung) == 3
-    assert all("did not return within 0.2 s" in row.error for row in hung)
+    assert all("did not return within 1 s" in row.error for row in hung)
     assert {event.payload["n"] for event in run.events(shop.receipts)} == GOOD & set(range(12))
 
 
@@ -163,16 +163,16 @@ def test_a_merge_that_hangs_past_its_limit_holds_no_row_and_fails_its_own_run_on
 
     async def merge(current: Any, returned: Any) -> Any:
         if returned["n"] == 2:
-            never.wait(5)
+            never.wait(60)
         return {"sum": (current or {"sum": 0})["sum"] + returned["n"]}
 
     shop = Shop(next=lambda _, prepared, __: prepared.data, merge=merge, concurrency=8)
-    run = shop.started(db, 5, policy=RuntimePolicy(step_limit=timedelta(seconds=0.2)))
+    run = shop.started(db, 5, policy=RuntimePolicy(step_limit=timedelta(seconds=1.5)))
     run.run()
     never.set()
     assert Counter(row.status for row in run.runs()) == {"committed": 4, "paused:transient": 1}
     (hung,) = [row for row in run.runs() if row.status == "paused:transient"]
-    assert "Send.merge did not return within 0.2 s" in hung.error
+    assert "Send.merge did not return within 1.5 s" in hung.error
     assert run.state(shop.workflow, "Send") == {"sum": 0 + 1 + 3 + 4}
 
 

@@ -83,8 +83,8 @@ def failing(db: Database) -> Iterator[Callable[[str, int], list[str]]]:
 
 def test_a_call_that_does_not_return_by_its_operation_s_timeout_is_looked_for(db: Database) -> None:
     shop, never = Shop(), Event()
-    shop.mail.answer = lambda effect: shop.mail.looks or never.wait(3)
-    timeout_of(shop, SHORT)
+    shop.mail.answer = lambda effect: shop.mail.looks or never.wait(60)
+    timeout_of(shop, timedelta(seconds=1))  # the call has to begin in it
     run = shop.started(db)
     run.run()
     never.set()
@@ -101,7 +101,7 @@ def test_a_mutation_whose_time_passed_before_its_call_is_known_not_to_have_been_
 
     def freeze(point: Point) -> None:
         if point is Point.IN_FLIGHT:
-            Event().wait(0.4)
+            Event().wait(SHORT.total_seconds() + 0.1)
 
     with run.at_points(freeze):
         run.run()

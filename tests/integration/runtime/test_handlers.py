@@ -24,7 +24,7 @@ from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Does
 from tests.support.handlers import Shop, each_once, statuses, take_one, the_workflow
 
-QUICK = RuntimePolicy(step_limit=timedelta(seconds=0.2))
+QUICK = RuntimePolicy(step_limit=timedelta(seconds=1))
 
 
 class Clouds(Connector):
@@ -243,7 +243,7 @@ def test_an_interruption_of_the_worker_is_not_taken_for_the_handler_s_failure(db
         raise StopNowError
 
     def interrupt() -> None:
-        inside.wait(5)
+        inside.wait(60)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     shop = Shop(prepare=prepare)
@@ -270,7 +270,7 @@ def test_a_handler_that_hangs_is_left_behind_and_its_late_answer_is_dropped(db: 
         def handler(ctx: Any, *args: Any) -> Any:
             if not hung:
                 hung.append(phase)
-                go_on.wait(5)
+                go_on.wait(60)
             return usual(ctx, *args)
 
         return handler
@@ -294,7 +294,7 @@ def test_a_handler_that_hangs_is_left_behind_and_its_late_answer_is_dropped(db: 
 @pytest.mark.parametrize("does", [Does.HANGS, Does.CRASHES, Does.TIMES_OUT_AFTER])
 def test_a_connector_that_does_not_answer_is_looked_after_and_its_effect_happens_once(db: Database, does: Does) -> None:
     shop = Shop()
-    type(shop.mail).operations()["send"].timeout = timedelta(seconds=0.2)
+    type(shop.mail).operations()["send"].timeout = timedelta(seconds=1)
     shop.mail.will(does)
     run = shop.started(db)
     run.run()
