@@ -1,15 +1,43 @@
-"""An installation for each test module, as the tests with real processes have it."""
+"""An installation whose workers are counted and traced: nothing happens in it but what a test wants to happen."""
 
 from collections.abc import Iterator
 
 import pytest
+from celery import Celery
 
 from pipeline.dev import servers
 from tests.support.cluster import Installation, alone
+from tests.support.wait import wait_for
 
 
 @pytest.fixture(scope="module")
-def installation(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """No node runs yet. What a test starts keeps running for the tests after it, unless it is ended."""
+def _servers(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     with alone(embedded.database_url, tmp_path_factory.mktemp("counted")) as found:
         yield found
+
+
+@pytest.fixture
+def installation(_servers: Installation) -> Iterator[Installation]:
+    """Without nodes, orders, messages or shut gates, however the test before it ended."""
+    _servers.begin_anew()
+    yield _servers
+    _servers.end_nodes()
+
+
+def publish(installation: Installation, count: int) -> None:
+    """Publish orders and ring for them: no beat runs here, and whoever stands in for it takes his time."""
+    installation.publish(count)
+    with Celery(broker=installation.broker_url, set_as_current=False) as outside:
+        outside.send_task(
+            "pipeline.schedule", args=(installation.workflow,), queue="pipeline.schedule", ignore_result=True
+        )
+
+
+def wait_until_done(installation: Installation) -> None:
+    """Until every order has been followed by the event that says so."""
+    wait_for(lambda: _done(installation), within=80, every=0.1, why="all orders done")
+
+
+def _done(installation: Installation) -> bool:
+    (row,) = installation.ask("SELECT count(*) AS done FROM pipeline.events WHERE topic = 'done'")
+    return bool(row.done == len(installation.published))

@@ -10,34 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from celery import Celery
 from sqlalchemy import create_engine, make_url, text
 
-from tests.support.cluster import Installation
+from tests.metrics.conftest import publish, wait_until_done
+from tests.support.cluster import UNHURRIED, Installation
 from tests.support.collector import collecting
 from tests.support.scrapes import Scraped, answering, free_port, scrape
 from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(autouse=True)
-def _alone(installation: Installation) -> Iterator[None]:
-    """What counts in one test has gone before the next."""
-    yield
-    installation.end_nodes()
-
-
-def publish(installation: Installation, count: int) -> None:
-    """Publish orders and ring for them: no beat runs here, and whoever stands in for it takes his time."""
-    installation.publish(count)
-    with Celery(broker=installation.broker_url, set_as_current=False) as outside:
-        outside.send_task("pipeline.schedule", args=("shop",), queue="pipeline.schedule", ignore_result=True)
-
-
-def done(installation: Installation) -> bool:
-    (row,) = installation.ask("SELECT count(*) AS done FROM pipeline.events WHERE topic = 'done'")
-    return bool(row.done == len(installation.published))
 
 
 def told(installation: Installation) -> dict[str, int]:
@@ -96,24 +77,24 @@ def watched(port: int) -> Iterator[list[str]]:
 def test_the_sums_of_recycled_and_killed_children_equal_what_the_database_says(installation: Installation) -> None:
     port, before = free_port(), told(installation)
     options = ("--pool=prefork", "--concurrency=2", "--max-tasks-per-child=3")
-    node = installation.worker(*options, PIPELINE_METRICS_PORT=str(port))
-    answering(port)
+    node = installation.worker(*options, PIPELINE_METRICS_PORT=str(port), **UNHURRIED)
+    answering(port, within=60)
     with watched(port) as fell:
         first = set(node.children())
         publish(installation, 12)
-        wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
+        wait_until_done(installation)
         agree(installation, port, before)
         wait_for(lambda: set(node.children()) - first, why="a child was recycled")
         installation.recorder.shut("next")
         publish(installation, 1)
         installation.recorder.wait_at("next")
-        wait_for(lambda: counted(scrape(port))["claimed"] == since(installation, before)["claimed"], within=10)
+        wait_for(lambda: counted(scrape(port))["claimed"] == since(installation, before)["claimed"])
         (holder,) = {int(run.worker.rpartition(":")[2]) for run in installation.runs() if run.lease_expires_at}
         os.kill(holder, signal.SIGKILL)
-        wait_for(lambda: since(installation, before)["crashed"] == 1, within=20)
+        wait_for(lambda: since(installation, before)["crashed"] == 1)
         installation.recorder.open("next")
         publish(installation, 7)
-        wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
+        wait_until_done(installation)
         agree(installation, port, before)
     assert fell == []
     seen, known = scrape(port), since(installation, before)
@@ -127,27 +108,27 @@ def test_the_sums_of_recycled_and_killed_children_equal_what_the_database_says(i
 
 def test_an_endpoint_answers_while_its_database_is_away(installation: Installation) -> None:
     port, before = free_port(), told(installation)
-    installation.worker("--pool=threads", "--concurrency=4", PIPELINE_METRICS_PORT=str(port))
+    installation.worker("--pool=threads", "--concurrency=4", PIPELINE_METRICS_PORT=str(port), **UNHURRIED)
     publish(installation, 3)
-    wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
+    wait_until_done(installation)
     agree(installation, port, before)
     known = counted(scrape(port))
     with away(installation):
-        wait_for(lambda: scrape(port).sum("pipeline_database_up") == 0, within=20, every=0.2)
+        wait_for(lambda: scrape(port).sum("pipeline_database_up") == 0, every=0.2)
         seen = scrape(port)
         assert counted(seen) == known
         assert "pipeline_workflows" not in seen.samples
-    wait_for(lambda: scrape(port).sum("pipeline_database_up") == 1, within=20, every=0.2)
+    wait_for(lambda: scrape(port).sum("pipeline_database_up") == 1, every=0.2)
 
 
 def test_a_port_that_is_taken_keeps_no_worker_from_working(installation: Installation) -> None:
     port = free_port()
     with socket.create_server(("0.0.0.0", port)):
-        node = installation.worker("--pool=solo", PIPELINE_METRICS_PORT=str(port))
+        node = installation.worker("--pool=solo", PIPELINE_METRICS_PORT=str(port), **UNHURRIED)
         publish(installation, 1)
-        wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
-        assert f"metrics cannot be served on port {port} of 0.0.0.0: another process has it" in node.log.read_text()
-        node.end()
+        wait_until_done(installation)
+        said = f"metrics cannot be served on port {port} of 0.0.0.0: another process has it"
+        wait_for(lambda: said in node.log.read_text())
 
 
 def test_where_nothing_is_scraped_every_process_sends_its_numbers_to_the_collector(installation: Installation) -> None:
@@ -159,9 +140,10 @@ def test_where_nothing_is_scraped_every_process_sends_its_numbers_to_the_collect
             "--max-tasks-per-child=2",
             PIPELINE_OTLP_ENDPOINT=collector.endpoint,
             OTEL_METRIC_EXPORT_INTERVAL="600000",  # nothing goes out but when a process ends
+            **UNHURRIED,
         )
         publish(installation, 4)
-        wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
+        wait_until_done(installation)
         assert node.stop() == 0
         known = since(installation, before)
         for transition, many in (("run.committed", "committed"), ("mutation.applied", "applied")):
@@ -189,7 +171,7 @@ def agree(installation: Installation, port: int, before: dict[str, int]) -> None
         assert counted(scrape(port)) == since(installation, before)
         return True
 
-    wait_for(same, within=10, every=0.2, why="endpoint and database agree")
+    wait_for(same, every=0.2, why="endpoint and database agree")
 
 
 @contextmanager

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.metrics.conftest import _servers, installation
 from tests.support.seen import Seen, seeing
+
+__all__ = ["_servers", "installation"]
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.dev import servers
-from tests.support.cluster import Installation, alone
+from tests.metrics.conftest import publish, wait_until_done
+from tests.support.cluster import UNHURRIED, Installation
 from tests.support.collector import Collector, attributes, collecting
 from tests.support.wait import wait_for
 
@@ -20,20 +20,10 @@ def collector() -> Iterator[Collector]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def installation(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with alone(embedded.database_url, tmp_path_factory.mktemp("traced")) as found:
-        yield found
-
-
-def done(installation: Installation) -> bool:
-    (row,) = installation.ask("SELECT count(*) AS done FROM pipeline.events WHERE topic = 'done'")
-    return bool(row.done == len(installation.published))
-
-
 def traced(collector: Collector, name: str) -> dict[str, str]:
     """The environment of a worker whose spans go out by the flush of a process that ends, and in no other way."""
     return {
+        **UNHURRIED,
         "PIPELINE_OTLP_ENDPOINT": collector.endpoint,
         "OTEL_BSP_SCHEDULE_DELAY": "600000",
         "OTEL_SERVICE_NAME": name,
@@ -51,21 +41,20 @@ def assert_complete(collector: Collector, rows: Sequence[Any]) -> None:
         assert by_name["next"][row.id.hex].parent_span_id == root.span_id
 
 
-def new_runs(installation: Installation, before: Sequence[Any]) -> list[Any]:
-    old = {run.id for run in before}
-    return [run for run in installation.runs() if run.event_ids and run.id not in old]
+def consuming(installation: Installation) -> list[Any]:
+    """The runs that consumed something."""
+    return [run for run in installation.runs() if run.event_ids]
 
 
 def test_nothing_is_lost_when_children_are_recycled_after_every_task(
     installation: Installation, collector: Collector
 ) -> None:
-    before = installation.runs()
     options = ("--pool=prefork", "--concurrency=2", "--max-tasks-per-child=1")
     node = installation.worker(*options, **traced(collector, "the-shop"))
-    installation.publish(5)
-    wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
+    publish(installation, 5)
+    wait_until_done(installation)
     assert node.stop() == 0
-    rows = new_runs(installation, before)
+    rows = consuming(installation)
     assert_complete(collector, rows)
     assert len(collector.processes()) >= 3
     tasks = collector.spans("run/pipeline.prepare")
@@ -75,16 +64,15 @@ def test_nothing_is_lost_when_children_are_recycled_after_every_task(
 
 
 def test_a_trace_goes_on_from_worker_to_worker_of_other_pools(installation: Installation, collector: Collector) -> None:
-    before = installation.runs()
     first, then = "pipeline.prepare,pipeline.schedule", "pipeline.mutate,pipeline.next"
     nodes = [
         installation.worker("--pool=threads", "--concurrency=4", "-Q", first, **traced(collector, "threads")),
         installation.worker("--pool=solo", "-Q", then, **traced(collector, "solo")),
     ]
-    installation.publish(3)
-    wait_for(lambda: done(installation), within=60, every=0.1, why="all orders done")
+    publish(installation, 3)
+    wait_until_done(installation)
     assert [node.stop() for node in nodes] == [0, 0]
-    assert_complete(collector, new_runs(installation, before))
+    assert_complete(collector, consuming(installation))
     services = {span.name: of["service.name"] for of, span in collector.received}
     assert [services[name] for name in PER_RUN] == ["solo", "threads", "solo", "solo", "solo"]
 
@@ -94,12 +82,12 @@ def test_a_child_that_was_killed_is_rescued_in_the_trace_of_its_run(
 ) -> None:
     node = installation.worker("--pool=prefork", "--concurrency=1", **traced(collector, "the-shop"))
     installation.recorder.shut("next")
-    installation.publish(1)
+    publish(installation, 1)
     installation.recorder.wait_at("next")
     node.kill_children()
-    wait_for(lambda: any(run.status == "crashed" for run in installation.runs()), within=30, every=0.1)
+    wait_for(lambda: any(run.status == "crashed" for run in installation.runs()), every=0.1)
     installation.recorder.open("next")
-    wait_for(lambda: done(installation), within=40, every=0.1)
+    wait_until_done(installation)
     assert node.stop() == 0
     (rescue,) = collector.spans("rescue")
     statuses = [
