@@ -19,7 +19,7 @@ from pipeline.store import events, invariants, measures, mutations, runs, views,
 from pipeline.store.database import Database, encoded
 from tests.factories import IN, LEASE, held
 from tests.support import databases
-from tests.support.crowd import WORKFLOW, Crowd
+from tests.support.crowd import WORKFLOW, Crowd, copied
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -182,13 +182,21 @@ EVERYTHING = {**READS, **WRITES, **CHECKS}
 def crowds(embedded: servers.Servers) -> Iterator[Callable[[str], Crowd]]:
     """Databases by name, each made when first asked for: a short history, a long one, a long one and a backlog."""
     made: dict[str, Crowd] = {}
-    sizes = {"short": {"done": FEW}, "long": {"done": MANY}, "backlog": {"done": MANY, "waiting": MANY}}
+    sizes = {"short": FEW, "long": MANY}
+    server = embedded.database_url
     with ExitStack() as stack:
+
+        def make(name: str) -> Crowd:
+            own = f"{name}_{os.getpid()}"
+            if name in sizes:
+                return Crowd(Database.unpooled(stack.enter_context(databases.cloned(server, own))), done=sizes[name])
+            long = get("long")
+            url = stack.enter_context(copied(server, f"long_{os.getpid()}", own))
+            return long.behind(Database.unpooled(url), waiting=MANY)
 
         def get(name: str) -> Crowd:
             if name not in made:
-                url = stack.enter_context(databases.cloned(embedded.database_url, f"{name}_{os.getpid()}"))
-                made[name] = Crowd(Database.unpooled(url), **sizes[name])
+                made[name] = make(name)
             return made[name]
 
         yield get

@@ -5,10 +5,14 @@ through the verbs takes minutes; the invariants hold of it all the same. The pre
 the verbs: runs of every stage, some stopped in doubt, some to be carried forward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
-from sqlalchemy import Row, text
+from sqlalchemy import Row, create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.pool import NullPool
 
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence, RunId
@@ -26,7 +30,7 @@ _HISTORY = (
     """
     CREATE TEMP TABLE done ON COMMIT DROP AS
     SELECT n, pipeline.next_event_id() AS event, pipeline.uuid7() AS run, pipeline.uuid7() AS mutation
-    FROM generate_series(1, :count) AS n
+    FROM generate_series(:first, :last) AS n
     """,
     """
     INSERT INTO pipeline.sessions (id, workflow, finished_at, result)
@@ -59,11 +63,15 @@ _HISTORY = (
 _BACKLOG = """
 WITH fresh AS (
   INSERT INTO pipeline.events (workflow, topic, message_id, key, payload)
-  SELECT :workflow, :topic, 'waiting-' || n, 'customer ' || n % 1000, '{"order": 4711}'
+  SELECT :workflow, :topic, 'waiting-' || gen_random_uuid(), 'customer ' || n % 1000, '{"order": 4711}'
   FROM generate_series(1, :count) AS n RETURNING id, key
 )
 INSERT INTO pipeline.deliveries (event_id, handler_id, key) SELECT id, :handler_id, key FROM fresh
 """
+
+
+#: Rows to a transaction: watermarks of everybody on this server wait for the oldest one that is open.
+_PORTION = 10_000
 
 
 class Crowd:
@@ -76,10 +84,23 @@ class Crowd:
             handler = views.handler(tx, WORKFLOW, "send")
         assert handler is not None
         self.handler_id: int = handler.id
-        self._write(*_HISTORY, count=done)
+        for first in range(0, done, _PORTION):
+            self._write(*_HISTORY, first=first, last=min(first + _PORTION, done) - 1)
         self._live()
-        self._write(_BACKLOG, count=waiting)
-        with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        self._rest(waiting)
+
+    def behind(self, db: Database, waiting: int) -> "Crowd":
+        """The same runs in a copy of the database, with more events that wait."""
+        other = copy(self)
+        other.db = db
+        other._rest(waiting)
+        return other
+
+    def _rest(self, waiting: int) -> None:
+        """Let so many events wait, and then Postgres know what there is."""
+        for _ in range(0, waiting, _PORTION):
+            self._write(_BACKLOG, count=_PORTION)
+        with self.db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("VACUUM (ANALYZE, INDEX_CLEANUP ON)"))
 
     def rows(self, cohort: Sequence[Held], **extra: Any) -> str:
@@ -121,6 +142,19 @@ class Crowd:
         carried = [held(run) for run in self.emitting[:10]]
         with self.db.transaction() as tx:
             stops.stop(tx, [Stopped(held=run, failure=lost) for run in [*doubted, *carried]])
+
+
+@contextmanager
+def copied(server_url: str, source: str, name: str) -> Iterator[str]:
+    """A copy of a database that nobody is connected to, dropped at the end."""
+    admin = create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f'CREATE DATABASE "{name}" TEMPLATE "{source}" STRATEGY FILE_COPY'))
+    try:
+        yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
+    finally:
+        with admin.connect() as connection:
+            connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
 
 
 def _plan(run: Row[Any]) -> Prepared:
