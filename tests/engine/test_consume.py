@@ -75,6 +75,8 @@ class Broken(Good):
 class Slow(Good):
     def process_transaction(self, transaction):
         Path("begun").touch()
+        while Path("held").exists():
+            threading.Event().wait(0.02)
         threading.Event().wait(0.3)
 
 
@@ -117,7 +119,7 @@ class Unhandled(Bad):
 
 class Late(Good):
     def process_transaction(self, transaction):
-        threading.Event().wait(0.5)
+        threading.Event().wait(20)
 
 
 class Homeless(ConsumerMixin):
@@ -316,34 +318,36 @@ def test_on_a_terminal_a_line_tells_how_far_it_is(here: Path) -> None:
     process, terminal = on_a_terminal(here, "Slow")
     shown = read(terminal)
     os.close(terminal)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     assert "2 settled · 0 failed" in shown
     assert "4 settled in 1 batch: 4 succeeded" in shown
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_settles_what_was_fetched_and_ends_well(here: Path, number: int) -> None:
+    (here / "held").touch()  # nothing ends before it was told to
     process, terminal = on_a_terminal(here, "Slow")
-    wait_for(lambda: (here / "begun").exists(), within=30)
+    wait_for(lambda: (here / "begun").exists(), within=90)
     process.send_signal(number)
+    (here / "held").unlink()
     shown = read(terminal)
     os.close(terminal)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     assert "4 succeeded, 0 failed, 0 timed out, 0 left. Ended: stopped." in shown
 
 
 @pytest.mark.parametrize("name", ["Hanging", "Stubborn", "Threads"])
 def test_a_second_signal_leaves_what_hangs_and_says_so(here: Path, name: str) -> None:
     process, terminal = on_a_terminal(here, name)
-    wait_for(lambda: (here / "begun").exists(), within=30)
+    wait_for(lambda: (here / "begun").exists(), within=90)
     begun = time.monotonic()
     process.send_signal(signal.SIGTERM)
     wait_for(lambda: time.monotonic() - begun > 0.3)
     process.send_signal(signal.SIGTERM)
     shown = read(terminal)
     os.close(terminal)
-    assert process.wait(timeout=30) == 1
-    assert time.monotonic() - begun < 20
+    assert process.wait(timeout=60) == 1
+    assert time.monotonic() - begun < 45
     assert "4 left. Ended: stopped." in shown
 
 
@@ -351,7 +355,7 @@ def test_a_signal_during_a_fetch_with_a_limit_ends_well(here: Path) -> None:
     environ = {"PATH": "/bin", "CONSUME_STEPS__FETCH__RETRY__TIMEOUT": "40"}
     command = [str(Path(sys.executable).parent / "pipeline"), "consume", f"tasks_{here.name}:Fetching"]
     with subprocess.Popen(command, cwd=here, env=environ, stdout=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: (here / "begun").exists(), within=30)
+        wait_for(lambda: (here / "begun").exists(), within=90)
         process.send_signal(signal.SIGTERM)
-        told, _ = process.communicate(timeout=20)
+        told, _ = process.communicate(timeout=30)
     assert (process.returncode, "Ended: stopped." in told) == (0, True)
