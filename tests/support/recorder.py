@@ -64,12 +64,20 @@ class Book:
         self.orders: dict[str, str] = {}
         self.obeyed: dict[str, int] = {}
 
-    def write(self, event: str, key: str) -> None:
+    def write(self, event: str, key: str, sender: socket.socket) -> bool:
+        """Write an effect down, unless its sender hung up: it may have been told already that nothing was found."""
         with self._lock:
+            if _gone(sender):
+                return False
             with self._file.open("a") as file:
                 file.write(json.dumps({"event": event, "key": key}) + "\n")
             self.effects.append({"event": event, "key": key})
             self.keys.add(key)
+            return True
+
+    def has(self, key: str) -> bool:
+        with self._lock:
+            return key in self.keys
 
     def order_at(self, point: str, pid: int) -> str:
         """What the process that reaches this point shall do; each order is given once."""
@@ -113,11 +121,12 @@ class Handler(BaseHTTPRequestHandler):
         """The effect. A request whose sender is gone before it was looked at leaves no trace."""
         if not self.book.gates["before"].go_through(self.connection):
             return None
-        self.book.write(event, key)
+        if not self.book.write(event, key, self.connection):
+            return None
         return {"receipt": key} if self.book.gates["after"].go_through(self.connection) else None
 
     def find(self, key: str) -> dict[str, Any]:
-        return {"found": key in self.book.keys}
+        return {"found": self.book.has(key)}
 
     def gate(self, name: str) -> dict[str, Any] | None:
         return {"open": True} if self.book.gates[name].go_through(self.connection) else None
