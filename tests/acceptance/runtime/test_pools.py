@@ -4,9 +4,9 @@ import pytest
 
 from tests.support.cluster import Installation
 
-#: The processes of prefork live as short as they may: long lives are what every other test here has.
+#: The processes of prefork live for a few tasks: long lives are what every other test here has.
 POOLS = {
-    "prefork": ("--pool=prefork", "--concurrency=2", "--max-tasks-per-child=2"),
+    "prefork": ("--pool=prefork", "--concurrency=2", "--max-tasks-per-child=5"),
     "threads": ("--pool=threads", "--concurrency=4"),
     "solo": ("--pool=solo",),
 }
