@@ -6,7 +6,15 @@ the errors a handler may raise. Everything else is imported from where it lives.
 
 from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, Verdict, mutation, read
 from pipeline.domain.errors import AuthError, LogicError, PhaseViolationError, PipelineError, TransientError
-from pipeline.domain.policies import Backoff, FailurePolicy, ReconcilePolicy, Retention, WakePolicy
+from pipeline.domain.policies import (
+    Backoff,
+    BreakerPolicy,
+    FailurePolicy,
+    ReconcilePolicy,
+    Retention,
+    RetryPolicy,
+    WakePolicy,
+)
 from pipeline.runtime.authoring import DeclarationError, Topic, Workflow
 from pipeline.runtime.shown import Event, MutationResult, Prepared, PrepareResult
 
@@ -14,6 +22,7 @@ __all__ = [
     "Applied",
     "AuthError",
     "Backoff",
+    "BreakerPolicy",
     "Call",
     "Connector",
     "DeclarationError",
@@ -29,6 +38,7 @@ __all__ = [
     "ReconcilePolicy",
     "Retention",
     "Retry",
+    "RetryPolicy",
     "Topic",
     "TransientError",
     "Verdict",
