@@ -12,7 +12,10 @@ from pipeline.store.database import Transaction
 
 
 def take(tx: Transaction, name: str, every: timedelta) -> bool:
-    """Whether this caller may run the sweep now: nobody has within three quarters of its period."""
+    """Whether this caller may run the sweep now: nobody has within three quarters of its period.
+
+    A run that Postgres's clock, since set back, put into the future counts as none.
+    """
     return tx.first(store.TAKE_SLOT, name=name, pause=every * 0.75) is not None
 
 

@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from cronsim import CronSim
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.trace import NoOpTracerProvider
 from sqlalchemy import Row
@@ -39,7 +38,7 @@ from pipeline.runtime.contexts import (
     PrepareContext,
     ProducerContext,
 )
-from pipeline.runtime.registry import Registry
+from pipeline.runtime.registry import Registry, first_slot
 from pipeline.runtime.shown import Asked, Event, MutationResult, Prepared, PrepareResult, ResultStatus
 from pipeline.store import views
 from pipeline.store.database import Database
@@ -227,7 +226,7 @@ def slot_after(producer: Producer, slot: datetime, now: datetime) -> datetime:
     if producer.every is not None:
         return next_slot(slot, producer.every, now)
     assert producer.cron is not None
-    return next(CronSim(producer.cron, now))
+    return first_slot(producer.cron, now)
 
 
 def _plan(run: Row[Any], consumer: Consumer, returned: Any, limits: Limits) -> Plan:

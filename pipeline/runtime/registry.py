@@ -5,7 +5,7 @@ import importlib
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
@@ -147,7 +147,7 @@ def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
             kind=HandlerKind.PRODUCER,
             failure_policy=producer.failures,
             schedule=producer.cron or f"every {producer.every}",
-            first_run_at=now if producer.cron is None else next(CronSim(producer.cron, now)),
+            first_run_at=now if producer.cron is None else first_slot(producer.cron, now),
         )
         for producer in workflow.producers.values()
     )
@@ -162,6 +162,11 @@ def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
         on_logic_error=workflow.on_logic_error,
         retention=workflow.retention,
     )
+
+
+def first_slot(cron: str, now: datetime) -> datetime:
+    """The first slot of a cron expression after now, in UTC whatever zone the database shows its times in."""
+    return next(CronSim(cron, now.astimezone(UTC)))
 
 
 def fingerprint(workflow: Workflow) -> str:

@@ -35,10 +35,22 @@ _MOVE_CLOCK = text("SELECT set_config('pipeline.clock_offset', :offset, true)")
 _PASSES = ("08", "25", "40", "53", "55", "57")
 
 
+_MEANINGS = {
+    "25006": "this database is read-only, as a standby is",
+    "55P03": "another transaction holds what this one needs, and does not end; look for old ones in pg_stat_activity",
+}
+
+
 def passes(error: DBAPIError) -> bool:
     """Whether an error of the database is about its state, and not about what it was given."""
     state = getattr(error.orig, "pgcode", None)
     return state is None or state[:2] in _PASSES
+
+
+def plainly(error: DBAPIError) -> str:
+    """What the database said, and what it means where its own words do not tell."""
+    said = str(error.orig).strip()
+    return f"{said} ({meaning})" if (meaning := _MEANINGS.get(getattr(error.orig, "pgcode", None) or "")) else said
 
 
 def is_away(error: DBAPIError) -> bool:

@@ -316,6 +316,15 @@ INVARIANTS: Sequence[Invariant] = (
         """,
         "Start beat, or run the recovery sweep by hand.",
     ),
+    _overdue(
+        "sweeps-ran-in-the-past",
+        "The last run of a sweep lies in the past; one that does not is from before Postgres's clock was set back.",
+        """
+        SELECT 'sweep ' || name AS subject, 'last ran at ' || last_run_at || ', which is yet to come' AS detail
+        FROM pipeline.sweeps WHERE last_run_at > pipeline.clock() + interval '1 minute'
+        """,
+        "Check the clock of Postgres's host, and that beat runs: its next run of the sweep mends this.",
+    ),
 )
 
 

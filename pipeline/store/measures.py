@@ -65,7 +65,7 @@ FROM pipeline.workflows w LIMIT :most
 """)
 
 SWEEPS = text("""
-SELECT name, extract(epoch FROM pipeline.clock() - last_run_at) AS age, coalesce(report, '{}') AS report
+SELECT name, abs(extract(epoch FROM pipeline.clock() - last_run_at)) AS age, coalesce(report, '{}') AS report
 FROM pipeline.sweeps LIMIT :most
 """)
 

@@ -334,8 +334,11 @@ def handlers_by_id(tx: Transaction, handler_ids: Collection[int]) -> dict[int, R
 def late_sweeps(
     tx: Transaction, periods: Mapping[str, timedelta], *, times: float = 3.0, since: timedelta = timedelta.max
 ) -> list[str]:
-    """Sweeps that have not run for so many of their periods; one that never ran is as old as ``since`` says."""
-    last = {row.name: row.age for row in tx.all(_SWEEPS)}
+    """Sweeps that have not run for so many of their periods; one that never ran is as old as ``since`` says.
+
+    A last run in the future is from before the clock was set back, and says as little as one long ago.
+    """
+    last = {row.name: abs(row.age) for row in tx.all(_SWEEPS)}
     return [name for name, every in periods.items() if last.get(name, since) > every * times]
 
 

@@ -3,14 +3,15 @@
 import logging
 import sys
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 from celery import signals
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError, TimeoutError
 
 from pipeline.config import EXIT_AGAIN, EXIT_UNSAFE
 from pipeline.runtime.safety import require_safe
 from pipeline.runtime.sync import sync
+from pipeline.store.database import passes, plainly
 from pipeline.tasks import guardian, metrics, tracing
 from pipeline.tasks.host import host
 from pipeline.telemetry import logs, setup
@@ -28,13 +29,20 @@ def check(sender: Any, **_: Any) -> None:
         metrics.open_(here.settings, pool)
         require_safe(here.db, here.registry, here.settings, pool=pool)
         sync(here.db, here.registry)
-    except OperationalError as error:
-        sys.stderr.write(f"the database cannot be used right now; start this worker again:\n{error.orig}\n")
-        sys.exit(EXIT_AGAIN)
     except Exception as error:  # noqa: BLE001 - Celery would log it and start a worker that cannot do anything
-        sys.stderr.write(f"{error}\n")
-        sys.exit(EXIT_UNSAFE)
+        _end(error)
     here.db.dispose()
+
+
+def _end(error: Exception) -> NoReturn:
+    """With the code that says whether a new start may help, or a person has to change something first."""
+    passing = isinstance(error, DBAPIError) and passes(error)
+    if passing or isinstance(error, OperationalError | TimeoutError):
+        said = plainly(error) if isinstance(error, DBAPIError) else error
+        sys.stderr.write(f"the database cannot be used right now; start this worker again:\n{said}\n")
+        sys.exit(EXIT_AGAIN)
+    sys.stderr.write(f"{error}\n")
+    sys.exit(EXIT_UNSAFE)
 
 
 @signals.worker_process_init.connect

@@ -1,0 +1,90 @@
+"""A clock that was set back, a database in another zone, and workers that start when the database cannot be used."""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, timedelta
+from types import SimpleNamespace
+
+import pytest
+from sqlalchemy import text
+
+from pipeline import Workflow
+from pipeline.config import EXIT_AGAIN
+from pipeline.dev import servers
+from pipeline.execution import slots
+from pipeline.schedules.sweeps import PERIODS
+from pipeline.store import invariants, measures, views
+from pipeline.store.database import Database
+from pipeline.tasks import host, signals
+from pipeline.testing.inline import Inline
+from tests.support import databases
+from tests.support.handlers import Shop
+
+
+@pytest.fixture
+def own(embedded: servers.Servers) -> Iterator[Database]:
+    """A database whose own settings a test may change."""
+    with databases.cloned(embedded.database_url, f"own_{os.getpid()}") as url:
+        yield Database.unpooled(url)
+
+
+def changed(db: Database, setting: str) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(text(f'ALTER DATABASE "{db.engine.url.database}" SET {setting}'))
+
+
+def test_sweeps_go_on_at_once_when_the_clock_of_postgres_is_set_back(db: Database) -> None:
+    run = Shop().inline(db)
+    run.advance(timedelta(hours=1))
+    for name in PERIODS:
+        assert run.sweeps.run(name) is not None
+    db.offset = timedelta(0)
+    with db.transaction() as tx:
+        assert views.late_sweeps(tx, PERIODS) == [*PERIODS]
+        assert all(row.age > 3000 for row in measures.sweeps(tx))
+        assert {finding.invariant for finding in invariants.findings(tx)} == {"sweeps-ran-in-the-past"}
+    assert [name for name in PERIODS if run.sweeps.run(name) is None] == []
+    assert [name for name in PERIODS if run.sweeps.run(name) is not None] == []
+
+
+def test_a_slot_that_a_slightly_younger_transaction_took_is_not_taken_again(db: Database) -> None:
+    every = PERIODS["tick"]
+    db.advance(timedelta(seconds=1))
+    with db.transaction() as tx:
+        assert slots.take(tx, "tick", every)
+    db.offset = timedelta(0)
+    with db.transaction() as tx:
+        assert not slots.take(tx, "tick", every)
+
+
+def test_cron_is_in_utc_whatever_the_zone_of_the_database(own: Database) -> None:
+    changed(own, "timezone = 'America/New_York'")
+    workflow = Workflow("shop")
+    out = workflow.topic("out")
+    workflow.producer(cron="30 6 * * *", publishes=[out])(lambda ctx, state: None)
+    run = Inline(own, [workflow])
+    for _ in range(2):
+        with own.transaction() as tx:
+            row = tx.first(text("SELECT next_run_at FROM pipeline.handlers"))
+        assert row is not None
+        assert row.next_run_at.astimezone(UTC).strftime("%H:%M") == "06:30"
+        run.advance(timedelta(days=1))
+        run.run()
+    assert [each.status for each in run.runs()] == ["committed", "committed"]
+
+
+def test_a_worker_that_finds_the_database_read_only_asks_to_be_started_again(
+    own: Database, embedded: servers.Servers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(own, "default_transaction_read_only = on")
+    for name, value in {
+        "PIPELINE_DATABASE_URL": own.engine.url.render_as_string(hide_password=False),
+        "PIPELINE_BROKER_URL": embedded.broker_url,
+        "PIPELINE_WORKFLOWS": "tests.support.mill",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(host, "_hosts", {})
+    with pytest.raises(SystemExit) as ended:
+        signals.check(SimpleNamespace(pool_cls=SimpleNamespace))
+    assert ended.value.code == EXIT_AGAIN
+    assert "this database is read-only" in capsys.readouterr().err
