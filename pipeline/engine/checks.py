@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pipeline.domain.errors import InvalidInputError
+from pipeline.engine.policies import ConsumerPolicy
+from pipeline.engine.sources import Requires
 
 _FETCHES = {
     "fetch_transactions": ("fetch_transactions_async", "AsyncConsumerMixin"),
@@ -37,6 +39,16 @@ def fetch_of(task: object, source: Any, method: str, extra: Mapping[str, Any]) -
         words = f"{named(found)} cannot be called with what steps.fetch.extra of {_name(task)} names: {problem}."
         raise InvalidInputError(f"{words} Expected the names of its arguments after the first. Nothing was fetched.")
     return found
+
+
+def require_fit(task: object, source: Any, policy: ConsumerPolicy) -> None:
+    """A source may have conditions for a policy: it hears the one that the loop runs with, whoever it came from."""
+    if not isinstance(source, Requires):
+        return
+    if is_async(source.require):
+        words = f"{named(source.require)}, which {_name(task)} calls, is async and would never be awaited"
+        raise InvalidInputError(f"{words}; expected a plain function. Nothing was fetched.")
+    source.require(policy)
 
 
 def require_process(task: Any, unwritten: Callable[..., Any]) -> None:

@@ -123,6 +123,7 @@ class ConsumerMixin(_Consumer):
         """
         chosen, given = policy or self.policy, checks.source_of(self, source)
         fetch = checks.fetch_of(self, given, "fetch_transactions", chosen.steps.fetch.extra)
+        checks.require_fit(self, given, chosen)
         checks.require_process(self, ConsumerMixin.process_transaction)
         checks.require_listener(on_outcome)
         checks.require_no_loop(self, [fetch])
@@ -173,6 +174,7 @@ class AsyncConsumerMixin(_Consumer):
         """
         chosen, given = policy or self.policy, checks.source_of(self, source)
         fetch = checks.fetch_of(self, given, "fetch_transactions_async", chosen.steps.fetch.extra)
+        checks.require_fit(self, given, chosen)
         checks.require_process(self, AsyncConsumerMixin.process_transaction)
         checks.require_listener(on_outcome)
         hooks = self._hooks(chosen, fetch, given)

@@ -10,6 +10,7 @@ arguments, or have none.
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from pipeline.engine.policies import ConsumerPolicy
 from pipeline.engine.transactions import Transaction
 
 
@@ -47,4 +48,13 @@ class TakesBack(Protocol):
 
     def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> Any:
         """It is not done: give it out again, or set it aside."""
+        ...
+
+
+@runtime_checkable
+class Requires(Protocol):
+    """A source that cannot be consumed with every policy, such as one that gives out again what took too long."""
+
+    def require(self, policy: ConsumerPolicy, /) -> None:
+        """Raise ``InvalidInputError`` where it cannot. Called before a loop fetches, with the policy it runs with."""
         ...

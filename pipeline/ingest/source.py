@@ -33,9 +33,19 @@ class StreamSource:
     """
 
     def __init__(self, queue: RedisStreamsQueue, policy: ConsumerPolicy, *, recovers: bool = False) -> None:
-        require_room_to_live(queue, policy, recovers=recovers)
         self._queue, self._recovers = queue, recovers
+        #: Where items were promised an end, somebody may recover them: no loop may then work without one.
+        self._is_bounded = recovers or not math.isinf(longest_life(policy))
         self._poison: PoisonError | None = None
+        self.require(policy)
+
+    def require(self, policy: ConsumerPolicy, /) -> None:
+        """Refuse a policy under which an entry could be claimed while a worker is still at it, or delivered to nobody.
+
+        The engine asks with the policy of each loop: the one given here may be changed by a file, the
+        environment or an argument.
+        """
+        require_room_to_live(self._queue, policy, is_bounded=self._is_bounded)
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> list[Transaction]:
         """At most so many items, waiting for the first as the queue is set to, or for ``block_ms``.
@@ -85,6 +95,10 @@ class AsyncStreamSource:
     def __init__(self, queue: RedisStreamsQueue, policy: ConsumerPolicy, *, recovers: bool = False) -> None:
         self._source = StreamSource(queue, policy, recovers=recovers)
 
+    def require(self, policy: ConsumerPolicy, /) -> None:
+        """Refuse a policy that the stream cannot bear."""
+        self._source.require(policy)
+
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> list[Transaction]:
         """At most so many items."""
         return await asyncio.to_thread(self._source.fetch_transactions, batch_size, **extra)
@@ -107,11 +121,11 @@ def longest_life(policy: ConsumerPolicy) -> float:
     return one * math.ceil(loop.batch.size / loop.concurrency.value)
 
 
-def require_room_to_live(queue: RedisStreamsQueue, policy: ConsumerPolicy, *, recovers: bool) -> None:
+def require_room_to_live(queue: RedisStreamsQueue, policy: ConsumerPolicy, *, is_bounded: bool) -> None:
     """Refuse settings under which an entry could be claimed while a worker is still at it."""
     idle, life = queue.config.claim_idle_ms / 1000, longest_life(policy)
     if math.isinf(life):
-        if recovers:
+        if is_bounded:
             raise InvalidInputError(
                 "Nothing bounds how long an item may take, so none can be told to be left behind; expected "
                 "loop.transaction_timeout, or timeouts for process and success, and a timeout for exception."
