@@ -5,6 +5,7 @@ keeps watch: what surfaces late is not undone, people are told. The next look is
 one begins, so a look that takes its worker down has already been counted.
 """
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -19,14 +20,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from pipeline.connectors.readings import pause
 from pipeline.connectors.sdk import Applied as Found
 from pipeline.connectors.sdk import Call, NotFound, Operation, Retry
-from pipeline.domain.errors import PipelineError, QuietPeriodError
+from pipeline.domain.errors import QuietPeriodError
 from pipeline.domain.failures import classify
 from pipeline.domain.ids import MutationId
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.mutations import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import Applied, Failed, Person
 from pipeline.engine.executor import StepExecutor
-from pipeline.execution import mutations
+from pipeline.execution import looks, mutations
 from pipeline.runtime.outcomes import clean, storable, told
 from pipeline.runtime.phases import SILENT
 from pipeline.runtime.registry import Registry
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 _WATCH_AGAIN = timedelta(minutes=10)  #: at most, after a look of the watch that told nothing or did not end
 _NO_TIME = timedelta(0)
-_LEFT_FOR = timedelta(seconds=30)  #: until a look is tried again that this worker had no code for
-_NOBODY_KNOWS = timedelta(hours=1)
 WATCH = Person(name="watch", reason="it was looked for again after it had been settled")
 
 
@@ -54,7 +53,16 @@ class Reconciler:
     limits: Limits = DEFAULT_LIMITS
 
     def look(self, mutation_id: MutationId) -> Report:
-        """Look once, if a look is due and the code to look with is here."""
+        """Look once, if a look is due and the code to look with is here. One that breaks makes way for the others."""
+        try:
+            return self._look(mutation_id)
+        except Exception as error:
+            with contextlib.suppress(SQLAlchemyError), self.db.transaction() as tx:
+                for row in views.mutations(tx, [mutation_id]):
+                    self._leave(tx, row, f"a look could not be taken: {classify(error).message}")
+            raise
+
+    def _look(self, mutation_id: MutationId) -> Report:
         report = Report()
         with self.db.transaction() as tx:
             rows = views.mutations(tx, [mutation_id])
@@ -63,7 +71,7 @@ class Reconciler:
             row = rows[0]
             if self._is_strange(tx, row):
                 report.add("strange")
-                self._leave(tx, row)
+                self._leave(tx, row, f"no worker that knows the workflow {row.workflow!r} has looked")
                 return report
         operation = self.registry.operation(row.connector, row.operation)
         if row.status == MutationStatus.NEEDS_RECONCILE:
@@ -78,15 +86,12 @@ class Reconciler:
         registered = views.workflow(tx, row.workflow)
         return ours is None or (registered is not None and registered.version > ours.version)
 
-    def _leave(self, tx: Transaction, row: Row[Any]) -> None:
+    def _leave(self, tx: Transaction, row: Row[Any], why: str) -> None:
         """Let another worker look, and others of other workflows first; when none does for long, ask a person."""
-        mutation_id = MutationId(row.id)
-        if row.status != MutationStatus.NEEDS_RECONCILE:
-            mutations.watch(tx, mutation_id, _WATCH_AGAIN)
-        elif row.doubted_at is not None and tx.clock() - row.doubted_at > _NOBODY_KNOWS and not row.reconcile_attempts:
-            mutations.escalate(tx, [mutation_id], f"no worker that knows the workflow {row.workflow!r} has looked")
+        if row.status == MutationStatus.NEEDS_RECONCILE:
+            looks.leave(tx, row, why)
         else:
-            mutations.postpone(tx, mutation_id, after=_LEFT_FOR)
+            mutations.watch(tx, MutationId(row.id), _WATCH_AGAIN)
 
     def _reconcile(self, row: Row[Any], operation: Operation[Any] | None) -> int:
         mutation_id = MutationId(row.id)
@@ -108,13 +113,15 @@ class Reconciler:
         mutation_id = MutationId(row.id)
         watch = operation.policy.watch if operation is not None else ()
         with self.db.transaction() as tx:
-            booked = mutations.watch(tx, mutation_id, min(_WATCH_AGAIN, *watch))
+            booked = mutations.watch(tx, mutation_id, min((_WATCH_AGAIN, *watch)))
+            if booked is None:
+                return 0
+            if operation is None or operation.look is None:
+                looks.unwatch(tx, row, f"{row.connector}.{row.operation} is gone from the code, or can look no more")
+                return 0
             is_over = tx.clock() - row.resolved_at > max(watch, default=_NO_TIME) * 2
-        if booked is None:
-            return 0
-        can_look = operation is not None and operation.look is not None
         with self._seen(row, row.watched + 1) as note:
-            verdict = self._ask(booked, operation) if operation is not None and can_look else NotFound()
+            verdict = self._ask(booked, operation)
             _tell(note, row, verdict)
         with self.db.transaction() as tx:
             if isinstance(verdict, Found):
@@ -166,7 +173,7 @@ class Reconciler:
                     return  # too early to prove anything, so it does not count against the budget either
                 if isinstance(verdict, Retry) and (wait := pause(verdict.after)) is not None:
                     mutations.postpone(tx, mutation_id, after=wait)
-        except (PipelineError, SQLAlchemyError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the budget ends it
             log.info("mutation %s is not settled yet: %s", mutation_id, error)
         if row.reconcile_attempts >= operation.policy.max_attempts:
             self._escalate(mutation_id, f"asked {row.reconcile_attempts} times without an answer")
@@ -197,7 +204,7 @@ def _tell(note: Callable[[str, Any], None], row: Row[Any], verdict: Any) -> None
         metrics.note("pipeline.reconcile.looks", about)
 
 
-def _following(operation: Operation[Any] | None, watched: int) -> timedelta | None:
+def _following(operation: Operation[Any], watched: int) -> timedelta | None:
     """How long until the look after this one; None when its spans are over."""
-    spans = operation.policy.watch if operation is not None else ()
+    spans = operation.policy.watch
     return spans[watched + 1] - spans[watched] if watched + 1 < len(spans) else None

@@ -10,18 +10,37 @@ from pipeline.store.database import Transaction
 
 Rows = Sequence[Row[Any]]
 
+#: Each kind has its own share, so that neither can keep the other waiting.
 _DUE = text("""
-SELECT id FROM (
-  SELECT id, next_reconcile_at AS due_at FROM pipeline.mutations
-  WHERE status = 'needs_reconcile' AND next_reconcile_at <= pipeline.clock()
-  UNION ALL
-  SELECT id, watch_at FROM pipeline.mutations WHERE watch_at <= pipeline.clock()
-) due ORDER BY due_at LIMIT :limit
+(SELECT id FROM pipeline.mutations WHERE status = 'needs_reconcile' AND next_reconcile_at <= pipeline.clock()
+ ORDER BY next_reconcile_at LIMIT :limit)
+UNION ALL
+(SELECT id FROM pipeline.mutations WHERE watch_at <= pipeline.clock() ORDER BY watch_at LIMIT :limit)
+""")
+
+_LAST_ACT = text("""
+SELECT act, at, evidence FROM pipeline.audit
+WHERE mutation_id = :mutation_id AND act = ANY(CAST(:acts AS text[])) ORDER BY id DESC LIMIT 1
 """)
 
 _BREAKERS = text("""
 SELECT b.*, b.probe_at IS NOT NULL AND b.probe_at <= pipeline.clock() AS is_due FROM pipeline.breakers b
 WHERE b.closed_at IS NULL ORDER BY b.connector, b.operation
+""")
+
+#: Operations by name. No index knows them, so among the newest rows; what is open, and every breaker, besides.
+_OPERATIONS = text("""
+SELECT connector, operation FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) newest
+UNION
+SELECT connector, operation FROM (
+  SELECT m.connector, m.operation FROM pipeline.workflows w CROSS JOIN LATERAL (
+    SELECT * FROM pipeline.mutations m
+    WHERE m.workflow = w.name AND m.status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')
+    ORDER BY m.id LIMIT :recent
+  ) m
+) open
+UNION
+SELECT connector, operation FROM pipeline.breakers ORDER BY connector, operation
 """)
 
 #: What a person may settle, with the events it is about.
@@ -50,13 +69,23 @@ WHERE r.id = :run_id ORDER BY o.id LIMIT 1
 
 
 def due(tx: Transaction, *, limit: int = 100) -> list[UUID]:
-    """Mutations whose next look is due: those in doubt, and those that are still watched."""
+    """Mutations whose next look is due: so many of those in doubt, then so many of those that are still watched."""
     return [row.id for row in tx.all(_DUE, limit=limit)]
+
+
+def last_act(tx: Transaction, mutation_id: UUID, acts: Sequence[str]) -> Row[Any] | None:
+    """The last of these acts on a mutation that the audit knows."""
+    return tx.first(_LAST_ACT, mutation_id=mutation_id, acts=list(acts))
 
 
 def breakers(tx: Transaction) -> Rows:
     """Every open breaker, and whether a probe of it is due."""
     return tx.all(_BREAKERS)
+
+
+def operations(tx: Transaction, *, recent: int) -> list[tuple[str, str]]:
+    """Connector and operation of the newest rows, of what is open, and of every breaker there ever was."""
+    return [(row.connector, row.operation) for row in tx.all(_OPERATIONS, recent=recent)]
 
 
 def instead(tx: Transaction, run_id: UUID) -> Row[Any] | None:
