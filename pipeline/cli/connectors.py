@@ -1,20 +1,23 @@
 """``pipeline connectors``, ``pipeline breakers`` and ``pipeline plan``: what would be sent, and through what."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy.exc import DBAPIError
 
 from pipeline.cli import lists, shown
 from pipeline.client import names
 from pipeline.config import Settings
 from pipeline.connectors.sdk import Operation
-from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaError
 from pipeline.execution import breakers as verbs
 from pipeline.runtime.plan import Planner, counts
-from pipeline.store import ledger
+from pipeline.runtime.registry import Registry
+from pipeline.store import ledger, listings
 from pipeline.store.database import Database
 
 
@@ -25,17 +28,22 @@ class Switch(StrEnum):
     CLOSE = "close"
 
 
-def connectors(as_json: shown.AsJson = False) -> None:
-    """List connectors with their operations, and how well the outcome of each can be known."""
-    rows = [
+def connectors(context: typer.Context, recent: shown.Recent = 100_000, as_json: shown.AsJson = False) -> None:
+    """List operations, and how well the outcome of each can be known; without their code, those of the ledger."""
+    known = _known()
+    rows: list[tuple[object, ...]] = [
         (connector.name, name, _kind(operation), operation.timeout, operation.settle if operation.is_mutation else "")
-        for connector in shown.registry().connectors.values()
+        for connector in known.connectors.values()
         for name, operation in sorted(type(connector).operations().items())
     ]
+    others = [name for name in _used(context.obj, known, recent) if known.operation(*name) is None]
+    _say_strange(others, known)
     columns = ("connector", "operation", "grade", "timeout", "settle")
     if as_json:
+        rows += [(*name, None, None, None) for name in others]
         shown.as_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
+    rows += [(*name, "not known here", "", "") for name in others]
     lists.listed(names.many(len(rows), "operation"), columns, rows)
 
 
@@ -46,8 +54,10 @@ def plan(
     as_json: shown.AsJson = False,
 ) -> None:
     """Show which requests a workflow would send for what is pending. Nothing is reserved and nothing is sent."""
-    settings = Settings.load(os.environ)
-    planner = Planner(context.obj, shown.registry(), step_limit=settings.step_time_limit)
+    settings, known = Settings.load(os.environ), shown.registry()
+    if workflow not in known.workflows:
+        _refuse_elsewhere(context.obj, workflow)
+    planner = Planner(context.obj, known, step_limit=settings.step_time_limit)
     planned = planner.plan(workflow, most=most)
     if as_json:
         shown.as_json({"requests": [asdict(item) for item in planned], "counts": counts(planned)})
@@ -117,6 +127,62 @@ def breaker(
         shown.as_json({"operation": operation, "act": switch, "is_changed": changed})
     else:
         shown.say(f"{operation}: {switch}" if changed else f"{operation} was not open")
+
+
+def _known() -> Registry:
+    """The code that is here; none when it cannot be imported, and then why."""
+    try:
+        return shown.registry()
+    except PipelineError as error:
+        typer.echo(str(error), err=True)
+        return Registry()
+
+
+def _used(database: Database, known: Registry, recent: int) -> list[tuple[str, str]]:
+    """What the ledger and the breakers name. With code here, a list of what it has needs no database."""
+    try:
+        with database.transaction() as tx:
+            found, is_partial = ledger.operations(tx, recent=recent), listings.has_older(tx, "mutations", recent)
+    except (DBAPIError, SchemaError) as error:
+        if not known.connectors:
+            raise
+        said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+        typer.echo(f"The ledger cannot be asked; only what the code here has is listed. {said}", err=True)
+        return []
+    if is_partial:
+        looked = names.many(recent, "row")
+        typer.echo(
+            f"Only the newest {looked} of the ledger were looked through; --recent looks further back.", err=True
+        )
+    return found
+
+
+def _say_strange(others: Sequence[tuple[str, str]], known: Registry) -> None:
+    """Say whose code is not here: whoever stops everything must know that the list may lack something."""
+    is_here = bool(known.connectors or known.workflows)
+    if not is_here and not others:
+        raise InvalidInputError(
+            "No workflow's code is here, and the ledger knows no operation. Ask where PIPELINE_WORKFLOWS names it."
+        )
+    if not is_here:
+        typer.echo(
+            "No workflow's code is here (PIPELINE_WORKFLOWS): these are the operations of the ledger and of breakers. "
+            "One that was never used is not among them.",
+            err=True,
+        )
+    elif others:
+        spelt = ", ".join(".".join(name) for name in others)
+        typer.echo(f"The code here does not have {spelt}; the ledger or a breaker does.", err=True)
+
+
+def _refuse_elsewhere(database: Database, workflow: str) -> None:
+    """Say that the code is not here, if there is such a workflow; a name that nobody knows is refused as such."""
+    with database.transaction() as tx:
+        names.workflow(tx, workflow)
+    raise InvalidInputError(
+        f"The code of workflow {workflow!r} is not here, and a plan runs it. Plan where PIPELINE_WORKFLOWS names its "
+        "module, as for a worker that runs it."
+    )
 
 
 def _kind(operation: Operation[Any]) -> str:

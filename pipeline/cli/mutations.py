@@ -122,12 +122,21 @@ def approve(
     mutation: Which,
     reason: shown.Reason = "",
     by: shown.By = "",
+    unseen: Annotated[
+        bool, typer.Option("--unseen", help="Although its parameters cannot be shown here, without its code.")
+    ] = False,
     as_json: shown.AsJson = False,
 ) -> None:
     """Allow exactly the request that `pipeline mutations ID` shows. One that changed meanwhile is not sent."""
     bell = shown.Bell()
     desk = _desk(context, bell)
     question = desk.question(_id(desk, mutation))
+    if question.is_hidden and not unseen:
+        raise InvalidInputError(
+            f"What {question.connector}.{question.operation} would send cannot be shown here, because its code is not "
+            "here. Look at it and allow it where PIPELINE_WORKFLOWS names the code, or allow it unseen with --unseen. "
+            "Nothing was changed."
+        )
     desk.approve(question, shown.person(by, reason))
     follows = f"{question.title}: exactly this request is sent, once."
     _said(question.id, "approved", follows, bell, as_json=as_json)

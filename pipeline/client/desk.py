@@ -64,6 +64,7 @@ class Question:
     quiet_until: datetime | None  #: before this instant "did not happen" is refused: it may still be travelling
     can_try_again: bool
     message_ids: tuple[str, ...]
+    is_hidden: bool  #: its operation is not known here, so nobody can see what it asks for
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -268,6 +269,7 @@ class Desk:
             quiet_until=row.quiet_until if row.is_quiet else None,
             can_try_again=row.reconcilable and row.status == MutationStatus.INDETERMINATE,
             message_ids=tuple(row.message_ids or ()),
+            is_hidden=found is None and bool(params),
         )
 
 

@@ -185,7 +185,7 @@ def test_what_becomes_due_is_rung_for_at_once_and_a_broker_that_is_away_is_said(
     row = scenes.a_request_to_allow(db)
     with own_broker(tmp_path / "broker") as broker_url, redis.Redis.from_url(broker_url) as client:
         told = typed(database_url, broker_url, "resume", "billing")
-        approved = typed(database_url, broker_url, "approve", str(row.id), "-m", "fine")
+        approved = typed(database_url, broker_url, "approve", str(row.id), "-m", "fine", "--unseen")
         rung = [client.llen(queue) for queue in ("pipeline.schedule", "pipeline.mutate")]
     assert ("The broker was told." in told.stdout, "The broker was told." in approved.stdout) == (True, True), (
         told.stderr

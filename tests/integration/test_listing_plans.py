@@ -74,6 +74,7 @@ LOOKS: Mapping[str, Asked] = {
     ),
     "approvals": (listings._APPROVALS, lambda _: {"workflow": None, "limit": 100}),
     "surfaced": (listings._SURFACED, lambda _: {"limit": 100}),
+    "operations": (ledger._OPERATIONS, lambda _: {"recent": RECENT}),
     "questions": (
         ledger._QUESTIONS,
         lambda _: {
