@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Row
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
 from pipeline.connectors.sdk import Call, Operation
 from pipeline.domain.errors import LogicError, StaleWriteError
@@ -39,7 +39,7 @@ from pipeline.runtime.policy import RuntimePolicy
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked, request_hash
 from pipeline.store import views
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import Database, Transaction, passes
 from pipeline.telemetry import cohorts, spans
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class Mutator:
         calls.launch(flight.held.run_id, flights.called, function, flight, call, ends_at=call.ends_at)
 
     def record(self, ended: Sequence[_Ended]) -> None:
-        """Write outcomes down, again and again while the database is away: they exist nowhere else.
+        """Write outcomes down, again and again while the database does not take them: they exist nowhere else.
 
         After a lease's time somebody else has taken the runs for dead, and finds out in another way.
         """
@@ -162,8 +162,8 @@ class Mutator:
             try:
                 with self.db.transaction() as tx:
                     settled, stopped = self._write(tx, ended)
-            except (OperationalError, InterfaceError) as error:
-                if pause is None:
+            except (DBAPIError, TimeoutError) as error:
+                if pause is None or not _is_away(error):
                     raise
                 log.warning("%d answers could not be written down, trying again: %s", len(ended), error)
                 threading.Event().wait(pause)
@@ -289,6 +289,12 @@ class Mutator:
         found = self.registry.operation(connector, operation)
         assert found is not None
         return found
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether the database may take later what it refuses now: gone, read-only, or every connection is taken."""
+    is_known = isinstance(error, OperationalError | InterfaceError | TimeoutError)
+    return is_known or (isinstance(error, DBAPIError) and passes(error))
 
 
 def _stopped(ended: Sequence[Ended]) -> None:
