@@ -86,11 +86,15 @@ SELECT
 
 _MAY_BE_TAKEN = """d.offered_to IS NULL AND NOT d.declined
     AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())"""
+#: A workflow that a person, a block or maintenance holds back starts nothing: more workers would only wait.
+_MAY_START = """EXISTS (SELECT FROM pipeline.workflows w
+    WHERE w.name = h.workflow AND w.desired = 'active' AND NOT w.maintenance)
+  AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = h.workflow AND b.closed_at IS NULL)"""
 
 #: Consumers of one topic: the index alone counts, and the first row that may be taken is the oldest.
 BACKLOG = text(f"""
 SELECT h.workflow, s.topic, h.name AS handler, waiting.number,
-  coalesce(extract(epoch FROM pipeline.clock() - e.created_at), 0) AS age
+  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - e.created_at), 0) ELSE 0 END AS age
 FROM pipeline.handlers h
 JOIN (SELECT workflow, handler_id, min(topic) AS topic FROM pipeline.subscriptions
       GROUP BY workflow, handler_id HAVING count(*) = 1) s ON s.workflow = h.workflow AND s.handler_id = h.id
@@ -108,7 +112,7 @@ WHERE NOT h.retired
 #: Consumers of several topics: what waits longest, event by event.
 BACKLOG_MIXED = text(f"""
 SELECT h.workflow, s.topic, h.name AS handler, coalesce(waiting.number, 0) AS number,
-  coalesce(extract(epoch FROM pipeline.clock() - waiting.oldest), 0) AS age
+  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.oldest), 0) ELSE 0 END AS age
 FROM pipeline.handlers h JOIN pipeline.subscriptions s ON s.workflow = h.workflow AND s.handler_id = h.id
 LEFT JOIN LATERAL (
   SELECT e.topic, count(*) AS number, min(e.created_at) FILTER (WHERE d.may_be_taken) AS oldest

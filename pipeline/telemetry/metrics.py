@@ -113,6 +113,13 @@ _COUNTED = (
         "from the first doubt about a mutation until it was settled: `applied`, `failed` or `skipped`",
         (*PATIENT, 604_800.0),
     ),
+    Metric(
+        "pipeline.publish.refused",
+        COUNTER,
+        "{message}",
+        ("kind",),
+        "messages that no worker could work on, moved to `pipeline.refused` for a person, by why",
+    ),
     Metric("pipeline.sweep.duration", HISTOGRAM, "s", ("sweep",), "one pass of a sweep", QUICK),
 )
 
@@ -168,7 +175,13 @@ _GAUGES = (
         "pipeline.runs", GAUGE, "{run}", ("workflow", "phase", "status"), "runs that are not over, or to be carried on"
     ),
     Metric("pipeline.backlog.events", GAUGE, "{event}", _CONSUMER, "events that wait, counted up to a bound"),
-    Metric("pipeline.backlog.age", GAUGE, "s", _CONSUMER, "age of the oldest event that may be taken now"),
+    Metric(
+        "pipeline.backlog.age",
+        GAUGE,
+        "s",
+        _CONSUMER,
+        "age of the oldest event that may be taken now; 0 while its workflow is held back",
+    ),
     Metric("pipeline.leases", GAUGE, "{run}", ("state",), "runs that a worker holds (`held`) or lost (`lapsed`)"),
     Metric("pipeline.mutations.open", GAUGE, "{mutation}", (*_EFFECT, "status"), "mutations that are not settled"),
     Metric("pipeline.mutations.oldest", GAUGE, "s", (*_EFFECT, "status"), "age of the oldest that is not settled"),
