@@ -12,6 +12,7 @@ from uuid import UUID
 from sqlalchemy import Row, text
 
 from pipeline.store.database import Transaction, encoded
+from pipeline.store.ordering import is_listened_to, is_near, key_is_free
 
 Rows = Sequence[Row[Any]]
 Cohort = Sequence[Mapping[str, Any]]
@@ -53,6 +54,7 @@ SET phase = {phase}, fence = r.fence + 1, lease_expires_at = pipeline.clock() + 
 FROM free, pipeline.handlers h
 WHERE r.id = free.id AND h.id = r.handler_id
 RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered, h.low_watermark, h.next_run_at,
+          h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unheard,
           free.mutation_status, free.mutation_result, pipeline.clock() AS now
 """
 
@@ -75,27 +77,31 @@ CLAIM_NEXT = text(
     )
 )
 
-INSERT_SLICED = text("""
+_AVAILABLE = "d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())"
+_FREE = key_is_free(ordered=":ordered", handler=":handler_id", workflow=":workflow")
+
+#: Each run gets what nobody declined, filled up with what was: of an ordered key all that stands before it, and
+#: never a slice in which nothing is new.
+INSERT_SLICED = text(f"""
 WITH fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
-  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL
-    AND (:ordered OR NOT d.declined)
-    AND d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
-    AND NOT (:ordered AND d.key IS NOT NULL AND EXISTS (
-      SELECT FROM pipeline.deliveries o
-      WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
-        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
-        AND o.event_id <> d.event_id
-        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
-             OR (o.event_id < d.event_id AND o.available_at > pipeline.clock()))))
+  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND NOT d.declined
+    AND {_AVAILABLE} AND {_FREE}
+    AND {is_near(ordered=":ordered", handler=":handler_id", batch=":batch")} AND {is_listened_to(ordered=":ordered")}
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
 ), declined AS (
   SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
-  WHERE NOT :ordered AND d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.declined
-    AND d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+  WHERE (NOT :ordered OR d.key IS NULL) AND d.handler_id = :handler_id AND d.status = 'pending'
+    AND d.offered_to IS NULL AND d.declined AND {_AVAILABLE}
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
+), before_fresh AS (
+  SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
+  WHERE :ordered AND d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.declined
+    AND {_AVAILABLE} AND {_FREE} AND d.key IN (SELECT key FROM fresh)
+    AND ((SELECT count(*) FROM fresh) < :window OR d.event_id < (SELECT max(event_id) FROM fresh))
+  ORDER BY d.event_id FOR UPDATE OF d
 ), candidates AS (
-  SELECT * FROM fresh UNION ALL SELECT * FROM declined
+  SELECT * FROM fresh UNION ALL SELECT * FROM declined UNION ALL SELECT * FROM before_fresh
 ), grouped AS (
   SELECT event_id, declined, suspect,
     CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key WHEN suspect THEN 'alone ' || event_id ELSE 'slice ' ||
@@ -107,7 +113,8 @@ WITH fresh AS (
 ), slices AS (
   SELECT pipeline.uuid7() AS id, slice, array_agg(event_id ORDER BY event_id) AS event_ids,
          bool_or(suspect) AS suspect
-  FROM placed WHERE place <= :batch GROUP BY slice ORDER BY bool_and(declined), min(event_id) LIMIT :count
+  FROM placed WHERE place <= :batch GROUP BY slice HAVING NOT (:ordered AND bool_and(declined))
+  ORDER BY bool_and(declined), min(event_id) LIMIT :count
 ), created AS (
   INSERT INTO pipeline.runs (id, workflow, handler_id, session_id, offered, dispatched_at, traceparent)
   SELECT s.id, :workflow, :handler_id, :session_id, s.event_ids, pipeline.clock(),
@@ -172,10 +179,12 @@ wanted AS MATERIALIZED (
   WHERE d.event_id = m.event_id AND d.handler_id = m.handler_id
   RETURNING d.event_id
 ), unused AS MATERIALIZED (
-  SELECT c.id, c.handler_id, c.events = '{{}}' AS took_nothing, offered.event_id
+  SELECT c.id, c.handler_id, c.events = '{{}}' AS took_nothing, offered.event_id,
+    (SELECT ordered FROM pipeline.handlers WHERE id = c.handler_id) AS ordered
   FROM complete c, unnest(c.offered) AS offered(event_id) WHERE offered.event_id <> ALL(c.events)
 ), handed_back AS (
-  UPDATE pipeline.deliveries d SET offered_to = NULL, declined = u.took_nothing, xid = pg_current_xact_id()
+  UPDATE pipeline.deliveries d SET offered_to = NULL, xid = pg_current_xact_id(),
+    declined = u.took_nothing AND {is_listened_to(ordered="u.ordered")}
   FROM unused u WHERE d.event_id = u.event_id AND d.handler_id = u.handler_id AND d.offered_to = u.id
 ), rested AS (
   UPDATE pipeline.handlers h
@@ -234,9 +243,23 @@ WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'active' AND lease_expires_at 
 
 #: A message reached a worker that could do nothing with it: the next tick rings again, not only when silence is over.
 UNHEARD = text("""
-UPDATE pipeline.runs r SET dispatched_at = NULL FROM pipeline.handlers h
+UPDATE pipeline.runs r SET dispatched_at = NULL, worker = NULL FROM pipeline.handlers h
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND h.id = r.handler_id
   AND r.workflow || chr(31) || h.name <> ALL(CAST(:known AS text[])) RETURNING r.id
+""")
+
+#: As it was handed back: nothing reserved, no message under way, and no worker that has had it since.
+TAKE_BACK = text("""
+WITH unheard AS (
+  SELECT r.id FROM pipeline.runs r
+  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.phase IN ('pending', 'preparing')
+    AND r.lease_expires_at IS NULL AND r.dispatched_at IS NULL AND r.worker IS NULL
+  ORDER BY r.id FOR NO KEY UPDATE OF r
+)
+UPDATE pipeline.runs r
+SET status = 'paused:transient', error = :error, error_type = 'Unheard', finished_at = pipeline.clock()
+FROM unheard, pipeline.handlers h WHERE r.id = unheard.id AND h.id = r.handler_id
+RETURNING r.*, h.name AS handler
 """)
 
 LOCK_TO_STOP = text("""
@@ -245,6 +268,23 @@ JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.
 WHERE r.status = 'active'
   AND (r.fence = x.fence OR (x.fence IS NULL AND r.lease_expires_at < pipeline.clock()))
 ORDER BY r.id FOR NO KEY UPDATE OF r
+""")
+
+#: The run of a retired handler that keeps an event, and what it takes to end it.
+LEFT_BEHIND = text("""
+SELECT r.id FROM pipeline.handlers h JOIN pipeline.deliveries d ON d.event_id = :event_id AND d.handler_id = h.id
+JOIN pipeline.runs r ON r.id = d.run_id
+WHERE h.workflow = :workflow AND h.name = :handler AND h.retired AND d.status IN ('reserved', 'skipped')
+  AND (r.finished_at IS NULL OR r.retry_pending)
+""")
+LOCK_LEFT_BEHIND = text("""
+SELECT r.*, m.status AS mutation_status FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+WHERE r.id = :id AND (r.finished_at IS NULL OR r.retry_pending) FOR NO KEY UPDATE OF r
+""")
+GIVE_UP = text("""
+UPDATE pipeline.runs SET status = CASE WHEN status = 'active' THEN 'failed:internal' ELSE status END, error = :error,
+  error_type = 'Retired', finished_at = coalesce(finished_at, pipeline.clock()), retry_pending = false, retry_at = NULL
+WHERE id = :id AND lease_expires_at IS NULL AND (status = 'active' OR retry_pending) RETURNING *
 """)
 
 STANDINGS = text("""

@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Row, text
 
 from pipeline.store.database import Transaction
+from pipeline.store.ordering import is_listened_to, is_near, key_is_free
 
 Rows = Sequence[Row[Any]]
 
@@ -26,18 +27,13 @@ JOIN pipeline.runs r ON r.id = m.run_id WHERE m.id = ANY(CAST(:ids AS uuid[])) O
 
 #: What a run that runs alone may see: everything pending. For an ordered consumer an event waits
 #: while another run holds an event of its key, or an earlier one is backing off.
-_PEEK = text("""
+_WORKFLOW_OF_HANDLER = "(SELECT workflow FROM pipeline.handlers WHERE id = :handler_id)"
+_PEEK = text(f"""
 SELECT e.*, d.failures FROM (
   SELECT d.event_id, d.failures FROM pipeline.deliveries d
   WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > :low_watermark
     AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
-    AND NOT (:ordered AND d.key IS NOT NULL AND EXISTS (
-      SELECT FROM pipeline.deliveries o
-      WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
-        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
-        AND o.event_id <> d.event_id
-        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
-             OR (o.event_id < d.event_id AND o.available_at > pipeline.clock()))))
+    AND {key_is_free(ordered=":ordered", handler=":handler_id", workflow=_WORKFLOW_OF_HANDLER)}
   ORDER BY d.event_id
 ) d CROSS JOIN LATERAL (
   SELECT * FROM pipeline.events e WHERE e.id = d.event_id AND e.topic = :topic OFFSET 0
@@ -96,18 +92,24 @@ SELECT m.id FROM pipeline.blocks b JOIN pipeline.runs r ON r.id = b.run_id
 JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE b.workflow = :workflow AND b.kind = 'reconciliation' AND b.closed_at IS NULL ORDER BY m.id
 """)
-_IN_THE_AIR = text("""
-SELECT count(*) FROM pipeline.runs WHERE workflow = :workflow AND finished_at IS NULL AND status = 'active'
+#: Of a run: the code still has its handler. What is left of one that is gone waits for a person, and for nobody else.
+_IS_KEPT = "EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND NOT h.retired)"
+_IN_THE_AIR = text(f"""
+SELECT count(*) FROM pipeline.runs r
+WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'active' AND {_IS_KEPT}
 """)
 
 #: Facts of every handler of a workflow for the scheduler, each found by an index on what is open.
-_DUE_FACTS = text("""
+_DUE_FACTS = text(f"""
 SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.ordered,
   p.oldest_pending_id,
   CASE WHEN h.idle_snapshot IS NULL THEN (
     SELECT true FROM pipeline.deliveries d
     WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
       AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+      AND {key_is_free(ordered="h.ordered", handler="h.id", workflow="h.workflow")}
+      AND (w.concurrency = 1 OR {is_near(ordered="h.ordered", handler="h.id", batch="h.batch")})
+      AND (w.concurrency = 1 OR {is_listened_to(ordered="h.ordered")})
     ORDER BY d.event_id LIMIT 1)
   ELSE (
     SELECT true FROM pipeline.deliveries d
@@ -125,6 +127,10 @@ SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at
     WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id
       AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
       AND (m.id IS NULL OR m.status IN ('applied', 'failed'))) AS has_retry,
+  h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unheard,
+  h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND EXISTS (
+    SELECT FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
+      AND r.status = 'active') AS is_tried,
   pipeline.clock() AS now
 FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
 CROSS JOIN LATERAL (
@@ -141,23 +147,18 @@ WHERE r.workflow = :workflow AND r.retry_pending AND (r.retry_at IS NULL OR r.re
   AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
 ORDER BY r.id LIMIT :limit
 """)
-_WAITING = text("""
+_WAITING = text(f"""
 SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed')) AND {_IS_KEPT}
 UNION ALL
 SELECT r.id FROM pipeline.runs r
-WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'paused:approval'
+WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'paused:approval' AND {_IS_KEPT}
 """)
 _CARRIED = text("SELECT retry_of FROM pipeline.runs WHERE retry_of = ANY(CAST(:ids AS uuid[]))")
 _HANDLERS_BY_ID = text("SELECT id, workflow, name, kind FROM pipeline.handlers WHERE id = ANY(:ids)")
 _SWEEPS = text("SELECT name, pipeline.clock() - last_run_at AS age, report FROM pipeline.sweeps")
 _LAPSED = text("""
 SELECT id FROM pipeline.runs WHERE finished_at IS NULL AND lease_expires_at < pipeline.clock() ORDER BY id LIMIT :limit
-""")
-_UNHELD = text("""
-SELECT * FROM pipeline.runs
-WHERE finished_at IS NULL AND status = 'active' AND lease_expires_at IS NULL
-  AND (dispatched_at IS NULL OR dispatched_at < pipeline.clock() - :silence) ORDER BY id LIMIT :limit
 """)
 _DUE_MUTATIONS = text("""
 SELECT * FROM pipeline.mutations WHERE status = 'needs_reconcile' AND next_reconcile_at <= pipeline.clock()
@@ -300,7 +301,7 @@ def blocking_mutations(tx: Transaction, workflow: str) -> list[UUID]:
 
 
 def runs_in_the_air(tx: Transaction, workflow: str) -> int:
-    """How many runs of a workflow are active."""
+    """How many places of a workflow are taken: its active runs, of handlers that its code still has."""
     row = tx.first(_IN_THE_AIR, workflow=workflow)
     assert row is not None
     return int(row[0])
@@ -345,11 +346,6 @@ def late_sweeps(
 def lapsed_runs(tx: Transaction, *, limit: int = 100) -> list[UUID]:
     """Runs whose worker has stopped extending its lease."""
     return [row.id for row in tx.all(_LAPSED, limit=limit)]
-
-
-def unheld_runs(tx: Transaction, *, silence: Any, limit: int = 100) -> Rows:
-    """Active runs nobody holds and whose last message is older than ``silence``."""
-    return tx.all(_UNHELD, silence=silence, limit=limit)
 
 
 def due_mutations(tx: Transaction, *, limit: int = 100) -> Rows:

@@ -1,0 +1,51 @@
+"""When an event of an ordered consumer may be looked at: conditions on a delivery ``d``, told once for every statement.
+
+Each takes SQL expressions for what the statement knows of the consumer. A consumer without order passes them all.
+"""
+
+
+def key_is_free(*, ordered: str, handler: str, workflow: str) -> str:
+    """Nobody holds the key: no event of it is reserved or offered, and none before this one backs off.
+
+    A skipped event holds its key until the run that tells ``next`` of it has committed. Such runs are few, so the
+    keys are found by way of them; the delivery itself looks like any that was skipped long ago.
+    """
+    return f"""(NOT {ordered} OR d.key IS NULL OR (NOT EXISTS (
+      SELECT FROM pipeline.deliveries o
+      WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
+        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
+        AND o.event_id <> d.event_id
+        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
+             OR (o.event_id < d.event_id AND o.available_at > pipeline.clock())))
+    AND NOT coalesce(d.key = ANY(ARRAY(
+      SELECT (SELECT s.key FROM pipeline.deliveries s
+              WHERE s.event_id = i.event_id AND s.handler_id = {handler} AND s.status = 'skipped')
+      FROM (
+        SELECT event_ids, mutation_outcome FROM pipeline.runs
+        WHERE workflow = {workflow} AND handler_id = {handler} AND finished_at IS NULL
+        UNION ALL
+        SELECT event_ids, mutation_outcome FROM pipeline.runs
+        WHERE workflow = {workflow} AND handler_id = {handler} AND retry_pending
+      ) r CROSS JOIN LATERAL unnest(r.event_ids) AS i(event_id) WHERE r.mutation_outcome = 'skipped')), false)))"""
+
+
+def is_near(*, ordered: str, handler: str, batch: str) -> str:
+    """It would be in the slice that its key offers next.
+
+    Behind as many declined events of its key as a slice holds it would not, and offering those again is no news to
+    anybody. They are read once for a statement, and looked up by key.
+    """
+    return f"""(NOT {ordered} OR d.key IS NULL OR d.event_id <= coalesce(CAST((
+      SELECT jsonb_object_agg(k.key, k.last_id) FROM (
+        SELECT o.key, (array_agg(o.event_id ORDER BY o.event_id))[{batch}] AS last_id FROM pipeline.deliveries o
+        WHERE o.handler_id = {handler} AND o.status = 'pending' AND o.declined AND o.offered_to IS NULL
+          AND o.key IS NOT NULL
+        GROUP BY o.key HAVING count(*) >= {batch}
+      ) k) ->> d.key AS bigint), 9223372036854775807))"""
+
+
+def is_listened_to(*, ordered: str) -> str:
+    """The consumer is subscribed to its topic: one that no run can see stands in nobody's way."""
+    return f"""(NOT {ordered} OR (SELECT true FROM pipeline.events t JOIN pipeline.subscriptions s
+      ON s.workflow = t.workflow AND s.topic = t.topic
+      WHERE t.id = d.event_id AND s.handler_id = d.handler_id) IS NOT NULL)"""
