@@ -15,7 +15,7 @@ from pipeline.config import EXIT_WAITING, Settings, SettingsError
 from pipeline.dev import servers
 from pipeline.domain.errors import PipelineError, SchemaError
 from pipeline.store import migrate
-from pipeline.store.database import Database, Transaction, is_away, passes
+from pipeline.store.database import Database, Transaction, is_away, passes, plainly
 from pipeline.telemetry import setup
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _words(error: DBAPIError) -> str:
-    said = str(error.orig).strip()
+    said = plainly(error)
     if is_away(error):
         return (
             f"The database cannot be reached: {said}. "

@@ -18,7 +18,7 @@ from pipeline.config import database_url_of
 from pipeline.domain.errors import PipelineError
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.engine.steps import Steps, TimedOutError
-from pipeline.store.database import Database, passes
+from pipeline.store.database import Database, passes, plainly
 from pipeline.telemetry import contexts
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class DatabaseClient:
         except TimedOutError as error:
             raise UnavailableError(f"The database did not answer in time. {_UNKNOWN}") from error
         except DBAPIError as error:
-            words = str(error.orig).strip()
+            words = plainly(error)
             if passes(error):
                 raise UnavailableError(f"The database cannot be used: {words}. {_UNKNOWN}") from error
             raise RefusedError(f"The database refused the events: {words}. Nothing was published.") from error
@@ -140,6 +140,7 @@ class _Bounded:
 
         def send() -> None:
             with contexts.kept():
-                app.send_task(name, queue=_QUEUE, ignore_result=True, retry=False, **how)
+                # JSON, whatever the service's own tasks use: our workers read nothing else
+                app.send_task(name, queue=_QUEUE, serializer="json", ignore_result=True, retry=False, **how)
 
         self.run(send)

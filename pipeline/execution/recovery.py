@@ -7,14 +7,15 @@ is wrong, and releasing it silently would hide that.
 
 import logging
 from dataclasses import dataclass
+from datetime import timedelta
 
 from sqlalchemy.exc import DBAPIError
 
 from pipeline.domain.errors import PipelineError
 from pipeline.execution import sessions, stops, workflows
 from pipeline.execution.stops import Ended
-from pipeline.store import views
-from pipeline.store.database import Database
+from pipeline.store import silence, views
+from pipeline.store.database import SHORT_LOCK_WAIT, Database, is_locked_out
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +46,32 @@ def recover_crashed_runs(db: Database, *, limit: int = 100, chance: float = 0.0)
     with db.transaction() as tx:
         lapsed = views.lapsed_runs(tx, limit=limit)
     ended: list[Ended] = []
+    held_up = False
     for run_id in lapsed:
         try:
             with db.transaction() as tx:
+                if held_up:
+                    tx.wait_at_most(SHORT_LOCK_WAIT)
                 ended.extend(stops.rescue(tx, [run_id], chance=chance))
-        except (PipelineError, DBAPIError):
+        except (PipelineError, DBAPIError) as error:
+            held_up |= is_locked_out(error)
             log.exception("run %s cannot be rescued", run_id)
     return tuple(ended)
+
+
+def recover_unheard_runs(db: Database, *, patience: timedelta) -> int:
+    """Take back runs that no worker takes, one workflow after the other; their places are free for others."""
+    with db.transaction() as tx:
+        found = silence.unheard_runs(tx, patience=patience)
+    taken = 0
+    for workflow in sorted({row.workflow for row in found}):
+        ids = [row.id for row in found if row.workflow == workflow]
+        try:
+            with db.transaction() as tx:
+                taken += len(stops.take_back(tx, ids))
+        except (PipelineError, DBAPIError):
+            log.exception("runs of workflow %r cannot be taken back", workflow)
+    return taken
 
 
 def recover_unfinished_sessions(db: Database, *, limit: int = 100) -> int:

@@ -12,12 +12,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Row
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
 from pipeline.domain.errors import StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
@@ -36,7 +37,7 @@ from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked
 from pipeline.runtime.speeds import Speeds
 from pipeline.store import measures
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import SHORT_LOCK_WAIT, Database, Transaction, is_locked_out, passes
 from pipeline.telemetry import cohorts, spans
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,9 @@ Verb = Callable[[Transaction, Sequence[P]], Landing[Row[Any]]]
 #: Made before a worker forks, so that its processes share it and no process of another worker has it:
 #: host names and process ids are not unique across containers.
 _WORKER = secrets.token_hex(4)
+
+
+_WAITING_SECONDS = 10  #: for the runs of a cohort that wait one by one for what another transaction holds
 
 
 def process_name(pid: int | None = None) -> str:
@@ -151,10 +155,9 @@ class Runner:
             try:
                 reach(point)
                 yield claims
-            except (OperationalError, InterfaceError):
-                raise
             except Exception as error:
-                self._give_up([item for item in mine if self.leases.holds(item)], error)
+                if not _is_nobodys_fault(error) and not is_locked_out(error):
+                    self._give_up([item for item in mine if self.leases.holds(item)], error)
                 raise
             finally:
                 self.leases.drop(mine)
@@ -174,31 +177,51 @@ class Runner:
     ) -> Sequence[Row[Any]]:
         """Record what a cohort decided, in one transaction; each run that is refused stops by itself.
 
-        What one run made the verb choke on (a merge that raises, a value over its limit) is found by writing the
-        runs one by one. A database that cannot be reached is nobody's fault and is not asked again.
+        What one run made the verb choke on (a merge that raises, a value over its limit, an event that another
+        transaction is publishing) is found by writing the runs one by one. A database that cannot be reached is
+        nobody's fault and is not asked again.
         """
         try:
             return self._record(verb, items, failed, rest)
-        except (OperationalError, InterfaceError):
-            raise
-        except Exception:
+        except Exception as error:
+            if _is_nobodys_fault(error):
+                raise
             log.exception("a cohort of %d runs could not be written together; one by one", len(items))
-        landed = [row for item in items for row in self._alone(verb, item)]
-        self._record(verb, (), failed, rest)
+            held_up = is_locked_out(error)
+        landed, later = self._one_by_one(verb, items, held_up=held_up)
+        self._record(verb, (), failed, [*rest, *later])
         return landed
 
-    def _alone(self, verb: Verb[P], item: P) -> Sequence[Row[Any]]:
-        try:
-            return self._record(verb, [item], (), ())
-        except (OperationalError, InterfaceError):
-            raise
-        except Exception as error:  # noqa: BLE001 - what cannot be written is this run's failure
-            return self._record(verb, (), [Stopped(held=item.held, failure=classify(error))], ())
+    def _one_by_one(
+        self, verb: Verb[P], items: Sequence[P], *, held_up: bool
+    ) -> tuple[Sequence[Row[Any]], Sequence[Held]]:
+        """Write each run by itself: what landed, and what is given back because others took all the time waiting."""
+        landed: list[Row[Any]] = []
+        ends_at = time.monotonic() + _WAITING_SECONDS
+        for number, item in enumerate(items):
+            if held_up and time.monotonic() > ends_at:
+                return landed, [later.held for later in items[number:]]
+            try:
+                landed += self._record(verb, [item], (), (), SHORT_LOCK_WAIT if held_up else None)
+            except Exception as error:
+                if _is_nobodys_fault(error):
+                    raise
+                held_up |= is_locked_out(error)
+                failure = _locked_out(error) if is_locked_out(error) else classify(error)
+                self._record(verb, (), [Stopped(held=item.held, failure=failure)], ())
+        return landed, []
 
     def _record(
-        self, verb: Verb[P], items: Sequence[P], failed: Sequence[Stopped], rest: Sequence[Held]
+        self,
+        verb: Verb[P],
+        items: Sequence[P],
+        failed: Sequence[Stopped],
+        rest: Sequence[Held],
+        lock_wait: timedelta | None = None,
     ) -> Sequence[Row[Any]]:
         with self.db.transaction() as tx:
+            if lock_wait is not None:
+                tx.wait_at_most(lock_wait)
             landing: Landing[Row[Any]] = verb(tx, items) if items else Landing(landed=())
             refused = [
                 Stopped(held=item.held, failure=classify(landing.refused[item.held.run_id]))
@@ -257,6 +280,22 @@ class Runner:
             run.handler_id: self.phases.merge(self.registry.consumer(run.workflow, run.handler)) for run in claimed
         }
         return {handler: merge for handler, merge in found.items() if merge is not None}
+
+
+def _is_nobodys_fault(error: Exception) -> bool:
+    """Whether the database cannot be used now, by any run. A lock is kept only from those that need it."""
+    if is_locked_out(error):
+        return False
+    passing = isinstance(error, DBAPIError) and passes(error)
+    return passing or isinstance(error, OperationalError | InterfaceError | TimeoutError)
+
+
+def _locked_out(error: Exception) -> Failure:
+    words = (
+        "another transaction holds what this run needs to write, such as the message id of an event it publishes, and "
+        "does not end; look for old ones in pg_stat_activity"
+    )
+    return replace(classify(error), message=words)
 
 
 def _stopped(ended: Sequence[Ended]) -> None:

@@ -5,12 +5,14 @@ sent costs a sweep period, not an event. Everything is decided under the workflo
 read there, so schedulers at once are one after the other and offer nothing twice.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Row
+from sqlalchemy.exc import DBAPIError
 
 from pipeline.domain.runs import Phase
 from pipeline.domain.scheduling import HandlerFacts, Reason, cohort_size, due, priority
@@ -20,8 +22,10 @@ from pipeline.execution.starts import Started
 from pipeline.runtime.points import Point, reach
 from pipeline.schedules.report import Message, Report
 from pipeline.store import views
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import Database, Transaction, is_locked_out, plainly
 from pipeline.telemetry import spans
+
+log = logging.getLogger(__name__)
 
 Send = Callable[[Message], object]
 
@@ -54,15 +58,25 @@ class Scheduler:
         self.db, self.send, self.lease, self.most, self.per_run = db, send, lease, most, per_run
 
     def schedule(self, workflows: Iterable[str]) -> Report:
-        """Start everything that is due in these workflows."""
+        """Start all that is due in these workflows. What another transaction holds waits for the next call."""
         report = Report()
         for workflow in workflows:
-            for _ in range(_PASSES):
-                started = self._pass(workflow)
-                report.add("runs", started)
-                if not started:
-                    break
+            try:
+                self._passes(workflow, report)
+            except DBAPIError as error:
+                if not is_locked_out(error):
+                    raise
+                log.warning("nothing can be started in workflow %r now: %s", workflow, plainly(error))
+                report.add("held")
         return report
+
+    def _passes(self, workflow: str, report: Report) -> None:
+        """Start what is due until nothing is, or others should have a turn."""
+        for _ in range(_PASSES):
+            started = self._pass(workflow)
+            report.add("runs", started)
+            if not started:
+                return
 
     def _pass(self, workflow: str) -> int:
         """Start the most urgent due handler of a workflow. Returns how many runs that made."""
@@ -87,7 +101,8 @@ class Scheduler:
 
     def _start(self, tx: Transaction, workflow: str, reason: Reason, row: Row[Any]) -> Started:
         if reason is Reason.RETRY:
-            return starts.retry(tx, views.retryable_runs(tx, workflow, handler_id=row.id, limit=self.most))
+            most = 1 if row.is_unheard else self.most
+            return starts.retry(tx, views.retryable_runs(tx, workflow, handler_id=row.id, limit=most))
         if reason is not Reason.EVENTS:
             return starts.start(tx, workflow, row.name, alone=True)
         backlog = views.backlog(tx, row.id, limit=self.most * row.batch)
@@ -95,7 +110,7 @@ class Scheduler:
         # half the places at most: two processes share the work evenly, and none waits for one large cohort
         share = max(1, -(-row.concurrency // 2))
         count = cohort_size(slices, share, per_run=self.per_run(row.id), lease=self.lease, most=self.most)
-        return starts.start(tx, workflow, row.name, count=max(1, count))
+        return starts.start(tx, workflow, row.name, count=1 if row.is_unheard else max(1, count))
 
     def _ring(self, started: Sequence[Row[Any]]) -> None:
         for message in messages_for(started, self.db):
@@ -140,4 +155,5 @@ def facts_of(row: Row[Any]) -> HandlerFacts:
         has_unseen=row.has_unseen,
         has_retry=row.has_retry,
         oldest_pending_id=row.oldest_pending_id,
+        is_tried=row.is_tried,
     )

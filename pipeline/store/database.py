@@ -5,7 +5,7 @@ once it has committed, and never spans a call to the outside world.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -27,7 +27,13 @@ _NOTICES_SILENCE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
+#: Somebody's transaction that holds a lock and does not end must not hold up a whole installation.
+LOCK_WAIT = timedelta(seconds=10)
+SHORT_LOCK_WAIT = timedelta(milliseconds=500)  #: once such a transaction was met
 _LARGEST_PART = 32 * 1024 * 1024  #: characters; Postgres takes eight times as much
+_WAIT_AT_MOST = text("SELECT set_config('lock_timeout', :wait, true)")
+#: What the role, the database or PGOPTIONS say about it is meant, and stays.
+_WAIT_FOR_LOCKS = "SELECT set_config('lock_timeout', %s, false) WHERE current_setting('lock_timeout') = '0'"
 _MOVE_CLOCK = text("SELECT set_config('pipeline.clock_offset', :offset, true)")
 
 
@@ -51,6 +57,11 @@ def plainly(error: DBAPIError) -> str:
     """What the database said, and what it means where its own words do not tell."""
     said = str(error.orig).strip()
     return f"{said} ({meaning})" if (meaning := _MEANINGS.get(getattr(error.orig, "pgcode", None) or "")) else said
+
+
+def is_locked_out(error: BaseException) -> bool:
+    """Whether another transaction held what was needed for longer than this one was to wait."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, "pgcode", None) == "55P03"
 
 
 def is_away(error: DBAPIError) -> bool:
@@ -90,6 +101,10 @@ class Transaction:
         now: datetime = row[0]
         return now
 
+    def wait_at_most(self, wait: timedelta) -> None:
+        """From now on, wait no longer than this for any one lock."""
+        self.all(_WAIT_AT_MOST, wait=_milliseconds(wait))
+
     def announce(self, name: str, **fields: Any) -> None:
         """Queue a line about a transition, to be said once it is true. An unknown name is a bug, found here."""
         lines.check(name)
@@ -120,8 +135,11 @@ class Database:
         self.offset = offset
 
     @classmethod
-    def connect(cls, url: str, *, pool_size: int = 5) -> Self:
-        """A pool that survives a restart of Postgres: a dead connection is replaced before use."""
+    def connect(cls, url: str, *, pool_size: int = 5, lock_wait: timedelta = LOCK_WAIT) -> Self:
+        """A pool that survives a restart of Postgres: a dead connection is replaced before use.
+
+        A statement waits for any one lock no longer than ``lock_wait``.
+        """
         engine = create_engine(
             url,
             pool_size=pool_size,
@@ -131,12 +149,15 @@ class Database:
             connect_args={"application_name": "pipeline", "connect_timeout": 10, **_NOTICES_SILENCE},
         )
         event.listen(engine, "connect", _tuned)
+        event.listen(engine, "connect", _waiting(lock_wait))
         return cls(engine)
 
     @classmethod
     def unpooled(cls, url: str) -> Self:
         """One connection per transaction, closed after it: for commands and for tests that fork."""
-        return cls(create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": 10}))
+        engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": 10})
+        event.listen(engine, "connect", _waiting(LOCK_WAIT))
+        return cls(engine)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -166,6 +187,21 @@ def _tuned(connection: Any, _: object) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET jit = off; SET enable_seqscan = off")
     connection.commit()
+
+
+def _waiting(lock_wait: timedelta) -> Callable[[Any, object], None]:
+    """What lets new connections wait for a lock no longer than this."""
+
+    def bounded(connection: Any, _: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(_WAIT_FOR_LOCKS, (_milliseconds(lock_wait),))
+        connection.commit()
+
+    return bounded
+
+
+def _milliseconds(wait: timedelta) -> str:
+    return f"{max(1, wait // timedelta(milliseconds=1))}ms"
 
 
 def encoded(rows: Sequence[Mapping[str, Any]]) -> str:

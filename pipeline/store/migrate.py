@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 _ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext('pipeline.migrations'))")
+#: A migration waits for whoever works with its tables, unless its role or PGOPTIONS say otherwise.
+_PATIENTLY = text("SET LOCAL lock_timeout TO DEFAULT")
 #: A statement planned while its table was empty stays a sequential scan until the next ANALYZE.
 _ANALYZE = text("ANALYZE")
 _IS_MIGRATED = text(f"SELECT to_regclass('{SCHEMA}.alembic_version') IS NOT NULL")
@@ -30,6 +32,7 @@ def upgrade(db: Database, revision: str = "head") -> str:
     from alembic import command
 
     with db.engine.begin() as connection:
+        connection.execute(_PATIENTLY)
         connection.execute(_ONE_AT_A_TIME)
         command.upgrade(_config(connection), revision)
         connection.execute(_ANALYZE)
@@ -41,6 +44,7 @@ def downgrade(db: Database, revision: str) -> None:
     from alembic import command
 
     with db.engine.begin() as connection:
+        connection.execute(_PATIENTLY)
         connection.execute(_ONE_AT_A_TIME)
         command.downgrade(_config(connection), revision)
 

@@ -14,7 +14,7 @@ from pipeline.runtime.registry import Registry
 from pipeline.runtime.runner import Runner
 from pipeline.schedules.scheduler import Scheduler
 from pipeline.schedules.sweeps import Sweeps, periods
-from pipeline.store.database import Database
+from pipeline.store.database import LOCK_WAIT, Database
 from pipeline.tasks import chains
 
 _random = secrets.SystemRandom()
@@ -29,7 +29,9 @@ class Host:
 
     @cached_property
     def db(self) -> Database:
-        return Database.connect(self.settings.database_url, pool_size=self.settings.pool_size)
+        settings = self.settings
+        wait = min(LOCK_WAIT, settings.lease / 4)  # a write that waits for a lock must not cost its runs their leases
+        return Database.connect(settings.database_url, pool_size=settings.pool_size, lock_wait=wait)
 
     @cached_property
     def registry(self) -> Registry:
