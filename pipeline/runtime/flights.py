@@ -31,6 +31,7 @@ class Flight:
     connector: Connector
     operation: Operation[Any]
     ends_at: float  #: on the monotonic clock; nothing may be sent after it, whatever froze this process meanwhile
+    asleep: float  #: what ``asleep`` said when that time began
     landed_at: float  #: on the monotonic clock, when its commit had returned: never earlier than ``sent_at``
     asked_at: datetime | None = None  #: of its look, by the database's clock, rather too early than too late
     overdue: bool = False
@@ -45,10 +46,24 @@ class Flight:
     def name(self) -> OperationName:
         return self.mutation.connector, self.mutation.operation
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the time to send it has passed, counting what the machine slept meanwhile."""
+        return time.monotonic() + asleep() - self.asleep >= self.ends_at
+
+
+def asleep() -> float:
+    """For how many seconds this machine was suspended since it booted, which the monotonic clock does not count.
+
+    Zero where the platform does not tell.
+    """
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return 0.0 if clock is None else time.clock_gettime(clock) - time.monotonic()
+
 
 def called(function: Callable[..., Any], flight: Flight, call: Call) -> Any:
     """Call the outside system, unless the time for it has passed."""
-    if not call.remaining:
+    if not call.remaining or (not flight.looks and flight.is_late):
         refuse_late()
     with spans.inside(flight.span):
         answer = function(flight.connector, call, **flight.operation.given(flight.mutation.params))

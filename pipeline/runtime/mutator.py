@@ -97,7 +97,7 @@ class Mutator:
         The deadline counts from before the commit, so it is never later than the one in the ledger: a process
         that was frozen in between finds it passed, and sends nothing for a run that was settled without it.
         """
-        begun = time.monotonic()
+        begun, asleep = time.monotonic(), flights.asleep()
         by_id = {item.run.id: item.run for item in wave}
         fresh = [self._request(item.run, item.asked) for item in wave if item.asked is not None]
         approved = [held(item.run) for item in wave if item.asked is None]
@@ -115,11 +115,14 @@ class Mutator:
         waiting = [held(by_id[row.run_id]) for row in landed if row.status == MutationStatus.PENDING]
         self.leases.drop([*waiting, *barred])
         sent = [row for row in landed if row.status == MutationStatus.IN_FLIGHT]
-        return [self._flight(row, held(by_id[row.run_id]), begun, probes) for row in sent]
+        made = [self._flight(row, held(by_id[row.run_id]), begun, asleep) for row in sent]
+        for flight in made:
+            flight.probes = flight.name in probes
+        return made
 
     def begin_again(self, resting: Sequence[Flight]) -> list[Flight]:
         """Count another attempt and give it a new deadline, before it goes."""
-        begun = time.monotonic()
+        begun, asleep = time.monotonic(), flights.asleep()
         by_id = {flight.held.run_id: flight for flight in resting}
         with self.db.transaction() as tx:
             landed = mutations.resend(tx, [flight.held for flight in resting]).landed
@@ -127,7 +130,7 @@ class Mutator:
         reach(Point.IN_FLIGHT)
         for row in landed:
             flight = by_id[row.run_id]
-            flight.mutation, flight.landed_at = row, landed_at
+            flight.mutation, flight.landed_at, flight.asleep = row, landed_at, asleep
             flight.ends_at = begun + flight.operation.timeout.total_seconds()
         return [by_id[row.run_id] for row in landed]
 
@@ -145,7 +148,7 @@ class Mutator:
         flight.asked_at = flight.mutation.sent_at + since if flight.looks else None
         if self.leases.is_lost(flight.held):
             function, flight.unsent = flights.refuse_lost, True
-        elif not flight.looks and time.monotonic() >= flight.ends_at:
+        elif not flight.looks and flight.is_late:
             function, flight.unsent = flights.refuse_late, True
         elif not flight.looks:
             call = Call(idempotency_key=flight.mutation.idempotency_key, ends_at=flight.ends_at)
@@ -273,7 +276,7 @@ class Mutator:
             needs_approval=bool((run.prepare_result or {}).get("approval")),
         )
 
-    def _flight(self, row: Row[Any], item: Held, begun: float, probes: set[OperationName]) -> Flight:
+    def _flight(self, row: Row[Any], item: Held, begun: float, asleep: float) -> Flight:
         operation = self._operation(row.connector, row.operation)
         return Flight(
             held=item,
@@ -281,8 +284,8 @@ class Mutator:
             connector=self.registry.connectors[row.connector],
             operation=operation,
             ends_at=begun + operation.timeout.total_seconds(),
+            asleep=asleep,
             landed_at=time.monotonic(),
-            probes=(row.connector, row.operation) in probes,
         )
 
     def _operation(self, connector: str, operation: str) -> Operation[Any]:
