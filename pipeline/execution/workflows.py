@@ -4,7 +4,8 @@ A person's wish and the system's blocks are kept apart: neither overwrites the o
 set with the failure that causes it; the task that asks somebody to mend the code follows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -23,42 +24,62 @@ from pipeline.store.database import Transaction, encoded
 #: More runs or events at once than this is a mistake, not a plan.
 _MOST = 100_000
 
+#: How many releases of one version are told apart: more do not run side by side.
+_REMEMBERED = 20
 
-def register(tx: Transaction, spec: WorkflowSpec) -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """How a registration went."""
+
+    version: int  #: that is registered now
+    is_older: bool = False  #: than what was registered before: nothing was taken away
+    is_new_code: bool = False  #: other code of this version, or of a higher one, than was registered last
+    given_back: tuple[str, ...] = ()  #: in words, what older code has and newer code had taken away
+
+
+def register(tx: Transaction, spec: WorkflowSpec) -> Registered:
     """Bring workflow, topics, handlers and subscriptions in line with what the code declares.
 
     A person's pause, blocks, states and maintenance are left as they are. A handler that is gone
     from the code is retired, never deleted. A consumer that joins a topic with ``earliest`` gets
     every event that topic has ever had. New code may want what the old one declined: it looks again.
+
+    Older code takes nothing away, and gets back what newer code had taken from it: events that are
+    published while it serves must reach its handlers. Of a lower version, it changes nothing else. Of
+    the same version, as while a release rolls out or after it was rolled back, its settings hold.
     """
     _check(spec)
+    tx.all(store.LOCK_REGISTRATION, name=spec.name)
     _refuse_other_kind(tx, spec)
     before = views.workflow(tx, spec.name)
-    resubscribed = _declared(spec) != views.subscribed(tx, spec.name)
+    is_lower = before is not None and before.version > spec.version
+    is_older = is_lower or (before is not None and _was_replaced(before, spec))
+    missing = _missing(tx, spec) if is_older else []
+    declared, existing = _declared(spec), views.subscribed(tx, spec.name)
+    resubscribed = not declared <= existing if is_older else declared != existing
     if resubscribed:
         tx.run(store.LOCK_SUBSCRIPTIONS)  # before any row: a committing worker takes them in this order too
-    tx.run(
-        store.UPSERT,
-        name=spec.name,
-        version=spec.version,
-        fingerprint=spec.fingerprint,
-        concurrency=spec.concurrency,
-        on_uncertain=spec.on_uncertain,
-        on_logic_error=spec.on_logic_error,
-        keep_done=spec.retention.done,
-        keep_ledger=spec.retention.ledger,
-        archives=spec.retention.archive,
-    )
-    tx.all(store.LOCK, names=[spec.name])
-    topics = [{"name": topic.name, "schema": topic.schema} for topic in spec.topics]
-    tx.run(store.UPSERT_TOPICS, workflow=spec.name, rows=encoded(topics))
-    handlers = [_handler_row(handler) for handler in spec.handlers]
-    tx.run(store.UPSERT_HANDLERS, workflow=spec.name, rows=encoded(handlers))
-    tx.run(store.RETIRE_HANDLERS, workflow=spec.name, names=[handler.name for handler in spec.handlers])
-    _subscribe(tx, spec)
-    if before is not None and (before.fingerprint != spec.fingerprint or resubscribed):
+    if is_lower:
+        _give_back(tx, spec)
+    else:
+        _bring_in_line(tx, spec, before, retires=not is_older)
+    _subscribe(tx, spec, takes_away=not is_older)
+    is_new_code = before is not None and not is_lower and before.fingerprint != spec.fingerprint
+    if before is not None and (is_new_code or resubscribed or missing):
         tx.run(store.LOOK_AGAIN, workflow=spec.name)
-    tx.announce("workflow.registered", workflow=spec.name, version=spec.version)
+    if missing:
+        tx.announce("workflow.given_back", workflow=spec.name, version=spec.version)
+    version = before.version if before is not None and is_lower else spec.version
+    return Registered(version=version, is_older=is_older, is_new_code=is_new_code, given_back=tuple(missing))
+
+
+def heard(tx: Transaction, workflow: str, names: Collection[str]) -> None:
+    """A worker that knows these handlers has begun: what rested because nobody took its runs is due again."""
+    ids = sorted(row.id for row in views.handlers(tx, workflow) if row.name in names and row.retry_at is not None)
+    if ids:
+        tx.all(store.LOCK_STATES, ids=ids)
+        tx.run(store.HEARD, ids=ids)
 
 
 def pause(tx: Transaction, workflow: str, by: Person) -> None:
@@ -126,6 +147,7 @@ def raise_watermarks(tx: Transaction) -> None:
 
     A watermark rises only to a horizon that was noted earlier, and only once every transaction that
     could still publish an id below it has ended: a slow publisher's event is never passed over.
+    What a dump brought along from a cluster that was further on is noted anew, or forgotten.
     """
     row = tx.first(store.HORIZON)
     assert row is not None
@@ -134,6 +156,7 @@ def raise_watermarks(tx: Transaction) -> None:
     tx.all(store.LOCK_HANDLERS)
     tx.run(store.RAISE_WATERMARKS)
     tx.run(store.SET_HORIZON, horizon=row.last_value)
+    tx.run(store.FORGET_STRANGE_SNAPSHOTS)
 
 
 def _forgive(tx: Transaction, workflow: str) -> None:
@@ -162,14 +185,65 @@ def _refuse_other_kind(tx: Transaction, spec: WorkflowSpec) -> None:
             )
 
 
-def _subscribe(tx: Transaction, spec: WorkflowSpec) -> None:
+def _was_replaced(before: Row[Any], spec: WorkflowSpec) -> bool:
+    """Whether this code was registered before at this version, and newer code has taken its place since."""
+    is_known = before.version == spec.version and spec.fingerprint in before.releases
+    return is_known and spec.fingerprint != before.releases[-1]
+
+
+def _releases(before: Row[Any] | None, spec: WorkflowSpec) -> list[str]:
+    """The releases of this version that were ever registered, oldest first. Of rows from before this was kept: one."""
+    known = [] if before is None or before.version != spec.version else list(before.releases or [before.fingerprint])
+    return known if spec.fingerprint in known else [*known, spec.fingerprint][-_REMEMBERED:]
+
+
+def _missing(tx: Transaction, spec: WorkflowSpec) -> list[str]:
+    """What older code declares and nobody serves any more, in words."""
+    served = {row.name for row in views.handlers(tx, spec.name) if not row.retired}
+    gone = [handler.name for handler in spec.handlers if handler.name not in served]
+    unheard = sorted(_declared(spec) - views.subscribed(tx, spec.name))
+    topics = [f"topic {topic!r} of {name!r}" for topic, name in unheard if name not in gone]
+    return [*(f"the handler {name!r}" for name in gone), *topics]
+
+
+def _give_back(tx: Transaction, spec: WorkflowSpec) -> None:
+    """Add what is not there, or is retired. What newer code has as well stays as that one wants it."""
+    tx.all(store.LOCK, names=[spec.name])
+    tx.run(store.ADD_TOPICS, workflow=spec.name, rows=_topic_rows(spec))
+    tx.run(store.GIVE_BACK_HANDLERS, workflow=spec.name, rows=_handler_rows(spec))
+
+
+def _bring_in_line(tx: Transaction, spec: WorkflowSpec, before: Row[Any] | None, *, retires: bool) -> None:
+    """Let the workflow, its topics and its handlers be what the code says."""
+    tx.run(
+        store.UPSERT,
+        name=spec.name,
+        version=spec.version,
+        fingerprint=spec.fingerprint,
+        releases=_releases(before, spec),
+        concurrency=spec.concurrency,
+        on_uncertain=spec.on_uncertain,
+        on_logic_error=spec.on_logic_error,
+        keep_done=spec.retention.done,
+        keep_ledger=spec.retention.ledger,
+        archives=spec.retention.archive,
+    )
+    tx.all(store.LOCK, names=[spec.name])
+    tx.run(store.UPSERT_TOPICS, workflow=spec.name, rows=_topic_rows(spec))
+    tx.run(store.UPSERT_HANDLERS, workflow=spec.name, rows=_handler_rows(spec))
+    if retires:
+        tx.run(store.RETIRE_HANDLERS, workflow=spec.name, names=[handler.name for handler in spec.handlers])
+    tx.announce("workflow.registered", workflow=spec.name, version=spec.version)
+
+
+def _subscribe(tx: Transaction, spec: WorkflowSpec, *, takes_away: bool) -> None:
     """Change who listens to what. Publishers are held off only when something really changes."""
     handlers: dict[str, Row[Any]] = {row.name: row for row in views.handlers(tx, spec.name)}
     declared = {
         (topic, handlers[handler.name].id): handler for handler in spec.handlers for topic in handler.subscribes
     }
     existing = views.subscriptions(tx, spec.name)
-    for topic, handler_id in existing - set(declared):
+    for topic, handler_id in existing - set(declared) if takes_away else ():
         tx.run(store.DELETE_SUBSCRIPTION, workflow=spec.name, topic=topic, handler_id=handler_id)
     for (topic, handler_id), handler in declared.items():
         if (topic, handler_id) in existing:
@@ -212,6 +286,14 @@ def _check_handler(workflow: str, handler: HandlerSpec, topics: Sequence[str]) -
 def _check_count(what: str, value: int) -> None:
     if not 1 <= value <= _MOST:
         raise InvalidInputError(f"The {what} is {value}; expected a number from 1 to {_MOST}.")
+
+
+def _topic_rows(spec: WorkflowSpec) -> str:
+    return encoded([{"name": topic.name, "schema": topic.schema} for topic in spec.topics])
+
+
+def _handler_rows(spec: WorkflowSpec) -> str:
+    return encoded([_handler_row(handler) for handler in spec.handlers])
 
 
 def _handler_row(handler: HandlerSpec) -> dict[str, Any]:

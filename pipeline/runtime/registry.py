@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import inspect
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -170,12 +171,14 @@ def first_slot(cron: str, now: datetime) -> datetime:
 
 
 def fingerprint(workflow: Workflow) -> str:
-    """Changes when the code of a handler does, so that a deploy can end a maintenance."""
+    """Changes when the code of a handler does, or what it listens to: a deploy can end a maintenance, and is known."""
     code: list[Any] = [producer.function for producer in workflow.producers.values()]
     for consumer in workflow.consumers.values():
         function = getattr(consumer.instance, "function", None)
         code.extend([function] if function else type(consumer.instance).__mro__[:-1])
-    parts = [workflow.name, str(workflow.version), *map(_source, code), *sorted(_modules(code))]
+    listens = [[name, *(topic.name for topic in given.subscribes)] for name, given in workflow.consumers.items()]
+    declared = json.dumps([sorted(listens), sorted(workflow.producers)])
+    parts = [workflow.name, str(workflow.version), declared, *map(_source, code), *sorted(_modules(code))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

@@ -58,6 +58,7 @@ workflows = Table(
     Column("name", Text, primary_key=True),
     Column("version", Integer, nullable=False, server_default=text("1")),
     words("fingerprint", ""),
+    Column("releases", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     words("desired", Desired.ACTIVE),
     Column("maintenance", Boolean, nullable=False, server_default=text("false")),
     Column("maintenance_reason", Text),

@@ -14,13 +14,17 @@ WHERE w.name IN (SELECT r.workflow FROM pipeline.runs r WHERE r.id = ANY(CAST(:i
 ORDER BY w.name FOR NO KEY UPDATE
 """)
 
+#: Whoever registers a workflow second sees what the first has written. Before any other lock, and taken by nobody else.
+LOCK_REGISTRATION = text("SELECT pg_advisory_xact_lock(hashtext('pipeline.register'), hashtext(:name))")
+
 UPSERT = text("""
 INSERT INTO pipeline.workflows
-  (name, version, fingerprint, concurrency, on_uncertain, on_logic_error, keep_done, keep_ledger, archives)
-VALUES (:name, :version, :fingerprint, :concurrency, :on_uncertain, :on_logic_error,
+  (name, version, fingerprint, releases, concurrency, on_uncertain, on_logic_error, keep_done, keep_ledger, archives)
+VALUES (:name, :version, :fingerprint, CAST(:releases AS text[]), :concurrency, :on_uncertain, :on_logic_error,
   :keep_done, :keep_ledger, :archives)
 ON CONFLICT (name) DO UPDATE SET version = excluded.version, fingerprint = excluded.fingerprint,
-  concurrency = excluded.concurrency, on_uncertain = excluded.on_uncertain, on_logic_error = excluded.on_logic_error,
+  releases = excluded.releases, concurrency = excluded.concurrency,
+  on_uncertain = excluded.on_uncertain, on_logic_error = excluded.on_logic_error,
   keep_done = excluded.keep_done, keep_ledger = excluded.keep_ledger, archives = excluded.archives
 """)
 
@@ -31,7 +35,14 @@ FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, schema jsonb)
 ON CONFLICT (workflow, name) DO UPDATE SET schema = excluded.schema
 """)
 
-UPSERT_HANDLERS = text("""
+ADD_TOPICS = text("""
+INSERT INTO pipeline.topics (workflow, name, schema)
+SELECT :workflow, x.name, x.schema
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, schema jsonb)
+ON CONFLICT (workflow, name) DO NOTHING
+""")
+
+_UPSERT_HANDLERS = """
 INSERT INTO pipeline.handlers (workflow, name, kind, batch, ordered, after_failed_mutation, failure_policy, schedule,
                                next_run_at)
 SELECT :workflow, x.name, x.kind, x.batch, x.ordered, x.after_failed_mutation, x.failure_policy, x.schedule,
@@ -43,7 +54,11 @@ ON CONFLICT (workflow, name) DO UPDATE SET kind = excluded.kind, batch = exclude
   schedule = excluded.schedule,
   next_run_at = CASE WHEN handlers.schedule IS DISTINCT FROM excluded.schedule THEN excluded.next_run_at
                      ELSE coalesce(handlers.next_run_at, excluded.next_run_at) END
-""")
+"""
+UPSERT_HANDLERS = text(_UPSERT_HANDLERS)
+
+#: What another release has as well is left as that one wants it.
+GIVE_BACK_HANDLERS = text(f"{_UPSERT_HANDLERS} WHERE handlers.retired")
 
 RETIRE_HANDLERS = text("""
 UPDATE pipeline.handlers SET retired = true
@@ -94,6 +109,22 @@ FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(handler_id integer, failures 
 WHERE h.id = x.handler_id
 """)
 
+#: No worker takes the runs of these handlers: each rests the longer the longer its work has waited. A rest without
+#: failures is how such a handler is known, so failures of code that no worker has are forgotten.
+REST = text("""
+UPDATE pipeline.handlers h
+SET consecutive_failures = 0, retry_at = greatest(h.retry_at, pipeline.clock() +
+  least(greatest((pipeline.clock() - coalesce((
+    SELECT e.created_at FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark ORDER BY d.event_id LIMIT 1),
+    h.next_run_at)) / 2, interval '1 minute'), interval '10 minutes'))
+WHERE h.id = ANY(:ids) AND NOT h.retired
+""")
+HEARD = text("""
+UPDATE pipeline.handlers SET retry_at = NULL
+WHERE id = ANY(:ids) AND retry_at IS NOT NULL AND consecutive_failures = 0
+""")
+
 FORGIVE = text("""
 UPDATE pipeline.handlers SET consecutive_failures = 0, retry_at = NULL
 WHERE workflow = :workflow AND (consecutive_failures > 0 OR retry_at IS NOT NULL)
@@ -112,7 +143,8 @@ WHERE h.workflow = :workflow AND d.handler_id = h.id AND d.failures > 0 AND d.st
 #: this one got its own id earlier, and so has a smaller one than this transaction is about to get.
 HORIZON = text("SELECT last_value, pg_current_xact_id_if_assigned() IS NULL AS is_first FROM pipeline.event_ids")
 
-#: The previous horizon has passed once every transaction that could hold an id below it has ended.
+#: The previous horizon has passed once every transaction that could hold an id below it has ended. One that a dump
+#: brought along from a cluster that was further on never would: it is noted anew.
 RAISE_WATERMARKS = text("""
 UPDATE pipeline.handlers h SET low_watermark = greatest(h.low_watermark, least(h.horizon, o.oldest - 1))
 FROM (
@@ -127,6 +159,13 @@ WHERE o.id = h.id AND h.horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
 SET_HORIZON = text("""
 UPDATE pipeline.handlers SET horizon = :horizon, horizon_xmax = pg_current_xact_id()
 WHERE horizon IS NULL OR horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
+  OR horizon_xmax > pg_snapshot_xmax(pg_current_snapshot())
+""")
+
+#: A snapshot of another cluster: forgotten before this one gets as far, when it would hide what came meanwhile.
+FORGET_STRANGE_SNAPSHOTS = text("""
+UPDATE pipeline.handlers SET idle_snapshot = NULL
+WHERE pg_snapshot_xmax(idle_snapshot) > pg_snapshot_xmax(pg_current_snapshot())
 """)
 LOCK_HANDLERS = text("SELECT id FROM pipeline.handlers ORDER BY id FOR NO KEY UPDATE")
 
