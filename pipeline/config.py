@@ -36,7 +36,6 @@ UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _ISO = TypeAdapter(timedelta)
 
-
 EXIT_UNSAFE = 78  #: how a process ends that must not start like this: a person has to change something first
 EXIT_WAITING = 4  #: how a command ends that was asked to check, when something waits for a person
 EXIT_AGAIN = 75  #: how a process ends that should be started again: a new start may cure what is wrong
@@ -81,6 +80,17 @@ def _duration(value: object) -> object:
     except (ValidationError, OverflowError):
         pass
     raise ValueError(f"expected {DURATION}")
+
+
+def _within(least: str, most: str) -> AfterValidator:
+    """The range in which a duration makes sense."""
+
+    def check(value: timedelta) -> timedelta:
+        if not _ISO.validate_python(_duration(least)) <= value <= _ISO.validate_python(_duration(most)):
+            raise ValueError(f"expected a duration from {least} to {most}")
+        return value
+
+    return AfterValidator(check)
 
 
 def _split_url(value: str, expected: str) -> SplitResult:
@@ -135,6 +145,8 @@ def _importable(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Duration = Annotated[timedelta, Field(gt=timedelta(0)), BeforeValidator(_duration)]
+Span = Annotated[Duration, _within("1s", "1d")]
+Pause = Annotated[Duration, _within("100ms", "1d")]
 Size = Annotated[int, Field(gt=0)]
 
 
@@ -156,45 +168,42 @@ class Settings(BaseSettings):
     broker_url: Annotated[str, AfterValidator(_broker_url)] = Field(
         default="redis://localhost:6379/0",
         repr=False,
-        description="the broker that carries Celery's messages",
+        description="the broker that carries Celery's messages: a Redis database or virtual host of this database's own",
     )
     broker_primary: str = Field(default="", description="what Redis Sentinel calls the Redis to use; with sentinel://")
     workflows: Annotated[tuple[str, ...], BeforeValidator(_modules), AfterValidator(_importable)] = Field(
         default=(), description="modules that define workflows, separated by commas"
     )
-    lease: Duration = Field(
-        default=timedelta(seconds=60),
-        description="how long a run belongs to a worker that gives no sign of life",
+    lease: Span = Field(
+        default=timedelta(seconds=60), description="how long a run belongs to a worker that gives no sign of life"
     )
-    heartbeat: Duration = Field(
-        default=timedelta(seconds=15), description="how often a working worker renews its leases"
-    )
-    visibility_timeout: Duration = Field(
+    heartbeat: Pause = Field(default=timedelta(seconds=15), description="how often a working worker renews its leases")
+    visibility_timeout: Annotated[Duration, _within("1s", "7d")] = Field(
         default=timedelta(minutes=10),
         description="after which time the Redis broker delivers a message again that nobody acknowledged",
     )
-    prepare_time_limit: Duration = Field(
+    prepare_time_limit: Span = Field(
         default=timedelta(seconds=60), description="time for the prepare task of one cohort"
     )
-    mutate_time_limit: Duration = Field(
+    mutate_time_limit: Span = Field(
         default=timedelta(seconds=120), description="time for the mutate task of one cohort"
     )
-    next_time_limit: Duration = Field(default=timedelta(seconds=60), description="time for the next task of one cohort")
+    next_time_limit: Span = Field(default=timedelta(seconds=60), description="time for the next task of one cohort")
     mutation_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=50, description="mutations a worker process has in the air at once"
     )
     cohort: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=50, description="runs that travel together at most, when there is a backlog"
     )
-    silence: Duration = Field(
+    silence: Pause = Field(
         default=timedelta(seconds=60),
         description="how long a run may wait for a worker before its message is sent again",
     )
-    stall: Duration = Field(
+    stall: Span = Field(
         default=timedelta(seconds=60),
         description="how long a worker may be idle while messages wait for it before it ends itself with exit code 75",
     )
-    tick: Duration = Field(
+    tick: Annotated[Duration, _within("100ms", "1h")] = Field(
         default=timedelta(seconds=5),
         description="how often beat looks for what is due; the periods of all other sweeps grow and shrink with it",
     )
@@ -204,7 +213,7 @@ class Settings(BaseSettings):
     notify_secret: SecretStr = Field(
         default=SecretStr(""), description="what posted notices are signed with; needed with a URL"
     )
-    step_time_limit: Duration = Field(default=timedelta(seconds=30), description="time for one call of one handler")
+    step_time_limit: Pause = Field(default=timedelta(seconds=30), description="time for one call of one handler")
     pool_size: Annotated[int, Field(ge=1, le=500)] = Field(
         default=5, description="database connections a process keeps open"
     )

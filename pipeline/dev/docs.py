@@ -104,7 +104,8 @@ def settings() -> str:
         "Settings",
         "Read once, when a process starts, from the environment. A wrong value, a contradiction between two values or "
         "an unknown `PIPELINE_` variable stops the start, and every problem is named at once. Durations are written "
-        "`30s`, `5m`, `1h`, `1m30s`, `PT30S` or as a number of seconds; an empty variable counts as unset.",
+        "`30s`, `5m`, `1h`, `1m30s`, `PT30S` or as a number of seconds; one that makes no sense is refused with the "
+        "range that does. An empty variable counts as unset.",
         table(["variable", "default", "meaning"], rows),
     )
 

@@ -70,6 +70,30 @@ def test_a_duration_of_nothing_is_refused() -> None:
     assert problem.startswith("PIPELINE_VISIBILITY_TIMEOUT: expected greater than 0")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "least", "most"),
+    [
+        ("lease", "400000000d", "1s", "1d"),
+        ("lease", "1ms", "1s", "1d"),
+        ("heartbeat", "0.1ms", "100ms", "1d"),
+        ("silence", "900000000d", "100ms", "1d"),
+        ("silence", "1ms", "100ms", "1d"),
+        ("stall", "1ms", "1s", "1d"),
+        ("tick", "1ms", "100ms", "1h"),
+        ("tick", "3000d", "100ms", "1h"),
+        ("visibility_timeout", "3000d", "1s", "7d"),
+        ("mutate_time_limit", "1ms", "1s", "1d"),
+        ("step_time_limit", "1ms", "100ms", "1d"),
+    ],
+)
+def test_a_duration_that_makes_no_sense_is_refused_with_the_range_that_does(
+    name: str, value: str, least: str, most: str
+) -> None:
+    assert problems(**{name: value}) == (
+        f"PIPELINE_{name.upper()}: expected a duration from {least} to {most}, got {value!r}",
+    )
+
+
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg2"])
 def test_every_spelling_of_a_postgres_url_means_the_driver_we_ship(scheme: str) -> None:
     settings = Settings.load({"PIPELINE_DATABASE_URL": f"{scheme}://me:pw@db:5432/shop?sslmode=require"})
