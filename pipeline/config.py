@@ -168,7 +168,7 @@ class Settings(BaseSettings):
     broker_url: Annotated[str, AfterValidator(_broker_url)] = Field(
         default="redis://localhost:6379/0",
         repr=False,
-        description="the broker that carries Celery's messages: a Redis database or virtual host of this database's own",
+        description="the broker that carries Celery's messages: a Redis number or virtual host of this database's own",
     )
     broker_primary: str = Field(default="", description="what Redis Sentinel calls the Redis to use; with sentinel://")
     workflows: Annotated[tuple[str, ...], BeforeValidator(_modules), AfterValidator(_importable)] = Field(
