@@ -1,5 +1,7 @@
 """The form of an entry: exactly one field, ``data``, with a JSON object in UTF-8 whose keys are all different.
 
+Beside it there may be what tracers write, ``traceparent`` and ``tracestate``, and nothing else.
+
 Redis keeps the fields of an entry as pairs, in order, and takes a name twice. A client that makes a
 dictionary of them drops one without a word, so here they stay pairs.
 """
@@ -11,8 +13,11 @@ from typing import Any, NoReturn
 from redis import Redis
 
 from pipeline.ingest.errors import Pairs, QueueError, plain
+from pipeline.telemetry import contexts
 
 FIELD = b"data"
+_TRACEPARENT, _TRACESTATE = b"traceparent", b"tracestate"
+_KNOWN = frozenset({FIELD, _TRACEPARENT, _TRACESTATE})
 Entry = tuple[bytes, Pairs]
 _MOST_NAMES, _LONGEST_NAME = 5, 40
 
@@ -40,10 +45,14 @@ def _pairs(flat: Sequence[bytes] | None) -> Pairs:
 
 def payload_of(fields: Pairs) -> dict[str, Any]:
     """The JSON object of an entry, or a ValueError that says what is wrong with it."""
-    if [name for name, _ in fields] != [FIELD]:
-        raise ValueError(f"its fields are {_names(fields)}; expected exactly one, data")
+    found = dict(fields)
+    if FIELD not in found or len(found) != len(fields) or not found.keys() <= _KNOWN:
+        raise ValueError(
+            f"its fields are {_names(fields)}; expected exactly one, data, and beside it at most one traceparent "
+            "and one tracestate"
+        )
     try:
-        payload = json.loads(str(fields[0][1], "utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
+        payload = json.loads(str(found[FIELD], "utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError("its data is nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -53,6 +62,12 @@ def payload_of(fields: Pairs) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise ValueError(f"its data is a JSON {type(payload).__name__}; expected an object")
     return payload
+
+
+def traceparent_of(fields: Pairs) -> str | None:
+    """The trace that made an entry; None for nothing, and for what is no trace: it never costs the entry."""
+    given = dict(fields).get(_TRACEPARENT, b"").decode(errors="replace")
+    return given if contexts.parsed(given) is not None else None
 
 
 def written(payload: Mapping[str, Any]) -> bytes:

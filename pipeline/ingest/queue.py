@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from pipeline.ingest import entries as form
 from pipeline.ingest.client import require_honest, require_room
 from pipeline.ingest.entries import FIELD, Entry
-from pipeline.ingest.errors import NoStreamError, PoisonEntry, PoisonError, QueueError
+from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError
 from pipeline.ingest.metrics import QueueMetrics
 
 _GONE = "it is gone from the stream, trimmed or deleted before it was acknowledged"
@@ -53,7 +53,8 @@ class QueueMessage:
     id: str
     payload: Mapping[str, Any]
     times_delivered: int = 1  #: at least so often, this time included
-    data: bytes = field(default=b"", repr=False, compare=False)  #: what the payload was read from
+    traceparent: str | None = None  #: the trace that made it, if its entry names one
+    fields: Pairs = field(default=(), repr=False, compare=False)  #: what it was read from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +218,8 @@ class RedisStreamsQueue:
                     id=id_,
                     payload=payload,
                     times_delivered=delivered.get(id_, 1),
-                    data=fields[0][1],
+                    traceparent=form.traceparent_of(fields),
+                    fields=fields,
                 )
             )
         if poison:

@@ -47,7 +47,9 @@ class Route:
 
 
 def _traceparent(message: QueueMessage) -> str | None:
-    """The trace its producer put into the entry, in the field that tracers write; anything else is a payload."""
+    """The trace its producer named: in a field of the entry, or else in a key of that name; any other is a payload."""
+    if message.traceparent is not None:
+        return message.traceparent
     given = message.payload.get("traceparent")
     return given if isinstance(given, str) and contexts.parsed(given) is not None else None
 

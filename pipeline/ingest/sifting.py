@@ -5,7 +5,6 @@ from typing import Any
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.values import NewEvent
 from pipeline.execution import events, schemas
-from pipeline.ingest.entries import FIELD
 from pipeline.ingest.errors import PoisonEntry
 from pipeline.ingest.queue import QueueMessage
 from pipeline.ingest.route import Route
@@ -36,7 +35,7 @@ def poison(message: QueueMessage, error: InvalidInputError) -> PoisonEntry:
     words = str(error)
     for untrue in _UNTRUE:
         words = words.removesuffix(untrue)
-    return PoisonEntry(message.id, ((FIELD, message.data),), words.rstrip("."))
+    return PoisonEntry(message.id, message.fields, words.rstrip("."))
 
 
 def _check(tx: Transaction, route: Route, event: NewEvent, schema_of: dict[str, Any]) -> None:

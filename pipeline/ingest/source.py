@@ -171,5 +171,6 @@ def _item(message: QueueMessage) -> Transaction:
         payload=dict(message.payload),
         created_at=_EPOCH + timedelta(milliseconds=added_ms),
         source=message.stream,
+        traceparent=message.traceparent,
         metadata={"entry": message.id, "group": message.group, "times_delivered": message.times_delivered},
     )
