@@ -3,14 +3,17 @@
 Console, command line and alerts read the same list. What the system mends by itself is not in it.
 """
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import Row
+
 from pipeline.client import commands, names
 from pipeline.client.desk import Desk, Filter, Question
-from pipeline.domain.workflows import CLEARED_BY_RESUME
+from pipeline.domain.workflows import CLEARED_BY_RESUME, HandlerKind
 from pipeline.store import invariants, ledger, listings
 from pipeline.store.database import Transaction
 from pipeline.store.invariants import Severity
@@ -23,7 +26,8 @@ _SAID_ALREADY = frozenset({"settled-as-failed-did-not-happen"})
 class Item:
     """Something that stands still until a person acts."""
 
-    kind: str  #: indeterminate, approval, surfaced, blocked, maintenance, quarantined, breaker, retired or broken
+    #: indeterminate, approval, surfaced, blocked, maintenance, quarantined, breaker, retired, unheard, refused, broken
+    kind: str
     workflow: str  #: empty when it is about no single one
     subject: str  #: the mutation, run, handler or operation
     why: str
@@ -52,6 +56,18 @@ def items(desk: Desk, *, workflow: str | None = None, limit: int = 100, recent: 
     return sorted(
         [*questions, *approvals, *kept],
         key=lambda item: (item.since is not None, item.since.timestamp() if item.since else 0.0),
+    )
+
+
+def refused(count: int) -> Item:
+    """Messages in the queue that a worker moves them to; only the broker knows how many, and not since when."""
+    return Item(
+        kind="refused",
+        workflow="",
+        subject="queue pipeline.refused",
+        why=f"{names.many(count, 'message')} that no worker could publish or read; send them back or drop them",
+        since=None,
+        commands=("pipeline refused list", "pipeline refused send-back --all --yes"),
     )
 
 
@@ -137,19 +153,29 @@ def _handlers(tx: Transaction) -> Iterator[Item]:
                     commands.quarantine(verb, row.workflow, row.name) for verb in ("list", "release", "skip")
                 ),
             )
-        left = row.waiting + row.reserved
-        if row.retired and left:
-            yield Item(
-                kind="retired",
-                workflow=row.workflow,
-                subject=subject,
-                why=f"it is gone from the code with {names.many(left, 'event')} left; bring it back under its old name "
-                "until they are done, or skip them",
-                since=row.oldest_at,
-                commands=tuple(
-                    commands.quarantine(verb, row.workflow, row.name, waiting=True) for verb in ("list", "skip")
-                ),
-            )
+        yield from _unserved(row)
+
+
+def _unserved(row: Row[Any]) -> Iterator[Item]:
+    """A handler with work left that is gone from the code, or that no running worker has the code of."""
+    left = row.waiting + row.reserved
+    events = names.many(left, "event") if left else names.many(row.stopped, "run")
+    look = tuple(commands.quarantine(verb, row.workflow, row.name, waiting=True) for verb in ("list", "skip"))
+    of = {"workflow": row.workflow, "subject": f"handler {row.name}"}
+    if row.retired and (left or row.stopped):
+        why = f"it is gone from the code with {events} left; bring it back under its old name until they are done, or "
+        yield Item(kind="retired", why=f"{why}skip them", since=row.oldest_at or row.stopped_at, commands=look, **of)
+    is_producer = row.kind == HandlerKind.PRODUCER
+    is_unheard = row.retry_at is not None and not row.consecutive_failures
+    if not row.retired and is_unheard and (left or is_producer):
+        why = "no running worker knows it; " + ("it is due" if is_producer else f"{events} left")
+        yield Item(
+            kind="unheard",
+            why=f"{why}; start a worker whose code has it, or deploy code without it under a higher version",
+            since=row.next_run_at if is_producer else row.oldest_at,
+            commands=("pipeline workflows " + shlex.quote(row.workflow), *(() if is_producer else look)),
+            **of,
+        )
 
 
 def _breakers(tx: Transaction) -> Iterator[Item]:

@@ -13,7 +13,7 @@ from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.events import DeliveryStatus
 from pipeline.domain.ids import EventId
 from pipeline.domain.values import Person
-from pipeline.execution import events
+from pipeline.execution import events, retired
 from pipeline.store import listings
 from pipeline.store.database import Database, Transaction
 
@@ -85,10 +85,12 @@ class Quarantine:
             elif which.workflow is not None:
                 names.workflow(tx, which.workflow)
             if which.event_ids:
-                rows = [row for row in _by_id(tx, which) if row.status == status]
+                rows = [row for row in _by_id(tx, which) if row.status == status or _is_left(row, which)]
             else:
                 given = {"workflow": which.workflow, "handler": which.handler}
                 rows = list(listings.set_aside(tx, status=status, limit=limit, **given))
+            if which.waiting and not which.event_ids and which.workflow is not None and which.handler is not None:
+                rows += listings.left_behind(tx, which.workflow, which.handler, limit=limit)
         return [_set_aside(row) for row in rows]
 
     def act(self, verb: Verb, chosen: Sequence[SetAside], by: Person) -> Done:
@@ -111,7 +113,12 @@ class Quarantine:
         return done
 
 
-_VERBS = {Verb.ADD: events.quarantine, Verb.RELEASE: events.release, Verb.SKIP: events.skip}
+_VERBS = {Verb.ADD: events.quarantine, Verb.RELEASE: events.release, Verb.SKIP: retired.skip}
+
+
+def _is_left(row: Row[Any], which: Which) -> bool:
+    """Whether a run of a handler that is gone from the code still holds an event."""
+    return which.waiting and row.retired and row.status == DeliveryStatus.RESERVED
 
 
 def _by_id(tx: Transaction, which: Which) -> list[Row[Any]]:

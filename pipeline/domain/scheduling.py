@@ -46,6 +46,7 @@ class HandlerFacts:
     has_unseen: bool  #: a pending event that the last empty prepare cannot have seen
     has_retry: bool  #: a stopped run waits to be carried forward
     oldest_pending_id: int | None
+    is_tried: bool = False  #: no worker took its runs, and one is in the air to see whether one does now
 
 
 class Reason(StrEnum):
@@ -73,10 +74,11 @@ def held_by(facts: WorkflowFacts) -> Held | None:
 def due(facts: HandlerFacts, now: datetime) -> Reason | None:
     """Why this handler should start a run now, or None.
 
-    A backoff holds everything. An empty prepare is not asked again until an event arrives that it
-    cannot have seen, or the time it asked for has come: no busy loop, and nothing is missed.
+    A backoff holds everything, and so does the one run that is tried of a handler whose runs no worker took. An
+    empty prepare is not asked again until an event arrives that it cannot have seen, or the time it asked for has
+    come: no busy loop, and nothing is missed.
     """
-    if facts.retry_at is not None and facts.retry_at > now:
+    if facts.is_tried or (facts.retry_at is not None and facts.retry_at > now):
         return None
     if facts.has_retry:
         return Reason.RETRY

@@ -6,7 +6,7 @@ the dead changes nothing.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import Row, TextClause
 
-from pipeline.domain.errors import IllegalTransitionError, PipelineError
+from pipeline.domain.errors import IllegalTransitionError, OutgrownError, PipelineError
 from pipeline.domain.ids import RunId
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.payloads import checked_json
@@ -99,16 +99,19 @@ def commit(
     *,
     merge: Mapping[int, Merge] | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    alone: Collection[int] = (),
 ) -> Landing[Row[Any]]:
     """Publish, consume and finish, for every run that is still held; save the states they returned.
 
     ``merge`` maps a handler's id to the function that folds a returned state into the current one,
-    applied under the handler's row lock. Without it a returned state replaces the current one.
+    applied under the handler's row lock. Without it a returned state replaces the current one. The
+    handlers in ``alone`` may do so only while their workflow runs one at a time: older code must not
+    replace what newer code merges.
     """
     landing = _commit(tx, event_store.COMMIT, cohort, Phase.EMITTING, limits)
     for run in landing.landed:
         _refuse_lost_inputs(run)
-    _save_states(tx, cohort, landing, merge or {}, limits)
+    _save_states(tx, cohort, landing, merge or {}, limits, alone)
     return landing
 
 
@@ -167,6 +170,10 @@ def _claim(tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: 
     for row in claimed:
         by = claimer.worker
         tx.announce("run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=by)
+    resting = sorted({row.handler_id for row in claimed if row.is_unheard})
+    if resting:  # a worker knows them after all
+        tx.all(workflow_store.LOCK_STATES, ids=resting)
+        tx.run(workflow_store.HEARD, ids=resting)
     idle = sum(_skips(row, target) for row in found)
     return Claims(claimed=tuple(claimed), passed=passed, left=left, strange=strange, idle=idle)
 
@@ -212,6 +219,7 @@ def _save_states(
     landing: Landing[Row[Any]],
     merge: Mapping[int, Merge],
     limits: Limits,
+    alone: Collection[int] = (),
 ) -> None:
     """Fold the states of the runs that landed into their handlers, in run order, under row locks."""
     handler_of = {row.id: row.handler_id for row in landing.landed}
@@ -220,6 +228,10 @@ def _save_states(
         return
     ids = sorted({handler_of[item.held.run_id] for item in returned})
     current = {row.id: row.state for row in tx.all(workflow_store.LOCK_STATES, ids=ids)}
+    replacing = [handler for handler in ids if handler in alone and handler not in merge]
+    shared = tx.all(workflow_store.SHARED_STATES, ids=replacing) if replacing else ()
+    if shared:
+        raise OutgrownError((row.workflow, row.name) for row in shared)
     for item in sorted(returned, key=lambda item: item.held.run_id):
         handler = handler_of[item.held.run_id]
         fold = merge.get(handler)

@@ -13,7 +13,7 @@ from uuid import UUID
 from pydantic import ValidationError
 from sqlalchemy import Row
 
-from pipeline.domain.boundary import Inputs
+from pipeline.domain.boundary import Inputs, Side
 from pipeline.domain.failures import Consequence, Failure, FailureKind, Standing, decide
 from pipeline.domain.ids import EventId
 from pipeline.domain.mutations import MutationStatus
@@ -31,6 +31,7 @@ from pipeline.store import workflows as workflow_store
 from pipeline.store.database import Transaction, encoded
 
 LAPSED = "its worker stopped extending its lease"
+UNHEARD = "every worker that was asked to take it said that it does not know its handler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,33 @@ def rescue(tx: Transaction, ids: Sequence[UUID], *, chance: float = 0.0, words: 
     rows = [{"run": run_id, "fence": None} for run_id in ids]
     failure = Failure(kind=FailureKind.CRASH, message=words, error_type="WorkerLost")
     return _stop(tx, rows, dict.fromkeys(ids, failure), chance)
+
+
+def take_back(tx: Transaction, ids: Sequence[UUID]) -> tuple[Row[Any], ...]:
+    """End runs that no worker takes, as if they had never been; their handlers rest before another is tried.
+
+    Only a run that has reserved nothing and that nobody has taken meanwhile. Nobody was at fault, so no failure is
+    counted. Its handler's rest is lifted by the first worker that takes one of its runs, or starts and knows it.
+    """
+    tx.all(workflow_store.LOCK_OF_RUNS, ids=[str(run_id) for run_id in ids])
+    taken = tuple(store.by_ids(tx, store.TAKE_BACK, ids, error=UNHEARD))
+    if not taken:
+        return ()
+    event_store.hand_back(
+        tx,
+        [
+            {"run": run.id, "handler_id": run.handler_id, "events": run.offered or [], "quarantine": False}
+            for run in taken
+        ],
+    )
+    handlers = sorted({run.handler_id for run in taken})
+    tx.all(workflow_store.LOCK_STATES, ids=handlers)
+    tx.run(workflow_store.REST, ids=handlers)
+    for run in taken:
+        told = {"workflow": run.workflow, "handler": run.handler, "status": run.status}
+        tx.announce("run.stopped", run_id=run.id, phase=run.phase, side=Side.BEFORE, **told)
+        tx.count("pipeline.runs.stopped", told)
+    return taken
 
 
 def _mended(failure: Failure) -> Failure:
@@ -170,7 +198,7 @@ def _hand_back(tx: Transaction, ended: Sequence[Ended]) -> None:
             "events": sorted({*item.run.event_ids, *(item.run.offered or _culprits(item))}),
             "quarantine": item.consequence.quarantine,
             "error": item.failure.message,
-            "counts": True,
+            "counts": item.failure.kind is not FailureKind.VOID,
             "suspect": item.failure.kind is FailureKind.CRASH,
             "delay": item.consequence.delay if item.run.offered is not None else None,
         }
@@ -191,7 +219,9 @@ def _back_off(tx: Transaction, ended: Sequence[Ended]) -> None:
     rows = [
         {"handler_id": item.run.handler_id, "failures": 1, "delay": item.consequence.delay}
         for item in ended
-        if item.run.offered is None and item.consequence.disposition.inputs is Inputs.RELEASE
+        if item.run.offered is None
+        and item.consequence.disposition.inputs is Inputs.RELEASE
+        and item.failure.kind is not FailureKind.VOID
     ]
     if rows:
         tx.run(workflow_store.BACK_OFF, rows=encoded(rows))

@@ -19,7 +19,7 @@ from pipeline.runtime.registry import Registry
 from pipeline.schedules.reconciler import Reconciler
 from pipeline.schedules.report import Report
 from pipeline.schedules.scheduler import Scheduler, messages_for
-from pipeline.store import invariants, ledger, views
+from pipeline.store import invariants, ledger, silence, views
 from pipeline.store.database import Database
 from pipeline.telemetry import metrics, spans
 
@@ -73,16 +73,18 @@ class Sweeps:
         return report
 
     def tick(self) -> Report:
-        """Start what is due, and ring again for runs whose message was lost."""
+        """Take back what no worker took, start what is due, and ring again for runs whose message was lost."""
+        unheard = recovery.recover_unheard_runs(self.db, patience=self.silence)
         with self.db.transaction() as tx:
             every = views.workflow_names(tx)  # known here or not: starting a run needs none of its code
         report = self.scheduler.schedule(every)
         with self.db.transaction() as tx:
-            silent = views.unheld_runs(tx, silence=self.silence)
+            silent = silence.unheld_runs(tx, silence=self.silence)
             runs.dispatched(tx, [row.id for row in silent])
         for message in messages_for(silent, self.db) if silent else ():
             self.scheduler.send(message)
         report.add("rung again", len(silent))
+        report.add("taken back", unheard)
         return report
 
     def rescue(self) -> Report:

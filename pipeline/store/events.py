@@ -146,7 +146,7 @@ WITH x AS (
 )
 UPDATE pipeline.deliveries d
 SET status = CASE WHEN x.quarantine THEN 'quarantined' ELSE 'pending' END,
-    error = CASE WHEN x.quarantine THEN x.error END, suspect = x.suspect,
+    error = CASE WHEN x.quarantine THEN x.error END, suspect = coalesce(x.suspect, d.suspect),
     run_id = NULL, offered_to = NULL, declined = false,
     failures = least(d.failures + CASE WHEN x.counts THEN 1 ELSE 0 END, 32767),
     available_at = CASE WHEN x.delay > interval '0' THEN pipeline.clock() + x.delay END,
@@ -160,6 +160,14 @@ RETURNING d.event_id
 
 SKIP_INPUTS = text("""
 UPDATE pipeline.deliveries d SET status = 'skipped'
+FROM pipeline.runs r, unnest(r.event_ids) AS input(event_id)
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND d.event_id = input.event_id AND d.handler_id = r.handler_id
+  AND d.run_id = r.id AND d.status = 'reserved'
+RETURNING d.event_id
+""")
+
+CONSUME_INPUTS = text("""
+UPDATE pipeline.deliveries d SET status = 'consumed'
 FROM pipeline.runs r, unnest(r.event_ids) AS input(event_id)
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND d.event_id = input.event_id AND d.handler_id = r.handler_id
   AND d.run_id = r.id AND d.status = 'reserved'

@@ -60,6 +60,20 @@ _IS_FREE = """EXISTS (
     AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = w.name AND b.closed_at IS NULL))"""
 
 
+#: Of a run: the code still has its handler; what is left of one that is gone has a finding of its own.
+_IS_KEPT = "EXISTS (SELECT FROM pipeline.handlers k WHERE k.id = r.handler_id AND NOT k.retired)"
+#: Of a run: its workflow has a free place.
+_HAS_PLACE = """(
+  SELECT count(*) FROM pipeline.runs o JOIN pipeline.handlers k ON k.id = o.handler_id AND NOT k.retired
+  WHERE o.workflow = r.workflow AND o.finished_at IS NULL AND o.status = 'active')
+  < (SELECT w.concurrency FROM pipeline.workflows w WHERE w.name = r.workflow)"""
+#: Of a run: it came back from its mutate phase while a breaker is open, and may wait for that.
+_IS_BARRED = """(r.phase IN ('prepared', 'mutating') AND (r.fence > 1 OR r.retry_of IS NOT NULL)
+  AND EXISTS (SELECT FROM pipeline.breakers b WHERE b.closed_at IS NULL))"""
+#: No worker took the runs of a handler, and none has since.
+_IS_UNHEARD = "h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired"
+
+
 def _bounded(query: str) -> TextClause:
     return text(f"SELECT subject, detail FROM ({query}) AS found LIMIT :limit")
 
@@ -230,27 +244,47 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _overdue(
         "stopped-runs-are-carried-forward",
-        "A run that can be carried forward is, within ten minutes, unless its workflow is held back.",
+        "A run that can be carried forward is, within ten minutes, unless its workflow is held back or full.",
         f"""
         SELECT 'run ' || r.id AS subject,
           'could be carried forward since ' || coalesce(r.retry_at, r.finished_at) AS detail
         FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
         WHERE r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
           AND coalesce(r.retry_at, r.finished_at) < pipeline.clock() - interval '10 minutes' AND {_IS_FREE}
+          AND {_IS_KEPT} AND {_HAS_PLACE}
+          AND NOT EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND {_IS_UNHEARD})
         """,
         _BEAT,
     ),
     _overdue(
         "active-runs-are-held",
-        "An active run that nobody holds is rung for again within ten minutes.",
+        "Somebody takes an active run within ten minutes, unless its workflow is held back or its breaker is open.",
         f"""
-        SELECT 'run ' || r.id AS subject,
-          r.phase || ', last rung for at ' || coalesce(r.dispatched_at, r.created_at) AS detail
-        FROM pipeline.runs r
+        SELECT 'run ' || r.id AS subject, r.phase || ' for ' || h.name || ' of ' || h.workflow || ', begun at ' ||
+          coalesce(m.approved_at, r.started_at, r.created_at) || ', last rung for at ' ||
+          coalesce(r.dispatched_at, r.created_at) AS detail
+        FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id AND NOT h.retired
+        LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
         WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
-          AND coalesce(r.dispatched_at, r.created_at) < pipeline.clock() - interval '10 minutes' AND {_IS_FREE}
+          AND coalesce(m.approved_at, r.started_at, r.created_at) < pipeline.clock() - interval '10 minutes'
+          AND {_IS_FREE} AND NOT {_IS_BARRED}
+          AND NOT EXISTS (
+            SELECT FROM pipeline.runs o WHERE o.workflow = r.workflow AND o.handler_id = r.handler_id
+              AND o.finished_at IS NULL AND o.lease_expires_at > pipeline.clock())
         """,
-        "Start beat, and a worker that knows this workflow.",
+        "Start beat, a worker that knows this workflow, and one for the queue of this phase.",
+    ),
+    _overdue(
+        "handlers-are-known",
+        "A worker knows every handler that has something to do.",
+        f"""
+        SELECT 'handler ' || h.name || ' of ' || h.workflow AS subject,
+          'no worker takes its runs; the next is tried at ' || h.retry_at AS detail
+        FROM pipeline.handlers h WHERE {_IS_UNHEARD} AND (h.kind = 'producer' OR EXISTS (
+          SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'pending')
+          OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'))
+        """,
+        "Start a worker whose code has the handler, or deploy code without it under a higher version.",
     ),
     _broken(
         "settled-as-failed-did-not-happen",
@@ -265,7 +299,7 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _overdue(
         "retired-handlers-hold-nothing",
-        "A handler that is gone from the code has no event waiting and none reserved.",
+        "A handler that is gone from the code has no event waiting, none reserved, and no run to be carried forward.",
         """
         SELECT 'event ' || d.event_id AS subject, d.status || ' for ' || h.name || ' of ' || h.workflow ||
           ', which is gone from the code' AS detail
@@ -275,6 +309,13 @@ INVARIANTS: Sequence[Invariant] = (
           SELECT event_id, status FROM pipeline.deliveries WHERE handler_id = h.id AND status = 'pending'
         ) d
         WHERE h.retired
+        UNION ALL
+        SELECT 'run ' || r.id, r.phase || ', waits to be carried forward for ' || h.name || ' of ' || h.workflow ||
+          ', which is gone from the code'
+        FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id AND h.retired
+        WHERE r.retry_pending AND NOT EXISTS (
+          SELECT FROM pipeline.deliveries d
+          WHERE d.event_id = ANY(r.event_ids) AND d.handler_id = r.handler_id AND d.status = 'reserved')
         """,
         "Bring the handler back under its old name until its events are done, or skip them.",
     ),

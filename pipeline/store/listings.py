@@ -27,6 +27,7 @@ WHERE CAST(:workflow AS text) IS NULL OR w.name = :workflow ORDER BY w.name
 _HANDLERS = text("""
 SELECT h.*, waiting.count AS waiting, reserved.count AS reserved, quarantined.count AS quarantined,
   quarantined.oldest AS quarantined_id, oldest.id AS oldest_id, oldest.created_at AS oldest_at,
+  stopped.count AS stopped, stopped.since AS stopped_at,
   (SELECT count(*) FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id
      AND r.finished_at IS NULL AND r.status = 'active') AS in_the_air,
   ARRAY(SELECT s.topic FROM pipeline.subscriptions s
@@ -41,8 +42,23 @@ CROSS JOIN LATERAL (SELECT count(*), min(event_id) AS oldest FROM (
 CROSS JOIN LATERAL (SELECT count(*), min(event_id) AS oldest FROM (
   SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'quarantined'
   ORDER BY d.event_id LIMIT :most) d) quarantined
+CROSS JOIN LATERAL (SELECT count(*), min(r.finished_at) AS since FROM pipeline.runs r
+  WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id AND h.retired) stopped
 LEFT JOIN pipeline.events oldest ON oldest.id = coalesce(waiting.oldest, reserved.oldest)
 WHERE CAST(:workflow AS text) IS NULL OR h.workflow = :workflow ORDER BY h.workflow, h.name
+""")
+
+#: Of the runs that hold the places of a workflow: how many have sent nothing and are held by nobody, and the first
+#: that waits to be allowed.
+_PLACES = text("""
+SELECT w.name AS workflow, held.* FROM pipeline.workflows w CROSS JOIN LATERAL (
+  SELECT count(*) FILTER (WHERE r.status = 'active' AND r.lease_expires_at IS NULL AND (
+           r.phase = 'mutating' OR r.phase = 'prepared' AND r.event_ids <> '{}')) AS unsent,
+    (array_agg(r.id ORDER BY r.id) FILTER (WHERE r.status = 'paused:approval'))[1] AS asking_id,
+    min(r.created_at) FILTER (WHERE r.status = 'paused:approval') AS asking_since
+  FROM (SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :most) r
+  JOIN pipeline.handlers h ON h.id = r.handler_id AND NOT h.retired
+) held WHERE CAST(:workflow AS text) IS NULL OR w.name = :workflow
 """)
 
 _BLOCKS = text("""
@@ -111,6 +127,22 @@ _SET_ASIDE_BY_ID = text(f"""
 SELECT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.error FROM pipeline.deliveries d
 JOIN pipeline.handlers h ON h.id = d.handler_id JOIN pipeline.events e ON e.id = d.event_id
 WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name
+""")
+
+#: Inputs of runs that a retired handler has left behind, what a person skipped since included.
+_LEFT_BEHIND = text(f"""
+SELECT DISTINCT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.error FROM pipeline.handlers h
+CROSS JOIN LATERAL (
+  SELECT r.id, r.event_ids FROM pipeline.runs r
+  WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
+  UNION ALL
+  SELECT r.id, r.event_ids FROM pipeline.runs r
+  WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.retry_pending
+) r
+JOIN pipeline.deliveries d ON d.event_id = ANY(r.event_ids) AND d.handler_id = h.id AND d.run_id = r.id
+JOIN pipeline.events e ON e.id = d.event_id
+WHERE h.workflow = :workflow AND h.name = :handler AND h.retired AND d.status IN ('reserved', 'skipped')
+ORDER BY e.id LIMIT :limit
 """)
 
 _RUN = """
@@ -197,6 +229,11 @@ def handlers(tx: Transaction, workflow: str | None = None, *, most: int = MOST_C
     return tx.all(_HANDLERS, workflow=workflow, most=most)
 
 
+def places(tx: Transaction, workflow: str | None = None, *, most: int = MOST_COUNTED) -> Rows:
+    """Who holds the places of workflows without moving on, counted up to ``most``."""
+    return tx.all(_PLACES, workflow=workflow, most=most)
+
+
 def blocks(tx: Transaction, workflow: str | None = None, *, limit: int = 1_000) -> Rows:
     """What holds workflows back, oldest first."""
     return tx.all(_BLOCKS, workflow=workflow, limit=limit)
@@ -234,6 +271,11 @@ def set_aside(
 ) -> Rows:
     """Events that were set aside (or, by status, that wait), oldest first, once for each consumer."""
     return tx.all(_SET_ASIDE, status=status, workflow=workflow, handler=handler, limit=limit)
+
+
+def left_behind(tx: Transaction, workflow: str, handler: str, *, limit: int = 100) -> Rows:
+    """Events that the runs of a handler still hold although it is gone from the code, oldest first."""
+    return tx.all(_LEFT_BEHIND, workflow=workflow, handler=handler, limit=limit)
 
 
 def set_aside_by_id(tx: Transaction, ids: Sequence[int]) -> Rows:

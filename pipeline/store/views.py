@@ -99,11 +99,14 @@ SELECT count(*) FROM pipeline.runs r
 WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'active' AND {_IS_KEPT}
 """)
 
+#: Transactions are numbered by the cluster. A number ahead of it came with a dump of another: a snapshot up to there
+#: tells nothing of this cluster, and a delivery from there was seen by every snapshot of this one.
+_PRESENT = "pg_snapshot_xmax(pg_current_snapshot())"
 #: Facts of every handler of a workflow for the scheduler, each found by an index on what is open.
 _DUE_FACTS = text(f"""
 SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.ordered,
   p.oldest_pending_id,
-  CASE WHEN h.idle_snapshot IS NULL THEN (
+  CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_PRESENT} THEN (
     SELECT true FROM pipeline.deliveries d
     WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
       AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
@@ -114,6 +117,7 @@ SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at
   ELSE (
     SELECT true FROM pipeline.deliveries d
     WHERE d.handler_id = h.id AND d.status = 'pending' AND d.xid >= pg_snapshot_xmin(h.idle_snapshot)
+      AND d.xid < {_PRESENT}
       AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot)
       AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
     ORDER BY d.xid LIMIT 1)

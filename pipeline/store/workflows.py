@@ -99,6 +99,11 @@ SET_STATE = text("UPDATE pipeline.handlers SET state = CAST(:state AS jsonb) WHE
 LOCK_STATES = text("""
 SELECT id, state FROM pipeline.handlers WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE
 """)
+#: Read after the states are locked: whoever else has written one was registered before.
+SHARED_STATES = text("""
+SELECT h.workflow, h.name FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
+WHERE h.id = ANY(:ids) AND w.concurrency > 1 ORDER BY h.id
+""")
 
 #: Called for handlers that run alone: at most one row per handler.
 BACK_OFF = text("""

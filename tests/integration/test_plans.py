@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import TextClause, text
 
 from pipeline.dev import servers
-from pipeline.store import events, invariants, measures, mutations, runs, views, workflows
+from pipeline.store import breakers, events, invariants, measures, mutations, runs, silence, views, workflows
 from pipeline.store.database import Database, encoded
 from tests.factories import IN, LEASE, held
 from tests.support import databases
@@ -106,7 +106,8 @@ READS: Mapping[str, Asked] = {
     "runs in the air": (views._IN_THE_AIR, lambda _: {"workflow": WORKFLOW}),
     "lapsed runs": (views._LAPSED, lambda _: {"limit": 100}),
     "retryable runs": (views._RETRYABLE, lambda _: {"workflow": WORKFLOW, "handler_id": None, "limit": 100}),
-    "unheld runs": (views._UNHELD, lambda _: {"silence": timedelta(seconds=30), "limit": 100}),
+    "unheld runs": (silence.UNHELD, lambda _: {"silence": timedelta(seconds=30), "limit": 100}),
+    "unheard runs": (silence.UNHEARD, lambda _: {"patience": timedelta(seconds=30), "limit": 100}),
     "due mutations": (views._DUE_MUTATIONS, lambda _: {"limit": 100}),
     "finishable sessions": (views._FINISHABLE, lambda _: {"limit": 100}),
     "blocking mutations": (views._UNRESOLVED, lambda _: {"workflow": WORKFLOW}),
@@ -128,6 +129,7 @@ WRITES: Mapping[str, Asked] = {
     "claim produce": (runs.CLAIM_PRODUCE, lambda crowd: claim(crowd.started[170:190])),
     "claim mutate": (runs.CLAIM_MUTATE, lambda crowd: claim(crowd.prepared[110:130])),
     "claim next": (runs.CLAIM_NEXT, lambda crowd: claim(crowd.mutated[40:60])),
+    "rouse": (breakers.ROUSE, lambda _: {"limit": 100}),
     "dispatched": (runs.DISPATCHED, lambda crowd: {"ids": ids(crowd.started[170:190])}),
     "finish prepare": (runs.FINISH_PREPARE, planned),
     "no mutation": (runs.NO_MUTATION, selecting),

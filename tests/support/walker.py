@@ -30,7 +30,7 @@ from pipeline.domain.values import (
 )
 from pipeline.execution import mutations, recovery, runs, starts, stops, workflows
 from pipeline.schedules.scheduler import facts_of
-from pipeline.store import views
+from pipeline.store import silence, views
 from pipeline.store.database import Database, Transaction
 from tests.factories import IN, LEASE, OUT
 from tests.support.world import RefusedError, TimedOutError, World
@@ -152,7 +152,7 @@ class Walker:
         moved |= self._reconcile()
         self._persons_turn()
         with self.db.transaction() as tx:
-            unheld = [row.id for row in views.unheld_runs(tx, silence=timedelta(0))]
+            unheld = [row.id for row in silence.unheld_runs(tx, silence=timedelta(0))]
             retryable = views.retryable_runs(tx, self.workflow)
         for run_id in unheld:
             self.walk(run_id)

@@ -1,0 +1,73 @@
+"""What a handler that is gone from the code has left behind: a person goes on without it.
+
+Its runs hold no place and nobody waits for them, but their inputs stay reserved until the handler comes back
+under its old name or a person ends them.
+"""
+
+from typing import Any
+
+from sqlalchemy import Row
+
+from pipeline.domain.errors import IllegalTransitionError
+from pipeline.domain.ids import EventId
+from pipeline.domain.mutations import MutationStatus
+from pipeline.domain.payloads import mended_text
+from pipeline.domain.runs import RunStatus
+from pipeline.domain.values import Person
+from pipeline.execution import audit, events
+from pipeline.store import events as event_store
+from pipeline.store import mutations as mutation_store
+from pipeline.store import runs as store
+from pipeline.store import workflows as workflow_store
+from pipeline.store.database import Transaction
+
+_SETTLED = ("pending", "applied", "failed")
+
+
+def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> None:
+    """Go on without an event, and without the run of a retired handler that holds it.
+
+    All inputs of that run go with it: they are consumed if its mutation happened, else skipped; what it had asked
+    for and was not sent is void. Refused while nobody knows whether its mutation happened, while its request waits
+    for an answer, and while a worker has it.
+    """
+    key = {"workflow": workflow, "handler": handler, "event_id": event_id}
+    found = tx.first(store.LEFT_BEHIND, **key)
+    if found is None:
+        events.skip(tx, workflow, handler, event_id, by)
+        return
+    tx.all(workflow_store.LOCK_OF_RUNS, ids=[str(found.id)])
+    run = tx.first(store.LOCK_LEFT_BEHIND, id=found.id)
+    if run is None:
+        return  # ended meanwhile, and all its inputs with it
+    _refuse_unanswered(run, event_id)
+    for row in store.by_ids(tx, mutation_store.VOID, [run.id]):
+        tx.announce("mutation.failed", run_id=run.id, mutation_id=row.id, workflow=workflow, resolved_by="void")
+    words = mended_text(by.reason or f"its handler is gone from the code; skipped by {by.name}")
+    ended = tx.first(store.GIVE_UP, id=run.id, error=words)
+    assert ended is not None
+    _let_go(tx, ended, happened=run.mutation_status == MutationStatus.APPLIED)
+    audit.record(tx, by, "event.skip", workflow=workflow, run_id=run.id, event_id=event_id)
+    told = {"workflow": workflow, "handler": handler}
+    tx.announce("run.stopped", run_id=run.id, phase=ended.phase, status=ended.status, **told)
+    tx.announce("event.skipped", event_id=event_id, actor=by.name, **told)
+
+
+def _let_go(tx: Transaction, run: Row[Any], *, happened: bool) -> None:
+    if happened:
+        store.by_ids(tx, event_store.CONSUME_INPUTS, [run.id])
+        return
+    kept = {"run": run.id, "handler_id": run.handler_id, "events": run.event_ids, "quarantine": False}
+    for row in event_store.hand_back(tx, [kept]):
+        tx.first(event_store.SKIP_ONE, event_id=row.event_id, handler_id=run.handler_id)
+
+
+def _refuse_unanswered(run: Row[Any], event_id: EventId) -> None:
+    asks = run.status == RunStatus.PAUSED_APPROVAL and run.finished_at is None
+    unknown = run.mutation_status is not None and run.mutation_status not in _SETTLED
+    if run.lease_expires_at is None and not asks and not unknown:
+        return
+    doubt = f"mutation {run.mutation_id} is {run.mutation_status or MutationStatus.PENDING}"
+    found = f"held by run {run.id}, which " + ("a worker has" if run.lease_expires_at else f"waits: {doubt}")
+    allowed = ["answered first: reject its request, or resolve its mutation"]
+    raise IllegalTransitionError("event", event_id, asked="skip", found=found, allowed=allowed)
