@@ -226,8 +226,22 @@ WHERE w.name IN (SELECT s.workflow FROM pipeline.sessions s WHERE s.id = ANY(CAS
 ORDER BY w.name FOR NO KEY UPDATE
 """)
 
-_RUN_COUNT = "(SELECT count(*) FROM pipeline.runs r WHERE r.session_id = s.id AND r.status = 'committed')"
-_RUN_COST = "(SELECT sum(r.cost) FROM pipeline.runs r WHERE r.session_id = s.id)"
+#: Taken before a session is ended, after its runs: what retention drops at the same moment is then counted once.
+LOCK_SESSIONS = text("""
+SELECT id FROM pipeline.sessions WHERE id = ANY(CAST(:ids AS uuid[])) AND finished_at IS NULL
+ORDER BY id FOR NO KEY UPDATE
+""")
+
+
+def _of_runs(number: str, kept: str) -> str:
+    """A number of a session's runs, with what retention has put aside; NULL when there are too many to read under locks."""
+    read = f"(SELECT status, cost FROM pipeline.runs WHERE session_id = s.id LIMIT {MOST_COUNTED} + 1) r"
+    return f"{kept} + (SELECT CASE WHEN count(*) <= {MOST_COUNTED} THEN {number} END FROM {read})"
+
+
+MOST_COUNTED = 10_000
+_RUN_COUNT = _of_runs("count(*) FILTER (WHERE r.status = 'committed')", "coalesce(s.run_count, 0)")
+_RUN_COST = f"nullif({_of_runs('coalesce(sum(r.cost), 0)', 'coalesce(s.cost, 0)')}, 0)"
 END_SESSIONS = text(f"""
 UPDATE pipeline.sessions s
 SET finished_at = pipeline.clock(), result = 'failed', error = x.error, run_count = {_RUN_COUNT}, cost = {_RUN_COST}
@@ -239,7 +253,8 @@ UPDATE pipeline.sessions s
 SET finished_at = pipeline.clock(), result = 'completed', run_count = {_RUN_COUNT}, cost = {_RUN_COST}
 WHERE s.id = ANY(CAST(:ids AS uuid[])) AND s.finished_at IS NULL
   AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
-  AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id AND r.finished_at IS NULL)
+  AND NOT EXISTS (SELECT FROM pipeline.runs r
+    WHERE r.workflow = s.workflow AND r.session_id = s.id AND r.finished_at IS NULL)
 RETURNING s.*
 """)
 
