@@ -72,6 +72,7 @@ task_ignore_result = True  # results live in Postgres; storing them again costs 
 task_acks_late = True  # a message is done when its work is, not when it arrives
 task_reject_on_worker_lost = True  # a killed child hands its message back; without it the message is dropped
 worker_prefetch_multiplier = 1  # a message held by a busy worker cannot be taken by an idle one
+worker_consumer = "pipeline.tasks.consumer:Keeping"  # what Celery would discard is kept for a person
 worker_cancel_long_running_tasks_on_connection_loss = False  # the fence makes a second copy harmless
 
 # Queues: one per phase, so that workers of their own (`-Q pipeline.mutate`) keep slow mutations away from the rest

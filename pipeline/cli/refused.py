@@ -1,4 +1,4 @@
-"""``pipeline refused``: events that came over the broker and could not be published, kept for a person.
+"""``pipeline refused``: messages that came over the broker and that no worker could work on, kept for a person.
 
 No worker reads the queue ``pipeline.refused``. To look through it, each message is taken, put back at the
 end, and only then acknowledged: that works on every broker and loses nothing. Killed in between, a message
@@ -20,8 +20,7 @@ from pipeline.domain.errors import InvalidInputError
 
 EXIT_MISSING = 1
 _MOST_SHOWN = 3  #: message ids in a table
-_REASON = "refused"  #: the header in which a worker says why
-_KEPT = ("correlation_id", "reply_to", "delivery_mode")  #: properties that travel with a message
+_IN_VAIN = ("invalid", "no task")  #: kinds that no worker will ever take, whatever is deployed
 
 app = typer.Typer(
     help="Events that came over the broker and could not be published: look, send them back, or drop them.",
@@ -45,10 +44,14 @@ class Refused:
     """One message, without its payloads."""
 
     id: str
+    kind: str  #: unpublishable, unreadable, invalid, unknown task or no task
     reason: str
     workflow: str
     events: int
     message_ids: tuple[str, ...]
+    task: str
+    content_type: str
+    size: int  #: bytes
 
 
 @app.command("list")
@@ -87,41 +90,69 @@ def _act(fate: Fate, done: str, ids: Sequence[str] | None, *, everything: bool, 
         raise InvalidInputError("Say which: ids of messages as `pipeline refused list` shows them, or --all.")
     found = [
         each
-        for each in _walked(lambda each: fate if yes and (everything or each.id in wanted) else Fate.KEEP)
+        for each in _walked(lambda each: _fate(fate, each) if yes and (everything or each.id in wanted) else Fate.KEEP)
         if everything or each.id in wanted
     ]
+    kept = [each for each in found if _fate(fate, each) is Fate.KEEP]
     for each in found:
-        shown.say(f"{each.id}: {done if yes else f'would be {done}'}, {_counted(each)}")
+        verb = done if yes else f"would be {done}"
+        shown.say(f"{each.id}: {'stays' if each in kept else verb}, {_counted(each)}{_caution(fate, each)}")
     missing = sorted(wanted - {each.id for each in found})
     shown.say(*(f"{id_}: there is no such message" for id_ in missing))
     if not yes and found:
         shown.say("Nothing was done; add --yes.")
-    if missing:
+    if missing or kept:
         raise typer.Exit(EXIT_MISSING)
+
+
+def _fate(fate: Fate, each: Refused) -> Fate:
+    """Sending back what nobody can ever take would only bring it here again."""
+    return Fate.KEEP if fate is Fate.SEND_BACK and each.kind in _IN_VAIN else fate
+
+
+def _caution(fate: Fate, each: Refused) -> str:
+    if fate is not Fate.SEND_BACK:
+        return ""
+    if each.kind in _IN_VAIN:
+        return "; no worker can take it: let the service send it again, corrected, and drop this one"
+    coming = {"unreadable": "accept its content type", "unknown task": "have that task"}
+    return f"; it comes back here unless the workers {coming[each.kind]}" if each.kind in coming else ""
 
 
 def _walked(fate_of: Callable[[Refused], Fate]) -> list[Refused]:
     """Every message that is there now, in order, after its fate was done."""
     from pipeline.celery import app as celery  # it is slow to import, and most commands never need it
-    from pipeline.tasks.publish import REFUSED
+    from pipeline.tasks import refusals
 
     queues = celery.amqp.queues
     found = []
     with _connected(celery) as channel:
-        kept, producer = queues[REFUSED](channel), celery.amqp.Producer(channel)
+        kept, producer = queues[refusals.REFUSED](channel), celery.amqp.Producer(channel)
         for _ in range(kept.queue_declare().message_count):
-            message = kept.get()
+            message = _next(kept)
             if message is None:
                 break
             found.append(_read(message))
-            fate = fate_of(found[-1])
+            fate, headers = fate_of(found[-1]), refusals.given(message)
             if fate is Fate.KEEP:
-                _sent(producer, message, queues[REFUSED], message.headers)
+                refusals.send(producer, message, queues[refusals.REFUSED], headers)
             elif fate is Fate.SEND_BACK:
-                headers = {name: value for name, value in message.headers.items() if name != _REASON}
-                _sent(producer, message, queues[celery.conf.task_default_queue], headers)
+                came = headers.get(refusals.FROM)
+                to = queues[came if came in queues else celery.conf.task_default_queue]
+                theirs = {name: value for name, value in headers.items() if name not in refusals.OURS}
+                refusals.send(producer, message, to, theirs)
             message.ack()
     return found
+
+
+def _next(queue: Any) -> Any:
+    """The next message, also one that cannot be unpacked: ``queue.get`` would raise, and leave it in our hands."""
+    message = queue.channel.basic_get(queue=queue.name, no_ack=False)
+    made = getattr(queue.channel, "message_to_python", None)
+    if message is not None:
+        message = made(message) if made else message
+        message.accept = {"application/json"}
+    return message
 
 
 @contextmanager
@@ -141,50 +172,49 @@ def _connected(celery: Any) -> Iterator[Any]:
             raise typer.Exit(EXIT_AGAIN) from None
 
 
-def _sent(producer: Any, message: Any, to: Any, headers: dict[str, Any]) -> None:
-    """The same message into a queue. When this returns, the broker has it."""
-    producer.publish(
-        message.body,
-        exchange=to.exchange,
-        routing_key=to.routing_key,
-        declare=[to],
-        headers=headers,
-        content_type=message.content_type,
-        content_encoding=message.content_encoding,
-        retry=False,
-        **{name: message.properties[name] for name in _KEPT if message.properties.get(name)},
-    )
-
-
 def _read(message: Any) -> Refused:
     """What can be said of a message, whatever is in it."""
-    try:
-        args, kwargs, *_ = message.payload
-        given = dict(zip(("workflow", "events"), args, strict=False)) | dict(kwargs)
-    except (TypeError, ValueError):
-        given = {}
+    from pipeline.tasks import refusals
+
+    headers, given = refusals.given(message), _given(message)
     events = given.get("events")
     rows = [row for row in events if isinstance(row, dict)] if isinstance(events, list) else []
     return Refused(
-        id=str(message.headers.get("id") or message.delivery_tag),
-        reason=str(message.headers.get(_REASON, "")),
+        id=str(headers.get("id") or headers.get(refusals.ID) or message.delivery_tag),
+        kind=str(headers.get(refusals.KIND, refusals.Kind.UNPUBLISHABLE)),
+        reason=str(headers.get(refusals.REASON, "")),
         workflow=str(given.get("workflow", "")),
         events=len(rows),
         message_ids=tuple(str(row.get("message_id", "")) for row in rows),
+        task=refusals.named(message),
+        content_type=str(message.content_type or ""),
+        size=len(message.body or b""),
     )
+
+
+def _given(message: Any) -> dict[Any, Any]:
+    """The arguments of a message by their names; nothing if they cannot be read."""
+    try:
+        body = message.payload
+        args, kwargs = (body["args"], body["kwargs"]) if isinstance(body, dict) else body[:2]
+        return dict(zip(("workflow", "events"), args, strict=False)) | dict(kwargs)
+    except Exception:  # noqa: BLE001 - such a message is here because it cannot be read
+        return {}
 
 
 def _table(title: str, found: Sequence[Refused]) -> None:
     lists.listed(
         title,
-        ("id", "workflow", "events", "message ids"),
-        [(each.id, each.workflow, each.events, _named(each)) for each in found],
+        ("id", "kind", "workflow", "events", "message ids"),
+        [(each.id, each.kind, each.workflow, each.events, _named(each)) for each in found],
         [each.reason for each in found],
         note="reason",
     )
 
 
 def _counted(each: Refused) -> str:
+    if each.kind != "unpublishable":
+        return f"{each.kind}, {names.many(each.size, 'byte')} for task {each.task!r}"
     return f"{names.many(each.events, 'event')} for {each.workflow!r}"
 
 

@@ -7,6 +7,7 @@ one that is killed takes its last second along, and nothing else.
 from pipeline.config import Settings
 from pipeline.runtime.gauges import Gauges
 from pipeline.store.database import Database
+from pipeline.tasks import refusals
 from pipeline.telemetry.meters import Meters, require
 
 _meters: Meters | None = None
@@ -25,6 +26,7 @@ def begin(settings: Settings) -> None:
     meters = _meters or Meters(settings)
     if meters.is_wanted:
         meters.begin(Gauges(Database.connect(settings.database_url, pool_size=1)).register)
+        refusals.count_none()
 
 
 def begin_child() -> None:

@@ -16,14 +16,14 @@ from pipeline.celery import app
 from pipeline.client.publishing import Receipt
 from pipeline.client.publishing import publish as publish_in
 from pipeline.domain.errors import InvalidInputError
-from pipeline.tasks import chains
+from pipeline.tasks import chains, refusals
 from pipeline.tasks.host import host
+from pipeline.tasks.refusals import KIND, REASON, REFUSED, Kind
 from pipeline.tasks.shown import options
 from pipeline.telemetry import contexts
 
 log = logging.getLogger(__name__)
 
-REFUSED = "pipeline.refused"
 _LONGEST_PAUSE = 60
 
 
@@ -67,7 +67,8 @@ def _named(args: Any, kwargs: Any) -> dict[str, Any]:
 def _refuse(task: Any, error: Exception) -> None:
     words = f"{type(error).__name__}: {error}"[:1000]
     log.error("events cannot be published and were moved to %s: %s", REFUSED, words)
-    _send(task, queue=REFUSED, headers={"refused": words})
+    _send(task, queue=REFUSED, headers={REASON: words, KIND: str(Kind.UNPUBLISHABLE)})
+    refusals.count(Kind.UNPUBLISHABLE)
 
 
 def _send(task: Any, **how: Any) -> None:

@@ -187,7 +187,7 @@ def test_the_database_client_commits_says_what_was_new_and_rings_only_then(
     assert client.publish("shop", [ORDER]).repeated == ("order:1",)
     client.close()
     assert count(db) == 1
-    how = {"queue": "pipeline.schedule", "ignore_result": True, "retry": False}
+    how = {"queue": "pipeline.schedule", "serializer": "json", "ignore_result": True, "retry": False}
     assert app.sent == [("pipeline.schedule", {"args": ["shop"], **how})]
 
 

@@ -15,6 +15,7 @@ from pipeline.execution import events
 from pipeline.runtime.points import Point
 from pipeline.schedules.report import Message
 from pipeline.store.database import Database
+from pipeline.tasks import refusals
 from pipeline.telemetry import metrics
 from pipeline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, METRICS
 from pipeline.testing.scripted import Does, scripted
@@ -191,6 +192,8 @@ def everything(db: Database) -> None:
         run.settle()
     (done, *_) = [row for row in run.runs() if row.status == "committed"]
     run.deliver(Message(task="pipeline.next", ids=(str(done.id),)))
+    for kind in refusals.Kind:
+        refusals.count(kind)
 
 
 def test_every_metric_of_runs_is_really_counted_with_the_labels_of_the_table(db: Database, counted: Counted) -> None:
