@@ -27,6 +27,7 @@ class FailureKind(StrEnum):
     AUTH = "auth"  #: credentials or permissions need a person
     INTERNAL = "internal"  #: the host failed
     CRASH = "crash"  #: the worker vanished
+    VOID = "void"  #: what a person approved is not what would be sent now
 
 
 #: What Python raises when the code is wrong.
@@ -148,6 +149,8 @@ def decide(failure: Failure, standing: Standing, policy: FailurePolicy, *, chanc
             return Consequence(status=RunStatus.PAUSED_APPROVAL, disposition=disposition, block=BlockKind.APPROVAL)
         case FailureKind.INTERNAL:
             return _exhausted(disposition)
+        case FailureKind.VOID:  # nobody failed: a fresh run asks again, at once
+            return Consequence(status=RunStatus.PAUSED_TRANSIENT, disposition=disposition)
         case _ as never:
             assert_never(never)
 

@@ -152,6 +152,7 @@ def _write(tx: Transaction, ended: Sequence[Ended]) -> None:
     _doubt(tx, ended)
     _hand_back(tx, ended)
     _back_off(tx, ended)
+    tx.all(workflow_store.LOCK_SESSIONS, ids=[str(item.run.session_id) for item in ended])
     tx.all(workflow_store.END_SESSIONS, rows=encoded([_session_row(item) for item in ended]))
     for item in ended:
         reason = item.failure.message

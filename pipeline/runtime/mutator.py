@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, Timeout
 
 from pipeline.connectors.sdk import Call, Operation
 from pipeline.domain.errors import LogicError, StaleWriteError
-from pipeline.domain.failures import classify
+from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.ids import RunId
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.values import Applied, Held, Person, Request, Stopped
@@ -234,13 +234,13 @@ class Mutator:
     def _still_known(
         self, tx: Transaction, approved: Sequence[Held], by_id: dict[Any, Row[Any]]
     ) -> tuple[dict[Held, OperationName], Sequence[Ended]]:
-        """Requests that can be sent. One whose operation is gone from the code is void, and its run stops."""
+        """Requests that can be sent. The runs of the others stop."""
         if not approved:
             return {}, ()
         rows = views.mutations(tx, [by_id[item.run_id].mutation_id for item in approved])
         by_run = {row.run_id: row for row in rows}
         problems = {item: problem for item in approved if (problem := self._void(by_run[item.run_id]))}
-        stopped = [Stopped(held=item, failure=classify(LogicError(words))) for item, words in problems.items()]
+        stopped = [Stopped(held=item, failure=failure) for item, failure in problems.items()]
         ended = stops.stop(tx, stopped).landed if stopped else ()
         kept = [item for item in approved if item not in problems]
         return {item: (by_run[item.run_id].connector, by_run[item.run_id].operation) for item in kept}, ended
@@ -249,16 +249,19 @@ class Mutator:
         operations = {item: self._operation(*name) for item, name in known.items()}
         return {item: (operation.timeout, operation.settle) for item, operation in operations.items()}
 
-    def _void(self, row: Row[Any]) -> str | None:
-        """Why an approved request may not be sent: what was approved is not what would go out."""
+    def _void(self, row: Row[Any]) -> Failure | None:
+        """Why an approved request may not be sent: it is gone from the code, or it would not be what was approved."""
+        name = f"{row.connector}.{row.operation}"
         operation = self.registry.operation(row.connector, row.operation)
         if operation is None:
-            return f"{row.connector}.{row.operation} is gone from the code"
+            return classify(LogicError(f"{name} is gone from the code"))
         try:
-            same = request_hash(row.connector, row.operation, operation.check(row.params)) == row.request_hash
+            if request_hash(row.connector, row.operation, operation.check(row.params)) == row.request_hash:
+                return None
+            words = f"{name} would not send what was approved: it has changed"
         except LogicError as error:
-            return f"{row.connector}.{row.operation} no longer takes what was approved: {error}"
-        return None if same else f"{row.connector}.{row.operation} would not send what was approved: it has changed"
+            words = f"{name} no longer takes what was approved: {error}"
+        return Failure(kind=FailureKind.VOID, message=words, error_type="VoidApproval")
 
     def _request(self, run: Row[Any], asked: Asked) -> Request:
         operation = self._operation(asked.connector, asked.operation)

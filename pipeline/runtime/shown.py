@@ -5,6 +5,7 @@ import json
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
@@ -92,4 +93,19 @@ class Asked:
 
 def request_hash(connector: str, operation: str, params: Any) -> str:
     """What names a request exactly: approving it is approving this."""
-    return hashlib.sha256(json.dumps([connector, operation, params], sort_keys=True).encode()).hexdigest()
+    written = json.dumps([connector, operation, _as_kept(params)], sort_keys=True)
+    return hashlib.sha256(written.encode()).hexdigest()
+
+
+def _as_kept(value: Any) -> Any:
+    """A value of JSON as the ledger returns it: Postgres writes a large float as an integer, and no negative zero."""
+    match value:
+        case dict():
+            return {key: _as_kept(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_as_kept(item) for item in value]
+        case float():
+            written = repr(value)
+            return int(Decimal(written)) if "e+" in written else value or 0.0
+        case _:
+            return value

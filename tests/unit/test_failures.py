@@ -101,6 +101,16 @@ def test_a_first_crash_is_followed_at_once_and_later_ones_pause(earlier: int, de
     assert found.delay == seconds(delay)
 
 
+@pytest.mark.parametrize("earlier", [0, 3, 50])
+@pytest.mark.parametrize("on_logic_error", OnLogicError)
+def test_a_void_approval_is_nobodys_failure_and_a_fresh_run_asks_again_at_once(
+    on_logic_error: OnLogicError, earlier: int
+) -> None:
+    found = decided(FailureKind.VOID, replace(BEFORE, earlier_failures=earlier, on_logic_error=on_logic_error))
+    assert (found.status, found.disposition.inputs) == (RunStatus.PAUSED_TRANSIENT, Inputs.RELEASE)
+    assert (found.block, found.maintenance, found.quarantine, found.delay) == (None, False, False, timedelta(0))
+
+
 @pytest.mark.parametrize("kind", [FailureKind.TRANSIENT, FailureKind.CRASH])
 @pytest.mark.parametrize("earlier", [3, 4, 1000])
 def test_the_last_allowed_failure_asks_a_person(kind: FailureKind, earlier: int) -> None:
