@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
 from pipeline.cli import lists, shown
@@ -17,8 +18,11 @@ from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaError
 from pipeline.execution import breakers as verbs
 from pipeline.runtime.plan import Planner, counts
 from pipeline.runtime.registry import Registry
+from pipeline.schedules.scheduler import messages_for
 from pipeline.store import ledger, listings
 from pipeline.store.database import Database
+
+_COHORT = 100  #: runs for which one message rings
 
 
 class Switch(StrEnum):
@@ -103,6 +107,25 @@ def breaker(
     as_json: shown.AsJson = False,
 ) -> None:
     """Stop new mutations of an operation, or let them go on."""
+    connector, name = _named(operation)
+    bell, who, changed = shown.Bell(), shown.person(by, reason), True
+    roused: Sequence[Row[Any]] = ()
+    with context.obj.transaction() as tx:
+        if switch is Switch.OPEN:
+            verbs.open_(tx, (connector, name), who)
+        elif changed := verbs.close(tx, (connector, name), who):
+            roused = verbs.rouse(tx)
+    for first in range(0, len(roused), _COHORT):
+        bell.runs(messages_for(roused[first : first + _COHORT], context.obj))
+    if as_json:
+        shown.as_json({"operation": operation, "act": switch, "is_changed": changed, "is_rung": bell.heard})
+        return
+    rung = f"It rings for {names.many(len(roused), 'run')} that may have waited behind it." if roused else ""
+    shown.say(f"{operation}: {switch}" if changed else f"{operation} was not open", rung, bell.words())
+
+
+def _named(operation: str) -> tuple[str, str]:
+    """Connector and operation as they were typed; refused when the code here knows better."""
     connector, _, name = operation.partition(".")
     if not connector or not name:
         raise InvalidInputError(f"{operation!r} names no operation; expected connector.operation, such as mail.send.")
@@ -116,17 +139,7 @@ def breaker(
         typer.echo(
             f"Without PIPELINE_WORKFLOWS nobody here knows whether {operation} exists: mind its spelling.", err=True
         )
-    database: Database = context.obj
-    changed = True
-    with database.transaction() as tx:
-        if switch is Switch.OPEN:
-            verbs.open_(tx, (connector, name), shown.person(by, reason))
-        else:
-            changed = verbs.close(tx, (connector, name), shown.person(by, reason))
-    if as_json:
-        shown.as_json({"operation": operation, "act": switch, "is_changed": changed})
-    else:
-        shown.say(f"{operation}: {switch}" if changed else f"{operation} was not open")
+    return connector, name
 
 
 def _known() -> Registry:

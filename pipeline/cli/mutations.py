@@ -12,9 +12,11 @@ from pipeline.cli import lists, shown
 from pipeline.cli.runs import advised, timeline
 from pipeline.client import exports, names
 from pipeline.client import mutations as client
+from pipeline.client.advice import waits_until
 from pipeline.client.desk import KEY, Answer, Desk, Filter, Given, Question, given_to_all
 from pipeline.client.exports import Preview
 from pipeline.client.mutations import MutationDetail
+from pipeline.client.workflows import holding
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.values import Person
@@ -22,6 +24,7 @@ from pipeline.domain.values import Person
 Operation = Annotated[str | None, typer.Option(help="Only of this operation, as connector.operation.")]
 Which = Annotated[str, typer.Argument(help="Which mutation, by its id or how that begins.")]
 
+_MOST = 10_000  #: answers given at once
 _SETTLED = (MutationStatus.APPLIED, MutationStatus.FAILED)
 _FOLLOWS = {
     Answer.HAPPENED: "`next` runs with that result; nothing is sent again.",
@@ -51,11 +54,15 @@ def mutations(  # noqa: PLR0913 - options of a command
         return
     _check_workflow(desk, workflow)
     only = Filter(workflow=workflow, statuses=(status,))
-    found = desk.settled(only, limit=limit, recent=recent) if status in _SETTLED else desk.questions(only, limit=limit)
+    is_settled = status in _SETTLED
+    found, is_more = lists.first(
+        desk.settled(only, limit=limit + 1, recent=recent) if is_settled else desk.questions(only, limit=limit + 1),
+        limit,
+    )
     if as_json:
         shown.as_json([question.as_dict() for question in found])
         return
-    _list(f"{len(found)} {status}", found)
+    _list(lists.count(f"{len(found)} {status}", "newest" if is_settled else "oldest", is_more=is_more), found)
 
 
 def resolve(  # noqa: PLR0913 - options of a command
@@ -83,8 +90,8 @@ def resolve(  # noqa: PLR0913 - options of a command
     if workflow is None and operation is None:
         raise InvalidInputError("Nothing says which mutations; give an id, --workflow or --operation.")
     _check_workflow(desk, workflow)
-    found = desk.questions(_filter(workflow, operation), limit=10_000)
-    _give(desk, given_to_all(found, answer, value), who, yes=yes, as_json=as_json)
+    found, is_more = lists.first(desk.questions(_filter(workflow, operation), limit=_MOST + 1), _MOST)
+    _give(desk, given_to_all(found, answer, value), who, (yes, as_json, is_more))
     shown.say("" if as_json else bell.words())
 
 
@@ -108,12 +115,12 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     bell = shown.Bell()
     desk = _desk(context, bell)
     _check_workflow(desk, workflow)
-    asked = desk.asked_by(to, _filter(workflow, operation))
+    asked, is_more = lists.first(desk.asked_by(to, _filter(workflow, operation), limit=_MOST + 1), _MOST)
     found = exports.preview(asked, exports.read(export), column, complete=complete)
     if not as_json:
         _say(found)
     who = replace(shown.person(by, reason), evidence={"export": export.name, "column": column, "complete": complete})
-    _give(desk, list(found.given), who, yes=yes, as_json=as_json)
+    _give(desk, list(found.given), who, (yes, as_json, is_more))
     shown.say("" if as_json else bell.words())
 
 
@@ -138,7 +145,10 @@ def approve(
             "Nothing was changed."
         )
     desk.approve(question, shown.person(by, reason))
-    follows = f"{question.title}: exactly this request is sent, once."
+    with desk.db.transaction() as tx:
+        until = waits_until(question, holding(tx, question.workflow))
+    after = f", as soon as {until.words}" if until else ""
+    follows = f"{question.title}: exactly this request is sent, once{after}."
     _said(question.id, "approved", follows, bell, as_json=as_json)
 
 
@@ -149,7 +159,7 @@ def reject(
     by: shown.By = "",
     as_json: shown.AsJson = False,
 ) -> None:
-    """Refuse a request that waits for approval: it is never sent, and its events are skipped."""
+    """Refuse a request, also one that was allowed and not sent yet: it is never sent, and its events are skipped."""
     bell, who = shown.Bell(), _with_reason(shown.person(by, reason))
     desk = _desk(context, bell)
     mutation_id = _id(desk, mutation)
@@ -207,21 +217,25 @@ def _said(mutation_id: UUID, what: str, follows: str, bell: shown.Bell, *, as_js
         shown.say(f"{mutation_id}: {what}", follows, bell.words())
 
 
-def _give(desk: Desk, given: list[Given], who: Person, *, yes: bool, as_json: bool) -> None:
+def _give(desk: Desk, given: list[Given], who: Person, options: tuple[bool, bool, bool]) -> None:
+    yes, as_json, is_more = options
     settled = desk.settle(given, who) if yes else None
     if as_json:
         answers = [{"mutation": item.question.id, "answer": item.answer} for item in given]
         taken, refused = (settled.taken, settled.refused) if settled else ([], {})
         told = {str(mutation): words for mutation, words in refused.items()}
-        shown.as_json({"given": answers, "is_done": yes, "taken": taken, "refused": told})
+        shown.as_json({"given": answers, "is_done": yes, "taken": taken, "refused": told, "is_more": is_more})
     else:
-        _list(f"{len(given)} answers", [item.question for item in given], [str(item.answer) for item in given])
+        title = lists.count(f"{len(given)} answers", "first", is_more=is_more)
+        _list(title, [item.question for item in given], [str(item.answer) for item in given])
         if settled is None:
             shown.say("Nothing was changed. Repeat with --yes to give these answers.")
         else:
             shown.say(f"{len(settled.taken)} settled, {len(settled.refused)} refused")
             shown.say(*(f"{mutation}: {words}" for mutation, words in settled.refused.items()))
-    if settled is not None and settled.refused:
+            if is_more:
+                shown.say_more(len(given))
+    if settled is not None and (settled.refused or is_more):
         raise typer.Exit(1)
 
 

@@ -5,11 +5,9 @@ import json
 import logging
 import os
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -34,10 +32,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def registry() -> Registry:
-    """What PIPELINE_WORKFLOWS names. Modules are found in the current folder too, as `celery` finds them."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    """What PIPELINE_WORKFLOWS names, found as a worker finds it."""
     return Registry.load(Settings.load(os.environ).workflows)
 
 
@@ -108,6 +103,13 @@ class Bell:
 
         self._heard(chains.send(Message(task="pipeline.mutate", ids=(str(run_id),))))
 
+    def runs(self, messages: Iterable[Message]) -> None:
+        """Tell workers that runs may go on."""
+        from pipeline.tasks import chains
+
+        for message in messages:
+            self._heard(chains.send(message))
+
     def words(self) -> str:
         """What follows from having rung, or from not having been heard."""
         if self.heard is None:
@@ -129,6 +131,11 @@ def say(*lines: str) -> None:
     for line in lines:
         if line:
             typer.echo(printable(line, lines=True))
+
+
+def say_more(number: int) -> None:
+    """Say that an act reached only the first of what was meant."""
+    say(f"These were the first {number}; there are more: repeat it.")
 
 
 def as_json(value: Any) -> None:

@@ -12,6 +12,11 @@ def show_run(run_id: UUID | str) -> str:
     return f"pipeline runs {run_id}"
 
 
+def show_workflow(workflow: str) -> str:
+    """Look at a workflow."""
+    return f"pipeline workflows {shlex.quote(workflow)}"
+
+
 def show_mutation(mutation_id: UUID | str) -> str:
     """Look at a mutation."""
     return f"pipeline mutations {mutation_id}"

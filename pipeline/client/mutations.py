@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from pipeline.client import advice, names, timelines
+from pipeline.client import advice, names, timelines, workflows
 from pipeline.client.advice import Advice
 from pipeline.client.desk import Desk, Question
 from pipeline.client.timelines import Moment
@@ -32,11 +32,12 @@ def detail(desk: Desk, text: str, *, result: bool = False) -> MutationDetail:
         mutation_id = names.uuid(tx, text, "mutation")
         (row,) = listings.mutations(tx, [mutation_id])
         timeline = timelines.of_mutation(row, acts=listings.audit(tx, mutation_id=mutation_id), now=tx.clock())
+        holding = workflows.holding(tx, row.workflow)
     return MutationDetail(
         question=desk.question(mutation_id),
         result=row.result if result else None,
         resolved_by=row.resolved_by,
         resolved_at=row.resolved_at,
         timeline=timeline,
-        advice=advice.for_mutation(row),
+        advice=advice.for_mutation(row, holding),
     )

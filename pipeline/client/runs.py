@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from pipeline.client import advice, names, timelines
+from pipeline.client import advice, names, timelines, workflows
 from pipeline.client.advice import Advice, Around
 from pipeline.client.timelines import Moment
 from pipeline.domain.runs import Phase, RunStatus
@@ -133,6 +133,7 @@ def _detail(tx: Transaction, run_id: UUID) -> RunDetail:
         carried=carried[0] if carried else None,
         blocks=frozenset(block.kind for block in blocks if block.closed_at is None),
         is_in_maintenance=workflow.maintenance,
+        holding=workflows.holding(tx, run.workflow),
     )
     return RunDetail(
         run=run_of(run),

@@ -7,12 +7,14 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from pipeline.client import names
-from pipeline.domain.workflows import BlockKind, Desired, HandlerKind, shown_status
-from pipeline.store import listings, views
+from pipeline.client import commands, names
+from pipeline.client.advice import Holding, open_breakers
+from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, Desired, HandlerKind, shown_status
+from pipeline.store import ledger, listings, views
 from pipeline.store.database import Database, Transaction
 
 _RECENT_ACTS = 10_000
+_Cause = tuple[str, datetime | None]  #: why nothing starts, and since when
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,24 @@ def detail(db: Database, name: str) -> WorkflowDetail:
     )
 
 
+def holding(tx: Transaction, name: str) -> Holding:
+    """What keeps the runs of a workflow from starting, and requests that were allowed from being sent."""
+    (row,) = listings.workflows(tx, name)
+    blocks = listings.blocks(tx, name)
+    lifts = [commands.resume(name)] if row.desired == Desired.PAUSED or _resumes(blocks) else []
+    lifts += [commands.exit_maintenance(name)] if row.maintenance else []
+    return Holding(
+        why="; ".join(words for words, _ in _switched(tx, row, blocks)),
+        commands=tuple(lifts) or (commands.show_workflow(name),),
+        breakers=tuple(ledger.breakers(tx)),
+        has_one_place=row.concurrency == 1,
+    )
+
+
+def _resumes(blocks: Sequence[Row[Any]]) -> bool:
+    return bool(blocks) and all(block.kind in CLEARED_BY_RESUME for block in blocks)
+
+
 def act_of(row: Row[Any]) -> Act:
     """A row of the audit, as people see it."""
     return Act(at=row.at, actor=row.actor, act=row.act, reason=row.reason)
@@ -146,13 +166,18 @@ def _listed(tx: Transaction, name: str | None) -> list[Workflow]:
     blocks: dict[str, list[Row[Any]]] = {}
     for row in listings.blocks(tx, name):
         blocks.setdefault(row.workflow, []).append(row)
-    return [
-        _workflow(tx, row, handlers.get(row.name, []), blocks.get(row.name, [])) for row in listings.workflows(tx, name)
-    ]
+    places, breakers = {row.workflow: row for row in listings.places(tx, name)}, ledger.breakers(tx)
+    listed = []
+    for row in listings.workflows(tx, name):
+        its_blocks = blocks.get(row.name, [])
+        causes = [*_switched(tx, row, its_blocks), *_occupied(row, places[row.name], breakers)]
+        listed.append(_workflow(row, handlers.get(row.name, []), its_blocks, causes))
+    return listed
 
 
-def _workflow(tx: Transaction, row: Row[Any], handlers: Sequence[Row[Any]], blocks: Sequence[Row[Any]]) -> Workflow:
-    causes = _causes(tx, row, blocks)
+def _workflow(
+    row: Row[Any], handlers: Sequence[Row[Any]], blocks: Sequence[Row[Any]], causes: Sequence[_Cause]
+) -> Workflow:
     return Workflow(
         name=row.name,
         status=shown_status(Desired(row.desired), [BlockKind(block.kind) for block in blocks]),
@@ -168,9 +193,9 @@ def _workflow(tx: Transaction, row: Row[Any], handlers: Sequence[Row[Any]], bloc
     )
 
 
-def _causes(tx: Transaction, row: Row[Any], blocks: Sequence[Row[Any]]) -> list[tuple[str, datetime | None]]:
-    """Why a workflow does not start runs, each with the instant it began."""
-    causes: list[tuple[str, datetime | None]] = []
+def _switched(tx: Transaction, row: Row[Any], blocks: Sequence[Row[Any]]) -> list[_Cause]:
+    """The switches for which a workflow does not start runs, each with the instant it was turned."""
+    causes: list[_Cause] = []
     if row.desired == Desired.PAUSED:
         acts = listings.audit_of_workflow(tx, row.name, recent=_RECENT_ACTS, limit=100)
         pause = next((act for act in acts if act.act == "workflow.pause"), None)
@@ -182,6 +207,21 @@ def _causes(tx: Transaction, row: Row[Any], blocks: Sequence[Row[Any]]) -> list[
         more = f" (and {len(blocks) - 1} more)" if len(blocks) > 1 else ""
         causes.append((f"{blocks[0].kind}: {blocks[0].reason}{more}", blocks[0].since))
     return causes
+
+
+def _occupied(row: Row[Any], places: Row[Any], breakers: Sequence[Row[Any]]) -> list[_Cause]:
+    """Who holds every place and waits: nothing else starts, although no switch says so."""
+    if row.concurrency == 1 and places.asking_id is not None:
+        return [(f"run {places.asking_id} waits for approval and holds the only place", places.asking_since)]
+    if breakers and places.unsent >= row.concurrency:
+        who = (
+            f"{places.unsent} runs hold every place and wait"
+            if places.unsent > 1
+            else "1 run holds the only place and waits"
+        )
+        since = min(breaker.opened_at for breaker in breakers)
+        return [(f"{who} to send; open breakers: {open_breakers(breakers)}", since)]
+    return []
 
 
 def _handler(row: Row[Any]) -> Handler:

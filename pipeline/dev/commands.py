@@ -43,7 +43,7 @@ _PRINTS: dict[str, str] = {
     "quarantine skip": "`chosen`, `is_done`, `taken`, `refused`, `is_rung`",
     "quarantine add": "`chosen`, `is_done`, `taken`, `refused`, `is_rung`",
     "publish": "`new`, `repeated`, `replaced`, `is_rung`",
-    "breaker": "`operation`, `act`, `is_changed`",
+    "breaker": "`operation`, `act`, `is_changed`, `is_rung`",
     "breakers": "a list of `connector`, `operation`, `reason`, `opened_by`, `opened_at`, `probe_at`",
     "connectors": "a list of `connector`, `operation`, `grade`, `timeout`, `settle`",
     "plan": "`requests` and `counts`",

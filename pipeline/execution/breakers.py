@@ -5,8 +5,12 @@ before anything is in the ledger; one of them is let through now and then to see
 comes back.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
 
 from pipeline.domain.policies import BreakerPolicy
 from pipeline.domain.values import Person
@@ -34,11 +38,12 @@ def admit(tx: Transaction, asked: Collection[OperationName]) -> dict[OperationNa
     }
 
 
-def judge(tx: Transaction, name: OperationName, policy: BreakerPolicy) -> bool:
-    """Open the breaker if too many of the last outcomes are unknown. Returns whether this call opened it."""
+def judge(tx: Transaction, name: OperationName, policy: BreakerPolicy, mutation_id: UUID) -> bool:
+    """Open the breaker if too many of the last outcomes are unknown, such as this one. Returns whether it did."""
     connector, operation = name
     row = tx.first(
         store.JUDGE,
+        mutation_id=mutation_id,
         connector=connector,
         operation=operation,
         share=policy.share,
@@ -71,6 +76,12 @@ def close(tx: Transaction, name: OperationName, by: Person) -> bool:
     if was_open:
         audit.record(tx, by, f"breaker.close {'.'.join(name)}")
     return was_open
+
+
+def rouse(tx: Transaction, *, limit: int = 1_000) -> Sequence[Row[Any]]:
+    """Runs that may have waited behind a breaker: ring for them. If nobody hears it, the next tick rings, without the
+    usual silence. What a run asks for is not written down before it is sent, so others may be among them."""
+    return sorted(tx.all(store.ROUSE, limit=limit), key=lambda row: row.id)
 
 
 def _close(tx: Transaction, name: OperationName, *, by_person: bool) -> bool:

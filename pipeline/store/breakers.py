@@ -2,17 +2,31 @@
 
 from sqlalchemy import text
 
-#: Open if enough of the operation's last calls ended with nobody knowing what became of them; what was before it was
-#: closed last counts no more. Ids are ordered by time, so the floor keeps this a short walk back from the newest row.
-JUDGE = text("""
-WITH recent AS (
-  SELECT doubted_at IS NOT NULL AS unknown FROM pipeline.mutations
-  WHERE id >= CAST(lpad(to_hex(CAST(extract(epoch FROM clock_timestamp() - :window) * 1000 AS bigint)), 12, '0')
-                   || '00000000000000000000' AS uuid)
-    AND connector = :connector AND operation = :operation AND sent_at > pipeline.clock() - :window
-    AND status <> 'in_flight' AND sent_at > coalesce(
-      (SELECT closed_at FROM pipeline.breakers WHERE connector = :connector AND operation = :operation), '-infinity')
-  ORDER BY id DESC LIMIT :last
+#: Calls that count: answered or given up, sent within the window, and after the breaker was closed last.
+_COUNTS = """m.connector = :connector AND m.operation = :operation AND m.sent_at > pipeline.clock() - :window
+    AND m.status <> 'in_flight' AND m.sent_at > coalesce(
+      (SELECT closed_at FROM pipeline.breakers WHERE connector = :connector AND operation = :operation), '-infinity')"""
+
+#: Open if enough of the operation's last calls ended with nobody knowing what became of them. Ids are ordered by time,
+#: so the floor keeps this a short walk back from the newest row. A request that waited for approval is older than its
+#: call: those come from the approvals around the one in question, and from the newest.
+JUDGE = text(f"""
+WITH acts AS (
+  SELECT id FROM pipeline.audit WHERE mutation_id = CAST(:mutation_id AS uuid) AND act = 'mutation.approve'
+  UNION SELECT max(id) FROM pipeline.audit
+), fresh AS (
+  SELECT m.id FROM pipeline.mutations m
+  WHERE m.id >= CAST(lpad(to_hex(CAST(extract(epoch FROM clock_timestamp() - :window) * 1000 AS bigint)), 12, '0')
+                     || '00000000000000000000' AS uuid) AND {_COUNTS}
+  ORDER BY m.id DESC LIMIT :last
+), seen AS MATERIALIZED (
+  SELECT id FROM fresh
+  UNION
+  SELECT a.mutation_id FROM acts JOIN pipeline.audit a ON a.id BETWEEN acts.id - :last AND acts.id + :last
+  WHERE a.act = 'mutation.approve'
+), recent AS (
+  SELECT m.doubted_at IS NOT NULL AS unknown FROM seen JOIN pipeline.mutations m ON m.id = seen.id
+  WHERE {_COUNTS} ORDER BY m.sent_at DESC, m.id DESC LIMIT :last
 ), counted AS (
   SELECT count(*) AS calls, count(*) FILTER (WHERE unknown) AS unknown FROM recent
 )
@@ -47,4 +61,16 @@ PROBE = text("""
 UPDATE pipeline.breakers SET probe_at = pipeline.clock() + probe_every
 WHERE connector = :connector AND operation = :operation AND closed_at IS NULL AND probe_at <= pipeline.clock()
 RETURNING *
+""")
+
+#: Runs that have sent nothing and that nobody holds: some of them may have been told to wait behind the breaker. What
+#: somebody else has locked is on its way already.
+ROUSE = text("""
+WITH waiting AS (
+  SELECT r.id FROM pipeline.runs r
+  WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
+    AND (r.phase = 'mutating' OR r.phase = 'prepared' AND r.event_ids <> '{}')
+  ORDER BY r.id LIMIT :limit FOR NO KEY UPDATE OF r SKIP LOCKED
+)
+UPDATE pipeline.runs r SET dispatched_at = NULL FROM waiting WHERE r.id = waiting.id RETURNING r.*
 """)
