@@ -243,7 +243,7 @@ def skip(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
 
 
 def reject(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
-    """A person refuses a request that waits for approval: it is skipped, never having been sent."""
+    """A person refuses a request, or takes an approval back while it was not sent: it is skipped."""
     row = _skip(tx, mutation_id, by, "reject", [MutationStatus.PENDING])
     tx.announce("mutation.rejected", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.reject", **_subject(row))

@@ -227,12 +227,13 @@ UPDATE pipeline.mutations SET status = 'needs_reconcile', reconcile_attempts = 0
 WHERE id = :id AND status = 'indeterminate' AND reconcilable RETURNING *
 """)
 
+#: A request that was allowed and not sent can be taken back: a worker that holds its run finds it stopped.
 SKIP = text("""
 WITH judged AS (
   SELECT r.id AS run, m.id AS mutation FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
   WHERE m.id = :id AND r.phase = 'mutating'
     AND ((r.status = 'paused:reconciliation' AND m.status IN ('needs_reconcile', 'indeterminate'))
-      OR (r.status = 'paused:approval' AND m.status = 'pending'))
+      OR (r.status IN ('paused:approval', 'active') AND m.status = 'pending'))
   ORDER BY r.id FOR NO KEY UPDATE OF r, m
 ), settled AS (
   UPDATE pipeline.mutations m
@@ -243,7 +244,8 @@ WITH judged AS (
 ), moved AS (
   UPDATE pipeline.runs r
   SET phase = 'mutated', mutation_outcome = 'skipped', retry_pending = true, lease_expires_at = NULL,
-      retry_at = NULL, finished_at = coalesce(r.finished_at, pipeline.clock())
+      status = CASE r.status WHEN 'active' THEN 'paused:approval' ELSE r.status END, retry_at = NULL,
+      finished_at = coalesce(r.finished_at, pipeline.clock())
   FROM judged j WHERE r.id = j.run
 ), unblocked AS (
   UPDATE pipeline.blocks b SET closed_at = pipeline.clock() FROM judged j

@@ -65,7 +65,8 @@ CLAIM_MUTATE = text(
     _claim(
         "((r.phase = 'prepared' AND r.event_ids <> '{}') "
         "OR (r.phase = 'mutating' AND m.status = 'pending' AND m.approved_at IS NOT NULL AND EXISTS ("
-        "SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = 'active' AND NOT w.maintenance)))",
+        "SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = 'active' AND NOT w.maintenance) "
+        "AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = r.workflow AND b.closed_at IS NULL)))",
         "r.phase",
     )
 )
@@ -248,17 +249,25 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expir
   AND r.workflow || chr(31) || h.name <> ALL(CAST(:known AS text[])) RETURNING r.id
 """)
 
-#: As it was handed back: nothing reserved, no message under way, and no worker that has had it since.
+#: As they were handed back: no message under way, and no worker that has had them since.
+LOCK_UNHEARD = text("""
+SELECT r.id, r.handler_id FROM pipeline.runs r
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active'
+  AND r.lease_expires_at IS NULL AND r.dispatched_at IS NULL AND r.worker IS NULL
+ORDER BY r.id FOR NO KEY UPDATE OF r
+""")
+
+#: Before anything was asked of the world a run ends; once its outcome is known another carries it forward. What a
+#: person has allowed stays as it is, and so does a plan that is tried again.
 TAKE_BACK = text("""
-WITH unheard AS (
-  SELECT r.id FROM pipeline.runs r
-  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.phase IN ('pending', 'preparing')
-    AND r.lease_expires_at IS NULL AND r.dispatched_at IS NULL AND r.worker IS NULL
-  ORDER BY r.id FOR NO KEY UPDATE OF r
-)
 UPDATE pipeline.runs r
-SET status = 'paused:transient', error = :error, error_type = 'Unheard', finished_at = pipeline.clock()
-FROM unheard, pipeline.handlers h WHERE r.id = unheard.id AND h.id = r.handler_id
+SET status = 'paused:transient', error = :error, error_type = 'Unheard', finished_at = pipeline.clock(),
+    retry_pending = r.phase IN ('mutated', 'emitting'),
+    attempt = r.attempt - CASE WHEN r.phase IN ('mutated', 'emitting') THEN 1 ELSE 0 END
+FROM pipeline.handlers h
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND h.id = r.handler_id
+  AND (r.phase IN ('pending', 'preparing') OR (r.phase = 'prepared' AND r.retry_of IS NULL)
+    OR (r.phase IN ('mutated', 'emitting') AND r.mutation_outcome <> 'failure'))
 RETURNING r.*, h.name AS handler
 """)
 
