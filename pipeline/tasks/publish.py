@@ -6,6 +6,7 @@ used it is sent again; what can never be published, whatever is wrong with it, i
 """
 
 import logging
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
@@ -25,6 +26,7 @@ from pipeline.telemetry import contexts
 log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE = 60
+_TRACE = ("traceparent", "tracestate")  #: headers that say whose trace an event belongs to
 
 
 @app.task(name="pipeline.publish", bind=True, Request="pipeline.tasks.shown:Counted")
@@ -71,12 +73,14 @@ def _refuse(task: Any, error: Exception) -> None:
     refusals.count(Kind.UNPUBLISHABLE)
 
 
-def _send(task: Any, **how: Any) -> None:
-    """Send the same message on. If the broker does not take it, it keeps the one it has."""
+def _send(task: Any, *, headers: Mapping[str, str] | None = None, **how: Any) -> None:
+    """Send the same message on, in its trace. If the broker does not take it, it keeps the one it has."""
     given = task.request
+    carried = {name: given.get(name) for name in _TRACE if isinstance(given.get(name), str)} | dict(headers or {})
     named = dict(zip(("workflow", "events"), given.args or (), strict=False)) | (given.kwargs or {})
     said = options(named.get("workflow"), named.get("events"))
     try:
-        task.apply_async(given.args, given.kwargs, ignore_result=True, **how, **said)
+        with contexts.joined(given.get("traceparent")):  # or whoever traces messages would write its own over it
+            task.apply_async(given.args, given.kwargs, ignore_result=True, headers=carried, **how, **said)
     except Exception as error:
         raise Reject(error, requeue=True) from error

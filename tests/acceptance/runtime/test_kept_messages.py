@@ -12,6 +12,8 @@ import redis
 from celery import Celery
 
 from pipeline.client.client import BrokerClient
+from pipeline.domain.values import TopicSpec, WorkflowSpec
+from pipeline.execution import workflows
 from tests.support import refusals
 from tests.support.cluster import RARE, Installation
 from tests.support.scrapes import free_port, scrape
@@ -131,6 +133,23 @@ def test_a_person_lists_sends_back_and_drops_what_nobody_could_read(
         assert refused("drop", nothing["id"], "--yes")[0] == 0
         assert refused("drop", "--all", "--yes")[0] == 0
     assert broker.llen("pipeline.refused") == 0
+
+
+def test_a_refused_publish_keeps_its_trace_until_it_is_published(
+    shop: Installation, theirs: Celery, broker: redis.Redis
+) -> None:
+    caller = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01", "tracestate": "shop=1"}
+    given = {"workflow": "annex", "events": [{**EVENT, "message_id": "traced"}]}
+    theirs.send_task("pipeline.publish", kwargs=given, queue="pipeline.schedule", serializer="json", headers=caller)
+    wait_for(lambda: broker.llen("pipeline.refused") == 1, within=60)
+    (entry,) = kept(broker)
+    assert {name: entry["headers"][name] for name in caller} == caller
+    with shop.db.transaction() as tx:
+        workflows.register(tx, WorkflowSpec(name="annex", topics=(TopicSpec(name="orders"),), handlers=(), version=1))
+    with refusals.shell(shop) as refused:
+        assert refused("send-back", "--all", "--yes")[0] == 0
+    (event,) = wait_for(lambda: shop.ask("SELECT traceparent FROM pipeline.events WHERE message_id = 'traced'"))
+    assert event.traceparent.split("-")[1] == "ab" * 16
 
 
 def test_a_broker_that_takes_no_copy_keeps_the_message_itself(
