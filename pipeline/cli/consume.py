@@ -32,6 +32,7 @@ from pipeline.engine.outcomes import Outcome, Report
 from pipeline.engine.policies import ConsumerPolicy
 from pipeline.engine.stops import stopped_by_signals
 from pipeline.engine.words import counted
+from pipeline.runtime.registry import look_here
 from pipeline.telemetry import setup
 
 EXIT_BROKEN, EXIT_FAILED_ITEMS = 1, 4
@@ -88,9 +89,7 @@ def found(name: str) -> Task:
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
         raise InvalidInputError(f"{name!r} names no task; expected module:Task, such as shop.imports:ImportOrders.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    look_here()
     value = _imported(name, module, attribute)
     task = _made(name, value) if isinstance(value, type) and issubclass(value, Task) else value
     if not isinstance(task, Task):

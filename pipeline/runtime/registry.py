@@ -4,10 +4,12 @@ import hashlib
 import importlib
 import inspect
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +36,7 @@ class Registry:
     def load(cls, modules: Iterable[str], connectors: Iterable[Connector] = ()) -> "Registry":
         """Import the modules, and those that installed packages offer; collect their workflows and connectors."""
         registry = cls()
+        look_here()
         for connector in connectors:
             registry.add_connector(connector)
         named = [("PIPELINE_WORKFLOWS", name) for name in modules]
@@ -111,6 +114,19 @@ class Registry:
         return found
 
 
+def look_here() -> None:
+    """Find modules in the current folder too, for workers and commands alike, as `python -m` does.
+
+    `celery -A pipeline` looks there only while it imports us.
+    """
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:  # it was removed; what is installed can still be found
+        return
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
 def _imported(who: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -118,7 +134,11 @@ def _imported(who: str, name: str) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}.")
-        hint = "Expected a module on the worker's Python path." if missing else "The fault is inside that module."
+        hint = (
+            "Expected a module on the worker's Python path or in its current folder."
+            if missing
+            else "The fault is inside that module."
+        )
         raise InvalidInputError(
             f"{who} names {name!r}, which cannot be imported: {type(error).__name__}: {error}. {hint}"
         ) from error
