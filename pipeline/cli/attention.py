@@ -45,13 +45,15 @@ def attention(
     if workflow is not None:
         with database.transaction() as tx:
             names.workflow(tx, workflow)
-    items = client.items(Desk(database, shown.operations()), workflow=workflow, limit=limit, recent=recent)
+    desk = Desk(database, shown.operations())
+    found, more = _of_each(client.items(desk, workflow=workflow, limit=limit + 1, recent=recent), limit)
+    items = [*found, *_refused()]
     if as_json:
         shown.as_json([item.as_dict() for item in items])
     elif not items:
         shown.say("Nothing waits for a person.")
     else:
-        _show(items, database)
+        _show(items, more, database)
     if check and items:
         raise typer.Exit(EXIT_WAITING)
 
@@ -89,11 +91,12 @@ def list_(
 ) -> None:
     """List events that were set aside, oldest first, with the error that did it."""
     database: Database = context.obj
-    found = Quarantine(database).listed(Which(workflow=workflow, handler=handler, waiting=waiting), limit=limit)
+    which = Which(workflow=workflow, handler=handler, waiting=waiting)
+    found, is_more = lists.first(Quarantine(database).listed(which, limit=limit + 1), limit)
     if as_json:
         shown.as_json([each.as_dict() for each in found])
     elif found:
-        _list(names.many(len(found), "event"), found, database)
+        _list(lists.count(names.many(len(found), "event"), "oldest", is_more=is_more), found, database)
     else:
         shown.say("Nothing waits there." if waiting else "Nothing was set aside.")
 
@@ -160,22 +163,27 @@ def _act(context: typer.Context, verb: Verb, which: Which, limit: int, options: 
     reason, by, yes, as_json = options
     bell, database = shown.Bell(), context.obj
     desk = Quarantine(database, bell.workflow)
-    chosen = desk.listed(which, limit=limit)
+    found = desk.listed(which, limit=limit + 1)
+    chosen, is_more = (found, False) if which.event_ids else lists.first(found, limit)
     done = desk.act(verb, chosen, shown.person(by, reason)) if yes else None
     if as_json:
         taken, refused = (done.taken, done.refused) if done else ([], {})
         chosen_ids = [each.event_id for each in chosen]
-        shown.as_json({"chosen": chosen_ids, "is_done": yes, "taken": taken, "refused": refused, "is_rung": bell.heard})
+        told = {"chosen": chosen_ids, "is_done": yes, "taken": taken, "refused": refused}
+        shown.as_json({**told, "is_more": is_more, "is_rung": bell.heard})
     elif not chosen:
         shown.say("No such event: nothing was changed. `pipeline events ID` shows how one stands.")
     else:
-        _list(f"{names.many(len(chosen), 'event')} to be {_PAST[verb]}", chosen, database)
+        many = f"{names.many(len(chosen), 'event')} to be {_PAST[verb]}"
+        _list(lists.count(many, "oldest", is_more=is_more), chosen, database)
         if done is None:
             shown.say("Nothing was changed. Repeat with --yes to do it.")
         else:
             shown.say(f"{len(done.taken)} {_PAST[verb]}, {len(done.refused)} refused", bell.words())
             shown.say(*(f"{subject}: {words}" for subject, words in done.refused.items()))
-    if done is not None and done.refused:
+            if is_more:
+                shown.say_more(len(chosen))
+    if done is not None and (done.refused or is_more):
         raise typer.Exit(1)
 
 
@@ -200,11 +208,33 @@ def _list(title: str, found: list[SetAside], database: Database) -> None:
     lists.listed(title, columns, rows, [each.error or each.title or "" for each in found], note="why")
 
 
-def _show(items: list[Item], database: Database) -> None:
+def _refused() -> list[Item]:
+    """The messages that workers refused, as one item. The broker is asked, but not waited for."""
+    from pipeline.tasks import refusals  # Celery is slow to import
+
+    count = refusals.depth()
+    if count is None:
+        typer.echo(
+            "The broker does not say whether messages were refused; `pipeline refused list` asks again.", err=True
+        )
+    return [client.refused(count)] if count else []
+
+
+def _of_each(items: list[Item], limit: int) -> tuple[list[Item], list[str]]:
+    """The oldest of each kind, at most so many, and the kinds of which there are more."""
+    kept: dict[str, list[Item]] = {}
+    for item in items:
+        kept.setdefault(item.kind, []).append(item)
+    first = {id(item) for each in kept.values() for item in each[:limit]}
+    return [item for item in items if id(item) in first], [kind for kind, of in kept.items() if len(of) > limit]
+
+
+def _show(items: list[Item], more: list[str], database: Database) -> None:
     with database.transaction() as tx:
         now = tx.clock()
     things = "1 thing waits" if len(items) == 1 else f"{len(items)} things wait"
-    shown.say(f"{things} for a person, oldest first.")
+    also = f"; of these kinds there are more: {', '.join(more)}" if more else ""
+    shown.say(f"{things} for a person, oldest first{also}.")
     for item in items:
         since = f"  for {shown.age(item.since, now)}" if item.since else ""
         of = f" of {item.workflow}" if item.workflow and item.subject != f"workflow {item.workflow}" else ""

@@ -7,6 +7,7 @@ says). Nothing is ever cut, and colour is for terminals alone.
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
+from typing import TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -37,6 +38,7 @@ _STYLES = {
 _STYLED = frozenset({"status", "kind", "severity"})
 
 Cells = Sequence[object]
+T = TypeVar("T")
 
 
 def listed(
@@ -78,6 +80,16 @@ def lines(
             yield _line(row, widths, columns=columns)
             below = wrap(words, max(width - 4, 20), break_long_words=False, break_on_hyphens=False)
             yield from (Text("    " + each, style="dim") for each in below)
+
+
+def first(found: Sequence[T], limit: int) -> tuple[list[T], bool]:
+    """At most so many of what was asked for with one more, and whether there are more."""
+    return [*found[:limit]], len(found) > limit
+
+
+def count(words: str, order: str, *, is_more: bool) -> str:
+    """How many are listed: `50 events`, and when those are not all, which of them."""
+    return f"the {order} {words}; there are more" if is_more else words
 
 
 def fields(*pairs: tuple[str, object]) -> None:

@@ -22,7 +22,8 @@ EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
 #: What each exit code means.
 EXIT_CODES = {
     0: "done",
-    EXIT_BROKEN: "the doctor found a broken promise, chaos found a disagreement, or some of many acts were refused",
+    EXIT_BROKEN: "the doctor found a broken promise, chaos found a disagreement, some of many acts were refused, or "
+    "an act was meant for more than it takes at once",
     EXIT_USAGE: "wrong usage, a name or id that is not known, an act that is refused, or wrong settings",
     EXIT_DATABASE: "the database cannot be reached, or is not at the version this code needs",
     EXIT_WAITING: "`pipeline attention --check`: something waits for a person",

@@ -9,8 +9,8 @@ from pipeline.client import events as event_client
 from pipeline.client import names
 from pipeline.client import runs as client
 from pipeline.client.advice import Advice
-from pipeline.client.events import EventDetail, EventFilter, EventList
-from pipeline.client.runs import EventLine, Run, RunDetail, RunFilter, RunList
+from pipeline.client.events import Event, EventDetail, EventFilter
+from pipeline.client.runs import EventLine, Run, RunDetail, RunFilter
 from pipeline.client.timelines import Moment
 from pipeline.domain.events import DeliveryStatus
 from pipeline.domain.runs import Phase, RunStatus
@@ -37,11 +37,12 @@ def runs(  # noqa: PLR0913 - options of a command
         shown.as_json(detail.as_dict()) if as_json else _show_run(detail)
         return
     only = RunFilter(workflow=workflow, handler=handler, status=status, phase=phase)
-    found = client.listed(database, only, limit=limit, recent=recent)
+    found = client.listed(database, only, limit=limit + 1, recent=recent)
+    listed, is_more = lists.first(found.runs, limit)
     if as_json:
-        shown.as_json([each.as_dict() for each in found.runs])
+        shown.as_json([each.as_dict() for each in listed])
         return
-    _list_runs(found, database)
+    _list_runs(listed, database, is_more=is_more)
     _say_partial("runs", recent, is_partial=found.is_partial)
 
 
@@ -71,11 +72,12 @@ def events(  # noqa: PLR0913 - options of a command
         shown.as_json(detail.as_dict()) if as_json else _show_event(detail, payload=payload)
         return
     only = EventFilter(workflow=workflow, topic=topic, status=status, key=key, message_id=message_id)
-    found = event_client.listed(database, only, limit=limit, recent=recent)
+    found = event_client.listed(database, only, limit=limit + 1, recent=recent)
+    listed, is_more = lists.first(found.events, limit)
     if as_json:
-        shown.as_json([each.as_dict() for each in found.events])
+        shown.as_json([each.as_dict() for each in listed])
         return
-    _list_events(found, database)
+    _list_events(listed, database, is_more=is_more)
     _say_partial("events", recent, is_partial=found.is_partial)
 
 
@@ -97,32 +99,29 @@ def advised(advice: Advice) -> None:
     shown.say("", "\nnext", f"  {advice.words}", *(f"  {command}" for command in advice.commands))
 
 
-def _list_runs(found: RunList, database: Database) -> None:
+def _list_runs(found: list[Run], database: Database, *, is_more: bool) -> None:
     with database.transaction() as tx:
         now = tx.clock()
     lists.listed(
-        names.many(len(found.runs), "run") if found.runs else "No such run.",
+        lists.count(names.many(len(found), "run"), "newest", is_more=is_more) if found else "No such run.",
         ("id", "status", "age", "handler"),
-        [
-            (each.id, each.status, shown.age(each.created_at, now), f"{each.workflow}/{each.handler}")
-            for each in found.runs
-        ],
-        [_about(each) for each in found.runs],
+        [(each.id, each.status, shown.age(each.created_at, now), f"{each.workflow}/{each.handler}") for each in found],
+        [_about(each) for each in found],
         note="what",
     )
 
 
-def _list_events(found: EventList, database: Database) -> None:
+def _list_events(found: list[Event], database: Database, *, is_more: bool) -> None:
     with database.transaction() as tx:
         now = tx.clock()
     lists.listed(
-        names.many(len(found.events), "event") if found.events else "No such event.",
+        lists.count(names.many(len(found), "event"), "newest", is_more=is_more) if found else "No such event.",
         ("id", "message id", "topic", "age"),
         [
             (each.id, each.message_id, f"{each.workflow}/{each.topic}", shown.age(each.created_at, now))
-            for each in found.events
+            for each in found
         ],
-        [", ".join(each.deliveries) or "nobody listens" for each in found.events],
+        [", ".join(each.deliveries) or "nobody listens" for each in found],
         note="deliveries",
     )
 

@@ -7,9 +7,8 @@ import pytest
 
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.runs import Phase
-from pipeline.domain.values import HandlerSpec, NewEvent, TopicSpec, WorkflowSpec
+from pipeline.domain.values import HandlerSpec, NewEvent, Stopped, TopicSpec, WorkflowSpec
 from pipeline.execution import events, stops, workflows
-from pipeline.execution.stops import Stopped
 from pipeline.runtime import gauges
 from pipeline.store.database import Database
 from tests.factories import IN, OUT, SOMEBODY, a_run, a_workflow, held, some_events
