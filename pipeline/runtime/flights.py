@@ -102,6 +102,11 @@ def refuse_late(*_: Any, **__: Any) -> Any:
     raise TransientError("the time for its mutation had passed before anything was sent")
 
 
+def is_approved(flight: Flight) -> bool:
+    """Whether a person allowed it, however long ago it was asked for."""
+    return flight.mutation.approved_at is not None
+
+
 def is_applied(judged: Judged) -> bool:
     """Whether it happened."""
     return judged.step is Step.APPLIED

@@ -200,8 +200,8 @@ class Mutator:
         ]
         gone = stops.stop(tx, stopped, chance=self.chance()).landed if stopped else ()
         doubted = [f for f, j in ended if j.step is Step.DOUBT or f.mutation.id in too_early]
-        for name, policy in {flight.name: flight.operation.breaker for flight in doubted}.items():
-            breakers.judge(tx, name, policy)
+        for name, flight in {flight.name: flight for flight in sorted(doubted, key=flights.is_approved)}.items():
+            breakers.judge(tx, name, flight.operation.breaker, flight.mutation.id)
         answered = [f for f, _ in ended if f.probes and not f.looks and not f.unsent and f not in doubted]
         for name in {flight.name for flight in answered}:
             breakers.succeeded(tx, name)

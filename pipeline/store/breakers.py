@@ -19,14 +19,14 @@ WITH acts AS (
   WHERE m.id >= CAST(lpad(to_hex(CAST(extract(epoch FROM clock_timestamp() - :window) * 1000 AS bigint)), 12, '0')
                      || '00000000000000000000' AS uuid) AND {_COUNTS}
   ORDER BY m.id DESC LIMIT :last
-), seen AS MATERIALIZED (
+), seen AS (
   SELECT id FROM fresh
   UNION
   SELECT a.mutation_id FROM acts JOIN pipeline.audit a ON a.id BETWEEN acts.id - :last AND acts.id + :last
   WHERE a.act = 'mutation.approve'
 ), recent AS (
-  SELECT m.doubted_at IS NOT NULL AS unknown FROM seen JOIN pipeline.mutations m ON m.id = seen.id
-  WHERE {_COUNTS} ORDER BY m.sent_at DESC, m.id DESC LIMIT :last
+  SELECT m.doubted_at IS NOT NULL AS unknown FROM pipeline.mutations m
+  WHERE m.id = ANY(ARRAY(SELECT id FROM seen)) AND {_COUNTS} ORDER BY m.sent_at DESC, m.id DESC LIMIT :last
 ), counted AS (
   SELECT count(*) AS calls, count(*) FILTER (WHERE unknown) AS unknown FROM recent
 )
