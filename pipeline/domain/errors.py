@@ -9,6 +9,7 @@ PipelineError
 ├── ReservationError            an event that cannot be pinned was asked for
 ├── QuietPeriodError            absence is not evidence yet: ask again later
 ├── UnresolvedError             refused while a mutation's outcome is unknown
+├── OutgrownError               older code would replace a state that newer code merges
 ├── SchemaError                 the database does not have the tables this version expects
 └── HandlerError                raised by handlers and connectors to say what kind of failure it is
     ├── LogicError              the code is wrong: do not try again
@@ -109,6 +110,18 @@ class UnresolvedError(PipelineError):
         super().__init__(
             f"Workflow {workflow!r} cannot be resumed: the outcome of mutation {listed} is unknown. "
             "Settle it first (happened, did not happen, skip or try again); the block lifts by itself."
+        )
+
+
+class OutgrownError(PipelineError):
+    """Code that replaces its state, because it runs one at a time, met a workflow that by now runs several."""
+
+    def __init__(self, handlers: Iterable[tuple[str, str]]) -> None:
+        self.handlers = tuple(handlers)  #: as (workflow, name)
+        shown = ", ".join(f"{name!r} of workflow {workflow!r}" for workflow, name in self.handlers)
+        super().__init__(
+            f"This code replaces the state of {shown}, and newer code is registered that lets several runs go at once: "
+            "updates would be lost. Left to a worker that has the newer code. Nothing was changed."
         )
 
 

@@ -20,7 +20,7 @@ from uuid import UUID
 from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
-from pipeline.domain.errors import StaleWriteError
+from pipeline.domain.errors import OutgrownError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.ids import RunId
 from pipeline.domain.values import Emitted, Held, Prepared, Stopped
@@ -36,7 +36,7 @@ from pipeline.runtime.policy import RuntimePolicy
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked
 from pipeline.runtime.speeds import Speeds
-from pipeline.store import measures
+from pipeline.store import measures, views
 from pipeline.store.database import SHORT_LOCK_WAIT, Database, Transaction, is_locked_out, passes
 from pipeline.telemetry import cohorts, spans
 
@@ -79,6 +79,7 @@ class Runner:
         self.db, self.registry, self.leases, self.policy, self.chance = db, registry, leases, policy, chance
         self.phases = Phases(db, registry, step_limit=policy.step_limit, limits=policy.limits)
         self.speeds = Speeds()
+        self.outgrown = frozenset[tuple[str, str]]()  #: consumers whose state newer code merges, and this code cannot
         self.mutator = Mutator(db, registry, leases, policy, chance)
 
     def prepare(self, ids: Sequence[UUID]) -> Ran:
@@ -124,9 +125,12 @@ class Runner:
         with self._claimed("next", runs.claim_next, ids, Point.NEXT_CLAIMED) as claims:
             emitted, failed, rest = self._each(claims.claimed, self.phases.next, Emitted, "next")
             reach(Point.NEXT_RAN)
-            merge = self._merges(claims.claimed)
+            merge, alone = self._merges(claims.claimed), {run.handler_id for run in claims.claimed}
             self._write(
-                lambda tx, items: runs.commit(tx, items, merge=merge, limits=self.policy.limits), emitted, failed, rest
+                lambda tx, items: runs.commit(tx, items, merge=merge, limits=self.policy.limits, alone=alone),
+                emitted,
+                failed,
+                rest,
             )
             reach(Point.COMMITTED)
         return _ran(claims, [])
@@ -146,7 +150,7 @@ class Runner:
         """Hold runs for a phase. However it ends, they are extended no longer, so that a rescuer can find them."""
         with ExitStack() as last:
             with self.db.transaction() as tx:
-                claims = verb(tx, ids, lease=self.policy.lease, worker=process_name(), known=self.registry.handlers)
+                claims = verb(tx, ids, lease=self.policy.lease, worker=process_name(), known=self._known(tx))
                 last.callback(spans.watch(phase, claims.claimed).close)
                 ignored = len(ids) - len(claims.claimed) - len(claims.strange) - claims.idle
                 last.callback(cohorts.watch(phase, claims.claimed, ignored=ignored).close)
@@ -161,6 +165,20 @@ class Runner:
                 raise
             finally:
                 self.leases.drop(mine)
+
+    def _known(self, tx: Transaction) -> set[tuple[str, str]]:
+        """Handlers whose runs this process may take. What has outgrown it waits for a worker that has newer code."""
+        self.outgrown = frozenset((name, handler) for name, handler in self.outgrown if _lets_several_go(tx, name))
+        return self.registry.handlers - self.outgrown
+
+    def _outgrow(self, error: OutgrownError) -> None:
+        for workflow, handler in frozenset(error.handlers) - self.outgrown:
+            log.warning(
+                "this worker leaves the state of %r of workflow %r to newer code, which lets several runs go at once",
+                handler,
+                workflow,
+            )
+        self.outgrown |= frozenset(error.handlers)
 
     def _give_up(self, mine: Sequence[Held], error: Exception) -> None:
         """Stop what this process can do nothing more for, for the true reason, instead of letting leases lapse."""
@@ -186,7 +204,8 @@ class Runner:
         except Exception as error:
             if _is_nobodys_fault(error):
                 raise
-            log.exception("a cohort of %d runs could not be written together; one by one", len(items))
+            if not isinstance(error, OutgrownError):
+                log.exception("a cohort of %d runs could not be written together; one by one", len(items))
             held_up = is_locked_out(error)
         landed, later = self._one_by_one(verb, items, held_up=held_up)
         self._record(verb, (), failed, [*rest, *later])
@@ -195,21 +214,25 @@ class Runner:
     def _one_by_one(
         self, verb: Verb[P], items: Sequence[P], *, held_up: bool
     ) -> tuple[Sequence[Row[Any]], Sequence[Held]]:
-        """Write each run by itself: what landed, and what is given back because others took all the time waiting."""
+        """Write each run by itself: what landed, and what is given back: to newer code, or for lack of time."""
         landed: list[Row[Any]] = []
+        later: list[Held] = []
         ends_at = time.monotonic() + _WAITING_SECONDS
         for number, item in enumerate(items):
             if held_up and time.monotonic() > ends_at:
-                return landed, [later.held for later in items[number:]]
+                return landed, [*later, *(item.held for item in items[number:])]
             try:
                 landed += self._record(verb, [item], (), (), SHORT_LOCK_WAIT if held_up else None)
+            except OutgrownError as error:
+                self._outgrow(error)
+                later.append(item.held)
             except Exception as error:
                 if _is_nobodys_fault(error):
                     raise
                 held_up |= is_locked_out(error)
                 failure = _locked_out(error) if is_locked_out(error) else classify(error)
                 self._record(verb, (), [Stopped(held=item.held, failure=failure)], ())
-        return landed, []
+        return landed, later
 
     def _record(
         self,
@@ -280,6 +303,11 @@ class Runner:
             run.handler_id: self.phases.merge(self.registry.consumer(run.workflow, run.handler)) for run in claimed
         }
         return {handler: merge for handler, merge in found.items() if merge is not None}
+
+
+def _lets_several_go(tx: Transaction, workflow: str) -> bool:
+    found = views.workflow(tx, workflow)
+    return found is not None and found.concurrency > 1
 
 
 def _is_nobodys_fault(error: Exception) -> bool:

@@ -16,6 +16,7 @@ from pipeline.domain.errors import (
     IllegalTransitionError,
     InvalidInputError,
     LogicError,
+    OutgrownError,
     PayloadError,
     PhaseViolationError,
     PipelineError,
@@ -60,6 +61,10 @@ EXAMPLES: list[tuple[PipelineError, list[str]]] = [
     (
         UnresolvedError("billing", [ONE, TWO]),
         ["'billing' cannot be resumed", f"{ONE}, {TWO} is unknown", "Settle it first"],
+    ),
+    (
+        OutgrownError([("billing", "send")]),
+        ["state of 'send' of workflow 'billing'", "lets several runs go", "updates would be lost", "Left to a worker"],
     ),
     (
         SchemaError("0001", "0002"),
