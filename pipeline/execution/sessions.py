@@ -20,6 +20,7 @@ def finish(tx: Transaction, ids: Sequence[UUID]) -> tuple[SessionId, ...]:
     """
     wanted = [str(id_) for id_ in ids]
     tx.all(store.LOCK_OF_SESSIONS, ids=wanted)
+    tx.all(store.LOCK_SESSIONS, ids=wanted)
     finished = tx.all(store.FINISH_SESSIONS, ids=wanted)
     for row in finished:
         tx.announce("session.finished", session_id=row.id, workflow=row.workflow, result=SessionResult.COMPLETED)

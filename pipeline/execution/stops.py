@@ -69,28 +69,36 @@ def rescue(tx: Transaction, ids: Sequence[UUID], *, chance: float = 0.0, words: 
 
 
 def take_back(tx: Transaction, ids: Sequence[UUID]) -> tuple[Row[Any], ...]:
-    """End runs that no worker takes, as if they had never been; their handlers rest before another is tried.
+    """Stop runs that no worker takes, so that others get their places; their handlers rest before one is tried again.
 
-    Only a run that has reserved nothing and that nobody has taken meanwhile. Nobody was at fault, so no failure is
-    counted. Its handler's rest is lifted by the first worker that takes one of its runs, or starts and knows it.
+    What has asked nothing of the world ends as if it had never been; what has its outcome waits to be carried
+    forward. Nobody was at fault, so no failure is counted. The rest of a handler is lifted by the first worker that
+    takes one of its runs, or that starts and knows it.
     """
     tx.all(workflow_store.LOCK_OF_RUNS, ids=[str(run_id) for run_id in ids])
-    taken = tuple(store.by_ids(tx, store.TAKE_BACK, ids, error=UNHEARD))
-    if not taken:
+    unheard = store.by_ids(tx, store.LOCK_UNHEARD, ids)
+    if not unheard:
         return ()
-    event_store.hand_back(
-        tx,
-        [
-            {"run": run.id, "handler_id": run.handler_id, "events": run.offered or [], "quarantine": False}
-            for run in taken
-        ],
-    )
-    handlers = sorted({run.handler_id for run in taken})
+    taken = tuple(store.by_ids(tx, store.TAKE_BACK, [run.id for run in unheard], error=UNHEARD))
+    ended = [
+        {
+            "run": run.id,
+            "handler_id": run.handler_id,
+            "events": sorted({*run.event_ids, *(run.offered or ())}),
+            "quarantine": False,
+        }
+        for run in taken
+        if not run.retry_pending
+    ]
+    if ended:
+        event_store.hand_back(tx, ended)
+    handlers = sorted({run.handler_id for run in unheard})
     tx.all(workflow_store.LOCK_STATES, ids=handlers)
     tx.run(workflow_store.REST, ids=handlers)
     for run in taken:
         told = {"workflow": run.workflow, "handler": run.handler, "status": run.status}
-        tx.announce("run.stopped", run_id=run.id, phase=run.phase, side=Side.BEFORE, **told)
+        side = Side.AFTER if run.retry_pending else Side.BEFORE
+        tx.announce("run.stopped", run_id=run.id, phase=run.phase, side=side, **told)
         tx.count("pipeline.runs.stopped", told)
     return taken
 

@@ -59,6 +59,7 @@ WITH page AS MATERIALIZED (
 """)
 
 #: A run goes after its inputs and after the run that carried it forward; with a mutation, when the ledger lets go.
+#: A session that is still open is told how many went, and what they cost.
 RUNS = text(f"""
 WITH page AS MATERIALIZED (
   SELECT r.id, r.created_at AS at, w.keep_done, w.keep_ledger, w.archives
@@ -82,6 +83,16 @@ WITH page AS MATERIALIZED (
   DELETE FROM pipeline.mutations m USING gone g WHERE m.run_id = g.id RETURNING m.*
 ), dropped AS (
   DELETE FROM pipeline.runs r USING gone g WHERE r.id = g.id RETURNING r.*
+), numbered AS (
+  SELECT session_id, count(*) FILTER (WHERE status = 'committed') AS runs, sum(cost) AS cost
+  FROM dropped GROUP BY session_id
+), open AS (
+  SELECT s.id FROM pipeline.sessions s WHERE s.finished_at IS NULL AND s.id IN (SELECT session_id FROM numbered)
+  ORDER BY s.id FOR NO KEY UPDATE
+), told AS (
+  UPDATE pipeline.sessions s SET run_count = coalesce(s.run_count, 0) + n.runs,
+    cost = CASE WHEN n.cost IS NULL THEN s.cost ELSE coalesce(s.cost, 0) + n.cost END
+  FROM numbered n JOIN open o ON o.id = n.session_id WHERE s.id = o.id
 ), archived AS (
   INSERT INTO pipeline.archive (kind, id, workflow, content)
   SELECT 'run', CAST(x.id AS text), x.workflow, to_jsonb(x) || jsonb_build_object('mutation', to_jsonb(s))

@@ -232,16 +232,18 @@ SELECT id FROM pipeline.sessions WHERE id = ANY(CAST(:ids AS uuid[])) AND finish
 ORDER BY id FOR NO KEY UPDATE
 """)
 
-
-def _of_runs(number: str, kept: str) -> str:
-    """A number of a session's runs, with what retention has put aside; NULL when there are too many to read under locks."""
-    read = f"(SELECT status, cost FROM pipeline.runs WHERE session_id = s.id LIMIT {MOST_COUNTED} + 1) r"
-    return f"{kept} + (SELECT CASE WHEN count(*) <= {MOST_COUNTED} THEN {number} END FROM {read})"
-
-
 MOST_COUNTED = 10_000
-_RUN_COUNT = _of_runs("count(*) FILTER (WHERE r.status = 'committed')", "coalesce(s.run_count, 0)")
-_RUN_COST = f"nullif({_of_runs('coalesce(sum(r.cost), 0)', 'coalesce(s.cost, 0)')}, 0)"
+
+
+def _of_runs(number: str) -> str:
+    """A number of a session's runs; NULL when there are too many to be read while the workflow is locked."""
+    read = f"SELECT status, cost FROM pipeline.runs WHERE session_id = s.id LIMIT {MOST_COUNTED} + 1"
+    return f"(SELECT CASE WHEN count(*) <= {MOST_COUNTED} THEN {number} END FROM ({read}) r)"
+
+
+#: Retention has told the session of the runs that it dropped.
+_RUN_COUNT = _of_runs("coalesce(s.run_count, 0) + count(*) FILTER (WHERE r.status = 'committed')")
+_RUN_COST = _of_runs("coalesce(sum(r.cost) + coalesce(s.cost, 0), s.cost)")
 END_SESSIONS = text(f"""
 UPDATE pipeline.sessions s
 SET finished_at = pipeline.clock(), result = 'failed', error = x.error, run_count = {_RUN_COUNT}, cost = {_RUN_COST}

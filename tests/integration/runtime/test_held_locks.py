@@ -132,7 +132,7 @@ def test_a_published_message_that_meets_a_held_one_is_sent_again(
     shop.inline(quick)
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(task, "host", lambda: SimpleNamespace(db=quick, policy=RuntimePolicy()))
-    monkeypatch.setattr(task.chains, "poke", lambda _: True)
+    monkeypatch.setattr("pipeline.tasks.publish.chains.poke", lambda _: True)
     monkeypatch.setattr(task.publish, "apply_async", lambda args, kwargs, **how: sent.append({"kwargs": kwargs, **how}))
     given = {"workflow": "shop", "events": [{"topic": "orders", "message_id": "m", "payload": {"n": 1}}]}
     with publishing(db, "orders", "m", commits=False):
