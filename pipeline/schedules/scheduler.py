@@ -6,10 +6,11 @@ read there, so schedulers at once are one after the other and offer nothing twic
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
@@ -117,7 +118,7 @@ class Scheduler:
             self.send(message)
 
 
-def messages_for(rows: Sequence[Row[Any]], db: Database) -> list[Message]:
+def messages_for(rows: Sequence[Row[Any]], db: Database, *, suspects: Collection[UUID] = ()) -> list[Message]:
     """The doorbells for runs, one for each task they wait for.
 
     A run that follows one which died with its process gets a doorbell of its own: if it was the cause, it takes
@@ -129,7 +130,7 @@ def messages_for(rows: Sequence[Row[Any]], db: Database) -> list[Message]:
     for row in rows:
         is_producer = handlers[row.handler_id].kind == HandlerKind.PRODUCER
         task = PRODUCE if is_producer else TASK_OF[Phase(row.phase)]
-        alone = str(row.id) if getattr(row, "suspect", False) else ""
+        alone = str(row.id) if row.id in suspects or getattr(row, "suspect", False) else ""
         cohorts.setdefault((task, alone), []).append(row)
     return [
         Message(

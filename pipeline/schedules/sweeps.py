@@ -38,6 +38,7 @@ PERIODS: Mapping[str, timedelta] = {
 }
 
 
+_PATIENCE = timedelta(minutes=1)  #: how long workers may hand a run back before it is taken back from them
 _WALK_SECONDS = 10  #: for each table, so that a long past is let go of over several sweeps
 
 
@@ -74,14 +75,15 @@ class Sweeps:
 
     def tick(self) -> Report:
         """Take back what no worker took, start what is due, and ring again for runs whose message was lost."""
-        unheard = recovery.recover_unheard_runs(self.db, patience=self.silence)
+        unheard = recovery.recover_unheard_runs(self.db, patience=max(self.silence, _PATIENCE))
         with self.db.transaction() as tx:
             every = views.workflow_names(tx)  # known here or not: starting a run needs none of its code
         report = self.scheduler.schedule(every)
         with self.db.transaction() as tx:
             silent = silence.unheld_runs(tx, silence=self.silence)
             runs.dispatched(tx, [row.id for row in silent])
-        for message in messages_for(silent, self.db) if silent else ():
+            suspects = silence.suspects(tx, [row.id for row in silent]) if silent else ()
+        for message in messages_for(silent, self.db, suspects=suspects) if silent else ():
             self.scheduler.send(message)
         report.add("rung again", len(silent))
         report.add("taken back", unheard)

@@ -5,6 +5,7 @@ A run that a worker handed back because it does not know its handler has neither
 
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Row, text
 
@@ -12,29 +13,34 @@ from pipeline.store.database import Transaction
 
 Rows = Sequence[Row[Any]]
 
-#: In turns, so that a crowd of one handler starves no other; of each handler's the longest silent first. What died
-#: with its process before, or may have been the cause, is told apart: it travels alone.
+#: In turns, so that a crowd of one handler starves no other; of each handler's the longest silent first.
 UNHELD = text("""
-WITH turns AS (
-  SELECT r.id, r.dispatched_at,
-    row_number() OVER (PARTITION BY r.handler_id, r.dispatched_at IS NULL ORDER BY r.dispatched_at, r.id) AS turn
+SELECT t.* FROM (
+  SELECT r.*, row_number() OVER (
+    PARTITION BY r.handler_id, r.dispatched_at IS NULL ORDER BY r.dispatched_at, r.id) AS turn
   FROM pipeline.runs r
   WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
     AND (r.dispatched_at IS NULL OR r.dispatched_at < pipeline.clock() - :silence)
-), chosen AS MATERIALIZED (
-  SELECT id FROM turns ORDER BY turn, dispatched_at NULLS LAST, id LIMIT :limit
-)
-SELECT r.*, EXISTS (
-    SELECT FROM unnest(coalesce(r.offered, r.event_ids)) AS input(event_id)
-    JOIN pipeline.deliveries d ON d.event_id = input.event_id AND d.handler_id = r.handler_id WHERE d.suspect
-  ) OR EXISTS (SELECT FROM pipeline.runs p WHERE p.id = r.retry_of AND p.status = 'crashed') AS suspect
-FROM pipeline.runs r WHERE r.id = ANY(ARRAY(SELECT id FROM chosen)) ORDER BY r.id
+) t ORDER BY t.turn, t.dispatched_at NULLS LAST, t.id LIMIT :limit
 """)
 
+SUSPECTS = text("""
+SELECT r.id FROM pipeline.runs r
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND (
+  EXISTS (SELECT FROM pipeline.deliveries d
+    WHERE d.event_id = ANY(coalesce(r.offered, r.event_ids)) AND d.handler_id = r.handler_id AND d.suspect)
+  OR EXISTS (SELECT FROM pipeline.runs p WHERE p.id = r.retry_of AND p.status = 'crashed'))
+""")
+
+#: A handler of which somebody holds a run is known to somebody.
 UNHEARD = text("""
-SELECT id, workflow FROM pipeline.runs
-WHERE finished_at IS NULL AND status = 'active' AND lease_expires_at IS NULL AND phase IN ('pending', 'preparing')
-  AND dispatched_at IS NULL AND worker IS NULL AND created_at < pipeline.clock() - :patience ORDER BY id LIMIT :limit
+SELECT r.id, r.workflow FROM pipeline.runs r
+WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
+  AND r.dispatched_at IS NULL AND r.worker IS NULL AND r.created_at < pipeline.clock() - :patience
+  AND NOT EXISTS (
+    SELECT FROM pipeline.runs o WHERE o.workflow = r.workflow AND o.handler_id = r.handler_id
+      AND o.finished_at IS NULL AND o.lease_expires_at > pipeline.clock())
+ORDER BY r.id LIMIT :limit
 """)
 
 
@@ -43,6 +49,11 @@ def unheld_runs(tx: Transaction, *, silence: Any, limit: int = 100) -> Rows:
     return tx.all(UNHELD, silence=silence, limit=limit)
 
 
+def suspects(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
+    """Which of these runs follow one that died with its process: each of them travels alone."""
+    return {row.id for row in tx.all(SUSPECTS, ids=[str(id_) for id_ in ids])}
+
+
 def unheard_runs(tx: Transaction, *, patience: Any, limit: int = 1_000) -> Rows:
-    """Runs that have reserved nothing yet and that workers have handed back for longer than ``patience``."""
+    """Runs older than ``patience`` that workers have handed back, of handlers that nobody seems to know."""
     return tx.all(UNHEARD, patience=patience, limit=limit)

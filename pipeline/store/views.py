@@ -93,7 +93,8 @@ JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE b.workflow = :workflow AND b.kind = 'reconciliation' AND b.closed_at IS NULL ORDER BY m.id
 """)
 #: Of a run: the code still has its handler. What is left of one that is gone waits for a person, and for nobody else.
-_IS_KEPT = "EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND NOT h.retired)"
+_IS_KEPT = """r.handler_id <> ALL(ARRAY(
+  SELECT h.id FROM pipeline.handlers h WHERE h.workflow = :workflow AND h.retired))"""
 _IN_THE_AIR = text(f"""
 SELECT count(*) FROM pipeline.runs r
 WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'active' AND {_IS_KEPT}
@@ -151,9 +152,12 @@ WHERE r.workflow = :workflow AND r.retry_pending AND (r.retry_at IS NULL OR r.re
   AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
 ORDER BY r.id LIMIT :limit
 """)
+#: Nor does anybody wait for what no worker takes: it goes first when one does.
 _WAITING = text(f"""
 SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed')) AND {_IS_KEPT}
+WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed')) AND EXISTS (
+  SELECT FROM pipeline.handlers h
+  WHERE h.id = r.handler_id AND NOT h.retired AND (h.retry_at IS NULL OR h.consecutive_failures > 0))
 UNION ALL
 SELECT r.id FROM pipeline.runs r
 WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'paused:approval' AND {_IS_KEPT}

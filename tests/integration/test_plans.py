@@ -107,6 +107,7 @@ READS: Mapping[str, Asked] = {
     "lapsed runs": (views._LAPSED, lambda _: {"limit": 100}),
     "retryable runs": (views._RETRYABLE, lambda _: {"workflow": WORKFLOW, "handler_id": None, "limit": 100}),
     "unheld runs": (silence.UNHELD, lambda _: {"silence": timedelta(seconds=30), "limit": 100}),
+    "suspects": (silence.SUSPECTS, lambda crowd: {"ids": ids(crowd.started[170:190])}),
     "unheard runs": (silence.UNHEARD, lambda _: {"patience": timedelta(seconds=30), "limit": 100}),
     "due mutations": (views._DUE_MUTATIONS, lambda _: {"limit": 100}),
     "finishable sessions": (views._FINISHABLE, lambda _: {"limit": 100}),

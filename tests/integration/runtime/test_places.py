@@ -125,6 +125,40 @@ def test_a_worker_that_takes_a_run_ends_the_rest_of_its_handler(db: Database) ->
     assert not waits(knows)
 
 
+@pytest.mark.broken_on_purpose
+@pytest.mark.parametrize("lost", ["pipeline.mutate", "pipeline.next"])
+def test_a_run_that_got_further_before_the_rollback_gives_its_place_up_and_is_done_once_when_it_is_known_again(
+    db: Database, lost: str
+) -> None:
+    mail = scripted("mail")
+
+    def build(version: int) -> tuple[Workflow, Topic, Topic]:
+        workflow = Workflow("shop", version=version)
+        a, b = workflow.topic("a"), workflow.topic("b")
+        consumer(workflow, a, "send", publishes=[b])
+        if version > 1:
+            consumer(workflow, b, "extra", asks=True)
+        return workflow, a, b
+
+    newer, a, b = build(2)
+    run = Inline(db, [newer], [mail])
+    run.publish(b, {"n": 1})
+    run.broker = lambda message: () if message.task == lost else (message,)
+    run.run()
+    run = Inline(db, [build(1)[0]], [mail])
+    run.publish(a, *({"n": n} for n in range(3)))
+    pass_time(run, 15)
+    assert stands(run, a, "send") == {"consumed"}
+    assert [item.subject for item in waits(run) if item.kind == "unheard"] == ["handler extra"]
+    back = Inline(db, [newer], [mail])
+    pass_time(back, 2)
+    assert stands(back, b, "extra") == {"consumed"}
+    assert len(mail.effects) == 1
+    assert {row.attempt for row in back.runs() if row.handler == "extra"} <= {0, 1}
+    assert not waits(back)
+    assert not overdue(back)
+
+
 def old_and_new(*, is_old: bool) -> tuple[Workflow, Topic, Topic]:
     workflow = Workflow("shop", version=1 if is_old else 2)
     a, b = workflow.topic("a"), workflow.topic("b")
