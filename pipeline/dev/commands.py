@@ -36,7 +36,8 @@ _PRINTS: dict[str, str] = {
     "approve": "`mutation`, `act`, `follows`, `is_rung`",
     "reject": "`mutation`, `act`, `follows`, `is_rung`",
     "acknowledge": "`mutation`, `act`, `follows`, `is_rung`",
-    "resolve": "with an id `mutation`, `act`, `follows`, `is_rung`; else `given`, `is_done`, `taken`, `refused`, `is_more`",
+    "resolve": "with an id `mutation`, `act`, `follows`, `is_rung`; else `given`, `is_done`, `taken`, `refused`, "
+    "`is_more`",
     "resolve-from": "`given`, `is_done`, `taken`, `refused`, `is_more`",
     "quarantine list": "a list of SetAside",
     "quarantine release": "`chosen`, `is_done`, `taken`, `refused`, `is_more`, `is_rung`",
