@@ -31,7 +31,8 @@ FROM page p
 
 _BY_NUMBER, _BY_UUID = _told("max(p.id)"), _told("max(CAST(p.id AS text))")
 
-#: An event is done with when every consumer is, and has been for as long as the workflow wants it kept.
+#: An event is done with when every consumer is, and has been for as long as the workflow wants it kept. The inputs of
+#: a mutation that is still watched stay: if it surfaces, they tell who did it again.
 EVENTS = text(f"""
 WITH page AS MATERIALIZED (
   SELECT e.id, e.created_at AS at, w.keep_done, w.archives
@@ -43,6 +44,8 @@ WITH page AS MATERIALIZED (
     SELECT FROM pipeline.deliveries d LEFT JOIN pipeline.runs r ON r.id = d.run_id
     WHERE d.event_id = p.id AND (d.status NOT IN ('consumed', 'skipped') OR r.retry_pending
       OR (r.id IS NOT NULL AND r.finished_at IS NULL) OR r.finished_at >= pipeline.clock() - p.keep_done))
+    AND p.id NOT IN (SELECT unnest(r.event_ids) FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
+                     WHERE m.watch_at IS NOT NULL)
 ), delivered AS (
   DELETE FROM pipeline.deliveries d USING gone g WHERE d.event_id = g.id RETURNING d.*
 ), dropped AS (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import ReconcilePolicy, Workflow
+from pipeline import ReconcilePolicy, Retention, Workflow
 from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import BreakerPolicy
 from pipeline.execution import mutations
@@ -13,7 +13,7 @@ from pipeline.schedules.reconciler import Reconciler
 from pipeline.store import ledger
 from pipeline.store.database import Database
 from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing.scripted import Does, Effect, scripted
 from tests.support.handlers import Shop
 from tests.support.reads import one
 
@@ -21,9 +21,9 @@ WATCHFUL = ReconcilePolicy(max_attempts=1, watch=(timedelta(minutes=10), timedel
 NEVER = BreakerPolicy(at_least=1000)
 
 
-def watched(db: Database, orders: int = 1) -> tuple[Shop, Inline]:
-    """Mutations that were not found, settled so, and are still watched."""
-    shop = Shop(on_uncertain="contain", concurrency=20)
+def watched(db: Database, orders: int = 1, **switches: Any) -> tuple[Shop, Inline]:
+    """Mutations that were not found, settled so, done again, and are still watched."""
+    shop = Shop(on_uncertain="contain", concurrency=20, **switches)
     shop.mail = scripted("mail", timeout=timedelta(seconds=2), policy=WATCHFUL, breaker=NEVER)
     shop.mail.will(*[Does.TIMES_OUT_BEFORE] * orders)
     run = shop.started(db, orders)
@@ -183,6 +183,36 @@ def test_a_person_who_asks_again_is_not_answered_by_a_worker_that_cannot_look(db
     look_every_minute(old, 15)
     assert run.ledger()[0].status == "indeterminate"
     settle(db, run)
+
+
+def test_an_alarm_names_both_sides_however_short_the_workflow_keeps_what_is_done(db: Database) -> None:
+    brief = Retention(done=timedelta(hours=1), ledger=timedelta(hours=1))
+    shop, run = watched(db, retention=brief)
+    first = run.ledger()[0]
+    run.sweeps.sessions()
+    run.advance(timedelta(hours=3))
+    run.sweeps.reconcile()
+    run.sweeps.retention()
+    assert [row.status for row in run.ledger()] == ["failed", "applied"]
+    run.advance(timedelta(hours=24))
+    shop.mail.effects.append(Effect(operation="send", key=first.idempotency_key, params=first.params))
+    run.sweeps.retention()
+    run.sweeps.reconcile()
+    evidence = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.surfaced'").evidence
+    assert evidence["instead_mutation"] == str(run.ledger()[-1].id)
+    with db.transaction() as tx:
+        mutations.acknowledge(tx, MutationId(first.id), TESTER)
+
+
+def test_what_is_watched_no_more_is_let_go_of(db: Database) -> None:
+    brief = Retention(done=timedelta(hours=1), ledger=timedelta(hours=1))
+    shop, run = watched(db, retention=brief)
+    run.sweeps.sessions()
+    for _ in range(4):
+        run.advance(timedelta(hours=30))
+        run.sweeps.reconcile()
+        run.sweeps.retention()
+    assert (run.ledger(), run.events(shop.orders), run.runs()) == ([], [], [])
 
 
 def _breaks(*_: Any) -> int:
