@@ -22,7 +22,7 @@ _WITHIN = 10.0
 class Notice:
     """Something a person should know. Ids and reasons; payloads never."""
 
-    kind: str  #: maintenance, indeterminate or blocked
+    kind: str  #: maintenance, blocked, indeterminate, surfaced, breaker, approval or quarantined
     workflow: str
     subject: str
     reason: str

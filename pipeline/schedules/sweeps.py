@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Row
 
 from pipeline.domain.ids import MutationId
 from pipeline.execution import notices as told
@@ -39,6 +42,7 @@ PERIODS: Mapping[str, timedelta] = {
 
 
 _PATIENCE = timedelta(minutes=1)  #: how long workers may hand a run back before it is taken back from them
+_NOTICE_SECONDS = 60  #: a receiver that never answers must not hold up the sweep
 _WALK_SECONDS = 10  #: for each table, so that a long past is let go of over several sweeps
 
 
@@ -116,27 +120,31 @@ class Sweeps:
 
     def notices(self) -> Report:
         """Tell people what waits for them, outside any transaction. What cannot be delivered is tried again."""
-        report = Report()
+        report, ends_at = Report(), time.monotonic() + _NOTICE_SECONDS
         with self.db.transaction() as tx:
-            waiting = views.unannounced(tx)
-        for row in waiting:
-            notice = Notice(
-                kind=row.kind,
-                workflow=row.workflow,
-                subject=row.subject,
-                reason=row.reason,
-                since=row.since.isoformat(),
-            )
-            try:
-                self.notifier.notify(notice)
-            except Exception as error:  # noqa: BLE001 - somebody else's server: it is tried again
-                log.warning("a notice could not be delivered: %s", error)
-                report.add("undelivered")
-                continue
-            with self.db.transaction() as tx:
-                told.announced(tx, notice.kind, notice.subject)
-            report.add("announced")
+            page = told.next_page(tx)
+        for row in page.rows:
+            report.add("announced" if self._tell(row) else "undelivered")
+            if time.monotonic() > ends_at:
+                break
+        done, left = (report.counts.get(name, 0) for name in ("announced", "undelivered"))
+        with self.db.transaction() as tx:
+            told.turn_page(tx, page, delivered=done, undelivered=left)
         return report
+
+    def _tell(self, row: Row[Any]) -> bool:
+        """Deliver one notice and remember it; False when its receiver did not take it."""
+        notice = Notice(
+            kind=row.kind, workflow=row.workflow, subject=row.subject, reason=row.reason, since=row.since.isoformat()
+        )
+        try:
+            self.notifier.notify(notice)
+        except Exception as error:  # noqa: BLE001 - somebody else's server: it is tried again
+            log.warning("a notice could not be delivered: %s", error)
+            return False
+        with self.db.transaction() as tx:
+            told.announced(tx, notice.kind, notice.subject)
+        return True
 
     def sessions(self) -> Report:
         """Finish sessions in which nothing is left to do."""

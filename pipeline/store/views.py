@@ -178,28 +178,6 @@ WHERE s.finished_at IS NULL
   AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.workflow = s.workflow AND r.finished_at IS NULL)
   AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id) ORDER BY s.id LIMIT :limit
 """)
-_UNANNOUNCED = text("""
-SELECT w.* FROM (
-  SELECT 'maintenance' AS kind, 'task ' || id AS subject, workflow, reason, opened_at AS since
-  FROM pipeline.maintenance_tasks WHERE closed_at IS NULL
-  UNION ALL
-  SELECT 'blocked', 'block ' || id, workflow, kind || ': ' || reason, since
-  FROM pipeline.blocks WHERE closed_at IS NULL
-  UNION ALL
-  SELECT 'indeterminate', 'mutation ' || id, workflow, connector || '.' || operation || ': ' || coalesce(error, ''),
-         created_at
-  FROM pipeline.mutations WHERE status = 'indeterminate'
-  UNION ALL
-  SELECT 'surfaced', 'mutation ' || id, workflow, connector || '.' || operation || ' happened after all (' ||
-         idempotency_key || '); it was settled as not having happened', surfaced_at
-  FROM pipeline.mutations WHERE surfaced_at IS NOT NULL
-  UNION ALL
-  SELECT 'breaker', connector || '.' || operation || ' at ' || opened_at, '', reason, opened_at
-  FROM pipeline.breakers WHERE closed_at IS NULL
-) w
-WHERE NOT EXISTS (SELECT FROM pipeline.notices n WHERE n.kind = w.kind AND n.subject = w.subject)
-ORDER BY w.since LIMIT :limit
-""")
 _UNATTENDED = text("""
 SELECT w.name FROM pipeline.workflows w WHERE w.maintenance AND NOT EXISTS (
   SELECT FROM pipeline.maintenance_tasks t WHERE t.workflow = w.name AND t.closed_at IS NULL) ORDER BY w.name
@@ -364,11 +342,6 @@ def due_mutations(tx: Transaction, *, limit: int = 100) -> Rows:
 def finishable_sessions(tx: Transaction, *, limit: int = 100) -> list[UUID]:
     """Open sessions of workflows in which nothing is in the air."""
     return [row.id for row in tx.all(_FINISHABLE, limit=limit)]
-
-
-def unannounced(tx: Transaction, *, limit: int = 100) -> Rows:
-    """What waits for a person and nobody was told of yet, oldest first."""
-    return tx.all(_UNANNOUNCED, limit=limit)
 
 
 def unattended_maintenance(tx: Transaction) -> list[str]:

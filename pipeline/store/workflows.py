@@ -6,6 +6,8 @@ workers never touch it. Only ``execution`` may import this.
 
 from sqlalchemy import text
 
+from pipeline.store.waits import WAITS
+
 LOCK = text("SELECT name FROM pipeline.workflows WHERE name = ANY(:names) ORDER BY name FOR NO KEY UPDATE")
 
 LOCK_OF_RUNS = text("""
@@ -274,6 +276,9 @@ INSERT INTO pipeline.notices (kind, subject) VALUES (:kind, :subject) ON CONFLIC
 """)
 
 #: People are told again if it comes to that again.
+FORGET_NOTICES_OF_THE_PAST = text(f"""
+DELETE FROM pipeline.notices n WHERE (n.kind, n.subject) NOT IN (SELECT w.kind, w.subject FROM ({WAITS}) w)
+""")
 FORGET_NOTICE = text("DELETE FROM pipeline.notices WHERE kind = :kind AND subject = :subject")
 
 INSERT_AUDIT = text("""

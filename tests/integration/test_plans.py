@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import TextClause, text
 
 from pipeline.dev import servers
-from pipeline.store import breakers, events, invariants, measures, mutations, runs, silence, views, workflows
+from pipeline.store import breakers, events, invariants, measures, mutations, runs, silence, views, waits, workflows
 from pipeline.store.database import Database, encoded
 from tests.factories import IN, LEASE, held
 from tests.support import databases
@@ -109,6 +109,7 @@ READS: Mapping[str, Asked] = {
     "unheld runs": (silence.UNHELD, lambda _: {"silence": timedelta(seconds=30), "limit": 100}),
     "suspects": (silence.SUSPECTS, lambda crowd: {"ids": ids(crowd.started[170:190])}),
     "unheard runs": (silence.UNHEARD, lambda _: {"patience": timedelta(seconds=30), "limit": 100}),
+    "what people are told of": (waits._UNANNOUNCED, lambda _: {"limit": 100, "skip": 0}),
     "due mutations": (views._DUE_MUTATIONS, lambda _: {"limit": 100}),
     "finishable sessions": (views._FINISHABLE, lambda _: {"limit": 100}),
     "blocking mutations": (views._UNRESOLVED, lambda _: {"workflow": WORKFLOW}),

@@ -1,0 +1,52 @@
+"""What waits for a person, as notices tell of it: one row for each thing, with the name it is told under.
+
+Requests that wait to be allowed are told of by workflow and events that were set aside by handler, however many they
+are: they come in crowds. Every part is found by an index on what is open.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row, text
+
+from pipeline.store.database import Transaction
+
+WAITS = """
+  SELECT 'maintenance' AS kind, 'task ' || id AS subject, workflow, reason, opened_at AS since
+  FROM pipeline.maintenance_tasks WHERE closed_at IS NULL
+  UNION ALL
+  SELECT 'blocked', 'block ' || id, workflow, kind || ': ' || reason, since
+  FROM pipeline.blocks WHERE closed_at IS NULL
+  UNION ALL
+  SELECT 'indeterminate', 'mutation ' || id, workflow, connector || '.' || operation || ': ' || coalesce(error, ''),
+         created_at
+  FROM pipeline.mutations WHERE status = 'indeterminate'
+  UNION ALL
+  SELECT 'surfaced', 'mutation ' || id, workflow, connector || '.' || operation || ' happened after all (' ||
+         idempotency_key || '); it was settled as not having happened', surfaced_at
+  FROM pipeline.mutations WHERE surfaced_at IS NOT NULL AND acknowledged_by IS NULL
+  UNION ALL
+  SELECT 'breaker', connector || '.' || operation || ' at ' || opened_at, '', reason, opened_at
+  FROM pipeline.breakers WHERE closed_at IS NULL
+  UNION ALL
+  SELECT 'approval', 'workflow ' || workflow, workflow,
+         'requests wait to be allowed, the first is mutation ' || min(CAST(id AS text)), min(created_at)
+  FROM pipeline.mutations WHERE status = 'pending' AND approved_at IS NULL GROUP BY workflow
+  UNION ALL
+  SELECT 'quarantined', 'handler ' || h.name || ' of ' || h.workflow, h.workflow,
+         'events were set aside, the oldest is event ' || d.event_id, e.created_at
+  FROM pipeline.handlers h CROSS JOIN LATERAL (
+    SELECT min(event_id) AS event_id FROM pipeline.deliveries WHERE handler_id = h.id AND status = 'quarantined'
+  ) d JOIN pipeline.events e ON e.id = d.event_id
+"""
+
+_UNANNOUNCED = text(f"""
+SELECT w.* FROM ({WAITS}) w
+WHERE NOT EXISTS (SELECT FROM pipeline.notices n WHERE n.kind = w.kind AND n.subject = w.subject)
+ORDER BY w.since, w.kind, w.subject OFFSET :skip LIMIT :limit
+""")
+
+
+def unannounced(tx: Transaction, *, limit: int = 100, skip: int = 0) -> Sequence[Row[Any]]:
+    """What waits for a person and nobody was told of yet, oldest first."""
+    return tx.all(_UNANNOUNCED, limit=limit, skip=skip)
