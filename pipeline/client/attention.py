@@ -3,7 +3,6 @@
 Console, command line and alerts read the same list. What the system mends by itself is not in it.
 """
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -31,7 +30,7 @@ class Item:
     workflow: str  #: empty when it is about no single one
     subject: str  #: the mutation, run, handler or operation
     why: str
-    since: datetime | None
+    since: datetime | None  #: of events that were set aside: when the oldest was published
     commands: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,7 +96,9 @@ def _approval(question: Question) -> Item:
 
 
 def _words(question: Question, otherwise: str) -> str:
-    return f"{question.connector}.{question.operation}: {question.title}: {question.error or otherwise}"
+    operation = f"{question.connector}.{question.operation}"
+    named = operation if question.title == operation else f"{operation}: {question.title}"
+    return f"{named}: {question.error or otherwise}"
 
 
 def _surfaced(tx: Transaction, limit: int) -> Iterator[Item]:
@@ -166,14 +167,13 @@ def _unserved(row: Row[Any]) -> Iterator[Item]:
         why = f"it is gone from the code with {events} left; bring it back under its old name until they are done, or "
         yield Item(kind="retired", why=f"{why}skip them", since=row.oldest_at or row.stopped_at, commands=look, **of)
     is_producer = row.kind == HandlerKind.PRODUCER
-    is_unheard = row.retry_at is not None and not row.consecutive_failures
-    if not row.retired and is_unheard and (left or is_producer):
+    if row.is_unheard and (left or is_producer):
         why = "no running worker knows it; " + ("it is due" if is_producer else f"{events} left")
         yield Item(
             kind="unheard",
-            why=f"{why}; start a worker whose code has it, or deploy code without it under a higher version",
+            why=f"{why}; start a worker whose code has it, deploy code without it under a higher version, or pause it",
             since=row.next_run_at if is_producer else row.oldest_at,
-            commands=("pipeline workflows " + shlex.quote(row.workflow), *(() if is_producer else look)),
+            commands=(*(() if is_producer else look), commands.pause(row.workflow)),
             **of,
         )
 

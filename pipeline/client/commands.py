@@ -38,6 +38,11 @@ def acknowledge(mutation_id: UUID | str) -> str:
     return f"pipeline acknowledge {mutation_id} {WHY}"
 
 
+def pause(workflow: str) -> str:
+    """Start nothing of a workflow."""
+    return f"pipeline pause {shlex.quote(workflow)} {WHY}"
+
+
 def resume(workflow: str) -> str:
     """Let a workflow go on."""
     return f"pipeline resume {shlex.quote(workflow)} {WHY}"

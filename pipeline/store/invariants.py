@@ -71,7 +71,8 @@ _HAS_PLACE = """(
 _IS_BARRED = """(r.phase IN ('prepared', 'mutating') AND (r.fence > 1 OR r.retry_of IS NOT NULL)
   AND EXISTS (SELECT FROM pipeline.breakers b WHERE b.closed_at IS NULL))"""
 #: No worker took the runs of a handler, and none has since.
-_IS_UNHEARD = "h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired"
+_IS_UNHEARD = """h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired AND EXISTS (
+  SELECT FROM pipeline.workflows w WHERE w.name = h.workflow AND w.desired = 'active')"""
 
 
 def _bounded(query: str) -> TextClause:
@@ -284,7 +285,7 @@ INVARIANTS: Sequence[Invariant] = (
           SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'pending')
           OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'))
         """,
-        "Start a worker whose code has the handler, or deploy code without it under a higher version.",
+        "Start a worker that has the handler, deploy code without it under a higher version, or pause the workflow.",
     ),
     _broken(
         "settled-as-failed-did-not-happen",

@@ -28,6 +28,8 @@ _HANDLERS = text("""
 SELECT h.*, waiting.count AS waiting, reserved.count AS reserved, quarantined.count AS quarantined,
   quarantined.oldest AS quarantined_id, oldest.id AS oldest_id, oldest.created_at AS oldest_at,
   stopped.count AS stopped, stopped.since AS stopped_at,
+  h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired AND EXISTS (
+    SELECT FROM pipeline.workflows w WHERE w.name = h.workflow AND w.desired = 'active') AS is_unheard,
   (SELECT count(*) FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id
      AND r.finished_at IS NULL AND r.status = 'active') AS in_the_air,
   ARRAY(SELECT s.topic FROM pipeline.subscriptions s

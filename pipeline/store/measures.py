@@ -81,7 +81,14 @@ SELECT
   (SELECT count(*) FROM pipeline.handlers h WHERE h.retired AND (
      EXISTS (SELECT FROM pipeline.deliveries d
              WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark)
-     OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'))) AS retired
+     OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved')
+     OR EXISTS (SELECT FROM pipeline.runs r
+                WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.retry_pending))) AS retired,
+  (SELECT count(*) FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow AND w.desired = 'active'
+   WHERE NOT h.retired AND h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND (h.kind = 'producer'
+     OR EXISTS (SELECT FROM pipeline.deliveries d
+                WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark)
+     OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'))) AS unheard
 """)
 
 _MAY_BE_TAKEN = """d.offered_to IS NULL AND NOT d.declined

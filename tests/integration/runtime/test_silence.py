@@ -70,6 +70,11 @@ def test_a_run_whose_workflow_was_given_up_by_its_workers_is_taken_back(db: Data
         run.run()
     assert sum(row.finished_at is None for row in run.runs()) <= 1
     assert "handler send of before" in overdue(run)["handlers-are-known"]
+    with db.transaction() as tx:
+        workflows.pause(tx, "before", TESTER)
+    assert not overdue(run), "whoever paused it knows"
+    with db.transaction() as tx:
+        workflows.resume(tx, "before", TESTER)
     back = Inline(db, [old])
     back.run()
     assert statuses(back, mails) == ["consumed"] * 6
