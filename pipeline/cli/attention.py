@@ -108,7 +108,7 @@ def release(  # noqa: PLR0913 - options of a command
     *,
     workflow: shown.Workflow = None,
     handler: Handler = None,
-    reason: shown.Reason = "",
+    reason: shown.AnyReason = "",
     by: shown.By = "",
     limit: shown.Limit = 1_000,
     yes: shown.Yes = False,
@@ -236,10 +236,12 @@ def _show(items: list[Item], more: list[str], database: Database) -> None:
     also = f"; of these kinds there are more: {', '.join(more)}" if more else ""
     shown.say(f"{things} for a person, oldest first{also}.")
     for item in items:
-        since = f"  for {shown.age(item.since, now)}" if item.since else ""
+        # when an event was set aside is not kept: the age is its own
+        counted = "oldest" if item.kind == "quarantined" else "for"
+        since = f"  {counted} {shown.age(item.since, now)}" if item.since else ""
         of = f" of {item.workflow}" if item.workflow and item.subject != f"workflow {item.workflow}" else ""
         shown.say(f"\n{item.kind}  {item.subject}{of}{since}")
-        shown.say(f"  {item.why}", *(f"    {command}" for command in item.commands))
+        shown.say(f"  {shown.printable(item.why)}", *(f"    {command}" for command in item.commands))
 
 
 def _draw(found: Trace) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -89,20 +90,28 @@ def breakers(context: typer.Context, as_json: shown.AsJson = False) -> None:
     """List operations that start no new mutation."""
     database: Database = context.obj
     with database.transaction() as tx:
-        rows = ledger.breakers(tx)
-    columns = ("connector", "operation", "reason", "opened_by", "opened_at", "probe_at")
-    found = [tuple(getattr(row, column) or "" for column in columns) for row in rows]
+        rows, now = ledger.breakers(tx), tx.clock()
     if as_json:
-        shown.as_json([dict(zip(columns, row, strict=True)) for row in found])
+        columns = ("connector", "operation", "reason", "opened_by", "opened_at", "probe_at")
+        shown.as_json([{column: getattr(row, column) or "" for column in columns} for row in rows])
         return
-    lists.listed(f"{len(found)} open", columns, found)
+    lists.listed(
+        f"{len(rows)} open",
+        ("connector", "operation", "opened by", "age", "probe"),
+        [
+            (row.connector, row.operation, row.opened_by or "itself", shown.age(row.opened_at, now), _probe(row, now))
+            for row in rows
+        ],
+        [row.reason for row in rows],
+        note="reason",
+    )
 
 
 def breaker(
     context: typer.Context,
     switch: Annotated[Switch, typer.Argument(help="open: start none. close: go on.")],
     operation: Annotated[str, typer.Argument(help="connector.operation")],
-    reason: shown.Reason = "",
+    reason: shown.AnyReason = "",
     by: shown.By = "",
     as_json: shown.AsJson = False,
 ) -> None:
@@ -196,6 +205,13 @@ def _refuse_elsewhere(database: Database, workflow: str) -> None:
         f"The code of workflow {workflow!r} is not here, and a plan runs it. Plan where PIPELINE_WORKFLOWS names its "
         "module, as for a worker that runs it."
     )
+
+
+def _probe(breaker: Row[Any], now: datetime) -> str:
+    """When one mutation is let through, to see whether an answer comes back."""
+    if breaker.probe_at is None:
+        return "none"
+    return "due" if breaker.is_due else f"in {shown.age(now, breaker.probe_at)}"
 
 
 def _kind(operation: Operation[Any]) -> str:

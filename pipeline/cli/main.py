@@ -1,21 +1,23 @@
 """The ``pipeline`` command. Exit codes are stable, so that scripts and probes can rely on them."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, TextIO, cast
 
 import typer
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
+from pipeline.cli.pipes import EXIT_UNREAD, Pipe
 from pipeline.config import EXIT_WAITING, Settings, SettingsError
 from pipeline.dev import servers
 from pipeline.domain.errors import PipelineError, SchemaError
 from pipeline.store import migrate
-from pipeline.store.database import Database, Transaction, is_away, passes, plainly
+from pipeline.store.database import Database, Transaction, is_away, is_read_only, passes, plainly
 from pipeline.telemetry import setup
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -28,6 +30,7 @@ EXIT_CODES = {
     EXIT_DATABASE: "the database cannot be reached, or is not at the version this code needs",
     EXIT_WAITING: "`pipeline attention --check`: something waits for a person",
     EXIT_INTERRUPTED: "interrupted with Ctrl-C",
+    EXIT_UNREAD: "the reader of its output left, as `head` does; what it did is done",
 }
 
 #: Where each command lives. What a command needs is imported when it is called: a shell should not wait for the others.
@@ -63,6 +66,9 @@ COMMANDS = {
     "dev": "dev:dev",
 }
 
+#: Commands that go on and on, and speak by their log.
+_LOGS = frozenset({"chaos", "consume", "dev", "ingest", "metrics"})
+
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="PIPELINE_DATABASE_URL", help="Which database.", show_envvar=True)
 ]
@@ -93,10 +99,19 @@ def connect(context: typer.Context, database_url: DatabaseUrl = None) -> None:
         os.environ["PIPELINE_DATABASE_URL"] = database_url
     if context.invoked_subcommand != "dev":  # it starts the servers, or joins those that run
         _use_embedded()
+    if context.invoked_subcommand not in _LOGS:
+        _keep_lines()
     settings = Settings.load(os.environ)
     context.obj = _Current.unpooled(str(settings.database_url))
     setup.begin(settings.otlp_endpoint)
     context.call_on_close(setup.end)
+
+
+def _keep_lines() -> None:
+    """Log lines are for whoever collects them: a command says what it did in its own words."""
+    logger = logging.getLogger("pipeline")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
 
 
 class _Current(Database):
@@ -127,9 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else [*arguments]
     first = next((word for word in given if not word.startswith("-")), "")
     try:
-        application([first] if first in COMMANDS else COMMANDS)(
-            args=given
-        )  # all for help, completion and typing errors
+        with redirect_stdout(cast(TextIO, Pipe(sys.stdout))):
+            # all of them for help, completion and typing errors
+            application([first] if first in COMMANDS else COMMANDS)(args=given)
     except SettingsError as error:
         problem.print(str(error))
         sys.exit(EXIT_USAGE)
@@ -150,6 +165,11 @@ def _words(error: DBAPIError) -> str:
         return (
             f"The database cannot be reached: {said}. "
             "Expected a running Postgres at PIPELINE_DATABASE_URL; start it, or correct the URL."
+        )
+    if is_read_only(error):
+        return (
+            f"The database refused: {said}. Nothing was changed, and here it never is: acts need the primary. "
+            "Expected its address in PIPELINE_DATABASE_URL; reads work here too."
         )
     if passes(error):
         return f"The database gave up: {said}. What this command was about to write is not there; repeat it."

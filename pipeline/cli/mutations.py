@@ -127,7 +127,7 @@ def resolve_from(  # noqa: PLR0913 - options of a command
 def approve(
     context: typer.Context,
     mutation: Which,
-    reason: shown.Reason = "",
+    reason: shown.AnyReason = "",
     by: shown.By = "",
     unseen: Annotated[
         bool, typer.Option("--unseen", help="Although its parameters cannot be shown here, without its code.")

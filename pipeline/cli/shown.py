@@ -2,7 +2,6 @@
 
 import getpass
 import json
-import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,8 @@ from pipeline.store import views
 from pipeline.store.database import Database
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept in the audit.")]
+Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept in the audit. Needed.")]
+AnyReason = Annotated[str, typer.Option("--reason", "-m", help="Why, if you say it; it is kept in the audit.")]
 By = Annotated[str, typer.Option("--by", help="Who; by default the user of this shell.", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this, it is only shown what would be done.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")]
@@ -87,9 +87,6 @@ class Bell:
 
     def __init__(self) -> None:
         self.heard: bool | None = None
-        logger = logging.getLogger("pipeline")
-        if not logger.handlers:
-            logger.addHandler(logging.NullHandler())  # the command says it, in its own words
 
     def workflow(self, name: str) -> None:
         """Tell a worker that a workflow may have work."""

@@ -51,14 +51,14 @@ def workflows(
 
 
 def pause(
-    context: typer.Context, name: Name, reason: shown.Reason = "", by: shown.By = "", as_json: shown.AsJson = False
+    context: typer.Context, name: Name, reason: shown.AnyReason = "", by: shown.By = "", as_json: shown.AsJson = False
 ) -> None:
     """Start no run of a workflow until it is resumed. Runs in the air go on."""
     _turn(context, lambda switches, who: switches.pause(name, who), shown.person(by, reason), as_json=as_json)
 
 
 def resume(
-    context: typer.Context, name: Name, reason: shown.Reason = "", by: shown.By = "", as_json: shown.AsJson = False
+    context: typer.Context, name: Name, reason: shown.AnyReason = "", by: shown.By = "", as_json: shown.AsJson = False
 ) -> None:
     """Let a workflow go on: lifts a pause and the blocks that wait for a person, and forgets past failures."""
     _turn(context, lambda switches, who: switches.resume(name, who), shown.person(by, reason), as_json=as_json)
@@ -68,7 +68,7 @@ def maintenance(
     context: typer.Context,
     direction: Annotated[Direction, typer.Argument(help="enter: start nothing. exit: the code was mended.")],
     name: Name,
-    reason: shown.Reason = "",
+    reason: Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept in the audit. Needed to enter.")] = "",
     by: shown.By = "",
     as_json: shown.AsJson = False,
 ) -> None:

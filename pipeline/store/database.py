@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from pipeline.telemetry import lines, metrics
 
+_IDENTITY = text("SELECT system_identifier || '/' || current_database() AS identity FROM pg_control_system()")
 _CLOCK = text("SELECT pipeline.clock()")
 #: A server that vanished without a word, as in a failover, is noticed within half a minute.
 _NOTICES_SILENCE = {
@@ -62,6 +63,11 @@ def plainly(error: DBAPIError) -> str:
 def is_locked_out(error: BaseException) -> bool:
     """Whether another transaction held what was needed for longer than this one was to wait."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "pgcode", None) == "55P03"
+
+
+def is_read_only(error: DBAPIError) -> bool:
+    """Whether this database takes no writes at all, as a standby."""
+    return getattr(error.orig, "pgcode", None) == "25006"
 
 
 def is_away(error: DBAPIError) -> bool:
@@ -176,6 +182,13 @@ class Database:
     def dispose(self) -> None:
         """Close the pool, as a forked child must before it first connects."""
         self.engine.dispose()
+
+
+def identity(tx: Transaction) -> str:
+    """What tells this database from others: its server's number, which a standby shares and a dump does not, and its name."""
+    row = tx.first(_IDENTITY)
+    assert row is not None
+    return str(row.identity)
 
 
 def _tuned(connection: Any, _: object) -> None:
