@@ -185,7 +185,7 @@ class Database:
 
 
 def identity(tx: Transaction) -> str:
-    """What tells this database from others: its server's number, which a standby shares and a dump does not, and its name."""
+    """This database among all others: its server's number, which a standby shares and a dump does not, and its name."""
     row = tx.first(_IDENTITY)
     assert row is not None
     return str(row.identity)

@@ -12,7 +12,7 @@ from pipeline.config import EXIT_AGAIN, EXIT_UNSAFE
 from pipeline.runtime.safety import require_safe
 from pipeline.runtime.sync import sync
 from pipeline.store.database import passes, plainly
-from pipeline.tasks import guardian, metrics, tracing
+from pipeline.tasks import guardian, metrics, ownership, tracing
 from pipeline.tasks.host import host
 from pipeline.telemetry import logs, setup
 
@@ -73,6 +73,7 @@ def watch(sender: Any, **_: Any) -> None:
     tracing.begin(host().settings.otlp_endpoint, forks=forks)
     metrics.begin(host().settings)
     guardian.start(host(), sender.pool)
+    ownership.check(host().db, host().settings.broker_url)
 
 
 @signals.after_setup_logger.connect

@@ -1,0 +1,46 @@
+"""Whose broker this is: a mark in Redis names the database whose workers were there first.
+
+The queues have fixed names. Workers of two databases on one Redis number would take each other's events,
+each into its own database, and nobody would notice. RabbitMQ has no place for such a mark.
+"""
+
+import logging
+from typing import Any
+
+from pipeline.celery import app
+from pipeline.store.database import Database, identity
+
+log = logging.getLogger(__name__)
+
+MARK = "pipeline.database"
+
+
+def check(db: Database, broker_url: str) -> None:
+    """Say it loudly when the broker bears the mark of another database. Whatever cannot be asked is not answered."""
+    if broker_url.startswith("amqp"):
+        return
+    try:
+        with db.transaction() as tx:
+            ours = identity(tx)
+        found = _marked(ours)
+    except Exception as error:  # noqa: BLE001 - a worker that can do its work does it all the same
+        log.info("whether another installation uses this broker cannot be told: %s", error)
+        return
+    if found != ours:
+        log.error(
+            "this broker bears the mark of another database: expected %s, found %s. Workers of both take each other's "
+            "events, each into its own database. Give every database a Redis number of its own (PIPELINE_BROKER_URL). "
+            "If it is the same database and has moved, delete the key %s from this Redis and start again",
+            ours,
+            found,
+            MARK,
+        )
+
+
+def _marked(ours: str) -> str:
+    """The mark that is there; ours, if there was none."""
+    with app.connection_for_write(connect_timeout=2) as connection, connection.channel() as channel:
+        client: Any = channel.client
+        client.set(MARK, ours, nx=True)
+        found = client.get(MARK)
+    return found.decode(errors="replace") if isinstance(found, bytes) else str(found)
