@@ -24,6 +24,7 @@ from pipeline.store.database import Database
 from pipeline.telemetry import contexts
 
 _BATCH = 500
+_LONGEST_NAME = 40  #: of a key that is quoted
 
 
 def publish(  # noqa: PLR0913 - options of a command
@@ -136,11 +137,20 @@ def _decoded(line: bytes, number: int) -> str:
 
 def _json(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise InvalidInputError(f"{what.capitalize()} is nested too deeply to be read.") from None
     except ValueError as error:
         raise InvalidInputError(f"{what.capitalize()} is no JSON: {error}.") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys are all different: of two values for one key, parsers disagree which counts."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+        raise ValueError(f"the key '{shown.printable(twice[:_LONGEST_NAME])}' is there twice")
+    return found
 
 
 def _say(tally: Tally, workflow: str, *, as_json: bool) -> None:

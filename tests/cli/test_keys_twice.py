@@ -1,0 +1,40 @@
+"""What is published from a shell has every key once: of two values for one key nobody knows which was meant."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from pipeline.store.database import Database
+from tests.cli.conftest import Pipeline
+from tests.factories import IN, a_workflow
+
+
+def published(db: Database) -> list[str]:
+    with db.transaction() as tx:
+        return [row.message_id for row in tx.all(text("SELECT message_id FROM pipeline.events ORDER BY id"))]
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        pytest.param('{"message_id": "a", "payload": {}, "message_id": "b"}', "message_id", id="of the event"),
+        pytest.param('{"message_id": "a", "payload": {"n": [{"x": 1, "x": 2}]}}', "x", id="deep in the payload"),
+    ],
+)
+def test_a_line_with_a_key_twice_is_refused_by_its_number(
+    db: Database, pipeline: Pipeline, tmp_path: Path, line: str, key: str
+) -> None:
+    a_workflow(db)
+    file = tmp_path / "events.jsonl"
+    file.write_text(f'{{"message_id": "good", "payload": {{}}}}\n{line}\n')
+    said = pipeline("publish", "billing", IN, "--file", str(file))
+    assert (said.code, f"Line 2 is no JSON: the key '{key}' is there twice" in said.err) == (2, True)
+    assert published(db) == []
+
+
+def test_a_payload_with_a_key_twice_is_refused(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db)
+    said = pipeline("publish", "billing", IN, '{"n": 1, "n": 2}', "--message-id", "a")
+    assert (said.code, "the key 'n' is there twice" in said.err) == (2, True)
+    assert published(db) == []
