@@ -48,9 +48,10 @@ def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Pe
     assert ended is not None
     _let_go(tx, ended, happened=run.mutation_status == MutationStatus.APPLIED)
     audit.record(tx, by, "event.skip", workflow=workflow, run_id=run.id, event_id=event_id)
-    told = {"workflow": workflow, "handler": handler}
-    tx.announce("run.stopped", run_id=run.id, phase=ended.phase, status=ended.status, **told)
-    tx.announce("event.skipped", event_id=event_id, actor=by.name, **told)
+    tx.announce(
+        "run.stopped", run_id=run.id, workflow=workflow, handler=handler, phase=ended.phase, status=ended.status
+    )
+    tx.announce("event.skipped", workflow=workflow, handler=handler, event_id=event_id, actor=by.name)
 
 
 def _let_go(tx: Transaction, run: Row[Any], *, happened: bool) -> None:

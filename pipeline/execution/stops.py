@@ -80,27 +80,37 @@ def take_back(tx: Transaction, ids: Sequence[UUID]) -> tuple[Row[Any], ...]:
     if not unheard:
         return ()
     taken = tuple(store.by_ids(tx, store.TAKE_BACK, [run.id for run in unheard], error=UNHEARD))
-    ended = [
+    _hand_back_unheard(tx, [run for run in taken if not run.retry_pending])
+    handlers = sorted({run.handler_id for run in unheard})
+    tx.all(workflow_store.LOCK_STATES, ids=handlers)
+    tx.run(workflow_store.REST, ids=handlers)
+    for run in taken:
+        tx.announce(
+            "run.stopped",
+            run_id=run.id,
+            workflow=run.workflow,
+            handler=run.handler,
+            phase=run.phase,
+            status=run.status,
+            side=Side.AFTER if run.retry_pending else Side.BEFORE,
+        )
+        told = {"workflow": run.workflow, "handler": run.handler, "status": str(run.status)}
+        tx.count("pipeline.runs.stopped", told)
+    return taken
+
+
+def _hand_back_unheard(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
+    rows = [
         {
             "run": run.id,
             "handler_id": run.handler_id,
             "events": sorted({*run.event_ids, *(run.offered or ())}),
             "quarantine": False,
         }
-        for run in taken
-        if not run.retry_pending
+        for run in ended
     ]
-    if ended:
-        event_store.hand_back(tx, ended)
-    handlers = sorted({run.handler_id for run in unheard})
-    tx.all(workflow_store.LOCK_STATES, ids=handlers)
-    tx.run(workflow_store.REST, ids=handlers)
-    for run in taken:
-        told = {"workflow": run.workflow, "handler": run.handler, "status": run.status}
-        side = Side.AFTER if run.retry_pending else Side.BEFORE
-        tx.announce("run.stopped", run_id=run.id, phase=run.phase, side=side, **told)
-        tx.count("pipeline.runs.stopped", told)
-    return taken
+    if rows:
+        event_store.hand_back(tx, rows)
 
 
 def _mended(failure: Failure) -> Failure:
