@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from celery import Celery
 from kombu.connection import Connection
 
 from pipeline.dev import servers
@@ -13,6 +14,7 @@ from tests.support import databases, rabbit, refusals
 from tests.support.cluster import PROJECT, Installation, installed
 from tests.support.rabbit import Rabbit
 from tests.support.recorder import GATES
+from tests.support.wait import wait_for
 
 QUEUES = [f"pipeline.{name}" for name in ("prepare", "mutate", "next", "schedule")]
 pytestmark = pytest.mark.skipif(not rabbit.is_installed(), reason=rabbit.MISSING)
@@ -63,6 +65,18 @@ def test_what_was_refused_is_listed_sent_back_and_dropped(shop: Installation, br
     refusals.play(shop)
     kinds = dict(line.split("\t") for line in broker.tell("list_queues", "name", "type").splitlines())
     assert kinds["pipeline.refused"] == "quorum"
+
+
+def test_what_no_worker_can_read_or_knows_is_kept_too(shop: Installation) -> None:
+    with Celery("theirs", broker=shop.broker_url) as theirs, refusals.shell(shop) as refused:
+        theirs.conf.task_create_missing_queue_type = "quorum"
+        theirs.send_task("pipeline.publish", args=["shop", []], queue="pipeline.schedule", serializer="yaml")
+        theirs.send_task("pipeline.publsh", args=["shop", []], queue="pipeline.schedule", compression="gzip")
+        wait_for(lambda: len(refused.listed()) == 2, within=60, every=0.2)
+        assert sorted(each["kind"] for each in refused.listed()) == ["unknown task", "unreadable"]
+        assert refused("send-back", "--all", "--yes")[0] == 0
+        wait_for(lambda: len(refused.listed()) == 2, within=60, every=0.2, why="refused again")
+        assert refused("drop", "--all", "--yes")[0] == 0
 
 
 @pytest.mark.parametrize("gate", GATES)
