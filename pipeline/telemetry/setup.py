@@ -7,10 +7,13 @@ OpenTelemetry (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAM
 
 import logging
 import os
+import socket
 import threading
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from opentelemetry import trace
 
@@ -22,12 +25,15 @@ log = logging.getLogger(__name__)
 
 LAST_WORDS = 3.0  #: seconds that a process which ends gives its last spans to get out
 _HALF = (1 << 64) - 1
+_LOOK = 0.5  #: seconds to see whether a collector is there at all
+_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
 class _Tracing:
     provider: Any
     pid: int
+    endpoint: str
 
 
 _tracing: _Tracing | None = None
@@ -61,8 +67,10 @@ def begin(endpoint: str, *, process_wide: bool = True) -> Any:
     if spans.is_heard(trace.get_tracer_provider()):
         log.info("spans go where somebody else in this process sends them, not to the endpoint")
         return None
+    # Where nobody set logging up, as in a command, the exporter's warnings are not for whoever typed it.
+    logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
     provider = _exporting(endpoint)
-    _tracing = _Tracing(provider, os.getpid())
+    _tracing = _Tracing(provider, os.getpid(), endpoint)
     spans.use(provider)
     if process_wide:
         trace.set_tracer_provider(provider)
@@ -70,16 +78,34 @@ def begin(endpoint: str, *, process_wide: bool = True) -> Any:
 
 
 def end(within: float = LAST_WORDS) -> None:
-    """Let the last spans out. A collector that does not answer is waited for only so long."""
+    """Let the last spans out. A collector that does not answer is waited for only so long; one that is away, never."""
     global _tracing
     if _tracing is None or _tracing.pid != os.getpid():
         return
-    provider, _tracing = _tracing.provider, None
-    leaving = threading.Thread(target=provider.shutdown, name="pipeline-last-spans", daemon=True)
-    leaving.start()
-    leaving.join(within)
-    if leaving.is_alive():
+    ended, _tracing = _tracing, None
+    over = threading.Event()
+    for look in (_leave, _look):
+        threading.Thread(target=look, args=(ended, over), name="pipeline-last-spans", daemon=True).start()
+    if not over.wait(within):
         log.warning("the last spans could not be sent within %g s: does the collector answer?", within)
+
+
+def _leave(ended: _Tracing, over: threading.Event) -> None:
+    """Send what there is. The exporter tries again, seconds apart, and cannot be told that this is the end."""
+    ended.provider.shutdown()
+    over.set()
+
+
+def _look(ended: _Tracing, over: threading.Event) -> None:
+    """Whether anybody listens at the endpoint. Behind a proxy nobody can tell."""
+    url = urlsplit(ended.endpoint)
+    if url.hostname is None or (url.scheme in getproxies() and not proxy_bypass(url.hostname)):
+        return
+    try:
+        socket.create_connection((url.hostname, url.port or _PORTS.get(url.scheme, 80)), timeout=_LOOK).close()
+    except OSError as error:
+        log.info("the last spans were not sent, nobody listens at the endpoint: %s", error)
+        over.set()
 
 
 def made(processor: Any) -> Any:
