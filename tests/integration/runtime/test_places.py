@@ -73,7 +73,7 @@ def test_a_handler_that_no_worker_knows_leaves_the_places_to_those_that_are_know
     older, orders = release(1, "send", concurrency=concurrency)
     run = Inline(db, [older])
     run.publish(orders, *({"n": n} for n in range(10)))
-    pass_time(run, 30)
+    pass_time(run, 12)
     assert stands(run, orders, "send") == {"consumed"}
     assert stands(run, orders, "extra") == {"pending"}
     item = next(item for item in waits(run) if item.kind == "unheard")
@@ -120,7 +120,7 @@ def test_a_worker_that_takes_a_run_ends_the_rest_of_its_handler(db: Database) ->
             stranger.deliver(stranger.messages.popleft())
     assert {row.status for row in knows.runs()} <= {"paused:transient", "active"}
     assert [item.subject for item in waits(knows) if item.kind == "unheard"] == ["handler extra", "handler send"]
-    pass_time(knows, 20)
+    pass_time(knows, 11)
     assert {row.status for row in knows.deliveries(orders)} == {"consumed"}
     assert not waits(knows)
 
@@ -147,7 +147,7 @@ def test_a_run_that_got_further_before_the_rollback_gives_its_place_up_and_is_do
     run.run()
     run = Inline(db, [build(1)[0]], [mail])
     run.publish(a, *({"n": n} for n in range(3)))
-    pass_time(run, 15)
+    pass_time(run, 11)
     assert stands(run, a, "send") == {"consumed"}
     assert [item.subject for item in waits(run) if item.kind == "unheard"] == ["handler extra"]
     back = Inline(db, [newer], [mail])
@@ -195,7 +195,7 @@ def test_what_a_retired_handler_left_in_the_air_stops_nobody_and_is_listed_until
     if how != "pending":
         getattr(run, how)(run.ledger()[0])
     run.publish(a, *({"n": n} for n in range(5)))
-    pass_time(run, 15)
+    pass_time(run, 11)
     assert stands(run, a, "new") == {"consumed"}
     assert [item.subject for item in waits(run) if item.kind == "retired"] == ["handler old"]
     assert set(overdue(run)) == {"retired-handlers-hold-nothing"}
