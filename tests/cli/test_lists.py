@@ -75,7 +75,7 @@ def test_one_workflow_is_shown_with_handlers_topics_blocks_and_acts(db: Database
     shown = pipeline("workflows", "show", "billing", columns=80)
     for words in ("orders.paid    send", "send  consumer  0     1", "approval", "workflow.pause  ada", "wait"):
         assert words in shown.out
-    assert shown.out == pipeline("workflows", "billing", columns=80).out
+    assert shown.plain() == pipeline("workflows", "billing", columns=80).plain()
 
 
 def test_a_name_that_is_not_known_is_answered_with_the_one_that_may_have_been_meant(
