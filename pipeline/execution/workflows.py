@@ -69,7 +69,7 @@ def register(tx: Transaction, spec: WorkflowSpec) -> Registered:
     if before is not None and (is_new_code or resubscribed or missing):
         tx.run(store.LOOK_AGAIN, workflow=spec.name)
     if missing:
-        tx.announce("workflow.given_back", workflow=spec.name, version=spec.version)
+        tx.announce("workflow.restored", workflow=spec.name, version=spec.version)
     version = before.version if before is not None and is_lower else spec.version
     return Registered(version=version, is_older=is_older, is_new_code=is_new_code, given_back=tuple(missing))
 

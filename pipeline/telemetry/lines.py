@@ -37,7 +37,7 @@ TRANSITIONS: Mapping[str, str] = {
     "mutation.skipped": "a person chose to go on without the effect",
     "mutation.asked_again": "a person asked the background to look again",
     "workflow.registered": "a workflow's handlers and topics were brought up to date",
-    "workflow.given_back": "older code got back handlers or topics that newer code had taken away",
+    "workflow.restored": "older code got back handlers or topics that newer code had taken away",
     "workflow.paused": "a person paused a workflow",
     "workflow.resumed": "a person resumed a workflow",
     "workflow.blocked": "the system holds a workflow back",

@@ -230,7 +230,7 @@ PERSON: dict[str, tuple[Verb, set[str]]] = {
         lambda tx, run: mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc"),
         {"pending"},
     ),
-    "reject": (lambda tx, run: mutations.reject(tx, run.mutation_id, SOMEBODY), {"pending"}),
+    "reject": (lambda tx, run: mutations.reject(tx, run.mutation_id, SOMEBODY), {"pending", "approved"}),
     "apply-found-later": (
         lambda tx, run: mutations.apply(tx, [Applied(mutation_id=run.mutation_id)]).only(),
         DOUBTED,

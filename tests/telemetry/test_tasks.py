@@ -37,7 +37,7 @@ def test_the_span_of_a_message_that_could_not_be_sent_is_not_left_behind(traced:
     def publish(**_: Any) -> None:
         return
 
-    app.task(name="pipeline.publish")(publish)
+    app.task(name="pipeline.publish", shared=False)(publish)
 
     with traced.tracer.start_as_current_span("caller") as caller:
         with pytest.raises(UnavailableError):
@@ -52,7 +52,7 @@ def test_a_task_that_fails_shows_the_kind_of_its_error_and_not_its_words(traced:
     def fails(**_: Any) -> None:
         raise ValueError(SECRET)
 
-    fails_task = app.task(name="pipeline.fails")(fails)
+    fails_task = app.task(name="pipeline.fails", shared=False)(fails)
 
     tracer = build_tracer(fails_task.name, fails_task, app=app)
     tracer("some-id", (), {}, {"id": "some-id", "is_eager": True, "hostname": "here"})
@@ -67,7 +67,7 @@ def test_a_task_begins_a_trace_of_its_own_linked_to_whoever_sent_it(traced: Seen
     def works(**_: Any) -> None:
         return
 
-    works_task = app.task(name="pipeline.works")(works)
+    works_task = app.task(name="pipeline.works", shared=False)(works)
 
     caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     tracer = build_tracer(works_task.name, works_task, app=app)
