@@ -125,6 +125,26 @@ def test_a_workflow_that_is_held_keeps_no_other_from_starting_or_being_rescued(d
     assert statuses(run, shop.orders) == statuses(run, animals) == ["consumed"]
 
 
+def test_a_rescue_that_met_a_held_workflow_waits_for_no_other_as_long(db: Database, quick: Database) -> None:
+    shop = Shop()
+    other = Workflow("zoo")
+    animals = other.topic("animals")
+    other.effect(animals)(lambda ctx, event: None)
+    run = Inline(quick, [shop.workflow, other], [shop.mail])
+    for topic, workflow in ((shop.orders, "shop"), (animals, "zoo")):
+        run.publish(topic, {"n": 1})
+        run.scheduler.schedule([workflow])
+    with run.crash_at(Point.PREPARE_CLAIMED):
+        run.runner.prepare([each.id for each in run.runs()])
+    run.advance(timedelta(minutes=5))
+    with publishing(db, "elsewhere", "x", replace=True):
+        assert [ended.run.workflow for ended in recovery.recover_crashed_runs(quick)] == ["zoo"]
+    assert [ended.run.workflow for ended in recovery.recover_crashed_runs(quick)] == ["shop"]
+    run.messages.clear()
+    run.settle()
+    assert statuses(run, shop.orders) == statuses(run, animals) == ["consumed"]
+
+
 def test_a_published_message_that_meets_a_held_one_is_sent_again(
     db: Database, quick: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,12 +10,15 @@ from pipeline.client import attention
 from pipeline.client.attention import Item
 from pipeline.client.desk import Desk
 from pipeline.client.quarantine import Quarantine, Verb, Which
+from pipeline.execution import recovery, retired, stops
 from pipeline.runtime.points import Point
 from pipeline.store import invariants
 from pipeline.store.database import Database
+from pipeline.store.workflows import LOCK
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import scripted
 from tests.support.handlers import take_one
+from tests.support.races import raced
 
 MINUTE = timedelta(minutes=1)
 
@@ -233,3 +236,38 @@ def test_an_event_whose_effect_happened_is_consumed_when_its_retired_handler_is_
     assert skipped(run) == (1, {})
     assert stands(run, b, "old") == {"consumed"}
     assert len(mail.effects) == 1
+
+
+def test_two_people_who_give_up_the_same_event_of_a_retired_handler_do_it_once(db: Database) -> None:
+    before, _, b = old_and_new(is_old=True)
+    run = Inline(db, [before], [scripted("mail")])
+    run.publish(b, {"n": 1})
+    run.run()
+    run = Inline(db, [old_and_new(is_old=False)[0]], [scripted("mail")])
+    run.reject(run.ledger()[0])
+    (event,) = [row.event_id for row in run.deliveries(b)]
+    both = [lambda tx: retired.skip(tx, "shop", "old", event, TESTER)] * 2
+    assert raced(db, *both).result() is None
+    assert stands(run, b, "old") == {"skipped"}
+
+
+@pytest.mark.broken_on_purpose
+def test_what_somebody_takes_or_holds_meanwhile_is_not_taken_back(db: Database, database_url: str) -> None:
+    Inline(db, [release(2, "send", "extra", concurrency=4)[0]])
+    older, orders = release(1, "send", concurrency=4)
+    run = Inline(db, [older])
+    run.publish(orders, {"n": 1})
+    run.run()
+    (left,) = open_runs(run, "extra")
+    run.advance(2 * MINUTE)
+    hurried = Database.connect(database_url, lock_wait=timedelta(milliseconds=200))
+    hurried.offset = db.offset
+    with db.transaction() as tx:
+        tx.all(LOCK, names=["shop"])
+        assert recovery.recover_unheard_runs(hurried, patience=MINUTE) == 0, "it is held, and left for the next tick"
+    hurried.dispose()
+    knows = Inline(db, [release(2, "send", "extra", concurrency=4)[0]])
+    with knows.crash_at(Point.PREPARE_CLAIMED):
+        knows.runner.prepare([left.id])
+    with db.transaction() as tx:
+        assert stops.take_back(tx, [left.id]) == ()
