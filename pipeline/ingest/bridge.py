@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
-from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from pipeline.domain.errors import InvalidInputError, PayloadError, UnknownError
@@ -29,7 +28,6 @@ logger = logging.getLogger("pipeline.ingest")
 LOCK_WAIT = timedelta(seconds=5)  #: how long a batch waits for another transaction with the same message ids
 _SHORT_WAIT = timedelta(milliseconds=50)  #: the same, once it is known that somebody holds some of them
 _MOST_LOOKS = 200  #: tries to tell the held entries of a batch from the rest
-_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :wait, true)")
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
@@ -137,7 +135,7 @@ class Bridge:
     def _publish(self, ready: Ready, bad: list[PoisonEntry], wait: timedelta | None = None) -> None:
         refused: list[PoisonEntry] = []
         with self._unlocked(ready), self.database.transaction() as tx:
-            tx.all(_LOCK_TIMEOUT, wait=f"{(wait or self.lock_wait) // timedelta(milliseconds=1)}ms")
+            tx.wait_at_most(wait or self.lock_wait)
             try:
                 new, good = self._written(tx, ready), ready
             except InvalidInputError:  # refused as a whole, and nothing was written: find out which ones it is about

@@ -158,21 +158,15 @@ WHERE d.event_id = x.event_id AND d.handler_id = x.handler_id
 RETURNING d.event_id
 """)
 
-SKIP_INPUTS = text("""
-UPDATE pipeline.deliveries d SET status = 'skipped'
+#: What a run has reserved: its inputs go with it.
+_INPUTS = """
 FROM pipeline.runs r, unnest(r.event_ids) AS input(event_id)
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND d.event_id = input.event_id AND d.handler_id = r.handler_id
   AND d.run_id = r.id AND d.status = 'reserved'
 RETURNING d.event_id
-""")
-
-CONSUME_INPUTS = text("""
-UPDATE pipeline.deliveries d SET status = 'consumed'
-FROM pipeline.runs r, unnest(r.event_ids) AS input(event_id)
-WHERE r.id = ANY(CAST(:ids AS uuid[])) AND d.event_id = input.event_id AND d.handler_id = r.handler_id
-  AND d.run_id = r.id AND d.status = 'reserved'
-RETURNING d.event_id
-""")
+"""
+SKIP_INPUTS = text(f"UPDATE pipeline.deliveries d SET status = 'skipped' {_INPUTS}")
+CONSUME_INPUTS = text(f"UPDATE pipeline.deliveries d SET status = 'consumed' {_INPUTS}")
 
 _ONE = "event_id = :event_id AND handler_id = :handler_id"
 

@@ -19,7 +19,8 @@ from pipeline.store import breakers, events, invariants, measures, mutations, ru
 from pipeline.store.database import Database, encoded
 from tests.factories import IN, LEASE, held
 from tests.support import databases
-from tests.support.crowd import WORKFLOW, Crowd, copied
+from tests.support.crowd import WORKFLOW, Crowd
+from tests.support.databases import copied
 
 pytestmark = pytest.mark.timeout(300)
 

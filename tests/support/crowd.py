@@ -5,14 +5,11 @@ through the verbs takes minutes; the invariants hold of it all the same. The pre
 the verbs: runs of every stage, some stopped in doubt, some to be carried forward.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
-from sqlalchemy import Row, create_engine, text
-from sqlalchemy.engine import make_url
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Row, text
 
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence, RunId
@@ -142,19 +139,6 @@ class Crowd:
         carried = [held(run) for run in self.emitting[:10]]
         with self.db.transaction() as tx:
             stops.stop(tx, [Stopped(held=run, failure=lost) for run in [*doubted, *carried]])
-
-
-@contextmanager
-def copied(server_url: str, source: str, name: str) -> Iterator[str]:
-    """A copy of a database that nobody is connected to, dropped at the end."""
-    admin = create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(text(f'CREATE DATABASE "{name}" TEMPLATE "{source}" STRATEGY FILE_COPY'))
-    try:
-        yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
-    finally:
-        with admin.connect() as connection:
-            connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
 
 
 def _plan(run: Row[Any]) -> Prepared:

@@ -9,15 +9,28 @@ from sqlalchemy.pool import NullPool
 
 from pipeline.testing.databases import TEMPLATE, cloned, emptied
 
-__all__ = ["TEMPLATE", "cloned", "emptied", "empty"]
+__all__ = ["TEMPLATE", "cloned", "copied", "emptied", "empty"]
 
 
 @contextmanager
 def empty(server_url: str, name: str) -> Iterator[str]:
     """A database that was never migrated, dropped at the end."""
+    with _made(server_url, name, "") as url:
+        yield url
+
+
+@contextmanager
+def copied(server_url: str, source: str, name: str) -> Iterator[str]:
+    """A copy of a database that nobody is connected to, dropped at the end."""
+    with _made(server_url, name, f'TEMPLATE "{source}" STRATEGY FILE_COPY') as url:
+        yield url
+
+
+@contextmanager
+def _made(server_url: str, name: str, how: str) -> Iterator[str]:
     admin = create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
-        connection.execute(text(f'CREATE DATABASE "{name}"'))
+        connection.execute(text(f'CREATE DATABASE "{name}" {how}'))
     try:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:

@@ -29,3 +29,10 @@ def nodes(installation: Installation) -> Iterator[Installation]:
     installation.begin_anew()
     yield installation
     installation.end_nodes()
+
+
+@pytest.fixture
+def shop(installation: Installation, request: pytest.FixtureRequest) -> Installation:
+    """The installation with the nodes that the module's ``begin`` starts; they stay from test to test."""
+    installation.stand(request.module.begin, failed=request.session.testsfailed)
+    return installation

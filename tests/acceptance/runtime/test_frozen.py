@@ -10,14 +10,8 @@ from tests.support.wait import wait_for
 POINTS = [Point.PREPARE_RAN, Point.MUTATE_CLAIMED, Point.IN_FLIGHT, Point.CALLED, Point.NEXT_RAN]
 
 
-@pytest.fixture
-def shop(installation: Installation, request: pytest.FixtureRequest) -> Installation:
-    """A worker with a process to freeze and others to go on, and a beat; they stay from test to test."""
-    installation.stand(begin, failed=request.session.testsfailed)
-    return installation
-
-
 def begin(shop: Installation) -> None:
+    """A worker with a process to freeze and others to go on, and a beat; they stay from test to test."""
     shop.worker("--pool=prefork", "--concurrency=3", SHOP_OBEYS="1")
     shop.beat()
 

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
@@ -18,14 +17,8 @@ LONG = {"PIPELINE_LEASE": "10m"}
 _LEASED = "SELECT * FROM pipeline.runs WHERE status = 'active' AND lease_expires_at IS NOT NULL"
 
 
-@pytest.fixture
-def shop(installation: Installation, request: pytest.FixtureRequest) -> Installation:
-    """A worker with a long lease, and a beat; they stay from test to test."""
-    installation.stand(begin, failed=request.session.testsfailed)
-    return installation
-
-
 def begin(shop: Installation) -> None:
+    """A worker with a long lease, and a beat; they stay from test to test."""
     shop.worker(**LONG)
     shop.beat()
 

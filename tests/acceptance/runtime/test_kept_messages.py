@@ -26,14 +26,8 @@ PORT = free_port()
 JSON = {"content_type": "application/json", "content_encoding": "utf-8"}
 
 
-@pytest.fixture
-def shop(installation: Installation, request: pytest.FixtureRequest) -> Installation:
-    """A worker that stays from test to test and hears nothing but what it is sent."""
-    installation.stand(begin, failed=request.session.testsfailed)
-    return installation
-
-
 def begin(shop: Installation) -> None:
+    """A worker that stays from test to test and hears nothing but what it is sent."""
     shop.sweep_nothing()
     shop.worker(**RARE, PIPELINE_LOG_FORMAT="json", PIPELINE_METRICS_PORT=str(PORT))
 

@@ -11,14 +11,8 @@ from tests.support.wait import wait_for
 POINTS = [point for point in Point if point not in (Point.PRODUCE_CLAIMED, Point.PRODUCED)]
 
 
-@pytest.fixture
-def shop(installation: Installation, request: pytest.FixtureRequest) -> Installation:
-    """A worker and a beat that stay from test to test."""
-    installation.stand(begin, failed=request.session.testsfailed)
-    return installation
-
-
 def begin(shop: Installation) -> None:
+    """A worker and a beat that stay from test to test."""
     shop.worker(SHOP_OBEYS="1")
     shop.beat()
 

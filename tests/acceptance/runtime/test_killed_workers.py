@@ -7,14 +7,8 @@ from tests.support.recorder import GATES
 from tests.support.wait import wait_for
 
 
-@pytest.fixture
-def shop(installation: Installation, request: pytest.FixtureRequest) -> Installation:
-    """A worker and a beat. Who succeeds the worker that a test ends is the worker of the next test."""
-    installation.stand(begin, failed=request.session.testsfailed)
-    return installation
-
-
 def begin(shop: Installation) -> None:
+    """A worker and a beat. Who succeeds the worker that a test ends is the worker of the next test."""
     shop.worker()
     shop.beat()
 

@@ -22,14 +22,8 @@ from tests.support.cluster import PROJECT, RARE, Installation
 from tests.support.wait import wait_for
 
 
-@pytest.fixture
-def shop(installation: Installation, request: pytest.FixtureRequest) -> Installation:
-    """A worker that stays from test to test and hears nothing but what it is sent: every sweep is an hour away."""
-    installation.stand(begin, failed=request.session.testsfailed)
-    return installation
-
-
 def begin(shop: Installation) -> None:
+    """A worker that stays from test to test and hears nothing but what it is sent: every sweep is an hour away."""
     shop.sweep_nothing()
     shop.worker(**RARE)
 

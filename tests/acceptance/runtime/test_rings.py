@@ -3,7 +3,6 @@
 from datetime import timedelta
 from uuid import uuid4
 
-import pytest
 from celery import Celery, chain
 
 from tests.support.cluster import RARE, Installation
@@ -15,14 +14,8 @@ JOIN pipeline.events e ON e.id = d.event_id WHERE e.topic = 'orders' ORDER BY e.
 """
 
 
-@pytest.fixture
-def shop(installation: Installation, request: pytest.FixtureRequest) -> Installation:
-    """A worker that stays from test to test, and no beat."""
-    installation.stand(begin, failed=request.session.testsfailed)
-    return installation
-
-
 def begin(shop: Installation) -> None:
+    """A worker that stays from test to test, and no beat."""
     shop.sweep_nothing()
     shop.worker(**RARE)
 
