@@ -64,9 +64,12 @@ class Place:
         return {row["message_id"].decode(): row["consumer"].decode() for row in rows}
 
     def undelivered(self, group: str = GROUP) -> int:
-        """Entries that nobody of the group was given yet; counted here, since older servers do not say."""
+        """Entries that nobody of the group was given yet; counted here, since older servers do not say.
+
+        A group that nobody made yet was given nothing.
+        """
         groups: Any = self.raw.xinfo_groups(self.stream)
-        (last,) = [row["last-delivered-id"] for row in groups if row["name"] == group.encode()]
+        last = {row["name"]: row["last-delivered-id"] for row in groups}.get(group.encode(), b"0-0")
         found: Any = self.raw.xrange(self.stream, min=b"(" + last)
         return len(found)
 

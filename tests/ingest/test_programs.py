@@ -191,12 +191,14 @@ def test_two_services_that_race_with_the_same_message_ids_make_one_event_each(
 ) -> None:
     other = Place(place.url, f"{place.stream}-other", place.raw)
     ids = [f"order:{n}" for n in range(1000)]
-    for each in (place, other):
-        each.add(*({"id": id_, "from": each.stream} for id_ in ids))
     both = [
         run.ingest("--message-id-field", "id", "--batch", "20"),
         run.ingest("--message-id-field", "id", "--batch", "20", "--stream", other.stream),
     ]
+    for program in both:
+        program.wait_until_reading()
+    for each in (place, other):
+        each.add(*({"id": id_, "from": each.stream} for id_ in ids))
     wait_until_published(db, 1000)
     wait_for(lambda: place.is_done(GROUP) and other.is_done(GROUP), within=30)
     assert [program.stop() for program in both] == [0, 0]
