@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
@@ -31,7 +31,11 @@ from pipeline.engine.policies import (
 from pipeline.engine.telemetry import PROCESS_WIDE, Telemetry
 from pipeline.engine.transactions import Transaction
 
+T = TypeVar("T")
+
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+#: Seconds that are waited out, and that other calls have to meet; and more, for a machine that stood still.
+FAIR, LONGER = 0.5, (2.0, 4.0)
 
 
 def item(transaction_id: str, payload: Any = None, **fields: Any) -> Transaction:
@@ -72,6 +76,7 @@ class Script:
     overlaps: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     told: Callable[[Outcome], Any] = lambda _: None  #: hears every outcome when the loop tells it
+    over: threading.Event = field(default_factory=threading.Event)  #: set when the loop has ended
 
     def will(self, step: Step, transaction_id: str, *does: Does) -> "Script":
         self.steps[step, transaction_id] = does
@@ -245,7 +250,10 @@ class ThreadsRun:
         return _watched(Threaded(script), telemetry)
 
     def consume(self, task: Any, **arguments: Any) -> Report:
-        report: Report = task.consume_transactions(**arguments)
+        try:
+            report: Report = task.consume_transactions(**arguments)
+        finally:
+            _say_over(task)
         return report
 
     def process(self, task: Any, transaction: Transaction) -> Outcome:
@@ -265,6 +273,7 @@ class AsyncRun:
                 report: Report = await task.consume_transactions(**arguments)
             finally:
                 self.orphans = [one for one in asyncio.all_tasks() if one is not asyncio.current_task()]
+                _say_over(task)
             return report
 
         return asyncio.run(run())
@@ -272,6 +281,11 @@ class AsyncRun:
     def process(self, task: Any, transaction: Transaction) -> Outcome:
         outcome: Outcome = asyncio.run(task.start_processing(transaction))
         return outcome
+
+
+def _say_over(task: Any) -> None:
+    if isinstance(task, Threaded | Awaited):
+        task.script.over.set()
 
 
 def _watched(task: Any, telemetry: Telemetry) -> Any:
@@ -358,3 +372,13 @@ def ran(
         run.error = error
     run.seconds = time.monotonic() - begun
     return run
+
+
+def with_time(run: Callable[[float], T], had_time: Callable[[T], bool]) -> T:
+    """What comes of a bound that is long enough for what has to happen within it."""
+    made = run(FAIR)
+    for bound in LONGER:
+        if had_time(made):
+            break
+        made = run(bound)
+    return made
