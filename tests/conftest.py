@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +15,9 @@ from tests.support import databases
 
 #: Their files wait for real processes, some for minutes: begun first, none of them is left over at the end.
 SLOW = ("acceptance", "conformance", "lifecycle", "crash", "telemetry", "metrics", "cli", "dev", "ingest", "deploy")
+
+#: Whoever waits for a lock that a test holds goes on waiting while the machine stands still.
+PATIENT = timedelta(minutes=1)
 
 #: One example that is slow on a busy machine says nothing about the code.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -44,7 +48,7 @@ def database_url(embedded: servers.Servers, worker_id: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def _pool(database_url: str) -> Iterator[Database]:
-    database = Database.connect(database_url, pool_size=8)
+    database = Database.connect(database_url, pool_size=8, lock_wait=PATIENT)
     yield database
     database.dispose()
 

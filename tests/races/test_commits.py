@@ -26,7 +26,7 @@ def test_a_deploy_that_changes_who_listens_waits_for_a_committing_worker_and_not
             deployed = deploy()
             wait_until_blocked_by(db, worker)
             runs.commit(worker, [Emitted(held=held(second), state={"n": 1}, has_state=True)]).only()
-        deployed.result(timeout=10)
+        deployed.result(timeout=60)
     assert a_handler(db).state == {"n": 1}
     with db.transaction() as tx:
         assert (IN, "late") in views.subscribed(tx, "billing")

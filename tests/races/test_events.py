@@ -179,7 +179,7 @@ def test_a_consumer_that_joins_from_the_start_gets_the_event_a_publisher_had_not
             events.publish(slow, "billing", [NewEvent(topic=IN, message_id="during", payload={})])
             ended = begin()
             wait_until_blocked_by(db, slow)
-        ended.result(timeout=10)
+        ended.result(timeout=60)
     some_events(db, "after")
     run = a_run(db, Phase.PREPARING, handler="audit")
     with db.transaction() as tx:

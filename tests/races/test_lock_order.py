@@ -107,7 +107,7 @@ def test_a_verb_that_needs_the_workflow_takes_it_before_any_run(db: Database, ve
             wait_until_blocked_by(db, holder)
             for lower in (LOCK_RUN, LOCK_MUTATION, LOCK_EVENTS):
                 holder.all(lower)  # raises when the other side got there first
-        ended.result(timeout=10)
+        ended.result(timeout=60)
 
 
 @pytest.mark.parametrize("verb", list(RUN_FIRST))
@@ -123,7 +123,7 @@ def test_a_verb_takes_the_run_before_its_mutation_and_its_events(db: Database, v
             wait_until_blocked_by(db, holder)
             for lower in (LOCK_MUTATION, LOCK_EVENTS):
                 holder.all(lower)
-        ended.result(timeout=10)
+        ended.result(timeout=60)
 
 
 def test_neither_a_publisher_nor_a_committing_worker_waits_for_the_workflow(db: Database) -> None:

@@ -38,5 +38,5 @@ def test_two_publishers_of_overlapping_events_in_opposite_orders_both_succeed(db
             publish(gate, "z1", "z2")
             ended = one_way(), other_way()
             wait_for(lambda: waiting(db) == 2, why="both publishers wait in the middle")
-        assert [publisher.exception(timeout=10) for publisher in ended] == [None, None]
+        assert [publisher.exception(timeout=60) for publisher in ended] == [None, None]
     assert one(db, "SELECT count(*) AS n FROM pipeline.events").n == 4

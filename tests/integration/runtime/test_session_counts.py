@@ -62,7 +62,7 @@ def test_a_run_that_is_dropped_while_its_session_ends_is_counted_once(db: Databa
             assert retention.drop_page(tx, "runs", most=2).dropped == 2
             ended = finish()
             wait_until_blocked_by(db, tx)
-        assert len(ended.result(timeout=10)) == 1
+        assert len(ended.result(timeout=60)) == 1
     assert session(db).run_count == 6
 
 
