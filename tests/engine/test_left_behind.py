@@ -13,15 +13,13 @@ from pipeline.engine.loop import Abandon, Loop, Settled, Start, Wait, consumed
 from pipeline.engine.policies import ConsumerLoopPolicy, RetryPolicy
 from pipeline.engine.steps import Ended, Steps
 from pipeline.engine.telemetry import Telemetry
-from tests.engine.scripts import Batches, Cut, Does, Run, Script, check, item, items, policy, ran
+from tests.engine.scripts import FAIR, Batches, Cut, Does, Ran, Run, Script, check, item, items, policy, ran, with_time
 from tests.engine.test_loop import _lived
 from tests.support.rule import rule
 from tests.support.wait import wait_for
 
 #: What a bound of less than a second may take on a busy machine, beside a body and a patience that are longer.
-SOON, BODY = 6, 20
-#: A bound that is waited out, and that other calls have to meet.
-FAIR = 0.5
+SOON, BODY = 40, 60
 
 
 def waits(task: Any, given: list[Any], chosen: Any, then: Callable[[int], Any] = lambda _: None) -> tuple[Any, Any]:
@@ -99,8 +97,11 @@ def test_an_item_waits_for_a_worker_of_another_loop_as_long_as_that_takes(varian
 def test_an_item_that_waits_for_its_id_is_started_when_it_is_free_however_short_the_time_of_an_item_is(
     variant: Run,
 ) -> None:
-    script = Script().will_process("same", Does(takes=2.2 * FAIR, is_stubborn=True), Does())
-    run = ran(variant, script, Batches([item("same") for _ in range(3)]), policy(transaction_timeout=FAIR))
+    def short(bound: float) -> Ran:
+        script = Script().will_process("same", Does(takes=2.2 * bound, is_stubborn=True), Does())
+        return ran(variant, script, Batches([item("same") for _ in range(3)]), policy(transaction_timeout=bound))
+
+    run = with_time(short, lambda run: run.report.succeeded == 2)
     assert (run.report.timed_out, run.report.succeeded, run.report.left) == (1, 2, 0)
     task = variant.task(Script())
     ended = left_behind(task, "t-0")
@@ -113,7 +114,7 @@ def test_a_task_that_is_asked_to_end_waits_for_no_id(variant: Run) -> None:
     left_behind(task, "t-0")
     timer = threading.Timer(0.2, task.stop)
     timer.start()
-    run = ran(variant, task.script, Cut(items(1)), policy(), task=task)
+    run = ran(variant, task.script, Cut(items(1)), policy(transaction_timeout=BODY), task=task)  # its patience too
     assert (run.report.left, run.report.ending, run.seconds < SOON) == (1, Ending.STOPPED, True)
 
 
@@ -126,11 +127,9 @@ def test_a_task_that_leaves_too_many_calls_behind_ends_and_says_what_to_do(
     for _ in range(most_left_behind(ConsumerLoopPolicy())):
         task._state.behind.change(1)
     script = task.script
-    freed = threading.Event()  # with asyncio the event loop waits for it at its end
-    script.will_process("t-0", Does(takes=2, until=freed, is_stubborn=True))
+    script.will_process("t-0", Does(takes=BODY, until=script.over, is_stubborn=True))
     chosen = policy(size=1, process=RetryPolicy(timeout=FAIR))
     run = ran(variant, script, Cut(items(3)), chosen, task=task)
-    freed.set()
     assert isinstance(run.error, LeftBehindException)
     assert run.error.report is not None
     assert (run.error.report.processed, run.error.report.taken, len(run.source.asked)) == (1, 1, 1)
@@ -138,7 +137,7 @@ def test_a_task_that_leaves_too_many_calls_behind_ends_and_says_what_to_do(
     assert "current_attempt()" in str(run.error)
     assert "left behind after their time was up and still running" in caplog.text
     wait_for(lambda: task._state.behind.count == most_left_behind(ConsumerLoopPolicy()))
-    again = ran(variant, script, Cut(items(1, start=5)), chosen, task=task)
+    again = ran(variant, script, Cut(items(1, start=5)), policy(process=RetryPolicy(timeout=BODY)), task=task)
     assert (again.error, again.report.succeeded) == (None, 1)  # as many as may be are not too many
 
 
@@ -164,11 +163,19 @@ def test_items_that_no_worker_had_begun_when_the_time_was_up_can_be_worked_on_ag
 
 @rule("E-27")
 @check("E12", "E15")
-def test_a_handler_that_has_begun_gets_a_moment_to_settle_its_item_when_the_time_is_up(variant: Run) -> None:
-    left = threading.Event()  # the first that is told when the time is up, and the handler goes on until then
-    script = Script(told=lambda _: left.set())
-    script.will(Step.SUCCESS, "t-0", Does(takes=BODY, until=left)).will_process("t-1", Does(takes=BODY))
-    run = ran(variant, script, Cut(items(2)), policy(timeout=FAIR, concurrency=2))
+def test_a_handler_that_has_begun_gets_a_moment_to_settle_its_item_when_the_time_is_up(
+    variant: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.engine.loop.GRACE", float(BODY))
+
+    def held(bound: float) -> Ran:
+        left = threading.Event()  # the first that is told when the time is up, and the handler goes on until then
+        script = Script(told=lambda _: left.set())
+        script.will(Step.SUCCESS, "t-0", Does(takes=BODY, until=left)).will_process("t-1", Does(takes=BODY))
+        return ran(variant, script, Cut(items(2)), policy(timeout=bound, concurrency=2))
+
+    begun = {(Step.SUCCESS, "t-0"), (Step.PROCESS, "t-1")}
+    run = with_time(held, lambda run: begun <= {*run.script.begun})
     assert isinstance(run.error, ConsumerLoopTimeoutException)
     assert run.error.report is not None
     assert (run.error.report.succeeded, run.error.report.left, run.error.report.in_doubt) == (1, 1, 0)
@@ -197,8 +204,10 @@ def test_an_item_that_was_left_is_not_counted_again_when_its_code_ends_in_that_m
 
 @check("E12", "E15")
 def test_an_item_whose_handler_does_not_end_in_that_moment_is_said_to_be_in_doubt(variant: Run) -> None:
-    script = Script().will(Step.SUCCESS, "t-0", Does(takes=BODY))
-    run = ran(variant, script, Cut(items(1)), policy(timeout=FAIR))
+    def held(bound: float) -> Ran:
+        return ran(variant, Script().will(Step.SUCCESS, "t-0", Does(takes=BODY)), Cut(items(1)), policy(timeout=bound))
+
+    run = with_time(held, lambda run: run.script.count(Step.SUCCESS) == 1)
     assert "left unacknowledged: 1, 1 of them in doubt" in str(run.error)
     assert run.seconds < BODY
     assert run.statuses == [Status.LEFT]

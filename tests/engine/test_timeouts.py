@@ -1,6 +1,8 @@
 """Three clocks: of an attempt, of an item, of the loop. Each is bounded in real time, and none adds to another."""
 
+import itertools
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -14,15 +16,13 @@ from pipeline.engine.errors import (
 )
 from pipeline.engine.lifecycle import Status, Step
 from pipeline.engine.outcomes import Outcome
-from pipeline.engine.policies import RetryPolicy
-from tests.engine.scripts import Batches, Cut, Does, Run, Script, check, item, items, policy, ran
+from pipeline.engine.policies import ConsumerPolicy, RetryPolicy
+from tests.engine.scripts import FAIR, Batches, Cut, Does, Ran, Run, Script, check, item, items, policy, ran, with_time
 from tests.support.rule import rule
 from tests.support.wait import wait_for
 
 #: What a bound of less than a second may take on a busy machine, beside a body that nobody waits for.
-SOON, BODY = 10, 30
-#: A bound that is waited out, and that other calls have to meet.
-FAIR = 0.5
+SOON, BODY = 40, 60
 
 
 @rule("E-20", "E-12")
@@ -68,8 +68,8 @@ def test_a_fetch_that_hangs_ends_in_time_and_as_a_timeout(variant: Run) -> None:
 def test_an_item_that_is_not_done_in_its_time_is_handed_to_the_exception_handler_and_never_succeeds(
     variant: Run,
 ) -> None:
-    script, still = stubborn()
-    run = ran(variant, script, Cut(items(1)), policy(transaction_timeout=0.1))
+    still, run = with_time(lambda bound: stubborn(variant, policy(transaction_timeout=bound)), has_begun)
+    script = run.script
     assert still == [1]
     assert run.statuses == [Status.TIMEOUT]
     wait_for(lambda: not any(script.running.values()))  # the code that was left behind has ended
@@ -81,17 +81,30 @@ def test_an_item_that_is_not_done_in_its_time_is_handed_to_the_exception_handler
 @rule("E-8")
 @check("E14")
 def test_the_clock_of_an_item_starts_when_a_worker_starts_on_it(variant: Run) -> None:
-    script = Script(always={Step.PROCESS: Does(takes=0.15)})
-    run = ran(variant, script, Cut(items(10)), policy(concurrency=1, transaction_timeout=1.3))
-    assert run.seconds > 1.35 + 0.1  # the last one waited longer than its own time
-    assert run.statuses == [Status.SUCCESS] * 10
+    clocks: list[tuple[float, float]] = []
+
+    def look() -> None:
+        ends_at = current_attempt().ends_at
+        assert ends_at is not None
+        clocks.append((ends_at, time.monotonic()))
+
+    script = Script(always={Step.PROCESS: Does(takes=0.05, act=look)})
+    run = ran(variant, script, Cut(items(4)), policy(concurrency=1, transaction_timeout=BODY))
+    assert run.statuses == [Status.SUCCESS] * 4
+    for (_, ended), (ends_at, _) in itertools.pairwise(clocks):
+        assert ends_at > ended + BODY  # while the one before was worked on, its own time did not run
 
 
 @check("E14")
 def test_the_time_of_an_item_also_ends_its_pauses(variant: Run) -> None:
-    script = Script().will_process("t-0", Does(raises=ValueError("no")))
-    retry = RetryPolicy(max_attempts=9, backoff=30)
-    run = ran(variant, script, Cut(items(1)), policy(process=retry, transaction_timeout=FAIR))
+    retry = RetryPolicy(max_attempts=9, backoff=BODY)
+
+    def failing(bound: float) -> Ran:
+        script = Script().will_process("t-0", Does(raises=ValueError("no")))
+        return ran(variant, script, Cut(items(1)), policy(process=retry, transaction_timeout=bound))
+
+    run = with_time(failing, lambda run: run.script.count(Step.PROCESS) == 1)
+    script = run.script
     assert run.seconds < SOON
     assert (script.count(Step.PROCESS), script.count(Step.EXCEPTION)) == (1, 1)
     assert run.statuses == [Status.TIMEOUT]
@@ -102,9 +115,13 @@ def test_the_time_of_an_item_also_ends_its_pauses(variant: Run) -> None:
 @pytest.mark.parametrize("streaming", [False, True])
 @check("E15")
 def test_the_time_of_the_loop_ends_it_in_both_modes_and_leaves_nothing_running(variant: Run, streaming: bool) -> None:
-    freed = threading.Event()
-    script = Script(always={Step.PROCESS: Does(takes=BODY, until=freed)})
-    run = ran(variant, script, Cut(items(4)), policy(concurrency=2, timeout=FAIR, streaming=streaming))
+    def held(bound: float) -> Ran:
+        script = Script()
+        script.always[Step.PROCESS] = Does(takes=BODY, until=script.over)
+        return ran(variant, script, Cut(items(4)), policy(concurrency=2, timeout=bound, streaming=streaming))
+
+    run = with_time(held, lambda run: run.script.count(Step.PROCESS) == 2)
+    script = run.script
     assert run.seconds < SOON
     assert isinstance(run.error, ConsumerLoopTimeoutException)
     assert run.error.report is not None
@@ -112,7 +129,6 @@ def test_the_time_of_the_loop_ends_it_in_both_modes_and_leaves_nothing_running(v
     assert "left unacknowledged: 4" in str(run.error)
     assert run.statuses == [Status.LEFT] * 4
     assert getattr(variant, "orphans", []) == []
-    freed.set()
     wait_for(lambda: not any(script.running.values()))
     assert script.count(Step.PROCESS) == 2  # what had no place yet was not started afterwards
     assert (script.count(Step.SUCCESS), script.count(Step.EXCEPTION)) == (0, 0)
@@ -125,7 +141,7 @@ def test_the_time_of_the_loop_also_ends_its_rests_and_its_fetches(variant: Run) 
     resting = ran(variant, Script(), Cut([]), policy(timeout=0.2, streaming=True))
     fetching = ran(variant, Script(), Batches(Does(takes=BODY)), policy(timeout=0.2))
     pausing = Batches(Does(raises=OSError("busy")))
-    waiting = ran(variant, Script(), pausing, policy(timeout=0.2, fetch=RetryPolicy(max_attempts=5, backoff=30)))
+    waiting = ran(variant, Script(), pausing, policy(timeout=0.2, fetch=RetryPolicy(max_attempts=5, backoff=BODY)))
     for run in (resting, fetching, waiting):
         assert isinstance(run.error, ConsumerLoopTimeoutException)
         assert run.seconds < SOON
@@ -133,8 +149,10 @@ def test_the_time_of_the_loop_also_ends_its_rests_and_its_fetches(variant: Run) 
 
 @check("E15")
 def test_items_that_were_settled_before_the_time_was_up_are_counted(variant: Run) -> None:
-    script = Script().will_process("t-2", Does(takes=BODY))
-    run = ran(variant, script, Cut(items(3)), policy(timeout=1.0))
+    def held(bound: float) -> Ran:
+        return ran(variant, Script().will_process("t-2", Does(takes=BODY)), Cut(items(3)), policy(timeout=bound))
+
+    run = with_time(held, lambda run: run.script.count(Step.PROCESS) == 3)
     assert isinstance(run.error, ConsumerLoopTimeoutException)
     assert run.error.report is not None
     assert (run.error.report.succeeded, run.error.report.left) == (2, 1)
@@ -143,43 +161,45 @@ def test_items_that_were_settled_before_the_time_was_up_are_counted(variant: Run
 @rule("E-20")
 @check("E16")
 def test_the_times_of_attempts_do_not_add_up_and_do_not_cut_each_other(variant: Run) -> None:
-    script = Script().will_process("t-0", Does(takes=BODY), Does(takes=BODY), Does(takes=0.2))
-    retry = RetryPolicy(max_attempts=3, timeout=0.8)
-    run = ran(variant, script, Cut(items(1)), policy(process=retry, transaction_timeout=60, timeout=90))
+    def tried(bound: float) -> tuple[float, Ran]:
+        script = Script().will_process("t-0", Does(takes=BODY), Does(takes=BODY), Does(takes=bound / 4))
+        retry = RetryPolicy(max_attempts=3, timeout=bound)
+        return bound, ran(variant, script, Cut(items(1)), policy(process=retry, transaction_timeout=60, timeout=90))
+
+    bound, run = with_time(tried, lambda made: made[1].statuses == [Status.SUCCESS])
     assert run.statuses == [Status.SUCCESS]
-    assert script.count(Step.PROCESS) == 3
-    assert 1.75 < run.seconds < BODY
+    assert run.script.count(Step.PROCESS) == 3
+    assert 2.2 * bound < run.seconds < BODY
 
 
 @check("E13")
 def test_code_that_was_left_behind_can_see_that_nobody_waits_for_it(variant: Run) -> None:
-    seen: list[Attempt] = []
-    ended: list[bool] = []
-    left, looked = threading.Event(), threading.Event()
+    def left_behind(bound: float) -> tuple[Ran, list[tuple[Attempt, bool]]]:
+        seen: list[tuple[Attempt, bool]] = []
+        left, looked = threading.Event(), threading.Event()
 
-    def remember() -> None:
-        seen.append(current_attempt())
-        ended.append(seen[0].is_over)
-        looked.set()
+        def look() -> None:
+            seen.append((current_attempt(), current_attempt().is_over))
+            looked.set()
 
-    script = Script().will_process("t-0", Does(takes=BODY, until=left, act=remember, is_stubborn=True))
-    script.will(Step.EXCEPTION, "t-0", Does(act=left.set))
-    script.will(Step.SUCCESS, "t-1", Does(takes=BODY, until=looked))  # so that the loop still runs when it looks
-    run = ran(variant, script, Cut(items(2)), policy(concurrency=2, process=RetryPolicy(timeout=FAIR)))
-    assert ended == [True]
+        script = Script().will_process("t-0", Does(takes=BODY, until=left, act=look, is_stubborn=True))
+        script.will(Step.EXCEPTION, "t-0", Does(act=left.set))
+        script.will(Step.SUCCESS, "t-1", Does(takes=BODY, until=looked))  # so that the loop still runs when it looks
+        return ran(variant, script, Cut(items(2)), policy(concurrency=2, process=RetryPolicy(timeout=bound))), seen
+
+    run, seen = with_time(left_behind, lambda made: made[0].report.succeeded == 1)
     assert run.report.succeeded == 1
-    assert seen[0].remaining == 0
+    assert [(attempt.remaining, was_over) for attempt, was_over in seen] == [(0, True)]
 
 
 @check("E13", "E15")
 def test_code_that_does_not_heed_its_cancellation_holds_nobody_up(variant: Run) -> None:
-    script, still = stubborn()
-    run = ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(timeout=0.1)))
+    still, run = with_time(lambda bound: stubborn(variant, policy(process=RetryPolicy(timeout=bound))), has_begun)
     assert (run.report.processed, still) == (1, [1])
 
 
-def stubborn() -> tuple[Script, list[int]]:
-    """An item whose code goes on until its outcome is told; and how much code was still running then."""
+def stubborn(variant: Run, chosen: ConsumerPolicy) -> tuple[list[int], Ran]:
+    """How much code was still running when the outcome of an item was told whose code goes on until then."""
     told, still = threading.Event(), list[int]()
     script = Script().will_process("t-0", Does(takes=BODY, until=told, is_stubborn=True))
 
@@ -188,15 +208,23 @@ def stubborn() -> tuple[Script, list[int]]:
         told.set()
 
     script.told = tell
-    return script, still
+    return still, ran(variant, script, Cut(items(1)), chosen)
+
+
+def has_begun(made: tuple[list[int], Ran]) -> bool:
+    return made[1].script.count(Step.PROCESS) == 1
 
 
 @check("E14")
 def test_an_error_that_comes_too_late_is_dropped(variant: Run) -> None:
-    handled = threading.Event()
-    late = Does(takes=BODY, until=handled, raises=ValueError("late"), is_stubborn=True)
-    script = Script().will_process("t-0", late).will(Step.EXCEPTION, "t-0", Does(act=handled.set))
-    run = ran(variant, script, Cut([item("t-0")]), policy(transaction_timeout=0.1))
+    def hurried(bound: float) -> Ran:
+        handled = threading.Event()
+        late = Does(takes=BODY, until=handled, raises=ValueError("late"), is_stubborn=True)
+        script = Script().will_process("t-0", late).will(Step.EXCEPTION, "t-0", Does(act=handled.set))
+        return ran(variant, script, Cut([item("t-0")]), policy(transaction_timeout=bound))
+
+    run = with_time(hurried, lambda run: run.script.count(Step.PROCESS) == 1)
+    script = run.script
     wait_for(lambda: not any(script.running.values()))
     assert run.statuses == [Status.TIMEOUT]
     assert script.errors[0][1].category is ExceptionType.TIMEOUT
