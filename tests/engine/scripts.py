@@ -30,6 +30,7 @@ from pipeline.engine.policies import (
 )
 from pipeline.engine.telemetry import PROCESS_WIDE, Telemetry
 from pipeline.engine.transactions import Transaction
+from tests.support.wait import wait_for
 
 T = TypeVar("T")
 
@@ -110,6 +111,20 @@ class Script:
         if does.raises is not None:
             raise does.raises
         return does.returns
+
+
+class Begun(threading.Event):
+    """Set as soon as so many items have begun."""
+
+    def __init__(self, script: Script, count: int) -> None:
+        super().__init__()
+        self.script, self.wanted = script, count
+
+    def is_set(self) -> bool:
+        return self.script.count(Step.PROCESS) >= self.wanted
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return wait_for(self.is_set, within=timeout or 30)
 
 
 class Threaded(ConsumerMixin):

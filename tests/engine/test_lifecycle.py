@@ -22,7 +22,21 @@ from pipeline.engine.lifecycle import (
 )
 from pipeline.engine.policies import ConsumerLoopPolicy, EmptyQueuePolicy, RetryPolicy
 from pipeline.engine.steps import Ended
-from tests.engine.scripts import AsyncRun, Batches, Cut, Does, Run, Script, check, item, items, policy, ran
+from tests.engine.scripts import (
+    AsyncRun,
+    Batches,
+    Cut,
+    Does,
+    Ran,
+    Run,
+    Script,
+    check,
+    item,
+    items,
+    policy,
+    ran,
+    with_time,
+)
 from tests.support.rule import rule
 
 BUSINESS = TransactionException("out of stock", ExceptionType.BUSINESS)
@@ -169,10 +183,17 @@ def test_every_step_has_a_budget_of_its_own(variant: Run) -> None:
 def test_a_handler_that_has_begun_settles_the_item_also_when_the_time_of_the_transaction_is_up(
     variant: Run, slow: Step
 ) -> None:
-    script = Script().will(slow, "t-0", Does(takes=0.9))
-    if slow is Step.EXCEPTION:
-        script.will_process("t-0", Does(raises=BUSINESS))
-    run = ran(variant, script, Cut(items(1)), policy(transaction_timeout=0.5))
+    def slowly(bound: float) -> Ran:
+        script = Script().will(slow, "t-0", Does(takes=bound + 0.4))
+        if slow is Step.EXCEPTION:
+            script.will_process("t-0", Does(raises=BUSINESS))
+        return ran(variant, script, Cut(items(1)), policy(transaction_timeout=bound))
+
+    def had_time(run: Ran) -> bool:  # its handler began before the time was up
+        return all(error.category is ExceptionType.BUSINESS for _, error in run.script.errors)
+
+    run = with_time(slowly, had_time)
+    script = run.script
     handlers = [step for step, _ in script.finished if step is not Step.PROCESS]
     assert handlers == [slow]
     assert counts(script) == ((1, 1, 0) if slow is Step.SUCCESS else (1, 0, 1))
@@ -182,8 +203,13 @@ def test_a_handler_that_has_begun_settles_the_item_also_when_the_time_of_the_tra
 @rule("E-27")
 @check("E12")
 def test_a_success_handler_that_failed_is_not_tried_again_when_the_time_is_up(variant: Run) -> None:
-    script = Script().will(Step.SUCCESS, "t-0", Does(takes=0.8, raises=SYSTEM))
-    run = ran(variant, script, Cut(items(1)), policy(transaction_timeout=0.5, success=RetryPolicy(max_attempts=9)))
+    def slowly(bound: float) -> Ran:
+        script = Script().will(Step.SUCCESS, "t-0", Does(takes=bound + 0.3, raises=SYSTEM))
+        chosen = policy(transaction_timeout=bound, success=RetryPolicy(max_attempts=9))
+        return ran(variant, script, Cut(items(1)), chosen)
+
+    run = with_time(slowly, lambda run: run.script.count(Step.SUCCESS) == 1)
+    script = run.script
     assert counts(script) == (1, 1, 1)
     assert run.statuses == [Status.TIMEOUT]
     assert script.errors[0][1].category is ExceptionType.TIMEOUT
@@ -196,7 +222,7 @@ def test_one_item_can_be_worked_on_without_a_loop(variant: Run) -> None:
         Script().will_process("t-0", Does(raises=SYSTEM), Does(returns=1)).will_process("t-1", Does(raises=BUSINESS))
     )
     task = variant.task(script)
-    task.policy = policy(process=RetryPolicy(max_attempts=2, timeout=5))
+    task.policy = policy(process=RetryPolicy(max_attempts=2, timeout=60))
     assert variant.process(task, item("t-0")).status is Status.SUCCESS
     assert variant.process(task, item("t-1")).status is Status.EXCEPTION
     task._state.in_flight.take("t-2", lambda: None)
@@ -211,10 +237,12 @@ def test_code_can_see_its_attempt_and_how_long_it_has(variant: Run) -> None:
     def look() -> None:
         attempt = current_attempt()
         assert attempt.remaining is not None
-        seen.append((attempt.step, attempt.number, attempt.transaction_id, 0 < attempt.remaining <= 5, attempt.is_over))
+        seen.append(
+            (attempt.step, attempt.number, attempt.transaction_id, 0 < attempt.remaining <= 60, attempt.is_over)
+        )
 
     script = Script().will_process("t-0", Does(act=look, raises=SYSTEM), Does(act=look))
-    ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=2, timeout=5)))
+    ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=2, timeout=60)))
     assert seen == [(Step.PROCESS, 1, "t-0", True, False), (Step.PROCESS, 2, "t-0", True, False)]
     with pytest.raises(LookupError):
         current_attempt()
