@@ -28,7 +28,7 @@ class Asked:
 
     def __init__(self, db: Database, count: int = 1, *, does: Does = Does.TIMES_OUT_AFTER, **bounds: Any) -> None:
         self.shop = Shop(concurrency=8, on_uncertain="contain")
-        given = {"reconciles": False, "timeout": timedelta(seconds=2), "redact": frozenset({"n"}), **bounds}
+        given = {"reconciles": False, "timeout": timedelta(seconds=30), "redact": frozenset({"n"}), **bounds}
         self.shop.mail = scripted("mail", **given)
         self.shop.mail.will(*[does] * count)
         self.run = self.shop.started(db, count)

@@ -25,7 +25,7 @@ def a_shop(**options: Any) -> Shop:
         return PrepareResult(reserve=found, data=found[0].payload, approval=found[0].payload["ask"])
 
     made = Shop(prepare=prepare, **options)
-    made.mail = scripted("mail", timeout=timedelta(seconds=2), reconciles=False)
+    made.mail = scripted("mail", timeout=timedelta(seconds=30), reconciles=False)
     made.mail.will(Does.TIMES_OUT_BEFORE, when=lambda params: params["n"] == 2)
     return made
 

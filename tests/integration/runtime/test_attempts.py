@@ -71,7 +71,7 @@ class Busy(Connector):
         self.after, self.times = after, times
         self.at: list[float] = []
 
-    @mutation(timeout=timedelta(seconds=2), retry=QUICK)
+    @mutation(timeout=timedelta(seconds=30), retry=QUICK)
     def send(self, call: Call, *, n: int) -> dict[str, int]:
         """Applies once it has asked often enough."""
         del call

@@ -27,7 +27,7 @@ _AGE = text(
 def asked_an_hour_ago(db: Database, orders: int) -> tuple[Shop, Inline]:
     """So many requests that have waited for approval for an hour."""
     shop = Shop(concurrency=orders, on_uncertain="contain", requires_approval=True)
-    shop.mail = scripted("mail", timeout=timedelta(seconds=2), reconciles=False, breaker=TOUCHY)
+    shop.mail = scripted("mail", timeout=timedelta(seconds=30), reconciles=False, breaker=TOUCHY)
     run = shop.started(db, orders)
     run.run()
     with db.transaction() as tx:

@@ -24,7 +24,7 @@ NEVER = BreakerPolicy(at_least=1000)
 def watched(db: Database, orders: int = 1, **switches: Any) -> tuple[Shop, Inline]:
     """Mutations that were not found, settled so, done again, and are still watched."""
     shop = Shop(on_uncertain="contain", concurrency=20, **switches)
-    shop.mail = scripted("mail", timeout=timedelta(seconds=2), policy=WATCHFUL, breaker=NEVER)
+    shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=WATCHFUL, breaker=NEVER)
     shop.mail.will(*[Does.TIMES_OUT_BEFORE] * orders)
     run = shop.started(db, orders)
     run.run()
@@ -38,7 +38,7 @@ def watched(db: Database, orders: int = 1, **switches: Any) -> tuple[Shop, Inlin
 def doubted(db: Database, version: int = 2) -> tuple[Shop, Inline]:
     """A mutation in doubt at which the background has looked once, in vain."""
     shop = Shop(on_uncertain="contain", concurrency=2, version=version)
-    shop.mail = scripted("mail", timeout=timedelta(seconds=2))
+    shop.mail = scripted("mail", timeout=timedelta(seconds=30))
     shop.mail.will(Does.TIMES_OUT_BEFORE)
     shop.mail.cannot_tell(50)
     run = shop.started(db)
@@ -80,7 +80,7 @@ def test_the_watch_of_a_mutation_whose_connector_is_gone_from_the_code_ends_and_
 
 def test_a_watch_whose_policy_has_no_spans_any_more_takes_the_look_that_is_due_and_ends(db: Database) -> None:
     _, run = watched(db)
-    silent = scripted("mail", timeout=timedelta(seconds=2), policy=ReconcilePolicy(watch=()))
+    silent = scripted("mail", timeout=timedelta(seconds=30), policy=ReconcilePolicy(watch=()))
     run.registry.connectors["mail"] = silent
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
@@ -98,7 +98,7 @@ def test_watches_that_are_due_do_not_keep_a_doubt_waiting(db: Database) -> None:
     def charge(ctx: Any, event: Any) -> Any:
         return ctx.pay.send(n=event.payload["n"])
 
-    pay = scripted("pay", timeout=timedelta(seconds=2))
+    pay = scripted("pay", timeout=timedelta(seconds=30))
     pay.will(Does.TIMES_OUT_BEFORE)
     both = Inline(db, [other], [pay])
     both.publish(topic, {"n": 1})

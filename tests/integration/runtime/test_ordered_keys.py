@@ -117,7 +117,7 @@ def test_an_event_of_a_topic_that_the_consumer_has_left_holds_up_nobody_of_its_k
 
 
 def test_a_skipped_event_holds_its_key_until_next_has_heard_of_it(db: Database) -> None:
-    mail = scripted("mail", timeout=timedelta(seconds=2), reconciles=False)
+    mail = scripted("mail", timeout=timedelta(seconds=30), reconciles=False)
     mail.will(Does.TIMES_OUT_BEFORE)
     workflow = Workflow("shop", concurrency=2, on_uncertain="contain")
     orders, told = workflow.topic("orders"), workflow.topic("told")

@@ -129,7 +129,7 @@ def test_a_run_that_waits_while_its_handler_is_busy_is_not_overdue(db: Database)
 
 def test_runs_that_wait_before_a_breaker_and_what_waits_for_their_places_are_not_overdue(db: Database) -> None:
     shop = Shop(concurrency=2, on_uncertain="contain")
-    shop.mail = scripted("mail", mutations=("send", "cancel"), reconciles=False, timeout=timedelta(seconds=2))
+    shop.mail = scripted("mail", mutations=("send", "cancel"), reconciles=False, timeout=timedelta(seconds=30))
     shop.mail.will(Does.TIMES_OUT_BEFORE)
     run = shop.started(db)
     run.run()

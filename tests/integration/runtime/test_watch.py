@@ -25,7 +25,7 @@ WATCHFUL = ReconcilePolicy(max_attempts=1, watch=(timedelta(minutes=10), timedel
 def settled(db: Database, how: str = "did_not_happen", policy: ReconcilePolicy = WATCHFUL) -> tuple[Shop, Inline, Any]:
     """A mutation that nobody could find and a person settled; its order was done again if it was not skipped."""
     shop = Shop()
-    shop.mail = scripted("mail", timeout=timedelta(seconds=2), policy=policy)
+    shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=policy)
     shop.mail.will(Does.TIMES_OUT_BEFORE)
     shop.mail.cannot_tell(2)
     run = shop.started(db)
@@ -123,11 +123,11 @@ def test_what_the_outside_system_refused_itself_is_not_watched(db: Database) -> 
 
 def test_what_was_not_found_is_watched_too(db: Database) -> None:
     shop = Shop()
-    shop.mail = scripted("mail", timeout=timedelta(seconds=2), policy=WATCHFUL)
+    shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=WATCHFUL)
     shop.mail.will(Does.TIMES_OUT_BEFORE)
     run = shop.started(db)
     run.run()
-    run.advance(timedelta(seconds=15))
+    run.advance(timedelta(minutes=1))
     run.sweeps.reconcile()
     first = run.ledger()[0]
     assert (first.status, first.resolved_by) == ("failed", "reconcile")
