@@ -203,7 +203,7 @@ def test_q12_a_redis_killed_in_mid_block_is_an_error_at_once(mortal: tuple[Place
 def connected(place: Place) -> QueueConsumer:
     """With so little room a server that is only slow may look like a frozen one already."""
     try:
-        return place.consumer(block_ms=100)
+        return place.consumer(block_ms=100, late_ms=0)
     except QueueError as error:
         raise AssertionError(str(error)) from error
 
