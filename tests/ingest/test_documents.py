@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import threading
 from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typer.main import get_command
 from pipeline.cli.ingest import app
 from pipeline.domain.errors import InvalidInputError
 from pipeline.ingest.consumer import QueueConsumer
-from tests.ingest.streams import Place
+from tests.ingest.streams import Place, in_thread
 from tests.support.wait import wait_for
 
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
@@ -88,10 +87,11 @@ def test_the_program_of_the_guide_runs_as_it_is_printed(
         made[0].stop()
         place.add({"order": "1"})  # ends the read that waits for one
 
-    threading.Thread(target=stop_when_done, daemon=True).start()
+    helper = in_thread(stop_when_done)
     try:
         plain = database_url.replace("postgresql+psycopg2://", "postgresql://")
         exec(program, {"DATABASE_URL": plain, "REDIS_URL": place.url})
+        helper.outcome()
         with engine.begin() as connection:
             assert connection.execute(text("SELECT id FROM seen_orders ORDER BY id")).scalars().all() == ["1", "2"]
     finally:
