@@ -21,13 +21,13 @@ from pipeline.ingest.source import AsyncStreamSource, StreamSource
 from tests.ingest.streams import Place
 
 
-def a_policy(*, size: int = 1, limit: float | None = 2, fetch: float | None = None) -> ConsumerPolicy:
-    """One item takes three seconds at most."""
+def a_policy(*, size: int = 1, limit: float | None = 60, fetch: float | None = None) -> ConsumerPolicy:
+    """One item may take two minutes: a time that no honest work meets."""
     return ConsumerPolicy(
         loop=ConsumerLoopPolicy(batch=BatchPolicy(size=size), transaction_timeout=limit),
         steps=ConsumerSteps(
             fetch=FetchPolicy(retry=RetryPolicy(timeout=fetch)),
-            exception=ExceptionPolicy(retry=RetryPolicy(timeout=1)),
+            exception=ExceptionPolicy(retry=RetryPolicy(timeout=60)),
         ),
     )
 
@@ -56,7 +56,7 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 def consume(place: Place, variant: str, policy: ConsumerPolicy, *, made_for: ConsumerPolicy = OWN, **how: Any) -> int:
     """How many items were settled by a loop with this policy, over a source made for another."""
-    queue = place.queue(variant, max_read_count=10, block_ms=200, claim_idle_ms=8_000)
+    queue = place.queue(variant, max_read_count=10, block_ms=200, claim_idle_ms=125_000)
     if variant == "threads":
         source = StreamSource(queue, made_for, **how)
         return Task().consume_transactions(source=source, policy=policy).processed
@@ -67,8 +67,8 @@ def consume(place: Place, variant: str, policy: ConsumerPolicy, *, made_for: Con
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        pytest.param(a_policy(limit=3), "expected at least 9000", id="a longer life"),
-        pytest.param(a_policy(size=2), "expected at least 11000", id="a bigger batch"),
+        pytest.param(a_policy(limit=61), "expected at least 126000", id="a longer life"),
+        pytest.param(a_policy(size=2), "expected at least 245000", id="a bigger batch"),
         pytest.param(a_policy(limit=None), "Nothing bounds how long", id="a life without end"),
         pytest.param(a_policy(fetch=0.1), "expected a longer timeout", id="a fetch given up before its read returns"),
     ],
@@ -89,7 +89,7 @@ def test_a_loop_with_its_own_policy_or_a_shorter_life_goes_on(place: Place, vari
     place.add({"n": 1})
     assert consume(place, variant, OWN) == 1
     place.add({"n": 2})
-    assert consume(place, variant, a_policy(limit=1)) == 1
+    assert consume(place, variant, a_policy(limit=30)) == 1
 
 
 def test_a_stream_whose_items_never_had_an_end_is_still_read_without_one(place: Place, variant: str) -> None:
