@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
-from pipeline import Applied, NotFound, ReconcilePolicy, Retry
+from pipeline import Applied, Backoff, NotFound, ReconcilePolicy, Retry
 from pipeline.domain.ids import MutationId
 from pipeline.execution import mutations
 from pipeline.store.database import Database
@@ -179,7 +179,7 @@ def test_a_look_that_asks_for_a_short_pause_does_not_shorten_the_usual_one(db: D
 
 @pytest.mark.parametrize("nonsense", [None, 7, ValueError("x"), timedelta(days=99_999)])
 def test_a_pause_or_a_reason_that_makes_no_sense_stops_nobody(db: Database, nonsense: Any) -> None:
-    shop = a_shop(timeout=timedelta(seconds=1))
+    shop = a_shop(timeout=timedelta(seconds=30))
     shop.mail.will(Does.TIMES_OUT_AFTER)
     answers = iter([Retry(nonsense, after=nonsense), NotFound(nonsense), Retry(nonsense, after=nonsense)])
     operation = type(shop.mail).operations()["send"]
@@ -196,7 +196,7 @@ def test_a_pause_or_a_reason_that_makes_no_sense_stops_nobody(db: Database, nons
 
 
 def test_a_doubled_message_takes_no_second_look(db: Database) -> None:
-    shop = a_shop()
+    shop = a_shop(policy=ReconcilePolicy(backoff=Backoff(base=timedelta(minutes=10), jitter=0)))
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell(2)
     run = shop.started(db)
