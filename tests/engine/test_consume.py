@@ -80,13 +80,25 @@ class Slow(Good):
         threading.Event().wait(0.3)
 
 
-class Hanging(Good):
+class Halfway(Good):
+    def process_transaction(self, transaction):
+        while transaction.transaction_id == "n-2" and Path("held").exists():
+            threading.Event().wait(0.02)
+
+
+class Heard:
+    def stop(self, *, now=False):
+        super().stop(now=now)
+        Path("asked").touch()
+
+
+class Hanging(Heard, Good):
     def process_transaction(self, transaction):
         Path("begun").touch()
         threading.Event().wait(60)
 
 
-class Stubborn(Async):
+class Stubborn(Heard, Async):
     async def process_transaction(self, transaction):
         Path("begun").touch()
         while True:
@@ -96,7 +108,7 @@ class Stubborn(Async):
                 pass
 
 
-class Threads(Async):
+class Threads(Heard, Async):
     async def process_transaction(self, transaction):
         Path("begun").touch()
         await asyncio.to_thread(threading.Event().wait, 60)
@@ -302,24 +314,28 @@ def on_a_terminal(here: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
     return process, mine
 
 
-def read(terminal: int) -> str:
+def read(terminal: int, until: str = "") -> str:
+    """What is shown until the other end is closed, or until these words were."""
     text = b""
-    while True:
+    while not until or until.encode() not in text:
         try:
             piece = os.read(terminal, 4096)
         except OSError:  # the other end is closed
             piece = b""
         if not piece:
-            return text.decode()
+            break
         text += piece
+    return text.decode(errors="replace")
 
 
 def test_on_a_terminal_a_line_tells_how_far_it_is(here: Path) -> None:
-    process, terminal = on_a_terminal(here, "Slow")
+    (here / "held").touch()  # the third item waits until the line was seen
+    process, terminal = on_a_terminal(here, "Halfway")
+    assert "2 settled · 0 failed" in read(terminal, until="2 settled · 0 failed")
+    (here / "held").unlink()
     shown = read(terminal)
     os.close(terminal)
     assert process.wait(timeout=60) == 0
-    assert "2 settled · 0 failed" in shown
     assert "4 settled in 1 batch: 4 succeeded" in shown
 
 
@@ -342,7 +358,7 @@ def test_a_second_signal_leaves_what_hangs_and_says_so(here: Path, name: str) ->
     wait_for(lambda: (here / "begun").exists(), within=90)
     begun = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    wait_for(lambda: time.monotonic() - begun > 0.3)
+    wait_for(lambda: (here / "asked").exists(), within=90)
     process.send_signal(signal.SIGTERM)
     shown = read(terminal)
     os.close(terminal)
@@ -357,5 +373,5 @@ def test_a_signal_during_a_fetch_with_a_limit_ends_well(here: Path) -> None:
     with subprocess.Popen(command, cwd=here, env=environ, stdout=subprocess.PIPE, text=True) as process:
         wait_for(lambda: (here / "begun").exists(), within=90)
         process.send_signal(signal.SIGTERM)
-        told, _ = process.communicate(timeout=30)
+        told, _ = process.communicate(timeout=50)
     assert (process.returncode, "Ended: stopped." in told) == (0, True)

@@ -83,9 +83,9 @@ def test_from_the_shell_it_says_what_it_did(inbox: Path) -> None:
 def test_told_to_end_it_settles_what_it_has_and_the_next_one_goes_on(inbox: Path) -> None:
     environ = {"INBOX": str(inbox), "PATH": "/bin", "CONSUME_LOOP__STREAMING": "true", "CONSUME_LOOP__BATCH__SIZE": "2"}
     with subprocess.Popen(COMMAND, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: list((inbox / "done").glob("*.json")), within=30)
+        wait_for(lambda: list((inbox / "done").glob("*.json")), within=90)
         process.send_signal(signal.SIGTERM)
-        told, _ = process.communicate(timeout=30)
+        told, _ = process.communicate(timeout=60)
         assert process.returncode == 0
     assert "Ended: stopped" in told
     assert claimed(inbox) == []

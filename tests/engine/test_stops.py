@@ -19,7 +19,7 @@ from tests.support.rule import rule
 from tests.support.wait import wait_for
 
 #: Beside pauses and bodies that are longer by far.
-SOON, BODY = 15, 30
+SOON, BODY = 40, 60
 
 
 def asked(variant: Run, script: Script, source: Batches, chosen: Any, when: Callable[[], Any], **how: Any) -> Ran:
@@ -110,7 +110,10 @@ def test_the_wait_for_a_fetch_with_a_limit_ends_soon_after_the_task_is_asked_and
 
 
 @check("E23")
-def test_a_fetch_with_a_limit_that_is_nearly_done_is_not_lost_when_the_task_is_asked(variant: Run) -> None:
+def test_a_fetch_with_a_limit_that_is_nearly_done_is_not_lost_when_the_task_is_asked(
+    variant: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.engine.lifecycle.GRACE", float(BODY))
     was_asked = threading.Event()
     source = Batches(Does(takes=BODY, until=was_asked, returns=items(2)))
     chosen = policy(streaming=True, fetch=RetryPolicy(timeout=60))
@@ -241,6 +244,7 @@ def test_signals_ask_politely_the_first_time_and_then_now_and_their_handlers_com
 PROGRAM = """
 import asyncio, sys, threading
 from datetime import UTC, datetime
+from pathlib import Path
 from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.engine.policies import ConsumerPolicy
 from pipeline.engine.stops import stopped_by_signals
@@ -264,11 +268,15 @@ class Source:
 
 class Threaded(ConsumerMixin):
     def process_transaction(self, transaction):
-        tell("begun"); threading.Event().wait(float(sys.argv[2]))
+        tell("begun")
+        while Path(sys.argv[2]).exists():
+            threading.Event().wait(0.02)
 
 class Awaited(AsyncConsumerMixin):
     async def process_transaction(self, transaction):
-        tell("begun"); await asyncio.sleep(float(sys.argv[2]))
+        tell("begun")
+        while Path(sys.argv[2]).exists():
+            await asyncio.sleep(0.02)
 
 streaming = ConsumerPolicy.model_validate({"loop": {"streaming": True, "batch": {"size": 3},
     "concurrency": {"value": 3}, "empty_queue": {"backoff": 60, "backoff_cap": 0}}})
@@ -284,13 +292,16 @@ tell(f"{report.succeeded} {report.ending}")
 """
 
 
-@pytest.mark.parametrize(("wait", "takes"), [("at work", "1.0"), ("at rest", "0.1")])
+@pytest.mark.parametrize("wait", ["at work", "at rest"])
 @check("E23")
 def test_a_real_process_settles_what_it_has_when_it_gets_sigterm(
-    variant: Run, wait: str, takes: str, project: Path
+    variant: Run, wait: str, project: Path, tmp_path: Path
 ) -> None:
+    held = tmp_path / "held"  # as long as it is there, nothing ends
+    if wait == "at work":
+        held.touch()
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, variant.name, takes], cwd=project, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, variant.name, str(held)], cwd=project, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         for _ in range(3):
@@ -299,6 +310,7 @@ def test_a_real_process_settles_what_it_has_when_it_gets_sigterm(
             assert process.stdout.readline() == "nothing\n"
         sent = time.monotonic()
         process.send_signal(signal.SIGTERM)
+        held.unlink(missing_ok=True)
         assert process.stdout.readline() == "3 stopped\n"
         assert process.wait(timeout=60) == 0
         assert time.monotonic() - sent < 40  # it would rest for a minute

@@ -17,7 +17,7 @@ from pipeline.engine.errors import (
 from pipeline.engine.lifecycle import Step
 from pipeline.engine.policies import RetryPolicy
 from pipeline.engine.words import counted
-from tests.engine.scripts import Batches, Cut, Does, Run, Script, check, item, items, policy, ran
+from tests.engine.scripts import Batches, Cut, Does, Ran, Run, Script, check, item, items, policy, ran, with_time
 from tests.engine.test_telemetry import Watch, attributes, watch
 from tests.support.rule import rule
 
@@ -88,9 +88,13 @@ def test_an_error_that_cannot_say_what_happened_is_a_failure_like_any_other(
 
 @rule("E-3", "E-23")
 @check("E24")
-def test_the_spans_of_items_and_loops_say_how_they_ended(variant: Run, watch: Watch) -> None:
-    script = Script().will_process("t-1", Does(raises=ValueError("x" * 900))).will_process("t-2", Does(takes=20))
-    ran(variant, script, Cut(items(3)), policy(process=RetryPolicy(timeout=0.5)), watch.telemetry)
+def test_the_spans_of_items_and_loops_say_how_they_ended(variant: Run) -> None:
+    def limited(bound: float) -> tuple[Watch, Ran]:
+        script = Script().will_process("t-1", Does(raises=ValueError("x" * 900))).will_process("t-2", Does(takes=60))
+        watch, chosen = Watch(), policy(process=RetryPolicy(timeout=bound))
+        return watch, ran(variant, script, Cut(items(3)), chosen, watch.telemetry)
+
+    watch, _ = with_time(limited, lambda made: made[1].report.step_timeouts == 1)
     ended = {attributes(span)["transaction_id"]: span for span in watch.named("start_processing")}
     assert [attributes(ended[f"t-{n}"])["status"] for n in range(3)] == ["success", "exception", "exception"]
     codes = [ended[f"t-{n}"].status.status_code for n in range(3)]
@@ -116,8 +120,11 @@ def test_a_loop_that_breaks_is_marked_on_its_span(variant: Run, watch: Watch) ->
 
 @check("E13")
 def test_step_timeouts_are_counted_among_the_failed(variant: Run) -> None:
-    script = Script().will_process("t-0", Does(takes=20)).will_process("t-1", Does(raises=ValueError("no")))
-    run = ran(variant, script, Cut(items(2)), policy(process=RetryPolicy(timeout=0.5)))
+    def limited(bound: float) -> Ran:
+        script = Script().will_process("t-0", Does(takes=60)).will_process("t-1", Does(raises=ValueError("no")))
+        return ran(variant, script, Cut(items(2)), policy(process=RetryPolicy(timeout=bound)))
+
+    run = with_time(limited, lambda run: run.report.step_timeouts == 1)
     assert (run.report.failed, run.report.step_timeouts, run.report.timed_out) == (2, 1, 0)
 
 
