@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqlalchemy import text
@@ -16,7 +16,19 @@ from tests.factories import IN
 from tests.ingest.streams import STALE, Place
 from tests.support.wait import wait_for
 
-PIPELINE = Path(sys.executable).parent / "pipeline"
+PIPELINE = (Path(sys.executable).parent / "pipeline",)
+#: The same program, whose batches wait for a lock until they get it. Its own five seconds may pass unseen.
+PATIENT = (
+    sys.executable,
+    "-c",
+    """
+from datetime import timedelta
+from functools import partial
+from pipeline.cli import ingest, main
+ingest.Bridge = partial(ingest.Bridge, lock_wait=timedelta(hours=1))
+main.main()
+""",
+)
 _EVENTS = text("SELECT message_id FROM pipeline.events WHERE workflow = 'billing'")
 _COUNT = text("SELECT count(*) FROM pipeline.events WHERE workflow = 'billing'")
 
@@ -54,6 +66,11 @@ class Programs:
     database_url: str
     home: Path
     started: list[Program]
+    program: tuple[str | Path, ...] = PIPELINE
+
+    def patient(self) -> "Programs":
+        """The same, for programs that wait for locks as long as it takes."""
+        return replace(self, program=PATIENT)
 
     def ingest(self, *options: str, url: str | None = None, **environ: str) -> Program:
         """`pipeline ingest` into the workflow of the factories."""
@@ -78,7 +95,9 @@ class Programs:
         }
         log = self.home / f"{len(self.started)}.log"
         with log.open("w") as output:
-            process = subprocess.Popen([PIPELINE, *arguments], env=environ, stdout=output, stderr=output, text=True)
+            process = subprocess.Popen(
+                [*self.program, *arguments], env=environ, stdout=output, stderr=output, text=True
+            )
         self.started.append(Program(process, log))
         return self.started[-1]
 

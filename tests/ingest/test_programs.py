@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -24,6 +25,7 @@ _WAITING = text("""
 SELECT a.pid FROM pg_stat_activity a
 WHERE a.wait_event_type = 'Lock' AND a.datname = current_database() AND a.application_name = 'pipeline'
 """)
+_CONNECTED = text("SELECT pid FROM pg_stat_activity WHERE pid = ANY(:pids)")
 
 
 @pytest.fixture
@@ -62,10 +64,10 @@ def test_q17_killed_between_read_and_commit_nothing_is_there_until_it_is_recover
     entries = place.add(*({"n": n} for n in range(50)))
     with db.engine.begin() as blocker:
         blocker.execute(text("LOCK TABLE pipeline.events IN SHARE ROW EXCLUSIVE MODE"))
-        first = run.ingest()
-        wait_for(lambda: held_back(db), within=60)
+        first = run.patient().ingest()
+        pids = wait_for(lambda: held_back(db), within=60)
         first.kill()
-    wait_for(lambda: not held_back(db))
+    wait_for(lambda: not connected(db, pids), why="Postgres has noticed")
     assert published(db) == {}
     assert list(place.pending(GROUP)) == entries
     place.make_stale(group=GROUP)
@@ -80,13 +82,19 @@ def held_back(db: Database) -> list[int]:
         return [row.pid for row in tx.all(_WAITING)]
 
 
+def connected(db: Database, pids: list[int]) -> list[int]:
+    """Those of these processes of Postgres that are still there, and with them what they hold."""
+    with db.transaction() as tx:
+        return [row.pid for row in tx.all(_CONNECTED, pids=pids)]
+
+
 def test_a_database_that_drops_the_connection_ends_it_and_the_batch_stays_pending(
     run: Programs, place: Place, db: Database
 ) -> None:
     entries = place.add({"n": 1}, {"n": 2})
     with db.engine.begin() as blocker:
         blocker.execute(text("LOCK TABLE pipeline.events IN SHARE ROW EXCLUSIVE MODE"))
-        program = run.ingest()
+        program = run.patient().ingest()
         pid = wait_for(lambda: held_back(db), within=60)[0]
         with db.transaction() as tx:
             tx.all(text("SELECT pg_terminate_backend(:pid)"), pid=pid)
@@ -192,8 +200,8 @@ def test_two_services_that_race_with_the_same_message_ids_make_one_event_each(
     other = Place(place.url, f"{place.stream}-other", place.raw)
     ids = [f"order:{n}" for n in range(1000)]
     both = [
-        run.ingest("--message-id-field", "id", "--batch", "20"),
-        run.ingest("--message-id-field", "id", "--batch", "20", "--stream", other.stream),
+        run.patient().ingest("--message-id-field", "id", "--batch", "20"),
+        run.patient().ingest("--message-id-field", "id", "--batch", "20", "--stream", other.stream),
     ]
     for program in both:
         program.wait_until_reading()
@@ -212,18 +220,29 @@ def test_q18_three_processes_share_thousands_of_messages_and_each_event_is_there
     run: Programs, place: Place, db: Database
 ) -> None:
     count = int(os.environ.get("TEST_INGEST_MESSAGES", "8000"))
-    three = [run.ingest("--batch", "100", "--consumer", f"c{n}") for n in range(3)]
+    url = f"{place.url}?client_name={place.stream}"
+    options = ("--batch", "100", "--block-ms", "3000")
+    three = [run.ingest(*options, "--consumer", f"c{n}", url=url) for n in range(3)]
     for program in three:
         program.wait_until_reading()
+    wait_for(lambda: blocked(place) == 3, within=60)  # whoever waits is given one of the first entries
     fill(place, count)
     wait_until_published(db, count, within=90 + count / 500)
     wait_for(lambda: place.is_done(GROUP), within=30)
-    assert [program.stop() for program in three] == [0, 0, 0]
+    for program in three:
+        program.process.terminate()
+    assert [program.process.wait(40) for program in three] == [0, 0, 0]
     found = published(db)
     assert (len(found), set(found.values())) == (count, {1})
     shares = [int(program.said.splitlines()[-1].split()[0]) for program in three]
     assert sum(shares) == count
     assert all(shares), f"each had a share: {shares}"
+
+
+def blocked(place: Place) -> int:
+    """How many clients with the name of this stream wait in a read."""
+    rows: Any = place.raw.client_list()
+    return sum("b" in row["flags"] and row["name"] == place.stream for row in rows)
 
 
 def fill(place: Place, count: int) -> None:
