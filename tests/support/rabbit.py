@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.ports import free_port
 from tests.support.wait import wait_for
 
 BINARIES = Path("/usr/lib/rabbitmq/bin")
@@ -45,7 +46,7 @@ class Rabbit:
             self.process = subprocess.Popen(
                 [BINARIES / "rabbitmq-server"], env=self.environ, stdout=log, stderr=log, start_new_session=True
             )
-        wait_for(self._answers, within=60, every=0.2, why=f"RabbitMQ up; see {self.home}")
+        wait_for(self._answers, within=120, every=0.2, why=f"RabbitMQ up; see {self.home}")
 
     def kill(self) -> None:
         """End it as a power cut would."""
@@ -91,7 +92,7 @@ class Rabbit:
 def running(home: Path) -> Iterator[Rabbit]:
     """A node that is up, and nothing of it left afterwards."""
     home.mkdir(parents=True, exist_ok=True)
-    port = _free()
+    port = free_port()
     (home / "enabled_plugins").write_text("[].\n")
     (home / "rabbitmq.conf").write_text(
         f"listeners.tcp.1 = 127.0.0.1:{port}\nvm_memory_high_watermark.relative = 0.2\n"
@@ -99,14 +100,14 @@ def running(home: Path) -> Iterator[Rabbit]:
     environ = {
         "PATH": os.environ["PATH"],
         "HOME": str(home),  # the cookie of the node
-        "ERL_EPMD_PORT": str(_free()),
+        "ERL_EPMD_PORT": str(free_port()),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
         "RABBITMQ_NODENAME": f"test{port}@localhost",
         "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq"),
         "RABBITMQ_MNESIA_BASE": str(home / "data"),
         "RABBITMQ_LOG_BASE": str(home / "logs"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
-        "RABBITMQ_DIST_PORT": str(_free()),
+        "RABBITMQ_DIST_PORT": str(free_port()),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none -start_epmd false",
     }
     rabbit = Rabbit(home, port, environ)
@@ -120,9 +121,3 @@ def running(home: Path) -> Iterator[Rabbit]:
             rabbit.mapper.kill()
             rabbit.mapper.wait()
         shutil.rmtree(home, ignore_errors=True)
-
-
-def _free() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

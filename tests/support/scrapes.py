@@ -1,6 +1,5 @@
 """What a Prometheus would see of a process, and the questions a test asks about it."""
 
-import socket
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,7 +7,10 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.ports import free_port
 from tests.support.wait import wait_for
+
+__all__ = ["Scraped", "answering", "free_port", "scrape"]
 
 
 @dataclass
@@ -47,11 +49,11 @@ class Scraped:
 
 def scrape(port: int, path: str = "/metrics") -> Scraped:
     """Ask an endpoint of this machine."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
         return Scraped(answer.read().decode())
 
 
-def answering(port: int, within: float = 20.0) -> Scraped:
+def answering(port: int, within: float = 60.0) -> Scraped:
     """The first answer of an endpoint that is being started."""
 
     def ask() -> Scraped:
@@ -61,11 +63,3 @@ def answering(port: int, within: float = 20.0) -> Scraped:
             raise AssertionError(str(error)) from None
 
     return wait_for(ask, within=within, every=0.1, why=f"an answer on port {port}")
-
-
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

@@ -1,7 +1,6 @@
 """Redis behind Sentinel: the primary is killed, a replica takes over, and every order is done once all the same."""
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,15 +14,12 @@ from pipeline.config import EXIT_AGAIN
 from pipeline.dev import binaries, servers
 from tests.support import databases
 from tests.support.cluster import Installation, installed
+from tests.support.ports import free_port
 from tests.support.wait import wait_for
 
 PRIMARY = {"PIPELINE_BROKER_PRIMARY": "orders"}
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+#: Milliseconds of silence after which the Sentinel takes a primary for dead: one that is only slow never is.
+SOON, NEVER = 1000, 3_600_000
 
 
 @dataclass
@@ -42,22 +38,30 @@ class Watched:
         one, two = self.ports["primary"], self.ports["replica"]
         self._begin("primary", "--appendonly", "yes")
         self._begin("replica", "--appendonly", "yes", "--replicaof", "127.0.0.1", str(one))
+        wait_for(lambda: self._asked("replica", "ROLE")[3] == b"connected", within=60, every=0.1, why=f"{two} in step")
         conf = self.home / "sentinel.conf"
         conf.write_text(
             f"sentinel monitor orders 127.0.0.1 {one} 1\n"
-            "sentinel down-after-milliseconds orders 1000\nsentinel failover-timeout orders 3000\n"
+            f"sentinel down-after-milliseconds orders {NEVER}\nsentinel failover-timeout orders 3000\n"
         )
         self._begin("sentinel", str(conf), "--sentinel")
-        wait_for(lambda: self._asked("replica", "ROLE")[3] == b"connected", within=60, every=0.1, why=f"{two} in step")
         wait_for(lambda: bool(self._asked("sentinel", "SENTINEL REPLICAS", "orders")), within=60, every=0.1)
 
     def kill_primary(self) -> None:
         """Without warning; it does not come back."""
         self.processes["primary"].kill()
         self.processes["primary"].wait()
-        wait_for(
-            lambda: self._asked("replica", "ROLE")[0] == b"master", within=60, every=0.2, why="the replica taking over"
-        )
+        self._takes_for_dead_after(SOON)
+        wait_for(self._has_taken_over, within=120, every=0.2, why="the replica taking over")
+        self._takes_for_dead_after(NEVER)
+
+    def _takes_for_dead_after(self, milliseconds: int) -> None:
+        self._asked("sentinel", "SENTINEL SET", "orders", "down-after-milliseconds", str(milliseconds))
+
+    def _has_taken_over(self) -> bool:
+        """It says so itself, and the Sentinel sends everybody there."""
+        _, port = self._asked("sentinel", "SENTINEL GET-MASTER-ADDR-BY-NAME", "orders")
+        return self._asked("replica", "ROLE")[0] == b"master" and int(port) == self.ports["replica"]
 
     def end(self) -> None:
         for process in self.processes.values():
