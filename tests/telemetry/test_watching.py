@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ from celery import Celery
 from pipeline.client.client import BrokerClient
 from pipeline.dev import servers
 from tests.support import databases
-from tests.support.cluster import Installation, Node, installed, own_broker
+from tests.support.cluster import UNHURRIED, Installation, Node, installed, own_broker
+from tests.support.scrapes import free_port
 from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -38,13 +38,12 @@ def watched(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory)
         own_broker(home / "broker") as broker,
         installed(home, url, broker) as found,
     ):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         flower = found._node(
             "flower", ["flower", f"--port={port}", "--address=127.0.0.1"], "", {"FLOWER_BASIC_AUTH": "operator:letmein"}
         )
         json_lines = {"PIPELINE_LOG_FORMAT": "json"}
-        worker = found.worker("--concurrency=1", "-E", PYTHONPROFILEIMPORTTIME="1", **json_lines)
+        worker = found.worker("--concurrency=1", "-E", PYTHONPROFILEIMPORTTIME="1", **UNHURRIED, **json_lines)
         beat = found._node("beat", ["beat", "--loglevel=INFO", f"--schedule={home / 'schedule'}"], "", json_lines)
         watched = Watched(found, worker, beat, f"http://127.0.0.1:{port}")
         wait_for(lambda: _listens(flower, watched), within=90, every=0.2)
@@ -84,7 +83,7 @@ def _got(watched: Watched, path: str, account: str = "") -> str:
     request = urllib.request.Request(watched.flower + path)
     if account:
         request.add_header("Authorization", f"Basic {base64.b64encode(account.encode()).decode()}")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -94,6 +93,8 @@ def test_flower_shows_which_runs_of_which_handler_a_task_carries_and_no_payload(
         shown = json.loads(_got(watched, "/api/tasks", "operator:letmein"))
         found: list[dict[str, Any]] = list(shown.values())
         assert {task["name"] for task in found} >= {f"pipeline.{name}" for name in ("prepare", "mutate", "next")}
+        published = sorted(task["kwargs"] for task in found if task["name"] == "pipeline.publish")
+        assert published == ["1 event for shop", "2 events for shop"]
         return found
 
     found = wait_for(tasks, every=0.2)
@@ -101,8 +102,6 @@ def test_flower_shows_which_runs_of_which_handler_a_task_carries_and_no_payload(
         if task["name"] in ("pipeline.prepare", "pipeline.mutate", "pipeline.next"):
             assert task["kwargs"] == "shop.Fulfil"
             assert task["args"].startswith(("run 0", "2 runs from 0", "3 runs from 0"))
-    published = sorted(task["kwargs"] for task in found if task["name"] == "pipeline.publish")
-    assert published == ["1 event for shop", "2 events for shop"]
     assert SECRET not in json.dumps(found)
 
 
@@ -133,8 +132,12 @@ def test_the_lines_of_a_worker_are_json_with_ids_as_fields_and_no_payload(watche
 
 
 def test_the_lines_of_beat_are_json_as_well(watched: Watched) -> None:
-    lines = wait_for(lambda: _lines(watched.beat))
-    assert "celery.beat" in {line["logger"] for line in lines}
+    def written() -> list[dict[str, Any]]:
+        lines = _lines(watched.beat)
+        assert "celery.beat" in {line["logger"] for line in lines}
+        return lines
+
+    lines = wait_for(written, within=60)
     assert all({"time", "level", "message"} <= set(line) for line in lines)
 
 
@@ -146,5 +149,6 @@ def test_without_an_endpoint_no_process_of_a_worker_imports_what_traces(watched:
 
 
 def _lines(node: Node) -> list[dict[str, Any]]:
-    """The lines of a node's log that are JSON; what Celery prints before it logs is not."""
-    return [json.loads(line) for line in node.log.read_text().splitlines() if line.startswith("{")]
+    """The lines of a node's log that are JSON; what Celery prints before it logs is not, nor is half a line."""
+    whole = node.log.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
