@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 
 from pipeline import Backoff, Call, Connector, TransientError, mutation
-from pipeline.domain.policies import RetryPolicy
+from pipeline.domain.policies import FailurePolicy, RetryPolicy
 from pipeline.runtime.points import Point
 from pipeline.runtime.policy import RuntimePolicy
+from pipeline.schedules.report import Message
 from pipeline.store import views
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import Crashed
 from pipeline.testing.scripted import Does, scripted
+from tests.support.clocks import Clock
 from tests.support.handlers import Shop, each_once
 from tests.support.rule import rule
 
+PATIENT = FailurePolicy(backoff=Backoff(base=timedelta(minutes=10)))
 QUICK = RetryPolicy(max_attempts=3, backoff=Backoff(base=timedelta(milliseconds=20), jitter=0))
 
 
@@ -41,7 +44,7 @@ def test_what_fails_for_now_is_attempted_again_and_counted(db: Database) -> None
 
 
 def test_attempts_end_and_the_run_is_followed_by_a_fresh_one(db: Database) -> None:
-    shop = a_shop()
+    shop = a_shop(failures=PATIENT)
     shop.mail.will(*[Does.FAILS] * 3)
     run = shop.started(db)
     run.run()
@@ -108,13 +111,23 @@ def test_a_pause_longer_than_the_cohort_may_take_is_left_to_the_next_run(db: Dat
     assert_consumed(run, shop.orders)
 
 
-def test_others_of_the_cohort_do_not_wait_for_a_pause(db: Database) -> None:
-    shop = a_shop(
-        RetryPolicy(max_attempts=2, backoff=Backoff(base=timedelta(milliseconds=1500), jitter=0)), concurrency=8
-    )
+def test_others_of_the_cohort_do_not_wait_for_a_pause(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, pause = Clock(monkeypatch), timedelta(seconds=25)
+    shop = a_shop(RetryPolicy(max_attempts=2, backoff=Backoff(base=pause, jitter=0)), concurrency=8)
     shop.mail.will(Does.FAILS, when=lambda params: params["n"] == 0)
     run = shop.started(db, 4, policy=RuntimePolicy(straggler_wait=timedelta(milliseconds=50)))
+
+    gone: set[str] = set()
+
+    def broker(message: Message) -> list[Message]:
+        gone.update(message.ids if message.task == "pipeline.next" else ())
+        if len(gone) == 3 and not clock.ahead:
+            clock.advance(run, pause)
+        return [message]
+
+    run.broker = broker
     run.run()
+    assert clock.ahead == pause, "the other runs went on only after the pause"
     assert_consumed(run, shop.orders)
     patient = next(row for row in run.ledger() if row.attempts == 2)
     last = max(run.runs(), key=lambda row: row.finished_at)

@@ -15,6 +15,7 @@ from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, scripted
+from tests.support.clocks import Clock
 from tests.support.doubts import STEADY, a_shop, the_mutation
 from tests.support.handlers import Shop, each_once
 from tests.support.wait import wait_for
@@ -63,13 +64,17 @@ def test_a_settle_window_longer_than_all_looks_still_ends_without_a_person(db: D
     assert each_once(shop, [0])
 
 
-def test_a_call_that_outlives_its_deadline_gets_as_much_time_again_before_absence_counts(db: Database) -> None:
-    shop = a_shop(timeout=timedelta(seconds=1))
+def test_a_call_that_outlives_its_deadline_gets_as_much_time_again_before_absence_counts(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeout = timedelta(seconds=25)
+    shop, clock = a_shop(timeout=timeout), Clock(monkeypatch)
     release = threading.Event()
     operation = type(shop.mail).operations()["send"]
     real = operation.function
 
     def late(connector: Any, call: Any, **params: Any) -> Any:
+        clock.advance(run, timeout + timedelta(seconds=1))
         release.wait(60)
         return real(connector, call, **params)
 
@@ -78,7 +83,7 @@ def test_a_call_that_outlives_its_deadline_gets_as_much_time_again_before_absenc
     run.run()
     row = the_mutation(run)
     assert row.status == "needs_reconcile"
-    assert row.quiet_until - row.sent_at >= timedelta(milliseconds=1950)
+    assert row.quiet_until - row.sent_at >= 2 * timeout
     operation.function = real
     release.set()
     wait_for(lambda: len(shop.mail.effects) == 1, why="the call that nobody waits for")
