@@ -7,6 +7,7 @@ the other side blocked by it, then lets go.
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TypeVar
 
 from sqlalchemy import text
@@ -16,6 +17,8 @@ from tests.support.wait import wait_for
 
 T = TypeVar("T")
 
+#: However long the holder takes: that a lock is given up after a while is not what is proved here.
+_PATIENCE = timedelta(minutes=1)
 _BLOCKED = text("SELECT pid FROM pg_stat_activity WHERE :pid = ANY(pg_blocking_pids(pid))")
 
 
@@ -40,7 +43,7 @@ def raced(db: Database, first: Callable[[Transaction], object], second: Callable
             first(tx)
             ended = begin()
             wait_until_blocked_by(db, tx)
-        ended.exception(timeout=10)
+        ended.exception(timeout=_PATIENCE.total_seconds())
     return ended
 
 
@@ -54,4 +57,5 @@ def wait_until_blocked_by(db: Database, tx: Transaction) -> None:
 
 def _in_transaction(db: Database, act: Callable[[Transaction], T]) -> T:
     with db.transaction() as tx:
+        tx.wait_at_most(_PATIENCE)
         return act(tx)
