@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -99,7 +99,8 @@ class Node:
         """End every process of the pool without a chance to say goodbye. Returns which they were."""
         children = self.children()
         for pid in children:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may be ending by itself
+                os.kill(pid, signal.SIGKILL)
         return children
 
     def kill(self) -> None:
@@ -307,7 +308,16 @@ def own_broker(home: Path) -> Iterator[str]:
 
 def lives(pid: int) -> bool:
     """Whether there is such a process, and not only its exit code."""
+    return _state(pid) not in ("", "Z")
+
+
+def is_frozen(pid: int) -> bool:
+    """Whether there is such a process, and a signal has stopped it."""
+    return _state(pid) == "T"
+
+
+def _state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.runtime.points import Point
-from tests.support.cluster import Installation
+from tests.support.cluster import Installation, is_frozen
 from tests.support.wait import wait_for
 
 #: After each of these a process believes that it holds runs, and has something left to do for them.
@@ -22,7 +22,8 @@ def test_a_process_frozen_past_its_lease_at_this_point_neither_writes_nor_sends_
 ) -> None:
     shop.recorder.order(point, "stop")
     shop.publish(5)
-    shop.recorder.wait_until_obeyed(point)
+    frozen = shop.recorder.wait_until_obeyed(point)
+    wait_for(lambda: is_frozen(frozen), why="the process stops where it was told to")
     shop.all_done_once()
     worker = shop.nodes[0]
     assert worker.unfinished(), "the frozen process has finished its task, so nothing was proved"
