@@ -12,14 +12,19 @@ from sqlalchemy.exc import OperationalError
 from pipeline import PrepareResult
 from pipeline.domain.errors import LogicError, TransientError
 from pipeline.domain.limits import Limits
+from pipeline.domain.policies import Backoff, FailurePolicy
+from pipeline.runtime.points import Point
 from pipeline.runtime.policy import RuntimePolicy
 from pipeline.store import views
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, story
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Does
+from tests.support.clocks import Clock
 from tests.support.handlers import Shop, at_once, each_once, statuses, take_one, the_workflow
 
+SHORT, LONG = timedelta(seconds=1), timedelta(seconds=25)
+PATIENT = FailurePolicy(backoff=Backoff(base=timedelta(minutes=10)))
 SIZE = 50
 BAD = set(range(0, SIZE, 5))
 GOOD = set(range(SIZE)) - BAD
@@ -100,14 +105,25 @@ def test_the_whole_cohort_travels_in_one_message_each_phase(db: Database) -> Non
     "does",
     [Does.REFUSES, Does.FAILS, Does.DENIES, Does.TIMES_OUT_AFTER, Does.TIMES_OUT_BEFORE, Does.CRASHES, Does.HANGS],
 )
-def test_every_fifth_call_goes_wrong_and_the_others_commit(db: Database, does: Does) -> None:
+def test_every_fifth_call_goes_wrong_and_the_others_commit(
+    db: Database, does: Does, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
     calls: Counter[tuple[str, int]] = Counter()
     shop = crowd("never", raiser(LogicError("")), calls, failures=at_once())
     shop.mail.will(*[does] * len(BAD), when=lambda params: params["n"] in BAD)
-    if does is Does.HANGS:  # long enough that a busy machine gets every other call through
-        type(shop.mail).operations()["send"].timeout = timedelta(seconds=2)
+    type(shop.mail).operations()["send"].timeout = LONG
     run = shop.started(db, SIZE)
-    run.run()
+
+    def hang(point: Point) -> None:
+        """Those that hang outlive their deadline once every other call is through."""
+        through = sum(row.status == "applied" for row in run.ledger()) if point is Point.OUTCOME_SAVED else 0
+        if does is Does.HANGS and through == len(GOOD):
+            clock.advance(run, LONG)
+
+    with run.at_points(hang):
+        run.run()
+    shop.mail._never.set()
     done = {event.payload["n"] for event in run.events(shop.receipts)}
     assert done >= GOOD, story(run)
     assert all(calls[name, n] == 1 for name in ("prepare", "mutate", "next") for n in GOOD)
@@ -130,11 +146,25 @@ def test_runs_that_failed_for_now_succeed_later_and_each_effect_still_happened_o
     assert each_once(shop, range(SIZE))
 
 
-def test_a_handler_that_hangs_past_its_limit_holds_up_nobody_else(db: Database) -> None:
+def test_a_handler_that_hangs_past_its_limit_holds_up_nobody_else(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     never = Event()
     calls: Counter[tuple[str, int]] = Counter()
-    shop = crowd("prepare", lambda: never.wait(60), calls)
-    run = shop.started(db, 12, policy=RuntimePolicy(step_limit=timedelta(seconds=1)))
+    shop = crowd("prepare", lambda: never.wait(60), calls, failures=PATIENT)
+    run = shop.started(db, 12, policy=RuntimePolicy(step_limit=LONG))
+    phases = run.runner.phases
+    prepare = phases.prepare
+
+    def hurried(row: Any, offered: Any) -> Any:
+        """Only who hangs has little time."""
+        phases.step_limit = SHORT if offered[0].payload["n"] in BAD else LONG
+        try:
+            return prepare(row, offered)
+        finally:
+            phases.step_limit = LONG
+
+    monkeypatch.setattr(phases, "prepare", hurried)
     run.run()
     never.set()
     hung = [row for row in run.runs() if row.status == "paused:transient"]
@@ -158,7 +188,9 @@ def test_a_merge_that_raises_fails_its_own_run_only(db: Database) -> None:
     assert the_workflow(run).maintenance
 
 
-def test_a_merge_that_hangs_past_its_limit_holds_no_row_and_fails_its_own_run_only(db: Database) -> None:
+def test_a_merge_that_hangs_past_its_limit_holds_no_row_and_fails_its_own_run_only(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     never = Event()
 
     async def merge(current: Any, returned: Any) -> Any:
@@ -166,13 +198,26 @@ def test_a_merge_that_hangs_past_its_limit_holds_no_row_and_fails_its_own_run_on
             never.wait(60)
         return {"sum": (current or {"sum": 0})["sum"] + returned["n"]}
 
-    shop = Shop(next=lambda _, prepared, __: prepared.data, merge=merge, concurrency=8)
-    run = shop.started(db, 5, policy=RuntimePolicy(step_limit=timedelta(seconds=1.5)))
+    shop = Shop(next=lambda _, prepared, __: prepared.data, merge=merge, concurrency=8, failures=PATIENT)
+    run = shop.started(db, 5, policy=RuntimePolicy(step_limit=LONG))
+    phases = run.runner.phases
+    of = phases.merge
+
+    def hurried(consumer: Any) -> Any:
+        def fold(current: Any, returned: Any) -> Any:
+            phases.step_limit = SHORT if returned["n"] == 2 else LONG
+            fold = of(consumer)
+            assert fold is not None
+            return fold(current, returned)
+
+        return fold
+
+    monkeypatch.setattr(phases, "merge", hurried)
     run.run()
     never.set()
     assert Counter(row.status for row in run.runs()) == {"committed": 4, "paused:transient": 1}
     (hung,) = [row for row in run.runs() if row.status == "paused:transient"]
-    assert "Send.merge did not return within 1.5 s" in hung.error
+    assert "Send.merge did not return within 1 s" in hung.error
     assert run.state(shop.workflow, "Send") == {"sum": 0 + 1 + 3 + 4}
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import text
 
 from pipeline import Applied, Call, Connector, NotFound, PrepareResult, Verdict, Workflow, mutation, read
 from pipeline.domain.errors import PayloadError
+from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.runtime.policy import RuntimePolicy
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs, story
@@ -25,6 +26,7 @@ from pipeline.testing.scripted import Does
 from tests.support.handlers import Shop, each_once, statuses, take_one, the_workflow
 
 QUICK = RuntimePolicy(step_limit=timedelta(seconds=1))
+PATIENT = FailurePolicy(backoff=Backoff(base=timedelta(minutes=10)))
 
 
 class Clouds(Connector):
@@ -219,7 +221,7 @@ def test_whatever_a_handler_raises_is_classified_and_the_worker_lives(
     def raises(*_: Any) -> Any:
         raise error
 
-    shop = Shop(**{phase: raises})
+    shop = Shop(**{phase: raises}, failures=PATIENT)
     run = shop.started(db)
     run.run()
     (failed,) = assert_runs(run, status)
@@ -236,7 +238,7 @@ def test_an_interruption_of_the_worker_is_not_taken_for_the_handler_s_failure(db
 
     def prepare(ctx: Any, _: Any) -> PrepareResult:
         inside.set()
-        done.wait(5)
+        done.wait(25)
         return take_one(ctx, shop.orders)
 
     def stop(*_: Any) -> None:
@@ -280,7 +282,7 @@ def test_a_handler_that_hangs_is_left_behind_and_its_late_answer_is_dropped(db: 
         "mutate": lambda ctx, prepared: ctx.mail.send(n=prepared.data["n"]),
         "next": lambda *_: None,
     }
-    shop = Shop(**{phase: hangs(usual[phase])})
+    shop = Shop(**{phase: hangs(usual[phase])}, failures=PATIENT)
     run = shop.started(db, 1, policy=QUICK)
     run.run()
     (stopped,) = assert_runs(run, "paused:transient")
