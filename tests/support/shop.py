@@ -32,6 +32,8 @@ from tests.support.recorder import asked
 RECORDER = os.environ.get("SHOP_RECORDER", "")
 #: Short, because some tests wait for it; those in which it must not run out have a longer one.
 TIMEOUT = timedelta(seconds=float(os.environ.get("SHOP_TIMEOUT", "2")))
+#: Seconds at a gate: longer than any test keeps one shut, or a handler would fail for having waited.
+_PATIENCE = 120.0
 _SOON = Backoff(base=timedelta(milliseconds=300), cap=timedelta(seconds=1))
 _PATIENT = FailurePolicy(max_failures=50, backoff=_SOON)
 
@@ -44,7 +46,7 @@ class World(Connector):
     @read
     def gate(self, *, name: str) -> Any:
         """Go through a gate, which a test may have closed."""
-        return asked(RECORDER, "gate", name=name)
+        return asked(RECORDER, "gate", timeout=_PATIENCE, name=name)
 
     @mutation(
         timeout=TIMEOUT,
@@ -92,7 +94,7 @@ class Fulfil:
 
     def next(self, ctx: Any, prepared: Any, result: Any) -> None:
         """Say that it is done. The gate is the test's way to hold a worker here, not an example to follow."""
-        asked(RECORDER, "gate", name="next")
+        asked(RECORDER, "gate", timeout=_PATIENCE, name="next")
         if result.applied:
             ctx.publish(done, message_id=prepared.data["order"], payload=result.value)
 

@@ -32,15 +32,29 @@ def test_a_worker_killed_in_the_middle_of_a_phase_loses_and_repeats_nothing(shop
     shop.all_done_once()
 
 
+def frozen(shop: Installation, worker: Node, gate: str) -> list[str]:
+    """Freeze a worker in the middle of a phase. Returns the runs that it holds: there are some.
+
+    A call that waits at a gate is given up after a while. If all were before the worker stood still, others follow.
+    """
+    shop.recorder.shut(gate)
+
+    def held() -> list[str]:
+        shop.publish(5)
+        shop.recorder.wait_at(gate)
+        worker.freeze()
+        found = [str(run.id) for run in shop.runs() if run.status == "active" and run.worker]
+        if not found:
+            worker.thaw()
+        return found
+
+    return wait_for(held, within=120, why="the frozen worker holds runs")
+
+
 @pytest.mark.parametrize("gate", ["before", "after", "next"])
 def test_a_worker_that_comes_back_after_its_lease_finds_its_writes_refused(shop: Installation, gate: str) -> None:
     zombie = shop.nodes[0]
-    shop.recorder.shut(gate)
-    shop.publish(5)
-    shop.recorder.wait_at(gate)
-    zombie.freeze()
-    held = [str(run.id) for run in shop.runs() if run.status == "active" and run.worker]
-    assert held, "the frozen worker held nothing, so nothing is proved"
+    held = frozen(shop, zombie, gate)
     stuck = zombie.unfinished()
     shop.worker()
     still = "SELECT FROM pipeline.runs WHERE status = 'active' AND id = ANY(CAST(:held AS uuid[]))"
