@@ -1,13 +1,24 @@
 """An installation whose workers are counted and traced: nothing happens in it but what a test wants to happen."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from celery import Celery
 
 from pipeline.dev import servers
-from tests.support.cluster import Installation, alone
+from pipeline.store import measures
+from tests.support.cluster import QUICK, UNHURRIED, Installation, alone
 from tests.support.wait import wait_for
+
+#: For workers of which every count and span is wanted.
+PATIENT = UNHURRIED | {"PIPELINE_WORKFLOWS": f"{QUICK['PIPELINE_WORKFLOWS']},tests.metrics.patience"}
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process the gauges are read however long a statement takes; a test of that says otherwise."""
+    monkeypatch.setattr(measures, "PATIENCE", timedelta(seconds=60))
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,8 @@ def test_it_answers_until_it_is_asked_to_stop_and_refuses_a_port_that_is_taken(d
     environ = {**os.environ, "PIPELINE_DATABASE_URL": database_url}
     command = [str(PROGRAM), "metrics", "--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as served:
-        assert answering(port, within=60).sum("pipeline_workflows", workflow="billing", status="active") == 1
+        billing = {"workflow": "billing", "status": "active"}
+        wait_for(lambda: answering(port, within=60).sum("pipeline_workflows", **billing) == 1, within=90)
         second = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
         assert second.returncode == 2
         assert f"Port {port} of 127.0.0.1 cannot be used; expected one that is free." in second.stderr
@@ -61,7 +62,9 @@ def test_ingest_tells_how_far_its_stream_has_been_read(
     place.add({"n": 1}, {"n": 2})
     with programs(place, database_url, tmp_path) as started:
         program = started.ingest(PIPELINE_METRICS_PORT=str(port))
-        wait_for(lambda: answering(port, within=60).sum("pipeline_queue_acks_total", stream=place.stream) == 2)
+        wait_for(
+            lambda: answering(port, within=60).sum("pipeline_queue_acks_total", stream=place.stream) == 2, within=90
+        )
         seen, about = scrape(port), {"stream": place.stream, "group": "pipeline"}
         assert seen.sum("pipeline_queue_messages_read_total", stream=place.stream) == 2
         assert seen.sum("pipeline_queue_read_latency_seconds_count", stream=place.stream) >= 1

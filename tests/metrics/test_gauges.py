@@ -238,7 +238,6 @@ def test_while_somebody_holds_the_tables_what_was_said_last_counts(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_workflow(db)
-    monkeypatch.setattr(measures, "PATIENCE", timedelta(seconds=60))
     asked = Gauges(db, fresh=0.0)
     asked._refresh()
     before = asked._values
@@ -256,7 +255,7 @@ def test_what_was_read_before_the_database_ran_out_of_time_is_told(
     a_workflow(db)
     slow = text("SELECT pg_sleep(60), :most")
     monkeypatch.setattr(measures, "BACKLOG", slow)
-    monkeypatch.setattr(measures, "PATIENCE", timedelta(seconds=2))
+    monkeypatch.setattr(measures, "PATIENCE", timedelta(seconds=5))
     found = Gauges(db, patience=60).now()
     assert [each.value for each in found[UP]] == [1], "it is slow, and not away"
     assert "pipeline.workflows" in found

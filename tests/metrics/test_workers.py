@@ -8,12 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
-from tests.metrics.conftest import publish, wait_until_done
-from tests.support.cluster import UNHURRIED, Installation
+from tests.metrics.conftest import PATIENT, publish, wait_until_done
+from tests.support.cluster import Installation
 from tests.support.collector import collecting
 from tests.support.scrapes import Scraped, answering, free_port, scrape
 from tests.support.wait import wait_for
@@ -77,7 +78,7 @@ def watched(port: int) -> Iterator[list[str]]:
 def test_the_sums_of_recycled_and_killed_children_equal_what_the_database_says(installation: Installation) -> None:
     port, before = free_port(), told(installation)
     options = ("--pool=prefork", "--concurrency=2", "--max-tasks-per-child=3")
-    node = installation.worker(*options, PIPELINE_METRICS_PORT=str(port), **UNHURRIED)
+    node = installation.worker(*options, PIPELINE_METRICS_PORT=str(port), **PATIENT)
     answering(port, within=60)
     with watched(port) as fell:
         first = set(node.children())
@@ -89,7 +90,7 @@ def test_the_sums_of_recycled_and_killed_children_equal_what_the_database_says(i
         publish(installation, 1)
         installation.recorder.wait_at("next")
         wait_for(lambda: counted(scrape(port))["claimed"] == since(installation, before)["claimed"])
-        (holder,) = {int(run.worker.rpartition(":")[2]) for run in installation.runs() if run.lease_expires_at}
+        (holder,) = {int(run.worker.rpartition(":")[2]) for run in held(installation)}
         os.kill(holder, signal.SIGKILL)
         wait_for(lambda: since(installation, before)["crashed"] == 1)
         installation.recorder.open("next")
@@ -97,18 +98,29 @@ def test_the_sums_of_recycled_and_killed_children_equal_what_the_database_says(i
         wait_until_done(installation)
         agree(installation, port, before)
     assert fell == []
-    seen, known = scrape(port), since(installation, before)
+    wait_for(lambda: phases_and_gauges_agree(port, since(installation, before)))
+    assert node.stop() == 0
+
+
+def held(installation: Installation) -> list[Any]:
+    """Runs with an order that a worker is at."""
+    return [run for run in installation.runs() if run.lease_expires_at and run.event_ids]
+
+
+def phases_and_gauges_agree(port: int, known: dict[str, int]) -> bool:
+    """A phase is counted a moment after the commit that ends it, and the gauges of a busy database are late."""
+    seen = scrape(port)
     assert known["crashed"] == 1
     assert seen.sum("pipeline_phase_duration_seconds_count", phase="next", result="done") == known["committed"]
     assert seen.sum("pipeline_phase_duration_seconds_count", phase="mutate", result="done") == known["by_call"]
     assert seen.sum("pipeline_database_up") == 1
     assert seen.sum("pipeline_workflows", workflow="shop", status="active") == 1
-    assert node.stop() == 0
+    return True
 
 
 def test_an_endpoint_answers_while_its_database_is_away(installation: Installation) -> None:
     port, before = free_port(), told(installation)
-    installation.worker("--pool=threads", "--concurrency=4", PIPELINE_METRICS_PORT=str(port), **UNHURRIED)
+    installation.worker("--pool=threads", "--concurrency=4", PIPELINE_METRICS_PORT=str(port), **PATIENT)
     publish(installation, 3)
     wait_until_done(installation)
     agree(installation, port, before)
@@ -122,9 +134,9 @@ def test_an_endpoint_answers_while_its_database_is_away(installation: Installati
 
 
 def test_a_port_that_is_taken_keeps_no_worker_from_working(installation: Installation) -> None:
-    port = free_port()
-    with socket.create_server(("0.0.0.0", port)):
-        node = installation.worker("--pool=solo", PIPELINE_METRICS_PORT=str(port), **UNHURRIED)
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        node = installation.worker("--pool=solo", PIPELINE_METRICS_PORT=str(port), **PATIENT)
         publish(installation, 1)
         wait_until_done(installation)
         said = f"metrics cannot be served on port {port} of 0.0.0.0: another process has it"
@@ -140,7 +152,7 @@ def test_where_nothing_is_scraped_every_process_sends_its_numbers_to_the_collect
             "--max-tasks-per-child=2",
             PIPELINE_OTLP_ENDPOINT=collector.endpoint,
             OTEL_METRIC_EXPORT_INTERVAL="600000",  # nothing goes out but when a process ends
-            **UNHURRIED,
+            **PATIENT,
         )
         publish(installation, 4)
         wait_until_done(installation)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.metrics.conftest import publish, wait_until_done
-from tests.support.cluster import UNHURRIED, Installation
+from tests.metrics.conftest import PATIENT, publish, wait_until_done
+from tests.support.cluster import Installation
 from tests.support.collector import Collector, attributes, collecting
 from tests.support.wait import wait_for
 
@@ -23,7 +23,7 @@ def collector() -> Iterator[Collector]:
 def traced(collector: Collector, name: str) -> dict[str, str]:
     """The environment of a worker whose spans go out by the flush of a process that ends, and in no other way."""
     return {
-        **UNHURRIED,
+        **PATIENT,
         "PIPELINE_OTLP_ENDPOINT": collector.endpoint,
         "OTEL_BSP_SCHEDULE_DELAY": "600000",
         "OTEL_SERVICE_NAME": name,

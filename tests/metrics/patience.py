@@ -1,0 +1,10 @@
+"""For workers whose last words are counted: however long the machine stands still, they get them out.
+
+A module of workflows beside the shop, so that every process of a worker imports it.
+"""
+
+from pipeline.telemetry import meters, setup
+
+ENOUGH = 60.0  #: seconds; a collector that does not answer is not what is tested
+setup.end.__defaults__ = (ENOUGH,)
+meters.Meters.end.__defaults__ = (ENOUGH,)
