@@ -20,10 +20,16 @@ _HASTE = re.compile(
     "|not staged"
     "|reconcile does not find it: None"
     "|the same call twice happened [01] times"
+    "|the second call reads 'not now'"
+    r"|the result of the call has \S+=None"
     "|^expected 'not now'"
 )
 #: This too is said of a look that did not end, and of one that ended without an answer.
 _SHY = "it never says NotFound: what did not happen stays a question for a person"
+#: And this of a second call that did not get as far as its server.
+_MODEST = "the key was honoured, although the operation does not say so"
+#: And this when what makes a thing visible, which may take as long as the window of the subject, stood still.
+_LAG = "reconcile says NotFound although it is there and the settle window is over"
 MORE = 8
 
 
@@ -39,7 +45,9 @@ def patiently(subject: Subject, case: Case) -> Finding:
 
 
 def _again(subject: Subject, finding: Finding) -> Finding:
-    is_hasty = finding.standing == "fail" and all(map(_HASTE.search, finding.words))
-    if is_hasty or _SHY in finding.words:
-        return examined(replace(subject, timeout=MORE * subject.timeout), finding.case)
+    settle = None if subject.settle is None else MORE * subject.settle
+    said = [words for words in finding.words if settle is None or words != _LAG]
+    is_hasty = finding.standing == "fail" and all(map(_HASTE.search, said))
+    if is_hasty or {_SHY, _MODEST} & {*finding.words}:
+        return examined(replace(subject, timeout=MORE * subject.timeout, settle=settle), finding.case)
     return finding

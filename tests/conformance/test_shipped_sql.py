@@ -14,9 +14,9 @@ from sqlalchemy.pool import NullPool
 from pipeline.connectors.sdk import Call, Grade
 from pipeline.connectors.sql import Sql, transaction
 from pipeline.dev.servers import Servers
-from pipeline.testing.conformance import CASES, Case, Subject, examined
+from pipeline.testing.conformance import CASES, Case, Finding, Subject, examined
 from pipeline.testing.faults import FaultyProxy, postgres_messages
-from tests.conformance.patience import patient, patiently
+from tests.conformance.patience import MORE, patient, patiently
 from tests.support import databases
 
 
@@ -79,8 +79,14 @@ def test_a_booking_says_the_truth(subject: Subject, case: Case) -> None:
 @pytest.mark.parametrize("case", sorted(SILENT))
 def test_a_booking_says_the_truth_when_the_server_falls_silent_at_commit(subject: Subject, case: Case) -> None:
     finding = examined(subject, case)
-    assert [words for words in finding.words if "past its deadline" not in words] == []
+    if beside_the_deadline(finding):  # it may have had too little time to get as far as COMMIT
+        finding = examined(replace(subject, timeout=MORE * subject.timeout), case)
+    assert beside_the_deadline(finding) == []
     assert not finding.lied
+
+
+def beside_the_deadline(finding: Finding) -> list[str]:
+    return [words for words in finding.words if "past its deadline" not in words]
 
 
 def test_a_booking_has_the_grade_it_declares(subject: Subject) -> None:

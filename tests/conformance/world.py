@@ -6,6 +6,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class World(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.happened: list[str] = []
+        self.times: list[float] = []  #: when it happened, on the monotonic clock
         self.requests: list[str] = []
         self.hides = threading.Event()
         self._lock = threading.Lock()
@@ -38,6 +40,7 @@ class World(ThreadingHTTPServer):
     def do(self, key: str, *, keyed: bool) -> None:
         with self._lock:
             if not keyed or key not in self.happened:
+                self.times.append(time.monotonic())
                 self.happened.append(key)
 
     def handle_error(self, request: Any, client_address: Any) -> None:

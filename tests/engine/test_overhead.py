@@ -5,6 +5,8 @@ machine must not decide. The work is as small as it can be, so the ratio is the 
 """
 
 import asyncio
+import gc
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,9 @@ from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.engine.transactions import Transaction
 from tests.engine.scripts import Cut, items, policy
 
-COUNT, WIDTH, SIZE, ROUNDS, MOST = 2000, 8, 100, 7, 3.0
+COUNT, WIDTH, SIZE, MOST = 2000, 8, 100, 3.0
+#: The least of ever more rounds comes ever closer to what it costs: a busy machine needs more of them.
+ROUNDS, MOST_ROUNDS = 7, 70
 LINE = items(COUNT)
 POLICY = policy(concurrency=WIDTH, size=SIZE)
 
@@ -74,13 +78,20 @@ async def bare_asyncio(task: Awaited, source: Cut) -> int:
 
 def compared(bare: Callable[[], int], engine: Callable[[], int]) -> tuple[float, float]:
     """The least processor time per item of both, in microseconds, taken in turns."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS):
-        for run, spent in zip((bare, engine), times, strict=True):
-            begun = time.process_time()
-            assert run() == COUNT
-            spent.append(time.process_time() - begun)
-    return min(times[0]) / COUNT * 1e6, min(times[1]) / COUNT * 1e6
+    least = [math.inf, math.inf]
+    gc.collect()
+    gc.freeze()  # what other tests left in memory is not looked through again and again
+    try:
+        for number in range(MOST_ROUNDS):
+            if number >= ROUNDS and least[1] < MOST * least[0]:
+                break
+            for which, run in enumerate((bare, engine)):
+                begun = time.process_time()
+                assert run() == COUNT
+                least[which] = min(least[which], time.process_time() - begun)
+    finally:
+        gc.unfreeze()
+    return least[0] / COUNT * 1e6, least[1] / COUNT * 1e6
 
 
 def test_a_consumer_with_threads_costs_less_than_three_bare_loops() -> None:
