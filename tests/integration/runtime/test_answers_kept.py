@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def answered(db: Database, meanwhile: Callable[[], None]) -> None:
         meanwhile()
         return {"id": effect.key}
 
-    shop.mail = scripted("mail", reconciles=False, answer=answer)
+    shop.mail = scripted("mail", reconciles=False, answer=answer, timeout=timedelta(seconds=30))
     run = shop.started(db)
     run.run()
     assert [row.status for row in run.ledger()] == ["applied"]
@@ -64,6 +65,6 @@ def test_an_answer_is_kept_while_every_connection_is_taken(db: Database, narrow:
 
     def take() -> None:
         threading.Thread(target=hold).start()
-        taken.wait(5)
+        taken.wait(25)
 
     answered(narrow, take)

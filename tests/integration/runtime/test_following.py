@@ -216,16 +216,16 @@ def test_retries_wait_longer_each_time_and_end_in_a_block_that_a_person_lifts(db
             raise TransientError("not now")
         return ctx.mail.send(n=prepared.data["n"])
 
-    backoff = Backoff(base=timedelta(seconds=10), multiplier=2, jitter=0)
+    backoff = Backoff(base=timedelta(minutes=10), multiplier=2, cap=HOUR, jitter=0)
     shop = Shop(mutate=mutate, failures=FailurePolicy(max_failures=3, backoff=backoff))
     run = shop.started(db)
     run.run()
     for pause in (10, 20):
         count = len(run.runs())
-        run.advance(timedelta(seconds=pause - 2))
+        run.advance(timedelta(minutes=pause - 2))
         run.run()
         assert len(run.runs()) == count, story(run)
-        run.advance(timedelta(seconds=4))
+        run.advance(timedelta(minutes=4))
         run.run()
         assert len(run.runs()) == count + 1, story(run)
     assert_runs(run, "paused:transient", "paused:transient", "failed:internal")
@@ -251,7 +251,7 @@ def test_retries_wait_longer_each_time_and_end_in_a_block_that_a_person_lifts(db
 def test_a_refusal_of_the_outside_world_releases_the_inputs(
     db: Database, does: Does, status: str, kinds: list[str]
 ) -> None:
-    shop = Shop()
+    shop = Shop(failures=FailurePolicy(backoff=Backoff(base=timedelta(minutes=10))))
     shop.mail.will(does)
     run = shop.started(db)
     run.run()

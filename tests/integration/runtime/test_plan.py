@@ -26,7 +26,7 @@ def plan(run: Inline, **options: Any) -> list[Planned]:
     """A plan that is seen to change nothing."""
     with run.db.transaction() as tx:
         before = tx.first(text(_EVERYTHING))
-    planned = Planner(run.db, run.registry, step_limit=timedelta(seconds=5)).plan("shop", **options)
+    planned = Planner(run.db, run.registry, step_limit=timedelta(seconds=30)).plan("shop", **options)
     with run.db.transaction() as tx:
         assert tx.first(text(_EVERYTHING)) == before
     return planned
@@ -95,4 +95,4 @@ def test_what_is_redacted_is_not_in_a_plan(db: Database) -> None:
 def test_a_workflow_nobody_knows_is_refused_with_those_that_are_known(db: Database) -> None:
     run = Shop().inline(db)
     with pytest.raises(UnknownError, match="shop"):
-        Planner(db, run.registry, step_limit=timedelta(seconds=5)).plan("shopp")
+        Planner(db, run.registry, step_limit=timedelta(seconds=30)).plan("shopp")

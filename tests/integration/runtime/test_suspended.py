@@ -72,4 +72,4 @@ def test_a_platform_that_cannot_tell_has_never_slept(monkeypatch: pytest.MonkeyP
 
 def test_a_machine_that_is_awake_sleeps_no_longer_than_before() -> None:
     before = flights.asleep()
-    assert abs(flights.asleep() - before) < 1.0
+    assert abs(flights.asleep() - before) < 30.0

@@ -8,12 +8,14 @@ from sqlalchemy import text
 
 from pipeline import PrepareResult, WakePolicy, Workflow
 from pipeline.domain.errors import TransientError
+from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import Inline
 from tests.support.handlers import Shop
 
 HOUR = timedelta(hours=1)
+PATIENT = FailurePolicy(backoff=Backoff(base=timedelta(minutes=10)))
 _HANDLER = text("SELECT * FROM pipeline.handlers WHERE name = :name")
 
 
@@ -50,6 +52,9 @@ def test_missed_slots_of_an_interval_are_one_run_and_the_grid_is_kept(db: Databa
 
 def test_missed_slots_of_a_cron_are_one_run(db: Database) -> None:
     workflow, times = a_feed(cron="0 * * * *")
+    with db.transaction() as tx:
+        begun = tx.clock().astimezone(UTC)
+    db.advance(timedelta(minutes=30 - begun.minute))  # no hour begins during the test
     run = Inline(db, [workflow])
     run.run()
     assert not times
@@ -66,7 +71,7 @@ def test_a_producer_that_fails_for_now_runs_again_and_keeps_its_state(db: Databa
     workflow, fails = Workflow("feed"), [TransientError("not now")]
     out = workflow.topic("out")
 
-    @workflow.producer(every=HOUR, publishes=[out])
+    @workflow.producer(every=HOUR, publishes=[out], failures=PATIENT)
     def poll(ctx: Any, state: Any) -> None:
         ctx.publish(out, message_id="one", payload={})
         if fails:
@@ -75,7 +80,7 @@ def test_a_producer_that_fails_for_now_runs_again_and_keeps_its_state(db: Databa
     run = Inline(db, [workflow])
     run.run()
     assert not run.events(out)
-    run.advance(timedelta(minutes=1))
+    run.advance(timedelta(minutes=11))
     run.run()
     assert_runs(run, "paused:transient", "committed")
     assert len(run.events(out)) == 1
@@ -99,10 +104,11 @@ def test_a_prepare_is_woken_when_it_asked_within_bounds(db: Database, asked: tim
     shop = Shop(prepare=prepare)
     run = shop.started(db)
     run.run()
-    run.advance(expected - timedelta(seconds=5))
+    assert the_handler(run, "Send").wake_at == called[0] + expected
+    run.advance(expected / 3)
     run.run()
     assert len(called) == 1
-    run.advance(timedelta(seconds=10))
+    run.advance(expected)
     run.run()
     assert len(called) == 2
     assert the_handler(run, "Send").wake_at is None

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import ReconcilePolicy
+from pipeline import Backoff, ReconcilePolicy
 from pipeline.domain.errors import IllegalTransitionError
 from pipeline.domain.ids import MutationId
+from pipeline.domain.policies import FailurePolicy
 from pipeline.execution import mutations
 from pipeline.runtime.notifier import Notice
 from pipeline.runtime.points import Point
@@ -112,7 +113,7 @@ def test_the_watch_ends_when_its_spans_are_over(db: Database) -> None:
 
 
 def test_what_the_outside_system_refused_itself_is_not_watched(db: Database) -> None:
-    shop = Shop()
+    shop = Shop(failures=FailurePolicy(backoff=Backoff(base=timedelta(minutes=10))))
     shop.mail.will(Does.FAILS)
     run = shop.started(db)
     run.run()
