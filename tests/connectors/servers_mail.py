@@ -7,6 +7,7 @@ import itertools
 import socket
 import ssl
 import threading
+import time
 from argparse import Namespace
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -46,13 +47,13 @@ class Loop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns, run over there."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
     def close(self) -> None:
         """End every task, then the loop."""
         self.run(self._cancel())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self.loop.close()
 
     async def _cancel(self) -> None:
@@ -211,7 +212,7 @@ class ImapServer:
     @contextlib.contextmanager
     def client(self) -> Iterator[imaplib.IMAP4]:
         """A dialogue after the login, by the standard library alone."""
-        with imaplib.IMAP4(HOST, self.port, timeout=10) as client:
+        with imaplib.IMAP4(HOST, self.port, timeout=60) as client:
             client.login(USER, PASSWORD)
             yield client
 
@@ -307,12 +308,6 @@ def wordless(connection: socket.socket) -> None:
         connection.sendall(known + tag + b" OK done\r\n")
 
 
-def closed_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server((HOST, 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
 def mailer(port: int, sender: str = "Shop <shop@example.com>", **settings: Any) -> Email:
     """A connector that speaks to a server here."""
     place = Smtp(host=HOST, port=port, tls=settings.pop("tls", Tls.NONE), ca_file=settings.pop("ca_file", None))
@@ -344,6 +339,15 @@ def failure(connector: Email, **call: Any) -> BaseException:
 def outcome(connector: Email, **call: Any) -> Outcome:
     """What that error says."""
     return type(connector).operations()["send"].reading(failure(connector, **call)).outcome
+
+
+def unanswered(connector: Email, seconds: float) -> str:
+    """What is said, in time, of a mail whose whole was sent and that no answer came to: nobody knows."""
+    began = time.monotonic()
+    error = failure(connector, within=seconds)
+    assert type(connector).operations()["send"].reading(error).outcome is Outcome.UNKNOWN
+    assert time.monotonic() - began < 40
+    return str(error)
 
 
 def look(connector: EmailWithSent, key: str = KEY, within: float = 20.0) -> Any:

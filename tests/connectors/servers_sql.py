@@ -108,13 +108,14 @@ def inside(bank: Bank, to: Call, then: Step) -> Iterator[tuple["Future[Any]", th
         backend.append(connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
         booking(connection)
         is_in.set()
-        assert go_on.wait(20)
+        assert go_on.wait(90)
         return then(connection, call)
 
     bank.step = step
     with ThreadPoolExecutor(1) as thread:
         ended = thread.submit(do, bank, "run", to)
-        assert is_in.wait(20), ended.exception(0)
+        wait_for(lambda: is_in.is_set() or ended.done())
+        assert is_in.is_set(), ended.exception(0)
         try:
             yield ended, go_on, backend
         finally:
@@ -166,7 +167,7 @@ def cutting(url: str, *, hears: bool) -> Iterator[str]:
         served = thread.submit(serve)
         through = parts.set(host="127.0.0.1", port=listening.getsockname()[1]).update_query_dict({"sslmode": "disable"})
         yield through.render_as_string(hide_password=False)
-        served.result(20)
+        served.result(60)
 
 
 def outcome(bank: Sql, operation: str, to: Call | None = None, **params: Any) -> tuple[Outcome, str]:

@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.drips:
             self._drip()
         elif fault.hangs:
-            self.api.over.wait(30)
+            self.api.over.wait(120)
         elif fault.status:
             body = fault.body or json.dumps(problem(fault.status, fault.reason, fault.message)).encode()
             self._answer(fault.status, body, fault.headers)

@@ -22,8 +22,10 @@ from pipeline.connectors.readings import Outcome
 from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
 from pipeline.domain.errors import InvalidInputError, LogicError
 from tests.connectors import servers_mail as servers
+from tests.connectors.servers_http import unused_port, with_time
 from tests.connectors.servers_mail import KEY, MAIL, ImapServer, Loop, Script, SmtpServer, look, mailer, outcome, send
 from tests.support.certificates import certificate_file
+from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:Session.login_data is deprecated")  # aiosmtpd about itself
 
@@ -61,7 +63,7 @@ def test_a_mail_arrives_with_a_message_id_made_from_its_key_and_the_key_itself(s
     assert mail.recipients == ["ann@example.org", "bob@example.org", "eve@example.org"], "everybody once"
     assert mail.message["Bcc"] is None
     assert b"eve" not in mail.raw
-    assert smtp.handler.commands[-1] == "QUIT"
+    wait_for(lambda: smtp.handler.commands[-1] == "QUIT")
     assert (
         send(mailer(smtp.port))["message_id"] == result["message_id"] != send(mailer(smtp.port), key="b")["message_id"]
     )
@@ -191,12 +193,13 @@ def test_an_answer_says_that_it_did_not_happen_and_whether_to_try_again_or_says_
 @pytest.mark.parametrize("after", ["cut", "hang", "drip"])
 def test_without_an_answer_to_the_whole_mail_nobody_knows(smtp: SmtpServer, after: str, takes: bool) -> None:
     smtp.handler.script = Script(after=after, takes=takes)
-    began = time.monotonic()
-    error = servers.failure(mailer(smtp.port), within=1.2)
-    assert OPERATION.reading(error).outcome is Outcome.UNKNOWN
-    assert "unknown" in str(error)
-    assert time.monotonic() - began < 15
-    assert smtp.handler.times(KEY) == takes
+
+    def unanswered(seconds: float) -> None:
+        smtp.handler.received.clear()
+        assert "unknown" in servers.unanswered(mailer(smtp.port), seconds)
+        assert smtp.handler.times(KEY) == takes
+
+    with_time(unanswered)
 
 
 def test_one_refused_recipient_keeps_the_mail_from_everybody_and_is_named_unless_hidden(smtp: SmtpServer) -> None:
@@ -215,7 +218,7 @@ def test_one_refused_recipient_keeps_the_mail_from_everybody_and_is_named_unless
 def test_a_server_that_is_not_there_or_a_time_that_is_over_means_not_now(smtp: SmtpServer) -> None:
     assert outcome(mailer(smtp.port), within=0.0) is Outcome.NOT_NOW
     assert smtp.handler.commands == []
-    assert outcome(mailer(servers.closed_port())) is Outcome.NOT_NOW
+    assert outcome(mailer(unused_port())) is Outcome.NOT_NOW
     nowhere = Email(smtp=Smtp(host="nowhere.invalid", port=25, tls=Tls.NONE), sender="a@example.com")
     assert outcome(nowhere) is Outcome.NOT_NOW
 
@@ -223,8 +226,8 @@ def test_a_server_that_is_not_there_or_a_time_that_is_over_means_not_now(smtp: S
 def test_a_server_that_does_not_take_leave_does_not_make_the_news_of_a_sent_mail_late(smtp: SmtpServer) -> None:
     smtp.handler.script = Script(leaves=False)
     began = time.monotonic()
-    assert send(mailer(smtp.port), within=30.0)["reply"].startswith("250")
-    assert time.monotonic() - began < 20
+    assert send(mailer(smtp.port), within=90.0)["reply"].startswith("250")
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("talk", [servers.dripping, servers.silent], ids=["dripping", "silent"])
@@ -233,14 +236,14 @@ def test_a_server_that_never_gets_anywhere_is_left_in_time_and_nothing_happened(
         for tls in (Tls.NONE, Tls.IMPLICIT):
             began = time.monotonic()
             assert outcome(mailer(port, tls=tls), within=0.3) is Outcome.NOT_NOW
-            assert time.monotonic() - began < 15
+            assert time.monotonic() - began < 40
 
 
 def test_a_mail_that_is_larger_than_the_server_takes_is_refused_and_a_large_one_arrives(loop: Loop) -> None:
     with servers.smtp_server(loop, data_size_limit=8_000_000) as server:
-        assert outcome(mailer(server.port), text="ü" * 3_000_000) is Outcome.REFUSED
+        assert outcome(mailer(server.port), text="ü" * 3_000_000, within=90.0) is Outcome.REFUSED
         assert "MAIL" not in server.handler.commands, "the size is said before anything is sent"
-        send(mailer(server.port), text="x" * 5_000_000, within=20.0)
+        send(mailer(server.port), text="x" * 5_000_000, within=90.0)
         assert len(server.handler.received[0].raw) > 5_000_000
 
 
@@ -280,9 +283,7 @@ def test_encrypted_connections_work_for_both_servers_if_the_certificate_is_trust
         assert send(trusting)["filed"] is True
         assert isinstance(look(trusting), Applied)
         smtp.handler.script = Script(after="drip")
-        began = time.monotonic()
-        assert outcome(trusting, within=1.5) is Outcome.UNKNOWN
-        assert time.monotonic() - began < 15
+        with_time(lambda seconds: servers.unanswered(trusting, seconds))
         smtp.handler.script = Script()
         assert outcome(mailer(smtp.port, tls=tls)) is Outcome.DENIED, "nobody vouches for the certificate"
         assert smtp.handler.times(KEY) == 2
@@ -314,7 +315,7 @@ def test_a_sent_mail_is_filed_by_us_and_found_again_even_from_another_domain(
 def test_a_copy_that_cannot_be_filed_does_not_turn_a_sent_mail_into_an_error(
     smtp: SmtpServer, imap: ImapServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for sent in ({"folder": "Nowhere"}, {"password": SecretStr("wr0ng-one")}, {"port": servers.closed_port()}):
+    for sent in ({"folder": "Nowhere"}, {"password": SecretStr("wr0ng-one")}, {"port": unused_port()}):
         connector = servers.with_sent(smtp.port, imap.port, **sent)
         assert send(connector)["filed"] is False
         assert isinstance(look(connector), Retry)
@@ -327,15 +328,16 @@ def test_a_copy_that_cannot_be_filed_does_not_turn_a_sent_mail_into_an_error(
 def test_a_folder_that_never_answers_leaves_time_to_say_that_the_mail_was_sent(smtp: SmtpServer, talk: Any) -> None:
     with servers.raw_server(talk) as port:
         connector = servers.with_sent(smtp.port, port)
-        for _ in range(3):  # a machine that stands still makes the news late once, a connector every time
+
+        def news(seconds: float) -> None:
             began = time.monotonic()
-            assert send(connector, within=2.0)["filed"] is False
-            if (took := time.monotonic() - began) < 1.9:
-                break
-        assert took < 1.9
+            assert send(connector, within=2 * seconds)["filed"] is False
+            assert time.monotonic() - began < 0.95 * 2 * seconds
+
+        with_time(news)
         began = time.monotonic()
         assert isinstance(look(connector, within=0.3), Retry)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 40
 
 
 def test_a_search_without_a_finding_is_not_taken_for_absence(smtp: SmtpServer) -> None:

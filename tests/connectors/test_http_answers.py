@@ -19,7 +19,7 @@ from pipeline.connectors.http import Http, UnclearAnswerError, get, post, put
 from pipeline.connectors.sdk import HIDDEN, Applied, NotFound, Retry
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
 from tests.connectors import servers_http as server
-from tests.connectors.servers_http import World, ask, call, do, world
+from tests.connectors.servers_http import World, ask, call, do, with_time, world
 from tests.support.certificates import contexts
 from tests.support.wait import wait_for
 
@@ -42,7 +42,8 @@ class Shop(Http):
         found=lambda body, sent: body if body == sent["json"] else None,
     )
     secretly = post("/charges", redact=["json"])
-    find = get("/customers/{id}", timeout=timedelta(seconds=1))
+    find = get("/customers/{id}", timeout=timedelta(seconds=30))
+    glance = get("/customers/{id}", timeout=timedelta(seconds=1))
 
 
 @pytest.fixture
@@ -98,9 +99,14 @@ def test_a_lookup_may_compare_what_is_there_with_what_was_sent(shop: Shop, outsi
 
 def test_a_slow_commit_is_not_found_at_first_and_found_later(shop: Shop, outside: World) -> None:
     told = threading.Event()
-    outside.will(server.once_told(told))
-    with pytest.raises(UnclearAnswerError):
-        do(shop, "charge", call(seconds=1))
+
+    def slow(seconds: float) -> None:
+        outside.mutations.clear()
+        outside.will(server.once_told(told))
+        with pytest.raises(UnclearAnswerError):
+            do(shop, "charge", call(seconds=seconds))
+
+    with_time(slow)
     assert isinstance(ask(shop, "charge"), NotFound)
     told.set()
     wait_for(lambda: isinstance(ask(shop, "charge"), Applied))
@@ -148,7 +154,6 @@ def test_a_read_answers_also_that_nothing_is_there(shop: Shop, outside: World) -
     [
         (server.says(500), TransientError),
         (server.says(429), TransientError),
-        (server.is_silent, TransientError),
         (server.resets_before, TransientError),
         (server.says(403), AuthError),
         (server.says(400), LogicError),
@@ -160,6 +165,12 @@ def test_a_read_that_fails_leaves_nothing_in_doubt(
     outside.looks_will(behaviour)
     with pytest.raises(kind):
         do(shop, "find", id="c1")
+
+
+def test_a_read_without_an_answer_leaves_nothing_in_doubt(shop: Shop, outside: World) -> None:
+    outside.looks_will(server.is_silent)
+    with pytest.raises(TransientError):
+        do(shop, "glance", id="c1")
 
 
 @pytest.mark.parametrize(
@@ -197,9 +208,14 @@ def test_an_untrusted_certificate_is_a_matter_for_a_person(shops: Callable[..., 
         assert outside.seen == []
         trusted = shops(outside.url, ssl_context=trusting)
         assert do(trusted, "charge")["status"] == 201
-        outside.will(server.drips_head)
-        with pytest.raises(UnclearAnswerError):
-            do(trusted, "charge", call("k2", seconds=1.5))
+
+        def unanswered(seconds: float) -> None:
+            outside.mutations.clear()
+            outside.will(server.drips_head)
+            with pytest.raises(UnclearAnswerError):
+                do(trusted, "charge", call("k2", seconds=seconds))
+
+        with_time(unanswered)
 
 
 def test_a_handshake_that_never_ends_costs_no_more_than_the_deadline(shops: Callable[..., Shop]) -> None:
@@ -306,7 +322,11 @@ def test_many_threads_share_a_connector(shop: Shop, outside: World) -> None:
     assert sorted(key for key, _ in outside.effects) == sorted(results)
 
 
-def test_a_forked_process_makes_connections_of_its_own(shop: Shop, outside: World) -> None:
+def test_a_forked_process_makes_connections_of_its_own(
+    outside: World, shops: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.connectors.http_transport._IDLE", (20, 600.0))
+    shop = shops(outside.url)
     ports: list[int] = []
 
     def noted(exchange: server.Exchange) -> None:
@@ -315,9 +335,9 @@ def test_a_forked_process_makes_connections_of_its_own(shop: Shop, outside: Worl
 
     outside.will(noted, noted, noted)
     do(shop, "charge", call("parent"))
-    child = multiprocessing.get_context("fork").Process(target=do, args=(shop, "charge", call("child")))
+    child = multiprocessing.get_context("fork").Process(target=do, args=(shop, "charge", call("child", 60)))
     child.start()
-    child.join(20)
+    child.join(60)
     assert child.exitcode == 0
     do(shop, "charge", call("parent again"))
     assert [key for key, _ in outside.effects] == ["parent", "child", "parent%20again"]

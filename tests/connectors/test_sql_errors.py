@@ -95,7 +95,7 @@ def test_a_backend_killed_in_the_middle_did_nothing(bank: Bank, judge: Engine) -
     with inside(bank, call("k", 20), lambda c, _: c.execute(text("SELECT 1")) and None) as (ended, go_on, backend):
         terminate(judge, f"pid = {backend[0]}")
         go_on.set()
-        error = ended.exception(10)
+        error = ended.exception(60)
     assert isinstance(error, TransientError)
     assert isinstance(ask(bank, "run", call("k")), NotFound)
     assert count(judge) == 0
@@ -106,7 +106,7 @@ def test_a_backend_killed_at_commit_leaves_a_doubt_that_a_look_settles(bank: Ban
     with ThreadPoolExecutor(1) as thread:
         ended = thread.submit(do, bank, "run", call("k", 20))
         terminate(judge, "query = 'COMMIT' AND wait_event = 'PgSleep'")
-        error = ended.exception(10)
+        error = ended.exception(60)
     assert error is not None
     assert Bank.operations()["run"].reading(error).outcome is Outcome.UNKNOWN
     assert isinstance(ask(bank, "run", call("k")), NotFound)
@@ -180,11 +180,11 @@ def test_a_forked_process_makes_connections_of_its_own(bank: Bank, judge: Engine
     given = Bank(engine=create_engine(bank.engine.url, pool_size=1, max_overflow=0))
     for each in (bank, given):
         each.step = lambda connection, _: connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
-        parent, child = call(f"parent {each is bank}"), call(f"child {each is bank}")
+        parent, child = call(f"parent {each is bank}"), call(f"child {each is bank}", 60)
         do(each, "run", parent)
         process = multiprocessing.get_context("fork").Process(target=do, args=(each, "run", child))
         process.start()
-        process.join(20)
+        process.join(60)
         assert process.exitcode == 0
         first, second = ask(each, "run", parent).result, ask(each, "run", child).result
         assert first != second
