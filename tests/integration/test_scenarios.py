@@ -1,7 +1,7 @@
 """The fourteen walk-throughs of EXECUTION, each by its number, on a real Postgres."""
 
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.policies import FailurePolicy
+from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.runs import Outcome, Phase, RunStatus
 from pipeline.domain.values import Emitted, NewEvent, Prepared
 from pipeline.domain.workflows import Desired, WorkflowStatus, shown_status
@@ -77,13 +77,13 @@ def test_scenario_3_a_transient_error_in_prepare_is_followed_by_a_fresh_run_afte
     assert status_of(db) is WorkflowStatus.ACTIVE
     with db.transaction() as tx:
         (facts,) = [row for row in views.due_facts(tx, "billing") if row.name == "send"]
-        assert facts.retry_at > facts.now
+        assert facts.retry_at == run.finished_at + FailurePolicy().backoff.base
     assert a_run(db, Phase.PREPARED).event_ids == [event]
 
 
 @rule("X-S4")
 def test_scenario_4_a_transient_error_in_next_is_carried_forward_after_a_pause(db: Database) -> None:
-    a_workflow(db)
+    a_workflow(db, failure_policy=FailurePolicy(backoff=Backoff(base=LEASE / 2)))
     (event,) = some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
     assert run.status == RunStatus.PAUSED_TRANSIENT
