@@ -27,6 +27,7 @@ from tests.support.walker import Walker
 from tests.support.world import Behaviour, World
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+pytestmark = pytest.mark.timeout(600)  # thousands of small transactions: minutes on a busy machine
 
 
 @dataclass(frozen=True)

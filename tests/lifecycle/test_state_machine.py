@@ -13,6 +13,8 @@ from tests.lifecycle.acts import Acts
 from tests.lifecycle.machine import CLAIM
 from tests.support import databases
 
+pytestmark = pytest.mark.timeout(600)  # thousands of small transactions: minutes on a busy machine
+
 
 def test_random_verbs_crashes_and_persons_agree_with_the_model(db: Database) -> None:
     machine = type("BoundMachine", (Acts,), {"db": db})
