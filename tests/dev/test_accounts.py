@@ -14,7 +14,7 @@ import pytest
 from pipeline.dev import binaries, places, processes, servers
 from pipeline.dev.postgres import Postgres
 from tests.dev.conftest import User
-from tests.dev.test_servers import is_down, sql
+from tests.dev.test_servers import SLOWLY, sql, wait_until_down
 from tests.support.wait import wait_for
 
 AS_ROOT = os.geteuid() == 0
@@ -104,7 +104,7 @@ def test_root_keeps_the_data_elsewhere_when_postgres_cannot_reach_the_home(
 def test_data_of_a_deleted_home_is_not_taken_over_by_the_next_one(new_home: Path, environ: dict[str, str]) -> None:
     with servers.running(new_home, environ) as found:
         sql(found.database_url, "CREATE TABLE old ()")
-    wait_for(is_down(new_home))
+    wait_until_down(new_home)
     shutil.rmtree(new_home)
     with servers.running(new_home, environ) as found:
         assert sql(found.database_url, "SELECT to_regclass('old')") == "None"
@@ -186,7 +186,7 @@ def test_without_root_everything_runs_under_the_one_account(open_directory: Path
         assert sql(database_url, "SELECT 1") == "1"
     finally:
         user.kill()
-    wait_for(is_down(home))
+    wait_until_down(home)
 
 
 @pytest.mark.parametrize("how", [signal.SIGCONT, signal.SIGKILL], ids=["still-running", "killed-not-collected"])
@@ -204,7 +204,7 @@ def test_a_postgres_left_behind_does_not_block_the_next_start(
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_for(server.answers)
+        wait_for(server.answers, within=SLOWLY)
         orphan.send_signal(how)
         with servers.running(home, environ) as found:
             assert sql(found.database_url, "SELECT 1") == "1"
@@ -218,7 +218,7 @@ def test_a_process_that_got_the_number_of_a_dead_server_is_left_alone(home: Path
     environ |= {"PIPELINE_DATABASE_URL": "postgresql://there/db"}  # Redis alone will do
     with servers.running(home, environ):
         pass
-    wait_for(is_down(home))
+    wait_until_down(home)
     bystander = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
         (home / "redis" / "redis.pid").write_text(f"{bystander.pid}\n")

@@ -18,6 +18,9 @@ from pipeline.dev.servers import Servers, ServersError
 from tests.dev.conftest import User
 from tests.support.wait import wait_for
 
+#: Seconds for a server to stop, to die or to come back, on a disk that others use too.
+SLOWLY = 100
+
 
 def sql(database_url: str, statement: str) -> str:
     """Run one statement in a session of its own; the first value of its answer, or nothing."""
@@ -38,6 +41,11 @@ def broker(url: str) -> Iterator["redis.Redis"]:
 
 def is_down(home: Path) -> Callable[[], bool]:
     return lambda: not locks.is_held(home / "supervisor.lock")
+
+
+def wait_until_down(home: Path) -> None:
+    """Until the servers have stopped by themselves: Postgres writes everything to the disk first."""
+    wait_for(is_down(home), within=SLOWLY)
 
 
 def all_pids(home: Path) -> list[int]:
@@ -88,7 +96,7 @@ def test_only_whoever_can_read_the_home_gets_in(home: Path, environ: dict[str, s
 def test_the_data_is_still_there_after_a_stop_and_a_start(home: Path, environ: dict[str, str]) -> None:
     with servers.running(home, environ) as found:
         word = leave_a_word(found)
-    wait_for(is_down(home))
+    wait_until_down(home)
     with servers.running(home, environ) as found:
         assert_it_is_there(found, word)
 
@@ -112,7 +120,7 @@ def test_the_servers_stop_when_the_last_user_has_left(
         pids = all_pids(home)
     assert sql(database_url, "SELECT 1") == "1"
     other.leave()
-    wait_for(is_down(home))
+    wait_until_down(home)
     assert servers.status(home) is None
     assert not any(processes.is_running(pid) for pid in pids)
 
@@ -121,7 +129,7 @@ def test_a_user_that_is_killed_does_not_keep_the_servers_up(home: Path, a_user: 
     user = a_user()
     user.urls()
     user.kill()
-    wait_for(is_down(home))
+    wait_until_down(home)
 
 
 def test_who_comes_while_the_servers_stop_gets_new_ones(home: Path, environ: dict[str, str]) -> None:
@@ -139,7 +147,7 @@ def test_killing_the_supervisor_takes_the_servers_along_and_loses_nothing(home: 
         assert seen is not None
         os.kill(seen.supervisor_pid, signal.SIGKILL)
         wait_for(lambda: servers.status(home) is None)
-        wait_for(lambda: not any(processes.is_running(pid) for pid in pids))
+        wait_for(lambda: not any(processes.is_running(pid) for pid in pids), within=SLOWLY)
         assert (home / "servers.json").exists(), "the notice of the dead is left behind, and must not be believed"
         with servers.running(home, environ) as found_again:
             assert_it_is_there(found_again, word)
@@ -151,7 +159,7 @@ def test_a_start_right_after_the_supervisor_was_killed_works(home: Path, environ
         seen = servers.status(home)
         assert seen is not None
         os.kill(seen.supervisor_pid, signal.SIGKILL)
-        wait_for(is_down(home))
+        wait_until_down(home)
         with servers.running(home, environ) as found_again:
             assert_it_is_there(found_again, word)
 
@@ -163,7 +171,7 @@ def test_a_server_that_is_killed_comes_back_under_the_same_url(home: Path, envir
         before = servers.status(home)
         assert before is not None
         os.kill(before.pids[name], signal.SIGKILL)
-        wait_for(lambda: (now := servers.status(home)) and now.pids[name] != before.pids[name])
+        wait_for(lambda: (now := servers.status(home)) and now.pids[name] != before.pids[name], within=SLOWLY)
         assert_it_is_there(found, word)
 
 
