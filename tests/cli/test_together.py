@@ -80,6 +80,7 @@ def test_one_that_does_not_want_to_end_is_ended_when_asked_twice(log: Path) -> N
     wait_for(lambda: len(pids(log)) == 2)
     supervisor.send_signal(signal.SIGINT)
     wait_for(lambda: "Stopping" in log.read_text())
+    wait_for(lambda: [processes.is_running(pid) for pid in pids(log)].count(True) == 1, why="both asked to end")
     supervisor.send_signal(signal.SIGINT)
     assert supervisor.wait(timeout=40) == 0
     wait_for(lambda: are_gone(pids(log)), why="both gone")
