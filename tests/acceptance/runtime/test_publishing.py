@@ -117,19 +117,26 @@ def test_events_sent_while_the_database_cannot_be_used_are_published_once_it_can
     shop.all_done_once()
 
 
+_CHANGED = """
+DO $$ BEGIN
+  {statement};
+  COMMIT;
+  PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
+  WHERE datname = current_database() AND pid <> pg_backend_pid();
+END $$
+"""
+
+
 def changed(shop: Installation, statement: str) -> None:
-    """Change the database over a connection of its own, and end all others, as a failover does."""
+    """Change the database over a connection of its own, and end all others, as a failover does.
+
+    Both at once: nobody comes back for an hour to work that is begun in between and loses its connection.
+    """
     name = make_url(shop.database_url).database
     engine = create_engine(shop.database_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(text("SET default_transaction_read_only = off"))
-        connection.execute(text(statement.format(name=f'"{name}"')))
-        connection.execute(
-            text(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-        )
+        connection.execute(text(_CHANGED.format(statement=statement.format(name=f'"{name}"'))))
 
 
 def test_a_broker_that_takes_nothing_more_keeps_what_it_has(
