@@ -28,6 +28,19 @@ def inbox(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that wait for each other as long as it takes: a disk may stand still while one of them writes."""
+    monkeypatch.setattr(ImportOrders, "_database", lambda task: sqlite3.connect(task.home / "orders.db", timeout=60))
+
+
+#: The same for a worker in another process, which waits a moment each time, and tries as often as it takes.
+PATIENT = {
+    "CONSUME_STEPS__PROCESS__RETRY__MAX_ATTEMPTS": "200",
+    "CONSUME_STEPS__PROCESS__RETRY__BACKOFF_MULTIPLIER": "1",
+}
+
+
 def rows(home: Path) -> list[str]:
     with closing(sqlite3.connect(home / "orders.db")) as database:
         return [row[0] for row in database.execute("SELECT id FROM orders ORDER BY cents")]
@@ -41,6 +54,7 @@ def claimed(home: Path) -> list[str]:
     return sorted(path.name for path in (home / "claimed").rglob("*.json"))
 
 
+@pytest.mark.usefixtures("patient")
 def test_every_order_becomes_one_row_and_every_file_finds_its_place(inbox: Path) -> None:
     report = ImportOrders(inbox).consume_transactions()
     assert (report.succeeded, report.failed) == (21, 2)
@@ -51,7 +65,7 @@ def test_every_order_becomes_one_row_and_every_file_finds_its_place(inbox: Path)
     assert claimed(inbox) == []
 
 
-def test_an_order_is_tried_again_while_the_database_is_busy(inbox: Path) -> None:
+def test_an_order_is_tried_again_while_the_database_is_busy(inbox: Path, request: pytest.FixtureRequest) -> None:
     task = ImportOrders(inbox)
     with closing(sqlite3.connect(inbox / "orders.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -59,6 +73,7 @@ def test_an_order_is_tried_again_while_the_database_is_busy(inbox: Path) -> None
         report = task.consume_transactions(policy=two)
         assert (report.failed, report.succeeded) == (2, 0)
     assert names(inbox / "later") == ["00.json", "01.json"]
+    request.getfixturevalue("patient")
     again = task.consume_transactions()
     assert (again.succeeded, again.ending) == (19, "nothing left")  # it does not try them again and again
     assert ImportOrders(inbox).consume_transactions().succeeded == 2
@@ -68,7 +83,7 @@ def test_from_the_shell_it_says_what_it_did(inbox: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "--limit", "5", "--json"],
         cwd=ROOT,
-        env={"INBOX": str(inbox), "PATH": "/bin"},
+        env={"INBOX": str(inbox), "PATH": "/bin"} | PATIENT,
         capture_output=True,
         text=True,
         check=False,
@@ -80,6 +95,7 @@ def test_from_the_shell_it_says_what_it_did(inbox: Path) -> None:
     assert len(rows(inbox)) == 5
 
 
+@pytest.mark.usefixtures("patient")
 def test_told_to_end_it_settles_what_it_has_and_the_next_one_goes_on(inbox: Path) -> None:
     environ = {"INBOX": str(inbox), "PATH": "/bin", "CONSUME_LOOP__STREAMING": "true", "CONSUME_LOOP__BATCH__SIZE": "2"}
     with subprocess.Popen(COMMAND, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
@@ -93,6 +109,7 @@ def test_told_to_end_it_settles_what_it_has_and_the_next_one_goes_on(inbox: Path
     assert rows(inbox) == [f"o-{number}" for number in range(20)]
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_file_that_is_no_text_is_rejected_and_holds_up_no_other(inbox: Path) -> None:
     (inbox / "0.json").write_bytes(b"\xff\xfe")
     report = ImportOrders(inbox).consume_transactions()
@@ -100,12 +117,14 @@ def test_a_file_that_is_no_text_is_rejected_and_holds_up_no_other(inbox: Path) -
     assert (inbox / "rejected" / "0.json.why").exists()
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_same_order_with_another_amount_is_rejected(inbox: Path) -> None:
     (inbox / "z.json").write_text(json.dumps({"order": "o-7", "cents": 1}))
     assert ImportOrders(inbox).consume_transactions().failed == 3
     assert "another amount" in (inbox / "rejected" / "z.json.why").read_text()
 
 
+@pytest.mark.usefixtures("patient")
 def test_two_processes_share_an_inbox_and_only_the_dead_lose_what_they_claimed(inbox: Path) -> None:
     hold = "import sys; from pathlib import Path; from examples.inbox import Folder; "
     hold += "Folder(Path(sys.argv[1])).fetch_transactions(4); print('held', flush=True); sys.stdin.read()"
