@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from celery import Celery
 
 from pipeline.dev import servers
 from pipeline.store import measures
+from pipeline.testing.scripted import scripted
+from tests.support import doubts, handlers
 from tests.support.cluster import QUICK, UNHURRIED, Installation, alone
 from tests.support.wait import wait_for
 
@@ -17,8 +20,14 @@ PATIENT = UNHURRIED | {"PIPELINE_WORKFLOWS": f"{QUICK['PIPELINE_WORKFLOWS']},tes
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process the gauges are read however long a statement takes; a test of that says otherwise."""
+    """In this process gauges are read however long a statement takes, and calls of a shop may begin late.
+
+    A test of either says otherwise.
+    """
     monkeypatch.setattr(measures, "PATIENCE", timedelta(seconds=60))
+    slowly = partial(scripted, timeout=timedelta(seconds=30))
+    for module in (handlers, doubts):
+        monkeypatch.setattr(module, "scripted", slowly)
 
 
 @pytest.fixture(scope="module")

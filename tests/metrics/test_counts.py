@@ -132,7 +132,7 @@ def test_the_time_from_doubt_to_certainty_is_measured_whoever_settles_it(
     db: Database, counted: Counted, answer: Answer, verdict: str
 ) -> None:
     shop = Shop(on_uncertain="contain")
-    shop.mail = scripted("mail", reconciles=False, timeout=timedelta(seconds=2))
+    shop.mail = scripted("mail", reconciles=False, timeout=timedelta(seconds=30))
     shop.mail.will(Does.TIMES_OUT_AFTER if answer is Answer.HAPPENED else Does.TIMES_OUT_BEFORE)
     run = shop.started(db)
     run.run()
@@ -177,7 +177,7 @@ def everything(db: Database) -> None:
     """Make each metric of the runs say something."""
     policy = ReconcilePolicy(max_attempts=3)
     shop = Shop(concurrency=8, on_uncertain="contain", on_logic_error="quarantine")
-    shop.mail = scripted("mail", policy=policy)
+    shop.mail = scripted("mail", policy=policy, timeout=timedelta(seconds=30))
     shop.mail.will(Does.TIMES_OUT_AFTER, Does.REFUSES, Does.TIMES_OUT_BEFORE)
     shop.mail.cannot_tell(2)
     run = shop.started(db, 6)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.metrics.conftest import _servers, installation
+from tests.metrics.conftest import _patient, _servers, installation
 from tests.support.seen import Seen, seeing
 
-__all__ = ["_servers", "installation"]
+__all__ = ["_patient", "_servers", "installation"]
 
 
 @pytest.fixture
