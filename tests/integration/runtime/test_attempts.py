@@ -26,7 +26,7 @@ QUICK = RetryPolicy(max_attempts=3, backoff=Backoff(base=timedelta(milliseconds=
 
 def a_shop(retry: RetryPolicy = QUICK, **options: Any) -> Shop:
     shop = Shop(**options)
-    shop.mail = scripted("mail", retry=retry)
+    shop.mail = scripted("mail", retry=retry, timeout=timedelta(seconds=30))
     return shop
 
 
@@ -115,7 +115,8 @@ def test_others_of_the_cohort_do_not_wait_for_a_pause(db: Database, monkeypatch:
     clock, pause = Clock(monkeypatch), timedelta(seconds=25)
     shop = a_shop(RetryPolicy(max_attempts=2, backoff=Backoff(base=pause, jitter=0)), concurrency=8)
     shop.mail.will(Does.FAILS, when=lambda params: params["n"] == 0)
-    run = shop.started(db, 4, policy=RuntimePolicy(straggler_wait=timedelta(milliseconds=50)))
+    policy = RuntimePolicy(straggler_wait=timedelta(milliseconds=50), mutation_budget=timedelta(minutes=5))
+    run = shop.started(db, 4, policy=policy)
 
     gone: set[str] = set()
 

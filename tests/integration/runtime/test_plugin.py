@@ -10,6 +10,8 @@ import pytest
 from pipeline.dev.servers import Servers
 from pipeline.testing import plugin
 
+pytestmark = pytest.mark.timeout(300)
+
 UNRELATED = """
 import sys
 
@@ -37,7 +39,7 @@ def pytest_in(directory: Path, *args: str, **environ: str) -> subprocess.Complet
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *args]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
-        command, cwd=directory, env={**kept, **environ}, capture_output=True, text=True, check=False, timeout=100
+        command, cwd=directory, env={**kept, **environ}, capture_output=True, text=True, check=False, timeout=240
     )
 
 
