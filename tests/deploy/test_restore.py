@@ -18,12 +18,14 @@ from pipeline.runtime.points import Point
 from pipeline.store import invariants
 from pipeline.store.database import Database
 from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Effect
+from pipeline.testing.scripted import Effect, scripted
 from tests.support import databases
 from tests.support.handlers import Shop
+from tests.support.wait import wait_for
 
 SEND = ("mail", "send")
 _NUMBERS = count()
+_USERS = text("SELECT FROM pg_stat_activity WHERE datname = :name AND backend_type = 'client backend'")
 
 
 class Place:
@@ -32,6 +34,7 @@ class Place:
     def __init__(self, server_url: str, stack: ExitStack) -> None:
         self.server_url, self.stack = server_url, stack
         self.shop = Shop()
+        self.shop.mail = scripted("mail", timeout=timedelta(seconds=30))  # no pause of the machine leaves a doubt
         self.name = f"restore_{os.getpid()}_{next(_NUMBERS)}"
         url = stack.enter_context(databases.cloned(server_url, self.name))
         self.live = self.shop.inline(Database.unpooled(url))
@@ -46,6 +49,7 @@ class Place:
                 connection.execute(text(f'DROP DATABASE "{copy}" WITH (FORCE)'))
 
         with admin.connect() as connection:
+            wait_for(lambda: not connection.execute(_USERS, {"name": self.name}).all(), why="everybody has left")
             connection.execute(text(f'CREATE DATABASE "{copy}" TEMPLATE "{self.name}"'))
         self.stack.callback(drop)
         url = make_url(self.server_url).set(database=copy).render_as_string(hide_password=False)
