@@ -156,8 +156,8 @@ def test_an_endpoint_answers_in_the_form_that_is_asked_for_and_only_at_its_path(
 
 def test_a_port_that_becomes_free_is_taken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(serving, "AGAIN", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         endpoint = Endpoint("127.0.0.1", port, lambda: [a_sum()])
         endpoint.start()
     assert answering(port).sum("things_total") == 1

@@ -19,7 +19,7 @@ from tests.support.collector import collecting
 from tests.support.scrapes import Scraped, answering, free_port, scrape
 from tests.support.wait import wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def told(installation: Installation) -> dict[str, int]:

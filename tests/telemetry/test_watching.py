@@ -18,7 +18,7 @@ from tests.support.cluster import UNHURRIED, Installation, Node, installed, own_
 from tests.support.scrapes import free_port
 from tests.support.wait import wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 SECRET = "hush-4242"
 
 

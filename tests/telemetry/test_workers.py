@@ -10,7 +10,7 @@ from tests.support.cluster import Installation
 from tests.support.collector import Collector, attributes, collecting
 from tests.support.wait import wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 PER_RUN = ("run", "prepare", "mutate", "world.apply", "next")
 
 
