@@ -214,6 +214,9 @@ def silence() -> Iterator[int]:
     """A port that takes calls and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
+    for thread in threading.enumerate():  # whoever called hears now that nobody answers, and says so in the log
+        if thread.name == "pipeline-gauges":
+            thread.join(30)
 
 
 def test_a_database_that_is_away_or_says_nothing_keeps_nobody_waiting(silence: int) -> None:
