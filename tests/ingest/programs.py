@@ -17,7 +17,7 @@ from tests.ingest.streams import STALE, Place
 from tests.support.wait import wait_for
 
 PIPELINE = (Path(sys.executable).parent / "pipeline",)
-#: The same program, whose batches wait for a lock until they get it. Its own five seconds may pass unseen.
+#: The same program, which waits for locks and for a busy Redis until it gets them. Five seconds may pass unseen.
 PATIENT = (
     sys.executable,
     "-c",
@@ -25,6 +25,8 @@ PATIENT = (
 from datetime import timedelta
 from functools import partial
 from pipeline.cli import ingest, main
+from pipeline.ingest import client
+client.ROOM = 60.0
 ingest.Bridge = partial(ingest.Bridge, lock_wait=timedelta(hours=1))
 main.main()
 """,
@@ -69,7 +71,7 @@ class Programs:
     program: tuple[str | Path, ...] = PIPELINE
 
     def patient(self) -> "Programs":
-        """The same, for programs that wait for locks as long as it takes."""
+        """The same, for programs that wait for their servers as long as it takes."""
         return replace(self, program=PATIENT)
 
     def ingest(self, *options: str, url: str | None = None, **environ: str) -> Program:

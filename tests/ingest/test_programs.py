@@ -109,7 +109,7 @@ def test_a_signal_in_the_middle_of_the_work_ends_it_in_order_with_nothing_left_i
     run: Programs, place: Place, db: Database, number: int
 ) -> None:
     place.add(*({"n": n} for n in range(2000)))
-    program = run.ingest("--batch", "20")
+    program = run.patient().ingest("--batch", "20")
     wait_until_published(db, 100)
     assert program.stop(number) == 0, program.said
     count = len(published(db))
@@ -222,7 +222,7 @@ def test_q18_three_processes_share_thousands_of_messages_and_each_event_is_there
     count = int(os.environ.get("TEST_INGEST_MESSAGES", "8000"))
     url = f"{place.url}?client_name={place.stream}"
     options = ("--batch", "100", "--block-ms", "3000")
-    three = [run.ingest(*options, "--consumer", f"c{n}", url=url) for n in range(3)]
+    three = [run.patient().ingest(*options, "--consumer", f"c{n}", url=url) for n in range(3)]
     for program in three:
         program.wait_until_reading()
     wait_for(lambda: blocked(place) == 3, within=60)  # whoever waits is given one of the first entries
