@@ -178,7 +178,7 @@ def test_an_event_that_was_consumed_already_cannot_be_reserved_again(db: Databas
         kept.extend(ctx.peek(shop.orders, limit=1))
         return PrepareResult(reserve=kept[:1], data={"n": 0})
 
-    shop = Shop(prepare=prepare)
+    shop = Shop(prepare=prepare, failures=PATIENT)
     run = shop.started(db, 2)
     run.run()
     first, refused = run.runs()
