@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,7 +80,8 @@ def stop(home: Path) -> bool:
     found = status(home)
     if found is None:
         return False
-    os.kill(found.supervisor_pid, signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it was about to end by itself
+        os.kill(found.supervisor_pid, signal.SIGTERM)
     if not wait_until(lambda: not locks.is_held(home / "supervisor.lock"), within=STOP_WITHIN):
         raise ServersError(f"the supervisor of {home} (process {found.supervisor_pid}) does not stop")
     return True

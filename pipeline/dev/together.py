@@ -144,9 +144,9 @@ class Together:
 
     def _stop(self) -> None:
         """Ask all to stop, wait for what they have in hand, and end what does not come to an end."""
+        patience = self._asked  # before it is said that asking again ends everything
         if any(each.process.poll() is None for each in self._running):
             self._say("", "Stopping: what is in hand is finished first. Ctrl-C again ends everything at once.")
-        patience = self._asked
         for each in self._running:
             each.ask_to_stop()
         processes.wait_until(lambda: self._are_gone() or self._asked > patience, within=STOP_WITHIN)

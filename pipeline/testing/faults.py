@@ -135,9 +135,8 @@ class FaultyProxy:
         """Forget the script, accept connections, end what is held. A late commit takes its client for gone."""
         with self._lock:
             self._plans.clear()
-            lines = [line for line in self._lines if line.held]
-        for line in lines:
-            line.let_go.set()
+            for line in self._lines:
+                line.let_go.set()
         self._accept()
 
     def close(self) -> None:
@@ -151,10 +150,11 @@ class FaultyProxy:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def plan(self, data: bytes, at: float) -> tuple[Seen, _Plan | None]:
+    def plan(self, line: "_Line", data: bytes, at: float) -> tuple[Seen, _Plan | None]:
         """Write a request down, and take what is to be done with it from the script. Called by the lines."""
         carries = self.carries(data)
         with self._lock:
+            line.let_go.clear()  # what was released so far, a fault of the script from here on is not
             fits = bool(self._plans) and (carries or self._plans[0].any_request)
             plan = self._plans.popleft() if fits else None
             seen = Seen(at=at, data=data, carries=carries, fault=plan.fault if plan else Fault.PASSES)
@@ -201,7 +201,7 @@ class _Line(threading.Thread):
         super().__init__(name="faulty-line", daemon=True)
         self.proxy, self.client = proxy, client
         self.server: socket.socket | None = None
-        self.cut, self.let_go, self.held = threading.Event(), threading.Event(), False
+        self.cut, self.let_go = threading.Event(), threading.Event()
         self._answered = threading.Event()
         self._drops = False  #: what the server says is kept from the client
         self._pause = self._drip = 0.0
@@ -237,7 +237,7 @@ class _Line(threading.Thread):
         while not self._client_gone:
             data, at = self._request()
             if data:
-                seen, plan = self.proxy.plan(data, at)
+                seen, plan = self.proxy.plan(self, data, at)
                 try:
                     self._act(data, seen.fault, plan)
                 finally:
@@ -273,7 +273,6 @@ class _Line(threading.Thread):
         """The faults of requests that reach the server."""
         self._drops = plan.fault not in (Fault.ANSWERS_LATE, Fault.DRIPS)
         self._drip = plan.delay if plan.fault is Fault.DRIPS else 0.0
-        self.held = plan.fault is Fault.DRIPS
         self._pause = plan.delay if plan.fault is Fault.ANSWERS_LATE else 0.0
         if plan.fault is Fault.COMMITS_LATE:
             self._hold()
@@ -321,7 +320,6 @@ class _Line(threading.Thread):
 
     def _hold(self) -> None:
         """Keep the client waiting until it goes, or is let go. What else it sends is kept from the server."""
-        self.held = True
         while not (self._client_gone or self.let_go.is_set()):
             self._client_gone = self._piece() == b""
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from pipeline.connectors.sdk import Call
+from pipeline.testing import faults
 from pipeline.testing.faults import Fault, FaultyProxy, http_request, postgres_messages, whole_lines
 from tests.conformance.world import AnswerError, World, get, post
 from tests.support.wait import wait_for
@@ -122,9 +123,28 @@ def test_a_late_commit_arrives_on_release_though_its_client_keeps_the_line(world
     proxy.will(Fault.COMMITS_LATE, delay=timedelta(0))
     with socket.create_connection((proxy.host, proxy.port), 30) as line:
         line.sendall(b"POST /plain HTTP/1.1\r\nHost: h\r\nIdempotency-Key: kept\r\nContent-Length: 0\r\n\r\n")
-        wait_for(lambda: [each.held for each in proxy._lines] == [True])
+        wait_for(lambda: proxy.seen)
         assert world.effects("kept") == 0
         proxy.release()
+        wait_for(lambda: world.effects("kept") == 1)
+
+
+def test_a_request_that_has_only_just_met_its_fault_is_released_too(
+    world: World, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, hold = threading.Event(), faults._Line._hold
+
+    def held_later(line: faults._Line) -> None:
+        released.wait(30)
+        hold(line)
+
+    monkeypatch.setattr(faults._Line, "_hold", held_later)
+    proxy.will(Fault.COMMITS_LATE, delay=timedelta(0))
+    with socket.create_connection((proxy.host, proxy.port), 30) as line:
+        line.sendall(b"POST /plain HTTP/1.1\r\nHost: h\r\nIdempotency-Key: kept\r\nContent-Length: 0\r\n\r\n")
+        wait_for(lambda: proxy.seen)
+        proxy.release()
+        released.set()
         wait_for(lambda: world.effects("kept") == 1)
 
 

@@ -182,6 +182,16 @@ def test_stop_ends_the_servers_even_while_they_are_used(home: Path, environ: dic
         assert not servers.stop(home)
 
 
+def test_servers_that_end_by_themselves_while_they_are_stopped_are_stopped(
+    home: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with servers.running(home, environ):
+        found = servers.status(home)
+        servers.stop(home)
+        monkeypatch.setattr(servers, "status", lambda _: found)  # what it saw the moment before
+        assert servers.stop(home)
+
+
 def test_urls_in_the_environment_win_and_nothing_is_started(new_home: Path, environ: dict[str, str]) -> None:
     given = {"PIPELINE_DATABASE_URL": "postgresql://there/db", "PIPELINE_BROKER_URL": "redis://there"}
     with servers.running(new_home, environ | given) as found:

@@ -13,7 +13,7 @@ from pipeline.testing.scripted import Does, scripted
 from tests.support.handlers import Shop
 
 SEND = ("mail", "send")
-TOUCHY = BreakerPolicy(at_least=3, window=timedelta(minutes=10))
+TOUCHY = BreakerPolicy(at_least=3, window=timedelta(minutes=10), probe_every=timedelta(minutes=5))
 _EARLIER = (
     "CAST(lpad(to_hex(('x' || translate(left(CAST({id} AS text), 13), '-', ''))::bit(48)::bigint - 3600000), 12, '0')"
     " || substr(replace(CAST({id} AS text), '-', ''), 13) AS uuid)"
