@@ -113,10 +113,13 @@ class AsyncStreamSource:
 
 
 def longest_life(policy: ConsumerPolicy) -> float:
-    """Seconds from a fetch until the last item of its batch is settled, at worst; infinite where nothing bounds it."""
+    """Seconds from a fetch until the last item of its batch is settled, at worst; infinite where nothing bounds it.
+
+    The time of an item does not cut a success handler that has begun: one attempt may run on beyond it.
+    """
     steps, loop = policy.steps, policy.loop
     working = _budget(steps.process.retry) + _budget(steps.success.retry)
-    limit = math.inf if loop.transaction_timeout is None else loop.transaction_timeout
+    limit = _or_for_ever(loop.transaction_timeout) + _or_for_ever(steps.success.retry.timeout)
     one = min(working, limit) + _budget(steps.exception.retry)
     return one * math.ceil(loop.batch.size / loop.concurrency.value)
 
@@ -127,8 +130,8 @@ def require_room_to_live(queue: RedisStreamsQueue, policy: ConsumerPolicy, *, is
     if math.isinf(life):
         if is_bounded:
             raise InvalidInputError(
-                "Nothing bounds how long an item may take, so none can be told to be left behind; expected "
-                "loop.transaction_timeout, or timeouts for process and success, and a timeout for exception."
+                "Nothing bounds how long an item may take, so none can be told to be left behind; expected timeouts "
+                "for success and exception, and loop.transaction_timeout or a timeout for process."
             )
     elif idle < life + MARGIN:
         raise InvalidInputError(
@@ -156,6 +159,10 @@ def _require_room_to_fetch(queue: RedisStreamsQueue, policy: ConsumerPolicy) -> 
             f"The fetch step is given {timeout:g} s and a read waits {block:g} s; expected a longer timeout, since "
             "what a fetch brings after it was given up is delivered to nobody."
         )
+
+
+def _or_for_ever(timeout: float | None) -> float:
+    return math.inf if timeout is None else timeout
 
 
 def _budget(retry: RetryPolicy) -> float:

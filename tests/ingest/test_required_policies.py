@@ -15,6 +15,7 @@ from pipeline.engine.policies import (
     ExceptionPolicy,
     FetchPolicy,
     RetryPolicy,
+    SuccessPolicy,
 )
 from pipeline.engine.transactions import Transaction
 from pipeline.ingest.source import AsyncStreamSource, StreamSource
@@ -27,7 +28,8 @@ def a_policy(*, size: int = 1, limit: float | None = 60, fetch: float | None = N
         loop=ConsumerLoopPolicy(batch=BatchPolicy(size=size), transaction_timeout=limit),
         steps=ConsumerSteps(
             fetch=FetchPolicy(retry=RetryPolicy(timeout=fetch)),
-            exception=ExceptionPolicy(retry=RetryPolicy(timeout=60)),
+            success=SuccessPolicy(retry=RetryPolicy(timeout=30)),
+            exception=ExceptionPolicy(retry=RetryPolicy(timeout=30)),
         ),
     )
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from pipeline.domain.errors import InvalidInputError
+from pipeline.engine.attempts import Pause
 from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.engine.errors import FetchException
+from pipeline.engine.items import Item, lived
 from pipeline.engine.policies import (
     BatchPolicy,
     ConcurrencyPolicy,
@@ -22,6 +24,7 @@ from pipeline.engine.policies import (
     RetryPolicy,
     SuccessPolicy,
 )
+from pipeline.engine.steps import Ended
 from pipeline.engine.transactions import Transaction
 from pipeline.ingest.errors import PoisonError
 from pipeline.ingest.queue import RedisStreamsQueue
@@ -54,9 +57,10 @@ def a_policy(
 
 
 ONE_SECOND = RetryPolicy(timeout=1)
-BOUNDED = a_policy(limit=2, exception=ONE_SECOND)  # five rounds of two items, three seconds each
+THRICE = RetryPolicy(max_attempts=3, timeout=1, backoff=2, backoff_multiplier=2)
+BOUNDED = a_policy(limit=1, success=ONE_SECOND, exception=ONE_SECOND)  # five rounds of two items, three seconds each
 #: For tests that work on items: a limit that no honest work meets, and an idle time beyond what follows from it.
-ROOMY = a_policy(limit=60, exception=RetryPolicy(timeout=60))
+ROOMY = a_policy(limit=60, success=RetryPolicy(timeout=60), exception=RetryPolicy(timeout=60))
 AGES = 3_600_000  # milliseconds
 
 
@@ -187,21 +191,60 @@ def test_a_fetch_takes_no_arguments_but_how_long_to_wait(place: Place) -> None:
     [
         (a_policy(), math.inf),
         (a_policy(limit=2), math.inf),
+        (a_policy(limit=2, exception=ONE_SECOND), math.inf),  # a success handler that begins in time may take for ever
+        (a_policy(process=ONE_SECOND, limit=2, exception=ONE_SECOND), math.inf),
+        (a_policy(limit=2, success=ONE_SECOND), math.inf),
         (BOUNDED, 15),
-        (a_policy(size=1, limit=2, exception=ONE_SECOND), 3),
-        (a_policy(size=3, limit=2, exception=ONE_SECOND), 6),
+        (a_policy(size=1, limit=2, success=ONE_SECOND, exception=ONE_SECOND), 4),
+        (a_policy(size=3, limit=2, success=ONE_SECOND, exception=ONE_SECOND), 8),
         (a_policy(size=1, process=ONE_SECOND, success=ONE_SECOND, exception=ONE_SECOND), 3),
-        (a_policy(size=1, limit=1, process=ONE_SECOND, success=ONE_SECOND, exception=ONE_SECOND), 2),
-        (
-            a_policy(
-                size=1, limit=9, exception=RetryPolicy(max_attempts=3, timeout=1, backoff=2, backoff_multiplier=2)
-            ),
-            9 + 3 + 2 + 4,
-        ),
+        (a_policy(size=1, limit=1, process=ONE_SECOND, success=ONE_SECOND, exception=ONE_SECOND), 3),
+        (a_policy(size=1, limit=9, success=THRICE, exception=THRICE), (9 + 1) + (3 + 2 + 4)),
+        (a_policy(size=1, limit=99, process=THRICE, success=THRICE, exception=THRICE), 3 * (3 + 2 + 4)),
     ],
 )
 def test_the_longest_life_of_an_item_follows_from_the_policy(policy: ConsumerPolicy, seconds: float) -> None:
     assert longest_life(policy) == seconds
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("limit", [0.5, 1, 2, 3.5, 9, None])
+@pytest.mark.parametrize("retry", [ONE_SECOND, THRICE])
+def test_no_item_lives_longer_than_the_longest_life_however_its_code_dawdles(
+    retry: RetryPolicy, limit: float | None, late: bool
+) -> None:
+    policy = a_policy(size=1, value=1, limit=limit, process=retry, success=retry, exception=retry)
+    lives = [dawdled(policy, too_late_first=first, is_late=late) for first in range(retry.max_attempts + 1)]
+    assert max(lives) <= longest_life(policy)
+    is_tight = late and retry.max_attempts == 1  # pauses that are cut make the others live less
+    assert not is_tight or max(lives) > longest_life(policy) - 0.1, "and one lives almost as long"
+
+
+def dawdled(policy: ConsumerPolicy, *, too_late_first: int, is_late: bool) -> float:
+    """Live an item by hand, with a clock that moves only while code runs or rests, and say how long it took.
+
+    So many attempts at processing are too late, the next returns at the last moment; handlers are all too late,
+    or return at the last moment.
+    """
+    now, calls = 0.0, 0
+    hooks: Any = Task()._hooks(policy, lambda _: None)
+    hooks.host.clock = lambda: now
+    item = Item(Transaction(transaction_id="x", created_at=datetime(2026, 1, 1, tzinfo=UTC)), hooks.in_flight)
+    assert hooks.in_flight.take("x", lambda: None)
+    living, answer = lived(hooks, item), None
+    try:
+        while True:
+            request = living.send(answer)
+            if isinstance(request, Pause):
+                now, answer = now + request.seconds, None
+                continue
+            calls += 1
+            is_processing = request.args == (item.transaction,)
+            is_slow = calls <= too_late_first if is_processing else is_late
+            now += request.limit - (0 if is_slow else 2**-10)
+            answer = Ended(is_late=is_slow)
+    except StopIteration:
+        return now
 
 
 @pytest.mark.parametrize("recovers", [False, True])
@@ -215,6 +258,13 @@ def test_items_that_may_take_for_ever_can_be_read_and_never_recovered(place: Pla
     StreamSource(a_queue(place), a_policy())
     with pytest.raises(InvalidInputError, match="Nothing bounds how long"):
         StreamSource(a_queue(place, claim_idle_ms=10**9), a_policy(limit=5), recovers=True)
+
+
+def test_a_success_handler_without_a_timeout_of_its_own_cannot_be_recovered_from(place: Place) -> None:
+    queue = a_queue(place, claim_idle_ms=10**9)
+    with pytest.raises(InvalidInputError, match="expected timeouts for success and exception, and "):
+        StreamSource(queue, a_policy(limit=1, process=ONE_SECOND, exception=ONE_SECOND), recovers=True)
+    StreamSource(queue, a_policy(limit=1, success=ONE_SECOND, exception=ONE_SECOND), recovers=True)
 
 
 def test_a_fetch_that_would_be_given_up_before_its_read_returns_is_refused(place: Place) -> None:
