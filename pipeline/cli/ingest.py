@@ -83,6 +83,7 @@ def ingest(  # noqa: PLR0913 - options of a command
 ) -> None:
     """Publish new entries of a stream until SIGTERM or SIGINT. Entries go stale if it dies: see recover."""
     if context.invoked_subcommand is not None:
+        _require_behind(context, context.invoked_subcommand)
         return
     route = _route(workflow, topic, message_id_field, key_field, topic_field)
     stop = Stop()
@@ -155,6 +156,17 @@ def park(
         queue = _queue(redis, stream, group, "")
         for entry in entries:
             typer.echo(f"{entry}: parked as {parking.park(queue, entry, to=to, reason=reason)}")
+
+
+def _require_behind(context: typer.Context, command: str) -> None:
+    """Refuse what was written before another command: it has options of its own, and would never see these."""
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name and getattr(context.get_parameter_source(option.name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise InvalidInputError(f"Options before {command} would not count: {', '.join(given)}; expected behind it.")
 
 
 def _route(workflow: str, topic: str, message_id: str | None, key: str | None, topic_field: str | None) -> Route:

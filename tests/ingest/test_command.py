@@ -7,11 +7,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
+from typer.main import get_command
 
-from pipeline.cli.main import main
+from pipeline.cli.main import application, main
 from pipeline.config import EXIT_AGAIN
 from pipeline.ingest.bridge import Bridge
 from pipeline.store.database import Database
@@ -78,6 +80,35 @@ def test_what_cannot_be_started_is_said_in_a_sentence_with_an_exit_code(
     place.raw.delete("s")
     assert (found, words in said) == (code, True), said
     assert "pw9" not in said
+
+
+@pytest.mark.parametrize("what", ["recover", "backlog", "park"])
+def test_an_option_written_before_what_it_is_for_is_refused_and_not_forgotten(
+    command: Command, place: Place, what: str
+) -> None:
+    place.queue()
+    place.add({"id": "order:1"})
+    place.queue("dead").read()
+    early = ("--message-id-field", "id", "--redis", "redis://nowhere:1/0", "--batch=100")
+    code, said = command(*early, what, "--stream", place.stream)
+    assert code == 2
+    assert f"Options before {what} would not count: --redis, --batch, --message-id-field; expected behind it." in said
+    assert len(place.pending()) == 1
+
+
+def test_no_other_command_with_commands_below_it_has_options_that_could_be_forgotten() -> None:
+    root: Any = get_command(application())
+    groups = {name: found for name, found in root.commands.items() if hasattr(found, "commands")}
+    assert {"db", "ingest", "quarantine", "refused"} <= set(groups)
+    assert [name for name, found in groups.items() if found.params] == ["ingest"]
+
+
+def test_a_redis_that_the_environment_names_is_no_option_written_in_the_wrong_place(
+    command: Command, place: Place
+) -> None:
+    place.queue()
+    code, said = command("backlog", "--stream", place.stream, "--group", "workers")
+    assert (code, "0 in the stream" in said) == (0, True), said
 
 
 def test_a_look_at_a_stream_that_is_not_there_does_not_make_one(command: Command, place: Place) -> None:
