@@ -108,6 +108,7 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     by: shown.By = "",
     workflow: shown.Workflow = None,
     operation: Operation = None,
+    recent: shown.Recent = 1_000_000,
     yes: shown.Yes = False,
     as_json: shown.AsJson = False,
 ) -> None:
@@ -115,10 +116,16 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     bell = shown.Bell()
     desk = _desk(context, bell)
     _check_workflow(desk, workflow)
-    asked, is_more = lists.first(desk.asked_by(to, _filter(workflow, operation), limit=_MOST + 1), _MOST)
+    asked, is_more = lists.first(desk.asked_by(to, _filter(workflow, operation), limit=_MOST + 1, recent=recent), _MOST)
     found = exports.preview(asked, exports.read(export), column, complete=complete)
     if not as_json:
         _say(found)
+    if any(item.is_beyond for item in asked):
+        typer.echo(
+            f"The ledger reaches further back than its newest {recent} rows. An older one may have the same {to}, so "
+            f"nothing is answered by it: look further with --recent, or match by {KEY}.",
+            err=True,
+        )
     who = replace(shown.person(by, reason), evidence={"export": export.name, "column": column, "complete": complete})
     _give(desk, list(found.given), who, (yes, as_json, is_more))
     shown.say("" if as_json else bell.words())

@@ -5,7 +5,8 @@ of its own, with who and why in the audit; what moved on meanwhile is refused an
 Many at once are previewed first: an ``Import`` or a filter shows what it would do before it does it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -25,6 +26,9 @@ from pipeline.store.database import Database, Transaction
 from pipeline.telemetry import spans
 
 KEY = "idempotency_key"
+
+_PAGE = 10_000  #: rows of the ledger looked at in one transaction
+_BEHIND_ALL = UUID(int=2**128 - 1)
 
 
 class Answer(StrEnum):
@@ -96,7 +100,8 @@ class Matched:
 
     value: str
     question: Question
-    is_shared: bool = False  #: something that has happened already is known by the same
+    is_shared: bool = False  #: something else that may have happened is known by the same, or that cannot be ruled out
+    is_beyond: bool = False  #: the ledger reaches further back than was looked
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,22 +144,32 @@ class Desk:
             rows = ledger.questions(tx, statuses=only.statuses, ids=ids, limit=limit)
         return [self._question(row) for row in reversed(rows)]
 
-    def asked_by(self, to: str, only: Filter | None = None, *, limit: int = 10_000) -> list[Matched]:
+    def asked_by(
+        self, to: str, only: Filter | None = None, *, limit: int = 10_000, recent: int = 1_000_000
+    ) -> list[Matched]:
         """Questions by what a provider's records may know them by: ``idempotency_key`` or ``params.<name>``.
 
-        A parameter may be shared with a mutation that has happened already; its row would answer for the wrong one.
+        A parameter may be shared with another mutation, whose row would answer for the wrong one. It is looked for
+        among the newest ``recent`` rows of the ledger; where that is not all of it, every question counts as shared.
         """
         name = to.removeprefix("params.")
         if to != KEY and (name == to or not name):
             raise InvalidInputError(f"Questions cannot be matched by {to!r}; expected {KEY!r} or 'params.<name>'.")
         given = only or Filter()
-        rows = [(_known_by(row, to, name), row) for row in self._rows(given, limit)]
-        applied = self._rows(replace(given, statuses=(MutationStatus.APPLIED,)), limit) if to != KEY else ()
-        done = {_known_by(row, to, name) for row in applied}
+        rows = [(row, value) for row in self._rows(given, limit) if (value := _known_by(row, to, name)) is not None]
+        shared = {value for value, count in Counter(value for _, value in rows).items() if count > 1}
+        is_beyond = False
+        if rows and to != KEY:
+            others, is_beyond = self._others(name, given.connector, {row.id: value for row, value in rows}, recent)
+            shared |= others
         return [
-            Matched(value=value, question=self._question(row), is_shared=value in done)
-            for value, row in rows
-            if value is not None
+            Matched(
+                value=value,
+                question=self._question(row),
+                is_shared=is_beyond or value in shared,
+                is_beyond=is_beyond,
+            )
+            for row, value in rows
         ]
 
     def approvals(self, workflow: str | None = None, *, limit: int = 100) -> list[Question]:
@@ -241,6 +256,25 @@ class Desk:
                 older_than=only.older_than,
             )
 
+    def _others(
+        self, name: str, connector: str | None, asked: Mapping[UUID, str], recent: int
+    ) -> tuple[set[str], bool]:
+        """Which values others that may have happened have as well, and whether the ledger holds more rows than these.
+
+        Whatever the questions were chosen by: a provider's records know nothing of workflows and operations.
+        """
+        values, found = set(asked.values()), set[str]()
+        below, left = _BEHIND_ALL, recent + 1
+        while left:
+            limit = min(left, _PAGE)
+            with self.db.transaction() as tx:
+                page = ledger.known_by(tx, name, connector=connector, below=below, limit=limit)
+            found |= values & {_plain(row.value) for row in page if row.value is not None and row.id not in asked}
+            if len(page) < limit:
+                return found, False
+            below, left = page[-1].id, left - limit
+        return found, True
+
     def _check(self, answer: Answer, by: Person, result: Any) -> None:
         if not by.reason:
             raise InvalidInputError(f"{by.name} gave no reason; expected one, for whoever reads the audit later.")
@@ -275,7 +309,11 @@ class Desk:
 
 def _known_by(row: Row[Any], to: str, name: str) -> str | None:
     value = row.idempotency_key if to == KEY else (row.params or {}).get(name)
-    return None if value is None else str(value).strip()
+    return None if value is None else _plain(value)
+
+
+def _plain(value: Any) -> str:
+    return str(value).strip()
 
 
 def _settle(tx: Transaction, mutation_id: MutationId, answer: Answer, by: Person, result: Any) -> Row[Any]:

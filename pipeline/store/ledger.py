@@ -59,6 +59,15 @@ WHERE m.status = ANY(CAST(:statuses AS text[]))
 ORDER BY m.id LIMIT :limit
 """)
 
+#: What else may be meant by a provider's row: no index knows parameters, so page by page, newest first. What was
+#: refused or looked for in vain did not happen; what surfaced did, and what a person went on without may have.
+_KNOWN_BY = text("""
+SELECT m.id, CASE WHEN (m.status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')
+    OR m.surfaced_at IS NOT NULL OR (m.resolved_by = 'person_skip' AND m.sent_at IS NOT NULL))
+  AND (CAST(:connector AS text) IS NULL OR m.connector = :connector) THEN m.params -> :name END AS value
+FROM pipeline.mutations m WHERE m.id < :below ORDER BY m.id DESC LIMIT :limit
+""")
+
 #: Which run did what a run that was settled as failed had set out to do: the other side of an alarm.
 _INSTEAD = text("""
 SELECT o.id AS run_id, o.mutation_id, o.status, m.status AS mutation_status FROM pipeline.runs r
@@ -91,6 +100,11 @@ def operations(tx: Transaction, *, recent: int) -> list[tuple[str, str]]:
 def instead(tx: Transaction, run_id: UUID) -> Row[Any] | None:
     """The run that now owns the inputs of this one, which may be itself."""
     return tx.first(_INSTEAD, run_id=run_id)
+
+
+def known_by(tx: Transaction, name: str, *, connector: str | None, below: UUID, limit: int) -> Rows:
+    """The ledger below an id, newest first: each with this parameter, or None where nothing can have happened."""
+    return tx.all(_KNOWN_BY, name=name, connector=connector, below=below, limit=limit)
 
 
 def questions(

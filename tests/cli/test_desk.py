@@ -72,6 +72,19 @@ def test_an_export_settles_what_it_lists(run: Inline, pipeline: Pipeline, tmp_pa
     _settle(run)
 
 
+def test_an_export_answers_nothing_where_older_rows_of_the_ledger_were_not_looked_at(
+    run: Inline, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    export = tmp_path / "sent.csv"
+    export.write_text("recipient\nada@example.org\n")
+    given = ("resolve-from", str(export), "--column", "recipient", "--to", "params.to", "-m", "the provider's list")
+    done = pipeline(*given, "--recent", "2", "--yes")
+    assert "0 answered, 0 not in the file, 3 ambiguous" in done.out
+    assert "The ledger reaches further back than its newest 2 rows" in done.err
+    assert len(listed(pipeline)) == 3
+    _settle(run)
+
+
 def test_connectors_are_listed_with_their_grades(pipeline: Pipeline) -> None:
     done = pipeline("connectors", "--json")
     assert [(row["operation"], row["grade"]) for row in done.json] == [("folders", "read"), ("send", "C")]

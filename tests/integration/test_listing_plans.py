@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import TextClause, text
@@ -76,6 +77,14 @@ LOOKS: Mapping[str, Asked] = {
     "approvals": (listings._APPROVALS, lambda _: {"workflow": None, "limit": 100}),
     "surfaced": (listings._SURFACED, lambda _: {"limit": 100}),
     "operations": (ledger._OPERATIONS, lambda _: {"recent": RECENT}),
+    "newest known by": (
+        ledger._KNOWN_BY,
+        lambda _: {"name": "to", "connector": "mail", "below": UUID(int=2**128 - 1), "limit": RECENT},
+    ),
+    "oldest known by": (
+        ledger._KNOWN_BY,
+        lambda crowd: {"name": "to", "connector": None, "below": some(crowd, "mutations")[-1], "limit": RECENT},
+    ),
     "questions": (
         ledger._QUESTIONS,
         lambda _: {
