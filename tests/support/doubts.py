@@ -6,7 +6,7 @@ from typing import Any
 from pipeline import Backoff, ReconcilePolicy
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import scripted
-from tests.support.handlers import Shop
+from tests.support.handlers import UNHURRIED, Shop
 
 STEADY = ReconcilePolicy(backoff=Backoff(base=timedelta(seconds=10), cap=timedelta(minutes=10), jitter=0))
 
@@ -14,7 +14,7 @@ STEADY = ReconcilePolicy(backoff=Backoff(base=timedelta(seconds=10), cap=timedel
 def a_shop(**bounds: Any) -> Shop:
     """A shop whose mail keeps to the usual policy, without chance in its pauses."""
     shop = Shop()
-    shop.mail = scripted("mail", mutations=("send",), **{"policy": STEADY, **bounds})
+    shop.mail = scripted("mail", mutations=("send",), **{"policy": STEADY, "timeout": UNHURRIED, **bounds})
     return shop
 
 

@@ -1,6 +1,7 @@
 """Workflows for tests of the runtime: a consumer put together from functions, each with a sensible default."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from pipeline import PrepareResult, Topic, Workflow
@@ -11,6 +12,8 @@ from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Scripted, scripted
 
 Handler = Callable[..., Any]
+#: For calls that are to begin and end in time, though the machine stands still meanwhile.
+UNHURRIED = timedelta(seconds=25)
 
 
 def take_one(ctx: Any, topic: Topic) -> PrepareResult:
@@ -37,7 +40,9 @@ class Shop:
         self.orders = self.workflow.topic("orders")
         self.receipts = self.workflow.topic("receipts")
         self.elsewhere = self.workflow.topic("elsewhere")
-        self.mail: Scripted = scripted("mail", mutations=("send", "cancel"), reads={"find": lambda n: {"n": n}})
+        self.mail: Scripted = scripted(
+            "mail", mutations=("send", "cancel"), reads={"find": lambda n: {"n": n}}, timeout=UNHURRIED
+        )
         members = {
             "prepare": _method(prepare or (lambda ctx, _: take_one(ctx, self.orders))),
             "mutate": _method(mutate or (lambda ctx, prepared: ctx.mail.send(n=prepared.data["n"]))),
