@@ -150,9 +150,9 @@ def postpone(
     tx.run(store.POSTPONE, id=mutation_id, after=after, until_quiet=until_quiet)
 
 
-def watch(tx: Transaction, mutation_id: MutationId, pause: timedelta) -> Row[Any] | None:
+def watch(tx: Transaction, mutation_id: MutationId, pause: timedelta, *, counts: bool = True) -> Row[Any] | None:
     """Take the look that is due at a mutation settled on weak evidence, and book another in case it tells nothing."""
-    return tx.first(store.WATCH, id=mutation_id, pause=pause)
+    return tx.first(store.WATCH, id=mutation_id, pause=pause, counts=counts)
 
 
 def watched(tx: Transaction, mutation_id: MutationId, following: timedelta | None) -> None:

@@ -2,16 +2,16 @@
 
 A look at a mutation in doubt may settle it. A look at one that was settled on weak evidence only
 keeps watch: what surfaces late is not undone, people are told. The next look is booked before this
-one begins, so a look that takes its worker down has already been counted.
+one begins, so a look that takes its worker down has already been counted, and cannot be taken for ever.
 """
 
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Row
@@ -91,22 +91,38 @@ class Reconciler:
         if row.status == MutationStatus.NEEDS_RECONCILE:
             looks.leave(tx, row, why)
         else:
-            mutations.watch(tx, MutationId(row.id), _WATCH_AGAIN)
+            mutations.watch(tx, MutationId(row.id), _WATCH_AGAIN, counts=False)
 
     def _reconcile(self, row: Row[Any], operation: Operation[Any] | None) -> int:
         mutation_id = MutationId(row.id)
         if operation is None or operation.look is None:
             self._escalate(mutation_id, "the connector that could tell is gone from the code")
             return 0
-        delay = operation.policy.backoff.delay(row.reconcile_attempts + 1, chance=self.chance())
+        if row.reconcile_attempts >= operation.policy.max_attempts:
+            self._give_up(row)
+            return 0
         with self.db.transaction() as tx:
-            booked = mutations.book(tx, [(mutation_id, row.reconcile_attempts, delay)])
+            booked = mutations.book(tx, [(mutation_id, row.reconcile_attempts, self._delay(row, operation))])
         for each in booked:
             with self._seen(row, each.reconcile_attempts) as note:
                 verdict = self._ask(each, operation)
                 _tell(note, each, verdict)
                 self._settle(each, operation, verdict)
         return len(booked)
+
+    def _delay(self, row: Row[Any], operation: Operation[Any]) -> timedelta:
+        """How long until the look after this one. The last of the budget has time to end before it is missed."""
+        policy, number = operation.policy, row.reconcile_attempts + 1
+        delay = policy.backoff.delay(number, chance=self.chance())
+        return delay if number < policy.max_attempts else max(delay, policy.immediate_timeout * 2)
+
+    def _give_up(self, row: Row[Any]) -> None:
+        """Ask a person, when the last look of the budget should have ended long ago."""
+        with self.db.transaction() as tx:
+            if row.next_reconcile_at > tx.clock():
+                return  # it may still be under way
+        words = f"asked {row.reconcile_attempts} times without an answer; the last look may have taken its worker down"
+        self._escalate(MutationId(row.id), words)
 
     def _watch(self, row: Row[Any], operation: Operation[Any] | None) -> int:
         """Look for what should not be there. A look that tells nothing is taken again, until its time is over."""
@@ -119,6 +135,9 @@ class Reconciler:
             if operation is None or operation.look is None:
                 looks.unwatch(tx, row, f"{row.connector}.{row.operation} is gone from the code, or can look no more")
                 return 0
+            if row.watched >= len(watch) + operation.policy.max_attempts:
+                looks.unwatch(tx, row, f"{row.watched} looks were begun, and the last of them did not come back")
+                return 0
             is_over = tx.clock() - row.resolved_at > max(watch, default=_NO_TIME) * 2
         with self._seen(row, row.watched + 1) as note:
             verdict = self._ask(booked, operation)
@@ -128,7 +147,9 @@ class Reconciler:
                 result = storable(verdict.result, self.limits, f"{row.connector}.{row.operation}")
                 mutations.surface(tx, mutation_id, result, WATCH)
             elif isinstance(verdict, NotFound) or is_over:
-                mutations.watched(tx, mutation_id, _following(operation, row.watched))
+                mutations.watched(tx, mutation_id, _following(watch, row, tx.clock()))
+            else:
+                looks.untold(tx, mutation_id)
         return 1
 
     def _seen(self, row: Row[Any], number: int) -> AbstractContextManager[Callable[[str, Any], None]]:
@@ -204,7 +225,8 @@ def _tell(note: Callable[[str, Any], None], row: Row[Any], verdict: Any) -> None
         metrics.note("pipeline.reconcile.looks", about)
 
 
-def _following(operation: Operation[Any], watched: int) -> timedelta | None:
-    """How long until the look after this one; None when its spans are over."""
-    spans = operation.policy.watch
-    return spans[watched + 1] - spans[watched] if watched + 1 < len(spans) else None
+def _following(spans: Sequence[timedelta], row: Row[Any], now: datetime) -> timedelta | None:
+    """How long until the look after this one; None when its spans are over. Looks that died do not use spans up."""
+    passed = sum(row.resolved_at + span <= now for span in spans)
+    place = min(row.watched, max(passed - 1, 0))
+    return spans[place + 1] - spans[place] if place + 1 < len(spans) else None

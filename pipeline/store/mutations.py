@@ -184,25 +184,34 @@ WHERE m.id = due.id AND x.mutation_id = m.id
 RETURNING m.*, pipeline.clock() AS asked_at
 """)
 
-#: Not before the outside system wants to be asked, and when absence was found, not before it proves something.
+#: Not before the outside system wants to be asked, and when absence was found, not before it proves something:
+#: a look that came too early for that is not counted.
 POSTPONE = text("""
 UPDATE pipeline.mutations
-SET next_reconcile_at = greatest(next_reconcile_at, pipeline.clock() + CAST(:after AS interval),
+SET reconcile_attempts = greatest(0, reconcile_attempts - CASE WHEN :until_quiet THEN 1 ELSE 0 END),
+    next_reconcile_at = greatest(next_reconcile_at, pipeline.clock() + CAST(:after AS interval),
                                  CASE WHEN :until_quiet THEN quiet_until END)
 WHERE id = :id AND status = 'needs_reconcile'
 """)
 
-#: A look at a mutation that was settled on weak evidence; another is booked before this one begins.
+#: A look at a mutation that was settled on weak evidence: counted, and another booked, before this one begins.
 WATCH = text("""
 WITH due AS (
   SELECT id FROM pipeline.mutations WHERE id = :id AND watch_at <= pipeline.clock() FOR NO KEY UPDATE SKIP LOCKED
 )
-UPDATE pipeline.mutations m SET watch_at = pipeline.clock() + :pause FROM due WHERE m.id = due.id RETURNING m.*
+UPDATE pipeline.mutations m
+SET watch_at = pipeline.clock() + :pause, watched = watched + CASE WHEN :counts THEN 1 ELSE 0 END
+FROM due WHERE m.id = due.id RETURNING m.*
 """)
 
 WATCHED = text("""
-UPDATE pipeline.mutations
-SET watched = watched + 1, watch_at = pipeline.clock() + CAST(:next AS interval)
+UPDATE pipeline.mutations SET watch_at = pipeline.clock() + CAST(:next AS interval)
+WHERE id = :id AND status = 'failed' AND surfaced_at IS NULL
+""")
+
+#: A look of the watch that came back and told nothing: the one booked in its place is the same look.
+UNTOLD = text("""
+UPDATE pipeline.mutations SET watched = greatest(0, watched - 1)
 WHERE id = :id AND status = 'failed' AND surfaced_at IS NULL
 """)
 
