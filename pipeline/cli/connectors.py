@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from pipeline.cli import lists, shown
 from pipeline.client import names
 from pipeline.config import Settings
-from pipeline.connectors.sdk import Operation
+from pipeline.connectors.sdk import Grade, Operation
 from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaError
 from pipeline.execution import breakers as verbs
 from pipeline.runtime.plan import Planner, counts
@@ -24,6 +24,12 @@ from pipeline.store import ledger, listings
 from pipeline.store.database import Database
 
 _COHORT = 100  #: runs for which one message rings
+_GRADES: dict[object, str] = {
+    Grade.A: "it can be asked what became of a request, and one that arrives twice counts as one.",
+    Grade.B: "it can be asked what became of a request.",
+    Grade.C: "an unknown outcome is a question for a person; one request that arrives twice counts as one.",
+    Grade.D: "an unknown outcome is a question for a person.",
+}
 
 
 class Switch(StrEnum):
@@ -50,6 +56,10 @@ def connectors(context: typer.Context, recent: shown.Recent = 100_000, as_json: 
         return
     rows += [(*name, "not known here", "", "") for name in others]
     lists.listed(names.many(len(rows), "operation"), columns, rows)
+    seen = {row[2] for row in rows}
+    shown.say(*(f"{grade}: {words}" for grade, words in _GRADES.items() if grade in seen))
+    if seen & _GRADES.keys():
+        shown.say("Whatever the grade, a new run sends under a new key: what it does again happens again.")
 
 
 def plan(

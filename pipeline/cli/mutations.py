@@ -28,7 +28,7 @@ _MOST = 10_000  #: answers given at once
 _SETTLED = (MutationStatus.APPLIED, MutationStatus.FAILED)
 _FOLLOWS = {
     Answer.HAPPENED: "`next` runs with that result; nothing is sent again.",
-    Answer.DID_NOT_HAPPEN: "What it was about is released, and a fresh run does it.",
+    Answer.DID_NOT_HAPPEN: "What it was about is released, and a fresh run does it, under a new key.",
     Answer.SKIP: "Its events are skipped, and `next` runs and is told so.",
     Answer.TRY_AGAIN: "The background asks the outside system again, with a fresh budget.",
 }

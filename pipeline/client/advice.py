@@ -78,7 +78,10 @@ def for_mutation(row: Row[Any], holding: Holding) -> Advice:
     if status is MutationStatus.PENDING and (until := waits_until(row, holding)):
         return Advice(words=f"It was allowed; it is sent as soon as {until.words}.", commands=until.commands)
     if status is MutationStatus.INDETERMINATE:
-        words = "Nobody can know but a person. Look it up on the other side, then say what you found."
+        words = (
+            "Nobody can know but a person. Look it up on the other side, then say what you found. After did_not_happen "
+            "a new run sends it under a new key: if it had happened, it happens twice, even where keys are honoured."
+        )
         return Advice(words=words, commands=commands.resolve(row.id, can_try_again=row.reconcilable))
     return Advice(words=_BY_ITSELF[status])
 

@@ -77,12 +77,16 @@ Verdict = Applied | NotFound | Retry
 
 
 class Grade(StrEnum):
-    """How well the outcome of an operation can be known."""
+    """How well the outcome of an operation can be known.
 
-    A = "A"  #: the outside system honours the key, and can be asked
+    A key belongs to one mutation. Where it is honoured, attempts at that mutation, and a request that arrives twice,
+    count as one. A new run has a new key, so no grade makes it safe to do again what may have happened.
+    """
+
+    A = "A"  #: it can be asked, and one request that arrives twice counts as one
     B = "B"  #: it can be asked
-    C = "C"  #: it honours the key: sending again is safe, but nobody can be asked
-    D = "D"  #: neither: an unknown outcome is a question for a person
+    C = "C"  #: nobody can be asked: a question for a person. One request that arrives twice counts as one
+    D = "D"  #: nobody can be asked: a question for a person
 
 
 @dataclass(slots=True)
@@ -228,8 +232,8 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
     ``timeout`` bounds one call; ``settle`` is how long a change may take to become visible, during
     which not finding it proves nothing: zero only where a change is visible at once, and no later
     than the call could have been answered. ``keyed`` says that the outside system honours the
-    idempotency key. ``errors`` reads the operation's own exceptions; what it returns None for is
-    read as usual.
+    idempotency key: the same for all attempts at one mutation, another in every run. ``errors``
+    reads the operation's own exceptions; what it returns None for is read as usual.
     """
 
     def mark(function: F) -> Operation[F]:

@@ -88,7 +88,23 @@ def test_an_export_answers_nothing_where_older_rows_of_the_ledger_were_not_looke
 def test_connectors_are_listed_with_their_grades(pipeline: Pipeline) -> None:
     done = pipeline("connectors", "--json")
     assert [(row["operation"], row["grade"]) for row in done.json] == [("folders", "read"), ("send", "C")]
-    assert "2 operations" in pipeline("connectors").out
+    said = pipeline("connectors").out
+    assert "2 operations" in said
+    assert "C: an unknown outcome is a question for a person; one request that arrives twice counts as one." in said
+    assert "a new run sends under a new key" in said
+    assert "\nD: " not in said
+
+
+def test_whoever_may_say_that_it_did_not_happen_is_told_that_a_new_run_sends_under_a_new_key(
+    db: Database, pipeline: Pipeline
+) -> None:
+    run = Inline(Database(db.engine, offset=timedelta(hours=-1)), [counter.counter], [counter.mail])
+    run.publish(counter.letters, {"to": "ada@example.org"})
+    run.run()
+    first = listed(pipeline)[0]["id"]
+    assert "After did_not_happen a new run sends it under a new key" in pipeline("mutations", first).out
+    done = pipeline("resolve", "did_not_happen", first, "-m", "not in their list")
+    assert "a fresh run does it, under a new key." in done.out, done.err
 
 
 def test_a_plan_prints_what_would_go_out(db: Database, pipeline: Pipeline) -> None:

@@ -77,6 +77,16 @@ def test_an_answer_settles_it_is_kept_with_who_and_why_and_the_workflow_is_rung_
     assert asked.desk.questions() == []
 
 
+def test_the_run_that_follows_did_not_happen_sends_under_a_new_key(db: Database) -> None:
+    asked = Asked(db, does=Does.TIMES_OUT_BEFORE)
+    (question,) = asked.desk.questions()
+    asked.desk.answer(question.id, Answer.DID_NOT_HAPPEN, ADA)
+    asked.run.settle()
+    (first, second) = (call.key for call in asked.shop.mail.calls)
+    assert first == question.idempotency_key
+    assert second != first, "so the other side cannot tell that it is the same"
+
+
 def test_what_happened_reaches_next_with_the_result_that_was_given(db: Database) -> None:
     seen: list[Any] = []
     asked = Asked(db)
