@@ -5,23 +5,27 @@ parameters are keyword arguments with annotations, checked before anything is wr
 gets a ``Call`` with an idempotency key and a deadline. What its errors mean is said by its ``errors``,
 else by ``pipeline.connectors.readings``; an error that nobody can read leaves the outcome unknown.
 
-Credentials belong to the connector, as ``SecretStr`` attributes taken from settings. They are never
-parameters, and what is said about an operation is scrubbed of them.
+Credentials belong to the connector, as ``SecretStr`` of its own, its class or its settings. They are
+never parameters, and what is said about an operation is scrubbed of them.
 """
 
+import contextlib
 import inspect
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from string import Formatter
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from pipeline.connectors.readings import Outcome, Reading, read_error
+from pipeline.connectors.secrets import secrets
 from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
 
@@ -115,6 +119,8 @@ class Operation(Generic[F]):
         wrong = sorted(set(self.redact) - set(self.model.model_fields))
         if wrong and not self._takes_anything:
             raise InvalidInputError(f"{self.function.__qualname__} redacts {wrong[0]!r}, which it does not take.")
+        if problem := self._unshowable():
+            raise InvalidInputError(f"{self.function.__qualname__} shows {self.shows!r}: {problem}.")
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -181,8 +187,27 @@ class Operation(Generic[F]):
         """What this request would do, in a line for people."""
         seen = {name: _plainly(value) for name, value in self.shown(params).items()}
         if self.shows:
-            return self.shows.format_map({name: seen.get(name, "") for name in (*self.parameters, *seen)})
+            with contextlib.suppress(
+                ValueError, LookupError, AttributeError
+            ):  # a list must not fail for one line of it
+                return self.shows.format_map(defaultdict(str, seen))
         return ", ".join(f"{name}={value}" for name, value in seen.items())
+
+    def _unshowable(self) -> str:
+        """Why the line for people could not be put together; empty if it can be. Its values are all text by then."""
+        try:
+            fields = [field for _, field, _, _ in Formatter().parse(self.shows) if field is not None]
+        except ValueError as error:
+            return str(error)
+        known = self.model.model_fields
+        wrong = [name for name in fields if not (name in known or (self._takes_anything and name.isidentifier()))]
+        if wrong:
+            return f"it does not take {wrong[0]!r}; expected one of: {', '.join(known) or 'none'}"
+        try:
+            self.shows.format_map(dict.fromkeys(fields, "text"))
+        except (ValueError, LookupError) as error:
+            return f"{error}; expected formats for text, which is what every value is shown as"
+        return ""
 
     def _written(self, name: str, value: Any) -> Any:
         """A value as JSON; where nothing was declared it must be JSON already, which is checked later."""
@@ -272,10 +297,8 @@ class Connector:
 
     def scrubbed(self, text: str) -> str:
         """Words without this connector's credentials, whatever put them there."""
-        for value in vars(self).values():
-            if isinstance(value, SecretStr | SecretBytes) and value:
-                secret = value.get_secret_value()
-                text = text.replace(secret if isinstance(secret, str) else secret.decode(errors="replace"), HIDDEN)
+        for secret in secrets(self):
+            text = text.replace(secret, HIDDEN)
         return text
 
 

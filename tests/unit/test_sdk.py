@@ -1,11 +1,12 @@
 """How operations are declared: typed parameters, grades, what people see, and credentials that go nowhere."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, Secret, SecretBytes, SecretStr, computed_field, field_validator
 
 from pipeline import Applied, Call, Connector, LogicError, Verdict, mutation, read
 from pipeline.connectors.readings import Outcome, Reading
@@ -218,3 +219,92 @@ def test_what_is_redacted_is_cleaned_out_of_words_whatever_its_type() -> None:
 def test_a_call_knows_how_long_it_may_still_take() -> None:
     assert timedelta(seconds=4) < Call.within("k", timedelta(seconds=5)).remaining <= timedelta(seconds=5)
     assert Call(idempotency_key="k", ends_at=0.0).remaining == timedelta(0)
+
+
+class Settings(BaseModel):
+    """What a program was configured with."""
+
+    key: SecretStr
+    others: dict[str, list[SecretBytes]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A credential in a slot."""
+
+    password: SecretStr
+
+
+class Guarded(Connector):
+    """A connector that keeps credentials wherever one may be kept."""
+
+    __slots__ = ("pin",)
+    name = "guarded"
+    token = SecretStr("of-the-class")
+
+    def __init__(self) -> None:
+        self.pin = SecretStr("in-a-slot")
+        self.settings = Settings(key=SecretStr("in-settings"), others={"old": [SecretBytes(b"in-a-list")]})
+        self.login = Login(SecretStr("in-a-data-class"))
+        self.longer = Secret("in-settings-and-longer")
+        self.empty = SecretStr("")
+        self.me = self
+
+
+class Inherited(Guarded):
+    """A connector whose credentials are those of another."""
+
+
+@pytest.mark.parametrize("connector", [Guarded(), Inherited()])
+@pytest.mark.parametrize(
+    "secret",
+    ["of-the-class", "in-a-slot", "in-settings", "in-a-list", "in-a-data-class", "in-settings-and-longer"],
+)
+def test_words_are_scrubbed_of_a_credential_wherever_the_connector_keeps_it(connector: Connector, secret: str) -> None:
+    assert connector.scrubbed(f"POST /charge?key={secret} timed out") == "POST /charge?key=••• timed out"
+
+
+@pytest.mark.parametrize(
+    ("shows", "words"),
+    [
+        ("Charge {cents:.2f}", "{cents:.2f}"),
+        ("Charge {cnets}", "'cnets'"),
+        ("Charge {order[id]}", "'order[id]'"),
+        ("Charge {order.id}", "'order.id'"),
+        ("Charge {}", "''"),
+        ("Charge {order", "expected '}'"),
+        ("Charge {order!x}", "{order!x}"),
+        ("Charge {order:{cents}}", "{order:{cents}}"),
+    ],
+)
+def test_a_line_for_people_that_could_not_be_put_together_is_refused_where_it_is_declared(
+    shows: str, words: str
+) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+
+        @mutation(shows=shows)
+        def charge(self: Any, call: Call, *, order: str, cents: int) -> None: ...
+
+    assert words in str(caught.value)
+
+
+def test_a_line_for_people_may_shape_the_words_it_shows() -> None:
+    @mutation(shows="{order!r:>6} {cents:.2} {{}}")
+    def charge(self: Any, call: Call, *, order: str, cents: int) -> None: ...
+
+    assert charge.title({"order": "o1", "cents": 1234}) == "  'o1' 12 {}"
+
+
+def test_a_line_for_people_of_an_operation_that_takes_anything_leaves_out_what_it_was_not_given() -> None:
+    @mutation(shows="Note {a} {b}")
+    def note(self: Any, call: Call, **anything: Any) -> None: ...
+
+    assert note.title({"a": 1}) == "Note 1 "
+
+
+def test_a_line_for_people_that_fails_all_the_same_is_the_list_of_parameters() -> None:
+    @mutation()
+    def charge(self: Any, call: Call, *, order: str) -> None: ...
+
+    charge.shows = "Charge {order:d}"
+    assert charge.title({"order": "o1"}) == "order=o1"

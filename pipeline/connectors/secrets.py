@@ -1,0 +1,51 @@
+"""Which credentials an object holds: as attributes, of its class, in slots, inside its settings.
+
+Only what may be read without running anybody's code is looked into: models, data classes, plain
+namespaces and containers. A client that keeps a credential to itself is not.
+"""
+
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from types import MappingProxyType, MemberDescriptorType, SimpleNamespace
+from typing import Any
+
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
+
+
+def secrets(holder: object) -> list[str]:
+    """Every credential of an object as text, the longest first, so that one inside another leaves nothing behind."""
+    seen = {id(holder)}
+    found = {text for part in _parts(holder) for text in _inside(part, seen)}
+    return sorted(found - {""}, key=lambda text: (-len(text), text))
+
+
+def _inside(value: Any, seen: set[int]) -> Iterator[str]:
+    """The credentials of a value. Each object is looked into once: some hold one another."""
+    if isinstance(value, SecretStr | SecretBytes | Secret):
+        secret = value.get_secret_value()
+        yield secret.decode(errors="replace") if isinstance(secret, bytes) else str(secret)
+    elif id(value) not in seen:
+        seen.add(id(value))
+        for part in _members(value):
+            yield from _inside(part, seen)
+
+
+def _members(value: Any) -> list[Any]:
+    if isinstance(value, dict | MappingProxyType):
+        return list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    is_settings = isinstance(value, BaseModel | SimpleNamespace) or is_dataclass(value)
+    return _parts(value) if is_settings and not isinstance(value, type) else []
+
+
+def _parts(holder: object) -> list[Any]:
+    """The values of an object's own attributes, of its slots, and of its class."""
+    parts = list(getattr(holder, "__dict__", {}).values())
+    for kind in type(holder).__mro__:
+        for name, value in list(vars(kind).items()):
+            if isinstance(value, MemberDescriptorType):
+                parts.append(getattr(holder, name, None))
+            elif not name.startswith("__"):
+                parts.append(value)
+    return parts
