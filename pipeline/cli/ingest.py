@@ -90,7 +90,7 @@ def ingest(  # noqa: PLR0913 - options of a command
     with _told(), stopped_by_signals(stop):
         queue = _queue(redis, stream, group, consumer, block_ms=block_ms, max_read_count=batch)
         bridge = _bridge(context, queue, route, on_poison)
-        _until_stopped(bridge, stop, bridge.run)
+        _until_stopped(bridge, redis, stop, bridge.run)
 
 
 @app.command()
@@ -118,7 +118,8 @@ def recover(  # noqa: PLR0913 - options of a command
     with _told(), stopped_by_signals(stop):
         queue = _queue(redis, stream, group, consumer, claim_idle_ms=claim_idle_ms, max_read_count=batch)
         bridge = _bridge(context, queue, route, on_poison)
-        _until_stopped(bridge, stop, bridge.recover_once if once else lambda: bridge.recover(every_ms=every_ms))
+        work = bridge.recover_once if once else lambda: bridge.recover(every_ms=every_ms)
+        _until_stopped(bridge, redis, stop, work)
 
 
 @app.command()
@@ -189,12 +190,16 @@ def _queue(redis: str, stream: str, group: str, consumer: str, **options: int) -
         config = QueueConfig(stream=stream, group=group, consumer=consumer or _own_name(), **options)
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
+    return RedisStreamsQueue(connect(_url(redis), longest_block_ms=config.block_ms), config, create=bool(options))
+
+
+def _url(redis: str) -> str:
     url = redis or Settings.load(os.environ).broker_url
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise InvalidInputError(
             "The broker is no Redis; expected --redis or INGEST_REDIS_URL with redis://host:6379/0."
         )
-    return RedisStreamsQueue(connect(url, longest_block_ms=config.block_ms), config, create=bool(options))
+    return url
 
 
 class Stop:
@@ -225,7 +230,7 @@ def _bridge(context: typer.Context, queue: RedisStreamsQueue, route: Route, on_p
     return bridge
 
 
-def _until_stopped(bridge: Bridge, stop: Stop, work: Callable[[], Any]) -> None:
+def _until_stopped(bridge: Bridge, redis: str, stop: Stop, work: Callable[[], Any]) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(message)s")
     config, route = bridge.queue.config, bridge.route
     stop.bridge = bridge
@@ -234,7 +239,7 @@ def _until_stopped(bridge: Bridge, stop: Stop, work: Callable[[], Any]) -> None:
     typer.echo(f"{config.stream} to {route.workflow}/{route.topic} as {config.group}/{config.consumer}", err=True)
     try:
         # a stream that is missing was there a moment ago: the next start makes it again
-        with metrics.served(lag.watching(bridge.queue)), _told(missing=EXIT_AGAIN):
+        with metrics.served(lag.watching(_url(redis), config)), _told(missing=EXIT_AGAIN):
             work()
     finally:
         tally = bridge.tally

@@ -11,9 +11,9 @@ from pipeline.telemetry.metrics import GAUGE, METRICS
 from tests.cli.conftest import Pipeline, pipeline
 from tests.factories import IN, a_workflow, some_events
 from tests.ingest.conftest import place
-from tests.ingest.programs import programs
+from tests.ingest.programs import programs, wait_until_published
 from tests.ingest.streams import Place
-from tests.support.scrapes import Scraped, answering, free_port, scrape
+from tests.support.scrapes import Scraped, answering, free_port
 from tests.support.wait import wait_for
 
 __all__ = ["pipeline", "place"]
@@ -65,10 +65,35 @@ def test_ingest_tells_how_far_its_stream_has_been_read(
         wait_for(
             lambda: answering(port, within=60).sum("pipeline_queue_acks_total", stream=place.stream) == 2, within=90
         )
-        seen, about = scrape(port), {"stream": place.stream, "group": "pipeline"}
+        seen, about = with_gauges(port), {"stream": place.stream, "group": "pipeline"}
         assert seen.sum("pipeline_queue_messages_read_total", stream=place.stream) == 2
         assert seen.sum("pipeline_queue_read_latency_seconds_count", stream=place.stream) >= 1
         assert seen.samples["pipeline_queue_pending"] == [(about, 0)]
         assert seen.samples["pipeline_queue_lag"] == [(about, 0)]
         assert seen.sum("pipeline_transitions_total", transition="event.published", workflow="billing") == 2
         assert program.stop() == 0
+
+
+def test_an_ingest_whose_read_waits_for_an_hour_answers_whoever_asks_meanwhile(
+    db: Database, place: Place, database_url: str, tmp_path: Path
+) -> None:
+    a_workflow(db)
+    port = free_port()
+    place.add({"n": 1})
+    with programs(place, database_url, tmp_path) as started:
+        program = started.ingest("--block-ms", "3600000", PIPELINE_METRICS_PORT=str(port))
+        wait_until_published(db, 1)  # and from here on it waits for an entry that never comes
+        for _ in range(3):
+            assert with_gauges(port).samples["pipeline_queue_pending"][0][1] == 0
+        assert program.process.poll() is None
+
+
+def with_gauges(port: int) -> Scraped:
+    """An answer with what Redis tells. It is left out where Redis does not tell it in time."""
+
+    def ask() -> Scraped:
+        seen = answering(port, within=30)
+        assert {"pipeline_queue_lag", "pipeline_queue_pending"} <= set(seen.samples)
+        return seen
+
+    return wait_for(ask, within=90)

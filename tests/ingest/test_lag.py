@@ -1,0 +1,149 @@
+"""How far a stream has been read, asked over a connection of its own, by whoever does not want to wait for it."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from opentelemetry.metrics import CallbackOptions, NoOpMeter
+
+from pipeline.ingest import client, lag
+from pipeline.ingest.errors import QueueError
+from pipeline.ingest.lag import Looks, looked, watching
+from pipeline.ingest.queue import BacklogStats
+from tests.ingest.streams import Place, in_thread
+from tests.support.wait import wait_for
+
+Scrape = Callable[[], dict[str, object]]
+LAG, PENDING = "pipeline.queue.lag", "pipeline.queue.pending"
+ENOUGH = 60.0  # seconds
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the machine stands still. A test of patience says otherwise."""
+    monkeypatch.setattr(lag, "PATIENCE", ENOUGH)
+    monkeypatch.setattr(client, "ROOM", ENOUGH)
+    monkeypatch.setattr(client, "CONNECT_WITHIN", ENOUGH)
+
+
+class Asking(NoOpMeter):
+    """Asks every gauge when it is told to, and waits for the answer; the SDK gives up after ten seconds."""
+
+    def __init__(self) -> None:
+        super().__init__("tests")
+        self.asks: dict[str, Any] = {}
+
+    def create_observable_gauge(self, name: str, callbacks: Any = None, *_: Any, **__: Any) -> Any:
+        (self.asks[name],) = callbacks
+
+    def __call__(self) -> dict[str, object]:
+        asked = {name: list(ask(CallbackOptions())) for name, ask in self.asks.items()}
+        return {name: each.value for name, found in asked.items() for each in found}
+
+
+@pytest.fixture
+def scrape(place: Place) -> Scrape:
+    """The gauges of a stream, as one scrape after the other finds them."""
+    meter = Asking()
+    watching(place.url, place.queue().config)(meter)
+    return meter
+
+
+class Scripted:
+    """Looks that find, fail or hang as a test says, and are counted."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.fails = False
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def __call__(self) -> BacklogStats:
+        self.count += 1
+        self.may_end.wait(ENOUGH)
+        if self.fails:
+            raise QueueError("Redis is away")
+        return BacklogStats(
+            length=9,
+            waiting=self.count,
+            pending=0,
+            by_consumer={},
+            oldest_pending_id=None,
+            oldest_pending_idle_ms=None,
+        )
+
+
+def test_each_scrape_is_told_how_it_stands_now(place: Place, scrape: Scrape) -> None:
+    place.add({"n": 1}, {"n": 2})
+    assert scrape() == {LAG: 2, PENDING: 0}
+    place.queue().read()
+    assert scrape() == {LAG: 1, PENDING: 1}
+
+
+def test_a_stream_that_is_gone_tells_nothing_and_one_that_is_back_is_told_again(place: Place, scrape: Scrape) -> None:
+    place.raw.delete(place.stream)
+    assert scrape() == {}
+    place.queue()
+    assert scrape() == {LAG: 0, PENDING: 0}
+
+
+def test_a_look_does_not_wait_for_a_read_that_waits(place: Place, scrape: Scrape) -> None:
+    reading = in_thread(place.queue(block_ms=3_600_000).read)
+    place.wait_until_blocked()
+    assert scrape() == {LAG: 0, PENDING: 0}
+    place.wait_until_blocked()
+    place.add({"n": 1})
+    assert len(reading.outcome()) == 1
+
+
+def test_a_look_closes_its_connection(quiet: Place) -> None:
+    config, before = quiet.queue().config, _connections(quiet)
+    for _ in range(3):
+        assert looked(quiet.url, config).length == 0
+    wait_for(lambda: _connections(quiet) <= before)
+
+
+def test_a_redis_that_is_not_there_is_a_failure_of_the_queue(place: Place) -> None:
+    with pytest.raises(QueueError, match="Redis cannot be reached"):
+        looked("redis://127.0.0.1:1/0", place.queue().config)
+
+
+def test_one_look_serves_both_gauges_and_the_next_scrape_has_its_own() -> None:
+    look = Scripted()
+    looks = Looks(look)
+    assert [_waiting(looks, name) for name in (LAG, PENDING, LAG, PENDING)] == [1, 1, 2, 2]
+    assert look.count == 2
+
+
+def test_a_look_that_fails_is_not_repeated_for_the_other_gauge() -> None:
+    look = Scripted()
+    look.fails, looks = True, Looks(look)
+    assert [looks.seen(LAG), looks.seen(PENDING), look.count] == [None, None, 1]
+    look.fails = False
+    assert _waiting(looks, LAG) == 2
+
+
+def test_a_look_that_hangs_is_waited_for_once_and_no_other_begins_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look = Scripted()
+    looks = Looks(look)
+    look.may_end.clear()
+    monkeypatch.setattr(lag, "PATIENCE", 0.01)
+    assert [looks.seen(name) for name in (LAG, PENDING)] == [None, None]
+    wait_for(lambda: look.count == 1)
+    assert [looks.seen(name) for name in (LAG, PENDING)] == [None, None]
+    monkeypatch.setattr(lag, "PATIENCE", ENOUGH)
+    look.may_end.set()
+    wait_for(lambda: _waiting(looks, LAG) == 2, why="the second look of all")
+
+
+def _connections(place: Place) -> int:
+    rows: Any = place.raw.client_list()
+    return len(rows)
+
+
+def _waiting(looks: Looks, name: str) -> int | None:
+    stats = looks.seen(name)
+    return None if stats is None else stats.waiting
