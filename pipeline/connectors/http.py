@@ -13,7 +13,7 @@ except ImportError as error:
 import base64
 import os
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from string import ascii_letters, digits, punctuation
@@ -207,8 +207,12 @@ def _verdict(operation: HttpOperation, answer: Answer, sent: Mapping[str, Any]) 
         return Retry(f"{line} answered more than can be looked through; expected a narrower lookup")
     try:
         found = operation.found(answer.body, sent)
+        is_empty = not found or isinstance(found, Iterator | Awaitable)  # those are true, and may hold nothing
     except Exception as error:  # noqa: BLE001 - a lookup that breaks has not found out anything
         return Retry(f"found= of {operation.name} could not read the answer to {line}: {type(error).__name__}")
+    if found is not None and is_empty:
+        kind = type(found).__name__
+        return Retry(f"found= of {operation.name} gave an empty {kind}; expected what was found, or None")
     return NotFound(f"{line} does not have it") if found is None else Applied({**answer.result(), "body": found})
 
 

@@ -97,6 +97,31 @@ def test_a_lookup_may_compare_what_is_there_with_what_was_sent(shop: Shop, outsi
     assert isinstance(ask(shop, "change", id="c1", json={"name": "old"}), Applied)
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        lambda body: body["items"],
+        lambda body: any(item["id"] for item in body["items"]),
+        lambda body: {item["id"]: item for item in body["items"]},
+        lambda body: len(body["items"]),
+        lambda body: filter(None, body["items"]),
+        lambda body: (item for item in body["items"]),
+    ],
+)
+def test_a_found_that_gives_something_empty_other_than_none_says_nothing(
+    outside: World, found: Callable[[Any], Any]
+) -> None:
+    class Searching(Http):
+        name = "searching"
+        charge = post("/charges", lookup=BY_KEY, found=found)
+
+    it = Searching(outside.url)
+    unclear = ask(it, "charge")
+    it.close_connections()
+    assert isinstance(unclear, Retry)
+    assert "expected what was found, or None" in unclear.reason
+
+
 def test_a_slow_commit_is_not_found_at_first_and_found_later(shop: Shop, outside: World) -> None:
     told = threading.Event()
 
