@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from pipeline.connectors.readings import Outcome, Reading, read_error
+from pipeline.connectors.readings import Outcome, Reading, pause, read_error
 from pipeline.connectors.secrets import secrets
 from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
@@ -166,10 +166,11 @@ class Operation(Generic[F]):
         """What an error of this operation says about its outcome. A reader that fails has told us nothing."""
         try:
             own = self.errors(error) if self.errors else None
+            read = own if isinstance(own, Reading) else read_error(error)
+            return Reading(outcome=Outcome(read.outcome), after=pause(read.after))
         except Exception:
             log.exception("%s cannot read an error of its own; the outcome is unknown", self.name)
             return Reading(outcome=Outcome.UNKNOWN)
-        return own if isinstance(own, Reading) else read_error(error)
 
     def shown(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters as people may see them."""

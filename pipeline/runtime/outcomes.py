@@ -16,7 +16,7 @@ from pipeline.connectors.sdk import Connector, NotFound, Operation, Retry
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.limits import Limits
-from pipeline.domain.payloads import checked_json
+from pipeline.domain.payloads import kept_json
 from pipeline.engine.calls import Finished
 from pipeline.engine.steps import TimedOutError
 
@@ -70,8 +70,13 @@ class Tried:
 
 
 def judge(tried: Tried, finished: Finished, *, chance: float = 0.0) -> Judged:
-    """What follows from how this call or look ended."""
-    return _after_look(tried, finished) if tried.looked else _after_call(tried, finished, chance)
+    """What follows from how this call or look ended. An end that cannot be read is a doubt, and nobody else's."""
+    try:
+        return _after_look(tried, finished) if tried.looked else _after_call(tried, finished, chance)
+    except Exception as error:
+        log.exception("how %s.%s ended could not be judged", tried.connector.name, tried.operation.name)
+        words = f"how it ended could not be judged ({type(error).__name__})"  # what the error says is not scrubbed
+        return Judged(step=Step.DOUBT, failure=_doubt(tried, words, overdue=tried.overdue))
 
 
 def _after_call(tried: Tried, finished: Finished, chance: float) -> Judged:
@@ -123,10 +128,13 @@ _WORDS = {Found: "applied", NotFound: "not found", Retry: "retry"}
 def storable(result: Any, limits: Limits, what: str) -> Any:
     """A result as it can be kept; one that cannot is described instead, because it happened all the same."""
     try:
-        return checked_json(result, what="result", limit=limits.result)
+        return kept_json(result, what="result", limit=limits.result)
     except PayloadError as error:
-        log.warning("%s happened, and its result cannot be kept: %s", what, error.problem)
-        return {"unstorable": f"{error.problem}; expected {error.expected}"}
+        problem = f"{error.problem}; expected {error.expected}"
+    except Exception as error:  # noqa: BLE001 - an answer may be an object with code of its own
+        problem = f"it cannot be read ({type(error).__name__})"
+    log.warning("%s happened, and its result cannot be kept: %s", what, problem)
+    return {"unstorable": problem}
 
 
 def said(tried: Tried, error: BaseException) -> str:
