@@ -114,14 +114,14 @@ class UnresolvedError(PipelineError):
 
 
 class OutgrownError(PipelineError):
-    """Code that replaces its state, because it runs one at a time, met a workflow that by now runs several."""
+    """Code that replaces its state, because it runs one by one, met a workflow whose runs may overtake each other."""
 
     def __init__(self, handlers: Iterable[tuple[str, str]]) -> None:
         self.handlers = tuple(handlers)  #: as (workflow, name)
         shown = ", ".join(f"{name!r} of workflow {workflow!r}" for workflow, name in self.handlers)
         super().__init__(
-            f"This code replaces the state of {shown}, and newer code is registered that lets several runs go at once: "
-            "updates would be lost. Left to a worker that has the newer code. Nothing was changed."
+            f"This code replaces the state of {shown}, and newer code is registered whose runs may overtake "
+            "each other: updates would be lost. Left to a worker that has the newer code. Nothing was changed."
         )
 
 

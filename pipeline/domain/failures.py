@@ -102,6 +102,8 @@ def classify(error: BaseException) -> Failure:
             kind = FailureKind.AUTH
         case LogicError() | PipelineError():
             kind = FailureKind.LOGIC
+        case OSError():  # of the network or the disk, also one that is a ValueError too, as of an expired certificate
+            kind = FailureKind.TRANSIENT
         case _ if isinstance(error, _MISTAKES):
             kind = FailureKind.LOGIC
         case MemoryError():

@@ -65,10 +65,10 @@ def signature_problem(function: Callable[..., Any], count: int, name: str) -> st
 
 
 def consumer_problem(
-    instance: Any, name: str, subscribes: Sequence[Any], options: dict[str, Any], concurrency: int
+    instance: Any, name: str, subscribes: Sequence[Any], options: dict[str, Any], overlap: str | None
 ) -> str | None:
-    """The first thing wrong with a consumer."""
-    loses_state = concurrency > 1 and not hasattr(instance, "merge") and _returns_state(instance)
+    """The first thing wrong with a consumer. ``overlap`` says why its runs may end in another order, if they may."""
+    loses_state = overlap is not None and not hasattr(instance, "merge") and _returns_state(instance)
     wrong = option_problem(options, CONSUMER_OPTIONS)
     problems = (
         (wrong, wrong),
@@ -76,8 +76,8 @@ def consumer_problem(
         (not wrong and options.get("batch", 1) < 1, f"has batch={options.get('batch')}; expected at least 1"),
         (
             loses_state,
-            f"returns state and its workflow runs {concurrency} at once, which would lose updates; "
-            "define merge(current, returned), or set concurrency=1",
+            f"returns state and its workflow {overlap}, which would lose updates; "
+            'define merge(current, returned), or let it run one by one (concurrency=1 and on_uncertain="pause")',
         ),
     )
     first = next((f"consumer {name} {words}" for holds, words in problems if holds), None)

@@ -122,11 +122,12 @@ class Phases:
         returned = self._step(context, consumer.instance.next, prepared(run), result, what=f"{run.handler}.next")
         if isinstance(returned, Failure):
             return returned
-        if returned is not None and consumer.merge is None and self.registry.workflows[run.workflow].concurrency > 1:
+        overlap = self.registry.workflows[run.workflow].overlap
+        if returned is not None and consumer.merge is None and overlap is not None:
             return classify(
                 LogicError(
-                    f"{run.handler}.next returned state while several runs may be in the air: updates would be lost; "
-                    "define merge(current, returned) on the consumer, or set concurrency=1 on the workflow"
+                    f"{run.handler}.next returned state and its workflow {overlap}: updates would be lost; define "
+                    'merge(current, returned) on the consumer, or set concurrency=1 and on_uncertain="pause"'
                 )
             )
         return self._emitted(run, context.published, returned)

@@ -24,6 +24,7 @@ from pipeline.domain.errors import OutgrownError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.ids import RunId
 from pipeline.domain.values import Emitted, Held, Prepared, Stopped
+from pipeline.domain.workflows import OnUncertain
 from pipeline.execution import runs, stops
 from pipeline.execution.landing import Landing
 from pipeline.execution.runs import Claims
@@ -168,13 +169,13 @@ class Runner:
 
     def _known(self, tx: Transaction) -> set[tuple[str, str]]:
         """Handlers whose runs this process may take. What has outgrown it waits for a worker that has newer code."""
-        self.outgrown = frozenset((name, handler) for name, handler in self.outgrown if _lets_several_go(tx, name))
+        self.outgrown = frozenset((name, handler) for name, handler in self.outgrown if _has_overlap(tx, name))
         return self.registry.handlers - self.outgrown
 
     def _outgrow(self, error: OutgrownError) -> None:
         for workflow, handler in frozenset(error.handlers) - self.outgrown:
             log.warning(
-                "this worker leaves the state of %r of workflow %r to newer code, which lets several runs go at once",
+                "this worker leaves the state of %r of workflow %r to newer code, whose runs may overtake each other",
                 handler,
                 workflow,
             )
@@ -305,9 +306,9 @@ class Runner:
         return {handler: merge for handler, merge in found.items() if merge is not None}
 
 
-def _lets_several_go(tx: Transaction, workflow: str) -> bool:
+def _has_overlap(tx: Transaction, workflow: str) -> bool:
     found = views.workflow(tx, workflow)
-    return found is not None and found.concurrency > 1
+    return found is not None and (found.concurrency > 1 or found.on_uncertain == OnUncertain.CONTAIN)
 
 
 def _is_nobodys_fault(error: Exception) -> bool:

@@ -104,15 +104,20 @@ SELECT id, state FROM pipeline.handlers WHERE id = ANY(:ids) ORDER BY id FOR NO 
 #: Read after the states are locked: whoever else has written one was registered before.
 SHARED_STATES = text("""
 SELECT h.workflow, h.name FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
-WHERE h.id = ANY(:ids) AND w.concurrency > 1 ORDER BY h.id
+WHERE h.id = ANY(:ids) AND (w.concurrency > 1 OR w.on_uncertain = 'contain') ORDER BY h.id
 """)
 
-#: Called for handlers that run alone: at most one row per handler.
+#: Called for handlers that run alone. What is over waits for nothing: a rest without failures would mean that no
+#: worker takes its runs.
 BACK_OFF = text("""
 UPDATE pipeline.handlers h
-SET consecutive_failures = h.consecutive_failures + x.failures,
-    retry_at = greatest(h.retry_at, pipeline.clock() + x.delay)
-FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(handler_id integer, failures integer, delay interval)
+SET consecutive_failures = CASE WHEN x.is_over THEN 0 ELSE h.consecutive_failures + x.failures END,
+    retry_at = CASE WHEN NOT x.is_over THEN greatest(h.retry_at, pipeline.clock() + x.delay) END
+FROM (
+  SELECT handler_id, count(*) AS failures, max(delay) AS delay, bool_and(is_over) AS is_over
+  FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g(handler_id integer, delay interval, is_over boolean)
+  GROUP BY handler_id
+) x
 WHERE h.id = x.handler_id
 """)
 

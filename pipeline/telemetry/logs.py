@@ -39,8 +39,9 @@ def level(name: str | None) -> None:
     """Say our own lines from this level on, whatever level the others have; None leaves it to them."""
     if name is not None:
         logging.getLogger("pipeline").setLevel(name.upper())
-    for quiet in QUIET:
-        logging.getLogger(quiet).setLevel(logging.INFO)
+    for quiet in map(logging.getLogger, QUIET):
+        if quiet.getEffectiveLevel() < logging.INFO:
+            quiet.setLevel(logging.INFO)
 
 
 class Json(logging.Formatter):

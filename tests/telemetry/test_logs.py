@@ -100,3 +100,13 @@ def test_a_handler_that_is_dressed_twice_is_dressed_once(form: str) -> None:
     logs.dress([handler], form)
     logs.dress([handler], form)
     assert not isinstance(getattr(handler.formatter, "usual", None), logs.Pretty)
+
+
+@pytest.mark.parametrize(("asked", "said"), [("DEBUG", "INFO"), ("INFO", "INFO"), ("ERROR", "ERROR")])
+def test_what_celery_says_of_every_message_is_never_said_below_the_level_that_was_asked_for(
+    asked: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "QUIET", ("asked", "asked.quiet"))
+    logging.getLogger("asked").setLevel(asked)
+    logs.level(None)
+    assert logging.getLevelName(logging.getLogger("asked.quiet").getEffectiveLevel()) == said

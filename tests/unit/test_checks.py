@@ -240,6 +240,12 @@ def test_state_with_parallel_runs_and_no_merge_is_refused_without_any_annotation
     workflow.consumer(subscribes=[orders])(ReturnsWhatACallReturns)
 
 
+def test_state_of_a_workflow_that_goes_on_past_a_doubt_needs_a_merge_too() -> None:
+    workflow = Workflow("shop", on_uncertain="contain")
+    with pytest.raises(DeclarationError, match="returns state and its workflow goes on past a doubt, which would lose"):
+        workflow.consumer(subscribes=[workflow.topic("orders")])(ReturnsADict)
+
+
 @pytest.mark.parametrize("cls", [CodeAfter, CodeAfterInside, CodeAfterATry, CodeAfterABranch])
 def test_code_after_the_request_is_warned_of_where_the_consumer_is_declared(cls: type) -> None:
     workflow = Workflow("shop")

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import ssl
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -129,3 +130,13 @@ def test_an_error_that_cannot_be_put_into_words_is_still_classified() -> None:
 )
 def test_the_categories_of_the_engine_are_kinds_of_failure(category: ExceptionType, kind: FailureKind) -> None:
     assert classify(TransactionException("an item failed", category)).kind is kind
+
+
+class NotJsonError(OSError, ValueError):
+    """As clients say that the answer of a server is not JSON."""
+
+
+@pytest.mark.parametrize("error", [ssl.SSLCertVerificationError("certificate has expired"), NotJsonError("no")])
+def test_an_error_of_the_network_is_no_mistake_though_it_is_a_value_error_too(error: Exception) -> None:
+    assert isinstance(error, ValueError)
+    assert classify(error).kind is FailureKind.TRANSIENT

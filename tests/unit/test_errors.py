@@ -64,7 +64,12 @@ EXAMPLES: list[tuple[PipelineError, list[str]]] = [
     ),
     (
         OutgrownError([("billing", "send")]),
-        ["state of 'send' of workflow 'billing'", "lets several runs go", "updates would be lost", "Left to a worker"],
+        [
+            "state of 'send' of workflow 'billing'",
+            "may overtake each other",
+            "updates would be lost",
+            "Left to a worker",
+        ],
     ),
     (
         SchemaError("0001", "0002"),

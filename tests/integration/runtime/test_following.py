@@ -106,13 +106,31 @@ def test_states_of_parallel_runs_are_folded_and_none_is_lost(db: Database) -> No
     assert run.state(shop.workflow, "Send") == {"count": 20}
 
 
-def test_state_from_parallel_runs_without_a_merge_is_a_logic_failure_that_says_so(db: Database) -> None:
-    shop = Shop(next=lambda ctx, prepared, result: {"count": 1}, concurrency=8)
+@pytest.mark.parametrize("overlap", [{"concurrency": 8}, {"on_uncertain": "contain"}], ids=["several", "contain"])
+def test_state_of_runs_that_may_overtake_each_other_without_a_merge_is_a_logic_failure(
+    db: Database, overlap: dict[str, Any]
+) -> None:
+    shop = Shop(next=lambda ctx, prepared, result: {"count": 1}, **overlap)
     run = shop.started(db)
     run.run()
     (failed,) = assert_runs(run, "failed:logic")
     assert "define merge(current, returned)" in failed.error
     assert run.state(shop.workflow, "Send") is None
+
+
+def test_a_doubt_that_is_settled_after_later_runs_have_ended_takes_nothing_back_from_the_state(db: Database) -> None:
+    shop = Shop(
+        next=lambda ctx, prepared, result: 1,
+        merge=lambda current, returned: (current or 0) + returned,
+        on_uncertain="contain",
+    )
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell(1)
+    run = shop.started(db, 4)
+    run.run()
+    assert run.state(shop.workflow, "Send") == 3
+    run.settle()
+    assert run.state(shop.workflow, "Send") == 4
 
 
 def test_runs_started_together_are_one_session_that_is_completed(db: Database) -> None:
