@@ -17,7 +17,7 @@ from pipeline.config import Settings
 from pipeline.connectors.sdk import Grade, Operation
 from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaError
 from pipeline.execution import breakers as verbs
-from pipeline.runtime.plan import Planner, counts
+from pipeline.runtime.plan import Planned, Planner, counts
 from pipeline.runtime.registry import Registry
 from pipeline.schedules.scheduler import messages_for
 from pipeline.store import ledger, listings
@@ -68,7 +68,7 @@ def plan(
     most: Annotated[int, typer.Option(min=1, help="Runs of each consumer at most.")] = 100,
     as_json: shown.AsJson = False,
 ) -> None:
-    """Show which requests a workflow would send for what is pending. Nothing is reserved and nothing is sent."""
+    """Show which requests a workflow would send for what was not sent yet. Nothing is reserved and nothing is sent."""
     settings, known = Settings.load(os.environ), shown.registry()
     if workflow not in known.workflows:
         _refuse_elsewhere(context.obj, workflow)
@@ -89,7 +89,7 @@ def plan(
             )
             for item in planned
         ],
-        [item.problem or ("asks for approval" if item.needs_approval else "") for item in planned],
+        [_noted(item) for item in planned],
         note="note",
     )
     for request, count in counts(planned).items():
@@ -222,6 +222,12 @@ def _probe(breaker: Row[Any], now: datetime) -> str:
     if breaker.probe_at is None:
         return "none"
     return "due" if breaker.is_due else f"in {shown.age(now, breaker.probe_at)}"
+
+
+def _noted(item: Planned) -> str:
+    waits = "its run exists and has not sent it yet" if item.is_waiting else ""
+    asks = "asks for approval" if item.needs_approval else ""
+    return "; ".join(words for words in (item.problem or asks, waits) if words)
 
 
 def _kind(operation: Operation[Any]) -> str:

@@ -1,11 +1,12 @@
 """What a workflow would send, without sending or reserving anything.
 
 Prepare and mutate are run over the backlog as they are in production, each run on what the ones
-before it would have left. Reads of outside systems are made; mutations are asked for and go nowhere.
+before it would have left. Runs that are on their way and have sent nothing come first, from where they
+stand. Reads of outside systems are made; mutations are asked for and go nowhere.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -14,11 +15,12 @@ from sqlalchemy import Row
 
 from pipeline.domain.failures import Failure
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
+from pipeline.domain.runs import Phase
 from pipeline.runtime.authoring import Consumer
 from pipeline.runtime.phases import Phases
 from pipeline.runtime.registry import Registry
 from pipeline.runtime.shown import Asked
-from pipeline.store import views
+from pipeline.store import listings, views
 from pipeline.store.database import Database
 
 _MOST_EVENTS = 10_000
@@ -26,7 +28,7 @@ _MOST_EVENTS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One run that would be made: its inputs, and the request that would go out, as it may be shown."""
+    """One run: its inputs, and the request that would go out, as it may be shown."""
 
     handler: str
     message_ids: tuple[str, ...]
@@ -36,6 +38,7 @@ class Planned:
     params: dict[str, Any] | None = None
     needs_approval: bool = False
     problem: str = ""  #: the run would stop, and why
+    is_waiting: bool = False  #: the run exists already and has sent nothing yet
 
     @property
     def request(self) -> str:
@@ -71,7 +74,7 @@ class Planner:
         self.phases = Phases(db, registry, step_limit=step_limit, limits=limits)
 
     def plan(self, workflow: str, *, most: int = 100) -> list[Planned]:
-        """What the consumers of a workflow would do with what is pending, at most so many runs of each."""
+        """What the consumers of a workflow would do with what was not sent yet, at most so many runs of each."""
         found = self.registry.workflow(workflow)
         try:
             return [planned for consumer in found.consumers.values() for planned in self._of(workflow, consumer, most)]
@@ -80,8 +83,17 @@ class Planner:
 
     def _of(self, workflow: str, consumer: Consumer, most: int) -> Iterator[Planned]:
         handler, now, left = self._backlog(workflow, consumer)
-        for _ in range(most):
-            if handler is None or not left:
+        if handler is None:
+            return
+        unsent = self._unsent(handler, most)
+        for row, offered in unsent:
+            planned = self._waiting(consumer, _subject(workflow, handler, now), row, offered)
+            if planned is not None:
+                yield replace(planned, is_waiting=True)
+        held = {event for row, offered in unsent for event in (*row.event_ids, *(each.id for each in offered))}
+        left = [row for row in left if row.id not in held]  # what was taken since the backlog was read
+        for _ in range(most - len(unsent)):
+            if not left:
                 return
             planned, taken = self._run(workflow, consumer, _subject(workflow, handler, now), left)
             if planned is not None:
@@ -100,6 +112,25 @@ class Planner:
             run: Any = _subject(workflow, handler, now)
             rows = [row for topic in consumer.subscribes for row in views.peeked(tx, run, topic.name, **given)]
         return handler, now, sorted(rows, key=lambda row: row.id)
+
+    def _unsent(self, handler: Row[Any], most: int) -> list[tuple[Row[Any], list[Row[Any]]]]:
+        """Runs that have sent nothing yet, each with the events it was offered and has not reserved."""
+        with self.db.transaction() as tx:
+            rows = listings.unsent(tx, handler, limit=most)
+            offered = views.slices(tx, [row.id for row in rows if row.phase in (Phase.PENDING, Phase.PREPARING)])
+        return [(row, offered.get(row.id, [])) for row in rows]
+
+    def _waiting(self, consumer: Consumer, run: Any, row: Row[Any], offered: Sequence[Row[Any]]) -> Planned | None:
+        """What a run that exists would send, from where it stands: before its plan, with it, or with its request."""
+        if row.phase in (Phase.PENDING, Phase.PREPARING):
+            return self._run(run.workflow, consumer, run, offered)[0]
+        message_ids = tuple(row.message_ids or ())
+        if row.connector is not None:
+            asked = Asked(connector=row.connector, operation=row.operation, params=row.params)
+            return self._planned(consumer, message_ids, asked, row.approved_at is None)
+        run.event_ids, run.prepare_result = tuple(row.event_ids), row.prepare_result
+        is_asking = bool((row.prepare_result or {}).get("approval"))
+        return self._planned(consumer, message_ids, self.phases.mutate(run), is_asking)
 
     def _run(
         self, workflow: str, consumer: Consumer, run: Any, left: Sequence[Row[Any]]
@@ -129,7 +160,9 @@ class Planner:
         if asked is None:
             return Planned(handler=consumer.name, message_ids=message_ids)
         operation = self.registry.operation(asked.connector, asked.operation)
-        assert operation is not None
+        if operation is None:
+            problem = f"{asked.connector}.{asked.operation} is not known here"
+            return Planned(handler=consumer.name, message_ids=message_ids, problem=problem)
         return Planned(
             handler=consumer.name,
             message_ids=message_ids,

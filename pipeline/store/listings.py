@@ -191,6 +191,22 @@ _RECENT_MUTATIONS = text("""
 SELECT m.id FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) m
 WHERE m.status = :status AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow) ORDER BY m.id DESC LIMIT :limit
 """)
+#: Runs of a handler that have something to do and have sent nothing: offered events, with a plan, waiting to be
+#: allowed, or stopped and to try the same plan again. ``connector`` names what was asked for already.
+_UNSENT = text("""
+SELECT r.id, r.phase, r.event_ids, r.prepare_result, m.connector, m.operation, m.params, m.approved_at,
+  (SELECT array_agg(e.message_id ORDER BY e.id) FROM pipeline.events e WHERE e.id = ANY(r.event_ids)) AS message_ids
+FROM (
+  SELECT r.* FROM pipeline.runs r WHERE r.workflow = :workflow AND r.handler_id = :handler_id AND r.finished_at IS NULL
+    AND (r.phase IN ('pending', 'preparing') AND r.offered IS NOT NULL OR r.phase = 'mutating'
+         OR r.phase = 'prepared' AND r.event_ids <> '{}')
+  UNION ALL
+  SELECT r.* FROM pipeline.runs r WHERE r.workflow = :workflow AND r.retry_pending AND r.handler_id = :handler_id
+    AND r.mutation_outcome = 'failure'
+) r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id AND m.status = 'pending'
+WHERE r.phase <> 'mutating' OR r.mutation_id IS NULL OR m.id IS NOT NULL
+ORDER BY r.id LIMIT :limit
+""")
 _APPROVALS = text("""
 SELECT m.id FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
 WHERE m.status = 'pending' AND r.status = 'paused:approval' AND m.approved_at IS NULL
@@ -318,6 +334,11 @@ def recent_mutations(
     """The newest mutations of a status that nothing waits for any more."""
     given = {"status": status, "workflow": workflow, "recent": recent, "limit": limit}
     return [row.id for row in tx.all(_RECENT_MUTATIONS, **given)]
+
+
+def unsent(tx: Transaction, handler: Row[Any], *, limit: int) -> Rows:
+    """Runs of a handler that have sent nothing yet, oldest first, with what they asked for if they did."""
+    return tx.all(_UNSENT, workflow=handler.workflow, handler_id=handler.id, limit=limit)
 
 
 def approvals(tx: Transaction, workflow: str | None = None, *, limit: int = 100) -> list[UUID]:

@@ -123,6 +123,16 @@ def test_a_plan_prints_what_would_go_out(db: Database, pipeline: Pipeline) -> No
     assert run.runs() == []
 
 
+def test_a_plan_says_which_runs_exist_and_have_not_sent_their_request_yet(db: Database, pipeline: Pipeline) -> None:
+    assert pipeline("breaker", "open", "mail.send", "-m", "provider is down").code == 0
+    run = Inline(db, [counter.counter], [counter.mail])
+    run.publish(counter.letters, {"to": "ada@example.org"})
+    run.run()
+    done = pipeline("plan", "counter")
+    assert "its run exists and has not sent it yet" in done.out
+    assert "mail.send: 1" in done.out
+
+
 def test_a_breaker_is_opened_listed_and_closed(pipeline: Pipeline) -> None:
     assert pipeline("breaker", "open", "mail.send", "-m", "provider is down").code == 0
     (row,) = pipeline("breakers", "--json").json

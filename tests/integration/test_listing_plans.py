@@ -75,6 +75,10 @@ LOOKS: Mapping[str, Asked] = {
         lambda _: {"status": "failed", "workflow": None, "recent": RECENT, "limit": 50},
     ),
     "approvals": (listings._APPROVALS, lambda _: {"workflow": None, "limit": 100}),
+    "unsent": (
+        listings._UNSENT,
+        lambda crowd: {"workflow": WORKFLOW, "handler_id": crowd.handler_id, "limit": 100},
+    ),
     "surfaced": (listings._SURFACED, lambda _: {"limit": 100}),
     "operations": (ledger._OPERATIONS, lambda _: {"recent": RECENT}),
     "newest known by": (

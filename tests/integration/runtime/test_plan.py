@@ -7,14 +7,18 @@ import pytest
 from sqlalchemy import text
 
 from pipeline import PrepareResult
+from pipeline.client.desk import Desk
 from pipeline.domain.errors import UnknownError
+from pipeline.domain.values import Person
+from pipeline.execution import breakers, starts
 from pipeline.runtime.plan import Planned, Planner, counts
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed
 from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import scripted
+from pipeline.testing.scripted import Does, scripted
 from tests.support.handlers import Shop, take_one
 
+ADA = Person(name="ada", reason="within budget")
 _EVERYTHING = """
 SELECT (SELECT count(*) FROM pipeline.runs) AS runs, (SELECT count(*) FROM pipeline.mutations) AS mutations,
   (SELECT string_agg(status || coalesce(offered_to::text, '') || xid::text, ',' ORDER BY event_id)
@@ -96,3 +100,66 @@ def test_a_workflow_nobody_knows_is_refused_with_those_that_are_known(db: Databa
     run = Shop().inline(db)
     with pytest.raises(UnknownError, match="shop"):
         Planner(db, run.registry, step_limit=timedelta(seconds=30)).plan("shopp")
+
+
+def test_a_plan_also_shows_what_waits_behind_an_open_breaker(db: Database) -> None:
+    shop = Shop(concurrency=4)
+    run = shop.started(db, 3)
+    with db.transaction() as tx:
+        breakers.open_(tx, ("mail", "send"), ADA)
+    run.run()
+    run.publish(shop.orders, {"n": 3})
+    planned = plan(run)
+    assert [item.is_waiting for item in planned] == [True, True, True, False]
+    assert sorted((item.message_ids, str(item.params)) for item in planned) == [
+        (("m1",), "{'n': 0}"),
+        (("m2",), "{'n': 1}"),
+        (("m3",), "{'n': 2}"),
+        (("m4",), "{'n': 3}"),
+    ]
+    assert len(plan(run, most=2)) == 2
+    assert len(plan(run, most=3)) == 3
+
+
+def test_a_plan_also_shows_runs_that_were_started_and_not_prepared_yet(db: Database) -> None:
+    shop = Shop(concurrency=4)
+    run = shop.started(db, 2)
+    with db.transaction() as tx:
+        starts.start(tx, "shop", "Send", count=2)
+    assert sorted((item.message_ids, item.request, item.is_waiting) for item in plan(run)) == [
+        (("m1",), "mail.send", True),
+        (("m2",), "mail.send", True),
+    ]
+
+
+def test_a_plan_also_shows_requests_that_wait_to_be_allowed_or_were_allowed(db: Database) -> None:
+    shop = Shop(requires_approval=True, concurrency=4)
+    shop.mail = scripted("mail", redact=frozenset({"n"}))
+    run = shop.started(db, 2)
+    run.run()
+    desk = Desk(db, run.registry)
+    desk.approve(desk.approvals()[0], ADA)
+    planned = plan(run)
+    assert sorted(item.message_ids for item in planned) == [("m1",), ("m2",)]
+    assert sorted((item.needs_approval, item.is_waiting) for item in planned) == [(False, True), (True, True)]
+    assert [item.params for item in planned] == [{"n": "•••"}] * 2
+    other = Inline(db, [shop.workflow], [scripted("mail", mutations=("cancel",))])
+    gone = plan(other)
+    assert [item.problem for item in gone] == ["mail.send is not known here"] * 2
+
+
+def test_a_plan_also_shows_a_plan_that_is_tried_again(db: Database) -> None:
+    shop = Shop(after_failed_mutation="mutate", concurrency=4)
+    shop.mail.will(Does.REFUSES)
+    run = shop.started(db)
+    run.run()
+    assert [(item.message_ids, item.params, item.is_waiting) for item in plan(run)] == [(("m1",), {"n": 0}, True)]
+
+
+def test_what_was_sent_is_no_part_of_a_plan(db: Database) -> None:
+    shop = Shop(concurrency=4, on_uncertain="contain")
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell(9)
+    run = shop.started(db, 2)
+    run.run()
+    assert plan(run) == []
