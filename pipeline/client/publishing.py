@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from pipeline.client.raw import RawTransaction
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
+from pipeline.domain.payloads import plain
 from pipeline.domain.values import NewEvent
 from pipeline.execution import events
 from pipeline.store.database import Transaction
@@ -124,11 +125,10 @@ def event(item: Event | Mapping[str, Any], what: str) -> Event:
 
 
 def _new(event: Event) -> NewEvent:
-    payload = event.payload.model_dump(mode="json") if isinstance(event.payload, BaseModel) else event.payload
     return NewEvent(
         topic=event.topic,
         message_id=event.message_id,
-        payload=payload,
+        payload=plain(event.payload, what=f"payload of {event.message_id!r}"),
         key=event.key,
         title=event.title,
         traceparent=event.traceparent,

@@ -10,7 +10,11 @@ import json
 import math
 import unicodedata
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from pipeline.domain.errors import PayloadError
 
@@ -22,6 +26,7 @@ _LONGEST_WORDS = 10_000
 _UNSTORABLE = ("which is not storable text", "half a surrogate pair")
 _LONGEST_QUOTE = 80  #: characters of a value that a message repeats
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_READABLE = "a model that its own JSON reads back; publish what cannot be written like that as plain JSON"
 
 
 def checked_json(value: Any, *, what: str, limit: int) -> Any:
@@ -36,6 +41,55 @@ def checked_json(value: Any, *, what: str, limit: int) -> Any:
 def kept_json(value: Any, *, what: str, limit: int) -> Any:
     """A copy of ``value`` as it will be stored, so that what its owner does to it afterwards changes nothing."""
     return json.loads(_written(value, what, limit))
+
+
+def plain(value: Any, *, what: str) -> Any:
+    """A payload as JSON: a model as whoever has no model would publish it, anything else as it is.
+
+    A model that its JSON does not read back as it is would be another one for its consumers (a secret is
+    written as asterisks, an excluded field not at all, and a validator may change what it changed before).
+    It is refused while its owner still has it. Names in its JSON are those that the model reads.
+    """
+    if not isinstance(value, BaseModel):
+        return value
+    problem = ""
+    for by_alias in (True, False):
+        try:
+            written = value.model_dump(mode="json", by_alias=by_alias, round_trip=True, warnings=False)
+            lost = _lost(value, type(value).model_validate(deepcopy(written)), "$")  # a validator may take it apart
+        except ValidationError as error:
+            lost = ".".join(("$", *map(str, error.errors(include_url=False, include_input=False)[0]["loc"])))
+        except PydanticSerializationError:
+            raise PayloadError(what, f"a {type(value).__qualname__} cannot be written as JSON", _READABLE) from None
+        if lost is None:
+            return written
+        problem = problem or f"{lost} of a {type(value).__qualname__} would be lost or changed"
+    raise PayloadError(what, problem, _READABLE)
+
+
+def _lost(value: Any, back: Any, path: str) -> str | None:
+    """Where something differs from what came back. What a model keeps for itself is no part of it."""
+    pairs: list[tuple[Any, Any, str]]
+    if isinstance(value, BaseModel) and type(value) is type(back):
+        value, back = _fields(value), _fields(back)
+    if isinstance(value, dict) and isinstance(back, dict) and value.keys() == back.keys():
+        pairs = [(item, back[key], f"{path}.{key}") for key, item in value.items()]
+    elif isinstance(value, list | tuple) and isinstance(back, list | tuple) and len(value) == len(back):
+        pairs = [(item, back[index], f"{path}[{index}]") for index, item in enumerate(value)]
+    else:
+        return None if _is_equal(value, back) else path
+    return next((lost for item in pairs if (lost := _lost(*item))), None)
+
+
+def _fields(model: BaseModel) -> dict[str, Any]:
+    held = model.__dict__  # not by getattr: a deprecated field would warn
+    return {name: held[name] for name in type(model).model_fields if name in held} | (model.model_extra or {})
+
+
+def _is_equal(value: Any, back: Any) -> bool:
+    """A type that does not say when two of it are equal is trusted."""
+    says: Any = type(value).__eq__
+    return bool(value == back) or (type(value) is type(back) and says is object.__eq__)
 
 
 def _written(value: Any, what: str, limit: int) -> str:

@@ -7,8 +7,9 @@ file and the line of the declaration; nothing is registered by half.
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -112,6 +113,13 @@ class Workflow:
         self.consumers: dict[str, Consumer] = {}
         self.producers: dict[str, Producer] = {}
 
+    @property
+    def overlap(self) -> str | None:
+        """Why a run may end after one that began later, if it may. What such runs return as state must be merged."""
+        if self.concurrency > 1:
+            return f"runs {self.concurrency} at once"
+        return "goes on past a doubt" if self.on_uncertain is OnUncertain.CONTAIN else None
+
     def topic(self, name: str, schema: type[BaseModel] | None = None) -> Topic:
         """Declare a topic; with a model, every payload is checked against it."""
         where = _caller()
@@ -206,7 +214,7 @@ class Workflow:
         self._refuse_taken(name, where)
         self._known(subscribes, where)
         self._known(publishes, where)
-        problem = checks.consumer_problem(instance, name, subscribes, options, self.concurrency)
+        problem = checks.consumer_problem(instance, name, subscribes, options, self.overlap)
         if problem:
             raise DeclarationError(problem, where)
         for option, kind in (("after_failed_mutation", AfterFailedMutation), ("start_at", StartAt)):
@@ -275,25 +283,35 @@ class Effect:
 
 
 def pinned(event: Event) -> dict[str, Any]:
-    """An event as it can be kept in a plan."""
-    payload = event.payload.model_dump(mode="json") if isinstance(event.payload, BaseModel) else event.payload
+    """An event as it can be kept in a plan: as it was published, because the model reads it again from there."""
     return {
         "id": event.id,
         "message_id": event.message_id,
-        "payload": payload,
+        "payload": event.stored,
         "key": event.key,
         "title": event.title,
+        "created_at": event.created_at and event.created_at.isoformat(),
     }
 
 
 def unpinned(topic: Topic, data: dict[str, Any]) -> Event:
-    """The event that was kept in a plan, its payload read by the topic's model again."""
-    return Event(topic=topic.name, **{**data, "payload": typed(topic, data["payload"])})
+    """The event that was kept in a plan, its payload read by the topic's model once."""
+    created_at = data.get("created_at")  # plans of earlier code have none
+    return Event(
+        id=data["id"],
+        topic=topic.name,
+        message_id=data["message_id"],
+        payload=typed(topic, data["payload"]),
+        key=data["key"],
+        title=data["title"],
+        created_at=created_at and datetime.fromisoformat(created_at),
+        stored=data["payload"],
+    )
 
 
 def typed(topic: Topic, payload: Any) -> Any:
-    """A payload as the topic's model, where it has one."""
-    return topic.schema.model_validate(payload) if topic.schema else payload
+    """A payload as the topic's model, where it has one. It reads a copy: a validator may change what it is given."""
+    return topic.schema.model_validate(deepcopy(payload)) if topic.schema else payload
 
 
 def _caller() -> str:

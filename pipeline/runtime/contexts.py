@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from pipeline.connectors.sdk import Connector, Operation
 from pipeline.domain.errors import EventError, LogicError, PhaseViolationError
 from pipeline.domain.ids import EventId
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
-from pipeline.domain.payloads import checked_name, checked_text, kept_json
+from pipeline.domain.payloads import checked_name, checked_text, kept_json, plain
 from pipeline.domain.values import NewEvent
 from pipeline.engine.steps import called
 from pipeline.runtime.authoring import Topic, typed
@@ -129,8 +129,8 @@ def _answer(connector: Connector, operation: Operation[Any], params: dict[str, A
             value = operation.function(connector, **operation.given(params))
             if inspect.isawaitable(value):
                 if _is_in_loop():
-                    return value if span is None else _awaited(value, span)
-                value = called(functools.partial(_same, value), ())
+                    return _awaited(value, span)
+                value = loop.answered(value)
     except BaseException as error:
         spans.ended(span, error=error)
         raise
@@ -142,7 +142,7 @@ async def _awaited(value: Any, span: Any) -> Any:
     """An answer that an async handler waits for itself."""
     try:
         with spans.inside(span):
-            answer = await value
+            answer = await loop.answered_elsewhere(value)
     except BaseException as error:
         spans.ended(span, error=error)
         raise
@@ -156,10 +156,6 @@ def _is_in_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 class PrepareContext(Context):
@@ -210,6 +206,7 @@ class PrepareContext(Context):
                 key=row.key,
                 title=row.title,
                 created_at=row.created_at,
+                stored=row.payload,
             )
             for row in rows
         ]
@@ -265,9 +262,10 @@ class Publishing(Context):
             known = ", ".join(sorted(self._topics)) or "none"
             instead = f"This handler declares publishes: {known}. Pass the topic that workflow.topic(...) returned"
             self._refuse(f"publish to topic {name!r}", instead)
-        body = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
+        what = f"payload of {message_id!r}"
+        body = plain(payload, what=what)
         typed(topic, body)
-        body = kept_json(body, what=f"payload of {message_id!r}", limit=self._limits.payload)
+        body = kept_json(body, what=what, limit=self._limits.payload)
         checked_name(message_id, what="message id")
         if key is not None:
             checked_name(key, what="key")

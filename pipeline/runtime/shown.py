@@ -23,6 +23,7 @@ class Event:
     key: str | None = None
     title: str | None = None
     created_at: datetime | None = None
+    stored: Any = field(default=None, repr=False, compare=False)  #: the payload as it was published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

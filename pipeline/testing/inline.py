@@ -16,6 +16,7 @@ from sqlalchemy import Row, text
 
 from pipeline.connectors.sdk import Connector
 from pipeline.domain.ids import MutationId
+from pipeline.domain.payloads import plain
 from pipeline.domain.values import NewEvent, Person
 from pipeline.execution import events, mutations
 from pipeline.runtime import points
@@ -106,9 +107,10 @@ class Inline:
         """Publish payloads as a service would; message ids are ``m1``, ``m2``, … per topic."""
         with self.db.transaction() as tx:
             count = len(tx.all(_EVENTS, workflow=topic.workflow, topic=topic.name))
+            named = [(f"{prefix}{count + n}", payload) for n, payload in enumerate(payloads, start=1)]
             new = [
-                NewEvent(topic=topic.name, message_id=f"{prefix}{count + n}", payload=_json(payload), key=key)
-                for n, payload in enumerate(payloads, start=1)
+                NewEvent(topic=topic.name, message_id=id_, payload=plain(payload, what=f"payload of {id_!r}"), key=key)
+                for id_, payload in named
             ]
             events.publish(tx, topic.workflow, new)
 
@@ -253,7 +255,3 @@ class Inline:
 
 def _uuids(ids: Sequence[str]) -> list[UUID]:
     return [UUID(id_) for id_ in ids]
-
-
-def _json(payload: Any) -> Any:
-    return payload.model_dump(mode="json") if hasattr(payload, "model_dump") else payload

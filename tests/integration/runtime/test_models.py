@@ -1,0 +1,185 @@
+"""What a topic's model means for handlers and publishers: the same payload everywhere, and nothing lost on the way."""
+
+# ruff: noqa: ARG002 - the host decides which arguments a handler takes
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field, field_validator, model_validator
+from sqlalchemy import create_engine
+
+from pipeline import PrepareResult, Topic, Workflow
+from pipeline.client.publishing import publish
+from pipeline.domain.errors import PayloadError
+from pipeline.store.database import Database
+from pipeline.testing.inline import Inline
+from pipeline.testing.scripted import scripted
+from tests.support.handlers import take_one
+
+
+class Cents(BaseModel):
+    """Changes what it is given, and would change it again."""
+
+    cents: int
+
+    @field_validator("cents")
+    @classmethod
+    def hundredfold(cls, given: int) -> int:
+        return given * 100
+
+
+class Counted(BaseModel):
+    """Changes what it is given in its place."""
+
+    total: int
+
+    @model_validator(mode="before")
+    @classmethod
+    def read(cls, given: dict[str, Any]) -> dict[str, Any]:
+        given["total"] += 1
+        return given
+
+
+class Aliased(BaseModel):
+    """Read by another name than it has in Python."""
+
+    order_id: str = Field(alias="orderId")
+
+
+class Secret(BaseModel):
+    """Not written as it is, on purpose."""
+
+    token: SecretStr
+
+
+class Hidden(BaseModel):
+    """Not written at all, on purpose."""
+
+    email: str = Field(exclude=True)
+
+
+class Computed(BaseModel):
+    """Has more to show than it reads."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    a: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def b(self) -> int:
+        return self.a + 1
+
+
+class Patch(BaseModel):
+    """Tells what was given from what was not."""
+
+    name: str | None = None
+    phone: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("model", "published", "read", "sent"),
+    [
+        (Cents, {"cents": 12}, lambda p: p.cents, 1200),
+        (Counted, {"total": 3}, lambda p: p.total, 4),
+        (Aliased, {"orderId": "1"}, lambda p: p.order_id, "1"),
+        (Secret, {"token": "abc"}, lambda p: p.token.get_secret_value(), "abc"),
+        (Hidden, {"email": "a@b"}, lambda p: p.email, "a@b"),
+        (Computed, {"a": 1}, lambda p: p.b, 2),
+        (Patch, {"phone": "7"}, lambda p: p.model_dump(exclude_unset=True), {"phone": "7"}),
+    ],
+)
+def test_an_effect_is_given_what_a_consumer_of_three_phases_sees(
+    db: Database, model: type[BaseModel], published: Any, read: Callable[[Any], Any], sent: Any
+) -> None:
+    workflow = Workflow("shop")
+    topic = workflow.topic("orders", schema=model)
+    workflow.consumer(subscribes=[topic])(_in_three_phases(topic, read))
+    seen: list[Any] = []
+
+    @workflow.effect(topic)
+    def in_one(ctx: Any, event: Any) -> Any:
+        seen.append(event)
+        return ctx.mail.send(x=read(event.payload))
+
+    run = Inline(db, [workflow], connectors=[mail := scripted("mail", mutations=["send"])])
+    run.publish(topic, published)
+    run.run()
+    assert [effect.params for effect in mail.effects] == [{"x": sent}] * 2
+    (event,) = run.events(topic)
+    assert event.payload == published
+    assert (seen[0].created_at, seen[0].message_id) == (event.created_at, "m1")
+
+
+def _in_three_phases(topic: Topic, read: Callable[[Any], Any]) -> type:
+    class InThree:
+        def prepare(self, ctx: Any, state: Any) -> PrepareResult:
+            pending = ctx.peek(topic, limit=1)
+            return PrepareResult(reserve=pending, data=[read(event.payload) for event in pending])
+
+        def mutate(self, ctx: Any, prepared: Any) -> Any:
+            return ctx.mail.send(x=prepared.data[0]) if prepared.data else None
+
+        def next(self, ctx: Any, prepared: Any, result: Any) -> None:
+            return None
+
+    return InThree
+
+
+def a_chain(payload: Any) -> tuple[Workflow, Topic, Topic]:
+    """A consumer that publishes what it is told to, to a topic with the model of that."""
+    workflow = Workflow("shop")
+    first, second = workflow.topic("first"), workflow.topic("second", schema=type(payload))
+
+    @workflow.consumer(subscribes=[first], publishes=[second])
+    class On:
+        def prepare(self, ctx: Any, state: Any) -> PrepareResult:
+            return take_one(ctx, first)
+
+        def mutate(self, ctx: Any, prepared: Any) -> Any:
+            return ctx.mail.send(x=1)
+
+        def next(self, ctx: Any, prepared: Any, result: Any) -> None:
+            ctx.publish(second, message_id="m", payload=payload)
+
+    return workflow, first, second
+
+
+def test_a_model_with_aliases_is_published_by_them_from_everywhere(db: Database, database_url: str) -> None:
+    workflow, first, second = a_chain(Aliased(orderId="1"))
+    run = Inline(db, [workflow], connectors=[scripted("mail", mutations=["send"])])
+    run.publish(first, {"n": 1})
+    run.publish(second, Aliased(orderId="2"), prefix="kit")
+    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg2://"))
+    with engine.begin() as connection:
+        publish(connection, "shop", [{"topic": "second", "message_id": "client", "payload": Aliased(orderId="3")}])
+    engine.dispose()
+    run.run()
+    assert {event.payload["orderId"] for event in run.events(second)} == {"1", "2", "3"}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [Secret(token=SecretStr("s3cret")), Hidden(email="s3cret"), Cents(cents=12)],
+    ids=lambda p: type(p).__name__,
+)
+def test_a_model_that_would_not_come_back_is_refused_everywhere_before_it_is_lost(
+    db: Database, database_url: str, payload: BaseModel
+) -> None:
+    workflow, first, second = a_chain(payload)
+    run = Inline(db, [workflow], connectors=[mail := scripted("mail", mutations=["send"])])
+    with pytest.raises(PayloadError, match="payload of 'm1'"):
+        run.publish(second, payload)
+    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg2://"))
+    with engine.connect() as connection, pytest.raises(PayloadError, match="payload of 'client'"):
+        publish(connection, "shop", [{"topic": "second", "message_id": "client", "payload": payload}])
+    engine.dispose()
+    run.publish(first, {"n": 1})
+    run.run()
+    (stopped,) = run.runs()
+    assert (stopped.phase, stopped.status, stopped.retry_pending) == ("emitting", "failed:logic", True)
+    assert "would be lost or changed" in stopped.error
+    assert "s3cret" not in stopped.error
+    assert (run.events(second), len(mail.effects)) == ([], 1), "mended code carries it forward, the mutation stays one"
