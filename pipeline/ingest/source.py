@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pipeline.domain.errors import InvalidInputError
+from pipeline.engine.errors import ExceptionType, TransactionException
 from pipeline.engine.policies import ConsumerPolicy, RetryPolicy
 from pipeline.engine.transactions import Transaction
 from pipeline.ingest import parking
@@ -23,6 +24,14 @@ logger = logging.getLogger("pipeline.ingest")
 MARGIN = 5.0  #: seconds between the end of the longest life and the first claim
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST_MS = 253_402_300_799_000  #: the last second of the year 9999
+
+
+class PoisonedFetchError(PoisonError, TransactionException):
+    """Entries that cannot be used, as the engine hears of them: another attempt would read on behind them."""
+
+    def __init__(self, error: PoisonError) -> None:
+        super().__init__(error.stream, error.entries, error.messages)
+        self.category = ExceptionType.BUSINESS
 
 
 class StreamSource:
@@ -51,7 +60,8 @@ class StreamSource:
         """At most so many items, waiting for the first as the queue is set to, or for ``block_ms``.
 
         Entries that cannot be read are said in the log, and raised by the next fetch when good ones came
-        with them: those are delivered already, and nobody else would get them.
+        with them: those are delivered already, and nobody else would get them. However many attempts a
+        fetch has, they end the loop.
         """
         self._raise_poison()
         block_ms = extra.pop("block_ms", None)
@@ -80,7 +90,7 @@ class StreamSource:
     def _raise_poison(self) -> None:
         error, self._poison = self._poison, None
         if error is not None:
-            raise error
+            raise PoisonedFetchError(error)
 
     def _message(self, transaction: Transaction) -> QueueMessage:
         config, entry = self._queue.config, transaction.metadata.get("entry")

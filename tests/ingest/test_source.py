@@ -161,6 +161,18 @@ def test_good_items_that_come_with_a_bad_entry_are_worked_on_before_the_error_is
     assert list(place.pending()) == [bad], "the good ones were worked on and acknowledged"
 
 
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_bad_entry_ends_the_loop_however_many_attempts_a_fetch_has(place: Place, variant: str, good: int) -> None:
+    place.queue()
+    bad = place.add_raw({b"data": b"bad"})
+    place.add(*({"n": n} for n in range(good)))
+    policy = a_policy(fetch=RetryPolicy(max_attempts=3))
+    with pytest.raises(FetchException, match=bad) as caught:
+        consume(place, variant, policy)
+    assert isinstance(caught.value.__cause__, PoisonError)
+    assert list(place.pending()) == [bad]
+
+
 def test_an_item_that_is_given_up_is_parked_and_one_that_is_not_stays_pending(place: Place) -> None:
     place.queue()
     first, second = place.add({"n": 1}, {"n": 2})
