@@ -4,11 +4,23 @@ The channel between them is made before the first child is. A child that is recy
 one that is killed takes its last second along, and nothing else.
 """
 
+import logging
+from collections.abc import Iterable
+
+from sqlalchemy.exc import SQLAlchemyError
+
 from pipeline.config import Settings
 from pipeline.runtime.gauges import Gauges
+from pipeline.store import measures, views
 from pipeline.store.database import Database
 from pipeline.tasks import refusals
+from pipeline.telemetry import metrics
 from pipeline.telemetry.meters import Meters, require
+
+log = logging.getLogger(__name__)
+
+#: Of these transitions alerts ask how fast they come.
+RATED = ("mutation.applied", "mutation.failed", "mutation.escalated")
 
 _meters: Meters | None = None
 
@@ -21,18 +33,40 @@ def open_(settings: Settings, pool: str) -> None:
     _meters.open()
 
 
-def begin(settings: Settings) -> None:
+def begin(settings: Settings, workflows: Iterable[str]) -> None:
     """In the main process, once it is ready: add up, and answer whoever asks."""
     meters = _meters or Meters(settings)
     if meters.is_wanted:
-        meters.begin(Gauges(Database.connect(settings.database_url, pool_size=1)).register)
-        refusals.count_none()
+        db = Database.connect(settings.database_url, pool_size=1)
+        meters.begin(Gauges(db).register)
+        count_none({*workflows, *_registered(db)})  # its sweeps rescue the runs of others, too
 
 
-def begin_child() -> None:
+def begin_child(workflows: Iterable[str]) -> None:
     """In a process of the pool."""
-    if _meters is not None:
+    if _meters is not None and _meters.is_wanted:
         _meters.begin_child()
+        count_none(workflows)
+
+
+def count_none(workflows: Iterable[str]) -> None:
+    """Begin at zero what alerts rate: of a series whose first value is 200, Prometheus sees no step at all."""
+    refusals.count_none()
+    for workflow in workflows:
+        metrics.note("pipeline.rescues", {"workflow": workflow}, 0)
+        for name in RATED:
+            metrics.note("pipeline.transitions", {"transition": name, "workflow": workflow}, 0)
+
+
+def _registered(db: Database) -> list[str]:
+    """The workflows that the database knows; none while it does not answer."""
+    try:
+        with db.transaction() as tx:
+            measures.carefully(tx)
+            return views.workflow_names(tx)
+    except SQLAlchemyError:
+        log.debug("the database was not asked for its workflows", exc_info=True)
+        return []
 
 
 def end() -> None:

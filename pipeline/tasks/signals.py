@@ -49,7 +49,7 @@ def _end(error: Exception) -> NoReturn:
 def begin_child(**_: Any) -> None:
     """A child opens connections of its own."""
     tracing.begin(host().settings.otlp_endpoint)
-    metrics.begin_child()
+    metrics.begin_child(host().registry.workflows)
 
 
 @signals.worker_process_shutdown.connect
@@ -71,7 +71,7 @@ def watch(sender: Any, **_: Any) -> None:
     """Start the guardian: it watches over this worker from its main process."""
     forks = "prefork" in type(sender.pool).__module__
     tracing.begin(host().settings.otlp_endpoint, forks=forks)
-    metrics.begin(host().settings)
+    metrics.begin(host().settings, host().registry.workflows)
     guardian.start(host(), sender.pool)
     ownership.check(host().db, host().settings.broker_url)
 

@@ -80,6 +80,7 @@ def test_the_sums_of_recycled_and_killed_children_equal_what_the_database_says(i
     options = ("--pool=prefork", "--concurrency=2", "--max-tasks-per-child=3")
     node = installation.worker(*options, PIPELINE_METRICS_PORT=str(port), **PATIENT)
     answering(port, within=60)
+    wait_for(lambda: begun_at_zero(scrape(port)))
     with watched(port) as fell:
         first = set(node.children())
         publish(installation, 12)
@@ -100,6 +101,13 @@ def test_the_sums_of_recycled_and_killed_children_equal_what_the_database_says(i
     assert fell == []
     wait_for(lambda: phases_and_gauges_agree(port, since(installation, before)))
     assert node.stop() == 0
+
+
+def begun_at_zero(seen: Scraped) -> bool:
+    """What alerts rate has a value before anything has happened: they see no step of a series that begins with one."""
+    assert seen.by("pipeline_transitions_total", "transition", "workflow").get(("mutation.escalated", "shop")) == 0
+    assert seen.by("pipeline_rescues_total", "workflow").get("shop") == 0
+    return True
 
 
 def held(installation: Installation) -> list[Any]:
