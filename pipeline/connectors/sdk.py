@@ -10,6 +10,8 @@ never parameters, and what is said about an operation is scrubbed of them.
 """
 
 import contextlib
+import copy
+import functools
 import inspect
 import logging
 import time
@@ -18,12 +20,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from string import Formatter
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from pipeline.connectors.declarations import overriding, wrong_fact, wrong_line, wrong_look
 from pipeline.connectors.readings import Outcome, Reading, pause, read_error
 from pipeline.connectors.secrets import secrets
 from pipeline.domain.errors import InvalidInputError, LogicError
@@ -114,21 +116,30 @@ class Operation(Generic[F]):
     model: type[BaseModel] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._refuse(wrong_fact(functools.partial(getattr, self)))
         self.signature = inspect.signature(self.function)
         self.model = _model(self.function, self.signature, skip=2 if self.is_mutation else 1)
         wrong = sorted(set(self.redact) - set(self.model.model_fields))
         if wrong and not self._takes_anything:
-            raise InvalidInputError(f"{self.function.__qualname__} redacts {wrong[0]!r}, which it does not take.")
-        if problem := self._unshowable():
-            raise InvalidInputError(f"{self.function.__qualname__} shows {self.shows!r}: {problem}.")
+            self._refuse(f"redacts {wrong[0]!r}, which it does not take")
+        self._refuse(wrong_line(self.shows, self.model.model_fields, takes_anything=self._takes_anything))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def reconcile(self, look: L) -> L:
-        """Mark the method that finds out what became of this mutation."""
-        self.look = look
+        """Mark the method that finds out what became of this mutation. A subclass overrides it by its name."""
+        if self.look is not None:
+            known = getattr(self.look, "__name__", "another method")
+            self._refuse(f"is asked about by {known} already; a subclass overrides that by its name")
+        self.asked_by(look)
         return look
+
+    def asked_by(self, look: Callable[..., Any]) -> None:
+        """Ask by this method, if it takes what this mutation takes."""
+        if not self._takes_anything:
+            self._refuse(wrong_look(look, self.model.model_fields))
+        self.look = look
 
     @property
     def can_reconcile(self) -> bool:
@@ -194,22 +205,6 @@ class Operation(Generic[F]):
                 return self.shows.format_map(defaultdict(str, seen))
         return ", ".join(f"{name}={value}" for name, value in seen.items())
 
-    def _unshowable(self) -> str:
-        """Why the line for people could not be put together; empty if it can be. Its values are all text by then."""
-        try:
-            fields = [field for _, field, _, _ in Formatter().parse(self.shows) if field is not None]
-        except ValueError as error:
-            return str(error)
-        known = self.model.model_fields
-        wrong = [name for name in fields if not (name in known or (self._takes_anything and name.isidentifier()))]
-        if wrong:
-            return f"it does not take {wrong[0]!r}; expected one of: {', '.join(known) or 'none'}"
-        try:
-            self.shows.format_map(dict.fromkeys(fields, "text"))
-        except (ValueError, LookupError) as error:
-            return f"{error}; expected formats for text, which is what every value is shown as"
-        return ""
-
     def _written(self, name: str, value: Any) -> Any:
         """A value as JSON; where nothing was declared it must be JSON already, which is checked later."""
         known = self.model.model_fields.get(name)
@@ -221,6 +216,10 @@ class Operation(Generic[F]):
             return to_jsonable_python(value, by_alias=True)
         except PydanticSerializationError as error:
             raise LogicError(f"{self.name} was given a {name} that cannot be written down: {error}") from None
+
+    def _refuse(self, problem: str) -> None:
+        if problem:
+            raise InvalidInputError(f"{getattr(self.function, '__qualname__', self.function)} {problem}.")
 
     @property
     def _takes_anything(self) -> bool:
@@ -263,6 +262,10 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
     """
 
     def mark(function: F) -> Operation[F]:
+        if isinstance(redact, str):
+            raise InvalidInputError(
+                f"{function.__qualname__} redacts {redact!r}, a text; expected the names in a list."
+            )
         return Operation(
             function=function,
             is_mutation=True,
@@ -292,7 +295,7 @@ class Connector:
         known = cls.__dict__.get("_operations")
         if known is None:
             found = (inspect.getattr_static(cls, name) for name in dir(cls))
-            known = {operation.name: operation for operation in found if isinstance(operation, Operation)}
+            known = {each.name: _of_class(cls, each) for each in found if isinstance(each, Operation)}
             cls._operations = known
         return known
 
@@ -301,6 +304,16 @@ class Connector:
         for secret in secrets(self):
             text = text.replace(secret, HIDDEN)
         return text
+
+
+def _of_class(cls: type, operation: Operation[Any]) -> Operation[Any]:
+    """An operation as this class has it: asked about by the method that the class has under that name."""
+    look = operation.look and overriding(cls, operation.look)
+    if look is operation.look or look is None:
+        return operation
+    own = copy.copy(operation)
+    own.asked_by(look)
+    return own
 
 
 def _holds_secret(kind: Any) -> bool:

@@ -5,6 +5,7 @@ having the workflow's code at hand.
 """
 
 from datetime import timedelta
+from itertools import pairwise
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -69,6 +70,12 @@ class ReconcilePolicy(Policy):
     backoff: Backoff = Backoff(base=timedelta(seconds=10), cap=timedelta(minutes=10))
     immediate_timeout: timedelta = Field(default=timedelta(seconds=30), gt=timedelta(0))
     watch: tuple[timedelta, ...] = (timedelta(minutes=10), timedelta(hours=1), timedelta(hours=24))
+
+    @model_validator(mode="after")
+    def _watch_grows(self) -> Self:
+        if any(span <= before for before, span in pairwise((timedelta(0), *self.watch))):
+            raise ValueError(f"watch {[str(span) for span in self.watch]} does not grow; expected each span longer")
+        return self
 
 
 class BreakerPolicy(Policy):

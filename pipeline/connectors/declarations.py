@@ -1,0 +1,75 @@
+"""What is wrong with an operation as it is declared, in words; empty when nothing is.
+
+Found where the operation is written, it is a line to mend. Found by a worker, it would be a run that
+crashes, or a question for a person.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from datetime import timedelta
+from string import Formatter
+from typing import Any
+
+from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
+
+_KINDS: dict[str, type] = {
+    "timeout": timedelta,
+    "settle": timedelta,
+    "policy": ReconcilePolicy,
+    "retry": RetryPolicy,
+    "breaker": BreakerPolicy,
+    "shows": str,
+}
+
+
+def wrong_fact(facts: Callable[[str], Any]) -> str:
+    """Which fact, asked for by its name, is of the wrong kind or makes no sense."""
+    for name, kind in _KINDS.items():
+        if not isinstance(facts(name), kind):
+            return f"has {name} {facts(name)!r}; expected a {kind.__name__}"
+    if facts("timeout") <= timedelta(0):
+        return f"has timeout {facts('timeout')}; expected a positive span"
+    if facts("settle") < timedelta(0):
+        return f"has settle {facts('settle')}; expected no negative span"
+    return ""
+
+
+def wrong_line(shows: str, names: Collection[str], *, takes_anything: bool) -> str:
+    """Why the line for people could not be put together. Its values are all text by then."""
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(shows) if field is not None]
+    except ValueError as error:
+        return f"shows {shows!r}: {error}"
+    wrong = [name for name in fields if not (name in names or (takes_anything and name.isidentifier()))]
+    if wrong:
+        return f"shows {shows!r}: it does not take {wrong[0]!r}; expected one of: {', '.join(names) or 'none'}"
+    try:
+        shows.format_map(dict.fromkeys(fields, "text"))
+    except (ValueError, LookupError) as error:
+        return f"shows {shows!r}: {error}; expected formats for text, which is what every value is shown as"
+    return ""
+
+
+def wrong_look(look: Callable[..., Any], names: Collection[str]) -> str:
+    """Why a reconcile could not be called with what its mutation was given."""
+    given: Mapping[str, None] = dict.fromkeys(names)
+    try:
+        inspect.signature(look).bind(None, None, **given)
+    except TypeError as error:
+        takes = ", ".join(("self", "call", *names))
+        return f"cannot be asked about by {_name(look)}: {error}; expected it to take {takes}"
+    except ValueError:
+        return ""  # what is written in another language does not tell
+    return ""
+
+
+def overriding(cls: type, look: Callable[..., Any]) -> Callable[..., Any]:
+    """The method that a class has in the place of one of its bases, which may be the same."""
+    name = _name(look)
+    is_method = any(vars(base).get(name) is look for base in cls.__mro__)
+    found = inspect.getattr_static(cls, name, None) if is_method else None
+    return found if inspect.isfunction(found) else look
+
+
+def _name(look: Callable[..., Any]) -> str:
+    return str(getattr(look, "__name__", type(look).__name__))
