@@ -4,8 +4,9 @@ What a workflow's author needs, and nothing heavier: ``Workflow``, ``PrepareResu
 the errors a handler may raise. Everything else is imported from where it lives.
 """
 
+from pipeline.connectors.readings import Outcome, Reading
 from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, Verdict, mutation, read
-from pipeline.domain.errors import AuthError, LogicError, PhaseViolationError, PipelineError, TransientError
+from pipeline.domain.errors import AuthError, EventError, LogicError, PhaseViolationError, PipelineError, TransientError
 from pipeline.domain.policies import (
     Backoff,
     BreakerPolicy,
@@ -27,14 +28,17 @@ __all__ = [
     "Connector",
     "DeclarationError",
     "Event",
+    "EventError",
     "FailurePolicy",
     "LogicError",
     "MutationResult",
     "NotFound",
+    "Outcome",
     "PhaseViolationError",
     "PipelineError",
     "PrepareResult",
     "Prepared",
+    "Reading",
     "ReconcilePolicy",
     "Retention",
     "Retry",

@@ -129,9 +129,10 @@ def _stop(
         tx.announce(
             "mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=row.resolved_by
         )
+    blamed = [{"run": run_id, "culprits": _culprits(failures[run_id])} for run_id in locked]
     ended = tuple(
         Ended(run=run, failure=failures[run.id], consequence=_decide(run, failures[run.id], chance))
-        for run in store.by_ids(tx, store.STANDINGS, locked)
+        for run in store.guarded(tx, store.STANDINGS, blamed)
     )
     _write(tx, ended)
     return ended
@@ -139,15 +140,16 @@ def _stop(
 
 def _decide(run: Row[Any], failure: Failure, chance: float) -> Consequence:
     policy = _policy(run)
-    alone = run.offered is None
-    culprits = failure.culprits if alone else ()
-    earlier = max(run.input_failures, run.attempt - 1, run.consecutive_failures if alone else 0)
+    has_inputs = bool(_blamed(run, failure))
+    earlier = max(run.input_failures, run.attempt - 1)
+    if run.offered is None and not (has_inputs and failure.kind is FailureKind.LOGIC):
+        earlier = max(earlier, run.consecutive_failures)  # wrong code counts against the event it met, and no other
     standing = Standing(
         phase=Phase(run.phase),
         outcome=Outcome(run.mutation_outcome),
         mutation=MutationStatus(run.mutation_status) if run.mutation_status else None,
         can_reconcile=bool(run.reconcilable),
-        has_inputs=bool(run.event_ids or run.offered or culprits),
+        has_inputs=has_inputs,
         earlier_failures=earlier,
         after_failed=AfterFailedMutation(run.after_failed_mutation),
         on_uncertain=OnUncertain(run.on_uncertain),
@@ -211,32 +213,70 @@ def _doubt(tx: Transaction, ended: Sequence[Ended]) -> None:
 def _hand_back(tx: Transaction, ended: Sequence[Ended]) -> None:
     """Inputs of released runs become pending; slices that were never reserved are offered to nobody."""
     rows = [
-        {
-            "run": item.run_id,
-            "handler_id": item.run.handler_id,
-            "events": sorted({*item.run.event_ids, *(item.run.offered or _culprits(item))}),
-            "quarantine": item.consequence.quarantine,
-            "error": item.failure.message,
-            "counts": item.failure.kind is not FailureKind.VOID,
-            "suspect": item.failure.kind is FailureKind.CRASH,
-            "delay": item.consequence.delay if item.run.offered is not None else None,
-        }
+        row
         for item in ended
         if item.consequence.disposition.inputs is Inputs.RELEASE
+        for row in (_blamed_row(item), _spared_row(item))
+        if row["events"]
     ]
     if rows:
         event_store.hand_back(tx, rows)
 
 
-def _culprits(item: Ended) -> tuple[EventId, ...]:
-    """A run that sees everything owns nothing yet; what made it fail is set aside when it must be and is known."""
-    return item.failure.culprits if item.consequence.quarantine else ()
+def _blamed_row(item: Ended) -> dict[str, Any]:
+    return {
+        "run": item.run_id,
+        "handler_id": item.run.handler_id,
+        "events": sorted(_blamed(item.run, item.failure)),
+        "unheld": item.run.offered is None and not item.run.event_ids,
+        "quarantine": item.consequence.quarantine,
+        "error": item.failure.message,
+        "counts": item.failure.kind is not FailureKind.VOID,
+        "suspect": item.failure.kind is FailureKind.CRASH,
+        "delay": item.consequence.delay if item.run.offered is not None else None,
+    }
+
+
+def _spared_row(item: Ended) -> dict[str, Any]:
+    """What only happened to be there when another event was the cause: back at once, and nothing is counted."""
+    return {
+        "run": item.run_id,
+        "handler_id": item.run.handler_id,
+        "events": sorted(_inputs(item.run) - _blamed(item.run, item.failure)),
+        "quarantine": False,
+        "counts": False,
+        "suspect": False,
+    }
+
+
+def _inputs(run: Row[Any]) -> set[int]:
+    """What a run has reserved, or was offered and has not chosen from yet; one that sees everything owns nothing."""
+    return set(run.event_ids or run.offered or ())
+
+
+def _blamed(run: Row[Any], failure: Failure) -> set[int]:
+    """The events a failure is put down to: the culprits if they are known and this run's to blame, else its inputs."""
+    inputs, culprits = _inputs(run), {int(event) for event in _culprits(failure)}
+    is_choosing_among_all = run.offered is None and not run.event_ids
+    return culprits if is_choosing_among_all else (culprits & inputs) or inputs
+
+
+def _culprits(failure: Failure) -> tuple[EventId, ...]:
+    """Only wrong code and wrong input are an event's fault: a world that is down is nobody's."""
+    return failure.culprits if failure.kind is FailureKind.LOGIC else ()
 
 
 def _back_off(tx: Transaction, ended: Sequence[Ended]) -> None:
-    """A handler that runs alone waits as a whole; among slices only the failed inputs wait."""
+    """A handler that runs alone waits as a whole; among slices only the failed inputs wait.
+
+    Once the cause is set aside nothing is left to wait for, and the next failure is the first in a row.
+    """
     rows = [
-        {"handler_id": item.run.handler_id, "failures": 1, "delay": item.consequence.delay}
+        {
+            "handler_id": item.run.handler_id,
+            "delay": item.consequence.delay,
+            "is_over": item.consequence.quarantine,
+        }
         for item in ended
         if item.run.offered is None
         and item.consequence.disposition.inputs is Inputs.RELEASE

@@ -137,7 +137,7 @@ SELECT * FROM rewritten ORDER BY id
 HAND_BACK = text("""
 WITH x AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, handler_id integer, events bigint[],
-    quarantine boolean, error text, counts boolean, suspect boolean, delay interval)
+    unheld boolean, quarantine boolean, error text, counts boolean, suspect boolean, delay interval)
 ), freed AS (
   UPDATE pipeline.handlers h SET idle_snapshot = NULL
   WHERE h.ordered AND h.idle_snapshot IS NOT NULL AND h.id IN (SELECT x.handler_id FROM x WHERE x.quarantine)
@@ -154,7 +154,7 @@ SET status = CASE WHEN x.quarantine THEN 'quarantined' ELSE 'pending' END,
 FROM inputs x
 WHERE d.event_id = x.event_id AND d.handler_id = x.handler_id
   AND ((d.status = 'reserved' AND d.run_id = x.run) OR (d.status = 'pending' AND d.offered_to = x.run)
-    OR (d.status = 'pending' AND d.offered_to IS NULL AND x.quarantine))
+    OR (d.status = 'pending' AND d.offered_to IS NULL AND x.unheld))
 RETURNING d.event_id
 """)
 

@@ -296,19 +296,24 @@ UPDATE pipeline.runs SET status = CASE WHEN status = 'active' THEN 'failed:inter
 WHERE id = :id AND lease_expires_at IS NULL AND (status = 'active' OR retry_pending) RETURNING *
 """)
 
-STANDINGS = text("""
+#: An event that a run was shown and did not reserve yet is held by nobody; blamed by name, it counts like an input.
+STANDINGS = text(f"""
+WITH {_ASKED.format(columns="run uuid, culprits bigint[]")}
 SELECT r.*, m.status AS mutation_status, m.reconcilable, h.after_failed_mutation, h.failure_policy,
        h.consecutive_failures, w.on_uncertain, w.on_logic_error, i.input_failures, h.name AS handler,
        pipeline.clock() AS now
-FROM pipeline.runs r
+FROM pipeline.runs r JOIN asked x ON x.run = r.id
 JOIN pipeline.handlers h ON h.id = r.handler_id JOIN pipeline.workflows w ON w.name = r.workflow
 LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 CROSS JOIN LATERAL (
-  SELECT coalesce(max(d.failures), 0) AS input_failures FROM pipeline.deliveries d
-  WHERE d.handler_id = r.handler_id AND d.event_id = ANY(r.event_ids || coalesce(r.offered, '{}'))
-    AND (d.run_id = r.id OR d.offered_to = r.id)
+  SELECT coalesce(max(d.failures) FILTER (WHERE d.event_id = ANY(x.culprits)), max(d.failures), 0) AS input_failures
+  FROM pipeline.deliveries d
+  WHERE d.handler_id = r.handler_id
+    AND d.event_id = ANY(r.event_ids || coalesce(r.offered, '{{}}') || x.culprits)
+    AND (d.run_id = r.id OR d.offered_to = r.id OR (r.offered IS NULL AND r.event_ids = '{{}}'
+      AND d.status = 'pending' AND d.offered_to IS NULL))
 ) i
-WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
+WHERE r.id = ANY(ARRAY(SELECT run FROM asked)) ORDER BY r.id
 """)
 
 STOP = text(f"""
