@@ -6,6 +6,7 @@ tick: the database client through the Celery app of the service, if it is given 
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -56,7 +57,10 @@ class Client(Protocol):
 
 
 class DatabaseClient:
-    """Publishes in a transaction of its own. Every call ends within ``timeout``, whatever the database does."""
+    """Publishes in a transaction of its own. Every call ends within ``timeout``, whatever the database does.
+
+    A client that was made or used before a fork can be used in the child.
+    """
 
     def __init__(
         self,
@@ -66,8 +70,9 @@ class DatabaseClient:
         limits: Limits = DEFAULT_LIMITS,
         timeout: timedelta = _TIMEOUT,
     ) -> None:
-        self._db, self._app = Database.connect(database_url_of(database_url), pool_size=2), app
+        self._url, self._app = database_url_of(database_url), app
         self._limits, self._bounded = limits, _Bounded(timeout)
+        self._pools = {os.getpid(): self._pool()}
 
     def publish(self, workflow: str, given: Given, *, replace: bool = False) -> Receipt:
         """Publish and commit; then ring, if there is something new and somebody to ring with."""
@@ -87,6 +92,15 @@ class DatabaseClient:
     def close(self) -> None:
         """Give connections back."""
         self._db.dispose()
+
+    @property
+    def _db(self) -> Database:
+        """The pool of this process. Connections from before a fork are left alone: they are the parent's."""
+        pid = os.getpid()
+        return self._pools.get(pid) or self._pools.setdefault(pid, self._pool())
+
+    def _pool(self) -> Database:
+        return Database.connect(self._url, pool_size=2)
 
     def _publish(self, workflow: str, given: Given, replace: bool) -> Receipt:
         with self._db.transaction() as tx:

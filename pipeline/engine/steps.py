@@ -131,7 +131,7 @@ class Steps:
     def begin(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Job:
         """Start a call that the caller waits for, or leaves."""
         job = Job(function, args)
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():  # a child of a fork has the object, not the thread
             self._thread = _Thread()
             self._thread.start()
         self._thread.jobs.put(job)

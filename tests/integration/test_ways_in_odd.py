@@ -1,5 +1,6 @@
 """Ways in, used oddly: by other kinds of rows, without a transaction, with what cannot be stored, and too slowly."""
 
+import multiprocessing
 import socket
 import threading
 from collections.abc import Iterator
@@ -231,6 +232,31 @@ def test_a_client_waits_no_longer_than_it_was_told_to(db: Database, database_url
     wait_for(again, why="the client can still be used")
     wait_for(lambda: count(db) == 2)
     client.close()
+
+
+def test_a_client_that_was_used_before_a_fork_works_in_the_child_over_a_connection_of_its_own(
+    db: Database, database_url: str
+) -> None:
+    client = DatabaseClient(database_url)
+
+    def session() -> int:
+        with client._db.transaction() as tx:
+            return int(tx.all(text("SELECT pg_backend_pid()"))[0][0])
+
+    def child() -> None:
+        assert client.publish("shop", [note("child")]).new == ("child",)
+        assert session() != parents
+        client.close()
+
+    assert client.publish("shop", [note("parent")]).new == ("parent",)
+    parents = session()
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert session() == parents
+    client.close()
+    assert count(db) == 2
 
 
 def test_a_broker_that_is_silent_costs_no_more_than_the_timeout(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import multiprocessing
 import threading
 import time
 from datetime import timedelta
@@ -72,6 +73,19 @@ def test_steps_one_after_the_other_share_a_thread_that_ends_with_them() -> None:
     assert len(names) == 1
     steps.close()
     wait_for(lambda: names.isdisjoint({thread.ident for thread in threading.enumerate()}))
+
+
+def test_a_child_of_a_fork_runs_steps_in_a_thread_of_its_own_at_once(steps: Steps) -> None:
+    assert steps.run(lambda: "parent", limit=SOON, what="it") == "parent"
+
+    def child() -> None:
+        assert steps.run(lambda: "child", limit=SOON, what="it") == "child"
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert steps.run(lambda: "parent", limit=SOON, what="it") == "parent"
 
 
 def everything(calls: Calls) -> list[Finished]:
