@@ -32,25 +32,21 @@ class Reading:
 
 
 #: Exceptions by module and name. Only what cannot have reached the outside system, or was refused by it, is here.
-#: Not those of requests about connections: it may have tried before, by itself, and been heard.
 _KNOWN: dict[str, Outcome] = {
     "builtins.ConnectionRefusedError": Outcome.NOT_NOW,
     "socket.gaierror": Outcome.NOT_NOW,
     "ssl.SSLCertVerificationError": Outcome.DENIED,
-    "httpx.ConnectError": Outcome.NOT_NOW,
-    "httpx.ConnectTimeout": Outcome.NOT_NOW,
-    "httpx.PoolTimeout": Outcome.NOT_NOW,
-    "httpx.UnsupportedProtocol": Outcome.REFUSED,
     "httpx.InvalidURL": Outcome.REFUSED,
-    "requests.exceptions.InvalidURL": Outcome.REFUSED,
     "requests.exceptions.MissingSchema": Outcome.REFUSED,
-    "aiohttp.client_exceptions.ClientConnectorError": Outcome.NOT_NOW,
     "sqlalchemy.exc.IntegrityError": Outcome.REFUSED,
     "sqlalchemy.exc.DataError": Outcome.REFUSED,
     "sqlalchemy.exc.ProgrammingError": Outcome.REFUSED,
     "sqlalchemy.exc.NotSupportedError": Outcome.REFUSED,
     "sqlalchemy.exc.TimeoutError": Outcome.NOT_NOW,  # no connection of the pool was free
 }
+#: Clients that follow redirects, or try again, by themselves. Their errors of connections are about the last request,
+#: and an earlier one may have been heard. Nor is the refusal believed that such an error was raised from.
+_FOLLOWING = frozenset({"aiohttp", "httpcore", "httpx", "requests", "urllib3"})
 _DENIED = frozenset({401, 403, 407})
 _NOT_NOW = frozenset({425, 429})
 _UNKNOWN = frozenset({408, 409, 499})  #: a timeout, or a conflict with what may be this very request
@@ -71,13 +67,8 @@ def read_error(error: BaseException) -> Reading:
     if isinstance(status, int):
         redirected = bool(getattr(response, "history", None))  # what was asked first may have done it
         return Reading(outcome=Outcome.UNKNOWN) if redirected else _by_status(status, response)
-    for each in _causes(error):
-        for kind in type(each).__mro__:
-            module = kind.__module__.partition("._")[0]
-            known = _KNOWN.get(f"{module}.{kind.__qualname__}")
-            if known is not None:
-                return Reading(outcome=known)
-    return Reading(outcome=Outcome.UNKNOWN)
+    known = (outcome for each in _causes(error) if (outcome := _by_name(type(each))))
+    return Reading(outcome=next(known, Outcome.UNKNOWN))
 
 
 def read_status(status: int, after: str | None = None, *, now: datetime | None = None) -> Reading:
@@ -122,6 +113,17 @@ def _by_status(status: int, response: Any) -> Reading:
     except (KeyError, ValueError, TypeError):
         theirs = None
     return read_status(status, headers.get("retry-after"), now=theirs)
+
+
+def _by_name(kind: type[BaseException]) -> Outcome | None:
+    """What an exception of this type says; None when it says nothing, and what it was raised from may."""
+    for each in kind.__mro__:
+        module = each.__module__.partition("._")[0]
+        if known := _KNOWN.get(f"{module}.{each.__qualname__}"):
+            return known
+        if module.partition(".")[0] in _FOLLOWING:
+            return Outcome.UNKNOWN
+    return None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -314,7 +314,7 @@ def _refused_connection(trial: _Trial) -> None:
     trial.proxy.refuse()
     reading = trial.judge(trial.send(), expected=0)
     if reading is None or reading.outcome is not Outcome.NOT_NOW:
-        trial.note("expected 'not now': nothing can have happened, and another attempt may succeed")
+        trial.note("expected 'not now': nothing can have happened; errors= may say so if no redirect is followed")
 
 
 def _duplicate(trial: _Trial) -> None:

@@ -14,6 +14,13 @@ from pipeline.domain.errors import AuthError, LogicError, TransientError
 REQUEST = httpx.Request("POST", "https://example.org")
 
 
+def of_library(name: str, *bases: type[Exception]) -> Exception:
+    """An error as a library has it that need not be installed."""
+    module, _, kind = name.rpartition(".")
+    made: Exception = type(kind, bases or (Exception,), {"__module__": module})("refused")
+    return made
+
+
 def answered(status: int, **headers: str) -> httpx.HTTPStatusError:
     response = httpx.Response(status, headers={name.replace("_", "-"): value for name, value in headers.items()})
     return httpx.HTTPStatusError("an answer", request=REQUEST, response=response)
@@ -30,10 +37,7 @@ KNOWN: list[tuple[BaseException, Outcome]] = [
     (AuthError("who are you"), Outcome.DENIED),
     (ConnectionRefusedError(111, "refused"), Outcome.NOT_NOW),
     (socket.gaierror(-2, "no such host"), Outcome.NOT_NOW),
-    (httpx.ConnectError("refused"), Outcome.NOT_NOW),
-    (httpx.ConnectTimeout("too slow"), Outcome.NOT_NOW),
-    (httpx.PoolTimeout("full"), Outcome.NOT_NOW),
-    (httpx.UnsupportedProtocol("ftp"), Outcome.REFUSED),
+    (httpx.InvalidURL("no host"), Outcome.REFUSED),
     (answered(400), Outcome.REFUSED),
     (answered(404), Outcome.REFUSED),
     (answered(422), Outcome.REFUSED),
@@ -43,6 +47,21 @@ KNOWN: list[tuple[BaseException, Outcome]] = [
     (sqlalchemy.exc.IntegrityError("INSERT", {}, Exception("duplicate key")), Outcome.REFUSED),
     (sqlalchemy.exc.ProgrammingError("SELEC", {}, Exception("syntax error")), Outcome.REFUSED),
     (raised_from(RuntimeError("wrapped"), ConnectionRefusedError()), Outcome.NOT_NOW),
+]
+#: These clients follow redirects, or try again, by themselves: an earlier request may have been heard.
+FOLLOWING: list[BaseException] = [
+    httpx.ConnectError("refused"),
+    httpx.ConnectTimeout("too slow"),
+    httpx.PoolTimeout("full"),
+    httpx.UnsupportedProtocol("ftp"),
+    raised_from(httpx.ConnectError("refused"), ConnectionRefusedError()),
+    of_library("mine.Refused", httpx.ConnectError),
+    of_library("requests.exceptions.InvalidURL"),
+    of_library("requests.exceptions.ConnectionError"),
+    raised_from(of_library("urllib3.exceptions.MaxRetryError"), ConnectionRefusedError()),
+    raised_from(of_library("aiohttp.client_exceptions.ClientConnectorError", OSError), ConnectionRefusedError()),
+    raised_from(of_library("aiohttp.client_exceptions.ClientConnectorDNSError", OSError), socket.gaierror()),
+    raised_from(RuntimeError("wrapped"), raised_from(httpx.ConnectError("no"), ConnectionRefusedError())),
 ]
 UNKNOWN: list[BaseException] = [
     httpx.ReadTimeout("no answer"),
@@ -70,6 +89,11 @@ def test_what_cannot_have_happened_or_was_refused_is_known(error: BaseException,
 
 @pytest.mark.parametrize("error", UNKNOWN, ids=lambda value: repr(value)[:60])
 def test_what_may_have_happened_is_unknown(error: BaseException) -> None:
+    assert read_error(error).outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("error", FOLLOWING, ids=lambda value: repr(value)[:60])
+def test_a_connection_that_a_client_which_follows_redirects_did_not_get_proves_nothing(error: BaseException) -> None:
     assert read_error(error).outcome is Outcome.UNKNOWN
 
 
