@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from pipeline.client import commands
+from pipeline.domain.errors import EventError
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.runs import Phase, RunStatus
 from pipeline.domain.workflows import BlockKind
@@ -65,8 +66,8 @@ def for_run(run: Row[Any], around: Around) -> Advice:
     return _stopped(run, around)
 
 
-def for_mutation(row: Row[Any], holding: Holding) -> Advice:
-    """What follows a mutation as it stands."""
+def for_mutation(row: Row[Any], holding: Holding, *, can_look: bool = False) -> Advice:
+    """What follows a mutation as it stands; ``can_look``: its operation can reconcile by now."""
     if _has_surfaced(row):
         words = "It happened after all. Undo one of the two effects on the other side, then acknowledge it."
         return Advice(words=words, commands=(commands.acknowledge(row.id),))
@@ -82,7 +83,7 @@ def for_mutation(row: Row[Any], holding: Holding) -> Advice:
             "Nobody can know but a person. Look it up on the other side, then say what you found. After did_not_happen "
             "a new run sends it under a new key: if it had happened, it happens twice, even where keys are honoured."
         )
-        return Advice(words=words, commands=commands.resolve(row.id, can_try_again=row.reconcilable))
+        return Advice(words=words, commands=commands.resolve(row.id, can_try_again=can_look or row.reconcilable))
     return Advice(words=_BY_ITSELF[status])
 
 
@@ -141,11 +142,22 @@ def _stopped(run: Row[Any], around: Around) -> Advice:
         if kind in around.blocks:
             return Advice(words=words, commands=(commands.resume(run.workflow),))
     if run.status == RunStatus.FAILED_LOGIC and around.is_in_maintenance:
-        words = "The code is wrong. Deploy mended code, which ends maintenance by itself, or end it by hand."
-        return Advice(words=words, commands=(commands.exit_maintenance(run.workflow),))
+        return _in_maintenance(run)
     if run.status == RunStatus.COMMITTED:
         return Advice(words="Nothing. It is done.")
     return _handed_on(run, around.holding)
+
+
+def _in_maintenance(run: Row[Any]) -> Advice:
+    leave = commands.exit_maintenance(run.workflow)
+    if run.error_type != EventError.__qualname__:
+        words = "The code is wrong. Deploy mended code, which ends maintenance by itself, or end it by hand."
+        return Advice(words=words, commands=(leave,))
+    words = (
+        "The event that the error names cannot be used. Skip it, as it waits, and end maintenance by hand; or deploy "
+        "code that takes it, which ends maintenance by itself."
+    )
+    return Advice(words=words, commands=(commands.quarantine("list", run.workflow, run.handler, waiting=True), leave))
 
 
 def _handed_on(run: Row[Any], holding: Holding) -> Advice:

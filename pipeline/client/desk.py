@@ -191,7 +191,7 @@ class Desk:
         """Settle one mutation. Refused while its request may still travel, and when it moved on."""
         self._check(answer, by, result)
         with self._acting(mutation_id, answer, by) as tx:
-            row = _settle(tx, MutationId(mutation_id), answer, by, result)
+            row = self._settle(tx, MutationId(mutation_id), answer, by, result)
         self.ring(row.workflow)
 
     def approve(self, question: Question, by: Person) -> None:
@@ -222,7 +222,7 @@ class Desk:
                     by if item.result is None else replace(by, evidence={**(by.evidence or {}), "result": item.result})
                 )
                 with self._acting(item.question.id, item.answer, who) as tx:
-                    _settle(tx, MutationId(item.question.id), item.answer, who, item.result)
+                    self._settle(tx, MutationId(item.question.id), item.answer, who, item.result)
             except PipelineError as error:
                 settled.refused[item.question.id] = str(error)
                 continue
@@ -275,6 +275,23 @@ class Desk:
             below, left = page[-1].id, left - limit
         return found, True
 
+    def _settle(self, tx: Transaction, mutation_id: MutationId, answer: Answer, by: Person, result: Any) -> Row[Any]:
+        match answer:
+            case Answer.HAPPENED:
+                return mutations.happened(tx, mutation_id, by, result)
+            case Answer.DID_NOT_HAPPEN:
+                return mutations.did_not_happen(tx, mutation_id, by)
+            case Answer.SKIP:
+                return mutations.skip(tx, mutation_id, by)
+            case Answer.TRY_AGAIN:
+                can_look = any(self._can_look(row) for row in views.mutations(tx, [mutation_id]))
+                return mutations.try_again(tx, mutation_id, by, can_look=can_look)
+
+    def _can_look(self, row: Row[Any]) -> bool:
+        """Whether the operation can reconcile by today's code, as far as that is here."""
+        found = self.operations.operation(row.connector, row.operation) if self.operations else None
+        return found is not None and found.can_reconcile
+
     def _check(self, answer: Answer, by: Person, result: Any) -> None:
         if not by.reason:
             raise InvalidInputError(f"{by.name} gave no reason; expected one, for whoever reads the audit later.")
@@ -301,7 +318,7 @@ class Desk:
             attempts=row.attempts,
             looks=row.reconcile_attempts,
             quiet_until=row.quiet_until if row.is_quiet else None,
-            can_try_again=row.reconcilable and row.status == MutationStatus.INDETERMINATE,
+            can_try_again=row.status == MutationStatus.INDETERMINATE and (row.reconcilable or self._can_look(row)),
             message_ids=tuple(row.message_ids or ()),
             is_hidden=found is None and bool(params),
         )
@@ -314,18 +331,6 @@ def _known_by(row: Row[Any], to: str, name: str) -> str | None:
 
 def _plain(value: Any) -> str:
     return str(value).strip()
-
-
-def _settle(tx: Transaction, mutation_id: MutationId, answer: Answer, by: Person, result: Any) -> Row[Any]:
-    match answer:
-        case Answer.HAPPENED:
-            return mutations.happened(tx, mutation_id, by, result)
-        case Answer.DID_NOT_HAPPEN:
-            return mutations.did_not_happen(tx, mutation_id, by)
-        case Answer.SKIP:
-            return mutations.skip(tx, mutation_id, by)
-        case Answer.TRY_AGAIN:
-            return mutations.try_again(tx, mutation_id, by)
 
 
 def given_to_all(questions: Sequence[Question], answer: Answer, result: Any = None) -> list[Given]:

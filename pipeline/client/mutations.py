@@ -33,11 +33,12 @@ def detail(desk: Desk, text: str, *, result: bool = False) -> MutationDetail:
         (row,) = listings.mutations(tx, [mutation_id])
         timeline = timelines.of_mutation(row, acts=listings.audit(tx, mutation_id=mutation_id), now=tx.clock())
         holding = workflows.holding(tx, row.workflow)
+    question = desk.question(mutation_id)
     return MutationDetail(
-        question=desk.question(mutation_id),
+        question=question,
         result=row.result if result else None,
         resolved_by=row.resolved_by,
         resolved_at=row.resolved_at,
         timeline=timeline,
-        advice=advice.for_mutation(row, holding),
+        advice=advice.for_mutation(row, holding, can_look=question.can_try_again),
     )

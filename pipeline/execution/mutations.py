@@ -264,13 +264,13 @@ def approve(tx: Transaction, mutation_id: MutationId, by: Person, *, request_has
     return row
 
 
-def try_again(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
-    """A person asks the background to look again, with a fresh budget."""
-    row = tx.first(store.TRY_AGAIN, id=mutation_id)
+def try_again(tx: Transaction, mutation_id: MutationId, by: Person, *, can_look: bool = False) -> Row[Any]:
+    """A person asks the background to look again, with a fresh budget; ``can_look``: its operation can by now."""
+    row = tx.first(store.TRY_AGAIN, id=mutation_id, can_look=can_look)
     tx.run(workflow_store.FORGET_NOTICE, kind="indeterminate", subject=f"mutation {mutation_id}")
     if row is None:
         found = _found(tx, mutation_id)
-        needs = [f"{MutationStatus.INDETERMINATE} and of an operation that can reconcile"]
+        needs = [f"{MutationStatus.INDETERMINATE} and of an operation that can reconcile, as far as is known here"]
         raise _illegal(found, "try again", needs)
     tx.announce("mutation.asked_again", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.try_again", **_subject(row))

@@ -231,9 +231,11 @@ SET status = 'indeterminate', next_reconcile_at = NULL, error = concat_ws('; ', 
 WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'needs_reconcile' RETURNING *
 """)
 
+#: An operation may have learnt to reconcile since the request was sent.
 TRY_AGAIN = text("""
-UPDATE pipeline.mutations SET status = 'needs_reconcile', reconcile_attempts = 0, next_reconcile_at = pipeline.clock()
-WHERE id = :id AND status = 'indeterminate' AND reconcilable RETURNING *
+UPDATE pipeline.mutations
+SET status = 'needs_reconcile', reconcilable = true, reconcile_attempts = 0, next_reconcile_at = pipeline.clock()
+WHERE id = :id AND status = 'indeterminate' AND (reconcilable OR :can_look) RETURNING *
 """)
 
 #: A request that was allowed and not sent can be taken back: a worker that holds its run finds it stopped.

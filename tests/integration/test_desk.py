@@ -11,6 +11,7 @@ from sqlalchemy import text
 from pipeline import ReconcilePolicy
 from pipeline.client import exports
 from pipeline.client.desk import Answer, Desk, Filter, Matched, given_to_all
+from pipeline.client.mutations import detail
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, QuietPeriodError, StaleWriteError
 from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.values import Person
@@ -112,6 +113,25 @@ def test_asking_again_gives_the_background_a_fresh_budget(db: Database) -> None:
     asked.run.settle()
     assert_consumed(asked.run, asked.shop.orders)
     assert each_once(asked.shop, [0, 1])
+
+
+def test_what_was_sent_before_its_operation_could_reconcile_can_be_looked_for_once_it_can(db: Database) -> None:
+    asked = Asked(db)
+    (question,) = asked.desk.questions()
+    assert not question.can_try_again
+    with pytest.raises(IllegalTransitionError, match="of an operation that can reconcile"):
+        asked.desk.answer(question.id, Answer.TRY_AGAIN, ADA)
+    send = type(asked.shop.mail).operations()["send"]
+    send.reconcile(lambda connector, call, **_: connector._look("send", call))
+    (question,) = asked.desk.questions()
+    assert question.can_try_again
+    assert detail(asked.desk, str(question.id)).advice.commands[-1].startswith("pipeline resolve try_again")
+    with pytest.raises(IllegalTransitionError, match="as far as is known here"):
+        Desk(db).answer(question.id, Answer.TRY_AGAIN, ADA)
+    assert asked.desk.settle(given_to_all([question], Answer.TRY_AGAIN), ADA).taken == [question.id]
+    asked.run.settle()
+    assert_consumed(asked.run, asked.shop.orders)
+    assert each_once(asked.shop, [0])
 
 
 def test_an_answer_without_a_reason_is_refused(db: Database) -> None:
