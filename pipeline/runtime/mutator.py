@@ -146,6 +146,7 @@ class Mutator:
         function = flight.operation.look if flight.looks else flight.operation.function
         since = timedelta(seconds=time.monotonic() - flight.landed_at)
         flight.asked_at = flight.mutation.sent_at + since if flight.looks else None
+        flight.unsent = False
         if self.leases.is_lost(flight.held):
             function, flight.unsent = flights.refuse_lost, True
         elif not flight.looks and flight.is_late:
@@ -202,7 +203,8 @@ class Mutator:
         doubted = [f for f, j in ended if j.step is Step.DOUBT or f.mutation.id in too_early]
         for name, flight in {flight.name: flight for flight in sorted(doubted, key=flights.is_approved)}.items():
             breakers.judge(tx, name, flight.operation.breaker, flight.mutation.id)
-        answered = [f for f, _ in ended if f.probes and not f.looks and not f.unsent and f not in doubted]
+        sent = [(f, j) for f, j in ended if f.probes and not f.looks and not f.unsent and f not in doubted]
+        answered = [flight for flight, judged in sent if judged.is_answered]
         for name in {flight.name for flight in answered}:
             breakers.succeeded(tx, name)
         return settled, gone

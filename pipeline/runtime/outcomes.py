@@ -54,6 +54,11 @@ class Judged:
     def reason(self) -> str:
         return self.failure.message if self.failure else ""
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether somebody must have answered: a refused connection, too, is known not to have happened this time."""
+        return self.failure is None or self.failure.kind is not FailureKind.TRANSIENT
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:

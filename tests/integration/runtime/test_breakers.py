@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from pipeline import ReconcilePolicy
+from pipeline import Backoff, ReconcilePolicy, RetryPolicy
 from pipeline.domain.policies import BreakerPolicy
 from pipeline.execution import breakers
+from pipeline.runtime.flights import Flight
 from pipeline.runtime.policy import RuntimePolicy
 from pipeline.store import ledger
 from pipeline.store.database import Database
@@ -25,10 +26,10 @@ _AUDIT = text("SELECT act FROM pipeline.audit ORDER BY id")
 ONE_BY_ONE = RuntimePolicy(mutation_concurrency=1)
 
 
-def a_shop(breaker: BreakerPolicy = TOUCHY) -> Shop:
+def a_shop(breaker: BreakerPolicy = TOUCHY, **bounds: Any) -> Shop:
     shop = Shop(concurrency=16, on_uncertain="contain")
     policy = ReconcilePolicy(max_attempts=50)
-    shop.mail = scripted("mail", mutations=("send", "cancel"), breaker=breaker, policy=policy)
+    shop.mail = scripted("mail", mutations=("send", "cancel"), breaker=breaker, policy=policy, **bounds)
     return shop
 
 
@@ -247,3 +248,38 @@ def test_a_probe_that_was_never_sent_closes_nothing(db: Database) -> None:
     light(shop)
     run.settle()
     assert_consumed(run, shop.orders)
+
+
+@pytest.mark.parametrize(
+    ("does", "closes"), [(Does.FAILS, False), (Does.REFUSES, True), (Does.DENIES, True), (Does.APPLIES, True)]
+)
+def test_a_probe_that_was_told_not_now_closes_nothing_because_nobody_may_have_answered(
+    db: Database, does: Does, closes: bool
+) -> None:
+    shop = a_shop()
+    dark(shop)
+    run = shop.started(db, 5, policy=ONE_BY_ONE)
+    run.run()
+    light(shop)
+    shop.mail.will(does)
+    run.advance(timedelta(seconds=61))
+    run.sweeps.tick()
+    run.run()
+    assert (open_breakers(run) == []) is closes
+
+
+def test_a_probe_that_was_late_once_and_answered_at_its_second_attempt_closes_it(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = a_shop(retry=RetryPolicy(max_attempts=2, backoff=Backoff(base=timedelta(0), jitter=0)))
+    dark(shop)
+    run = shop.started(db, 4, policy=ONE_BY_ONE)
+    run.run()
+    light(shop)
+    run.advance(timedelta(seconds=61))
+    late = iter([True])
+    monkeypatch.setattr(Flight, "is_late", property(lambda _: next(late, False)))
+    run.sweeps.tick()
+    run.run()
+    assert [(row.status, row.attempts) for row in run.ledger()][-1] == ("applied", 2)
+    assert open_breakers(run) == []
