@@ -54,7 +54,7 @@ def metrics(
 def _printed(database: Database) -> str:
     from pipeline.telemetry import serving
 
-    rows = [*gauges.read(database), (gauges.UP, {}, 1)]
+    rows = [*gauges.read(database), (gauges.UP, {}, 1), (gauges.AGE, {}, 0)]
     return serving.text(_row(name, labels, float(value)) for name, labels, value in rows)[1].decode()
 
 

@@ -1,7 +1,8 @@
 """Gauges: how things stand, read from Postgres when somebody asks, and the same from every process.
 
 However many ask, Postgres is read every few seconds at most. When it does not answer in time, the answer is what there
-is: that it is away. While somebody holds its tables, as a migration does, what it said last counts for a minute.
+is: that it is away. While somebody holds its tables, as a migration does, what it said last counts for a minute. How
+old the last whole answer is can always be told: while it grows, the silence of the others means nothing.
 """
 
 import logging
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 Value = tuple[str, Mapping[str, str], float]
 Values = Mapping[str, Sequence[Observation]]
 
-UP = "pipeline.database.up"
+UP, AGE = "pipeline.database.up", "pipeline.gauges.age"
 _AWAY: Values = {UP: [Observation(0)]}
 _LATELY = 60.0  #: seconds
 NAMES = tuple(
@@ -128,6 +129,7 @@ class Gauges:
         self._good: Values = {}
         self._read_at: float | None = None
         self._good_at = self._waited_at = -math.inf
+        self._made_at = time.monotonic()
         self._lock = threading.Lock()
         self._reading: threading.Thread | None = None
         self._pid = os.getpid()
@@ -157,6 +159,11 @@ class Gauges:
             self._waited_at = time.monotonic()
             return _AWAY
 
+    def age(self) -> float:
+        """Seconds since every gauge could be read, or since somebody began to try."""
+        with self._lock:
+            return time.monotonic() - max(self._good_at, self._made_at)
+
     def _is_fresh(self) -> bool:
         return self._read_at is not None and time.monotonic() - self._read_at < self.fresh
 
@@ -183,7 +190,9 @@ class Gauges:
 
     def _asked(self, name: str) -> Callable[[CallbackOptions], Sequence[Observation]]:
         def ask(_: CallbackOptions) -> Sequence[Observation]:
-            is_copy = os.getpid() != self._pid  # made by a fork: the connections are the parent's
-            return () if is_copy else self.now().get(name, ())
+            if os.getpid() != self._pid:  # a copy that a fork made: the connections are the parent's
+                return ()
+            found = self.now()
+            return [Observation(self.age())] if name == AGE else found.get(name, ())
 
         return ask

@@ -171,6 +171,7 @@ _QUEUE = (
 
 _GAUGES = (
     Metric("pipeline.database.up", GAUGE, "1", (), "1 if Postgres answers, else 0"),
+    Metric("pipeline.gauges.age", GAUGE, "s", (), "since all of these could be read: when it is old, they are silent"),
     Metric(
         "pipeline.runs", GAUGE, "{run}", ("workflow", "phase", "status"), "runs that are not over, or to be carried on"
     ),

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import event, text
@@ -18,10 +19,11 @@ from pipeline.domain.values import HandlerSpec, NewEvent, TopicSpec, WorkflowSpe
 from pipeline.domain.workflows import OnUncertain
 from pipeline.execution import breakers, events, slots, starts, workflows
 from pipeline.runtime import gauges
-from pipeline.runtime.gauges import UP, Gauges
+from pipeline.runtime.gauges import AGE, UP, Gauges
 from pipeline.runtime.points import Point
 from pipeline.store import measures
 from pipeline.store.database import Database, Transaction
+from pipeline.telemetry import collecting
 from pipeline.telemetry.metrics import METRICS
 from tests.cli import scenes
 from tests.factories import IN, OUT, SOMEBODY, a_run, a_workflow, some_events
@@ -250,6 +252,36 @@ def test_while_somebody_holds_the_tables_what_was_said_last_counts(
         asked._refresh()
     assert [each.value for each in asked._values[UP]] == [1]
     assert asked._values["pipeline.workflows"] == before["pipeline.workflows"]
+
+
+def test_gauges_that_cannot_be_read_are_told_by_their_age(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Postgres answers, so it is not away; without the age nothing would tell that every other alert is blind."""
+    minute = [0.0]
+    monkeypatch.setattr(gauges, "time", SimpleNamespace(monotonic=lambda: minute[0] * 60.0))
+    asked = Gauges(db, fresh=0.0)
+    minute[0] = 5.0
+    assert asked.age() == 300, "never read"
+    asked._refresh()
+    assert asked.age() == 0
+    with monkeypatch.context() as hurried, db.transaction() as tx:
+        hurried.setattr(measures, "PATIENCE", timedelta(milliseconds=200))
+        tx.run(text("LOCK TABLE pipeline.runs IN ACCESS EXCLUSIVE MODE"))
+        minute[0] = 8.0
+        asked._refresh()
+    assert {name: [each.value for each in values] for name, values in asked._values.items()} == {UP: [1]}
+    assert asked.age() == 180
+    asked._refresh()
+    assert asked.age() == 0
+
+
+def test_the_age_of_gauges_is_served_beside_them_also_when_the_database_is_away(silence: int) -> None:
+    reader = collecting.asked()
+    provider = collecting.provider([reader])
+    away = Gauges(Database.unpooled(f"postgresql+psycopg2://127.0.0.1:{silence}/none"), patience=0.3)
+    away.register(provider.get_meter("pipeline"))
+    _, found = collecting.taken(reader)
+    assert {row.name for row in found} == {UP, AGE}
+    provider.shutdown()
 
 
 def test_what_was_read_before_the_database_ran_out_of_time_is_told(
