@@ -134,7 +134,7 @@ def _maintenance(tx: Transaction) -> Iterator[Item]:
                 kind="maintenance",
                 workflow=row.name,
                 subject=f"workflow {row.name}",
-                why=f"{row.maintenance_reason}; deploy mended code, or end it by hand",
+                why=f"{row.maintenance_reason}; deploy mended code, or set right what is wrong and end it by hand",
                 since=row.maintenance_since,
                 commands=(commands.exit_maintenance(row.name),),
             )

@@ -6,14 +6,64 @@ Services that publish need none of the workflow's code: the schema is in the dat
 import json
 import re
 from collections.abc import Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from typing import Annotated, Any
+from uuid import UUID
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import best_match
 from jsonschema.validators import extend
+from pydantic import (
+    UUID1,
+    UUID3,
+    UUID4,
+    UUID5,
+    AnyUrl,
+    BaseModel,
+    Field,
+    IPvAnyAddress,
+    IPvAnyInterface,
+    IPvAnyNetwork,
+    TypeAdapter,
+)
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import DecimalSchema
 
 from pipeline.domain.errors import PayloadError
+
+#: What a text of a format must be readable as. Pydantic reads it, so that nothing is refused that a model would take.
+_FORMATS: dict[str, Any] = {
+    "date-time": datetime,
+    "date": date,
+    "time": time,
+    "duration": timedelta,
+    "decimal": Annotated[Decimal, Field(allow_inf_nan=True)],
+    "uuid": UUID,
+    "uuid1": UUID1,
+    "uuid3": UUID3,
+    "uuid4": UUID4,
+    "uuid5": UUID5,
+    "uri": AnyUrl,
+    "email": Annotated[str, Field(pattern="@")],
+    "ipv4": IPv4Address,
+    "ipv6": IPv6Address,
+    "ipvanyaddress": IPvAnyAddress,
+    "ipv4network": IPv4Network,
+    "ipv6network": IPv6Network,
+    "ipvanynetwork": IPvAnyNetwork,
+    "ipv4interface": IPv4Interface,
+    "ipv6interface": IPv6Interface,
+    "ipvanyinterface": IPvAnyInterface,
+    "regex": re.Pattern,
+}
+
+
+def of(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema by which payloads of a model are checked. What validators add to it is in no schema."""
+    return model.model_json_schema(schema_generator=_Generator)
 
 
 def check(schema: Any, payload: Any, *, what: str, topic: str) -> None:
@@ -32,7 +82,39 @@ _Validator = extend(Draft202012Validator, type_checker=_ARRAYS)  # type: ignore[
 
 @lru_cache(maxsize=1000)
 def _validator(schema: str) -> Any:
-    return _Validator(json.loads(schema))
+    return _Validator(json.loads(schema), format_checker=_checker())
+
+
+@lru_cache(maxsize=1)
+def _checker() -> FormatChecker:
+    """Knows the formats above, and takes a text of any other."""
+    checker = FormatChecker(formats=())
+    for name, kind in _FORMATS.items():
+        checker.checks(name, raises=ValueError)(_Readable(kind))
+    return checker
+
+
+class _Readable:
+    """Whether a text can be read as something of a kind. What is no text has no format."""
+
+    def __init__(self, kind: Any) -> None:
+        self.read = TypeAdapter(kind).validate_python
+
+    def __call__(self, value: Any) -> bool:
+        if isinstance(value, str):
+            self.read(value)
+        return True
+
+
+class _Generator(GenerateJsonSchema):
+    """As pydantic writes schemas, which say nothing about the text of a decimal."""
+
+    def decimal_schema(self, schema: DecimalSchema) -> JsonSchemaValue:
+        written = super().decimal_schema(schema)
+        for choice in written.get("anyOf", ()):
+            if choice.get("type") == "string":
+                choice.setdefault("format", "decimal")
+        return written
 
 
 def pattern_problem(schema: Any) -> str | None:

@@ -128,7 +128,7 @@ class Workflow:
             raise DeclarationError(f"topic {name!r} is declared twice in workflow {self.name!r}", where)
         if schema is not None and not (isinstance(schema, type) and issubclass(schema, BaseModel)):
             raise DeclarationError(f"the schema of topic {name!r} is {schema!r}; expected a pydantic model", where)
-        problem = schemas.pattern_problem(schema.model_json_schema()) if schema is not None else None
+        problem = schemas.pattern_problem(schemas.of(schema)) if schema is not None else None
         if problem:
             raise DeclarationError(
                 f"the schema of topic {name!r} has a pattern that Python's `re` does not know, {problem}; services "

@@ -219,7 +219,8 @@ def _fitting(topic: Topic, row: Any) -> Any:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "$"
         what = f"event {row.id} ({row.message_id!r}) of topic {topic.name!r} does not fit {error.title}"
-        raise EventError(EventId(row.id), f"{what}: {place}: {first['msg']}") from error
+        instead = "skip that event, or deploy a model that takes it"
+        raise EventError(EventId(row.id), f"{what}: {place}: {first['msg']}; {instead}") from error
 
 
 class MutateContext(Context):

@@ -19,6 +19,7 @@ from pipeline.connectors.sdk import Connector, Operation
 from pipeline.domain.errors import InvalidInputError, PipelineError, UnknownError
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind
+from pipeline.execution import schemas
 from pipeline.runtime.authoring import Consumer, DeclarationError, Producer, Workflow, workflows_of
 from pipeline.runtime.contexts import RESERVED
 
@@ -147,7 +148,7 @@ def _imported(who: str, name: str) -> ModuleType:
 def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
     """What the database needs to know of a workflow. A producer is due first at its first slot from now."""
     topics = tuple(
-        TopicSpec(name=topic.name, schema=topic.schema.model_json_schema() if topic.schema else None)
+        TopicSpec(name=topic.name, schema=schemas.of(topic.schema) if topic.schema else None)
         for topic in workflow.topics.values()
     )
     consumers = tuple(

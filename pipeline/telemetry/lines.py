@@ -42,7 +42,7 @@ TRANSITIONS: Mapping[str, str] = {
     "workflow.resumed": "a person resumed a workflow",
     "workflow.blocked": "the system holds a workflow back",
     "workflow.unblocked": "the cause of a block is gone",
-    "workflow.maintenance_entered": "the workflow's code is wrong; nothing starts until it changes",
+    "workflow.maintenance_entered": "the code is wrong or cannot use an event; nothing starts until that is mended",
     "workflow.maintenance_exited": "the workflow may start runs again",
     "mutation.surfaced": "an effect that was settled as not having happened has happened after all",
     "mutation.acknowledged": "a person has dealt with an effect that surfaced late",

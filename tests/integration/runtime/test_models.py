@@ -3,19 +3,24 @@
 # ruff: noqa: ARG002 - the host decides which arguments a handler takes
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field, field_validator, model_validator
 from sqlalchemy import create_engine
 
 from pipeline import PrepareResult, Topic, Workflow
+from pipeline.client import attention
+from pipeline.client.desk import Desk
 from pipeline.client.publishing import publish
+from pipeline.client.runs import detail
 from pipeline.domain.errors import PayloadError
+from pipeline.domain.values import Person
+from pipeline.execution import events, workflows
 from pipeline.store.database import Database
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import scripted
-from tests.support.handlers import take_one
+from tests.support.handlers import at_once, statuses, take_one
 
 
 class Cents(BaseModel):
@@ -183,3 +188,69 @@ def test_a_model_that_would_not_come_back_is_refused_everywhere_before_it_is_los
     assert "would be lost or changed" in stopped.error
     assert "s3cret" not in stopped.error
     assert (run.events(second), len(mail.effects)) == ([], 1), "mended code carries it forward, the mutation stays one"
+
+
+class Span(BaseModel):
+    """Knows more about itself than a schema can say."""
+
+    first: int
+    last: int
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        if self.first > self.last:
+            raise ValueError("first is after last")
+        return self
+
+
+BAD, GOOD = {"first": 2, "last": 1}, {"first": 1, "last": 2}
+
+
+def the_spans(db: Database, **options: Any) -> tuple[Inline, Topic]:
+    """An effect on spans, a bad one before two good ones."""
+    batch = options.pop("batch", 1)
+    workflow = Workflow("shop", **options)
+    spans = workflow.topic("spans", schema=Span)
+
+    @workflow.effect(spans, batch=batch, failures=at_once())
+    def send(ctx: Any, event: Any) -> Any:
+        return ctx.mail.send(x=event.payload.first)
+
+    run = Inline(db, [workflow], connectors=[scripted("mail", mutations=["send"])])
+    run.publish(spans, BAD, GOOD, GOOD)
+    return run, spans
+
+
+@pytest.mark.parametrize("options", [{}, {"concurrency": 4}, {"concurrency": 4, "batch": 10}], ids=str)
+def test_an_event_that_the_model_refuses_is_set_aside_alone_where_the_policy_is_quarantine(
+    db: Database, options: dict[str, Any]
+) -> None:
+    run, spans = the_spans(db, on_logic_error="quarantine", **options)
+    run.settle()
+    assert statuses(run, spans) == ["quarantined", "consumed", "consumed"]
+    bad = run.deliveries(spans)[0]
+    assert "does not fit Span: $: Value error, first is after last; skip that event" in bad.error
+    assert {mutation.status for mutation in run.ledger()} == {"applied"}
+
+
+def test_an_event_that_the_model_refuses_is_told_as_what_holds_the_workflow_up(db: Database) -> None:
+    run, spans = the_spans(db)
+    run.run()
+    (bad, *_) = run.events(spans)
+    what = f"event {bad.id} ('m1') of topic 'spans' does not fit Span: $: Value error, first is after last"
+    instead = "skip that event, or deploy a model that takes it"
+    (told,) = [item for item in attention.items(Desk(db)) if item.kind == "maintenance"]
+    assert told.why == f"{what}; {instead}; deploy mended code, or set right what is wrong and end it by hand"
+    (stopped,) = run.runs()
+    advice = detail(db, str(stopped.id)).advice
+    assert advice.words.startswith("The event that the error names cannot be used. Skip it")
+    assert advice.commands == (
+        "pipeline quarantine list --workflow shop --handler send --waiting",
+        'pipeline maintenance exit shop -m "why"',
+    )
+    with db.transaction() as tx:
+        by = Person(name="ada", reason="bad span")
+        events.skip(tx, "shop", "send", bad.id, by)
+        workflows.exit_maintenance(tx, "shop", by)
+    run.run()
+    assert statuses(run, spans) == ["skipped", "consumed", "consumed"]
