@@ -9,11 +9,33 @@ from typing import Any
 from pipeline.domain.errors import InvalidInputError
 from pipeline.engine.policies import ConsumerPolicy
 from pipeline.engine.sources import Requires
+from pipeline.engine.transactions import Transaction
 
 _FETCHES = {
     "fetch_transactions": ("fetch_transactions_async", "AsyncConsumerMixin"),
     "fetch_transactions_async": ("fetch_transactions", "ConsumerMixin"),
 }
+_HOOKS = {  #: what the engine calls each of them with
+    "process_transaction": ("transaction",),
+    "handle_transaction_success": ("transaction", "result"),
+    "handle_transaction_exception": ("transaction", "error"),
+}
+
+
+def policy_of(task: Any, policy: ConsumerPolicy | None) -> ConsumerPolicy:
+    """The policy that was given, or the task's own: checked fields, not a table of them."""
+    found: object = task.policy if policy is None else policy
+    if not isinstance(found, ConsumerPolicy):
+        words = f"The policy of {_name(task)} is of type {_name(found)}; expected a ConsumerPolicy, which"
+        raise InvalidInputError(f"{words} pipeline.engine.loading.build makes of a table. Nothing was fetched.")
+    return found
+
+
+def require_item(task: object, given: object) -> None:
+    """A single item is handed in by somebody, who may have only its payload."""
+    if not isinstance(given, Transaction):
+        words = f"What {_name(task)} was given to process is of type {_name(given)}"
+        raise InvalidInputError(f"{words}; expected a Transaction. Nothing was done.")
 
 
 def source_of(task: object, source: Any) -> Any:
@@ -34,7 +56,7 @@ def fetch_of(task: object, source: Any, method: str, extra: Mapping[str, Any]) -
         hint = f" It has {other}: let the task inherit {mixin}." if hasattr(source, other) else ""
         raise InvalidInputError(f"{words}{hint} Nothing was fetched.")
     found: Callable[..., Any] = fetch
-    problem = _misfit(found, extra)
+    problem = _misfit(found, 1, **extra)
     if problem is not None:
         words = f"{named(found)} cannot be called with what steps.fetch.extra of {_name(task)} names: {problem}."
         raise InvalidInputError(f"{words} Expected the names of its arguments after the first. Nothing was fetched.")
@@ -51,11 +73,18 @@ def require_fit(task: object, source: Any, policy: ConsumerPolicy) -> None:
     source.require(policy)
 
 
-def require_process(task: Any, unwritten: Callable[..., Any]) -> None:
-    """A task without this hook, or with a slip in its name, would only fail every item of its source."""
+def require_hooks(task: Any, unwritten: Callable[..., Any]) -> None:
+    """A hook that is not there, has a slip in its name or cannot take what it is given would only fail every item of
+    the source; where it is the one that acknowledges, after the effect, and every time the item is given out."""
     if getattr(task.process_transaction, "__func__", None) is unwritten:
         words = f"{_name(task)} has no process_transaction(transaction); expected what it does with one item."
         raise InvalidInputError(f"{words} Write it, and look at its spelling. Nothing was fetched.")
+    for name, arguments in _HOOKS.items():
+        hook = getattr(task, name)
+        problem = _misfit(hook, *arguments) if callable(hook) else f"it is of type {_name(hook)}"
+        if problem is not None:
+            words = f"{name} of {_name(task)} cannot be called with ({', '.join(arguments)}): {problem}."
+            raise InvalidInputError(f"{words} Expected a function that takes these. Nothing was fetched.")
 
 
 def require_listener(on_outcome: Callable[..., Any] | None) -> None:
@@ -107,13 +136,13 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _misfit(function: Callable[..., Any], extra: Mapping[str, Any]) -> str | None:
+def _misfit(function: Callable[..., Any], /, *args: Any, **extra: Any) -> str | None:
     try:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # not everything can tell
         return None
     try:
-        signature.bind(1, **extra)
+        signature.bind(*args, **extra)
     except TypeError as error:
         return str(error)
     return None

@@ -82,13 +82,14 @@ class _Consumer:
 
     def _single(self, transaction: Transaction, hooks: Hooks) -> Item:
         """One item, handed in rather than fetched."""
+        checks.require_item(self, transaction)
         if not hooks.in_flight.take(transaction.transaction_id, lambda: None):
             words = f"Transaction {transaction.transaction_id!r} is being worked on by this {type(self).__name__}"
             raise InvalidInputError(f"{words}; expected one that is not. Wait for its outcome.")
         return Item(transaction, hooks.in_flight)
 
     def _single_hooks(self) -> Hooks:
-        return self._hooks(self.policy, _no_fetch, getattr(self, "source", None))
+        return self._hooks(checks.policy_of(self, None), _no_fetch, getattr(self, "source", None))
 
 
 class ConsumerMixin(_Consumer):
@@ -121,10 +122,10 @@ class ConsumerMixin(_Consumer):
         Raises ``FetchException`` when nothing can be fetched, and ``ConsumerLoopTimeoutException`` when
         the loop's time is up. ``on_outcome`` is told of every item, in the calling thread.
         """
-        chosen, given = policy or self.policy, checks.source_of(self, source)
+        chosen, given = checks.policy_of(self, policy), checks.source_of(self, source)
         fetch = checks.fetch_of(self, given, "fetch_transactions", chosen.steps.fetch.extra)
         checks.require_fit(self, given, chosen)
-        checks.require_process(self, ConsumerMixin.process_transaction)
+        checks.require_hooks(self, ConsumerMixin.process_transaction)
         checks.require_listener(on_outcome)
         checks.require_no_loop(self, [fetch])
         hooks = self._hooks(chosen, fetch, given)
@@ -134,7 +135,7 @@ class ConsumerMixin(_Consumer):
     def start_processing(self, transaction: Transaction) -> Outcome:
         """Work on one item that was not fetched, in this thread, by the policy of the task."""
         hooks = self._single_hooks()
-        checks.require_process(self, ConsumerMixin.process_transaction)
+        checks.require_hooks(self, ConsumerMixin.process_transaction)
         checks.require_no_loop(self, [work.function for step, work in hooks.works.items() if step is not Step.FETCH])
         return Threads(hooks).live(self._single(transaction, hooks))
 
@@ -172,10 +173,10 @@ class AsyncConsumerMixin(_Consumer):
         Raises ``FetchException`` when nothing can be fetched, and ``ConsumerLoopTimeoutException`` when
         the loop's time is up. ``on_outcome`` is told of every item, in the event loop.
         """
-        chosen, given = policy or self.policy, checks.source_of(self, source)
+        chosen, given = checks.policy_of(self, policy), checks.source_of(self, source)
         fetch = checks.fetch_of(self, given, "fetch_transactions_async", chosen.steps.fetch.extra)
         checks.require_fit(self, given, chosen)
-        checks.require_process(self, AsyncConsumerMixin.process_transaction)
+        checks.require_hooks(self, AsyncConsumerMixin.process_transaction)
         checks.require_listener(on_outcome)
         hooks = self._hooks(chosen, fetch, given)
         checks.require_async(self, [work.function for work in hooks.works.values()])
@@ -185,7 +186,7 @@ class AsyncConsumerMixin(_Consumer):
     async def start_processing(self, transaction: Transaction) -> Outcome:
         """Work on one item that was not fetched, in this task, by the policy of the task."""
         hooks = self._single_hooks()
-        checks.require_process(self, AsyncConsumerMixin.process_transaction)
+        checks.require_hooks(self, AsyncConsumerMixin.process_transaction)
         checks.require_async(self, [work.function for work in hooks.works.values()])
         return await Coroutines(hooks).live(self._single(transaction, hooks))
 

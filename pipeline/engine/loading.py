@@ -45,8 +45,12 @@ def load(path: Path | None, environ: Mapping[str, str], base: ConsumerPolicy | N
     ``CONSUME_LOOP__CONCURRENCY__VALUE=8`` is the field ``loop.concurrency.value``; ``none`` is no value.
     The arguments for the source are merged one by one.
     """
-    values = (base or ConsumerPolicy()).model_dump()
     where = "The policy"
+    given: object = base or ConsumerPolicy()  # what a task calls its policy is not checked by anybody else
+    if not isinstance(given, ConsumerPolicy):
+        problem = f"it is of type {type(given).__name__}; expected a ConsumerPolicy, which build makes of a table"
+        raise PolicyError(where, [problem])
+    values = given.model_dump()
     if path is not None:
         values, where = _merged(values, from_file(path)), f"The policy in {path}"
     return build(_merged(values, from_environ(environ)), where, _origins(environ))

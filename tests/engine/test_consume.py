@@ -145,6 +145,15 @@ class Misspelt(ConsumerMixin):
         pass
 
 
+class Forgetful(Good):
+    def handle_transaction_success(self, transaction):
+        pass
+
+
+class Tabled(Good):
+    policy = {"loop": {"limit": 1}}
+
+
 class Needy(Good):
     def __init__(self, url):
         pass
@@ -261,6 +270,8 @@ def said_by_main(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> st
         (["Homeless"], "Homeless has no source"),
         (["Good", "--policy", "gone.toml"], "No such file"),
         (["Misspelt"], "Misspelt has no process_transaction(transaction)"),
+        (["Forgetful"], "handle_transaction_success of Forgetful cannot be called with (transaction, result)"),
+        (["Tabled"], "it is of type dict; expected a ConsumerPolicy"),
         (["Needy"], "Needy needs arguments (missing a required argument: 'url')"),
         (["Falling"], "Falling cannot be made: RuntimeError (tasks_"),
         (["OtherSource"], "It has fetch_transactions: let the task inherit ConsumerMixin"),

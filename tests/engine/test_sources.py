@@ -111,6 +111,42 @@ def test_what_cannot_work_is_refused_in_a_sentence_before_anything_is_fetched(va
     assert "hunter2" not in str(caught.value)
 
 
+HOOKS: dict[str, Any] = {
+    "process_transaction": lambda: None,
+    "handle_transaction_success": lambda _: None,
+    "handle_transaction_exception": None,
+}
+
+
+@check("E3")
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_that_cannot_be_called_with_what_it_is_given_is_refused_before_anything_is_fetched(
+    variant: Run, name: str
+) -> None:
+    task, source = variant.task(Script()), Acked()
+    setattr(task, name, HOOKS[name])
+    with pytest.raises(InvalidInputError, match=rf"{name} of \w+ cannot be called with \(transaction"):
+        variant.consume(task, source=source, policy=policy())
+    with pytest.raises(InvalidInputError, match=rf"{name} of \w+ cannot be called with \(transaction"):
+        variant.process(task, item("t-0"))
+    assert source.asked == []
+
+
+@check("E3")
+@pytest.mark.parametrize("table", [{}, {"loop": {"limit": 1}}])
+def test_a_table_is_refused_as_a_policy_and_as_an_item(variant: Run, table: Any) -> None:
+    task, source = variant.task(Script()), Acked()
+    with pytest.raises(InvalidInputError, match="is of type dict; expected a ConsumerPolicy"):
+        variant.consume(task, source=source, policy=table)
+    with pytest.raises(InvalidInputError, match="is of type dict; expected a Transaction"):
+        variant.process(task, table)
+    task.policy = table
+    for act in (lambda: variant.consume(task, source=source), lambda: variant.process(task, item("t-0"))):
+        with pytest.raises(InvalidInputError, match="is of type dict; expected a ConsumerPolicy"):
+            act()
+    assert source.asked == []
+
+
 @check("E3")
 def test_a_single_item_of_a_task_that_cannot_work_is_refused_each_time_for_the_same_reason(variant: Run) -> None:
     task: Any = AsyncConsumerMixin() if isinstance(variant, AsyncRun) else ConsumerMixin()
