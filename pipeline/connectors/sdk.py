@@ -254,18 +254,13 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
 ) -> Callable[[F], Operation[F]]:
     """Mark a method that changes the outside world.
 
-    ``timeout`` bounds one call; ``settle`` is how long a change may take to become visible, during
-    which not finding it proves nothing: zero only where a change is visible at once, and no later
-    than the call could have been answered. ``keyed`` says that the outside system honours the
-    idempotency key: the same for all attempts at one mutation, another in every run. ``errors``
-    reads the operation's own exceptions; what it returns None for is read as usual.
+    ``timeout`` bounds one call; ``settle`` is how long a change may take to become visible, during which not finding it
+    proves nothing: zero only where a change is visible at once, and no later than the call could have been answered.
+    ``keyed`` says that the outside system honours the idempotency key: the same for all attempts at one mutation, another
+    in every run. ``errors`` reads the operation's own exceptions; what it returns None for is read as usual.
     """
 
     def mark(function: F) -> Operation[F]:
-        if isinstance(redact, str):
-            raise InvalidInputError(
-                f"{function.__qualname__} redacts {redact!r}, a text; expected the names in a list."
-            )
         return Operation(
             function=function,
             is_mutation=True,
@@ -275,7 +270,7 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
             policy=policy or ReconcilePolicy(),
             retry=retry or RetryPolicy(),
             breaker=breaker or BreakerPolicy(),
-            redact=frozenset(redact),
+            redact=_names(function, redact),
             shows=shows,
             errors=errors,
         )
@@ -304,6 +299,12 @@ class Connector:
         for secret in secrets(self):
             text = text.replace(secret, HIDDEN)
         return text
+
+
+def _names(function: Callable[..., Any], redact: Collection[str]) -> frozenset[str]:
+    if isinstance(redact, str):
+        raise InvalidInputError(f"{function.__qualname__} redacts {redact!r}, a text; expected the names in a list.")
+    return frozenset(redact)
 
 
 def _of_class(cls: type, operation: Operation[Any]) -> Operation[Any]:
