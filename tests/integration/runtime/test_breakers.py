@@ -283,3 +283,17 @@ def test_a_probe_that_was_late_once_and_answered_at_its_second_attempt_closes_it
     run.run()
     assert [(row.status, row.attempts) for row in run.ledger()][-1] == ("applied", 2)
     assert open_breakers(run) == []
+
+
+def test_a_probe_that_only_a_look_settled_closes_nothing(db: Database) -> None:
+    shop = a_shop()
+    dark(shop)
+    run = shop.started(db, 5, policy=ONE_BY_ONE)
+    run.run()
+    light(shop)
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    run.advance(timedelta(seconds=61))
+    run.sweeps.tick()
+    run.run()
+    assert run.ledger()[-1].status == "applied"
+    assert open_breakers(run), "its call was not answered"

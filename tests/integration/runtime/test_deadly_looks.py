@@ -206,3 +206,15 @@ def test_a_look_of_the_watch_that_another_worker_must_take_is_not_counted(db: Da
         stranger.sweeps.look(MutationId(run.ledger()[0].id))
     assert (run.ledger()[0].watched, run.ledger()[0].watch_at is None) == (0, False)
     assert rows(db, "SELECT 1 FROM pipeline.audit WHERE act = 'mutation.unwatched'") == []
+
+
+def test_a_watch_whose_looks_tell_nothing_ends_when_its_time_is_over(db: Database) -> None:
+    shop, run = settled(db)
+    shop.mail.cannot_tell(1000)
+    run.advance(timedelta(minutes=90))
+    run.sweeps.reconcile()
+    assert run.ledger()[0].watch_at is not None
+    for _ in WATCHFUL.watch:
+        run.advance(timedelta(hours=2))
+        run.sweeps.reconcile()
+    assert (run.ledger()[0].watch_at, run.ledger()[0].surfaced_at) == (None, None)
