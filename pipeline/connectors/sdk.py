@@ -256,8 +256,8 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
 
     ``timeout`` bounds one call; ``settle`` is how long a change may take to become visible, during which not finding it
     proves nothing: zero only where a change is visible at once, and no later than the call could have been answered.
-    ``keyed`` says that the outside system honours the idempotency key: the same for all attempts at one mutation, another
-    in every run. ``errors`` reads the operation's own exceptions; what it returns None for is read as usual.
+    ``keyed`` says that the outside system honours the idempotency key: the same for all attempts at one mutation,
+    another in every run. ``errors`` reads the operation's own exceptions; what it returns None for is read as usual.
     """
 
     def mark(function: F) -> Operation[F]:
