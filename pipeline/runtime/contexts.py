@@ -6,7 +6,6 @@ the handler swallows the error.
 """
 
 import asyncio
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -16,13 +15,13 @@ from typing import Any, NoReturn, Protocol
 
 from pydantic import ValidationError
 
+from pipeline.connectors import loop
 from pipeline.connectors.sdk import Connector, Operation
 from pipeline.domain.errors import EventError, LogicError, PhaseViolationError
 from pipeline.domain.ids import EventId
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.payloads import checked_name, checked_text, kept_json, plain
 from pipeline.domain.values import NewEvent
-from pipeline.engine.steps import called
 from pipeline.runtime.authoring import Topic, typed
 from pipeline.runtime.shown import Asked, Event
 from pipeline.telemetry import spans

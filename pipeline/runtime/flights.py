@@ -2,13 +2,14 @@
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Row
 
+from pipeline.connectors import loop
 from pipeline.connectors.sdk import Call, Connector, Operation
 from pipeline.domain.errors import TransientError
 from pipeline.domain.ids import Fence, MutationId
@@ -16,7 +17,6 @@ from pipeline.domain.limits import Limits
 from pipeline.domain.mutations import Evidence
 from pipeline.domain.values import Applied, Failed, Held
 from pipeline.engine.calls import Finished
-from pipeline.engine.steps import called as done
 from pipeline.execution.breakers import OperationName
 from pipeline.runtime.outcomes import Judged, Step, storable, told
 from pipeline.telemetry import metrics, spans
@@ -63,11 +63,24 @@ def asleep() -> float:
 
 def called(function: Callable[..., Any], flight: Flight, call: Call) -> Any:
     """Call the outside system, unless the time for it has passed."""
-    if not call.remaining or (not flight.looks and flight.is_late):
+    if _is_over(flight, call):
         refuse_late()
     with spans.inside(flight.span):
         answer = function(flight.connector, call, **flight.operation.given(flight.mutation.params))
-        return done(lambda: answer, ()) if inspect.isawaitable(answer) else answer
+        return loop.answered(_in_time(answer, flight, call) if inspect.isawaitable(answer) else answer)
+
+
+async def _in_time(answer: Awaitable[Any], flight: Flight, call: Call) -> Any:
+    """The same at the moment at which the loop comes to it: nothing of an async call was sent before."""
+    if _is_over(flight, call):
+        getattr(answer, "close", refuse_late)()
+        refuse_late()
+    return await answer
+
+
+def _is_over(flight: Flight, call: Call) -> bool:
+    """Whether the time for a call or a look has passed."""
+    return not call.remaining or (not flight.looks and flight.is_late)
 
 
 def counted(flight: Flight, judged: Judged, finished: Finished) -> None:

@@ -13,10 +13,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 from sqlalchemy import Row
 from sqlalchemy.exc import SQLAlchemyError
 
+from pipeline.connectors import loop
 from pipeline.connectors.readings import pause
 from pipeline.connectors.sdk import Applied as Found
 from pipeline.connectors.sdk import Call, NotFound, Operation, Retry
@@ -27,7 +29,7 @@ from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.mutations import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import Applied, Failed, Person
 from pipeline.engine.executor import StepExecutor
-from pipeline.execution import looks, mutations
+from pipeline.execution import looks, mutations, surfacing
 from pipeline.runtime.outcomes import clean, storable, told
 from pipeline.runtime.phases import SILENT
 from pipeline.runtime.registry import Registry
@@ -142,32 +144,52 @@ class Reconciler:
         with self._seen(row, row.watched + 1) as note:
             verdict = self._ask(booked, operation)
             _tell(note, row, verdict)
+        if isinstance(verdict, Found):
+            self._surface(row, operation, verdict)
+            return 1
         with self.db.transaction() as tx:
-            if isinstance(verdict, Found):
-                result = storable(verdict.result, self.limits, f"{row.connector}.{row.operation}")
-                mutations.surface(tx, mutation_id, result, WATCH)
-            elif isinstance(verdict, NotFound) or is_over:
+            if isinstance(verdict, NotFound) or is_over:
                 mutations.watched(tx, mutation_id, _following(watch, row, tx.clock()))
             else:
                 looks.untold(tx, mutation_id)
         return 1
+
+    def _surface(self, row: Row[Any], operation: Operation[Any], verdict: Found) -> None:
+        """Tell people of what was found, unless it is what was rightly done again.
+
+        A look with a key that nobody ever sent tells whether this connector finds one request for another.
+        """
+        mutation_id, found = (
+            MutationId(row.id),
+            storable(verdict.result, self.limits, f"{row.connector}.{row.operation}"),
+        )
+        with self.db.transaction() as tx:
+            again = surfacing.done_again(tx, row)
+        unsent = None if again is None else self._ask(row, operation, key=f"{row.workflow}:{uuid4()}")
+        with self.db.transaction() as tx:
+            if again is not None and isinstance(unsent, Found) and surfacing.is_the_other(again, found):
+                surfacing.not_surfaced(tx, row, again, found, WATCH)
+                mutations.watched(tx, mutation_id, _following(operation.policy.watch, row, tx.clock()))
+            else:
+                mutations.surface(tx, mutation_id, found, WATCH, is_own=isinstance(unsent, NotFound))
 
     def _seen(self, row: Row[Any], number: int) -> AbstractContextManager[Callable[[str, Any], None]]:
         """A look as a span in the trace of the run that asked for the mutation."""
         about = {spans.CONNECTOR: row.connector, spans.OPERATION: row.operation, spans.LOOK: number}
         return spans.settling(spans.RECONCILE, row, about)
 
-    def _ask(self, row: Row[Any], operation: Operation[Any]) -> Any:
+    def _ask(self, row: Row[Any], operation: Operation[Any], key: str | None = None) -> Any:
         """The verdict, or None from a look that failed, hung or said something else."""
         connector = self.registry.connectors[row.connector]
         limit = operation.policy.immediate_timeout
-        call = Call.within(row.idempotency_key, limit)
+        call = Call.within(key or row.idempotency_key, limit)
         what = f"{row.connector}.{row.operation}.reconcile"
         steps = StepExecutor(SILENT, clean=functools.partial(clean, connector, operation, row.params))
         try:
             look = operation.look
             assert look is not None
-            verdict = steps.run(lambda: look(connector, call, **operation.given(row.params)), limit=limit, what=what)
+            given = operation.given(row.params)
+            verdict = steps.run(lambda: loop.answered(look(connector, call, **given), limit), limit=limit, what=what)
         except BaseException as error:  # noqa: BLE001 - a look that fails has told us nothing
             log.warning("%s failed: %s", what, clean(connector, operation, row.params, classify(error).message))
             return None

@@ -16,10 +16,10 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
+from pipeline.connectors import loop
 from pipeline.connectors.readings import Outcome, Reading
 from pipeline.connectors.sdk import Applied, Call, Connector, Grade, NotFound, Operation, Verdict
 from pipeline.domain.errors import InvalidInputError
-from pipeline.engine.steps import called
 from pipeline.testing.faults import Fault, FaultyProxy
 
 
@@ -265,7 +265,7 @@ class _Trial:
 
         def run() -> None:
             try:
-                ended.value = called(lambda: function(self.subject.connector, call, **given), ())
+                ended.value = loop.answered(function(self.subject.connector, call, **given))
             except BaseException as error:  # noqa: BLE001 - whatever it raises is what is looked at
                 ended.error = error
             ended.at = time.monotonic()
