@@ -42,7 +42,8 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, alone
     carried forward with a known outcome, nothing overtakes it.
 
     A consumer of a workflow with one place runs alone and is shown everything pending, so it gets
-    one run and no slice. So does a producer, and a consumer that asked to be woken (``alone``).
+    one run and no slice. So does a producer, and a consumer that asked to be woken (``alone``): once
+    its time has come no slice is started before that run has chosen, however much is new meanwhile.
     Fewer runs than asked for means fewer slices exist.
     """
     if count < 1:
@@ -54,8 +55,11 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, alone
     if facts.concurrency == 1 and views.waiting_runs(tx, workflow):
         return Started(held=Held.FULL)
     session_id = _open_session(tx, workflow)
-    if alone or facts.concurrency == 1 or row.kind == HandlerKind.PRODUCER:
-        created = tx.all(store.INSERT_WHOLE, workflow=workflow, handler_id=row.id, session_id=session_id)
+    is_single = facts.concurrency == 1
+    is_woken = row.wake_at is not None and row.wake_at <= tx.clock()
+    if alone or is_single or is_woken or row.kind == HandlerKind.PRODUCER:
+        places = {"workflow": workflow, "handler_id": row.id, "session_id": session_id, "is_single": is_single}
+        created = tx.all(store.INSERT_WHOLE, **places)
     else:
         wanted = min(count, facts.free)
         created = tx.all(

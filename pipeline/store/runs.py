@@ -131,7 +131,8 @@ WITH fresh AS (
 SELECT c.*, s.suspect FROM created c JOIN slices s ON s.id = c.id ORDER BY c.offered[1]
 """)
 
-#: A run that sees everything takes the trace of the event that waits first: most runs begin with it.
+#: A run that sees everything takes the trace of the event that waits first: most runs begin with it. Among others it
+#: waits for those that are still choosing, so that none is offered what it sees; what they have chosen is theirs.
 INSERT_WHOLE = text("""
 INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at, traceparent)
 SELECT :workflow, :handler_id, :session_id, pipeline.clock(), (
@@ -143,13 +144,14 @@ SELECT :workflow, :handler_id, :session_id, pipeline.clock(), (
   ORDER BY d.event_id LIMIT 1)
 WHERE NOT EXISTS (
   SELECT FROM pipeline.runs WHERE workflow = :workflow AND handler_id = :handler_id AND finished_at IS NULL
-    AND status = 'active')
+    AND status = 'active' AND (:is_single OR phase IN ('pending', 'preparing')))
 RETURNING *
 """)
 
 #: A run that sees everything rests on its snapshot. Not so an ordered one among others: an event that it
 #: could not see, for a key that another held, may be free before it rests; slices decline one by one.
-#: A woken run forgets the time that woke it, and leaves one that a slice asked for meanwhile.
+#: A woken run forgets the time that woke it, and leaves one that a slice asked for meanwhile. If it takes something,
+#: what others declined before is asked about again: nobody says that it was shown that.
 FINISH_PREPARE = text(f"""
 WITH {_ASKED.format(columns=_PREPARED_COLUMNS)},
 {_HELD.format(guard="r.phase = 'preparing' AND " + _IS_CONSUMER)},
@@ -187,6 +189,14 @@ wanted AS MATERIALIZED (
   UPDATE pipeline.deliveries d SET offered_to = NULL, xid = pg_current_xact_id(),
     declined = u.took_nothing AND {is_listened_to(ordered="u.ordered")}
   FROM unused u WHERE d.event_id = u.event_id AND d.handler_id = u.handler_id AND d.offered_to = u.id
+), left_over AS (
+  SELECT d.event_id, d.handler_id FROM complete c JOIN pipeline.deliveries d ON d.handler_id = c.handler_id
+  WHERE c.offered IS NULL AND c.events <> '{{}}' AND d.status = 'pending' AND d.declined AND d.offered_to IS NULL
+    AND d.event_id <> ALL(c.events)
+  FOR UPDATE OF d SKIP LOCKED
+), reconsidered AS (
+  UPDATE pipeline.deliveries d SET declined = false FROM left_over l
+  WHERE d.event_id = l.event_id AND d.handler_id = l.handler_id
 ), rested AS (
   UPDATE pipeline.handlers h
   SET idle_snapshot = CASE WHEN c.saw_all THEN c.snapshot END,

@@ -131,6 +131,15 @@ READS: Mapping[str, Asked] = {
 WRITES: Mapping[str, Asked] = {
     "start slices": (runs.INSERT_SLICED, lambda crowd: sliced(crowd, ordered=False, window=20)),
     "start slices in order": (runs.INSERT_SLICED, lambda crowd: sliced(crowd, ordered=True, window=1020)),
+    "start a run that sees everything": (
+        runs.INSERT_WHOLE,
+        lambda crowd: {
+            "workflow": WORKFLOW,
+            "handler_id": crowd.handler_id,
+            "session_id": crowd.started[0],
+            "is_single": False,
+        },
+    ),
     "claim prepare": (runs.CLAIM_PREPARE, lambda crowd: claim(crowd.started[170:190])),
     "claim produce": (runs.CLAIM_PRODUCE, lambda crowd: claim(crowd.started[170:190])),
     "claim mutate": (runs.CLAIM_MUTATE, lambda crowd: claim(crowd.prepared[110:130])),

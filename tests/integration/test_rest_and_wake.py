@@ -153,6 +153,25 @@ def test_a_woken_run_leaves_the_time_that_a_slice_asked_for_meanwhile(db: Databa
     assert a_handler(db).wake_at == at
 
 
+def test_a_consumer_whose_time_has_come_gets_a_run_that_sees_everything_before_any_slice(db: Database) -> None:
+    """It waits for slices that are still being chosen from, and for nothing that is chosen."""
+    a_workflow(db, concurrency=4)
+    declined, first, second = some_events(db, "m1", "m2", "m3")
+    resting, choosing, chosen = (preparing(db, run) for run in started(db, 3))
+    with db.transaction() as tx:
+        at = tx.clock() + timedelta(minutes=5)
+    rested(db, resting, wake_at=at)
+    prepared(db, chosen, second)
+    (new,) = some_events(db, "m4")
+    db.advance(timedelta(minutes=6))
+    assert (reason_due(db), started(db)) == (Reason.EVENTS, [])
+    prepared(db, choosing, first)
+    (woken,) = started(db, 2)
+    assert woken.offered is None
+    assert seen(db, preparing(db, woken)) == [declined, new]
+    assert started(db) == [], "nobody else is offered what it chooses from"
+
+
 def test_events_that_were_declined_do_not_keep_new_ones_from_being_offered(db: Database) -> None:
     a_workflow(db, concurrency=2)
     some_events(db, "m1", "m2")

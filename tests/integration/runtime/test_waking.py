@@ -9,6 +9,7 @@ from sqlalchemy import text
 from pipeline import PrepareResult, WakePolicy, Workflow
 from pipeline.domain.errors import TransientError
 from pipeline.domain.policies import Backoff, FailurePolicy
+from pipeline.runtime.points import Point
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import Inline
@@ -143,3 +144,65 @@ def test_an_empty_prepare_is_not_asked_again_until_something_new_arrives(db: Dat
     run.run()
     assert shown == [1, 2, 3]
     assert_consumed(run, shop.orders)
+
+
+class Holding:
+    """A consumer of several places that declines its orders until a time, and takes those it is shown afterwards."""
+
+    def __init__(self, db: Database, orders: int, *, shows: int, batch: int = 1) -> None:
+        self.seen: list[list[int]] = []
+        self.shows = shows
+        self.shop = Shop(prepare=self.prepare, mutate=lambda *_: None, next=lambda *_: None, concurrency=4, batch=batch)
+        self.run = self.shop.inline(db)
+        self.until = self.run.now() + HOUR
+        self.run.publish(self.shop.orders, *({"n": n} for n in range(orders)))
+        self.run.run()
+        self.run.advance(HOUR + timedelta(minutes=1))
+        self.seen.clear()
+
+    def prepare(self, ctx: Any, _: Any) -> PrepareResult:
+        pending = ctx.peek(self.shop.orders, limit=self.shows)
+        self.seen.append([event.payload["n"] for event in pending])
+        if ctx.now < self.until:
+            return PrepareResult.nothing(wake_at=self.until)
+        return PrepareResult(reserve=pending)
+
+
+def test_a_consumer_is_woken_at_its_time_though_new_events_never_cease(db: Database) -> None:
+    """For every run another event arrives, so that there is never a moment with nothing to do."""
+    waiting = Holding(db, 1, shows=1)
+    run, orders = waiting.run, waiting.shop.orders
+    run.publish(orders, *({"n": n} for n in range(1, 11)))
+
+    def arrive(point: Point) -> None:
+        if point is Point.PREPARE_RAN and [0] not in waiting.seen and len(waiting.seen) < 60:
+            run.publish(orders, {"n": 10 + len(waiting.seen)})
+
+    with run.at_points(arrive):
+        run.run()
+    assert waiting.seen.index([0]) < 10, waiting.seen
+    assert_consumed(run, orders)
+
+
+def test_nothing_that_a_woken_run_was_shown_is_offered_to_another_before_it_has_chosen(db: Database) -> None:
+    waiting = Holding(db, 3, shows=10, batch=10)
+    run, orders, late = waiting.run, waiting.shop.orders, [3, 4, 5]
+
+    def arrive(point: Point) -> None:
+        if point is Point.PREPARE_RAN and late:
+            run.publish(orders, {"n": late.pop(0)})
+            run.scheduler.schedule(["shop"])
+
+    with run.at_points(arrive):
+        run.run()
+    assert waiting.seen[0] == [0, 1, 2]
+    assert sorted(n for shown in waiting.seen for n in shown) == list(range(6)), "two runs never see the same event"
+    assert {row.status for row in run.runs()} == {"committed"}
+    assert_consumed(run, orders)
+
+
+def test_what_a_woken_run_left_over_is_offered_again_after_it_took_something(db: Database) -> None:
+    waiting = Holding(db, 5, shows=1)
+    waiting.run.run()
+    assert_consumed(waiting.run, waiting.shop.orders)
+    assert sorted(n for shown in waiting.seen for n in shown) == list(range(5))
