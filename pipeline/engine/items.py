@@ -152,6 +152,8 @@ def _note(hooks: Hooks, item: Item, ended: Tried) -> None:
     if ended.is_time_up:
         who, limit = named(item.transaction.transaction_id), hooks.transaction_timeout
         words = f"{who} was not done within {limit:g} s, the time of a transaction"
+        if ended.failure is not None and ended.error is not None:  # who only sees a timeout looks for something slow
+            words = f"{words}; the last attempt: {described(ended.failure)}"
         item.is_time_up = True
         item.failure = TransactionException(words, ExceptionType.TIMEOUT, item.transaction_id, cause=ended.failure)
         hooks.host.observer.count("pipeline.engine.timeouts", scope="transaction")
@@ -172,5 +174,8 @@ def _tell(hooks: Hooks, item: Item, unhandled: TransactionException | None) -> N
 
 def _way(failure: TransactionException) -> str:
     """The lines an error came through. Not its own words: those were said, and their long form may show a payload."""
-    raised = failure if failure.__cause__ is None else failure.__cause__
+    raised: BaseException = failure
+    for _ in range(2):  # the time of the item is around the kind of the error, and that around the error itself
+        if isinstance(raised, TransactionException) and raised.__cause__ is not None:
+            raised = raised.__cause__
     return "".join(traceback.format_tb(raised.__traceback__))

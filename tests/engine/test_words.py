@@ -61,6 +61,29 @@ def test_a_failure_is_logged_with_its_type_and_its_place_and_in_one_line(
     assert "in settle" in caplog.text  # the way it came, for who looks closer
 
 
+@rule("E-29")
+@check("E26")
+@pytest.mark.parametrize("step", [Step.PROCESS, Step.SUCCESS])
+def test_an_item_whose_time_is_up_between_attempts_says_why_the_last_of_them_failed(
+    variant: Run, step: Step, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    again = RetryPolicy(max_attempts=5, backoff=3600)
+
+    def limited(bound: float) -> Ran:
+        script = Script(always={step: Does(raises=ConnectionError("db.internal:\nconnection refused"))})
+        chosen = policy(process=again, success=again, transaction_timeout=bound)
+        return ran(variant, script, Cut(items(1)), chosen)
+
+    run = with_time(limited, lambda run: "refused" in str(getattr(run.outcomes[0].error, "__cause__", "")))
+    words = "the time of a transaction; the last attempt: ConnectionError: db.internal: connection refused (scripts.py:"
+    *_, warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "transaction t-0 failed (timeout): t-0 was not done within" in warned
+    assert words in warned
+    assert words in str(run.outcomes[0].error)
+    assert "in settle" in caplog.text  # the way it came, for who looks closer
+
+
 @rule("E-34")
 @check("E26")
 def test_what_pydantic_shows_of_an_input_stays_out_of_logs_and_spans(
