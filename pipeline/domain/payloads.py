@@ -14,7 +14,6 @@ from copy import deepcopy
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticSerializationError
 
 from pipeline.domain.errors import PayloadError
 
@@ -59,7 +58,7 @@ def plain(value: Any, *, what: str) -> Any:
             lost = _lost(value, type(value).model_validate(deepcopy(written)), "$")  # a validator may take it apart
         except ValidationError as error:
             lost = ".".join(("$", *map(str, error.errors(include_url=False, include_input=False)[0]["loc"])))
-        except PydanticSerializationError:
+        except ValueError:  # what pydantic raises where it has no way to write something
             raise PayloadError(what, f"a {type(value).__qualname__} cannot be written as JSON", _READABLE) from None
         if lost is None:
             return written
