@@ -196,9 +196,13 @@ def _commit(
     published = [row for item in cohort for row in event_rows(item.events, limits, run_id=item.held.run_id)]
     rows = [_emitted_row(item, limits) for item in cohort]
     landed = store.guarded(tx, statement, rows, events=encoded(published))
-    for run in landed:
-        tx.announce("run.committed", run_id=run.id, workflow=run.workflow)
     topics = {item.held.run_id: [event.topic for event in item.events] for item in cohort}
+    for run in landed:
+        new = run.published_count
+        if new:
+            repeats = len(topics[run.id]) - new
+            tx.announce("event.published", run_id=run.id, workflow=run.workflow, events=new, repeats=repeats)
+        tx.announce("run.committed", run_id=run.id, workflow=run.workflow)
     move = Move(verb="commit", phases=[needs], explain=lambda run: _why_not_committed(tx, run, topics[run.id]))
     return _land(tx, [item.held for item in cohort], landed, move)
 

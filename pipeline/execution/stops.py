@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from sqlalchemy import Row
 
 from pipeline.domain.boundary import Inputs, Side
+from pipeline.domain.events import DeliveryStatus
 from pipeline.domain.failures import Consequence, Failure, FailureKind, Standing, decide
 from pipeline.domain.ids import EventId
 from pipeline.domain.mutations import MutationStatus
@@ -219,8 +220,14 @@ def _hand_back(tx: Transaction, ended: Sequence[Ended]) -> None:
         for row in (_blamed_row(item), _spared_row(item))
         if row["events"]
     ]
-    if rows:
-        event_store.hand_back(tx, rows)
+    returned = event_store.hand_back(tx, rows) if rows else ()
+    runs = {item.run_id: item.run for item in ended}
+    for row in returned:
+        if row.status == DeliveryStatus.QUARANTINED:
+            of = runs[row.run]
+            tx.announce(
+                "event.quarantined", run_id=of.id, workflow=of.workflow, handler=of.handler, event_id=row.event_id
+            )
 
 
 def _blamed_row(item: Ended) -> dict[str, Any]:

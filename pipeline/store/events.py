@@ -33,7 +33,7 @@ unknown AS (
          coalesce(g.caused_by, '{}'), g.run, g.traceparent
   FROM numbered g ORDER BY g.workflow, g.topic, g.message_id, g.id
   ON CONFLICT (workflow, topic, message_id) DO NOTHING
-  RETURNING id, workflow, topic, message_id, key
+  RETURNING id, workflow, topic, message_id, key, created_by_run_id
 ), delivered AS (
   INSERT INTO pipeline.deliveries (event_id, handler_id, key)
   SELECT f.id, s.handler_id, f.key FROM fresh f
@@ -100,8 +100,11 @@ WITH asked AS (
   WHERE h.id = x.handler_id AND (h.consecutive_failures > 0 OR x.next_run_at IS NOT NULL
     OR (h.ordered AND x.frees AND h.idle_snapshot IS NOT NULL))
 )
-SELECT m.*, (SELECT count(*) FROM consumed c WHERE c.run_id = m.id) AS consumed_count
-FROM moved m ORDER BY m.id
+SELECT m.*, (SELECT count(*) FROM consumed c WHERE c.run_id = m.id) AS consumed_count,
+  coalesce(p.number, 0) AS published_count
+FROM moved m
+LEFT JOIN (SELECT created_by_run_id AS run, count(*) AS number FROM fresh GROUP BY created_by_run_id) p ON p.run = m.id
+ORDER BY m.id
 """
 
 COMMIT = text(_COMMIT.replace("{phase}", "'emitting'").replace("{kind}", "'consumer'"))
@@ -155,7 +158,7 @@ FROM inputs x
 WHERE d.event_id = x.event_id AND d.handler_id = x.handler_id
   AND ((d.status = 'reserved' AND d.run_id = x.run) OR (d.status = 'pending' AND d.offered_to = x.run)
     OR (d.status = 'pending' AND d.offered_to IS NULL AND x.unheld))
-RETURNING d.event_id
+RETURNING d.event_id, d.status, x.run
 """)
 
 #: What a run has reserved: its inputs go with it.

@@ -16,7 +16,7 @@ logger = logging.getLogger("pipeline")
 TRANSITIONS: Mapping[str, str] = {
     "event.published": "events became pending for their consumers",
     "event.released": "a person handed a quarantined event back",
-    "event.quarantined": "a person set an event aside",
+    "event.quarantined": "an event was set aside, by a person or by the run that failed because of it",
     "event.skipped": "a person chose to go on without an event",
     "run.started": "the scheduler created a run",
     "run.claimed": "a worker took a run for one phase",
@@ -54,7 +54,14 @@ TRANSITIONS: Mapping[str, str] = {
 
 #: Said as warnings: from here on something stands still until a person acts.
 NEEDS_A_PERSON = frozenset(
-    {"mutation.escalated", "mutation.surfaced", "breaker.opened", "workflow.blocked", "workflow.maintenance_entered"}
+    {
+        "mutation.escalated",
+        "mutation.surfaced",
+        "breaker.opened",
+        "workflow.blocked",
+        "workflow.maintenance_entered",
+        "event.quarantined",
+    }
 )
 
 
