@@ -20,6 +20,7 @@ from pipeline.domain.errors import InvalidInputError, PipelineError, UnknownErro
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind
 from pipeline.execution import schemas
+from pipeline.runtime import sources
 from pipeline.runtime.authoring import Consumer, DeclarationError, Producer, Workflow, workflows_of
 from pipeline.runtime.contexts import RESERVED
 
@@ -192,21 +193,24 @@ def first_slot(cron: str, now: datetime) -> datetime:
 
 
 def fingerprint(workflow: Workflow) -> str:
-    """Changes when the code of a handler does, or what it listens to: a deploy can end a maintenance, and is known."""
+    """Changes when the code of a handler does, or what it listens to: a deploy can end a maintenance, and is known.
+
+    The code is what handlers are made of, the modules that hold them, and what these import of their own.
+    """
     code: list[Any] = [producer.function for producer in workflow.producers.values()]
     for consumer in workflow.consumers.values():
         function = getattr(consumer.instance, "function", None)
-        code.extend([function] if function else type(consumer.instance).__mro__[:-1])
+        code.extend([function] if function else _own_classes(type(consumer.instance)))
     listens = [[name, *(topic.name for topic in given.subscribes)] for name, given in workflow.consumers.items()]
     declared = json.dumps([sorted(listens), sorted(workflow.producers)])
-    parts = [workflow.name, str(workflow.version), declared, *map(_source, code), *sorted(_modules(code))]
+    parts = [workflow.name, str(workflow.version), declared, *map(_source, code), *sorted(sources.digests(code))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _modules(code: Iterable[Any]) -> set[str]:
-    """The source of every module that holds a handler: what it calls usually lives next to it."""
-    found = {inspect.getmodule(item) for item in code}
-    return {_source(module) for module in found if module is not None}
+def _own_classes(cls: type) -> list[type]:
+    """The class and those it inherits from, without what is Python's or comes with an installed package."""
+    package = cls.__module__.partition(".")[0]
+    return [each for each in cls.__mro__[:-1] if sources.is_own(inspect.getmodule(each), package)]
 
 
 def _source(code: Any) -> str:

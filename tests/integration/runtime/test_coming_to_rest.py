@@ -41,7 +41,7 @@ def test_a_workflow_rests_although_its_producer_runs_at_every_slot(db: Database,
 
 
 def test_a_workflow_rests_although_its_producer_publishes_at_every_slot(db: Database, mail: Scripted) -> None:
-    workflow, made = Workflow("shop"), []
+    workflow, made = Workflow("shop"), list[str]()
     reports = workflow.topic("reports")
 
     @workflow.producer(every=TEN_MINUTES, publishes=[reports])

@@ -1,0 +1,137 @@
+"""Which code counts as a workflow's own, so that mending it is new code, for every worker of a release alike."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pipeline.runtime.registry import fingerprint
+
+BILLING = """
+from datetime import timedelta
+from pipeline import Workflow
+{imports}
+
+billing = Workflow("billing")
+out = billing.topic("out")
+
+@billing.producer(every=timedelta(hours=1), publishes=[out])
+def poll(ctx, state):
+    {body}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to import from; what comes from there is forgotten after the test."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def written(place: Path, **files: str) -> None:
+    """Files by their names, with ``__`` for the slash of a folder."""
+    for name, source in files.items():
+        file = place / f"{name.replace('__', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (file.parent / "__init__.py").touch() if file.parent != place else None
+        file.write_text(source)
+    importlib.invalidate_caches()
+
+
+def changed(place: Path, module: ModuleType, file: str) -> bool:
+    """Whether other words in a file are other code to the workflow of a module."""
+    before = fingerprint(module.billing)
+    with (place / file).open("a") as opened:
+        opened.write("\nMENDED = True\n")
+    return fingerprint(module.billing) != before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from r93shop.prices import cents",
+        "from r93shop import prices",
+        "import r93shop.prices",
+        "import r93shop.prices as p",
+        "from .prices import cents",
+        "from . import prices",
+        "from .prices import *",
+        "from .between import cents",
+    ],
+)
+def test_a_helper_module_counts_however_it_is_imported(place: Path, line: str) -> None:
+    written(
+        place,
+        r93shop__prices="cents = 1",
+        r93shop__between="from .prices import cents",
+        r93shop__billing=BILLING.format(imports=line, body="return None"),
+    )
+    module = importlib.import_module("r93shop.billing")
+    assert changed(place, module, "r93shop/prices.py")
+    assert not changed(place, module, "r93shop/between.py") or line.startswith("from .between")
+
+
+def test_a_module_that_is_imported_inside_a_function_counts_before_anyone_has_imported_it(place: Path) -> None:
+    """The first worker has run the function and the second has not: they are the same release."""
+    written(
+        place,
+        r93late__prices="cents = 1",
+        r93late__other="rate = 2",
+        r93late__billing=BILLING.format(imports="", body="from r93late.prices import cents"),
+    )
+    module = importlib.import_module("r93late.billing")
+    first = fingerprint(module.billing)
+    importlib.import_module("r93late.prices")
+    importlib.import_module("r93late.other")
+    assert fingerprint(module.billing) == first
+    assert not changed(place, module, "r93late/other.py")
+    assert changed(place, module, "r93late/prices.py")
+
+
+def test_a_helper_beside_a_single_module_counts(place: Path) -> None:
+    written(place, r93prices="cents = 1", r93billing=BILLING.format(imports="import r93prices", body="return None"))
+    assert changed(place, importlib.import_module("r93billing"), "r93prices.py")
+
+
+def test_of_installed_packages_only_the_one_of_the_handlers_counts(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = place / "lib" / "site-packages"
+    monkeypatch.syspath_prepend(str(folder))
+    written(
+        folder,
+        r93lib="cents = 1",
+        r93app__prices="cents = 1",
+        r93app__billing=BILLING.format(imports="import json, r93lib\nfrom . import prices", body="return None"),
+    )
+    module = importlib.import_module("r93app.billing")
+    assert not changed(folder, module, "r93lib.py")
+    assert changed(folder, module, "r93app/prices.py")
+
+
+def test_our_own_code_does_not_count_even_if_it_lies_beside_the_workflow(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.runtime import sources
+
+    written(place, r93ours__inner="n = 1", r93uses=BILLING.format(imports="import r93ours.inner", body="return None"))
+    monkeypatch.setattr(sources, "_OURS", place / "r93ours")
+    assert not changed(place, importlib.import_module("r93uses"), "r93ours/inner.py")
+
+
+def test_modules_that_import_each_other_and_one_that_cannot_be_read_do_no_harm(place: Path) -> None:
+    written(
+        place,
+        r93round__old="print 'as it was'",
+        r93round__prices="import r93round.billing",
+        r93round__billing=BILLING.format(imports="import r93round.prices", body="from r93round import old, nowhere"),
+    )
+    module = importlib.import_module("r93round.billing")
+    assert changed(place, module, "r93round/old.py")
+    assert changed(place, module, "r93round/prices.py")
