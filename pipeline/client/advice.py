@@ -69,7 +69,10 @@ def for_run(run: Row[Any], around: Around) -> Advice:
 def for_mutation(row: Row[Any], holding: Holding, *, can_look: bool = False) -> Advice:
     """What follows a mutation as it stands; ``can_look``: its operation can reconcile by now."""
     if _has_surfaced(row):
-        words = "It happened after all. Undo one of the two effects on the other side, then acknowledge it."
+        words = (
+            "It seems to have happened after all; mutation.surfaced says what is known. Count the effects on the other "
+            "side, undo one only if there are two, then acknowledge it."
+        )
         return Advice(words=words, commands=(commands.acknowledge(row.id),))
     status = MutationStatus(row.status)
     if status is MutationStatus.PENDING and row.approved_at is None:

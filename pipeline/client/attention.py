@@ -107,7 +107,8 @@ def _surfaced(tx: Transaction, limit: int) -> Iterator[Item]:
             kind="surfaced",
             workflow=row.workflow,
             subject=f"mutation {row.id}",
-            why=f"{row.connector}.{row.operation} happened after all; it was settled as failed by {row.resolved_by}",
+            why=f"{row.connector}.{row.operation} seems to have happened after all; it was settled as failed by "
+            f"{row.resolved_by}" + (f": {row.means}" if row.means else ""),
             since=row.surfaced_at,
             commands=(commands.show_mutation(row.id), commands.acknowledge(row.id)),
         )

@@ -79,7 +79,7 @@ def _mutation(row: Row[Any]) -> Iterator[Moment]:
         (row.next_reconcile_at, "next look", ""),
         (row.resolved_at, str(row.status), f"settled by {row.resolved_by}" + (f": {row.error}" if row.error else "")),
         (row.watch_at, "looked for again", "in case it happens late"),
-        (row.surfaced_at, "happened after all", "although it was settled as failed"),
+        (row.surfaced_at, "found after all", "although it was settled as failed"),
     )
     if row.status in _DOUBTED:
         yield from _moments((row.quiet_until, "quiet period ends", "until then it may still arrive"))

@@ -29,13 +29,13 @@ from pipeline.domain.payloads import checked_json, checked_name, mended_text
 from pipeline.domain.runs import Phase
 from pipeline.domain.values import Applied, Failed, Held, Person, Request
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnUncertain
-from pipeline.execution import audit
+from pipeline.execution import audit, surfacing
 from pipeline.execution.certainty import certain
 from pipeline.execution.landing import Landing, Move, land
 from pipeline.store import events as event_store
-from pipeline.store import ledger, views
 from pipeline.store import mutations as store
 from pipeline.store import runs as run_store
+from pipeline.store import views
 from pipeline.store import workflows as workflow_store
 from pipeline.store.database import Transaction, encoded
 
@@ -160,33 +160,23 @@ def watched(tx: Transaction, mutation_id: MutationId, following: timedelta | Non
     tx.run(store.WATCHED, id=mutation_id, next=following)
 
 
-def surface(tx: Transaction, mutation_id: MutationId, result: Any, by: Person) -> Row[Any] | None:
-    """It happened after all, though it was settled as not having happened. Nothing is undone: people are told.
+def surface(
+    tx: Transaction, mutation_id: MutationId, result: Any, by: Person, *, is_own: bool = False
+) -> Row[Any] | None:
+    """It was found, though it was settled as not having happened. Nothing is undone: people are told.
 
     The audit names both sides: what surfaced, and the run that owns the inputs now and may have done it again.
+    ``is_own`` says whether it is known to be this mutation's effect, and not that of the other.
     """
     kept = checked_json(result, what=f"result of mutation {mutation_id}", limit=DEFAULT_LIMITS.result)
     row = tx.first(store.SURFACE, id=mutation_id, result=json.dumps(kept))
     if row is None:
         return None
-    other = ledger.instead(tx, row.run_id)
-    again = None if other is None or other.mutation_id == row.id else other
-    evidence = {
-        "settled_by": row.resolved_by,
-        "settled_at": row.resolved_at.isoformat(),
-        "surfaced": kept,
-        "instead_run": str(again.run_id) if again else None,
-        "instead_mutation": str(again.mutation_id) if again and again.mutation_id else None,
-        "instead_status": again.mutation_status if again else None,
-    }
-    audit.record(tx, replace(by, evidence=evidence), "mutation.surfaced", **_subject(row))
-    tx.announce(
-        "mutation.surfaced",
-        run_id=row.run_id,
-        mutation_id=row.id,
-        workflow=row.workflow,
-        instead=evidence["instead_run"],
-    )
+    evidence = surfacing.sides(tx, row, kept, is_own=is_own)
+    told = replace(by, reason=f"{by.reason}: {evidence['means']}", evidence=evidence)
+    audit.record(tx, told, "mutation.surfaced", **_subject(row))
+    instead = evidence["instead_run"]
+    tx.announce("mutation.surfaced", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, instead=instead)
     return row
 
 

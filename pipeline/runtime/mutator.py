@@ -219,7 +219,7 @@ class Mutator:
         ]
         for item in late:
             if mutations.apply(tx, [item], limits=self.policy.limits).refused:
-                mutations.surface(tx, item.mutation_id, item.result, WORKER)
+                mutations.surface(tx, item.mutation_id, item.result, WORKER, is_own=True)
         return [row.run_id for row in landing.landed]
 
     def _barred(

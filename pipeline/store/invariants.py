@@ -296,7 +296,8 @@ INVARIANTS: Sequence[Invariant] = (
           AS detail
         FROM pipeline.mutations m WHERE m.surfaced_at IS NOT NULL AND m.acknowledged_by IS NULL
         """,
-        "Compare both sides in the audit (mutation.surfaced), undo one of them outside, then acknowledge it.",
+        "Count the effects outside, and undo one only if there are two; the audit (mutation.surfaced) names both "
+        "sides. Then acknowledge it.",
     ),
     _overdue(
         "retired-handlers-hold-nothing",

@@ -68,12 +68,15 @@ SELECT m.id, CASE WHEN (m.status IN ('in_flight', 'needs_reconcile', 'indetermin
 FROM pipeline.mutations m WHERE m.id < :below ORDER BY m.id DESC LIMIT :limit
 """)
 
-#: Which run did what a run that was settled as failed had set out to do: the other side of an alarm.
+#: Which run did what a run that was settled as failed had set out to do: the other side of an alarm. Of several, one
+#: that did something.
 _INSTEAD = text("""
-SELECT o.id AS run_id, o.mutation_id, o.status, m.status AS mutation_status FROM pipeline.runs r
+SELECT o.id AS run_id, o.mutation_id, o.status, m.status AS mutation_status, m.connector, m.operation, m.result
+FROM pipeline.runs r
 JOIN pipeline.deliveries d ON d.handler_id = r.handler_id AND d.event_id = ANY(r.event_ids)
 JOIN pipeline.runs o ON o.id = d.run_id LEFT JOIN pipeline.mutations m ON m.id = o.mutation_id
-WHERE r.id = :run_id ORDER BY o.id LIMIT 1
+WHERE r.id = :run_id AND o.id <> r.id AND o.mutation_id IS DISTINCT FROM CAST(:mutation_id AS uuid)
+ORDER BY m.status = 'applied' DESC NULLS LAST, o.id LIMIT 1
 """)
 
 
@@ -97,9 +100,9 @@ def operations(tx: Transaction, *, recent: int) -> list[tuple[str, str]]:
     return [(row.connector, row.operation) for row in tx.all(_OPERATIONS, recent=recent)]
 
 
-def instead(tx: Transaction, run_id: UUID) -> Row[Any] | None:
-    """The run that now owns the inputs of this one, which may be itself."""
-    return tx.first(_INSTEAD, run_id=run_id)
+def instead(tx: Transaction, run_id: UUID, mutation_id: UUID) -> Row[Any] | None:
+    """The other run that owns the inputs of this one now, with what it did besides this mutation."""
+    return tx.first(_INSTEAD, run_id=run_id, mutation_id=mutation_id)
 
 
 def known_by(tx: Transaction, name: str, *, connector: str | None, below: UUID, limit: int) -> Rows:

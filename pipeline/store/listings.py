@@ -213,7 +213,9 @@ WHERE m.status = 'pending' AND r.status = 'paused:approval' AND m.approved_at IS
   AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow) ORDER BY m.id LIMIT :limit
 """)
 _SURFACED = text("""
-SELECT m.* FROM pipeline.mutations m
+SELECT m.*, (SELECT a.evidence ->> 'means' FROM pipeline.audit a
+             WHERE a.mutation_id = m.id AND a.act = 'mutation.surfaced' ORDER BY a.id DESC LIMIT 1) AS means
+FROM pipeline.mutations m
 WHERE m.surfaced_at IS NOT NULL AND m.acknowledged_by IS NULL ORDER BY m.id LIMIT :limit
 """)
 

@@ -22,9 +22,11 @@ WAITS = """
          created_at
   FROM pipeline.mutations WHERE status = 'indeterminate'
   UNION ALL
-  SELECT 'surfaced', 'mutation ' || id, workflow, connector || '.' || operation || ' happened after all (' ||
-         idempotency_key || '); it was settled as not having happened', surfaced_at
-  FROM pipeline.mutations WHERE surfaced_at IS NOT NULL AND acknowledged_by IS NULL
+  SELECT 'surfaced', 'mutation ' || id, workflow, connector || '.' || operation || ' seems to have happened after all ('
+         || idempotency_key || '); it was settled as not having happened' || coalesce(': ' || (
+           SELECT a.evidence ->> 'means' FROM pipeline.audit a
+           WHERE a.mutation_id = m.id AND a.act = 'mutation.surfaced' ORDER BY a.id DESC LIMIT 1), ''), surfaced_at
+  FROM pipeline.mutations m WHERE surfaced_at IS NOT NULL AND acknowledged_by IS NULL
   UNION ALL
   SELECT 'breaker', connector || '.' || operation || ' at ' || opened_at, '', reason, opened_at
   FROM pipeline.breakers WHERE closed_at IS NULL

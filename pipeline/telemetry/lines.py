@@ -44,7 +44,7 @@ TRANSITIONS: Mapping[str, str] = {
     "workflow.unblocked": "the cause of a block is gone",
     "workflow.maintenance_entered": "the code is wrong or cannot use an event; nothing starts until that is mended",
     "workflow.maintenance_exited": "the workflow may start runs again",
-    "mutation.surfaced": "an effect that was settled as not having happened has happened after all",
+    "mutation.surfaced": "an effect that was settled as not having happened was found after all",
     "mutation.acknowledged": "a person has dealt with an effect that surfaced late",
     "breaker.opened": "no new mutation of an operation is started until a probe succeeds",
     "breaker.closed": "mutations of an operation go on",
