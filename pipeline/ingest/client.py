@@ -11,7 +11,7 @@ from typing import Any
 
 from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
-from redis.connection import parse_url
+from redis.connection import UnixDomainSocketConnection, parse_url
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
@@ -37,6 +37,8 @@ def connect(url: str, *, longest_block_ms: int = 5_000) -> Redis:
         "protocol": 2,
     }
     theirs = _options(url)
+    if theirs.get("connection_class") is UnixDomainSocketConnection:
+        del ours["socket_keepalive"]  # the kernel knows when the other side of a file is gone
     try:
         made = Redis(connection_pool=ConnectionPool(**{**theirs, **ours}), single_connection_client=True)
     except TypeError as error:

@@ -1,9 +1,14 @@
 """What a queue may be made of: settings that make sense, and a client that hides nothing."""
 
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -129,6 +134,47 @@ def test_q4_a_connection_that_is_half_open_is_noticed_by_the_kernel(place: Place
     assert connection._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     assert client.get_connection_kwargs()["socket_keepalive"] is True, "said, whatever the library's default is"
     client.close()
+
+
+@contextmanager
+def behind_a_file(place: Place, path: Path) -> Iterator[str]:
+    """A URL by which the Redis of a place is found through a socket in a folder, for one connection."""
+    parts = urlsplit(place.url)
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        while data := source.recv(65_536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        near, far = door.accept()[0], socket.create_connection((parts.hostname or "", parts.port or 0))
+        with near, far:
+            back = threading.Thread(target=pump, args=(far, near))
+            back.start()
+            pump(near, far)
+            back.join()
+
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+        door.listen()
+        relay = threading.Thread(target=serve, daemon=True)
+        relay.start()
+        yield f"unix://:{parts.password}@{path}?db={parts.path.removeprefix('/')}"
+        relay.join()
+
+
+def test_q4_a_redis_behind_a_socket_in_a_folder_is_read_like_any_other(place: Place, tmp_path: Path) -> None:
+    config = QueueConfig(stream=place.stream, group="g", consumer="c", block_ms=200)
+    with behind_a_file(place, tmp_path / "r") as url, connect(url, longest_block_ms=30_000) as client:
+        queue = RedisStreamsQueue(client, config)
+        place.add({"n": 1})
+        assert [message.payload for message in queue.read()] == [{"n": 1}]
+
+
+@pytest.mark.parametrize("path", ["", "/nowhere/redis.sock"])
+def test_q4_a_socket_that_is_not_there_is_a_redis_that_cannot_be_reached(path: str) -> None:
+    with pytest.raises(QueueError, match="cannot be reached"):
+        connect(f"unix://{path}")
 
 
 def test_q4_the_names_that_celery_takes_for_checking_certificates_will_do() -> None:
