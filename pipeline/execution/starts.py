@@ -55,18 +55,14 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, alone
     if facts.concurrency == 1 and views.waiting_runs(tx, workflow):
         return Started(held=Held.FULL)
     session_id = _open_session(tx, workflow)
-    is_single = facts.concurrency == 1
-    is_woken = row.wake_at is not None and row.wake_at <= tx.clock()
-    if alone or is_single or is_woken or row.kind == HandlerKind.PRODUCER:
-        places = {"workflow": workflow, "handler_id": row.id, "session_id": session_id, "is_single": is_single}
-        created = tx.all(store.INSERT_WHOLE, **places)
+    is_single, given = facts.concurrency == 1, {"workflow": workflow, "handler_id": row.id, "session_id": session_id}
+    if alone or is_single or row.kind == HandlerKind.PRODUCER or (row.wake_at and row.wake_at <= tx.clock()):
+        created = tx.all(store.INSERT_WHOLE, **given, is_single=is_single)
     else:
         wanted = min(count, facts.free)
         created = tx.all(
             store.INSERT_SLICED,
-            workflow=workflow,
-            handler_id=row.id,
-            session_id=session_id,
+            **given,
             count=wanted,
             batch=row.batch,
             ordered=row.ordered,
