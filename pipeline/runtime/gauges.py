@@ -118,6 +118,7 @@ def _backlog(tx: Transaction) -> Iterator[Value]:
         labels = {"workflow": row.workflow, "topic": row.topic, "handler": row.handler}
         yield "pipeline.backlog.events", labels, row.number
         yield "pipeline.backlog.age", labels, row.age
+        yield "pipeline.backlog.declined.age", labels, row.left_alone
 
 
 class Gauges:

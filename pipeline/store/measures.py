@@ -101,7 +101,8 @@ _MAY_START = """EXISTS (SELECT FROM pipeline.workflows w
 #: Consumers of one topic: the index alone counts, and the first row that may be taken is the oldest.
 BACKLOG = text(f"""
 SELECT h.workflow, s.topic, h.name AS handler, waiting.number,
-  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - e.created_at), 0) ELSE 0 END AS age
+  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - e.created_at), 0) ELSE 0 END AS age,
+  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - l.created_at), 0) ELSE 0 END AS left_alone
 FROM pipeline.handlers h
 JOIN (SELECT workflow, handler_id, min(topic) AS topic FROM pipeline.subscriptions
       GROUP BY workflow, handler_id HAVING count(*) = 1) s ON s.workflow = h.workflow AND s.handler_id = h.id
@@ -113,17 +114,25 @@ LEFT JOIN LATERAL (
   WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark AND {_MAY_BE_TAKEN}
   ORDER BY d.event_id LIMIT 1) oldest ON true
 LEFT JOIN pipeline.events e ON e.id = oldest.event_id
+LEFT JOIN LATERAL (
+  SELECT d.event_id FROM pipeline.deliveries d
+  WHERE d.handler_id = h.id AND d.status = 'pending' AND d.declined AND d.event_id > h.low_watermark
+  ORDER BY d.event_id LIMIT 1) declined ON true
+LEFT JOIN pipeline.events l ON l.id = declined.event_id
 WHERE NOT h.retired
 """)
 
 #: Consumers of several topics: what waits longest, event by event.
 BACKLOG_MIXED = text(f"""
 SELECT h.workflow, s.topic, h.name AS handler, coalesce(waiting.number, 0) AS number,
-  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.oldest), 0) ELSE 0 END AS age
+  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.oldest), 0) ELSE 0 END AS age,
+  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.left_alone), 0) ELSE 0 END
+    AS left_alone
 FROM pipeline.handlers h JOIN pipeline.subscriptions s ON s.workflow = h.workflow AND s.handler_id = h.id
 LEFT JOIN LATERAL (
-  SELECT e.topic, count(*) AS number, min(e.created_at) FILTER (WHERE d.may_be_taken) AS oldest
-  FROM (SELECT d.event_id, {_MAY_BE_TAKEN} AS may_be_taken FROM pipeline.deliveries d
+  SELECT e.topic, count(*) AS number, min(e.created_at) FILTER (WHERE d.may_be_taken) AS oldest,
+    min(e.created_at) FILTER (WHERE d.declined) AS left_alone
+  FROM (SELECT d.event_id, d.declined, {_MAY_BE_TAKEN} AS may_be_taken FROM pipeline.deliveries d
         WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
         ORDER BY d.event_id LIMIT :most) d
   JOIN pipeline.events e ON e.id = d.event_id GROUP BY e.topic) waiting ON waiting.topic = s.topic

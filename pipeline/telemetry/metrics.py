@@ -183,6 +183,13 @@ _GAUGES = (
         _CONSUMER,
         "age of the oldest event that may be taken now; 0 while its workflow is held back",
     ),
+    Metric(
+        "pipeline.backlog.declined.age",
+        GAUGE,
+        "s",
+        _CONSUMER,
+        "age of the oldest event that its consumer was shown and did not take; 0 while its workflow is held back",
+    ),
     Metric("pipeline.leases", GAUGE, "{run}", ("state",), "runs that a worker holds (`held`) or lost (`lapsed`)"),
     Metric("pipeline.mutations.open", GAUGE, "{mutation}", (*_EFFECT, "status"), "mutations that are not settled"),
     Metric("pipeline.mutations.oldest", GAUGE, "s", (*_EFFECT, "status"), "age of the oldest that is not settled"),

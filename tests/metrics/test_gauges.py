@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 
+from pipeline import PrepareResult, Workflow
 from pipeline.client import attention
 from pipeline.client.desk import Desk
 from pipeline.domain.runs import Phase
@@ -25,6 +27,7 @@ from pipeline.store import measures
 from pipeline.store.database import Database, Transaction
 from pipeline.telemetry import collecting
 from pipeline.telemetry.metrics import METRICS
+from pipeline.testing.inline import Inline
 from tests.cli import scenes
 from tests.factories import IN, OUT, SOMEBODY, a_run, a_workflow, some_events
 from tests.support.handlers import Shop
@@ -78,6 +81,37 @@ def test_a_consumer_of_several_topics_has_a_backlog_for_each(db: Database) -> No
     assert found["pipeline.backlog.events"] == {("billing", IN, "both"): 2, ("billing", OUT, "both"): 0}
     assert found["pipeline.backlog.age"]["billing", IN, "both"] >= 3600
     assert found["pipeline.backlog.age"]["billing", OUT, "both"] == 0
+
+
+@pytest.mark.parametrize("topics", [1, 2])
+def test_an_event_that_its_consumer_was_shown_and_did_not_take_grows_old(db: Database, topics: int) -> None:
+    """It may not be taken before something changes, so the age of the backlog says nothing of it."""
+    workflow = Workflow("shop", concurrency=4)
+    subscribed = [workflow.topic(f"topic{n}") for n in range(topics)]
+
+    class Picky:
+        def prepare(self, ctx: Any, _: Any) -> PrepareResult:
+            wanted = [event for event in ctx.peek(subscribed[0]) if event.payload["kind"] == "invoice"]
+            return PrepareResult(reserve=wanted) if wanted else PrepareResult.nothing()
+
+        def mutate(self, ctx: Any, prepared: Any) -> None: ...
+
+        def next(self, ctx: Any, prepared: Any, result: Any) -> None: ...
+
+    workflow.consumer(subscribes=subscribed)(Picky)
+    run = Inline(db, [workflow])
+    run.publish(subscribed[0], {"kind": "Invoice"})
+    run.advance(HOUR)
+    run.publish(subscribed[0], {"kind": "invoice"})
+    run.run()
+    assert [row.status for row in run.deliveries(subscribed[0])] == ["pending", "consumed"]
+    found, of = read(run.db, HOUR), ("shop", "topic0", "Picky")
+    assert found["pipeline.backlog.events"][of] == 1
+    assert found["pipeline.backlog.age"][of] == 0
+    assert 7200 <= found["pipeline.backlog.declined.age"][of] < 7300
+    with run.db.transaction() as tx:
+        workflows.pause(tx, "shop", SOMEBODY)
+    assert read(run.db, HOUR)["pipeline.backlog.declined.age"][of] == 0
 
 
 def test_events_that_are_offered_to_a_run_wait_but_may_not_be_taken(db: Database) -> None:
