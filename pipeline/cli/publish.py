@@ -5,16 +5,16 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from pipeline.cli import shown
+from pipeline.cli.feeds import Feed
 from pipeline.client.publishing import Event, Receipt, checked, event
 from pipeline.client.publishing import publish as publish_in
 from pipeline.config import Settings
@@ -24,6 +24,7 @@ from pipeline.store.database import Database
 from pipeline.telemetry import contexts
 
 _BATCH = 500
+Batches = Iterator[tuple[list[Event], bool]]
 _LONGEST_NAME = 40  #: of a key that is quoted
 
 
@@ -55,9 +56,10 @@ def publish(  # noqa: PLR0913 - options of a command
         raise InvalidInputError("A payload needs --message-id: the name of the fact, the same whenever it is repeated.")
     tally = Tally()
     try:
-        with _opened(payload, file) as lines:
-            events = _lines(lines, topic) if payload is None else _one(topic, str(message_id), payload)
-            _all(context.obj, workflow, events, tally, replace=replace, quiet=payload is not None)
+        with _opened(payload, file) as stream:
+            feed = None if stream is None else Feed(stream)
+            events = _one(topic, str(message_id), str(payload)) if feed is None else _lines(feed, topic)
+            _all(context.obj, workflow, _batches(events, feed), tally, replace=replace, quiet=feed is None)
     except BaseException:
         if tally.size:
             typer.echo(f"{tally.words()} before this; they stay. Repeating them changes nothing.", err=True)
@@ -72,6 +74,7 @@ class Tally:
     new: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
+    bell: shown.Bell = field(default_factory=shown.Bell)
 
     @property
     def size(self) -> int:
@@ -82,13 +85,18 @@ class Tally:
         self.repeated += receipt.repeated
         self.replaced += receipt.replaced
 
+    def ring(self, workflow: str) -> None:
+        """Tell a worker, if there is something for it."""
+        if self.new or self.replaced:
+            self.bell.workflow(workflow)
+
     def words(self) -> str:
         return f"{len(self.new)} new, {len(self.repeated)} repeated, {len(self.replaced)} replaced"
 
 
-def _opened(payload: str | None, file: Path | None) -> AbstractContextManager[Iterable[bytes]]:
+def _opened(payload: str | None, file: Path | None) -> AbstractContextManager[BinaryIO | None]:
     if payload is not None:
-        return nullcontext(())
+        return nullcontext(None)
     if str(file) == "-":
         return nullcontext(sys.stdin.buffer)
     assert file is not None
@@ -98,19 +106,32 @@ def _opened(payload: str | None, file: Path | None) -> AbstractContextManager[It
         raise InvalidInputError(f"{file} cannot be read: {error.strerror}. Expected a file of JSON lines.") from None
 
 
-def _all(
-    database: Database, workflow: str, events: Iterator[Event], tally: Tally, *, replace: bool, quiet: bool
-) -> None:
-    """Publish in batches, each in a transaction of its own; what was published before an error stays."""
+def _all(database: Database, workflow: str, batches: Batches, tally: Tally, *, replace: bool, quiet: bool) -> None:
+    """Publish batches, each in a transaction of its own; what was published before an error stays."""
     limits = Limits(payload=Settings.load(os.environ).max_payload_bytes)
     columns = (SpinnerColumn(), TextColumn("{task.completed} events"))
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
         shown = progress.add_task("publishing", total=None)
-        while batch := list(islice(events, _BATCH)):
+        for batch, is_last_for_now in batches:
             with contexts.joined(os.environ.get("TRACEPARENT")), database.transaction() as tx:
                 receipt = publish_in(tx, workflow, batch, replace=replace, limits=limits)
             tally.add(receipt)
             progress.advance(shown, len(batch))
+            if is_last_for_now:
+                tally.ring(workflow)
+
+
+def _batches(events: Iterator[Event], feed: Feed | None) -> Batches:
+    """Events as they come, and whether the next one may take long: those that are there do not wait for it."""
+    batch: list[Event] = []
+    for each in events:
+        batch.append(each)
+        is_quiet = feed is not None and feed.is_quiet()
+        if is_quiet or len(batch) == _BATCH:
+            yield batch, is_quiet
+            batch = []
+    if batch:
+        yield batch, False
 
 
 def _one(topic: str, message_id: str, payload: str) -> Iterator[Event]:
@@ -155,11 +176,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _say(tally: Tally, workflow: str, *, as_json: bool) -> None:
     """Ring for what is new, and say what became of it; that nobody heard is no part of the answer."""
-    bell = shown.Bell()
-    if tally.new or tally.replaced:
-        bell.workflow(workflow)
+    tally.ring(workflow)
+    bell = tally.bell
     if as_json:
-        shown.as_json({**asdict(tally), "is_rung": bell.heard})
+        shown.as_json({"new": tally.new, "repeated": tally.repeated, "replaced": tally.replaced, "is_rung": bell.heard})
         return
     typer.echo(tally.words())
     if bell.heard is False:

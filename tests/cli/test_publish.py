@@ -1,7 +1,10 @@
 """``pipeline publish``: what goes in, what is told, and what stays when something is wrong in the middle."""
 
+import io
 import json
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,12 @@ from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
 from pipeline import Workflow
+from pipeline.cli import feeds, shown
 from pipeline.cli.main import application
 from pipeline.domain.errors import InvalidInputError, PayloadError
 from pipeline.store.database import Database
 from pipeline.testing.inline import Inline
+from tests.support.wait import wait_for
 
 Run = Callable[..., Result]
 
@@ -114,3 +119,29 @@ def test_the_largest_payload_is_that_of_the_settings(run: Run) -> None:
     done = run(json.dumps("x" * 200), "--message-id", "x", PIPELINE_MAX_PAYLOAD_BYTES="100")
     assert "at most 100 bytes" in str(done.exception)
     assert run(json.dumps("x" * 400_000), "--message-id", "x", PIPELINE_MAX_PAYLOAD_BYTES="500000").exit_code == 0
+
+
+def test_what_came_through_a_pipe_is_published_and_rung_for_while_more_may_come(
+    run: Run, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[int] = []
+    monkeypatch.setattr(shown.Bell, "workflow", lambda self, name: rung.append(published(db)))
+    os.mkfifo(tmp_path / "live")
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(run, "--file", str(tmp_path / "live"), "--json")
+        with (tmp_path / "live").open("wb", buffering=0) as live:
+            live.write(lines(3).encode() + b'{"message_id": "half",')
+            wait_for(lambda: 3 in rung, why="three whole lines came")
+            live.write(b' "payload": 1}\n\n{"message_id": "endless", "payload": 2}')
+    assert json.loads(done.result().stdout)["new"] == ["l0", "l1", "l2", "half", "endless"]
+    assert published(db) == rung[-1] == 5
+
+
+@pytest.mark.parametrize("size", [1, 7, 65_536])
+def test_lines_are_given_as_they_are_however_they_come(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "_CHUNK", size)
+    given = b"one\r\n\ntwo\rstill two\n" + b"x" * 20 + b"\nlast"
+    assert list(feeds.Feed(io.BytesIO(given))) == list(io.BytesIO(given))
+    assert list(feeds.Feed(io.BytesIO(b""))) == []
+    ended = feeds.Feed(io.BytesIO(b"one"))
+    assert [ended.is_quiet(), next(ended), ended.is_quiet()] == [False, b"one", False]
