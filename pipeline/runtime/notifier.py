@@ -20,17 +20,13 @@ _WITHIN = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something a person should know. Ids and reasons; payloads never."""
+    """Something a person should know. Ids and reasons; payloads never, but a reason may be the words of an error."""
 
     kind: str  #: maintenance, blocked, indeterminate, surfaced, breaker, approval or quarantined
     workflow: str
     subject: str
     reason: str
     since: str
-
-    @property
-    def words(self) -> str:
-        return f"{self.kind}: workflow {self.workflow}: {self.subject}: {self.reason} (since {self.since})"
 
 
 class Notifier(Protocol):
@@ -40,10 +36,17 @@ class Notifier(Protocol):
 
 
 class LogNotifier:
-    """Says notices in the log, where alerts can find them."""
+    """Says notices in the log, where alerts can find them. Words of an error may quote a payload, so they stay out."""
 
     def notify(self, notice: Notice) -> None:
-        log.warning("notice.%s", notice.words, extra={"notice": asdict(notice)})
+        fields = {
+            "notice": notice.kind,
+            "workflow": notice.workflow,
+            "subject": notice.subject,
+            "since": notice.since,
+        }
+        words = "notice.%(notice)s: workflow %(workflow)s: %(subject)s (since %(since)s); `pipeline attention` says why"
+        log.warning(words, fields, extra=fields)
 
 
 class WebhookNotifier:

@@ -2,6 +2,7 @@
 
 import hmac
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,6 +18,7 @@ from pipeline.runtime.registry import Registry
 from pipeline.schedules.scheduler import Scheduler
 from pipeline.schedules.sweeps import Sweeps
 from pipeline.store.database import Database
+from pipeline.telemetry.logs import Json, Pretty
 from tests.factories import LEASE, TIMEOUT, a_run, a_workflow, some_events, stopped
 
 SECRET = "only we know"
@@ -102,7 +104,23 @@ def test_a_notice_that_could_not_be_delivered_is_sent_again(db: Database, receiv
 def test_without_a_receiver_notices_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     notice = Notice(kind="blocked", workflow="billing", subject="block 1", reason="auth", since="now")
     LogNotifier().notify(notice)
-    assert "blocked: workflow billing: block 1: auth (since now)" in caplog.text
+    assert "notice.blocked: workflow billing: block 1 (since now); `pipeline attention` says why" in caplog.text
+
+
+def test_notices_in_the_log_have_ids_as_fields_and_no_words_of_errors(caplog: pytest.LogCaptureFixture) -> None:
+    reason = "mail.send: TimeoutError: SECRET"
+    LogNotifier().notify(Notice(kind="surfaced", workflow="w", subject="mutation 7", reason=reason, since="now"))
+    (record,) = caplog.records
+    line = Json().format(record)
+    told = json.loads(line)
+    assert {name: told[name] for name in ("notice", "workflow", "subject", "since")} == {
+        "notice": "surfaced",
+        "workflow": "w",
+        "subject": "mutation 7",
+        "since": "now",
+    }
+    assert "SECRET" not in line
+    assert "SECRET" not in Pretty(logging.Formatter()).format(record)
 
 
 def test_a_webhook_that_is_no_web_address_is_refused() -> None:
