@@ -28,6 +28,7 @@ class Till(Connector):
     def __init__(self, find: Callable[[list[Charge], str], Verdict], result: Any = None) -> None:
         self.find, self.result = find, result
         self.asked: list[str] = []
+        self.answers = True
         self.charges: list[Charge] = []
 
     def arrives(self, key: str) -> Any:
@@ -50,7 +51,10 @@ class Till(Connector):
         self.asked.append(order)
         if len(self.asked) == 1:
             raise TimeoutError("it never arrived")
-        return self.arrives(call.idempotency_key)
+        result = self.arrives(call.idempotency_key)
+        if not self.answers:
+            raise TimeoutError("it arrived, and was not answered")
+        return result
 
 
 def by_order(charges: list[Charge], _key: str) -> Verdict:
@@ -82,7 +86,7 @@ def done_again(db: Database, till: Till, then: str = "charge") -> tuple[Inline, 
         run.sweeps.tick()
         run.run()
     first, second = run.ledger()
-    assert (first.status, first.resolved_by, second.status) == ("failed", "reconcile", "applied")
+    assert (first.status, first.resolved_by, second.status == "applied") == ("failed", "reconcile", till.answers)
     return run, first
 
 
@@ -176,4 +180,19 @@ def test_what_did_something_else_meanwhile_is_not_taken_for_it(db: Database) -> 
     told = evidence(db)
     assert told["means"] == f"run {run.ledger()[-1].run_id} took its inputs since, and did not do the same"
     assert rows(db, "SELECT 1 FROM pipeline.audit WHERE act = 'mutation.not_surfaced'") == []
+    acknowledged(run, first.id)
+
+
+def test_what_may_have_been_done_again_is_named_with_how_it_stands(db: Database) -> None:
+    till = Till(lambda charges, _: Retry("the search is down") if charges else NotFound())
+    till.answers = False
+    run, first = done_again(db, till)
+    till.find = lambda charges, key: by_key(charges, key) if key == first.idempotency_key else Retry("who is that?")
+    till.arrives(first.idempotency_key)
+    looked_for(run)
+    again = run.ledger()[-1]
+    assert again.status == "needs_reconcile"
+    assert evidence(db)["means"].startswith(
+        f"it may be the effect of run {again.run_id}, which did the same again (needs_"
+    )
     acknowledged(run, first.id)
