@@ -17,6 +17,7 @@ from pipeline.domain.policies import (
     WakePolicy,
 )
 from pipeline.runtime.authoring import DeclarationError, Topic, Workflow
+from pipeline.runtime.contexts import MutateContext, NextContext, PrepareContext, ProducerContext
 from pipeline.runtime.shown import Event, MutationResult, Prepared, PrepareResult
 
 __all__ = [
@@ -31,13 +32,17 @@ __all__ = [
     "EventError",
     "FailurePolicy",
     "LogicError",
+    "MutateContext",
     "MutationResult",
+    "NextContext",
     "NotFound",
     "Outcome",
     "PhaseViolationError",
     "PipelineError",
+    "PrepareContext",
     "PrepareResult",
     "Prepared",
+    "ProducerContext",
     "Reading",
     "ReconcilePolicy",
     "Retention",

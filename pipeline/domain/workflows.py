@@ -7,6 +7,9 @@ one per cause. Maintenance is a flag of its own. What is shown is derived here a
 from collections.abc import Iterable
 from enum import StrEnum
 
+#: More runs or events at once than this is a mistake, not a plan.
+MOST_AT_ONCE = 100_000
+
 
 class Desired(StrEnum):
     """What a person wants of the workflow."""

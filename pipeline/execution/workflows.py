@@ -15,14 +15,11 @@ from pipeline.domain.errors import InvalidInputError, UnknownError, UnresolvedEr
 from pipeline.domain.limits import DEFAULT_LIMITS
 from pipeline.domain.payloads import checked_json, checked_name
 from pipeline.domain.values import HandlerSpec, Person, WorkflowSpec
-from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, Desired, HandlerKind, StartAt
+from pipeline.domain.workflows import CLEARED_BY_RESUME, MOST_AT_ONCE, BlockKind, Desired, HandlerKind, StartAt
 from pipeline.execution import audit
 from pipeline.store import views
 from pipeline.store import workflows as store
 from pipeline.store.database import Transaction, encoded
-
-#: More runs or events at once than this is a mistake, not a plan.
-_MOST = 100_000
 
 #: How many releases of one version are told apart: more do not run side by side.
 _REMEMBERED = 20
@@ -284,8 +281,8 @@ def _check_handler(workflow: str, handler: HandlerSpec, topics: Sequence[str]) -
 
 
 def _check_count(what: str, value: int) -> None:
-    if not 1 <= value <= _MOST:
-        raise InvalidInputError(f"The {what} is {value}; expected a number from 1 to {_MOST}.")
+    if not 1 <= value <= MOST_AT_ONCE:
+        raise InvalidInputError(f"The {what} is {value}; expected a number from 1 to {MOST_AT_ONCE}.")
 
 
 def _topic_rows(spec: WorkflowSpec) -> str:

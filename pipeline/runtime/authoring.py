@@ -6,12 +6,12 @@ file and the line of the declaration; nothing is registered by half.
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from pydantic import BaseModel
 
@@ -19,7 +19,6 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
 from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain, StartAt
-from pipeline.execution import schemas
 from pipeline.runtime import checks
 from pipeline.runtime.shown import Event, PrepareResult
 
@@ -96,18 +95,13 @@ class Workflow:
     ) -> None:
         where = _caller()
         self.name = _declared(lambda: checked_name(name, what="workflow name"), where)
-        problem = checks.option_problem(
-            {"version": version, "concurrency": concurrency, "retention": retention or Retention()},
-            {"version": int, "concurrency": int, "retention": Retention},
-        )
+        problem = checks.workflow_problem(version, concurrency, retention or Retention())
         if problem:
             raise DeclarationError(f"workflow {name!r} {problem}", where)
         self.version, self.concurrency = version, concurrency
         self.retention = retention or Retention()
         self.on_uncertain = _choice(OnUncertain, "on_uncertain", on_uncertain, where)
         self.on_logic_error = _choice(OnLogicError, "on_logic_error", on_logic_error, where)
-        if concurrency < 1:
-            raise DeclarationError(f"concurrency is {concurrency}; expected at least 1", where)
         self.where = where
         self.topics: dict[str, Topic] = {}
         self.consumers: dict[str, Consumer] = {}
@@ -126,49 +120,48 @@ class Workflow:
         _declared(lambda: checked_name(name, what="topic"), where)
         if name in self.topics:
             raise DeclarationError(f"topic {name!r} is declared twice in workflow {self.name!r}", where)
-        if schema is not None and not (isinstance(schema, type) and issubclass(schema, BaseModel)):
-            raise DeclarationError(f"the schema of topic {name!r} is {schema!r}; expected a pydantic model", where)
-        problem = schemas.pattern_problem(schemas.of(schema)) if schema is not None else None
+        problem = checks.schema_problem(name, schema)
         if problem:
-            raise DeclarationError(
-                f"the schema of topic {name!r} has a pattern that Python's `re` does not know, {problem}; services "
-                "check payloads with it before they publish: write it as both know it, or check it in a validator",
-                where,
-            )
+            raise DeclarationError(problem, where)
         self.topics[name] = Topic(self.name, name, schema, where)
         return self.topics[name]
 
     def consumer(
-        self, *bare: Any, subscribes: Sequence[Topic] = (), publishes: Sequence[Topic] = (), **options: Any
+        self,
+        *bare: Any,
+        subscribes: Iterable[Topic] = (),
+        publishes: Iterable[Topic] = (),
+        **options: Unpack[checks.ConsumerOptions],
     ) -> Callable[[C], C]:
         """Declare a class with ``prepare``, ``mutate`` and ``next`` as a consumer."""
         where = _caller()
         _refuse_bare(bare, "consumer(subscribes=[topic])", where)
+        subscribed, published = _listed(subscribes, where), _listed(publishes, where)
 
         def declare(cls: C) -> C:
-            rest = dict(options)
+            rest: dict[str, Any] = dict(options)
             name = rest.pop("name", None) or getattr(cls, "__name__", repr(cls))
             instance = _instance(cls, name, where)
-            self._add_consumer(name, instance, where, subscribes=subscribes, publishes=publishes, **rest)
+            self._add_consumer(name, instance, where, subscribes=subscribed, publishes=published, **rest)
             return cls
 
         return declare
 
-    def effect(self, topic: Topic, **options: Any) -> Callable[[F], F]:
+    def effect(self, topic: Topic, **options: Unpack[checks.ConsumerOptions]) -> Callable[[F], F]:
         """Declare the common case in one function: one event, at most one mutation."""
         where = _caller()
         if not isinstance(topic, Topic):
             raise DeclarationError(f"effect was given {topic!r}; expected @workflow.effect(topic)", where)
 
         def declare(function: F) -> F:
-            rest = dict(options)
+            rest: dict[str, Any] = dict(options)
             name = rest.pop("name", None) or function.__name__
             wrong = checks.option_problem(rest, checks.CONSUMER_OPTIONS)
             problem = f"effect {name} {wrong}" if wrong else checks.signature_problem(function, 2, name)
             if problem:
                 raise DeclarationError(problem, where)
             instance = Effect(topic, function)
-            self._add_consumer(name, instance, where, subscribes=[topic], publishes=(), **rest)
+            self._add_consumer(name, instance, where, subscribes=(topic,), publishes=(), **rest)
             return function
 
         return declare
@@ -178,24 +171,25 @@ class Workflow:
         *bare: Any,
         every: timedelta | None = None,
         cron: str | None = None,
-        publishes: Sequence[Topic] = (),
-        **options: Any,
+        publishes: Iterable[Topic] = (),
+        **options: Unpack[checks.ProducerOptions],
     ) -> Callable[[F], F]:
         """Declare a function that runs on a schedule and publishes what it finds."""
         where = _caller()
         _refuse_bare(bare, "producer(every=timedelta(...))", where)
+        published = _listed(publishes, where)
 
         def declare(function: F) -> F:
-            rest = dict(options)
+            rest: dict[str, Any] = dict(options)
             name = rest.pop("name", None) or function.__name__
             self._refuse_taken(name, where)
-            wrong = checks.option_problem(rest, checks.PRODUCER_OPTIONS)
+            wrong = checks.option_problem(rest, checks.PRODUCER_OPTIONS, "every", "cron", "publishes")
             problem = checks.schedule_problem(every, cron) or checks.signature_problem(function, 2, name)
             if wrong or problem:
                 raise DeclarationError(f"producer {name} {wrong}" if wrong else str(problem), where)
-            self._known(publishes, where)
+            self._known(published, where)
             self.producers[name] = Producer(
-                name=name, function=function, publishes=tuple(publishes), every=every, cron=cron, **rest
+                name=name, function=function, publishes=published, every=every, cron=cron, **rest
             )
             return function
 
@@ -207,8 +201,8 @@ class Workflow:
         instance: Any,
         where: str,
         *,
-        subscribes: Sequence[Topic],
-        publishes: Sequence[Topic],
+        subscribes: tuple[Topic, ...],
+        publishes: tuple[Topic, ...],
         **options: Any,
     ) -> None:
         self._refuse_taken(name, where)
@@ -221,7 +215,7 @@ class Workflow:
             if option in options:
                 options[option] = _choice(kind, option, options[option], where)
         self.consumers[name] = Consumer(
-            name=name, instance=instance, subscribes=tuple(subscribes), publishes=tuple(publishes), **options
+            name=name, instance=instance, subscribes=subscribes, publishes=publishes, **options
         )
         asks = instance.function if isinstance(instance, Effect) else instance.mutate
         checks.warn_after_request(asks, name if isinstance(instance, Effect) else f"{name}.mutate")
@@ -231,9 +225,7 @@ class Workflow:
         if name in self.consumers or name in self.producers:
             raise DeclarationError(f"workflow {self.name!r} has a handler named {name!r} already", where)
 
-    def _known(self, topics: Sequence[Topic], where: str) -> None:
-        if isinstance(topics, Topic | str):
-            raise DeclarationError(f"{topics!r} was given where a list of topics is expected", where)
+    def _known(self, topics: tuple[Topic, ...], where: str) -> None:
         for topic in topics:
             if not isinstance(topic, Topic) or self.topics.get(topic.name) is not topic:
                 shown = getattr(topic, "name", topic)
@@ -248,6 +240,13 @@ class Workflow:
 def _refuse_bare(bare: tuple[Any, ...], instead: str, where: str) -> None:
     if bare:
         raise DeclarationError(f"was given {bare[0]!r}; expected @workflow.{instead}", where)
+
+
+def _listed(topics: Any, where: str) -> tuple[Topic, ...]:
+    """The topics of a list, read once: a generator has nothing left for the second time."""
+    if isinstance(topics, Topic | str) or not isinstance(topics, Iterable):
+        raise DeclarationError(f"{topics!r} was given where a list of topics is expected", where)
+    return tuple(topics)
 
 
 def _instance(cls: Any, name: str, where: str) -> Any:

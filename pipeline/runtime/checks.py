@@ -7,26 +7,79 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict, get_type_hints
 
 from cronsim import CronSim, CronSimError
+from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError
 
-from pipeline.domain.policies import FailurePolicy, WakePolicy
+from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
+from pipeline.domain.workflows import MOST_AT_ONCE
+from pipeline.execution import schemas
 
 _LONGEST_PAUSE = timedelta(days=366)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _PHASES = {"prepare": 2, "mutate": 2, "next": 3}
-#: What a declaration may say besides its topics, and of which type that is.
-CONSUMER_OPTIONS: Mapping[str, type] = {
-    "batch": int,
-    "ordered": bool,
-    "requires_approval": bool,
-    "after_failed_mutation": str,
-    "start_at": str,
-    "failures": FailurePolicy,
-    "wake": WakePolicy,
-}
-PRODUCER_OPTIONS: Mapping[str, type] = {"failures": FailurePolicy}
+_HIGHEST_VERSION = 2**31 - 1  # of the column it is kept in
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """What the declaration of a consumer or an effect may say besides its topics."""
+
+    name: str
+    batch: int
+    ordered: bool
+    requires_approval: bool
+    after_failed_mutation: str
+    start_at: str
+    failures: FailurePolicy
+    wake: WakePolicy
+
+
+class ProducerOptions(TypedDict, total=False):
+    """What the declaration of a producer may say besides its topics and its schedule."""
+
+    name: str
+    failures: FailurePolicy
+
+
+CONSUMER_OPTIONS: Mapping[str, type] = get_type_hints(ConsumerOptions)
+PRODUCER_OPTIONS: Mapping[str, type] = get_type_hints(ProducerOptions)
+
+
+def workflow_problem(version: Any, concurrency: Any, retention: Any) -> str | None:
+    """The numbers of a workflow are numbers, and ones that can be kept."""
+    given = {"version": version, "concurrency": concurrency, "retention": retention}
+    wrong = option_problem(given, {"version": int, "concurrency": int, "retention": Retention})
+    if wrong:
+        return wrong
+    if abs(version) > _HIGHEST_VERSION:
+        return f"has version={version}; expected at most {_HIGHEST_VERSION}"
+    return _count_problem("concurrency", concurrency)
+
+
+def _count_problem(name: str, value: int) -> str | None:
+    if value < 1:
+        return f"has {name}={value}; expected at least 1"
+    return f"has {name}={value}; expected at most {MOST_AT_ONCE}" if value > MOST_AT_ONCE else None
+
+
+def schema_problem(name: str, schema: Any) -> str | None:
+    """The schema of a topic is a model that services can check payloads with before they publish."""
+    if schema is None:
+        return None
+    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+        return f"the schema of topic {name!r} is {schema!r}; expected a pydantic model"
+    try:
+        problem = schemas.pattern_problem(schemas.of(schema))
+    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+        return (
+            f"the schema of topic {name!r}, {schema.__name__}, cannot be told as JSON Schema, with which services "
+            f"check payloads before they publish: {error.message}"
+        )
+    return problem and (
+        f"the schema of topic {name!r} has a pattern that Python's `re` does not know, {problem}; services "
+        "check payloads with it before they publish: write it as both know it, or check it in a validator"
+    )
 
 
 def schedule_problem(every: timedelta | None, cron: str | None) -> str | None:
@@ -45,11 +98,11 @@ def schedule_problem(every: timedelta | None, cron: str | None) -> str | None:
     return None
 
 
-def option_problem(options: Mapping[str, Any], known: Mapping[str, type]) -> str | None:
-    """Every option exists and is of its type."""
+def option_problem(options: Mapping[str, Any], known: Mapping[str, type], *named: str) -> str | None:
+    """Every option exists and is of its type. ``named`` are others that the declaration takes."""
     for name, value in options.items():
         if name not in known:
-            return f"has the unknown option {name!r}; known are: {', '.join(sorted(known))}"
+            return f"has the unknown option {name!r}; known are: {', '.join(sorted([*known, *named]))}"
         if not isinstance(value, known[name]) or (known[name] is int and isinstance(value, bool)):
             return f"has {name}={value!r}; expected {known[name].__name__}"
     return None
@@ -68,12 +121,13 @@ def consumer_problem(
     instance: Any, name: str, subscribes: Sequence[Any], options: dict[str, Any], overlap: str | None
 ) -> str | None:
     """The first thing wrong with a consumer. ``overlap`` says why its runs may end in another order, if they may."""
-    loses_state = overlap is not None and not hasattr(instance, "merge") and _returns_state(instance)
-    wrong = option_problem(options, CONSUMER_OPTIONS)
+    merges = getattr(instance, "merge", None) is not None
+    loses_state = overlap is not None and not merges and _returns_state(instance)
+    wrong = option_problem(options, CONSUMER_OPTIONS, "publishes", "subscribes")
+    wrong = wrong or _count_problem("batch", options.get("batch", 1))
     problems = (
         (wrong, wrong),
         (not subscribes, "subscribes to nothing; expected at least one topic"),
-        (not wrong and options.get("batch", 1) < 1, f"has batch={options.get('batch')}; expected at least 1"),
         (
             loses_state,
             f"returns state and its workflow {overlap}, which would lose updates; "
@@ -81,14 +135,17 @@ def consumer_problem(
         ),
     )
     first = next((f"consumer {name} {words}" for holds, words in problems if holds), None)
-    return first or next((problem for phase in _PHASES if (problem := _phase_problem(instance, name, phase))), None)
+    calls = {**_PHASES, "merge": 2} if merges else _PHASES
+    return first or next(
+        (problem for phase in calls if (problem := _call_problem(instance, name, phase, calls[phase]))), None
+    )
 
 
-def _phase_problem(instance: Any, name: str, phase: str) -> str | None:
+def _call_problem(instance: Any, name: str, phase: str, count: int) -> str | None:
     method = getattr(instance, phase, None)
     if method is None:
         return f"consumer {name} has no method {phase!r}; expected prepare, mutate and next"
-    return signature_problem(method, _PHASES[phase], f"{name}.{phase}")
+    return signature_problem(method, count, f"{name}.{phase}")
 
 
 def warn_after_request(function: Callable[..., Any], name: str) -> None:
@@ -149,7 +206,15 @@ def _returns_state(instance: Any) -> bool:
     if annotated not in (inspect.Signature.empty, Any, "Any"):
         return annotated not in (None, "None")
     tree = _tree(method)
-    return tree is not None and any(_is_state(node) for node in ast.walk(tree))
+    return tree is not None and any(_is_state(node) for node in _own_nodes(tree))
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """What a function consists of, without the functions and classes inside it: their returns are not its own."""
+    for node in ast.iter_child_nodes(function):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield node
+            yield from _own_nodes(node)
 
 
 def _is_state(node: ast.AST) -> bool:

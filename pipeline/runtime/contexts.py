@@ -38,6 +38,7 @@ _IDS_END = 2**63  #: ids of events are positive and fit into eight bytes
 
 #: The context of the phase that runs here. A violation counts against it, whichever context was misused.
 RUNNING: ContextVar["Context | None"] = ContextVar("pipeline_running_context", default=None)
+_RETURNED = "Pass the topic that workflow.topic(...) returned"
 
 
 class Reader(Protocol):
@@ -192,7 +193,7 @@ class PrepareContext(Context):
         name = getattr(topic, "name", str(topic))
         if self._topics.get(name) is not topic:
             known = ", ".join(sorted(self._topics))
-            self._refuse(f"{verb} of topic {name!r}", f"This consumer is subscribed to: {known}")
+            self._refuse(f"{verb} of topic {name!r}", f"This consumer is subscribed to: {known}. {_RETURNED}")
         return name
 
     def _shown(self, topic: Topic, rows: Sequence[Any]) -> list[Event]:
@@ -260,8 +261,7 @@ class Publishing(Context):
         name = getattr(topic, "name", str(topic))
         if self._topics.get(name) is not topic:
             known = ", ".join(sorted(self._topics)) or "none"
-            instead = f"This handler declares publishes: {known}. Pass the topic that workflow.topic(...) returned"
-            self._refuse(f"publish to topic {name!r}", instead)
+            self._refuse(f"publish to topic {name!r}", f"This handler declares publishes: {known}. {_RETURNED}")
         what = f"payload of {message_id!r}"
         body = plain(payload, what=what)
         typed(topic, body)

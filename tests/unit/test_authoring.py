@@ -212,3 +212,12 @@ def test_a_topic_that_no_handler_reads_or_feeds_is_refused_with_its_name() -> No
     workflow.effect(orders)(lambda ctx, event: None)
     with pytest.raises(DeclarationError, match="topic 'oders' of workflow 'shop' is neither subscribed to"):
         Registry().add(workflow)
+
+
+def test_a_handler_can_be_annotated_with_what_the_package_offers() -> None:
+    import pipeline
+
+    names = ["PrepareContext", "MutateContext", "NextContext", "ProducerContext", "Event", "Prepared", "MutationResult"]
+    assert [
+        name for name in names if name not in pipeline.__all__ or not isinstance(getattr(pipeline, name), type)
+    ] == []

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from pipeline import DeclarationError, FailurePolicy, PrepareResult, Topic, Workflow
 
@@ -44,6 +45,14 @@ class NeedsArguments(Whole):
 def a_poll(ctx: Any, state: Any) -> None: ...
 
 
+class OfFunctions(BaseModel):
+    act: Callable[[], None]
+
+
+class OfTheUnknown(BaseModel):
+    other: "Unknown"  # type: ignore[name-defined] # noqa: F821 - the case under test
+
+
 HOUR = timedelta(hours=1)
 FOREIGN = Workflow("foreign").topic("orders")
 
@@ -53,7 +62,13 @@ CONSUMERS: list[tuple[str, Declare, str]] = [
     ("an undeclared output", lambda w, t: w.consumer(subscribes=[t], publishes=[FOREIGN])(Whole), "is not a topic"),
     ("no list", lambda w, t: w.consumer(subscribes=t)(Whole), "a list of topics is expected"),  # type: ignore[arg-type]
     ("text for a list", lambda w, t: w.consumer(subscribes="orders")(Whole), "a list of topics"),  # type: ignore[arg-type]
+    ("nothing for a list", lambda w, t: w.consumer(subscribes=None)(Whole), "a list of topics"),  # type: ignore[arg-type]
     ("no topic", lambda w, t: w.consumer(subscribes=[])(Whole), "subscribes to nothing"),
+    (
+        "a generator of nothing",
+        lambda w, t: w.consumer(subscribes=(x for x in [t][1:]))(Whole),
+        "subscribes to nothing",
+    ),
     ("no prepare", lambda w, t: w.consumer(subscribes=[t])(without("prepare")), "no method 'prepare'"),
     ("no mutate", lambda w, t: w.consumer(subscribes=[t])(without("mutate")), "no method 'mutate'"),
     ("no next", lambda w, t: w.consumer(subscribes=[t])(without("next")), "no method 'next'"),
@@ -67,10 +82,17 @@ CONSUMERS: list[tuple[str, Declare, str]] = [
         lambda w, t: w.consumer(subscribes=[t])(changed(prepare=lambda self, ctx, state, more: None)),
         "prepare cannot be called with 2 arguments",
     ),
-    ("an unknown option", lambda w, t: w.consumer(subscribes=[t], retries=3)(Whole), "unknown option 'retries'"),
-    ("an option of another type", lambda w, t: w.consumer(subscribes=[t], batch="5")(Whole), "expected int"),
+    ("an unknown option", lambda w, t: w.consumer(subscribes=[t], retries=3)(Whole), "unknown option 'retries'"),  # type: ignore[call-arg]
+    ("an option of another type", lambda w, t: w.consumer(subscribes=[t], batch="5")(Whole), "expected int"),  # type: ignore[arg-type]
     ("truth as a number", lambda w, t: w.consumer(subscribes=[t], batch=True)(Whole), "expected int"),
-    ("a policy as a number", lambda w, t: w.consumer(subscribes=[t], failures=3)(Whole), "expected FailurePolicy"),
+    ("a policy as a number", lambda w, t: w.consumer(subscribes=[t], failures=3)(Whole), "expected FailurePolicy"),  # type: ignore[arg-type]
+    ("a batch without end", lambda w, t: w.consumer(subscribes=[t], batch=10**10)(Whole), "at most 100000"),
+    (
+        "a merge that is not given what was returned",
+        lambda w, t: w.consumer(subscribes=[t])(changed(merge=lambda self, current: current)),
+        "Changed.merge cannot be called with 2 arguments",
+    ),
+    ("a merge that is none", lambda w, t: w.consumer(subscribes=[t])(changed(merge=5)), "merge cannot be called"),
     ("an empty batch", lambda w, t: w.consumer(subscribes=[t], batch=0)(Whole), "batch=0"),
     ("no such place", lambda w, t: w.consumer(subscribes=[t], start_at="middle")(Whole), "middle"),
     ("no such choice", lambda w, t: w.consumer(subscribes=[t], after_failed_mutation="x")(Whole), "'x'"),
@@ -87,19 +109,27 @@ PRODUCERS: list[tuple[str, Declare, str]] = [
     ("a cron that is none", lambda w, t: w.producer(cron="often")(a_poll), "cannot be read"),
     ("a cron out of range", lambda w, t: w.producer(cron="61 * * * *")(a_poll), "cannot be read"),
     ("a day that never comes", lambda w, t: w.producer(cron="0 0 30 2 *")(a_poll), "cron"),
-    ("a subscription", lambda w, t: w.producer(every=HOUR, subscribes=[t])(a_poll), "unknown option 'subscribes'"),
+    (
+        "a subscription",
+        lambda w, t: w.producer(every=HOUR, subscribes=[t])(a_poll),  # type: ignore[call-arg]
+        "unknown option 'subscribes'; known are: cron, every, failures, name, publishes",
+    ),
     ("an undeclared output", lambda w, t: w.producer(every=HOUR, publishes=[FOREIGN])(a_poll), "is not a topic"),
     ("another signature", lambda w, t: w.producer(every=HOUR)(lambda ctx: None), "2 arguments"),
 ]
 EFFECTS: list[tuple[str, Declare, str]] = [
     ("another signature", lambda w, t: w.effect(t)(lambda ctx: None), "2 arguments"),
-    ("an unknown option", lambda w, t: w.effect(t, publishes=[t])(a_poll), "unknown option 'publishes'"),
+    ("an unknown option", lambda w, t: w.effect(t, publishes=[t])(a_poll), "unknown option 'publishes'"),  # type: ignore[call-arg]
     ("a foreign topic", lambda w, t: w.effect(FOREIGN)(a_poll), "is not a topic of"),
 ]
 WORKFLOWS: list[tuple[str, Declare, str]] = [
     ("an empty name", lambda w, t: Workflow(" "), "not a name"),
     ("no concurrency", lambda w, t: Workflow("x", concurrency=0), "at least 1"),
     ("concurrency in words", lambda w, t: Workflow("x", concurrency="many"), "expected int"),  # type: ignore[arg-type]
+    ("more at once than there will be", lambda w, t: Workflow("x", concurrency=200_000), "at most 100000"),
+    ("a date as a version", lambda w, t: Workflow("x", version=20261116001), "version=20261116001; expected at most"),
+    ("a model of functions", lambda w, t: w.topic("x", schema=OfFunctions), "topic 'x', OfFunctions, cannot be told"),
+    ("a model of the unknown", lambda w, t: w.topic("x", schema=OfTheUnknown), "OfTheUnknown, cannot be told"),
     ("no such reach of doubt", lambda w, t: Workflow("x", on_uncertain="ignore"), "ignore"),
     ("no such reach of errors", lambda w, t: Workflow("x", on_logic_error="ignore"), "ignore"),
     ("a topic twice", lambda w, t: w.topic("orders"), "declared twice"),
@@ -157,6 +187,21 @@ def test_state_with_parallel_runs_needs_a_merge() -> None:
         workflow.consumer(subscribes=[orders])(changed(next=state_next))
     merged = changed(next=state_next, merge=lambda self, current, returned: returned)
     workflow.consumer(subscribes=[orders])(merged)
+
+
+def test_a_merge_that_is_switched_off_is_no_merge() -> None:
+    workflow = Workflow("shop", concurrency=2)
+    with pytest.raises(DeclarationError, match="define merge"):
+        workflow.consumer(subscribes=[workflow.topic("orders")])(changed(next=state_next, merge=None))
+
+
+def test_topics_may_be_given_by_a_generator() -> None:
+    workflow = Workflow("shop")
+    topics = [workflow.topic(name) for name in ("orders", "bills")]
+    workflow.consumer(subscribes=(topic for topic in topics), publishes=iter(topics))(Whole)
+    workflow.producer(every=HOUR, publishes=(topic for topic in topics))(a_poll)
+    assert workflow.consumers["Whole"].subscribes == workflow.consumers["Whole"].publishes == tuple(topics)
+    assert workflow.producers["a_poll"].publishes == tuple(topics)
 
 
 def test_a_next_that_may_return_anything_is_not_taken_to_return_state() -> None:
@@ -227,6 +272,18 @@ class ReturnsADict(Whole):
         return {"count": 1}
 
 
+class HasAHelperInside(Whole):
+    def next(self, ctx: Any, prepared: Any, result: Any):  # type: ignore[no-untyped-def] # as people write it
+        def body(number: int) -> dict[str, int]:
+            return {"number": number}
+
+        class Made:
+            def one(self) -> list[int]:
+                return [1]
+
+        ctx.publish("receipts", message_id="1", payload=body(Made().one()[0]))
+
+
 class ReturnsWhatACallReturns(Whole):
     def next(self, ctx: Any, prepared: Any, result: Any):  # type: ignore[no-untyped-def] # as people write it
         return result.get(1)
@@ -238,6 +295,7 @@ def test_state_with_parallel_runs_and_no_merge_is_refused_without_any_annotation
     with pytest.raises(DeclarationError, match="returns state and its workflow runs 2 at once"):
         workflow.consumer(subscribes=[orders])(ReturnsADict)
     workflow.consumer(subscribes=[orders])(ReturnsWhatACallReturns)
+    workflow.consumer(subscribes=[orders])(HasAHelperInside)
 
 
 def test_state_of_a_workflow_that_goes_on_past_a_doubt_needs_a_merge_too() -> None:

@@ -52,7 +52,7 @@ FORBIDDEN: list[tuple[str, str, Act, str]] = [
     ("prepare", "consumes", lambda ctx, _: ctx.consume([1]), "ctx.consume was used"),
     ("prepare", "peeks elsewhere", lambda ctx, s: ctx.peek(s.elsewhere), "peek of topic 'elsewhere'"),
     ("prepare", "peeks where it publishes", lambda ctx, s: ctx.peek(s.receipts), "peek of topic 'receipts'"),
-    ("prepare", "peeks by name", lambda ctx, _: ctx.peek("orders"), "peek of topic 'orders'"),
+    ("prepare", "peeks by name", lambda ctx, _: ctx.peek("orders"), "orders. Pass the topic that"),
     ("prepare", "peeks in another workflow", lambda ctx, _: ctx.peek(Topic("other", "orders")), "peek of topic"),
     ("prepare", "gets elsewhere", lambda ctx, s: ctx.get_by_ids(s.elsewhere, [1]), "get_by_ids of topic"),
     ("prepare", "uses an unknown connector", lambda ctx, _: ctx.bank.pay(), "connectors are: mail"),
