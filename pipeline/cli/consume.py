@@ -3,7 +3,7 @@
 Exit codes: 0 the loop ended by itself or was asked to, and everything fetched was settled; 1 it broke:
 nothing can be fetched, or its time is up, or items were left, or were settled by nobody since their
 exception handler failed too; 2 wrong usage; 4 it ended well but, with ``--strict``, some item did not
-succeed.
+succeed; 75 the Redis of a task that connects when it is made cannot be used right now: start it again.
 """
 
 import importlib
@@ -11,6 +11,7 @@ import inspect
 import logging
 import os
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pipeline.cli import metrics, shown
+from pipeline.config import EXIT_AGAIN
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.engine import loading
 from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
@@ -32,10 +34,12 @@ from pipeline.engine.outcomes import Outcome, Report
 from pipeline.engine.policies import ConsumerPolicy
 from pipeline.engine.stops import stopped_by_signals
 from pipeline.engine.words import counted
+from pipeline.ingest.errors import NoStreamError, QueueError
 from pipeline.runtime.registry import look_here
 from pipeline.telemetry import setup
 
 EXIT_BROKEN, EXIT_FAILED_ITEMS = 1, 4
+_PACKAGE, _STANDARD = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
 
 Task = ConsumerMixin | AsyncConsumerMixin
 
@@ -111,6 +115,8 @@ def _imported(name: str, module: str, attribute: str) -> Any:
         problem = f"{error.msg} ({where}). Correct the line"
     except AttributeError as error:
         problem = f"{error}{_place(error)}. Look at its spelling"
+    except PipelineError as error:
+        raise _ours(f"{name} cannot be imported", error) from error
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the module is somebody's own
         problem = f"{module} raised {type(error).__name__}{_place(error)}. Import it in Python to see why"
     raise InvalidInputError(f"{name} cannot be imported: {problem}.")
@@ -125,15 +131,31 @@ def _made(name: str, kind: type[Task]) -> Task:
         raise InvalidInputError(problem) from None
     try:
         return kind()
+    except PipelineError as error:
+        raise _ours(f"{name} cannot be made", error) from error
     except Exception as error:
         problem = f"{name} cannot be made: {type(error).__name__}{_place(error)}. Make it in Python to see why."
         raise InvalidInputError(problem) from error
 
 
+def _ours(what: str, error: PipelineError) -> Exception:
+    """What we said ourselves holds no secrets, and says what to do. A Redis that is away may be back soon."""
+    words = f"{what}{_place(error)}: {error}"
+    if isinstance(error, QueueError) and not isinstance(error, NoStreamError):
+        typer.echo(words, err=True)
+        return typer.Exit(EXIT_AGAIN)
+    return InvalidInputError(words)
+
+
 def _place(error: BaseException) -> str:
     """The last line of somebody's own code that an error came through."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen")]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_somebodys(Path(each.filename))]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+def _is_somebodys(file: Path) -> bool:
+    is_standard = file.is_relative_to(_STANDARD) and "site-packages" not in file.parts
+    return not (is_standard or file.is_relative_to(_PACKAGE) or str(file).startswith("<frozen"))
 
 
 def _chosen(task: Task, path: Path | None, limit: int | None, concurrency: int | None) -> ConsumerPolicy:

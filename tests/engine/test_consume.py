@@ -304,6 +304,52 @@ def test_a_module_that_cannot_be_imported_is_wrong_usage_and_the_line_is_named(
     assert "hunter2" not in told
 
 
+AWAY = """
+from pipeline.engine.consumer import ConsumerMixin
+from pipeline.ingest.client import connect
+
+URL = "redis://:hunter2@127.0.0.1:1/0"
+
+
+class Late(ConsumerMixin):
+    def __init__(self):
+        connect(URL)
+"""
+
+
+@pytest.mark.parametrize("text", [AWAY, f"{AWAY}\nconnect(URL)\n"], ids=["made", "imported"])
+def test_a_task_whose_redis_is_away_says_so_and_asks_to_be_started_again(
+    here: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / f"away_{here.name}.py").write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        main(["consume", f"away_{here.name}:Late"])
+    told = capsys.readouterr().err
+    assert caught.value.code == 75
+    line = next(n for n, line in reversed([*enumerate(text.splitlines(), start=1)]) if "connect(URL)" in line)
+    assert f"(away_{here.name}.py:{line}): Redis cannot be reached: " in told
+    assert "hunter2" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "from pipeline.ingest.client import connect\nconnect('amqp://x')",
+            "): The URL of Redis cannot be used; expected",
+        ),
+        ("from pathlib import Path\nPath('/proc/nope').read_text()", "raised FileNotFoundError ("),
+    ],
+)
+def test_the_line_that_is_named_is_somebodys_own_and_what_we_say_ourselves_is_shown(
+    here: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / f"odd_{here.name}.py").write_text(text)
+    told = said_by_main([f"odd_{here.name}:Task"], capsys)
+    assert words in told
+    assert f"(odd_{here.name}.py:2)" in told
+
+
 def test_items_that_nobody_settled_are_said_and_end_with_one(here: Path) -> None:
     done = consumed(here, "Unhandled")
     assert done.exit_code == 1
