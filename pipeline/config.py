@@ -13,15 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "PIPELINE_"
@@ -127,7 +119,9 @@ def _notify_url(value: str) -> str:
 
 
 def _otlp_endpoint(value: str) -> str:
-    if value and (_split_url(value, OTLP_ENDPOINT).scheme not in ("http", "https") or not urlsplit(value).hostname):
+    parts = _split_url(value, OTLP_ENDPOINT)
+    is_too_long = parts.path.rstrip("/").endswith(("/v1/traces", "/v1/metrics"))  # they are added to it
+    if value and (parts.scheme not in ("http", "https") or not parts.hostname or is_too_long):
         raise ValueError(f"expected {OTLP_ENDPOINT}")
     return value
 
@@ -238,7 +232,7 @@ class Settings(BaseSettings):
         description="the address of the interface they answer on",
     )
     log_format: Literal["pretty", "json"] = Field(
-        default="pretty", description="how workers and beat write their lines: for people, or one JSON object each"
+        default="pretty", description="how workers, beat and ingest write lines: for people, or one JSON object each"
     )
     log_level: Literal["debug", "info", "warning", "error"] | None = Field(
         default=None, description="from which level on our own lines are said; unset: what `--loglevel` says"

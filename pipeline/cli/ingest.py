@@ -30,6 +30,7 @@ from pipeline.ingest.signals import stopped_by_signals
 from pipeline.runtime import signs
 from pipeline.store import migrate
 from pipeline.store.database import Database
+from pipeline.telemetry import logs
 
 EXIT_USAGE, EXIT_DATABASE, EXIT_POISON = 2, 3, 65
 _HOUR = 3_600_000
@@ -231,7 +232,7 @@ def _bridge(context: typer.Context, queue: RedisStreamsQueue, route: Route, on_p
 
 
 def _until_stopped(bridge: Bridge, redis: str, stop: Stop, work: Callable[[], Any]) -> None:
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(message)s")
+    _log()
     config, route = bridge.queue.config, bridge.route
     stop.bridge = bridge
     if stop.is_asked:
@@ -246,6 +247,15 @@ def _until_stopped(bridge: Bridge, redis: str, stop: Stop, work: Callable[[], An
         words = f"{tally.published} published, {tally.repeats} there before, {tally.poison} not usable"
         held = f", {tally.held} held by another transaction" if tally.held else ""
         typer.echo(words + held, err=True)
+
+
+def _log() -> None:
+    """Write lines to standard error, as the settings say."""
+    settings, handler = Settings.load(os.environ), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    logs.dress([handler], settings.log_format)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logs.level(settings.log_level)
 
 
 @contextmanager

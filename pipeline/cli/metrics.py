@@ -6,6 +6,7 @@ database from one place, and for a look at them from a shell.
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,7 @@ def _row(name: str, labels: Any, value: float) -> Row:
 
 
 def _serve(settings: Settings) -> None:
+    _require_free(settings)
     database = Database.connect(settings.database_url, pool_size=1)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -72,14 +74,28 @@ def _serve(settings: Settings) -> None:
     meters.begin(gauges.Gauges(database).register)
     try:
         if not meters.endpoint.bind():
-            raise InvalidInputError(
-                f"Port {settings.metrics_port} of {settings.metrics_host} cannot be used; expected one that is free."
-            )
+            raise _taken(settings)
         typer.echo(f"answering on port {settings.metrics_port} of {settings.metrics_host}, at /metrics", err=True)
         ended.wait()
     finally:
         meters.end()
         database.dispose()
+
+
+def _require_free(settings: Settings) -> None:
+    """Look before serving begins: an endpoint says that it tries again and that nothing suffers, and here all does."""
+    host = settings.metrics_host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, settings.metrics_port or 0), family=family).close()
+    except OSError:
+        raise _taken(settings) from None
+
+
+def _taken(settings: Settings) -> InvalidInputError:
+    return InvalidInputError(
+        f"Port {settings.metrics_port} of {settings.metrics_host} cannot be used; expected one that is free."
+    )
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`pipeline ingest` as real processes that are stopped, killed and robbed of their servers."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -38,6 +39,18 @@ def run(place: Place, db: Database, database_url: str, tmp_path: Path) -> Iterat
 def named(place: Place, entries: list[str]) -> dict[str, int]:
     """What must be published for these entries, each once."""
     return {f"{place.stream}:{entry}": 1 for entry in entries}
+
+
+def test_its_lines_are_written_as_the_settings_say(run: Programs, place: Place, db: Database) -> None:
+    place.add({"n": 1})
+    place.add_raw({"data": "{"})
+    program = run.ingest("--on-poison", "leave", PIPELINE_LOG_FORMAT="json", PIPELINE_LOG_LEVEL="info")
+    wait_until_published(db, 1)
+    wait_for(lambda: "cannot be used" in program.said)
+    assert program.stop() == 0
+    lines = [json.loads(line) for line in program.said.splitlines() if line.startswith("{")]
+    assert [line["events"] for line in lines if line.get("transition") == "event.published"] == [1]
+    assert [line["level"] for line in lines if "cannot be used" in line["message"]] == ["error"]
 
 
 @rule("Q-23")

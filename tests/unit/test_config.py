@@ -125,6 +125,14 @@ def test_a_wrong_url_is_refused_without_repeating_its_password(name: str, url: s
     assert SECRET not in problem
 
 
+@pytest.mark.parametrize("path", ["/v1/traces", "/otlp/v1/traces/", "/v1/metrics"])
+def test_an_endpoint_to_which_the_last_part_would_be_added_twice_is_refused(path: str) -> None:
+    (problem,) = problems(otlp_endpoint=f"http://collector:4318{path}")
+    assert "without /v1/traces" in problem
+    for fine in ("", "http://collector:4318", "https://collector/otlp/"):
+        assert Settings.load({"PIPELINE_OTLP_ENDPOINT": fine}).otlp_endpoint == fine
+
+
 @given(st.text(min_size=1).filter(str.strip))
 def test_no_text_at_all_makes_reading_a_url_fail_in_another_way(text: str) -> None:
     try:
