@@ -7,6 +7,7 @@ imported and in whatever order.
 import ast
 import hashlib
 import inspect
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from typing import Any
 _OURS = Path(__file__).absolute().parents[1]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+#: What a file imports: how many packages up it begins, the module, and the names from it.
+_Imports = tuple[tuple[int, str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,8 @@ class _Place:
     def file(self) -> Path | None:
         """Where its source is, if it is a module of this folder and its code counts."""
         base = self.root.joinpath(*self.name.split("."))
-        found = next(
-            (file for file in (base.with_name(f"{base.name}.py"), base / "__init__.py") if file.is_file()), None
-        )
+        either = (base / "__init__.py", base.with_name(f"{base.name}.py"))  # Python prefers the package
+        found = next((file for file in either if os.path.isfile(file)), None)  # raises nothing
         return None if found is None or _OURS in found.parents else found
 
     def imported(self, level: int, module: str, names: tuple[str, ...]) -> Iterator["_Place"]:
@@ -41,7 +44,7 @@ class _Place:
         parts = self.name.split(".")
         if self.file is not None and self.file.name == "__init__.py":
             parts.append("")  # a package is its own parent
-        base = parts[: len(parts) - level] if level else []
+        base = parts[: max(0, len(parts) - level)] if level else []
         full = [*base, *module.split(".")] if module else base
         for end in range(1, len(full) + 1):
             yield _Place(self.root, ".".join(full[:end]))
@@ -53,7 +56,8 @@ def is_own(module: ModuleType | None, package: str) -> bool:
     file = getattr(module, "__file__", None)
     if module is None or file is None:
         return True
-    return _top(module.__name__) == package or not _is_installed(Path(file))
+    path = Path(file).absolute()
+    return _top(module.__name__) == package or not (_OURS in path.parents or _is_installed(path))
 
 
 def digests(code: Iterable[Any]) -> set[str]:
@@ -70,8 +74,7 @@ def digests(code: Iterable[Any]) -> set[str]:
         place = todo.pop()
         if (file := place.file) is None:
             continue
-        stat = file.stat()
-        found[file], imports = _read(file, stat.st_mtime_ns, stat.st_size)
+        found[file], imports = _known(file)
         for each in (each for given in imports for each in place.imported(*given)):
             if each not in seen and (_top(each.name) in packages or not _is_installed(each.root)):
                 seen.add(each)
@@ -98,14 +101,22 @@ def _loaded(module: ModuleType) -> str:
         return module.__name__
 
 
+def _known(file: Path) -> tuple[str, _Imports]:
+    try:
+        stat = file.stat()
+        return _read(file, stat.st_mtime_ns, stat.st_size)
+    except OSError:
+        return "", ()  # what cannot be read was not imported from here
+
+
 @cache
-def _read(file: Path, changed_at: int, size: int) -> tuple[str, tuple[tuple[int, str, tuple[str, ...]], ...]]:
+def _read(file: Path, changed_at: int, size: int) -> tuple[str, _Imports]:
     """The digest of a file and its imports, wherever in it they stand. A file that changed is read again."""
     del changed_at, size
     source = file.read_bytes()
     try:
         nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         nodes = []
     plain = [(0, each.name, ()) for node in nodes if isinstance(node, ast.Import) for each in node.names]
     named = [

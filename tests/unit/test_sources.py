@@ -135,3 +135,26 @@ def test_modules_that_import_each_other_and_one_that_cannot_be_read_do_no_harm(p
     module = importlib.import_module("r93round.billing")
     assert changed(place, module, "r93round/old.py")
     assert changed(place, module, "r93round/prices.py")
+
+
+def test_a_file_that_is_none_and_an_import_from_above_everything_do_no_harm(place: Path) -> None:
+    written(
+        place,
+        r93odd__billing=BILLING.format(imports="", body="from ....above import it; import r93odd.folder, r93odd.gone"),
+    )
+    (place / "r93odd" / "gone.py").symlink_to(place / "nowhere.py")
+    (place / "r93odd" / "folder.py").mkdir()
+    module = importlib.import_module("r93odd.billing")
+    assert fingerprint(module.billing) == fingerprint(module.billing)
+
+
+def test_where_a_package_and_a_module_have_one_name_the_package_counts(place: Path) -> None:
+    written(
+        place,
+        r93two__prices="cents = 1",
+        r93two__prices__inner="cents = 1",
+        r93two__billing=BILLING.format(imports="import r93two.prices", body="return None"),
+    )
+    module = importlib.import_module("r93two.billing")
+    assert not changed(place, module, "r93two/prices.py")
+    assert changed(place, module, "r93two/prices/__init__.py")
