@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from pipeline.client.publishing import Event, Receipt, publish, sendable
 from pipeline.config import database_url_of
-from pipeline.domain.errors import PipelineError
+from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.engine.steps import Steps, TimedOutError
 from pipeline.store.database import Database, passes, plainly
@@ -70,7 +70,10 @@ class DatabaseClient:
         limits: Limits = DEFAULT_LIMITS,
         timeout: timedelta = _TIMEOUT,
     ) -> None:
-        self._url, self._app = database_url_of(database_url), app
+        try:
+            self._url, self._app = database_url_of(database_url), app
+        except ValueError as error:
+            raise InvalidInputError(f"The URL of the database cannot be used: {error}.") from None
         self._limits, self._bounded = limits, _Bounded(timeout)
         self._pools = {os.getpid(): self._pool()}
 

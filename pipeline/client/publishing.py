@@ -81,6 +81,7 @@ def _transaction(connection: Any) -> Transaction:
     if isinstance(connection, Session):
         connection = connection.connection()
     if isinstance(connection, Connection):
+        _refuse_others(connection.dialect.name)
         _refuse_autocommit(connection.connection.dbapi_connection)
         return Transaction(connection)
     if isinstance(connection, extensions.connection) and not connection.async_:
@@ -92,6 +93,14 @@ def _transaction(connection: Any) -> Transaction:
         "of psycopg2 that is not asynchronous, with its transaction open. An AsyncSession publishes with "
         "`await session.run_sync(lambda session: publish(session, ...))`."
     )
+
+
+def _refuse_others(kind: str) -> None:
+    if kind != "postgresql":
+        raise InvalidInputError(
+            f"Events cannot be published through a database of kind {kind}; expected the Postgres that the workflows "
+            "are in. From another one, publish with a DatabaseClient or a BrokerClient."
+        )
 
 
 def _refuse_autocommit(connection: Any) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
+from pipeline.domain.errors import InvalidInputError
 from pipeline.ingest.queue import QueueMessage
 
 
@@ -37,6 +38,7 @@ def handled(message: QueueMessage, handler: Callable[[QueueMessage, Tx], None], 
     it, never in its place.
     """
     tx = db_factory.begin()
+    _require_verbs(db_factory, tx)
     try:
         handler(message, tx)
         tx.commit()
@@ -46,6 +48,15 @@ def handled(message: QueueMessage, handler: Callable[[QueueMessage, Tx], None], 
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
             error.add_note(f"The rollback failed too: {second!r}")
         raise
+
+
+def _require_verbs(db_factory: object, tx: object) -> None:
+    """What begins as a context manager would be handed over unopened, and fail only after the handler's work."""
+    if not (callable(getattr(tx, "commit", None)) and callable(getattr(tx, "rollback", None))):
+        raise InvalidInputError(
+            f"begin() of {type(db_factory).__name__} gave a {type(tx).__name__}, which has no commit and rollback; "
+            "expected a transaction. Wrap what makes context managers: Scopes(engine.begin). The message stays pending."
+        )
 
 
 class Scope(Generic[T]):

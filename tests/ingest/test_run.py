@@ -4,8 +4,9 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
+from pipeline.domain.errors import InvalidInputError
 from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.errors import PoisonError, QueueError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
@@ -131,6 +132,18 @@ def test_q10_a_transaction_that_cannot_begin_is_an_error_and_the_message_stays_p
         worker.run()
     assert caught.value is error
     assert (worker.handled, list(place.pending())) == ([], [entry])
+
+
+def test_q10_a_factory_that_makes_context_managers_is_refused_before_the_handler_is_called(
+    place: Place, recovers: bool
+) -> None:
+    worker = Worker(place, Ledger(), recovers=recovers)
+    entry = a_message(place, stale=recovers)
+    engine: Any = create_engine("sqlite://")
+    with pytest.raises(InvalidInputError, match=r"begin\(\) of Engine gave a .* Scopes\(engine\.begin\)"):
+        worker.loop.run(worker.handler, engine)
+    assert worker.handled == []
+    assert list(place.pending()) == [entry]
 
 
 @rule("Q-17")

@@ -200,6 +200,21 @@ def test_the_database_client_rings_for_what_was_rewritten_too(database_url: str)
     assert app.tasks == ["pipeline.schedule"] * 2
 
 
+@pytest.mark.parametrize("url", ["", "nonsense", "mysql://u:hunter2@h/db", "postgresql://u:hunter2@[h/db", None])
+def test_a_client_of_no_postgres_is_refused_where_it_is_made(url: Any) -> None:
+    with pytest.raises(
+        InvalidInputError, match="The URL of the database cannot be used: expected postgresql://"
+    ) as caught:
+        DatabaseClient(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_connection_to_another_kind_of_database_is_refused_in_a_sentence() -> None:
+    refused = pytest.raises(InvalidInputError, match="a database of kind sqlite; expected the Postgres")
+    with create_engine("sqlite://").begin() as connection, refused:
+        publish(connection, "shop", [note("x")])
+
+
 def test_a_database_that_refuses_is_not_one_that_is_away(embedded: servers.Servers) -> None:
     client = DatabaseClient(embedded.database_url)  # it has none of our tables
     with pytest.raises(RefusedError, match="The database refused the events"):
