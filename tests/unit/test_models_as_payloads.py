@@ -16,13 +16,13 @@ from pydantic import (
     PlainValidator,
     PrivateAttr,
     SecretStr,
-    computed_field,
     field_validator,
     model_validator,
 )
 
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.payloads import plain
+from tests.support.models import Aliased, Computed
 
 
 class Colour(StrEnum):
@@ -72,29 +72,10 @@ ORDER = {
 }
 
 
-class Aliased(BaseModel):
-    """Read by another name than it has in Python."""
-
-    order_id: str = Field(alias="orderId")
-
-
 class Named(BaseModel):
     """Written by another name, for somebody else, than it is read by."""
 
     order_id: str = Field(serialization_alias="orderId")
-
-
-class Computed(BaseModel):
-    """Has more to show than it reads."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    a: int
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def b(self) -> int:
-        return self.a + 1
 
 
 class Popping(BaseModel):

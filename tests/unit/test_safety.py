@@ -1,12 +1,8 @@
 """What a worker finds out when it starts: which workflows it is offered, and whether their code has changed."""
 
 import importlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-
-import pytest
 
 from pipeline.runtime.registry import Registry, fingerprint
 
@@ -21,16 +17,6 @@ news = feed.topic("news")
 def poll(ctx, state):
     {body}
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder to import from; what comes from there is forgotten after the test."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 def imported(place: Path, name: str, body: str) -> ModuleType:

@@ -1,8 +1,6 @@
 """Which code counts as a workflow's own, so that mending it is new code, for every worker of a release alike."""
 
 import importlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -22,16 +20,6 @@ out = billing.topic("out")
 def poll(ctx, state):
     {body}
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder to import from; what comes from there is forgotten after the test."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 def written(place: Path, **files: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field, field_validator, model_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 from sqlalchemy import create_engine
 
 from pipeline import PrepareResult, Topic, Workflow
@@ -21,6 +21,7 @@ from pipeline.store.database import Database
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import scripted
 from tests.support.handlers import at_once, statuses, take_one
+from tests.support.models import Aliased, Computed
 
 
 class Cents(BaseModel):
@@ -46,12 +47,6 @@ class Counted(BaseModel):
         return given
 
 
-class Aliased(BaseModel):
-    """Read by another name than it has in Python."""
-
-    order_id: str = Field(alias="orderId")
-
-
 class Secret(BaseModel):
     """Not written as it is, on purpose."""
 
@@ -62,19 +57,6 @@ class Hidden(BaseModel):
     """Not written at all, on purpose."""
 
     email: str = Field(exclude=True)
-
-
-class Computed(BaseModel):
-    """Has more to show than it reads."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    a: int
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def b(self) -> int:
-        return self.a + 1
 
 
 class Patch(BaseModel):
