@@ -351,7 +351,8 @@ WITH stopped AS (
          CASE WHEN s.mutation_outcome = 'failure' THEN NULL ELSE s.mutation_id END,
          s.offered, s.event_ids, s.prepare_result, s.id, s.attempt + 1, pipeline.clock(),
          '00-' || coalesce(substring(s.traceparent FROM '^00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}$'), x.id)
-         || '-' || right(x.id, 16) || '-' || coalesce(substring(s.traceparent FROM '-([0-9a-f]{2})$'), '01')
+         || '-' || right(x.id, 16) || '-'
+         || coalesce(substring(s.traceparent FROM '^00-[0-9a-f]{32}-[0-9a-f]{16}-([0-9a-f]{2})$'), '81')
   FROM stopped s, LATERAL (SELECT replace(CAST(s.id AS text), '-', '') AS id) x
   RETURNING *
 ), carried AS (

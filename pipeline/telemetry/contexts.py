@@ -18,6 +18,8 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 _FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _HALF = (1 << 64) - 1
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+#: In the flags of a retry's row (`81`): its trace began with a run, so the sampler is asked and not whoever wrote them.
+_BEGAN_HERE = 0x80
 
 #: The runs that are being worked on here, so that the lines about them name their traces.
 _KNOWN: ContextVar[Mapping[UUID, SpanContext] | None] = ContextVar("pipeline_known_runs", default=None)
@@ -45,12 +47,23 @@ def current() -> str | None:
 
 
 def of_run(run: Any, flags: TraceFlags = _SAMPLED) -> SpanContext:
-    """The context of a run's own span. ``flags`` hold where the row names no trace."""
+    """The context of a run's own span. ``flags`` hold where its trace began with a run."""
     number: int = run.id.int
     outer = parsed(run.traceparent)
     if outer is None:
         return SpanContext(number, number & _HALF, is_remote=True, trace_flags=flags)
-    return SpanContext(outer.trace_id, number & _HALF, is_remote=True, trace_flags=outer.trace_flags)
+    if not outer.trace_flags & _BEGAN_HERE:
+        flags = outer.trace_flags
+    return SpanContext(outer.trace_id, number & _HALF, is_remote=True, trace_flags=flags)
+
+
+def began_with(run: Any) -> int | None:
+    """The trace of a run, if that began with it or with a run that it carries on; None: somebody else began it."""
+    outer = parsed(run.traceparent)
+    if outer is None:
+        number: int = run.id.int
+        return number
+    return outer.trace_id if outer.trace_flags & _BEGAN_HERE else None
 
 
 def within(of: SpanContext) -> context.Context:

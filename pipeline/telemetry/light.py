@@ -99,12 +99,15 @@ class _Sink:
         self._tracer: Tracer = provider.get_tracer(SCOPE)
         sampler = getattr(self._tracer, "sampler", None)
         self._sampler = None if sampler is None or "root:AlwaysOn" in sampler.get_description() else sampler
+        self._is_off = sampler is not None and sampler.get_description() == "AlwaysOffSampler"
 
     def samples(self, trace_id: int, name: str) -> bool:
         return self._sampler is None or self._sampler.should_sample(None, trace_id, name).decision.is_sampled()
 
     def put(self, span: Span, at: int) -> None:
         """Put a span down. Whatever listens there may fail: the work that is told of has happened all the same."""
+        if self._is_off:  # whatever the caller's trace says
+            return
         try:
             self._put(span, at)
         except Exception:

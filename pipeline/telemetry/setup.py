@@ -57,7 +57,7 @@ def begin(endpoint: str, *, process_wide: bool = True) -> Any:
     what is process-wide can be set once, and its children want to do that.
     """
     global _tracing
-    if not endpoint:
+    if not endpoint or _is_switched_off():
         return None
     require(endpoint)
     if _tracing is not None and _tracing.pid == os.getpid():
@@ -75,6 +75,12 @@ def begin(endpoint: str, *, process_wide: bool = True) -> Any:
     if process_wide:
         trace.set_tracer_provider(provider)
     return provider
+
+
+def _is_switched_off() -> bool:
+    """Whether the standard variables say that no span is to be sent, as people do whose collector drowns."""
+    disabled, exporter = (os.environ.get(f"OTEL_{name}", "") for name in ("SDK_DISABLED", "TRACES_EXPORTER"))
+    return disabled.strip().lower() == "true" or exporter.strip().lower() == "none"
 
 
 def end(within: float = LAST_WORDS) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from opentelemetry import context, trace
-from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import Link, SpanContext, SpanKind
 
 from pipeline.telemetry import contexts, light
 from pipeline.telemetry.contexts import of_run, parsed
@@ -77,8 +77,9 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def context_of(run: Any) -> SpanContext:
-    """The context of a run's own span. One that begins its trace is recorded if the sampler says so."""
-    return of_run(run, light.flags(run.id.int, RUN) if run.traceparent is None else TraceFlags(TraceFlags.SAMPLED))
+    """The context of a run's own span. A trace that a run began is recorded if the sampler says so."""
+    began = contexts.began_with(run)
+    return of_run(run) if began is None else of_run(run, light.flags(began, RUN))
 
 
 class Cohort:
