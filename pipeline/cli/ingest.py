@@ -145,19 +145,28 @@ def backlog(
 
 
 @app.command()
-def park(
+def park(  # noqa: PLR0913 - options of a command
     entries: Annotated[list[str], typer.Argument(help="Ids of pending entries.")],
+    *,
     stream: Stream,
     group: Group = "pipeline",
     redis: RedisUrl = "",
     to: Annotated[str | None, typer.Option(help="Into which stream; by default the stream's name and :parked.")] = None,
     reason: Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept with the copy.")] = "",
+    as_json: shown.AsJson = False,
 ) -> None:
     """Set pending entries aside: each is copied to a parking stream, then acknowledged."""
-    with _told():
-        queue = _queue(redis, stream, group, "")
-        for entry in entries:
-            typer.echo(f"{entry}: parked as {parking.park(queue, entry, to=to, reason=reason)}")
+    parked: dict[str, str] = {}
+    try:
+        with _told():
+            queue = _queue(redis, stream, group, "")
+            for entry in entries:
+                parked[entry] = str(parking.park(queue, entry, to=to, reason=reason))
+                if not as_json:
+                    typer.echo(f"{entry}: parked as {parked[entry]}")
+    finally:  # also what was parked before one that cannot be
+        if as_json:
+            shown.as_json(parked)
 
 
 def _require_behind(context: typer.Context, command: str) -> None:

@@ -73,36 +73,50 @@ def list_(
 
 
 @app.command("send-back")
-def send_back(ids: Ids = None, everything: All = False, yes: shown.Yes = False) -> None:
+def send_back(ids: Ids = None, everything: All = False, yes: shown.Yes = False, as_json: shown.AsJson = False) -> None:
     """Give messages to the workers again, once the reason is gone. Events that are there already change nothing."""
-    _act(Fate.SEND_BACK, "sent back", ids, everything=everything, yes=yes)
+    _act(Fate.SEND_BACK, "sent back", _chosen(ids, everything=everything), yes=yes, as_json=as_json)
 
 
 @app.command()
-def drop(ids: Ids = None, everything: All = False, yes: shown.Yes = False) -> None:
+def drop(ids: Ids = None, everything: All = False, yes: shown.Yes = False, as_json: shown.AsJson = False) -> None:
     """Throw messages away. The message is the only copy of its events."""
-    _act(Fate.DROP, "dropped", ids, everything=everything, yes=yes)
+    _act(Fate.DROP, "dropped", _chosen(ids, everything=everything), yes=yes, as_json=as_json)
 
 
-def _act(fate: Fate, done: str, ids: Sequence[str] | None, *, everything: bool, yes: bool) -> None:
-    wanted = set(ids or ())
-    if bool(wanted) == everything:
+def _chosen(ids: Sequence[str] | None, *, everything: bool) -> set[str] | None:
+    """Ids of the messages that are meant; None: all."""
+    if bool(ids) == everything:
         raise InvalidInputError("Say which: ids of messages as `pipeline refused list` shows them, or --all.")
+    return None if everything else set(ids or ())
+
+
+def _act(fate: Fate, done: str, wanted: set[str] | None, *, yes: bool, as_json: bool) -> None:
+    def is_meant(each: Refused) -> bool:
+        return wanted is None or each.id in wanted
+
     found = [
         each
-        for each in _walked(lambda each: _fate(fate, each) if yes and (everything or each.id in wanted) else Fate.KEEP)
-        if everything or each.id in wanted
+        for each in _walked(lambda each: _fate(fate, each) if yes and is_meant(each) else Fate.KEEP)
+        if is_meant(each)
     ]
     kept = [each for each in found if _fate(fate, each) is Fate.KEEP]
-    for each in found:
-        verb = done if yes else f"would be {done}"
-        shown.say(f"{each.id}: {'stays' if each in kept else verb}, {_counted(each)}{_caution(fate, each)}")
-    missing = sorted(wanted - {each.id for each in found})
-    shown.say(*(f"{id_}: there is no such message" for id_ in missing))
-    if not yes and found:
-        shown.say("Nothing was done; add --yes.")
+    missing = sorted((wanted or set()) - {each.id for each in found})
+    if as_json:
+        moved = [each.id for each in found if each not in kept]
+        shown.as_json({"done": yes, "messages": moved, "kept": [each.id for each in kept], "missing": missing})
+    else:
+        _say(fate, done if yes else f"would be {done}", found, kept)
+        shown.say(*(f"{id_}: there is no such message" for id_ in missing))
+        if not yes and found:
+            shown.say("Nothing was done; add --yes.")
     if missing or kept:
         raise typer.Exit(EXIT_MISSING)
+
+
+def _say(fate: Fate, verb: str, found: Sequence[Refused], kept: Sequence[Refused]) -> None:
+    for each in found:
+        shown.say(f"{each.id}: {'stays' if each in kept else verb}, {_counted(each)}{_caution(fate, each)}")
 
 
 def _fate(fate: Fate, each: Refused) -> Fate:

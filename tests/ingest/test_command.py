@@ -194,6 +194,18 @@ def test_a_recovery_of_one_batch_says_what_it_did(
     assert (code, "is not pending" in said) == (2, True)
 
 
+def test_park_says_for_a_program_what_it_parked_also_before_an_entry_that_it_cannot(
+    db: Database, place: Place, command: Command
+) -> None:
+    place.queue("dead", group="pipeline")
+    bad = place.add_raw({b"data": b"bad"})
+    place.raw.xreadgroup("pipeline", "dead", {place.stream: ">"})
+    to = f"{place.stream}:parked"
+    code, said = command("park", bad, "1-1", "--stream", place.stream, "--to", to, "--json")
+    told, _ = json.JSONDecoder().raw_decode(said[said.index("{") :])
+    assert (code, list(told), place.pending("pipeline")) == (2, [bad], {})
+
+
 def test_every_exit_code_is_in_the_guide(project: Path) -> None:
     page = (project / "docs/guides/ingest-a-stream.md").read_text(encoding="utf-8")
     assert [code for code in (0, 2, 3, 65, 75) if f"| {code} |" not in page] == []

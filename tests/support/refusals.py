@@ -96,7 +96,11 @@ def play(nodes: Installation) -> None:
         assert refused("send-back", annex["id"], "--yes") == (0, f"{annex['id']}: sent back, 1 event for 'annex'\n")
         wait_for(lambda: len(nodes.ask("SELECT FROM pipeline.events WHERE message_id = 'annex 1'")) == 1, within=60)
         assert [each["workflow"] for each in refused.listed()] == ["shop"]
-        assert refused("drop", "--all", "--yes")[0] == 0
+        code, said = refused("send-back", "nobody", "--yes", "--json")
+        assert (code, json.loads(said)) == (1, {"done": True, "messages": [], "kept": [], "missing": ["nobody"]})
+        left = [each["id"] for each in refused.listed()]
+        code, said = refused("drop", "--all", "--yes", "--json")
+        assert (code, json.loads(said)) == (0, {"done": True, "messages": left, "kept": [], "missing": []})
         assert refused("list", "--check") == (0, "Nothing was refused.\n")
 
 
