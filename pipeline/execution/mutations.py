@@ -190,13 +190,16 @@ def acknowledge(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any
     return row
 
 
-def escalate(tx: Transaction, ids: Sequence[UUID], reason: str) -> tuple[Row[Any], ...]:
-    """Nobody can know: a person must settle it. The workflow waits, or only the run's events do."""
-    reason = mended_text(reason)
+def escalate(tx: Transaction, ids: Sequence[UUID], reason: str, *, said: str = "") -> tuple[Row[Any], ...]:
+    """Nobody can know: a person must settle it. The workflow waits, or only the run's events do.
+
+    ``said`` are words of the outside world: the person finds them in the ledger, and nobody in the log.
+    """
+    kept = mended_text(f"{reason}: {said}" if said else reason)
     tx.all(workflow_store.LOCK_OF_RUNS, ids=_run_ids(tx, ids))
-    landed = run_store.by_ids(tx, store.ESCALATE, ids, reason=reason)
+    landed = run_store.by_ids(tx, store.ESCALATE, ids, reason=kept)
     blocks = [
-        {"workflow": row.workflow, "run": row.run_id, "kind": BlockKind.RECONCILIATION, "reason": reason}
+        {"workflow": row.workflow, "run": row.run_id, "kind": BlockKind.RECONCILIATION, "reason": kept}
         for row in landed
         if _pauses(tx, row.workflow)
     ]

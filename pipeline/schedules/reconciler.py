@@ -179,7 +179,7 @@ class Reconciler:
         return spans.settling(spans.RECONCILE, row, about)
 
     def _ask(self, row: Row[Any], operation: Operation[Any], key: str | None = None) -> Any:
-        """The verdict, or None from a look that failed, hung or said something else."""
+        """The verdict, or why there is none: the look failed, hung or said something else."""
         connector = self.registry.connectors[row.connector]
         limit = operation.policy.immediate_timeout
         call = Call.within(key or row.idempotency_key, limit)
@@ -191,13 +191,16 @@ class Reconciler:
             given = operation.given(row.params)
             verdict = steps.run(lambda: loop.answered(look(connector, call, **given), limit), limit=limit, what=what)
         except BaseException as error:  # noqa: BLE001 - a look that fails has told us nothing
-            log.warning("%s failed: %s", what, clean(connector, operation, row.params, classify(error).message))
-            return None
+            words = clean(connector, operation, row.params, classify(error).message)
+            log.warning("%s failed: %s", what, words)
+            return _Untold(words)
         finally:
             steps.close()
-        if not isinstance(verdict, Found | NotFound | Retry):
-            log.warning("%s returned a %s; expected Applied, NotFound or Retry", what, type(verdict).__name__)
-        return verdict
+        if isinstance(verdict, Found | NotFound | Retry):
+            return verdict
+        words = f"it returned a {type(verdict).__name__}; expected Applied, NotFound or Retry"
+        log.warning("%s told nothing: %s", what, words)
+        return _Untold(words)
 
     def _settle(self, row: Row[Any], operation: Operation[Any], verdict: Any) -> None:
         """Write the verdict down; without one, give up once the budget is spent."""
@@ -219,7 +222,14 @@ class Reconciler:
         except Exception as error:  # noqa: BLE001 - whatever it is, the budget ends it
             log.info("mutation %s is not settled yet: %s", mutation_id, error)
         if row.reconcile_attempts >= operation.policy.max_attempts:
-            self._escalate(mutation_id, f"asked {row.reconcile_attempts} times without an answer")
+            words = f"asked {row.reconcile_attempts} times without an answer"
+            self._escalate(mutation_id, words, said=self._last_words(row, operation, verdict))
+
+    def _last_words(self, row: Row[Any], operation: Operation[Any], verdict: Any) -> str:
+        """Why the last look did not settle it, as far as it says so."""
+        if isinstance(verdict, Retry):
+            return clean(self.registry.connectors[row.connector], operation, row.params, str(verdict.reason))
+        return verdict.why if isinstance(verdict, _Untold) else ""
 
     def _is_absent(self, tx: Transaction, row: Row[Any], verdict: NotFound) -> bool:
         """Settle it as failed, unless the look began when the request could still be travelling."""
@@ -233,9 +243,16 @@ class Reconciler:
             raise refused
         return refused is None
 
-    def _escalate(self, mutation_id: MutationId, reason: str) -> None:
+    def _escalate(self, mutation_id: MutationId, reason: str, said: str = "") -> None:
         with self.db.transaction() as tx:
-            mutations.escalate(tx, [mutation_id], reason)
+            mutations.escalate(tx, [mutation_id], reason, said=said)
+
+
+@dataclass(frozen=True)
+class _Untold:
+    """In the place of a verdict."""
+
+    why: str
 
 
 def _tell(note: Callable[[str, Any], None], row: Row[Any], verdict: Any) -> None:

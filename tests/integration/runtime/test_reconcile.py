@@ -97,6 +97,43 @@ def test_reconciliation_exhausted_is_indeterminate_and_stops_the_workflow(db: Da
     assert len(shop.mail.looks) == 6, "one at once, five in the background"
 
 
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (Retry("the index is being rebuilt"), "the index is being rebuilt"),
+        (ConnectionError("no route to the index"), "ConnectionError: no route to the index"),
+        ("found", "it returned a str; expected Applied, NotFound or Retry"),
+    ],
+    ids=["cannot tell", "fails", "says something else"],
+)
+def test_a_person_reads_why_the_last_look_told_nothing_and_the_log_does_not(
+    db: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    told: Any,
+    words: str,
+) -> None:
+    def look(*_: Any, **__: Any) -> Any:
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    shop = a_shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell(1)
+    run = shop.started(db)
+    run.run()
+    monkeypatch.setattr(run.registry.operation("mail", "send"), "look", look)
+    for _ in range(STEADY.max_attempts):
+        run.advance(timedelta(minutes=11))
+        run.sweeps.reconcile()
+    row = the_mutation(run)
+    assert row.status == "indeterminate"
+    assert f"asked 5 times without an answer: {words}" in row.error
+    (line,) = [vars(record) for record in caplog.records if record.getMessage().startswith("mutation.escalated")]
+    assert words not in str(line)
+
+
 @rule("R-18")
 @pytest.mark.parametrize("answer", ["happened", "did_not_happen", "skip"])
 def test_a_person_settles_it_and_the_workflow_goes_on(db: Database, answer: str) -> None:
