@@ -38,7 +38,10 @@ _HELD = """held AS (
 
 
 def _claim(guard: str, phase: str) -> str:
-    """A claim: nobody holds the row, so whoever lands this statement does."""
+    """A claim: nobody holds the row, so whoever lands this statement does.
+
+    Its transaction may have begun before the run was made. ``now`` is not before that, or a slot would be taken twice.
+    """
     return f"""
 WITH free AS (
   SELECT r.id, m.id AS ledger_id, m.status AS mutation_status, m.result AS mutation_result
@@ -55,7 +58,7 @@ FROM free, pipeline.handlers h
 WHERE r.id = free.id AND h.id = r.handler_id
 RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered, h.low_watermark, h.next_run_at,
           h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unheard,
-          free.mutation_status, free.mutation_result, pipeline.clock() AS now
+          free.mutation_status, free.mutation_result, greatest(pipeline.clock(), r.created_at) AS now
 """
 
 

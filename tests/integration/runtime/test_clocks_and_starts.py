@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Iterator
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -28,6 +29,14 @@ def own(embedded: servers.Servers) -> Iterator[Database]:
         yield Database.unpooled(url)
 
 
+def next_slot(db: Database) -> datetime:
+    """When the only producer runs next."""
+    with db.transaction() as tx:
+        row = tx.first(text("SELECT next_run_at FROM pipeline.handlers"))
+    assert row is not None
+    return row.next_run_at  # type: ignore[no-any-return]
+
+
 def changed(db: Database, setting: str) -> None:
     with db.engine.begin() as connection:
         connection.execute(text(f'ALTER DATABASE "{db.engine.url.database}" SET {setting}'))
@@ -48,6 +57,23 @@ def test_sweeps_go_on_at_once_when_the_clock_of_postgres_is_set_back(db: Databas
     assert [name for name in PERIODS if run.sweeps.run(name) is not None] == []
 
 
+@pytest.mark.parametrize("schedule", [{"every": timedelta(hours=1)}, {"cron": "0 * * * *"}], ids=["every", "cron"])
+def test_a_producer_runs_once_for_a_slot_though_its_claim_began_before_it(
+    db: Database, schedule: dict[str, Any]
+) -> None:
+    workflow, seen = Workflow("feed"), list[datetime]()
+    workflow.producer(publishes=[workflow.topic("news")], **schedule)(lambda ctx, state: seen.append(ctx.now))
+    run = Inline(db, [workflow])
+    run.run()
+    slot = next_slot(db)
+    run.advance(slot - run.now() + timedelta(minutes=20))
+    run.scheduler.schedule(["feed"])
+    db.offset -= timedelta(minutes=40)
+    run.deliver(run.messages.popleft())
+    assert seen[-1] > slot
+    assert next_slot(db) == slot + timedelta(hours=1)
+
+
 def test_a_slot_that_a_slightly_younger_transaction_took_is_not_taken_again(db: Database) -> None:
     every = timedelta(minutes=1)
     db.advance(timedelta(seconds=1))
@@ -65,10 +91,7 @@ def test_cron_is_in_utc_whatever_the_zone_of_the_database(own: Database) -> None
     workflow.producer(cron="30 6 * * *", publishes=[out])(lambda ctx, state: None)
     run = Inline(own, [workflow])
     for _ in range(2):
-        with own.transaction() as tx:
-            row = tx.first(text("SELECT next_run_at FROM pipeline.handlers"))
-        assert row is not None
-        assert row.next_run_at.astimezone(UTC).strftime("%H:%M") == "06:30"
+        assert next_slot(own).astimezone(UTC).strftime("%H:%M") == "06:30"
         run.advance(timedelta(days=1))
         run.run()
     assert [each.status for each in run.runs()] == ["committed", "committed"]
