@@ -195,7 +195,8 @@ def escalate(tx: Transaction, ids: Sequence[UUID], reason: str, *, said: str = "
 
     ``said`` are words of the outside world: the person finds them in the ledger, and nobody in the log.
     """
-    kept = mended_text(f"{reason}: {said}" if said else reason)
+    reason = mended_text(reason)
+    kept = mended_text(f"{reason}: {said}") if said else reason
     tx.all(workflow_store.LOCK_OF_RUNS, ids=_run_ids(tx, ids))
     landed = run_store.by_ids(tx, store.ESCALATE, ids, reason=kept)
     blocks = [
