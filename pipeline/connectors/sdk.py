@@ -199,9 +199,7 @@ class Operation(Generic[F]):
         """What this request would do, in a line for people."""
         seen = {name: _plainly(value) for name, value in self.shown(params).items()}
         if self.shows:
-            with contextlib.suppress(
-                ValueError, LookupError, AttributeError
-            ):  # a list must not fail for one line of it
+            with contextlib.suppress(ValueError, LookupError, AttributeError):  # a list does not fail for one line
                 return self.shows.format_map(defaultdict(str, seen))
         return ", ".join(f"{name}={value}" for name, value in seen.items())
 

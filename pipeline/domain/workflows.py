@@ -52,6 +52,11 @@ class OnUncertain(StrEnum):
     CONTAIN = "contain"  #: only the run's own events are held
 
 
+def may_overtake(concurrency: int, on_uncertain: str) -> bool:
+    """Whether a run of a workflow may end after one that began later. What such runs return as state must be merged."""
+    return concurrency > 1 or on_uncertain == OnUncertain.CONTAIN
+
+
 class OnLogicError(StrEnum):
     """How far wrong code reaches."""
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
-from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain, StartAt
+from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain, StartAt, may_overtake
 from pipeline.runtime import checks
 from pipeline.runtime.shown import Event, PrepareResult
 
@@ -109,10 +109,10 @@ class Workflow:
 
     @property
     def overlap(self) -> str | None:
-        """Why a run may end after one that began later, if it may. What such runs return as state must be merged."""
-        if self.concurrency > 1:
-            return f"runs {self.concurrency} at once"
-        return "goes on past a doubt" if self.on_uncertain is OnUncertain.CONTAIN else None
+        """Why a run may end after one that began later, in words; None if it may not."""
+        if not may_overtake(self.concurrency, self.on_uncertain):
+            return None
+        return f"runs {self.concurrency} at once" if self.concurrency > 1 else "goes on past a doubt"
 
     def topic(self, name: str, schema: type[BaseModel] | None = None) -> Topic:
         """Declare a topic; with a model, every payload is checked against it."""

@@ -24,7 +24,7 @@ from pipeline.domain.errors import OutgrownError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.ids import RunId
 from pipeline.domain.values import Emitted, Held, Prepared, Stopped
-from pipeline.domain.workflows import OnUncertain
+from pipeline.domain.workflows import may_overtake
 from pipeline.execution import runs, stops
 from pipeline.execution.landing import Landing
 from pipeline.execution.runs import Claims
@@ -308,7 +308,7 @@ class Runner:
 
 def _has_overlap(tx: Transaction, workflow: str) -> bool:
     found = views.workflow(tx, workflow)
-    return found is not None and (found.concurrency > 1 or found.on_uncertain == OnUncertain.CONTAIN)
+    return found is not None and may_overtake(found.concurrency, found.on_uncertain)
 
 
 def _is_nobodys_fault(error: Exception) -> bool:

@@ -159,10 +159,8 @@ class Reconciler:
 
         A look with a key that nobody ever sent tells whether this connector finds one request for another.
         """
-        mutation_id, found = (
-            MutationId(row.id),
-            storable(verdict.result, self.limits, f"{row.connector}.{row.operation}"),
-        )
+        mutation_id = MutationId(row.id)
+        found = storable(verdict.result, self.limits, f"{row.connector}.{row.operation}")
         with self.db.transaction() as tx:
             again = surfacing.done_again(tx, row)
         unsent = None if again is None else self._ask(row, operation, key=f"{row.workflow}:{uuid4()}")
