@@ -13,7 +13,7 @@ PYTEST_OPTIONS := -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-s
 # The engine's tests look at threads, memory and clocks: in processes of their own nobody else's get in their way.
 NOT_ENGINE := --ignore=tests/engine
 ENGINE := -n 2 --randomly-seed=$(SEED) tests/engine
-PATHS := pipeline tests migrations examples celeryconfig.py
+PATHS := pipeline tests migrations examples tools celeryconfig.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check test test-fast coverage fmt fmt-check lint type contracts docs migrate demo lock clean
@@ -70,13 +70,13 @@ contracts: setup ## check who may import whom
 	$(BIN)/lint-imports
 
 docs: setup ## write the generated pages again
-	$(PY) -m pipeline.dev.docs
+	$(PY) -m tools.docs
 
 migrate: setup ## bring the database of PIPELINE_DATABASE_URL up to date
 	$(BIN)/pipeline db upgrade
 
 demo: setup ## a running system, a workload, and a true summary
-	$(PY) -m pipeline.dev.demo
+	$(PY) -m tools.demo
 
 RESOLVE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 COMPILE := $(RESOLVE) pyproject.toml --extra flower --extra http --extra otel
@@ -87,6 +87,6 @@ lock: setup ## resolve the dependencies again: all of them, those of the image, 
 	echo hatchling | $(RESOLVE) - --no-annotate -o deploy/build.lock
 
 clean: ## stop the embedded servers; remove their data, the caches and what was built
-	@if [ -x $(PY) ]; then $(PY) -c 'from pathlib import Path; from pipeline.dev import servers; \
+	@if [ -x $(PY) ]; then $(PY) -c 'from pathlib import Path; from pipeline.embedded import servers; \
 	    servers.remove(Path(".pipeline"))'; fi
 	rm -rf .pipeline build dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,8 +9,8 @@ from datetime import timedelta
 from ssl import CERT_REQUIRED as _CERT_REQUIRED
 from typing import Any
 
+from pipeline.background.sweeps import periods as _periods
 from pipeline.config import TIME_LIMIT_GRACE, Settings
-from pipeline.schedules.sweeps import periods as _periods
 
 _settings = Settings.load(os.environ)
 _is_rabbit = _settings.broker_url.startswith("amqp")
@@ -72,7 +72,7 @@ task_ignore_result = True  # results live in Postgres; storing them again costs 
 task_acks_late = True  # a message is done when its work is, not when it arrives
 task_reject_on_worker_lost = True  # a killed child hands its message back; without it the message is dropped
 worker_prefetch_multiplier = 1  # a message held by a busy worker cannot be taken by an idle one
-worker_consumer = "pipeline.tasks.consumer:Keeping"  # what Celery would discard is kept for a person
+worker_consumer = "pipeline.tasks.dead_letter:Keeping"  # what Celery would discard is kept for a person
 worker_cancel_long_running_tasks_on_connection_loss = False  # the fence makes a second copy harmless
 
 # Queues: one per phase, so that workers of their own (`-Q pipeline.mutate`) keep slow mutations away from the rest
@@ -84,7 +84,7 @@ task_annotations["pipeline.produce"] = _limits(_settings.prepare_time_limit)
 
 # Beat: each sweep on its own period. A tick that nobody took in time is worthless, so it expires; two beats at
 # once are harmless, because a slot in the database lets one of two sweeps through.
-beat_scheduler = "pipeline.tasks.clock:Clock"
+beat_scheduler = "pipeline.tasks.beat:Clock"
 beat_schedule = {
     f"pipeline.{name}": {
         "task": "pipeline.sweep",

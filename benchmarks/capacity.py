@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
 
-from pipeline.dev import servers
 from pipeline.domain.values import NewEvent
-from pipeline.execution import events
-from pipeline.runtime.registry import Registry
-from pipeline.runtime.sync import sync
+from pipeline.embedded import servers
 from pipeline.store import migrate
 from pipeline.store.database import Database
+from pipeline.transitions import events
+from pipeline.workflows.registration import sync
+from pipeline.workflows.registry import Registry
 
 ROOT = Path(__file__).parents[1]
 CALLS = {"instant": 4000, "quick": 3000, "slow": 1000}

@@ -21,15 +21,14 @@ from redis import Redis
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.dev import servers
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
-from pipeline.execution import workflows
-from pipeline.ingest.bridge import Bridge
-from pipeline.ingest.client import connect
+from pipeline.embedded import servers
+from pipeline.ingest.bridge import Bridge, Route
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
-from pipeline.ingest.route import Route
+from pipeline.ingest.redis_client import connect
 from pipeline.store import migrate
 from pipeline.store.database import Database
+from pipeline.transitions import registration
 
 COUNTS = {1: 300, 10: 2_000, 100: 8_000, 1000: 20_000}  #: entries of one round, by batch size
 ROUNDS = 3
@@ -88,7 +87,7 @@ def main() -> None:
         migrate.upgrade(Database.unpooled(urls.database_url))
         db = Database.connect(urls.database_url, pool_size=1)
         with db.transaction() as tx:
-            workflows.register(tx, SPEC)
+            registration.register(tx, SPEC)
         raw = stack.enter_context(Redis.from_url(urls.broker_url))
         info: Any = raw.info("server")
         found = measured(Bench(urls, raw, db))

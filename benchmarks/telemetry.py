@@ -34,13 +34,15 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pipeline import Call, Connector, PrepareResult, Workflow, mutation
-from pipeline.dev import servers
-from pipeline.runtime import flights
+from pipeline.embedded import servers
 from pipeline.store.database import Database, Transaction
 from pipeline.store.migrate import upgrade
-from pipeline.telemetry import cohorts, collecting, contexts, metrics, setup, spans
-from pipeline.telemetry.totals import Channel, Totals
+from pipeline.telemetry import cohorts, metrics
+from pipeline.telemetry.metrics_export import collector as metrics_export_collector
+from pipeline.telemetry.metrics_export.totals import Channel, Totals
+from pipeline.telemetry.tracing import context, export, spans
 from pipeline.testing.inline import Inline
+from pipeline.worker import calls
 
 MOST_OFF, MOST_ON = 2.0, 15.0  #: percent of a run
 COLLECTOR = """
@@ -107,7 +109,7 @@ class Bench:
         self.inline, self.provider, self.size, self.count = inline, provider, 1, 0
         self.handing, self.totals = Channel(), Totals()
         self.handing.ours.setblocking(False)
-        self.meters = collecting.provider([collecting.handing_over(self.handing)])
+        self.meters = metrics_export_collector.provider([metrics_export_collector.handing_over(self.handing)])
         self.variants: dict[str, Callable[[], Any]] = {
             "cut": cut,
             "off": ExitStack,
@@ -168,12 +170,12 @@ def cut() -> Any:
         (spans, "started", lambda _: _NOTHING),
         (spans, "inside", lambda _: _NOTHING),
         *((spans, name, nothing) for name in ("here", "call", "ended", "read", "over", "stopped", "rescued")),
-        (contexts, "current", nothing),
-        (contexts, "of_known", nothing),
+        (context, "current", nothing),
+        (context, "of_known", nothing),
         (cohorts, "watch", lambda *_, **__: cohorts._NOBODY),
         *((cohorts, name, nothing) for name in ("done", "failed", "is_counted")),
         (Transaction, "count", nothing),
-        (flights, "counted", nothing),
+        (calls, "counted", nothing),
         (metrics, "is_on", lambda: False),
     ]:
         stack.enter_context(mock.patch.object(module, name, instead))
@@ -217,7 +219,7 @@ def ready() -> Iterator[Bench]:
         upgrade(db)
         collector = subprocess.Popen([sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True)
         assert collector.stdout is not None
-        provider = setup._exporting(f"http://127.0.0.1:{collector.stdout.readline().strip()}")
+        provider = export._exporting(f"http://127.0.0.1:{collector.stdout.readline().strip()}")
         inline = Inline(db, [bench], [World()])
         runner = Bench(inline, provider)
         try:

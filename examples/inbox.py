@@ -22,9 +22,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from pipeline.engine.consumer import ConsumerMixin
-from pipeline.engine.errors import ExceptionType, TransactionException, said
-from pipeline.engine.policies import (
+from pipeline.consumer_engine.consumer import ConsumerMixin
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException, said
+from pipeline.consumer_engine.policies import (
     BatchPolicy,
     ConcurrencyPolicy,
     ConsumerLoopPolicy,
@@ -33,7 +33,7 @@ from pipeline.engine.policies import (
     ProcessPolicy,
     RetryPolicy,
 )
-from pipeline.engine.transactions import Transaction
+from pipeline.consumer_engine.transactions import Transaction
 
 
 class Order(BaseModel):

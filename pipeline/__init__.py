@@ -4,7 +4,7 @@ What a workflow's author needs, and nothing heavier: ``Workflow``, ``PrepareResu
 the errors a handler may raise. Everything else is imported from where it lives.
 """
 
-from pipeline.connectors.readings import Outcome, Reading
+from pipeline.connectors.error_table import Outcome, Reading
 from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, Verdict, mutation, read
 from pipeline.domain.errors import AuthError, EventError, LogicError, PhaseViolationError, PipelineError, TransientError
 from pipeline.domain.policies import (
@@ -16,9 +16,9 @@ from pipeline.domain.policies import (
     RetryPolicy,
     WakePolicy,
 )
-from pipeline.runtime.authoring import DeclarationError, Topic, Workflow
-from pipeline.runtime.contexts import MutateContext, NextContext, PrepareContext, ProducerContext
-from pipeline.runtime.shown import Event, MutationResult, Prepared, PrepareResult
+from pipeline.workflows.authoring import DeclarationError, Topic, Workflow
+from pipeline.workflows.contexts import MutateContext, NextContext, PrepareContext, ProducerContext
+from pipeline.workflows.handler_types import Event, MutationResult, Prepared, PrepareResult
 
 __all__ = [
     "Applied",

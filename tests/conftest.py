@@ -8,9 +8,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from pipeline.dev import servers
-from pipeline.store import invariants
+from pipeline.embedded import servers
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
 from tests.support import databases
 
 #: Their files wait for real processes, some for minutes: begun first, none of them is left over at the end.

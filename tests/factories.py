@@ -9,9 +9,8 @@ from sqlalchemy import Row, text
 
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence, RunId
-from pipeline.domain.mutations import Evidence
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Evidence, Phase
 from pipeline.domain.values import (
     Applied,
     Emitted,
@@ -28,9 +27,9 @@ from pipeline.domain.values import (
     WorkflowSpec,
 )
 from pipeline.domain.workflows import HandlerKind
-from pipeline.execution import events, mutations, runs, starts, stops, workflows
-from pipeline.store import views
 from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import work
+from pipeline.transitions import events, mutations, registration, runs, starts, stops
 
 _DELIVERY = text("""
 SELECT d.* FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id
@@ -63,7 +62,7 @@ def a_workflow(
         **options,
     )
     with db.transaction() as tx:
-        workflows.register(tx, spec)
+        registration.register(tx, spec)
     return spec
 
 
@@ -97,14 +96,14 @@ def a_run(
 def the_run(db: Database, run_id: UUID) -> Row[Any]:
     """A run as it is now."""
     with db.transaction() as tx:
-        (row,) = views.runs(tx, [run_id])
+        (row,) = work.runs(tx, [run_id])
     return row
 
 
 def the_mutation(db: Database, mutation_id: UUID) -> Row[Any]:
     """A mutation as it is now."""
     with db.transaction() as tx:
-        (row,) = views.mutations(tx, [mutation_id])
+        (row,) = work.mutations(tx, [mutation_id])
     return row
 
 
@@ -194,7 +193,7 @@ def _prepare(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
 
 def _reserve(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
     batch = len(run.offered) if run.offered else 1
-    ids = tuple(EventId(row.id) for row in views.peeked(tx, run, IN, limit=batch))
+    ids = tuple(EventId(row.id) for row in work.peeked(tx, run, IN, limit=batch))
     pinned = Prepared(held=held(run), reservations=(Reservation(topic=IN, ids=ids),) if ids else ())
     runs.finish_prepare(tx, [pinned]).only()
     if ids:

@@ -7,13 +7,14 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from pipeline.cli import lists, shown
-from pipeline.client import attention as client
-from pipeline.client import names, traces
-from pipeline.client.attention import Item
-from pipeline.client.desk import Desk
-from pipeline.client.quarantine import Quarantine, SetAside, Verb, Which
-from pipeline.client.traces import Node, Trace
+from pipeline.admin import attention as client
+from pipeline.admin import lookup
+from pipeline.admin import trace as admin_trace
+from pipeline.admin.attention import Item
+from pipeline.admin.quarantine import Quarantine, SetAside, Verb, Which
+from pipeline.admin.resolutions import Desk
+from pipeline.admin.trace import Node, Trace
+from pipeline.cli import common, tables
 from pipeline.config import EXIT_WAITING
 from pipeline.store.database import Database
 
@@ -32,26 +33,26 @@ EventIds = Annotated[
 
 def attention(
     context: typer.Context,
-    workflow: shown.Workflow = None,
-    limit: shown.Limit = 100,
+    workflow: common.Workflow = None,
+    limit: common.Limit = 100,
     recent: Annotated[
         int, typer.Option(min=1, help="How many of the newest runs the doctor looks back over.")
     ] = 10_000,
     check: Annotated[bool, typer.Option("--check", help=f"Exit with {EXIT_WAITING} when something waits.")] = False,
-    as_json: shown.AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """List everything that waits for a person, oldest first, each with the exact commands to type."""
     database: Database = context.obj
     if workflow is not None:
         with database.transaction() as tx:
-            names.workflow(tx, workflow)
-    desk = Desk(database, shown.operations())
+            lookup.workflow(tx, workflow)
+    desk = Desk(database, common.operations())
     found, more = _of_each(client.items(desk, workflow=workflow, limit=limit + 1, recent=recent), limit)
     items = [*found, *_refused()]
     if as_json:
-        shown.as_json([item.as_dict() for item in items])
+        common.as_json([item.as_dict() for item in items])
     elif not items:
-        shown.say("Nothing waits for a person.")
+        common.say("Nothing waits for a person.")
     else:
         _show(items, more, database)
     if check and items:
@@ -68,14 +69,16 @@ def trace(
             "its result. If it is several things, put event:, message:, run:, mutation:, key: or external: before it.",
         ),
     ],
-    recent: shown.Recent = traces.RECENT,
-    most: Annotated[int, typer.Option(min=1, max=5_000, help="How many things to show at most.")] = traces.MOST_NODES,
-    as_json: shown.AsJson = False,
+    recent: common.Recent = admin_trace.RECENT,
+    most: Annotated[
+        int, typer.Option(min=1, max=5_000, help="How many things to show at most.")
+    ] = admin_trace.MOST_NODES,
+    as_json: common.AsJson = False,
 ) -> None:
     """Show everything an input caused, both ways: from where it began down to what followed."""
-    found = traces.trace(context.obj, id_, recent=recent, most=most)
+    found = admin_trace.trace(context.obj, id_, recent=recent, most=most)
     if as_json:
-        shown.as_json(found.as_dict())
+        common.as_json(found.as_dict())
     else:
         _draw(found)
 
@@ -83,22 +86,22 @@ def trace(
 @quarantine.command("list")
 def list_(
     context: typer.Context,
-    workflow: shown.Workflow = None,
+    workflow: common.Workflow = None,
     handler: Handler = None,
     waiting: Waiting = False,
-    limit: shown.Limit = 100,
-    as_json: shown.AsJson = False,
+    limit: common.Limit = 100,
+    as_json: common.AsJson = False,
 ) -> None:
     """List events that were set aside, oldest first, with the error that did it."""
     database: Database = context.obj
     which = Which(workflow=workflow, handler=handler, waiting=waiting)
-    found, is_more = lists.first(Quarantine(database).listed(which, limit=limit + 1), limit)
+    found, is_more = tables.first(Quarantine(database).listed(which, limit=limit + 1), limit)
     if as_json:
-        shown.as_json([each.as_dict() for each in found])
+        common.as_json([each.as_dict() for each in found])
     elif found:
-        _list(lists.count(names.many(len(found), "event"), "oldest", is_more=is_more), found, database)
+        _list(tables.count(lookup.many(len(found), "event"), "oldest", is_more=is_more), found, database)
     else:
-        shown.say("Nothing waits there." if waiting else "Nothing was set aside.")
+        common.say("Nothing waits there." if waiting else "Nothing was set aside.")
 
 
 @quarantine.command()
@@ -106,13 +109,13 @@ def release(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     events: EventIds = None,
     *,
-    workflow: shown.Workflow = None,
+    workflow: common.Workflow = None,
     handler: Handler = None,
-    reason: shown.AnyReason = "",
-    by: shown.By = "",
-    limit: shown.Limit = 1_000,
-    yes: shown.Yes = False,
-    as_json: shown.AsJson = False,
+    reason: common.AnyReason = "",
+    by: common.By = "",
+    limit: common.Limit = 1_000,
+    yes: common.Yes = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Hand events back to their consumers; they count as new, with their failures forgotten."""
     which = Which(workflow=workflow, handler=handler, event_ids=_ids(events))
@@ -124,14 +127,14 @@ def skip(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     events: EventIds = None,
     *,
-    workflow: shown.Workflow = None,
+    workflow: common.Workflow = None,
     handler: Handler = None,
     waiting: Waiting = False,
-    reason: shown.Reason = "",
-    by: shown.By = "",
-    limit: shown.Limit = 1_000,
-    yes: shown.Yes = False,
-    as_json: shown.AsJson = False,
+    reason: common.Reason = "",
+    by: common.By = "",
+    limit: common.Limit = 1_000,
+    yes: common.Yes = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Go on without events: no run of that consumer ever takes them."""
     which = Which(workflow=workflow, handler=handler, event_ids=_ids(events), waiting=waiting)
@@ -145,10 +148,10 @@ def add(  # noqa: PLR0913 - options of a command
     *,
     workflow: Annotated[str, typer.Option(help="The workflow of the handler.")],
     handler: Annotated[str, typer.Option(help="For which handler.")],
-    reason: shown.Reason = "",
-    by: shown.By = "",
-    yes: shown.Yes = False,
-    as_json: shown.AsJson = False,
+    reason: common.Reason = "",
+    by: common.By = "",
+    yes: common.Yes = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Set events aside that wait for a handler."""
     which = Which(workflow=workflow, handler=handler, event_ids=_ids(events), waiting=True)
@@ -161,34 +164,34 @@ _PAST = {Verb.ADD: "set aside", Verb.RELEASE: "released", Verb.SKIP: "skipped"}
 def _act(context: typer.Context, verb: Verb, which: Which, limit: int, options: tuple[str, str, bool, bool]) -> None:
     """Show what would be done; do it only when asked to."""
     reason, by, yes, as_json = options
-    bell, database = shown.Bell(), context.obj
+    bell, database = common.Bell(), context.obj
     desk = Quarantine(database, bell.workflow)
     found = desk.listed(which, limit=limit + 1)
-    chosen, is_more = (found, False) if which.event_ids else lists.first(found, limit)
-    done = desk.act(verb, chosen, shown.person(by, reason)) if yes else None
+    chosen, is_more = (found, False) if which.event_ids else tables.first(found, limit)
+    done = desk.act(verb, chosen, common.person(by, reason)) if yes else None
     if as_json:
         taken, refused = (done.taken, done.refused) if done else ([], {})
         chosen_ids = [each.event_id for each in chosen]
         told = {"chosen": chosen_ids, "is_done": yes, "taken": taken, "refused": refused}
-        shown.as_json({**told, "is_more": is_more, "is_rung": bell.heard})
+        common.as_json({**told, "is_more": is_more, "is_rung": bell.heard})
     elif not chosen:
-        shown.say("No such event: nothing was changed. `pipeline events ID` shows how one stands.")
+        common.say("No such event: nothing was changed. `pipeline events ID` shows how one stands.")
     else:
-        many = f"{names.many(len(chosen), 'event')} to be {_PAST[verb]}"
-        _list(lists.count(many, "oldest", is_more=is_more), chosen, database)
+        many = f"{lookup.many(len(chosen), 'event')} to be {_PAST[verb]}"
+        _list(tables.count(many, "oldest", is_more=is_more), chosen, database)
         if done is None:
-            shown.say("Nothing was changed. Repeat with --yes to do it.")
+            common.say("Nothing was changed. Repeat with --yes to do it.")
         else:
-            shown.say(f"{len(done.taken)} {_PAST[verb]}, {len(done.refused)} refused", bell.words())
-            shown.say(*(f"{subject}: {words}" for subject, words in done.refused.items()))
+            common.say(f"{len(done.taken)} {_PAST[verb]}, {len(done.refused)} refused", bell.words())
+            common.say(*(f"{subject}: {words}" for subject, words in done.refused.items()))
             if is_more:
-                shown.say_more(len(chosen))
+                common.say_more(len(chosen))
     if done is not None and (done.refused or is_more):
         raise typer.Exit(1)
 
 
 def _ids(events: list[str] | None) -> tuple[int, ...]:
-    return tuple(names.event_id(event) for event in events or ())
+    return tuple(lookup.event_id(event) for event in events or ())
 
 
 def _list(title: str, found: list[SetAside], database: Database) -> None:
@@ -200,19 +203,19 @@ def _list(title: str, found: list[SetAside], database: Database) -> None:
             each.message_id,
             f"{each.workflow}/{each.handler}",
             each.failures,
-            shown.age(each.created_at, now),
+            common.age(each.created_at, now),
         )
         for each in found
     ]
     columns = ("event", "message id", "handler", "failures", "age")
-    lists.listed(title, columns, rows, [each.error or each.title or "" for each in found], note="why")
+    tables.listed(title, columns, rows, [each.error or each.title or "" for each in found], note="why")
 
 
 def _refused() -> list[Item]:
     """The messages that workers refused, as one item. The broker is asked, but not waited for."""
-    from pipeline.tasks import refusals  # Celery is slow to import
+    from pipeline.tasks import dead_letter  # Celery is slow to import
 
-    count = refusals.depth()
+    count = dead_letter.depth()
     if count is None:
         typer.echo(
             "The broker does not say whether messages were refused; `pipeline refused list` asks again.", err=True
@@ -234,14 +237,14 @@ def _show(items: list[Item], more: list[str], database: Database) -> None:
         now = tx.clock()
     things = "1 thing waits" if len(items) == 1 else f"{len(items)} things wait"
     also = f"; of these kinds there are more: {', '.join(more)}" if more else ""
-    shown.say(f"{things} for a person, oldest first{also}.")
+    common.say(f"{things} for a person, oldest first{also}.")
     for item in items:
         # when an event was set aside is not kept: the age is its own
         counted = "oldest" if item.kind == "quarantined" else "for"
-        since = f"  {counted} {shown.age(item.since, now)}" if item.since else ""
+        since = f"  {counted} {common.age(item.since, now)}" if item.since else ""
         of = f" of {item.workflow}" if item.workflow and item.subject != f"workflow {item.workflow}" else ""
-        shown.say(f"\n{item.kind}  {item.subject}{of}{since}")
-        shown.say(f"  {shown.printable(item.why)}", *(f"    {command}" for command in item.commands))
+        common.say(f"\n{item.kind}  {item.subject}{of}{since}")
+        common.say(f"  {common.printable(item.why)}", *(f"    {command}" for command in item.commands))
 
 
 def _draw(found: Trace) -> None:
@@ -251,7 +254,7 @@ def _draw(found: Trace) -> None:
         _grow(tree, root)
         Console(highlight=False, width=_ENDLESS, soft_wrap=True).print(tree)
     if found.is_partial:
-        shown.say("There is more than is shown; --most shows it.")
+        common.say("There is more than is shown; --most shows it.")
 
 
 def _grow(tree: Tree, node: Node) -> None:
@@ -262,7 +265,7 @@ def _grow(tree: Tree, node: Node) -> None:
 def _label(node: Node) -> Text:
     line = Text(no_wrap=True, overflow="ignore")
     line.append(f"{node.kind} ", style="dim").append(node.id, style="bold" if node.is_asked else "")
-    line.append(f"  {shown.printable(node.words)}  ").append(f"[{node.status}]", style="cyan")
+    line.append(f"  {common.printable(node.words)}  ").append(f"[{node.status}]", style="cyan")
     if node.is_asked:
         line.append("  <- this", style="bold green")
     return line

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli import lists, shown
-from pipeline.dev import chaos as runs
-from pipeline.dev.chaos import Result
+from pipeline.chaos import run as runs
+from pipeline.chaos.run import Result
+from pipeline.cli import common, tables
 
 _MOST_SHOWN = 5
 
@@ -22,7 +22,7 @@ def chaos(
     home: Annotated[
         Path | None, typer.Option(help="Keep servers' data, logs and the world's book here.", show_default=False)
     ] = None,
-    as_json: shown.AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Send mutations through a world full of faults while workers are killed, and compare it with the ledger.
 
@@ -33,7 +33,7 @@ def chaos(
     _tell(f"seed {drawn}")
     result = runs.run(options)
     if as_json:
-        shown.as_json(runs.as_dict(result))
+        common.as_json(runs.as_dict(result))
     else:
         _show(result)
     if not result.is_good:
@@ -46,7 +46,7 @@ def _tell(words: str) -> None:
 
 def _show(result: Result) -> None:
     found, options = result.facts, result.options
-    lists.listed(
+    tables.listed(
         f"seed {options.seed}: {options.mutations} orders, {result.seconds:.0f} s",
         ("what the world did", "requests", "effects", "ledger: applied", "failed", "question"),
         [(seen.world, seen.requests, seen.done, seen.applied, seen.failed, seen.asked) for seen in result.compared],

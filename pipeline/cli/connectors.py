@@ -11,17 +11,17 @@ import typer
 from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
-from pipeline.cli import lists, shown
-from pipeline.client import names
+from pipeline.admin import lookup
+from pipeline.admin.plan import Planned, Planner, counts
+from pipeline.background.scheduler import messages_for
+from pipeline.cli import common, tables
 from pipeline.config import Settings
 from pipeline.connectors.sdk import Grade, Operation
 from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaError
-from pipeline.execution import breakers as verbs
-from pipeline.runtime.plan import Planned, Planner, counts
-from pipeline.runtime.registry import Registry
-from pipeline.schedules.scheduler import messages_for
-from pipeline.store import ledger, listings
 from pipeline.store.database import Database
+from pipeline.store.reads import ledger, listings
+from pipeline.transitions import breakers as verbs
+from pipeline.workflows.registry import Registry
 
 _COHORT = 100  #: runs for which one message rings
 _GRADES: dict[object, str] = {
@@ -39,7 +39,7 @@ class Switch(StrEnum):
     CLOSE = "close"
 
 
-def connectors(context: typer.Context, recent: shown.Recent = 100_000, as_json: shown.AsJson = False) -> None:
+def connectors(context: typer.Context, recent: common.Recent = 100_000, as_json: common.AsJson = False) -> None:
     """List operations, and how well the outcome of each can be known; without their code, those of the ledger."""
     known = _known()
     rows: list[tuple[object, ...]] = [
@@ -52,33 +52,33 @@ def connectors(context: typer.Context, recent: shown.Recent = 100_000, as_json: 
     columns = ("connector", "operation", "grade", "timeout", "settle")
     if as_json:
         rows += [(*name, None, None, None) for name in others]
-        shown.as_json([dict(zip(columns, row, strict=True)) for row in rows])
+        common.as_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
     rows += [(*name, "not known here", "", "") for name in others]
-    lists.listed(names.many(len(rows), "operation"), columns, rows)
+    tables.listed(lookup.many(len(rows), "operation"), columns, rows)
     seen = {row[2] for row in rows}
-    shown.say(*(f"{grade}: {words}" for grade, words in _GRADES.items() if grade in seen))
+    common.say(*(f"{grade}: {words}" for grade, words in _GRADES.items() if grade in seen))
     if seen & _GRADES.keys():
-        shown.say("Whatever the grade, a new run sends under a new key: what it does again happens again.")
+        common.say("Whatever the grade, a new run sends under a new key: what it does again happens again.")
 
 
 def plan(
     context: typer.Context,
     workflow: Annotated[str, typer.Argument(help="Which workflow.")],
     most: Annotated[int, typer.Option(min=1, help="Runs of each consumer at most.")] = 100,
-    as_json: shown.AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Show which requests a workflow would send for what was not sent yet. Nothing is reserved and nothing is sent."""
-    settings, known = Settings.load(os.environ), shown.registry()
+    settings, known = Settings.load(os.environ), common.registry()
     if workflow not in known.workflows:
         _refuse_elsewhere(context.obj, workflow)
     planner = Planner(context.obj, known, step_limit=settings.step_time_limit)
     planned = planner.plan(workflow, most=most)
     if as_json:
-        shown.as_json({"requests": [asdict(item) for item in planned], "counts": counts(planned)})
+        common.as_json({"requests": [asdict(item) for item in planned], "counts": counts(planned)})
         return
-    lists.listed(
-        names.many(len(planned), "run"),
+    tables.listed(
+        lookup.many(len(planned), "run"),
         ("consumer", "events", "request", "what"),
         [
             (
@@ -96,20 +96,20 @@ def plan(
         typer.echo(f"{request}: {count}")
 
 
-def breakers(context: typer.Context, as_json: shown.AsJson = False) -> None:
+def breakers(context: typer.Context, as_json: common.AsJson = False) -> None:
     """List operations that start no new mutation."""
     database: Database = context.obj
     with database.transaction() as tx:
         rows, now = ledger.breakers(tx), tx.clock()
     if as_json:
         columns = ("connector", "operation", "reason", "opened_by", "opened_at", "probe_at")
-        shown.as_json([{column: getattr(row, column) or "" for column in columns} for row in rows])
+        common.as_json([{column: getattr(row, column) or "" for column in columns} for row in rows])
         return
-    lists.listed(
+    tables.listed(
         f"{len(rows)} open",
         ("connector", "operation", "opened by", "age", "probe"),
         [
-            (row.connector, row.operation, row.opened_by or "itself", shown.age(row.opened_at, now), _probe(row, now))
+            (row.connector, row.operation, row.opened_by or "itself", common.age(row.opened_at, now), _probe(row, now))
             for row in rows
         ],
         [row.reason for row in rows],
@@ -121,13 +121,13 @@ def breaker(
     context: typer.Context,
     switch: Annotated[Switch, typer.Argument(help="open: start none. close: go on.")],
     operation: Annotated[str, typer.Argument(help="connector.operation")],
-    reason: shown.AnyReason = "",
-    by: shown.By = "",
-    as_json: shown.AsJson = False,
+    reason: common.AnyReason = "",
+    by: common.By = "",
+    as_json: common.AsJson = False,
 ) -> None:
     """Stop new mutations of an operation, or let them go on."""
     connector, name = _named(operation)
-    bell, who, changed = shown.Bell(), shown.person(by, reason), True
+    bell, who, changed = common.Bell(), common.person(by, reason), True
     roused: Sequence[Row[Any]] = ()
     with context.obj.transaction() as tx:
         if switch is Switch.OPEN:
@@ -137,10 +137,10 @@ def breaker(
     for first in range(0, len(roused), _COHORT):
         bell.runs(messages_for(roused[first : first + _COHORT], context.obj))
     if as_json:
-        shown.as_json({"operation": operation, "act": switch, "is_changed": changed, "is_rung": bell.heard})
+        common.as_json({"operation": operation, "act": switch, "is_changed": changed, "is_rung": bell.heard})
         return
-    rung = f"It rings for {names.many(len(roused), 'run')} that may have waited behind it." if roused else ""
-    shown.say(f"{operation}: {switch}" if changed else f"{operation} was not open", rung, bell.words())
+    rung = f"It rings for {lookup.many(len(roused), 'run')} that may have waited behind it." if roused else ""
+    common.say(f"{operation}: {switch}" if changed else f"{operation} was not open", rung, bell.words())
 
 
 def _named(operation: str) -> tuple[str, str]:
@@ -148,7 +148,7 @@ def _named(operation: str) -> tuple[str, str]:
     connector, _, name = operation.partition(".")
     if not connector or not name:
         raise InvalidInputError(f"{operation!r} names no operation; expected connector.operation, such as mail.send.")
-    known = shown.registry()
+    known = common.registry()
     if known.connectors and known.operation(connector, name) is None:
         operations = [f"{each.name}.{op}" for each in known.connectors.values() for op in type(each).operations()]
         raise InvalidInputError(
@@ -164,7 +164,7 @@ def _named(operation: str) -> tuple[str, str]:
 def _known() -> Registry:
     """The code that is here; none when it cannot be imported, and then why."""
     try:
-        return shown.registry()
+        return common.registry()
     except PipelineError as error:
         typer.echo(str(error), err=True)
         return Registry()
@@ -182,7 +182,7 @@ def _used(database: Database, known: Registry, recent: int) -> list[tuple[str, s
         typer.echo(f"The ledger cannot be asked; only what the code here has is listed. {said}", err=True)
         return []
     if is_partial:
-        looked = names.many(recent, "row")
+        looked = lookup.many(recent, "row")
         typer.echo(
             f"Only the newest {looked} of the ledger were looked through; --recent looks further back.", err=True
         )
@@ -210,7 +210,7 @@ def _say_strange(others: Sequence[tuple[str, str]], known: Registry) -> None:
 def _refuse_elsewhere(database: Database, workflow: str) -> None:
     """Say that the code is not here, if there is such a workflow; a name that nobody knows is refused as such."""
     with database.transaction() as tx:
-        names.workflow(tx, workflow)
+        lookup.workflow(tx, workflow)
     raise InvalidInputError(
         f"The code of workflow {workflow!r} is not here, and a plan runs it. Plan where PIPELINE_WORKFLOWS names its "
         "module, as for a worker that runs it."
@@ -221,7 +221,7 @@ def _probe(breaker: Row[Any], now: datetime) -> str:
     """When one mutation is let through, to see whether an answer comes back."""
     if breaker.probe_at is None:
         return "none"
-    return "due" if breaker.is_due else f"in {shown.age(now, breaker.probe_at)}"
+    return "due" if breaker.is_due else f"in {common.age(now, breaker.probe_at)}"
 
 
 def _noted(item: Planned) -> str:

@@ -23,20 +23,20 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from pipeline.cli import metrics, shown
+from pipeline.cli import common, metrics
 from pipeline.config import EXIT_AGAIN
+from pipeline.consumer_engine import policy_files
+from pipeline.consumer_engine.asyncio_driver import Leaving
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.errors import ConsumerLoopTimeoutException, FetchException, LeftBehindException
+from pipeline.consumer_engine.outcomes import Outcome, Report
+from pipeline.consumer_engine.policies import ConsumerPolicy
+from pipeline.consumer_engine.stops import stopped_by_signals
+from pipeline.consumer_engine.words import counted
 from pipeline.domain.errors import InvalidInputError, PipelineError
-from pipeline.engine import loading
-from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.engine.errors import ConsumerLoopTimeoutException, FetchException, LeftBehindException
-from pipeline.engine.leaving import Leaving
-from pipeline.engine.outcomes import Outcome, Report
-from pipeline.engine.policies import ConsumerPolicy
-from pipeline.engine.stops import stopped_by_signals
-from pipeline.engine.words import counted
 from pipeline.ingest.errors import NoStreamError, QueueError
-from pipeline.runtime.registry import look_here
-from pipeline.telemetry import setup
+from pipeline.telemetry.tracing import export
+from pipeline.workflows.registry import look_here
 
 EXIT_BROKEN, EXIT_FAILED_ITEMS = 1, 4
 _PACKAGE, _STANDARD = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
@@ -54,7 +54,7 @@ def consume(
     limit: Annotated[int | None, typer.Option(min=0, help="Items to take at most.", show_default=False)] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Items at once.", show_default=False)] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 if an item did not succeed.")] = False,
-    as_json: shown.AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Fetch items and work on them, as the task and its policy say, until nothing is left or somebody asks to end.
 
@@ -81,7 +81,7 @@ def _code(report: Report, problem: PipelineError | None, *, strict: bool) -> int
 
 def _leave(code: int) -> NoReturn:
     """End the process though code in it does not end: Python itself would wait for that code."""
-    setup.end()
+    export.end()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -160,12 +160,12 @@ def _is_somebodys(file: Path) -> bool:
 
 def _chosen(task: Task, path: Path | None, limit: int | None, concurrency: int | None) -> ConsumerPolicy:
     """What the task says, then the file, then the environment, then the options; the last word counts."""
-    values = loading.load(path, os.environ, task.policy).model_dump()
+    values = policy_files.load(path, os.environ, task.policy).model_dump()
     if limit is not None:
         values["loop"]["limit"] = limit
     if concurrency is not None:
         values["loop"]["concurrency"]["value"] = concurrency
-    return loading.build(values)
+    return policy_files.build(values)
 
 
 def _run(task: Task, policy: ConsumerPolicy, leaving: Leaving) -> tuple[Report, PipelineError | None]:
@@ -206,7 +206,7 @@ def _progress() -> Iterator[Any]:
 
 def _say(report: Report, problem: PipelineError | None, *, as_json: bool) -> None:
     if as_json:
-        shown.as_json({**report.as_dict(), "problem": None if problem is None else str(problem)})
+        common.as_json({**report.as_dict(), "problem": None if problem is None else str(problem)})
         return
     typer.echo(_summary(report))
     if problem is not None:

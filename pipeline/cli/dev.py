@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.cli import shown
+from pipeline.cli import common
 from pipeline.config import Settings
-from pipeline.dev import development
-from pipeline.dev.processes import ServersError
 from pipeline.domain.errors import InvalidInputError
+from pipeline.embedded import development
+from pipeline.embedded.processes import ServersError
 
 _COLOURS = {"worker": "cyan", "beat": "magenta", "flower": "green"}
 _WIDEST = max(len(name) for name in _COLOURS)
@@ -35,7 +35,7 @@ def dev(
     settings = Settings.load(os.environ)
     named = ",".join(modules) if modules else ",".join(settings.workflows)
     os.environ["PIPELINE_WORKFLOWS"] = named
-    if not shown.registry().workflows:
+    if not common.registry().workflows:
         raise InvalidInputError(
             "No workflow is known; expected modules that declare one, such as `pipeline dev examples.receipts`, or "
             "PIPELINE_WORKFLOWS."

@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli import lists
-from pipeline.client import names
-from pipeline.store import invariants, migrate
+from pipeline.admin import lookup
+from pipeline.cli import tables
+from pipeline.store import migrate
 from pipeline.store.database import Database
-from pipeline.store.invariants import Finding, Severity
+from pipeline.store.reads import invariants
+from pipeline.store.reads.invariants import Finding, Severity
 
 
 def doctor(
@@ -34,8 +35,8 @@ def doctor(
 
 def _list(found: list[Finding]) -> None:
     """Subjects hold ids, so they are never folded; what is wrong and what to do stands with each of them."""
-    lists.listed(
-        names.many(len(found), "finding"),
+    tables.listed(
+        lookup.many(len(found), "finding"),
         ("severity", "subject", "invariant"),
         [(finding.severity, finding.subject, finding.invariant) for finding in found],
         [f"{finding.detail}. {finding.advice}" for finding in found],

@@ -16,21 +16,20 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli import lists, metrics, shown
+from pipeline.cli import common, metrics, tables
 from pipeline.config import EXIT_AGAIN, Settings
 from pipeline.domain.errors import InvalidInputError
-from pipeline.domain.limits import Limits
+from pipeline.domain.values import Limits
 from pipeline.ingest import lag, parking
-from pipeline.ingest.bridge import Bridge, OnPoison
-from pipeline.ingest.client import connect
+from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import LockedError, NoStreamError, PoisonError, QueueError
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
-from pipeline.ingest.route import Route
+from pipeline.ingest.redis_client import connect
 from pipeline.ingest.signals import stopped_by_signals
-from pipeline.runtime import signs
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.telemetry import logs
+from pipeline.worker import liveness
 
 EXIT_USAGE, EXIT_DATABASE, EXIT_POISON = 2, 3, 65
 _HOUR = 3_600_000
@@ -129,19 +128,19 @@ def backlog(
     group: Group = "pipeline",
     redis: RedisUrl = "",
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Pending entries to list at most.")] = 20,
-    as_json: shown.AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Count what waits in a stream, and list the oldest entries that are pending. Changes nothing."""
     with _told():
         queue = _queue(redis, stream, group, "")
         stats, pending = queue.backlog_stats(), queue.pending(limit)
     if as_json:
-        shown.as_json({**asdict(stats), "entries": [asdict(entry) for entry in pending]})
+        common.as_json({**asdict(stats), "entries": [asdict(entry) for entry in pending]})
         return
     waiting = "an unknown number" if stats.waiting is None else stats.waiting
     typer.echo(f"{stats.length} in the stream, {waiting} not delivered yet, {stats.pending} pending")
     rows = [(entry.id, entry.consumer, entry.idle_ms, entry.times_delivered) for entry in pending]
-    lists.listed(f"{len(rows)} oldest pending", ("entry", "consumer", "idle ms", "times delivered"), rows)
+    tables.listed(f"{len(rows)} oldest pending", ("entry", "consumer", "idle ms", "times delivered"), rows)
 
 
 @app.command()
@@ -153,7 +152,7 @@ def park(  # noqa: PLR0913 - options of a command
     redis: RedisUrl = "",
     to: Annotated[str | None, typer.Option(help="Into which stream; by default the stream's name and :parked.")] = None,
     reason: Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept with the copy.")] = "",
-    as_json: shown.AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Set pending entries aside: each is copied to a parking stream, then acknowledged."""
     parked: dict[str, str] = {}
@@ -166,7 +165,7 @@ def park(  # noqa: PLR0913 - options of a command
                     typer.echo(f"{entry}: parked as {parked[entry]}")
     finally:  # also what was parked before one that cannot be
         if as_json:
-            shown.as_json(parked)
+            common.as_json(parked)
 
 
 def _require_behind(context: typer.Context, command: str) -> None:
@@ -235,7 +234,7 @@ def _bridge(context: typer.Context, queue: RedisStreamsQueue, route: Route, on_p
     migrate.require_current(unpooled)
     database = Database.connect(unpooled.engine.url.render_as_string(hide_password=False), pool_size=1)
     alive_file = Settings.load(os.environ).alive_file
-    bridge = Bridge(queue, database, route, on_poison, sign=lambda: signs.give(alive_file))
+    bridge = Bridge(queue, database, route, on_poison, sign=lambda: liveness.give(alive_file))
     bridge.require_target()
     return bridge
 

@@ -14,11 +14,11 @@ from sqlalchemy.exc import DBAPIError
 
 from pipeline.cli.pipes import EXIT_UNREAD, Pipe
 from pipeline.config import EXIT_WAITING, Settings, SettingsError
-from pipeline.dev import servers
 from pipeline.domain.errors import PipelineError, SchemaError
+from pipeline.embedded import servers
 from pipeline.store import migrate
 from pipeline.store.database import Database, Transaction, is_away, is_read_only, passes, plainly
-from pipeline.telemetry import setup
+from pipeline.telemetry.tracing import export
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
 #: What each exit code means.
@@ -38,7 +38,7 @@ COMMANDS = {
     "db": "db:app",
     "ingest": "ingest:app",
     "quarantine": "attention:quarantine",
-    "refused": "refused:app",
+    "refused": "dead_letters:app",
     "workflows": "workflows:workflows",
     "events": "runs:events",
     "runs": "runs:runs",
@@ -103,8 +103,8 @@ def connect(context: typer.Context, database_url: DatabaseUrl = None) -> None:
         _keep_lines()
     settings = Settings.load(os.environ)
     context.obj = _Current.unpooled(str(settings.database_url))
-    setup.begin(settings.otlp_endpoint)
-    context.call_on_close(setup.end)
+    export.begin(settings.otlp_endpoint)
+    context.call_on_close(export.end)
 
 
 def _keep_lines() -> None:

@@ -14,14 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeline.admin import gauges
 from pipeline.config import Settings
 from pipeline.domain.errors import InvalidInputError
-from pipeline.runtime import gauges
 from pipeline.store import migrate
 from pipeline.store.database import Database
-from pipeline.telemetry.meters import Meters, Registers, require
 from pipeline.telemetry.metrics import METRICS
-from pipeline.telemetry.totals import Row
+from pipeline.telemetry.metrics_export.meters import Meters, Registers, require
+from pipeline.telemetry.metrics_export.totals import Row
 
 _HOST = "0.0.0.0"  # noqa: S104 - whoever scrapes is seldom on the same machine
 
@@ -53,10 +53,10 @@ def metrics(
 
 
 def _printed(database: Database) -> str:
-    from pipeline.telemetry import serving
+    from pipeline.telemetry.metrics_export import server
 
     rows = [*gauges.read(database), (gauges.UP, {}, 1), (gauges.AGE, {}, 0)]
-    return serving.text(_row(name, labels, float(value)) for name, labels, value in rows)[1].decode()
+    return server.text(_row(name, labels, float(value)) for name, labels, value in rows)[1].decode()
 
 
 def _row(name: str, labels: Any, value: float) -> Row:

@@ -8,17 +8,17 @@ from uuid import UUID
 
 import typer
 
-from pipeline.cli import lists, shown
+from pipeline.admin import lookup, provider_export
+from pipeline.admin import mutations as client
+from pipeline.admin.advice import waits_until
+from pipeline.admin.mutations import MutationDetail
+from pipeline.admin.provider_export import Preview
+from pipeline.admin.resolutions import KEY, Answer, Desk, Filter, Given, Question, given_to_all
+from pipeline.admin.workflows import holding
+from pipeline.cli import common, tables
 from pipeline.cli.runs import advised, timeline
-from pipeline.client import exports, names
-from pipeline.client import mutations as client
-from pipeline.client.advice import waits_until
-from pipeline.client.desk import KEY, Answer, Desk, Filter, Given, Question, given_to_all
-from pipeline.client.exports import Preview
-from pipeline.client.mutations import MutationDetail
-from pipeline.client.workflows import holding
 from pipeline.domain.errors import InvalidInputError
-from pipeline.domain.mutations import MutationStatus
+from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Person
 
 Operation = Annotated[str | None, typer.Option(help="Only of this operation, as connector.operation.")]
@@ -38,31 +38,31 @@ def mutations(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     mutation: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id or how that begins.")] = None,
     *,
-    workflow: shown.Workflow = None,
+    workflow: common.Workflow = None,
     status: Annotated[MutationStatus, typer.Option(help="Which ones.")] = MutationStatus.INDETERMINATE,
     result: Annotated[bool, typer.Option("--result", help="Show what came back; it may hold personal data.")] = False,
-    limit: shown.Limit = 100,
-    recent: shown.Recent = 10_000,
-    as_json: shown.AsJson = False,
+    limit: common.Limit = 100,
+    recent: common.Recent = 10_000,
+    as_json: common.AsJson = False,
 ) -> None:
     """List mutations that wait for a person, or those of another status. With an id: its timeline, and what to do."""
-    desk = Desk(context.obj, shown.operations())
-    wanted = shown.one(mutation)
+    desk = Desk(context.obj, common.operations())
+    wanted = common.one(mutation)
     if wanted is not None:
         detail = client.detail(desk, wanted, result=result)
-        shown.as_json(detail.as_dict()) if as_json else _show(detail, result=result)
+        common.as_json(detail.as_dict()) if as_json else _show(detail, result=result)
         return
     _check_workflow(desk, workflow)
     only = Filter(workflow=workflow, statuses=(status,))
     is_settled = status in _SETTLED
-    found, is_more = lists.first(
+    found, is_more = tables.first(
         desk.settled(only, limit=limit + 1, recent=recent) if is_settled else desk.questions(only, limit=limit + 1),
         limit,
     )
     if as_json:
-        shown.as_json([question.as_dict() for question in found])
+        common.as_json([question.as_dict() for question in found])
         return
-    _list(lists.count(f"{len(found)} {status}", "newest" if is_settled else "oldest", is_more=is_more), found)
+    _list(tables.count(f"{len(found)} {status}", "newest" if is_settled else "oldest", is_more=is_more), found)
 
 
 def resolve(  # noqa: PLR0913 - options of a command
@@ -70,16 +70,16 @@ def resolve(  # noqa: PLR0913 - options of a command
     answer: Annotated[Answer, typer.Argument(help="What happened to it, or what to do.")],
     mutation: Annotated[str | None, typer.Argument(help="Which one. Without it, all that the options name.")] = None,
     *,
-    reason: shown.Reason = "",
-    by: shown.By = "",
+    reason: common.Reason = "",
+    by: common.By = "",
     result: Annotated[str | None, typer.Option(help="With happened: its result, as JSON.")] = None,
-    workflow: shown.Workflow = None,
+    workflow: common.Workflow = None,
     operation: Operation = None,
-    yes: shown.Yes = False,
-    as_json: shown.AsJson = False,
+    yes: common.Yes = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Settle a mutation that nobody else can settle, or many at once."""
-    bell, who = shown.Bell(), shown.person(by, reason)
+    bell, who = common.Bell(), common.person(by, reason)
     desk = _desk(context, bell)
     value = _result(result)
     if mutation is not None:
@@ -90,9 +90,9 @@ def resolve(  # noqa: PLR0913 - options of a command
     if workflow is None and operation is None:
         raise InvalidInputError("Nothing says which mutations; give an id, --workflow or --operation.")
     _check_workflow(desk, workflow)
-    found, is_more = lists.first(desk.questions(_filter(workflow, operation), limit=_MOST + 1), _MOST)
+    found, is_more = tables.first(desk.questions(_filter(workflow, operation), limit=_MOST + 1), _MOST)
     _give(desk, given_to_all(found, answer, value), who, (yes, as_json, is_more))
-    shown.say("" if as_json else bell.words())
+    common.say("" if as_json else bell.words())
 
 
 def resolve_from(  # noqa: PLR0913 - options of a command
@@ -104,20 +104,22 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     column: Annotated[str, typer.Option(help="The column that names a mutation.")] = KEY,
     to: Annotated[str, typer.Option(help=f"What of ours it holds: {KEY}, or params.<name>.")] = KEY,
     complete: Annotated[bool, typer.Option("--complete", help="What is not in the file did not happen.")] = False,
-    reason: shown.Reason = "",
-    by: shown.By = "",
-    workflow: shown.Workflow = None,
+    reason: common.Reason = "",
+    by: common.By = "",
+    workflow: common.Workflow = None,
     operation: Operation = None,
-    recent: shown.Recent = 1_000_000,
-    yes: shown.Yes = False,
-    as_json: shown.AsJson = False,
+    recent: common.Recent = 1_000_000,
+    yes: common.Yes = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Settle mutations by a provider's own records: what is in the file happened."""
-    bell = shown.Bell()
+    bell = common.Bell()
     desk = _desk(context, bell)
     _check_workflow(desk, workflow)
-    asked, is_more = lists.first(desk.asked_by(to, _filter(workflow, operation), limit=_MOST + 1, recent=recent), _MOST)
-    found = exports.preview(asked, exports.read(export), column, complete=complete)
+    asked, is_more = tables.first(
+        desk.asked_by(to, _filter(workflow, operation), limit=_MOST + 1, recent=recent), _MOST
+    )
+    found = provider_export.preview(asked, provider_export.read(export), column, complete=complete)
     if not as_json:
         _say(found)
     if any(item.is_beyond for item in asked):
@@ -126,23 +128,23 @@ def resolve_from(  # noqa: PLR0913 - options of a command
             f"nothing is answered by it: look further with --recent, or match by {KEY}.",
             err=True,
         )
-    who = replace(shown.person(by, reason), evidence={"export": export.name, "column": column, "complete": complete})
+    who = replace(common.person(by, reason), evidence={"export": export.name, "column": column, "complete": complete})
     _give(desk, list(found.given), who, (yes, as_json, is_more))
-    shown.say("" if as_json else bell.words())
+    common.say("" if as_json else bell.words())
 
 
 def approve(
     context: typer.Context,
     mutation: Which,
-    reason: shown.AnyReason = "",
-    by: shown.By = "",
+    reason: common.AnyReason = "",
+    by: common.By = "",
     unseen: Annotated[
         bool, typer.Option("--unseen", help="Although its parameters cannot be shown here, without its code.")
     ] = False,
-    as_json: shown.AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Allow exactly the request that `pipeline mutations ID` shows. One that changed meanwhile is not sent."""
-    bell = shown.Bell()
+    bell = common.Bell()
     desk = _desk(context, bell)
     question = desk.question(_id(desk, mutation))
     if question.is_hidden and not unseen:
@@ -151,7 +153,7 @@ def approve(
             "here. Look at it and allow it where PIPELINE_WORKFLOWS names the code, or allow it unseen with --unseen. "
             "Nothing was changed."
         )
-    desk.approve(question, shown.person(by, reason))
+    desk.approve(question, common.person(by, reason))
     with desk.db.transaction() as tx:
         until = waits_until(question, holding(tx, question.workflow))
     after = f", as soon as {until.words}" if until else ""
@@ -162,12 +164,12 @@ def approve(
 def reject(
     context: typer.Context,
     mutation: Which,
-    reason: shown.Reason = "",
-    by: shown.By = "",
-    as_json: shown.AsJson = False,
+    reason: common.Reason = "",
+    by: common.By = "",
+    as_json: common.AsJson = False,
 ) -> None:
     """Refuse a request, also one that was allowed and not sent yet: it is never sent, and its events are skipped."""
-    bell, who = shown.Bell(), _with_reason(shown.person(by, reason))
+    bell, who = common.Bell(), _with_reason(common.person(by, reason))
     desk = _desk(context, bell)
     mutation_id = _id(desk, mutation)
     desk.reject(mutation_id, who)
@@ -177,12 +179,12 @@ def reject(
 def acknowledge(
     context: typer.Context,
     mutation: Which,
-    reason: shown.Reason = "",
-    by: shown.By = "",
-    as_json: shown.AsJson = False,
+    reason: common.Reason = "",
+    by: common.By = "",
+    as_json: common.AsJson = False,
 ) -> None:
     """Say that an effect which surfaced late was dealt with; nobody is reminded of it any more."""
-    bell, who = shown.Bell(), _with_reason(shown.person(by, reason))
+    bell, who = common.Bell(), _with_reason(common.person(by, reason))
     desk = _desk(context, bell)
     mutation_id = _id(desk, mutation)
     desk.acknowledge(mutation_id, who)
@@ -191,19 +193,19 @@ def acknowledge(
     )
 
 
-def _desk(context: typer.Context, bell: shown.Bell) -> Desk:
-    return Desk(context.obj, shown.registry(), bell.workflow, bell.run)
+def _desk(context: typer.Context, bell: common.Bell) -> Desk:
+    return Desk(context.obj, common.registry(), bell.workflow, bell.run)
 
 
 def _id(desk: Desk, text: str) -> UUID:
     with desk.db.transaction() as tx:
-        return names.uuid(tx, text, "mutation")
+        return lookup.uuid(tx, text, "mutation")
 
 
 def _check_workflow(desk: Desk, workflow: str | None) -> None:
     if workflow is not None:
         with desk.db.transaction() as tx:
-            names.workflow(tx, workflow)
+            lookup.workflow(tx, workflow)
 
 
 def _with_reason(who: Person) -> Person:
@@ -217,11 +219,11 @@ def _filter(workflow: str | None, operation: str | None) -> Filter:
     return Filter(workflow=workflow, connector=connector or None, operation=name or None)
 
 
-def _said(mutation_id: UUID, what: str, follows: str, bell: shown.Bell, *, as_json: bool) -> None:
+def _said(mutation_id: UUID, what: str, follows: str, bell: common.Bell, *, as_json: bool) -> None:
     if as_json:
-        shown.as_json({"mutation": mutation_id, "act": what, "follows": follows, "is_rung": bell.heard})
+        common.as_json({"mutation": mutation_id, "act": what, "follows": follows, "is_rung": bell.heard})
     else:
-        shown.say(f"{mutation_id}: {what}", follows, bell.words())
+        common.say(f"{mutation_id}: {what}", follows, bell.words())
 
 
 def _give(desk: Desk, given: list[Given], who: Person, options: tuple[bool, bool, bool]) -> None:
@@ -231,17 +233,17 @@ def _give(desk: Desk, given: list[Given], who: Person, options: tuple[bool, bool
         answers = [{"mutation": item.question.id, "answer": item.answer} for item in given]
         taken, refused = (settled.taken, settled.refused) if settled else ([], {})
         told = {str(mutation): words for mutation, words in refused.items()}
-        shown.as_json({"given": answers, "is_done": yes, "taken": taken, "refused": told, "is_more": is_more})
+        common.as_json({"given": answers, "is_done": yes, "taken": taken, "refused": told, "is_more": is_more})
     else:
-        title = lists.count(f"{len(given)} answers", "first", is_more=is_more)
+        title = tables.count(f"{len(given)} answers", "first", is_more=is_more)
         _list(title, [item.question for item in given], [str(item.answer) for item in given])
         if settled is None:
-            shown.say("Nothing was changed. Repeat with --yes to give these answers.")
+            common.say("Nothing was changed. Repeat with --yes to give these answers.")
         else:
-            shown.say(f"{len(settled.taken)} settled, {len(settled.refused)} refused")
-            shown.say(*(f"{mutation}: {words}" for mutation, words in settled.refused.items()))
+            common.say(f"{len(settled.taken)} settled, {len(settled.refused)} refused")
+            common.say(*(f"{mutation}: {words}" for mutation, words in settled.refused.items()))
             if is_more:
-                shown.say_more(len(given))
+                common.say_more(len(given))
     if settled is not None and (settled.refused or is_more):
         raise typer.Exit(1)
 
@@ -265,7 +267,7 @@ def _list(title: str, found: list[Question], answers: list[str] | None = None) -
         )
         for number, question in enumerate(found)
     ]
-    lists.listed(title, columns, rows, [_words(question) for question in found], note="what")
+    tables.listed(title, columns, rows, [_words(question) for question in found], note="what")
 
 
 def _words(question: Question) -> str:
@@ -277,7 +279,7 @@ def _words(question: Question) -> str:
 
 def _show(found: MutationDetail, *, result: bool) -> None:
     question = found.question
-    lists.fields(
+    tables.fields(
         ("mutation", question.id),
         ("what", question.title),
         ("operation", f"{question.connector}.{question.operation}"),
@@ -294,8 +296,8 @@ def _show(found: MutationDetail, *, result: bool) -> None:
     )
     timeline(found.timeline)
     if result:
-        shown.say("\nresult")
-        shown.as_json(found.result)
+        common.say("\nresult")
+        common.as_json(found.result)
     advised(found.advice)
 
 

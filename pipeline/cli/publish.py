@@ -13,15 +13,15 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from pipeline.cli import shown
+from pipeline.cli import common
 from pipeline.cli.feeds import Feed
 from pipeline.client.publishing import Event, Receipt, checked, event
 from pipeline.client.publishing import publish as publish_in
 from pipeline.config import Settings
 from pipeline.domain.errors import InvalidInputError
-from pipeline.domain.limits import Limits
+from pipeline.domain.values import Limits
 from pipeline.store.database import Database
-from pipeline.telemetry import contexts
+from pipeline.telemetry.tracing import context as tracing_context
 
 _BATCH = 500
 Batches = Iterator[tuple[list[Event], bool]]
@@ -45,7 +45,7 @@ def publish(  # noqa: PLR0913 - options of a command
         ),
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Rewrite payloads that no run has seen.")] = False,
-    as_json: shown.AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Publish events. A message id that is there already changes nothing."""
     if (payload is None) == (file is None):
@@ -74,7 +74,7 @@ class Tally:
     new: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
-    bell: shown.Bell = field(default_factory=shown.Bell)
+    bell: common.Bell = field(default_factory=common.Bell)
 
     @property
     def size(self) -> int:
@@ -111,12 +111,12 @@ def _all(database: Database, workflow: str, batches: Batches, tally: Tally, *, r
     limits = Limits(payload=Settings.load(os.environ).max_payload_bytes)
     columns = (SpinnerColumn(), TextColumn("{task.completed} events"))
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
-        shown = progress.add_task("publishing", total=None)
+        common = progress.add_task("publishing", total=None)
         for batch, is_last_for_now in batches:
-            with contexts.joined(os.environ.get("TRACEPARENT")), database.transaction() as tx:
+            with tracing_context.joined(os.environ.get("TRACEPARENT")), database.transaction() as tx:
                 receipt = publish_in(tx, workflow, batch, replace=replace, limits=limits)
             tally.add(receipt)
-            progress.advance(shown, len(batch))
+            progress.advance(common, len(batch))
             if is_last_for_now:
                 tally.ring(workflow)
 
@@ -170,7 +170,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
-        raise ValueError(f"the key '{shown.printable(twice[:_LONGEST_NAME])}' is there twice")
+        raise ValueError(f"the key '{common.printable(twice[:_LONGEST_NAME])}' is there twice")
     return found
 
 
@@ -179,7 +179,9 @@ def _say(tally: Tally, workflow: str, *, as_json: bool) -> None:
     tally.ring(workflow)
     bell = tally.bell
     if as_json:
-        shown.as_json({"new": tally.new, "repeated": tally.repeated, "replaced": tally.replaced, "is_rung": bell.heard})
+        common.as_json(
+            {"new": tally.new, "repeated": tally.repeated, "replaced": tally.replaced, "is_rung": bell.heard}
+        )
         return
     typer.echo(tally.words())
     if bell.heard is False:

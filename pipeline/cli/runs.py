@@ -4,16 +4,15 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli import lists, shown
-from pipeline.client import events as event_client
-from pipeline.client import names
-from pipeline.client import runs as client
-from pipeline.client.advice import Advice
-from pipeline.client.events import Event, EventDetail, EventFilter
-from pipeline.client.runs import EventLine, Run, RunDetail, RunFilter
-from pipeline.client.timelines import Moment
-from pipeline.domain.events import DeliveryStatus
-from pipeline.domain.runs import Phase, RunStatus
+from pipeline.admin import events as event_client
+from pipeline.admin import lookup
+from pipeline.admin import runs as client
+from pipeline.admin.advice import Advice
+from pipeline.admin.events import Event, EventDetail, EventFilter
+from pipeline.admin.runs import EventLine, Run, RunDetail, RunFilter
+from pipeline.admin.timeline import Moment
+from pipeline.cli import common, tables
+from pipeline.domain.states import DeliveryStatus, Phase, RunStatus
 from pipeline.store.database import Database
 
 
@@ -21,26 +20,26 @@ def runs(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     run: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id or how that begins.")] = None,
     *,
-    workflow: shown.Workflow = None,
+    workflow: common.Workflow = None,
     handler: Annotated[str | None, typer.Option(help="Only of this handler.")] = None,
     status: Annotated[RunStatus | None, typer.Option(help="Only of this status.")] = None,
     phase: Annotated[Phase | None, typer.Option(help="Only in this phase.")] = None,
-    limit: shown.Limit = 50,
-    recent: shown.Recent = client.RECENT,
-    as_json: shown.AsJson = False,
+    limit: common.Limit = 50,
+    recent: common.Recent = client.RECENT,
+    as_json: common.AsJson = False,
 ) -> None:
     """List runs, newest first. With an id: its timeline, inputs, outputs, mutation, and what to do next."""
     database: Database = context.obj
-    wanted = shown.one(run)
+    wanted = common.one(run)
     if wanted is not None:
         detail = client.detail(database, wanted)
-        shown.as_json(detail.as_dict()) if as_json else _show_run(detail)
+        common.as_json(detail.as_dict()) if as_json else _show_run(detail)
         return
     only = RunFilter(workflow=workflow, handler=handler, status=status, phase=phase)
     found = client.listed(database, only, limit=limit + 1, recent=recent)
-    listed, is_more = lists.first(found.runs, limit)
+    listed, is_more = tables.first(found.runs, limit)
     if as_json:
-        shown.as_json([each.as_dict() for each in listed])
+        common.as_json([each.as_dict() for each in listed])
         return
     _list_runs(listed, database, is_more=is_more)
     _say_partial("runs", recent, is_partial=found.is_partial)
@@ -50,7 +49,7 @@ def events(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     event: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id.")] = None,
     *,
-    workflow: shown.Workflow = None,
+    workflow: common.Workflow = None,
     topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
     status: Annotated[
         DeliveryStatus | None, typer.Option(help="Only those that stand like this for a consumer.")
@@ -60,22 +59,22 @@ def events(  # noqa: PLR0913 - options of a command
     payload: Annotated[
         bool, typer.Option("--payload", help="Show the payload too; it may hold personal data.")
     ] = False,
-    limit: shown.Limit = 50,
-    recent: shown.Recent = event_client.RECENT,
-    as_json: shown.AsJson = False,
+    limit: common.Limit = 50,
+    recent: common.Recent = event_client.RECENT,
+    as_json: common.AsJson = False,
 ) -> None:
     """List events, newest first. With an id: its deliveries, and what each of them caused."""
     database: Database = context.obj
-    wanted = shown.one(event)
+    wanted = common.one(event)
     if wanted is not None:
         detail = event_client.detail(database, wanted, payload=payload)
-        shown.as_json(detail.as_dict()) if as_json else _show_event(detail, payload=payload)
+        common.as_json(detail.as_dict()) if as_json else _show_event(detail, payload=payload)
         return
     only = EventFilter(workflow=workflow, topic=topic, status=status, key=key, message_id=message_id)
     found = event_client.listed(database, only, limit=limit + 1, recent=recent)
-    listed, is_more = lists.first(found.events, limit)
+    listed, is_more = tables.first(found.events, limit)
     if as_json:
-        shown.as_json([each.as_dict() for each in listed])
+        common.as_json([each.as_dict() for each in listed])
         return
     _list_events(listed, database, is_more=is_more)
     _say_partial("events", recent, is_partial=found.is_partial)
@@ -91,21 +90,21 @@ def timeline(moments: tuple[Moment, ...]) -> None:
         )
         for each in moments
     ]
-    lists.listed("\ntimeline", ("at", "what", "by"), rows, [each.note for each in moments], note="note")
+    tables.listed("\ntimeline", ("at", "what", "by"), rows, [each.note for each in moments], note="note")
 
 
 def advised(advice: Advice) -> None:
     """Print what to do next, with the commands on lines of their own."""
-    shown.say("", "\nnext", f"  {advice.words}", *(f"  {command}" for command in advice.commands))
+    common.say("", "\nnext", f"  {advice.words}", *(f"  {command}" for command in advice.commands))
 
 
 def _list_runs(found: list[Run], database: Database, *, is_more: bool) -> None:
     with database.transaction() as tx:
         now = tx.clock()
-    lists.listed(
-        lists.count(names.many(len(found), "run"), "newest", is_more=is_more) if found else "No such run.",
+    tables.listed(
+        tables.count(lookup.many(len(found), "run"), "newest", is_more=is_more) if found else "No such run.",
         ("id", "status", "age", "handler"),
-        [(each.id, each.status, shown.age(each.created_at, now), f"{each.workflow}/{each.handler}") for each in found],
+        [(each.id, each.status, common.age(each.created_at, now), f"{each.workflow}/{each.handler}") for each in found],
         [_about(each) for each in found],
         note="what",
     )
@@ -114,11 +113,11 @@ def _list_runs(found: list[Run], database: Database, *, is_more: bool) -> None:
 def _list_events(found: list[Event], database: Database, *, is_more: bool) -> None:
     with database.transaction() as tx:
         now = tx.clock()
-    lists.listed(
-        lists.count(names.many(len(found), "event"), "newest", is_more=is_more) if found else "No such event.",
+    tables.listed(
+        tables.count(lookup.many(len(found), "event"), "newest", is_more=is_more) if found else "No such event.",
         ("id", "message id", "topic", "age"),
         [
-            (each.id, each.message_id, f"{each.workflow}/{each.topic}", shown.age(each.created_at, now))
+            (each.id, each.message_id, f"{each.workflow}/{each.topic}", common.age(each.created_at, now))
             for each in found
         ],
         [", ".join(each.deliveries) or "nobody listens" for each in found],
@@ -136,7 +135,7 @@ def _about(run: Run) -> str:
 
 def _show_run(found: RunDetail) -> None:
     run, mutation = found.run, found.mutation
-    lists.fields(
+    tables.fields(
         ("run", run.id),
         ("of", f"{run.workflow}/{run.handler}"),
         ("title", run.title),
@@ -155,7 +154,7 @@ def _show_run(found: RunDetail) -> None:
     )
     _event_lines("inputs", found.inputs)
     if missing := run.events - len(found.inputs):
-        shown.say(f"\n{names.many(missing, 'input')} no longer kept, or not shown.")
+        common.say(f"\n{lookup.many(missing, 'input')} no longer kept, or not shown.")
     _event_lines("outputs", found.outputs)
     timeline(found.timeline)
     advised(found.advice)
@@ -163,21 +162,21 @@ def _show_run(found: RunDetail) -> None:
 
 def _show_event(found: EventDetail, *, payload: bool) -> None:
     event = found.event
-    lists.fields(
+    tables.fields(
         ("event", event.id),
         ("topic", f"{event.workflow}/{event.topic}"),
         ("message id", event.message_id),
         ("key", event.key),
         ("title", event.title),
-        ("published", shown.moment(event.created_at)),
+        ("published", common.moment(event.created_at)),
         ("by run", event.created_by_run_id),
         ("caused by", ", ".join(f"event {id_}" for id_ in found.caused_by)),
     )
     for delivery in found.deliveries:
         gone = " (gone from the code)" if delivery.is_retired else ""
         error = f": {delivery.error}" if delivery.error else ""
-        later = f", not before {shown.moment(delivery.available_at)}" if delivery.available_at else ""
-        lists.listed(
+        later = f", not before {common.moment(delivery.available_at)}" if delivery.available_at else ""
+        tables.listed(
             f"\n{delivery.handler}{gone}: {delivery.status}{later}{error}",
             ("run", "status", "phase"),
             [(run.id, run.status, run.phase) for run in delivery.runs],
@@ -186,21 +185,21 @@ def _show_event(found: EventDetail, *, payload: bool) -> None:
         )
         _event_lines("  caused", delivery.outputs)
     if not found.deliveries:
-        shown.say("\nNobody listens to its topic.")
+        common.say("\nNobody listens to its topic.")
     if found.acts:
         timeline(found.acts)
     if payload:
-        shown.say("\npayload")
-        shown.as_json(found.payload)
+        common.say("\npayload")
+        common.as_json(found.payload)
 
 
 def _event_lines(title: str, events: tuple[EventLine, ...]) -> None:
     if events:
         rows = [(each.id, each.message_id, each.topic) for each in events]
         notes = [", ".join(each.deliveries) or "nobody listens" for each in events]
-        lists.listed(f"\n{title}", ("event", "message id", "topic"), rows, notes, note="deliveries")
+        tables.listed(f"\n{title}", ("event", "message id", "topic"), rows, notes, note="deliveries")
 
 
 def _say_partial(what: str, recent: int, *, is_partial: bool) -> None:
     if is_partial:
-        shown.say(f"Only the newest {recent} {what} were looked through; --recent looks further back.")
+        common.say(f"Only the newest {recent} {what} were looked through; --recent looks further back.")

@@ -16,14 +16,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.cli import lists, shown
+from pipeline.admin import lookup, throughput
+from pipeline.admin.resolutions import Desk
+from pipeline.admin.throughput import Frame
+from pipeline.admin.workflows import Workflow
+from pipeline.background.sweeps import periods
+from pipeline.cli import common, tables
 from pipeline.cli.workflows import counted
-from pipeline.client import names, paces
-from pipeline.client.desk import Desk
-from pipeline.client.paces import Frame
-from pipeline.client.workflows import Workflow
 from pipeline.config import Settings
-from pipeline.schedules.sweeps import periods
 
 _STYLES = {"active": "green", "paused": "yellow", "error": "bold red"}
 _NARROW = 100
@@ -34,16 +34,16 @@ def top(
     context: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between two frames.")] = 2.0,
-    as_json: shown.AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Watch workflows, backlog, rates and what waits for a person. q or Ctrl-C ends it."""
-    desk = Desk(context.obj, shown.operations())
+    desk = Desk(context.obj, common.operations())
     sweeps = periods(Settings.load(os.environ).tick)
     if as_json:
-        shown.as_json(paces.frame(desk, sweeps).as_dict())
+        common.as_json(throughput.frame(desk, sweeps).as_dict())
     elif once or not sys.stdout.isatty():
-        console = Console(highlight=False, width=lists.width_of(Console()))
-        console.print(drawn(paces.frame(desk, sweeps), console.width))
+        console = Console(highlight=False, width=tables.width_of(Console()))
+        console.print(drawn(throughput.frame(desk, sweeps), console.width))
     else:
         _watch(desk, sweeps, every)
 
@@ -71,16 +71,16 @@ def _cells(frame: Frame, workflow: Workflow) -> list[Text]:
         Text(status, style="yellow" if workflow.is_in_maintenance else _STYLES.get(workflow.status, "")),
         Text(f"{workflow.in_the_air}/{workflow.concurrency}"),
         Text(counted(workflow.waiting)),
-        Text(shown.age(workflow.oldest_at, frame.at)),
+        Text(common.age(workflow.oldest_at, frame.at)),
         *(Text(rate) for rate in rates),
         Text(str(workflow.quarantined or "")),
-        Text(shown.printable(workflow.why)),
+        Text(common.printable(workflow.why)),
     ]
 
 
 def _title(frame: Frame) -> Text:
     title = Text(
-        f"pipeline  {frame.at:%Y-%m-%d %H:%M:%S}  {names.many(len(frame.workflows), 'workflow')}", style="bold"
+        f"pipeline  {frame.at:%Y-%m-%d %H:%M:%S}  {lookup.many(len(frame.workflows), 'workflow')}", style="bold"
     )
     if frame.late_sweeps:
         title.append(f"  late: {', '.join(frame.late_sweeps)}; is beat running?", style="bold red")
@@ -94,10 +94,10 @@ def _attention(frame: Frame) -> list[Text]:
     wait = "thing waits" if count == 1 else "things wait"
     lines = [Text(f"{count} {wait} for a person; `pipeline attention` says what to type", style="bold")]
     for item in frame.attention[:_MOST_ITEMS]:
-        since = shown.age(item.since, frame.at)
+        since = common.age(item.since, frame.at)
         lines.append(
             Text(
-                f"  {since.rjust(4)}  {item.kind}  {item.workflow}  {shown.printable(item.why)}",
+                f"  {since.rjust(4)}  {item.kind}  {item.workflow}  {common.printable(item.why)}",
                 no_wrap=True,
                 overflow="ellipsis",
             )
@@ -112,7 +112,7 @@ def _watch(desk: Desk, sweeps: Mapping[str, timedelta], every: float) -> None:
     live = Live(console=console, screen=True, auto_refresh=False)
     with suppress(KeyboardInterrupt), _keys() as is_asked_to_end, live:
         while True:
-            live.update(drawn(paces.frame(desk, sweeps), console.width), refresh=True)
+            live.update(drawn(throughput.frame(desk, sweeps), console.width), refresh=True)
             if is_asked_to_end(every):
                 return
 

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli import lists, shown
-from pipeline.client import names
-from pipeline.client import workflows as client
-from pipeline.client.switches import Switches, Turned
-from pipeline.client.workflows import Workflow, WorkflowDetail
+from pipeline.admin import lookup
+from pipeline.admin import workflows as client
+from pipeline.admin.controls import Switches, Turned
+from pipeline.admin.workflows import Workflow, WorkflowDetail
+from pipeline.cli import common, tables
 from pipeline.domain.values import Person
 from pipeline.store.database import Database
-from pipeline.store.listings import MOST_COUNTED
+from pipeline.store.reads.listings import MOST_COUNTED
 
-Name = Annotated[str, typer.Argument(help="Which workflow.", autocompletion=shown.workflow_names)]
+Name = Annotated[str, typer.Argument(help="Which workflow.", autocompletion=common.workflow_names)]
 
 
 class Direction(StrEnum):
@@ -30,38 +30,48 @@ def workflows(
     context: typer.Context,
     name: Annotated[
         list[str] | None,
-        typer.Argument(help="Show this one. Without it, list them all.", autocompletion=shown.workflow_names),
+        typer.Argument(help="Show this one. Without it, list them all.", autocompletion=common.workflow_names),
     ] = None,
-    as_json: shown.AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """List workflows: how each stands, why, and what waits. With a name, everything about that one."""
     database: Database = context.obj
-    wanted = shown.one(name)
+    wanted = common.one(name)
     if wanted is not None:
         found = client.detail(database, wanted)
-        shown.as_json(found.as_dict()) if as_json else _show(found, database)
+        common.as_json(found.as_dict()) if as_json else _show(found, database)
         return
     every = client.listed(database)
     if as_json:
-        shown.as_json([each.as_dict() for each in every])
+        common.as_json([each.as_dict() for each in every])
     elif every:
         _list(every, database)
     else:
-        shown.say("No workflow has been registered yet. A worker registers those of PIPELINE_WORKFLOWS when it starts.")
+        common.say(
+            "No workflow has been registered yet. A worker registers those of PIPELINE_WORKFLOWS when it starts."
+        )
 
 
 def pause(
-    context: typer.Context, name: Name, reason: shown.AnyReason = "", by: shown.By = "", as_json: shown.AsJson = False
+    context: typer.Context,
+    name: Name,
+    reason: common.AnyReason = "",
+    by: common.By = "",
+    as_json: common.AsJson = False,
 ) -> None:
     """Start no run of a workflow until it is resumed. Runs in the air go on."""
-    _turn(context, lambda switches, who: switches.pause(name, who), shown.person(by, reason), as_json=as_json)
+    _turn(context, lambda switches, who: switches.pause(name, who), common.person(by, reason), as_json=as_json)
 
 
 def resume(
-    context: typer.Context, name: Name, reason: shown.AnyReason = "", by: shown.By = "", as_json: shown.AsJson = False
+    context: typer.Context,
+    name: Name,
+    reason: common.AnyReason = "",
+    by: common.By = "",
+    as_json: common.AsJson = False,
 ) -> None:
     """Let a workflow go on: lifts a pause and the blocks that wait for a person, and forgets past failures."""
-    _turn(context, lambda switches, who: switches.resume(name, who), shown.person(by, reason), as_json=as_json)
+    _turn(context, lambda switches, who: switches.resume(name, who), common.person(by, reason), as_json=as_json)
 
 
 def maintenance(
@@ -69,11 +79,11 @@ def maintenance(
     direction: Annotated[Direction, typer.Argument(help="enter: start nothing. exit: the code was mended.")],
     name: Name,
     reason: Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept in the audit. Needed to enter.")] = "",
-    by: shown.By = "",
-    as_json: shown.AsJson = False,
+    by: common.By = "",
+    as_json: common.AsJson = False,
 ) -> None:
     """Hold a workflow back until its code has changed, or say that it was mended."""
-    who = shown.person(by, reason)
+    who = common.person(by, reason)
     if direction is Direction.ENTER:
         _turn(context, lambda switches, person: switches.enter_maintenance(name, person), who, as_json=as_json)
     else:
@@ -81,28 +91,28 @@ def maintenance(
 
 
 def _turn(context: typer.Context, act: Callable[[Switches, Person], Turned], who: Person, *, as_json: bool) -> None:
-    bell = shown.Bell()
+    bell = common.Bell()
     turned = act(Switches(context.obj, bell.workflow), who)
     if as_json:
-        shown.as_json({**turned.as_dict(), "is_rung": bell.heard})
+        common.as_json({**turned.as_dict(), "is_rung": bell.heard})
     else:
-        shown.say(turned.what, turned.follows, bell.words())
+        common.say(turned.what, turned.follows, bell.words())
 
 
 def _list(every: list[Workflow], database: Database) -> None:
     with database.transaction() as tx:
         now = tx.clock()
-    lists.listed(
-        names.many(len(every), "workflow"),
+    tables.listed(
+        lookup.many(len(every), "workflow"),
         ("name", "status", "since", "runs", "waiting", "oldest", "aside", "version"),
         [
             (
                 each.name,
                 _status(each),
-                shown.age(each.since, now),
+                common.age(each.since, now),
                 f"{each.in_the_air}/{each.concurrency}",
                 counted(each.waiting),
-                shown.age(each.oldest_at, now),
+                common.age(each.oldest_at, now),
                 each.quarantined or "",
                 each.version,
             )
@@ -117,30 +127,30 @@ def _show(found: WorkflowDetail, database: Database) -> None:
     with database.transaction() as tx:
         now = tx.clock()
     each = found.workflow
-    lists.fields(
+    tables.fields(
         ("workflow", each.name),
         ("status", _status(each)),
         ("why", each.why),
-        ("since", shown.moment(each.since)),
+        ("since", common.moment(each.since)),
         ("runs", f"{each.in_the_air} in the air, at most {each.concurrency}"),
         ("version", each.version),
         ("on uncertain", found.on_uncertain),
         ("on wrong code", found.on_logic_error),
     )
     _list_handlers(found, now)
-    lists.listed(
+    tables.listed(
         "\ntopics", ("name", "consumers"), [(t.name, ", ".join(t.consumers) or "nobody") for t in found.topics]
     )
     if found.blocks:
-        rows = [(block.run_id, block.kind, shown.age(block.since, now)) for block in found.blocks]
-        lists.listed("\nblocks", ("run", "kind", "age"), rows, [block.reason for block in found.blocks], note="reason")
+        rows = [(block.run_id, block.kind, common.age(block.since, now)) for block in found.blocks]
+        tables.listed("\nblocks", ("run", "kind", "age"), rows, [block.reason for block in found.blocks], note="reason")
     if found.acts:
-        acts = [(shown.moment(act.at), act.act, act.actor) for act in found.acts]
-        lists.listed("\nlast acts", ("at", "act", "by"), acts, [act.reason for act in found.acts], note="reason")
+        acts = [(common.moment(act.at), act.act, act.actor) for act in found.acts]
+        tables.listed("\nlast acts", ("at", "act", "by"), acts, [act.reason for act in found.acts], note="reason")
 
 
 def _list_handlers(found: WorkflowDetail, now: datetime) -> None:
-    lists.listed(
+    tables.listed(
         "\nhandlers",
         ("name", "kind", "runs", "waiting", "reserved", "aside", "oldest", "failures"),
         [
@@ -151,7 +161,7 @@ def _list_handlers(found: WorkflowDetail, now: datetime) -> None:
                 counted(handler.waiting),
                 handler.reserved,
                 handler.quarantined,
-                shown.age(handler.oldest_at, now),
+                common.age(handler.oldest_at, now),
                 handler.failures,
             )
             for handler in found.handlers
@@ -163,9 +173,9 @@ def _list_handlers(found: WorkflowDetail, now: datetime) -> None:
 
 def _when(handler: client.Handler) -> str:
     parts = [
-        f"next run {shown.moment(handler.next_run_at)}" if handler.next_run_at else "",
-        f"tried again at {shown.moment(handler.retry_at)}" if handler.retry_at else "",
-        f"wakes at {shown.moment(handler.wake_at)}" if handler.wake_at else "",
+        f"next run {common.moment(handler.next_run_at)}" if handler.next_run_at else "",
+        f"tried again at {common.moment(handler.retry_at)}" if handler.retry_at else "",
+        f"wakes at {common.moment(handler.wake_at)}" if handler.wake_at else "",
     ]
     return ", ".join(part for part in parts if part)
 

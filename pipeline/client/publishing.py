@@ -13,13 +13,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import Session
 
-from pipeline.client.raw import RawTransaction
+from pipeline.client.psycopg2_transaction import RawTransaction
 from pipeline.domain.errors import InvalidInputError
-from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.payloads import plain
-from pipeline.domain.values import NewEvent
-from pipeline.execution import events
+from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
 from pipeline.store.database import Transaction
+from pipeline.transitions import events
 
 
 class Event(BaseModel):

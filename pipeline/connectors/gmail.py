@@ -17,9 +17,9 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import SecretStr
 
-from pipeline.connectors import email_message as mail
-from pipeline.connectors.email_wire import is_here
-from pipeline.connectors.readings import Outcome, Reading, read_status, retry_after
+from pipeline.connectors.email import message as mail
+from pipeline.connectors.email.sockets import is_here
+from pipeline.connectors.error_table import Outcome, Reading, read_status, retry_after
 from pipeline.connectors.sdk import Applied, Call, NotFound, Retry, Verdict, mutation
 from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, LogicError, TransientError
 

@@ -3,7 +3,7 @@
 A connector is a class with a name; its operations are methods marked ``read`` or ``mutation``. Their
 parameters are keyword arguments with annotations, checked before anything is written down. A mutation
 gets a ``Call`` with an idempotency key and a deadline. What its errors mean is said by its ``errors``,
-else by ``pipeline.connectors.readings``; an error that nobody can read leaves the outcome unknown.
+else by ``pipeline.connectors.error_table``; an error that nobody can read leaves the outcome unknown.
 
 Credentials belong to the connector, as ``SecretStr`` of its own, its class or its settings. They are
 never parameters, and what is said about an operation is scrubbed of them.
@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from pipeline.connectors.declarations import overriding, wrong_fact, wrong_line, wrong_look
-from pipeline.connectors.readings import Outcome, Reading, pause, read_error
+from pipeline.connectors.declaration_checks import overriding, wrong_fact, wrong_line, wrong_look
+from pipeline.connectors.error_table import Outcome, Reading, pause, read_error
 from pipeline.connectors.secrets import secrets
 from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy

@@ -8,8 +8,7 @@ the outcome is *unknown* it keeps them too, and somebody has to find out.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipeline.domain.mutations import UNRESOLVED, MutationStatus
-from pipeline.domain.runs import Outcome, Phase
+from pipeline.domain.states import UNRESOLVED, MutationStatus, Outcome, Phase
 from pipeline.domain.workflows import AfterFailedMutation
 
 

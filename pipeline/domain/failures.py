@@ -13,9 +13,8 @@ from typing import assert_never
 from pipeline.domain.boundary import Disposition, Inputs, Side, dispose, side_of
 from pipeline.domain.errors import AuthError, EventError, LogicError, PipelineError, ReservationError, TransientError
 from pipeline.domain.ids import EventId
-from pipeline.domain.mutations import MutationStatus
 from pipeline.domain.policies import FailurePolicy
-from pipeline.domain.runs import Outcome, Phase, RunStatus
+from pipeline.domain.states import MutationStatus, Outcome, Phase, RunStatus
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnLogicError, OnUncertain
 
 

@@ -1,4 +1,4 @@
-"""Names for identifiers, so that the type checker refuses a run's id where a mutation's is wanted."""
+"""Types of ids, so that mypy tells one from another."""
 
 from typing import NewType
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""What callers hand to the verbs, and what a claim hands to a worker. Frozen, typed, without behaviour."""
+"""Values that callers hand to transitions and that a claim hands to a worker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,12 +6,13 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from pipeline.domain.failures import Failure
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId
-from pipeline.domain.limits import DEFAULT_LIMITS
-from pipeline.domain.mutations import Evidence
 from pipeline.domain.payloads import checked_json, checked_name, checked_text
 from pipeline.domain.policies import FailurePolicy, Retention
+from pipeline.domain.states import Evidence
 from pipeline.domain.workflows import (
     AfterFailedMutation,
     HandlerKind,
@@ -19,6 +20,21 @@ from pipeline.domain.workflows import (
     OnUncertain,
     StartAt,
 )
+
+
+class Limits(BaseModel):
+    """Bounds that keep a cohort's statement small enough to stay fast."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    payload: int = Field(default=262_144, ge=1)
+    prepare_result: int = Field(default=1_048_576, ge=1)
+    params: int = Field(default=262_144, ge=1)
+    result: int = Field(default=262_144, ge=1)
+    state: int = Field(default=65_536, ge=1)
+
+
+DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

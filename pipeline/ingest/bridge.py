@@ -1,9 +1,4 @@
-"""From a stream to a topic: fetch, publish the batch in one transaction, commit, acknowledge.
-
-An entry is acknowledged only after the event it became is committed. Between the two the process may
-die at any point: the entry is then claimed by a recovery, published under the same message id, and
-found to be there already.
-"""
+"""Where the entries of a stream go: into which topic, and under which message id."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -11,18 +6,117 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy.exc import OperationalError
 
 from pipeline.domain.errors import InvalidInputError, PayloadError, UnknownError
-from pipeline.execution import events
+from pipeline.domain.payloads import checked_name
+from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
 from pipeline.ingest.errors import LockedError, PoisonEntry, PoisonError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
 from pipeline.ingest.recovery import pause
-from pipeline.ingest.route import Route, require_short
-from pipeline.ingest.sifting import Ready, poison, sifted
-from pipeline.store import views
 from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import work
+from pipeline.telemetry.tracing import context
+from pipeline.transitions import events, payload_schemas
+
+_LONGEST_ENTRY_ID = 41  #: two numbers of 64 bits and a dash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """From the entries of a stream to the events of a workflow. Field names are keys of an entry's JSON object."""
+
+    workflow: str
+    topic: str  #: for entries that name no topic themselves
+    topic_field: str | None = None
+    message_id_field: str | None = None
+    key_field: str | None = None
+    limits: Limits = DEFAULT_LIMITS
+
+    def event(self, message: QueueMessage) -> NewEvent:
+        """The event that a message becomes, or a PayloadError that says what is wrong with it."""
+        return NewEvent(
+            topic=self._named(message, self.topic_field, "topic") or self.topic,
+            message_id=self._named(message, self.message_id_field, "message id") or entry_name(message),
+            key=self._named(message, self.key_field, "key"),
+            payload=message.payload,
+            traceparent=_traceparent(message),
+        )
+
+    def _named(self, message: QueueMessage, name: str | None, what: str) -> str | None:
+        """What the producer put into this field; a whole number counts as its digits, nothing as nothing."""
+        value: Any = None if name is None else message.payload.get(name)
+        if value is None:
+            return None
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str):
+            raise PayloadError(f"{what} in field {name!r}", f"it is {_kind(value)}", "text or a whole number")
+        return checked_name(value, what=f"{what} in field {name!r}")
+
+
+def _traceparent(message: QueueMessage) -> str | None:
+    """The trace its producer named: in a field of the entry, or else in a key of that name; any other is a payload."""
+    if message.traceparent is not None:
+        return message.traceparent
+    given = message.payload.get("traceparent")
+    return given if isinstance(given, str) and context.parsed(given) is not None else None
+
+
+def entry_name(message: QueueMessage) -> str:
+    """A message id for an entry that brings none: the ids of two streams may be the same."""
+    return f"{message.stream}:{message.id}"
+
+
+def require_short(stream: str) -> None:
+    """Refuse a stream whose name leaves no room for an entry's id in a message id."""
+    try:
+        checked_name(f"{stream}:{'9' * _LONGEST_ENTRY_ID}", what="stream")
+    except PayloadError as error:
+        raise InvalidInputError(f"Stream {stream[:60]!r} cannot be part of a message id: {error.problem}.") from None
+
+
+def _kind(value: Any) -> str:
+    return {bool: "a boolean", float: "a fraction", list: "an array", dict: "an object"}.get(type(value), "no name")
+
+
+Ready = list[tuple[QueueMessage, NewEvent]]
+_UNTRUE = (" Nothing was written.", " Nothing was published.")  #: the rest of the batch was
+
+
+def sifted(tx: Transaction, route: Route, ready: Ready) -> tuple[Ready, list[PoisonEntry]]:
+    """The entries that can become events, and those that cannot with the reason."""
+    schema_of = {row.name: row.schema for row in work.topics(tx, route.workflow)}
+    good: Ready = []
+    bad: list[PoisonEntry] = []
+    for message, event in ready:
+        try:
+            _check(tx, route, event, schema_of)
+        except InvalidInputError as error:
+            bad.append(poison(message, error))
+        else:
+            good.append((message, event))
+    return good, bad
+
+
+def poison(message: QueueMessage, error: InvalidInputError) -> PoisonEntry:
+    """An entry that was read well and cannot become an event."""
+    words = str(error)
+    for untrue in _UNTRUE:
+        words = words.removesuffix(untrue)
+    return PoisonEntry(message.id, message.fields, words.rstrip("."))
+
+
+def _check(tx: Transaction, route: Route, event: NewEvent, schema_of: dict[str, Any]) -> None:
+    events.event_rows([event], route.limits)
+    if event.topic not in schema_of:
+        raise events.unknown_topic(tx, route.workflow, event.topic)
+    if schema_of[event.topic] is not None:
+        what = f"payload of {event.message_id!r}"
+        payload_schemas.check(schema_of[event.topic], event.payload, what=what, topic=event.topic)
+
 
 logger = logging.getLogger("pipeline.ingest")
 LOCK_WAIT = timedelta(seconds=5)  #: how long a batch waits for another transaction with the same message ids
@@ -67,10 +161,10 @@ class Bridge:
     def require_target(self) -> None:
         """Refuse a workflow or topic that does not exist."""
         with self.database.transaction() as tx:
-            names = views.workflow_names(tx)
+            names = work.workflow_names(tx)
             if self.route.workflow not in names:
                 raise UnknownError("workflow", self.route.workflow, names, "Nothing was read.")
-            topics = [row.name for row in views.topics(tx, self.route.workflow)]
+            topics = [row.name for row in work.topics(tx, self.route.workflow)]
         if self.route.topic not in topics:
             what = f"topic of workflow {self.route.workflow!r} named"
             raise UnknownError(what, self.route.topic, topics, "Nothing was read.")

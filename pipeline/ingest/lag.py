@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
-from pipeline.ingest.client import connect
 from pipeline.ingest.errors import QueueError
 from pipeline.ingest.queue import BacklogStats, QueueConfig, RedisStreamsQueue
+from pipeline.ingest.redis_client import connect
 from pipeline.telemetry.metrics import METRICS
 
 PATIENCE = 3.0  #: seconds that a scrape waits for a look

@@ -1,23 +1,153 @@
-"""A Redis stream as a queue: one call here is one thing asked of Redis, and its failure is the caller's to see.
+"""The form of an entry: exactly one field, ``data``, with a JSON object in UTF-8 whose keys are all different.
 
-No loops, no retries, no buffer, no signals. Needs Redis 6.2 or later.
+Beside it there may be what tracers write, ``traceparent`` and ``tracestate``, and nothing else.
+
+Redis keeps the fields of an entry as pairs, in order, and takes a name twice. A client that makes a
+dictionary of them drops one without a word, so here they stay pairs.
 """
 
+import json
+import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import Meter, get_meter
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from pipeline.ingest import entries as form
-from pipeline.ingest.client import require_honest, require_room
-from pipeline.ingest.entries import FIELD, Entry
-from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError
-from pipeline.ingest.metrics import QueueMetrics
+from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError, plain
+from pipeline.ingest.redis_client import require_honest, require_room
+from pipeline.telemetry import metrics as table
+from pipeline.telemetry.tracing import context
+
+FIELD = b"data"
+_TRACEPARENT, _TRACESTATE = b"traceparent", b"tracestate"
+_KNOWN = frozenset({FIELD, _TRACEPARENT, _TRACESTATE})
+Entry = tuple[bytes, Pairs]
+_MOST_NAMES, _LONGEST_NAME = 5, 40
+
+
+def keep_pairs(client: Redis) -> None:
+    """From now on this client answers with entries as they are: it belongs to a queue, and nobody is surprised."""
+    client.set_response_callback("XREADGROUP", _streams)
+    for command in ("XCLAIM", "XRANGE"):
+        client.set_response_callback(command, entries_of)
+
+
+def entries_of(reply: Any, **_: Any) -> list[Entry]:
+    """Entries in their order. Redis 6.2 answers with nothing where an entry is gone."""
+    return [(entry[0], _pairs(entry[1])) for entry in reply or () if entry is not None]
+
+
+def _streams(reply: Any, **_: Any) -> list[tuple[bytes, list[Entry]]]:
+    return [(name, entries_of(found)) for name, found in reply or ()]
+
+
+def _pairs(flat: Sequence[bytes] | None) -> Pairs:
+    given = flat or ()
+    return tuple(zip(given[::2], given[1::2], strict=True))
+
+
+def payload_of(fields: Pairs) -> dict[str, Any]:
+    """The JSON object of an entry, or a ValueError that says what is wrong with it."""
+    found = dict(fields)
+    if FIELD not in found or len(found) != len(fields) or not found.keys() <= _KNOWN:
+        raise ValueError(
+            f"its fields are {_names(fields)}; expected exactly one, data, and beside it at most one traceparent "
+            "and one tracestate"
+        )
+    try:
+        payload = json.loads(str(found[FIELD], "utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("its data is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"its data is no UTF-8: {error.reason} at byte {error.start}") from None
+    except ValueError as error:
+        raise ValueError(f"its data is no JSON: {error}") from None
+    if not isinstance(payload, dict):
+        raise ValueError(f"its data is a JSON {type(payload).__name__}; expected an object")
+    return payload
+
+
+def traceparent_of(fields: Pairs) -> str | None:
+    """The trace that made an entry; None for nothing, and for what is no trace: it never costs the entry."""
+    given = dict(fields).get(_TRACEPARENT, b"").decode(errors="replace")
+    return given if context.parsed(given) is not None else None
+
+
+def written(payload: Mapping[str, Any]) -> bytes:
+    """A payload as an entry holds it."""
+    if not isinstance(payload, dict):
+        raise QueueError(f"The payload is a {type(payload).__name__}; expected a dict. Nothing was added.")
+    try:
+        return json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise QueueError(f"The payload is no JSON: {plain(str(error))}. Nothing was added.") from error
+
+
+def _names(fields: Pairs) -> str:
+    shown = [_shown(name.decode(errors="replace")) for name, _ in fields[:_MOST_NAMES]]
+    more = [f"{len(fields) - _MOST_NAMES} more"] if len(fields) > _MOST_NAMES else []
+    return ", ".join(shown + more) or "none"
+
+
+def _shown(name: str) -> str:
+    return plain(name, _LONGEST_NAME)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys are all different: of two values for one key, parsers disagree which counts."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key '{_shown(name)}' is there twice")
+        found[name] = value
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+logger = logging.getLogger("pipeline.ingest")
+
+
+class QueueMetrics:
+    """Counters and one histogram, by stream. A failure to count never reaches the caller."""
+
+    def __init__(self, stream: str, meter: Meter | None = None) -> None:
+        instruments = table.instruments(meter or get_meter("pipeline.ingest"), table.named("pipeline.queue."))
+        self._labels = {"stream": stream}
+        self._read, self._acked, self._claimed, self._latency = (
+            instruments[f"pipeline.queue.{name}"]
+            for name in ("messages_read", "acks", "messages_claimed", "read_latency")
+        )
+
+    def read(self, count: int, seconds: float) -> None:
+        """A read came back with so many entries."""
+        if count:
+            _count(self._read.add, count, self._labels)
+            _count(self._latency.record, seconds, self._labels)
+
+    def acked(self, count: int) -> None:
+        """Redis took an acknowledgement of so many entries, whether or not they were pending."""
+        _count(self._acked.add, count, self._labels)
+
+    def claimed(self, count: int) -> None:
+        """So many stale entries changed hands."""
+        if count:
+            _count(self._claimed.add, count, self._labels)
+
+
+def _count(record: Callable[..., Any], amount: float, labels: dict[str, str]) -> None:
+    try:
+        record(amount, labels)
+    except Exception:  # what was counted has happened; a meter must not undo it
+        logger.debug("a metric was not recorded", exc_info=True)
+
 
 _GONE = "it is gone from the stream, trimmed or deleted before it was acknowledged"
 
@@ -88,7 +218,7 @@ class RedisStreamsQueue:
         The client is the queue's own from now on.
         """
         require_honest(client, config.block_ms)
-        form.keep_pairs(client)
+        keep_pairs(client)
         self.client, self.config = client, config
         self._metrics = QueueMetrics(config.stream, meter)
         if create:
@@ -97,7 +227,7 @@ class RedisStreamsQueue:
     def enqueue(self, payload: Mapping[str, Any]) -> str:
         """Add an entry and return its id. Not idempotent: after a failure nobody knows whether it is there."""
         with self.asking("add an entry"):
-            added: Any = self.client.xadd(self.config.stream, {FIELD: form.written(payload)})
+            added: Any = self.client.xadd(self.config.stream, {FIELD: written(payload)})
         return _text(added)
 
     def read(self, block_ms: int | None = None, count: int | None = None) -> list[QueueMessage]:
@@ -207,7 +337,7 @@ class RedisStreamsQueue:
         for raw_id, fields in entries:
             id_ = _text(raw_id)
             try:
-                payload = form.payload_of(fields)
+                payload = payload_of(fields)
             except ValueError as error:
                 poison.append(PoisonEntry(id_, fields, str(error)))
                 continue
@@ -218,7 +348,7 @@ class RedisStreamsQueue:
                     id=id_,
                     payload=payload,
                     times_delivered=delivered.get(id_, 1),
-                    traceparent=form.traceparent_of(fields),
+                    traceparent=traceparent_of(fields),
                     fields=fields,
                 )
             )

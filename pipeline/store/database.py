@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, Row, TextClause, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from pipeline.telemetry import lines, metrics
+from pipeline.telemetry import metrics, transition_log
 
 _IDENTITY = text("SELECT system_identifier || '/' || current_database() AS identity FROM pg_control_system()")
 _CLOCK = text("SELECT pipeline.clock()")
@@ -113,7 +113,7 @@ class Transaction:
 
     def announce(self, name: str, **fields: Any) -> None:
         """Queue a line about a transition, to be said once it is true. An unknown name is a bug, found here."""
-        lines.check(name)
+        transition_log.check(name)
         self._lines.append((name, fields))
 
     def count(self, metric: str, labels: Mapping[str, str], value: float = 1) -> None:
@@ -126,7 +126,7 @@ class Transaction:
         queued, self._lines = self._lines, []
         counts, self._counts = self._counts, []
         for name, fields in queued:
-            lines.say(name, fields)
+            transition_log.say(name, fields)
         if queued and metrics.is_on():
             metrics.transitions(queued)
         for metric, labels, value in counts:

@@ -1,24 +1,21 @@
-"""The tables, and everything the database refuses by itself.
+"""Tables of the pipeline schema."""
 
-Enums are the single source of every CHECK on a status; a sentence of the form "A if and only if B"
-is a CHECK (``(A) <= (B)`` between booleans reads "A only if B"), "at most one" is a partial unique
-index. Hot tables carry no foreign key to a row that
-many transactions touch at once: their writers join that row instead, and the invariants look again.
-
-Everything lives in the schema ``pipeline``, so that the tables can share a database with the
-services that publish into it.
-"""
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import (
     ARRAY,
     BigInteger,
     Boolean,
+    CheckConstraint,
     Column,
     ForeignKey,
     Identity,
     Index,
     Integer,
     Interval,
+    MetaData,
     Numeric,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -28,11 +25,10 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
+from sqlalchemy.types import UserDefinedType
 
-from pipeline.domain.events import DeliveryStatus
-from pipeline.domain.mutations import MutationStatus, Resolver
-from pipeline.domain.runs import Outcome, Phase, RunStatus
+from pipeline.domain.states import DeliveryStatus, MutationStatus, Outcome, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import (
     AfterFailedMutation,
     BlockKind,
@@ -42,15 +38,71 @@ from pipeline.domain.workflows import (
     OnUncertain,
     SessionResult,
 )
-from pipeline.store.columns import SCHEMA as SCHEMA
-from pipeline.store.columns import check, instant, now, one_of, words
-from pipeline.store.columns import metadata as metadata
-from pipeline.store.housekeeping import archive as archive
-from pipeline.store.housekeeping import breakers as breakers
-from pipeline.store.housekeeping import notices as notices
-from pipeline.store.housekeeping import sweeps as sweeps
-from pipeline.store.housekeeping import walks as walks
-from pipeline.store.types import Snapshot, Xid8
+
+SCHEMA = "pipeline"
+
+metadata = MetaData(
+    schema=SCHEMA,
+    naming_convention={
+        "pk": "%(table_name)s_pk",
+        "fk": "%(table_name)s_%(column_0_name)s_fk",
+        "uq": "%(table_name)s_%(column_0_N_name)s_once",
+        "ck": "%(table_name)s_%(constraint_name)s",
+    },
+)
+
+
+def one_of(column: str, members: type[StrEnum]) -> CheckConstraint:
+    """The column holds a member of the enum and nothing else."""
+    return CheckConstraint(f"{column} IN ({_quoted(members)})", name=f"{column}_known")
+
+
+def _quoted(members: Iterable[StrEnum]) -> str:
+    return ", ".join(f"'{member.value}'" for member in members)
+
+
+def check(name: str, rule: str) -> CheckConstraint:
+    """A sentence that must be true of every row."""
+    return CheckConstraint(rule, name=name)
+
+
+def instant(name: str, **kwargs: Any) -> Column[Any]:
+    """A point in time, with its zone."""
+    return Column(name, TIMESTAMP(timezone=True), **kwargs)
+
+
+def now(name: str) -> Column[Any]:
+    """The time at which the row came into being."""
+    return instant(name, nullable=False, server_default=text("pipeline.clock()"))
+
+
+def words(name: str, default: str | None = None, **kwargs: Any) -> Column[Any]:
+    """Text that is always there."""
+    server_default = None if default is None else text(f"'{default}'")
+    return Column(name, Text, nullable=False, server_default=server_default, **kwargs)
+
+
+class _PostgresType(UserDefinedType[Any]):
+    """A type Postgres has and SQLAlchemy does not; values travel as text."""
+
+    cache_ok = True
+    name = ""
+
+    def get_col_spec(self, **_: Any) -> str:
+        return self.name
+
+
+class Xid8(_PostgresType):
+    """A transaction id that never wraps."""
+
+    name = "xid8"
+
+
+class Snapshot(_PostgresType):
+    """Which transactions were visible at one instant."""
+
+    name = "pg_snapshot"
+
 
 workflows = Table(
     "workflows",
@@ -380,4 +432,57 @@ maintenance_tasks = Table(
     now("opened_at"),
     instant("closed_at"),
     Index("maintenance_tasks_one_open", "workflow", unique=True, postgresql_where=text("closed_at IS NULL")),
+)
+
+
+sweeps = Table(
+    "sweeps",
+    metadata,
+    Column("name", Text, primary_key=True),
+    now("last_run_at"),
+    Column("report", JSONB),
+)
+
+notices = Table(
+    "notices",
+    metadata,
+    words("kind"),
+    words("subject"),
+    now("announced_at"),
+    PrimaryKeyConstraint("kind", "subject"),
+)
+
+#: While it is not closed, no new mutation of the operation is started, but for a probe now and then.
+breakers = Table(
+    "breakers",
+    metadata,
+    words("connector"),
+    words("operation"),
+    words("reason"),
+    Column("opened_by", Text),
+    now("opened_at"),
+    Column("probe_every", Interval, nullable=False),
+    instant("probe_at"),
+    instant("closed_at"),
+    PrimaryKeyConstraint("connector", "operation"),
+)
+
+#: Where the cleaning of a table goes on.
+walks = Table(
+    "walks",
+    metadata,
+    Column("name", Text, primary_key=True),
+    words("position"),
+)
+
+#: What workflows no longer keep and do not want dropped. Nothing reads it: copy it elsewhere and empty it at will.
+archive = Table(
+    "archive",
+    metadata,
+    words("kind"),
+    words("id"),
+    Column("workflow", Text),
+    now("archived_at"),
+    Column("content", JSONB, nullable=False),
+    PrimaryKeyConstraint("kind", "id"),
 )

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from pipeline.admin.gauges import Gauges
 from pipeline.config import Settings
-from pipeline.runtime.gauges import Gauges
-from pipeline.store import measures, views
 from pipeline.store.database import Database
-from pipeline.tasks import refusals
+from pipeline.store.reads import gauges, work
+from pipeline.tasks import dead_letter
 from pipeline.telemetry import metrics
-from pipeline.telemetry.meters import Meters, require
+from pipeline.telemetry.metrics_export.meters import Meters, require
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def begin_child(workflows: Iterable[str]) -> None:
 
 def count_none(workflows: Iterable[str]) -> None:
     """Begin at zero what alerts rate: of a series whose first value is 200, Prometheus sees no step at all."""
-    refusals.count_none()
+    dead_letter.count_none()
     for workflow in workflows:
         metrics.note("pipeline.rescues", {"workflow": workflow}, 0)
         for name in RATED:
@@ -62,8 +62,8 @@ def _registered(db: Database) -> list[str]:
     """The workflows that the database knows; none while it does not answer."""
     try:
         with db.transaction() as tx:
-            measures.carefully(tx)
-            return views.workflow_names(tx)
+            gauges.carefully(tx)
+            return work.workflow_names(tx)
     except SQLAlchemyError:
         log.debug("the database was not asked for its workflows", exc_info=True)
         return []

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+from pipeline.background.messages import Message
 from pipeline.celery import app
-from pipeline.runtime.runner import Ran
-from pipeline.schedules.report import Message
-from pipeline.tasks import chains
-from pipeline.tasks.host import host
+from pipeline.tasks import messages
+from pipeline.tasks.process import host
+from pipeline.worker.runner import Ran
 
 
 @app.task(name="pipeline.prepare", bind=True)
@@ -51,14 +51,14 @@ def schedule(workflow: str) -> None:
 
 def _go_on(task: Any, ran: Ran, hops: int) -> None:
     """Let the chain go on with what is left of the cohort; with nothing left it ends here."""
-    chains.pass_on(task.name, ran.strange, hops)
+    messages.pass_on(task.name, ran.strange, hops)
     if not ran.onward:
         task.request.chain = None
 
 
 def _hand_on(task: Any, ids: Sequence[UUID]) -> None:
     about = task.request.get("kwargsrepr") or ""
-    chains.send(Message(task="pipeline.next", ids=tuple(str(id_) for id_ in ids), about=about))
+    messages.send(Message(task="pipeline.next", ids=tuple(str(id_) for id_ in ids), about=about))
 
 
 def _uuids(ids: Sequence[str]) -> list[UUID]:

@@ -17,11 +17,11 @@ from pipeline.celery import app
 from pipeline.client.publishing import Receipt
 from pipeline.client.publishing import publish as publish_in
 from pipeline.domain.errors import InvalidInputError
-from pipeline.tasks import chains, refusals
-from pipeline.tasks.host import host
-from pipeline.tasks.refusals import KIND, REASON, REFUSED, Kind
-from pipeline.tasks.shown import options
-from pipeline.telemetry import contexts
+from pipeline.tasks import dead_letter, messages
+from pipeline.tasks.dead_letter import KIND, REASON, REFUSED, Kind
+from pipeline.tasks.process import host
+from pipeline.tasks.redaction import options
+from pipeline.telemetry.tracing import context
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +29,14 @@ _LONGEST_PAUSE = 60
 _TRACE = ("traceparent", "tracestate")  #: headers that say whose trace an event belongs to
 
 
-@app.task(name="pipeline.publish", bind=True, Request="pipeline.tasks.shown:Counted")
+@app.task(name="pipeline.publish", bind=True, Request="pipeline.tasks.redaction:Counted")
 def publish(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]] | None:
     """``publish(workflow, events, replace=False)``: publish and ring. Repeating it changes nothing.
 
     Takes whatever comes, so that a call with wrong arguments is refused and not lost.
     """
     try:
-        with contexts.joined(self.request.get("traceparent")):
+        with context.joined(self.request.get("traceparent")):
             receipt = _published(**_named(args, kwargs))
     except DataError as error:
         _refuse(self, error)
@@ -55,7 +55,7 @@ def _published(workflow: str, events: list[dict[str, Any]], replace: bool = Fals
     with here.db.transaction() as tx:
         receipt = publish_in(tx, workflow, events, replace=replace, limits=here.policy.limits)
     if receipt.new or receipt.replaced:
-        chains.poke(workflow)
+        messages.poke(workflow)
     return receipt
 
 
@@ -70,7 +70,7 @@ def _refuse(task: Any, error: Exception) -> None:
     words = f"{type(error).__name__}: {error}"[:1000]
     log.error("events cannot be published and were moved to %s: %s", REFUSED, words)
     _send(task, queue=REFUSED, headers={REASON: words, KIND: str(Kind.UNPUBLISHABLE)})
-    refusals.count(Kind.UNPUBLISHABLE)
+    dead_letter.count(Kind.UNPUBLISHABLE)
 
 
 def _send(task: Any, *, headers: Mapping[str, str] | None = None, **how: Any) -> None:
@@ -80,7 +80,7 @@ def _send(task: Any, *, headers: Mapping[str, str] | None = None, **how: Any) ->
     named = dict(zip(("workflow", "events"), given.args or (), strict=False)) | (given.kwargs or {})
     said = options(named.get("workflow"), named.get("events"))
     try:
-        with contexts.joined(given.get("traceparent")):  # or whoever traces messages would write its own over it
+        with context.joined(given.get("traceparent")):  # or whoever traces messages would write its own over it
             task.apply_async(given.args, given.kwargs, ignore_result=True, headers=carried, **how, **said)
     except Exception as error:
         raise Reject(error, requeue=True) from error

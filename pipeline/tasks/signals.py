@@ -9,12 +9,13 @@ from celery import signals
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError, TimeoutError
 
 from pipeline.config import EXIT_AGAIN, EXIT_UNSAFE
-from pipeline.runtime.safety import require_safe
-from pipeline.runtime.sync import sync
 from pipeline.store.database import passes, plainly
-from pipeline.tasks import guardian, metrics, ownership, tracing
-from pipeline.tasks.host import host
-from pipeline.telemetry import logs, setup
+from pipeline.tasks import broker_mark, metrics, tracing, watchdog
+from pipeline.tasks.process import host
+from pipeline.telemetry import logs
+from pipeline.telemetry.tracing import export
+from pipeline.worker.startup_checks import require_safe
+from pipeline.workflows.registration import sync
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ def check(sender: Any, **_: Any) -> None:
     here = host()
     try:
         pool = getattr(sender.pool_cls, "__module__", "")
-        setup.require(here.settings.otlp_endpoint)
+        export.require(here.settings.otlp_endpoint)
         metrics.open_(here.settings, pool)
         require_safe(here.db, here.registry, here.settings, pool=pool)
         sync(here.db, here.registry)
@@ -72,8 +73,8 @@ def watch(sender: Any, **_: Any) -> None:
     forks = "prefork" in type(sender.pool).__module__
     tracing.begin(host().settings.otlp_endpoint, forks=forks)
     metrics.begin(host().settings, host().registry.workflows)
-    guardian.start(host(), sender.pool)
-    ownership.check(host().db, host().settings.broker_url)
+    watchdog.start(host(), sender.pool)
+    broker_mark.check(host().db, host().settings.broker_url)
 
 
 @signals.after_setup_logger.connect

@@ -4,7 +4,7 @@ from uuid import UUID
 
 from pipeline.celery import app
 from pipeline.domain.ids import MutationId
-from pipeline.tasks.host import host
+from pipeline.tasks.process import host
 
 
 @app.task(name="pipeline.sweep")

@@ -11,12 +11,12 @@ from celery import signals
 from opentelemetry import trace
 from opentelemetry.trace import Status, StatusCode
 
-from pipeline.telemetry import setup
+from pipeline.telemetry.tracing import export
 
 
 def begin(endpoint: str, *, forks: bool = False) -> None:
     """Trace this process. One that forks its workers traces only what it does itself."""
-    provider = setup.begin(endpoint, process_wide=not forks)
+    provider = export.begin(endpoint, process_wide=not forks)
     if provider is None or forks:
         return
     from opentelemetry.instrumentation.celery import CeleryInstrumentor
@@ -32,7 +32,7 @@ def begin(endpoint: str, *, forks: bool = False) -> None:
 
 def end() -> None:
     """Let the last spans of this process out."""
-    setup.end()
+    export.end()
 
 
 def _failed(exception: BaseException | None = None, **_: Any) -> None:

@@ -124,7 +124,7 @@ _COUNTED = (
 )
 
 _ENGINE = (
-    Metric("pipeline.engine.transactions", COUNTER, "{item}", (*_TASK, "status"), "items that ended, by how"),
+    Metric("pipeline.consumer_engine.transactions", COUNTER, "{item}", (*_TASK, "status"), "items that ended, by how"),
     Metric(
         "pipeline.engine.transaction.duration",
         HISTOGRAM,
@@ -134,7 +134,13 @@ _ENGINE = (
         QUICK,
     ),
     Metric("pipeline.engine.in_flight", UP_DOWN, "{item}", _TASK, "items being worked on"),
-    Metric("pipeline.engine.attempts", COUNTER, "{attempt}", (*_TASK, "step", "result"), "attempts, by how they ended"),
+    Metric(
+        "pipeline.consumer_engine.attempts",
+        COUNTER,
+        "{attempt}",
+        (*_TASK, "step", "result"),
+        "attempts, by how they ended",
+    ),
     Metric("pipeline.engine.retries", COUNTER, "{attempt}", (*_TASK, "step"), "attempts after the first"),
     Metric("pipeline.engine.step.duration", HISTOGRAM, "s", (*_TASK, "step"), "one attempt of a step", QUICK),
     Metric(

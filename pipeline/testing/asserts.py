@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Row
 
-from pipeline.runtime.authoring import Topic
 from pipeline.testing.inline import Inline
+from pipeline.workflows.authoring import Topic
 
 
 def assert_consumed(run: Inline, topic: Topic, *, by: str | None = None) -> None:

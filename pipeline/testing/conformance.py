@@ -16,11 +16,11 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
-from pipeline.connectors import loop
-from pipeline.connectors.readings import Outcome, Reading
+from pipeline.connectors import event_loop
+from pipeline.connectors.error_table import Outcome, Reading
 from pipeline.connectors.sdk import Applied, Call, Connector, Grade, NotFound, Operation, Verdict
 from pipeline.domain.errors import InvalidInputError
-from pipeline.testing.faults import Fault, FaultyProxy
+from pipeline.testing.fault_proxy import Fault, FaultyProxy
 
 
 class Case(StrEnum):
@@ -265,7 +265,7 @@ class _Trial:
 
         def run() -> None:
             try:
-                ended.value = loop.answered(function(self.subject.connector, call, **given))
+                ended.value = event_loop.answered(function(self.subject.connector, call, **given))
             except BaseException as error:  # noqa: BLE001 - whatever it raises is what is looked at
                 ended.error = error
             ended.at = time.monotonic()

@@ -14,23 +14,23 @@ from uuid import UUID
 
 from sqlalchemy import Row, text
 
+from pipeline.background.messages import Message
+from pipeline.background.scheduler import Scheduler
+from pipeline.background.sweeps import Sweeps
 from pipeline.connectors.sdk import Connector
 from pipeline.domain.ids import MutationId
 from pipeline.domain.payloads import plain
 from pipeline.domain.values import NewEvent, Person
-from pipeline.execution import events, mutations
-from pipeline.runtime import points
-from pipeline.runtime.authoring import Topic, Workflow
-from pipeline.runtime.leases import Leases
-from pipeline.runtime.points import Point
-from pipeline.runtime.policy import RuntimePolicy
-from pipeline.runtime.registry import Registry
-from pipeline.runtime.runner import Runner
-from pipeline.runtime.sync import sync
-from pipeline.schedules.report import Message
-from pipeline.schedules.scheduler import Scheduler
-from pipeline.schedules.sweeps import Sweeps
 from pipeline.store.database import Database
+from pipeline.transitions import events, resolution
+from pipeline.worker import crash_points
+from pipeline.worker.crash_points import Point
+from pipeline.worker.leases import Leases
+from pipeline.worker.runner import Runner
+from pipeline.worker.settings import RuntimePolicy
+from pipeline.workflows.authoring import Topic, Workflow
+from pipeline.workflows.registration import sync
+from pipeline.workflows.registry import Registry
 
 _FOLLOWS = {"pipeline.prepare": "pipeline.mutate", "pipeline.mutate": "pipeline.next"}
 _RUNS = text(
@@ -196,22 +196,22 @@ class Inline:
     @contextmanager
     def at_points(self, act: Callable[[Point], None]) -> Iterator[None]:
         """Do something whenever a worker passes a named point."""
-        before, points.on_reach = points.on_reach, act
+        before, crash_points.on_reach = crash_points.on_reach, act
         try:
             yield
         finally:
-            points.on_reach = before
+            crash_points.on_reach = before
 
     def approve(self, mutation: Row[Any], by: Person = TESTER) -> None:
         """A person allows exactly this request."""
         with self.db.transaction() as tx:
-            mutations.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash)
+            resolution.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash)
         self.send(Message(task="pipeline.mutate", ids=(str(mutation.run_id),)))
 
     def reject(self, mutation: Row[Any], by: Person = TESTER) -> None:
         """A person refuses this request: it is skipped."""
         with self.db.transaction() as tx:
-            mutations.reject(tx, MutationId(mutation.id), by)
+            resolution.reject(tx, MutationId(mutation.id), by)
 
     def runs(self) -> Sequence[Row[Any]]:
         """Every run, oldest first."""

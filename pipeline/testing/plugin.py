@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pipeline.dev.servers import Servers
-    from pipeline.runtime.authoring import Workflow
+    from pipeline.embedded.servers import Servers
     from pipeline.store.database import Database
     from pipeline.testing.inline import Inline
+    from pipeline.workflows.authoring import Workflow
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def pipeline_servers(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Serv
 
     Embedded servers are shared by all processes of the test run and gone after it.
     """
-    from pipeline.dev import servers
+    from pipeline.embedded import servers
 
     base = tmp_path_factory.getbasetemp()
     home = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "pipeline-servers"
@@ -48,8 +48,8 @@ def _pipeline_pool(pipeline_servers: "Servers") -> "Iterator[Database]":
 @pytest.fixture
 def pipeline_db(_pipeline_pool: "Database") -> "Iterator[Database]":
     """An empty database with a clock of its own. After the test every invariant must hold."""
-    from pipeline.store import invariants
     from pipeline.store.database import Database
+    from pipeline.store.reads import invariants
     from pipeline.testing import databases
 
     db = Database(_pipeline_pool.engine)

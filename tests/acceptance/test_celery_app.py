@@ -11,7 +11,7 @@ import pytest
 import redis
 from celery import Celery
 
-from pipeline.dev import servers
+from pipeline.embedded import servers
 from pipeline.store.database import Database
 from tests.support.wait import wait_for
 

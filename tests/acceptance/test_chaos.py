@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.dev.chaos_faults import KEYED, OPERATIONS, SHARES, Fault, fault, operation_of
-from pipeline.dev.chaos_judge import Delivery, Effect, Entry, Facts, judge
-from pipeline.dev.chaos_nodes import Act, plan
+from pipeline.chaos.faults import KEYED, OPERATIONS, SHARES, Fault, fault, operation_of
+from pipeline.chaos.judge import Delivery, Effect, Entry, Facts, judge
+from pipeline.chaos.nodes import Act, plan
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
 #: A seed that stays and one that is drawn, with how many mutations each gets.

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from pipeline.dev.servers import Servers
+from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from tests.support import databases
@@ -72,7 +72,7 @@ def test_a_setting_nobody_knows_is_refused_with_its_name(database_url: str) -> N
 def test_the_demo_kills_a_process_on_the_way_and_ends_by_itself_with_a_true_summary(tmp_path: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline.dev.demo"],
+        [sys.executable, "-m", "tools.demo"],
         env={**clean, "PIPELINE_HOME": str(tmp_path / "home"), "COLUMNS": "160"},
         capture_output=True,
         text=True,

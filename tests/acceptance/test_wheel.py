@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dev.servers import Servers
+from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
 from tests.support import databases
 

@@ -1,20 +1,17 @@
-"""Habits of the source: small modules, short functions, one writer, no leftovers."""
+"""Habits of the source: one writer, no printing, no leftovers."""
 
 import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.store import schema
-from tests.support.source import ROOT, functions, label, modules, texts
+from tests.support.source import ROOT, label, modules, texts
 
-MOST_LINES, LONGEST_FUNCTION = 400, 40
-NOUNS = ("runs", "events", "mutations", "workflows", "breakers", "retention")
 #: The store, and a connector whose effects are rows of somebody else's database.
-WRITERS = {*(f"pipeline/store/{noun}.py" for noun in NOUNS), "pipeline/connectors/sql.py"}
+WRITERS = ("pipeline/store/writes/", "pipeline/connectors/sql/")
 TABLES = {table.name for table in schema.metadata.tables.values()}
 
 #: SQL that changes rows, in any case and over line breaks. Row locks and triggers are no such thing.
@@ -25,16 +22,6 @@ WRITE = re.compile(
 LEFTOVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|HA" + r"CK|XX" + r"X)\b(?!\(#\d+\))")
 
 Check = Callable[[str], list[str]]
-
-
-def too_long(source: str) -> list[str]:
-    lines = len(source.splitlines())
-    return [f"{lines} lines"] if lines > MOST_LINES else []
-
-
-def long_functions(source: str) -> list[str]:
-    sizes = {node: (node.end_lineno or node.lineno) - node.lineno + 1 for node in functions(ast.parse(source))}
-    return [f"{node.name}: {size} lines" for node, size in sizes.items() if size > LONGEST_FUNCTION]
 
 
 def sql_writes(source: str) -> list[str]:
@@ -66,29 +53,23 @@ def leftovers(source: str) -> list[str]:
     return [f"line {number}: {line.strip()}" for number, line in lines if LEFTOVER.search(line)]
 
 
-def cases(*checks: Check) -> list[Any]:
-    """Every module of the package and the tests with every check."""
-    return [
-        pytest.param(path, check, id=f"{check.__name__}-{label(path)}")
-        for check in checks
-        for path in modules("pipeline", "tests")
-    ]
+def offenders(check: Check, paths: list[Path]) -> dict[str, list[str]]:
+    """What a check finds, by module."""
+    return {label(path): found for path in paths if (found := check(path.read_text()))}
 
 
-@pytest.mark.parametrize(("path", "check"), cases(too_long, long_functions, leftovers))
-def test_a_module_is_small_its_functions_short_and_nothing_is_left_for_later(path: Path, check: Check) -> None:
-    assert check(path.read_text()) == []
+def test_nothing_is_left_for_later() -> None:
+    assert offenders(leftovers, modules("pipeline", "tests", "tools")) == {}
 
 
-@pytest.mark.parametrize("path", [path for path in modules("pipeline") if label(path) not in WRITERS], ids=label)
 @pytest.mark.parametrize("check", [sql_writes, built_writes, prints], ids=lambda check: check.__name__)
-def test_nothing_writes_rows_but_the_store_and_nothing_prints(path: Path, check: Check) -> None:
-    assert check(path.read_text()) == []
+def test_nothing_writes_rows_but_the_store_and_nothing_prints(check: Check) -> None:
+    assert offenders(check, [path for path in modules("pipeline") if not label(path).startswith(WRITERS)]) == {}
 
 
-@pytest.mark.parametrize("noun", NOUNS)
-def test_the_search_sees_the_writes_where_they_are(noun: str) -> None:
-    assert sql_writes((ROOT / "pipeline" / "store" / f"{noun}.py").read_text())
+def test_the_search_sees_the_writes_where_they_are() -> None:
+    statements = [path for path in modules("pipeline/store/writes") if path.name != "__init__.py"]
+    assert [label(path) for path in statements if not sql_writes(path.read_text())] == []
 
 
 @pytest.mark.parametrize("name", ["migrations", "Makefile", "docs", "deploy", "pyproject.toml", "README.md"])
@@ -101,8 +82,6 @@ def test_nothing_is_left_for_later_without_an_issue(name: str) -> None:
 @pytest.mark.parametrize(
     ("check", "source"),
     [
-        (too_long, "x = 1\n" * 401),
-        (long_functions, "class A:\n    async def f(self):\n" + "        x = 1\n" * 40),
         (sql_writes, "q = 'insert into runs values (1)'"),
         (sql_writes, "q = f'''\nUPDATE\n  {table} r\nSET phase = 1'''"),
         (sql_writes, "q = 'WITH x AS (UPDATE pipeline.runs AS r SET a = 1) SELECT 1'"),
@@ -124,8 +103,6 @@ def test_a_bad_habit_would_be_noticed(check: Check, source: str) -> None:
 @pytest.mark.parametrize(
     ("check", "source"),
     [
-        (too_long, "x = 1\n" * 400),
-        (long_functions, "def f():\n" + "    x = 1\n" * 39),
         (sql_writes, '"""UPDATE runs SET phase = 1"""\nq = "SELECT 1 FROM runs FOR NO KEY UPDATE SKIP LOCKED"'),
         (sql_writes, "q = 'CREATE TRIGGER t BEFORE UPDATE OF phase ON runs FOR EACH ROW'"),
         (built_writes, "values.update(a=1); names.insert(0, 'x')"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dev import rules
+from tools import rules
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / rules.PAGE).read_text(encoding="utf-8")

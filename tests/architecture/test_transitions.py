@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from pipeline.telemetry.lines import TRANSITIONS
+from pipeline.telemetry.transition_log import TRANSITIONS
 from tests.support.source import Function, functions, label, modules
 
 #: What a log record is made of already, and what people hand in: neither may be a field of a line.

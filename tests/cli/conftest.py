@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli.main import main
-from pipeline.dev import servers
+from pipeline.embedded import servers
 from pipeline.store.database import Database
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")

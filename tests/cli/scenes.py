@@ -7,12 +7,11 @@ from sqlalchemy import Row
 
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, MutationId
-from pipeline.domain.mutations import Evidence
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Evidence, Phase
 from pipeline.domain.values import Failed, HandlerSpec, NewEvent, Person, Stopped, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind
-from pipeline.execution import events, mutations, stops, workflows
 from pipeline.store.database import Database
+from pipeline.transitions import events, late_effects, mutations, registration, stops
 from tests.factories import IN, OUT, SOMEBODY, a_run, committed, held, some_events, stopped, the_mutation, the_run
 
 
@@ -49,7 +48,7 @@ def a_late_effect(db: Database, message_id: str = "order-1") -> Row[Any]:
     with later.transaction() as tx:
         item = Failed(mutation_id=MutationId(row.id), error="not found", evidence=Evidence.ABSENCE)
         mutations.fail(tx, [item]).only()
-        surfaced = mutations.surface(tx, MutationId(row.id), {"id": "late"}, SOMEBODY)
+        surfaced = late_effects.surface(tx, MutationId(row.id), {"id": "late"}, SOMEBODY)
     assert surfaced is not None
     return surfaced
 
@@ -80,4 +79,4 @@ def without_handlers(db: Database, name: str = "billing") -> None:
         handlers=(HandlerSpec(name="poll", kind=HandlerKind.PRODUCER),),
     )
     with db.transaction() as tx:
-        workflows.register(tx, spec)
+        registration.register(tx, spec)

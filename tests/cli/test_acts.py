@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from pipeline.client.quarantine import Quarantine, SetAside, Which
+from pipeline.admin.quarantine import Quarantine, SetAside, Which
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Phase
 from pipeline.domain.values import Person
-from pipeline.execution import events, workflows
 from pipeline.store.database import Database
+from pipeline.transitions import events, workflows
 from tests.cli import scenes
 from tests.cli.conftest import Pipeline
 from tests.factories import SOMEBODY, a_run, a_workflow, event_status, some_events, stopped, the_mutation, the_run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dev import locks, processes, servers
+from pipeline.embedded import locks, processes, servers
 from tests.support.wait import wait_for
 
 PIPELINE = Path(sys.executable).parent / "pipeline"

@@ -5,7 +5,7 @@ import json
 import pytest
 from sqlalchemy import text
 
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from tests.cli.conftest import Pipeline
 from tests.factories import a_run, a_workflow, some_events, stopped

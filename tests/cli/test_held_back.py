@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from pipeline import Topic, Workflow
+from pipeline.background.messages import Message
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.runs import Phase
-from pipeline.schedules.report import Message
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
-from pipeline.tasks import chains
+from pipeline.tasks import messages
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import scripted
 from tests.cli import scenes
@@ -54,7 +54,7 @@ def rung(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
         heard.append(message)
         return True
 
-    monkeypatch.setattr(chains, "send", send)
+    monkeypatch.setattr(messages, "send", send)
     return heard
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.runs import Phase
-from pipeline.execution import workflows
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
+from pipeline.transitions import workflows
 from tests.cli import scenes
 from tests.cli.conftest import Pipeline
 from tests.factories import SOMEBODY, a_run, a_workflow, some_events, stopped

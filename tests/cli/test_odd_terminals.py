@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from pipeline import LogicError
-from pipeline.cli.shown import printable
+from pipeline.cli.common import printable
 from pipeline.store.database import Database
 from tests.cli.conftest import Pipeline
 from tests.support.handlers import Shop

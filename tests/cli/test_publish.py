@@ -13,7 +13,7 @@ from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
 from pipeline import Workflow
-from pipeline.cli import feeds, shown
+from pipeline.cli import common, feeds
 from pipeline.cli.main import application
 from pipeline.domain.errors import InvalidInputError, PayloadError
 from pipeline.store.database import Database
@@ -125,7 +125,7 @@ def test_what_came_through_a_pipe_is_published_and_rung_for_while_more_may_come(
     run: Run, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rung: list[int] = []
-    monkeypatch.setattr(shown.Bell, "workflow", lambda self, name: rung.append(published(db)))
+    monkeypatch.setattr(common.Bell, "workflow", lambda self, name: rung.append(published(db)))
     os.mkfifo(tmp_path / "live")
     with ThreadPoolExecutor() as pool:
         done = pool.submit(run, "--file", str(tmp_path / "live"), "--json")

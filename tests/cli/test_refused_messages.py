@@ -9,8 +9,8 @@ import pytest
 import redis
 from celery import Celery
 
-from pipeline.dev import servers
-from pipeline.tasks import refusals
+from pipeline.embedded import servers
+from pipeline.tasks import dead_letter
 from tests.cli.conftest import Pipeline
 
 Ask = Callable[[str], None]
@@ -19,13 +19,13 @@ Ask = Callable[[str], None]
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Let the broker at this address be asked."""
-    return lambda url: monkeypatch.setattr(refusals, "app", Celery(broker=url))
+    return lambda url: monkeypatch.setattr(dead_letter, "app", Celery(broker=url))
 
 
 @pytest.fixture
 def two(embedded: servers.Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A broker with two refused messages. It answers: whoever asks has time to hear it."""
-    monkeypatch.setattr(refusals, "depth", functools.partial(refusals.depth, 60.0))
+    monkeypatch.setattr(dead_letter, "depth", functools.partial(dead_letter.depth, 60.0))
     url = embedded.broker_url.rpartition("/")[0] + "/9"
     with redis.Redis.from_url(url) as broker:
         broker.lpush("pipeline.refused", "{}", "{}")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dev import processes
+from pipeline.embedded import processes
 from tests.support.wait import wait_for
 
 #: Runs two programs together and says what they say; the second is the one that a test is about.
 SUPERVISOR = """
 import fcntl, os, sys, termios
 from pathlib import Path
-from pipeline.dev.together import Program, Together
+from pipeline.embedded.process_group import Program, Together
 
 if os.isatty(0):  # closing it is felt only by whoever it is the terminal of
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -3,11 +3,11 @@
 from typing import Any
 
 from pipeline.domain.ids import EventId
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, Prepared, Reservation, TopicSpec, WorkflowSpec
-from pipeline.execution import runs, starts, workflows
-from pipeline.store import views
 from pipeline.store.database import Database
+from pipeline.store.reads import work
+from pipeline.transitions import registration, runs, starts
 from tests.cli import scenes
 from tests.cli.conftest import Pipeline
 from tests.factories import IN, LEASE, OUT, a_run, a_workflow, committed, held, some_events, stopped, the_run
@@ -22,7 +22,7 @@ def two_steps(db: Database) -> tuple[Any, Any]:
         handlers=(HandlerSpec(name="send", subscribes=(IN,)), HandlerSpec(name="file", subscribes=(OUT,))),
     )
     with db.transaction() as tx:
-        workflows.register(tx, spec)
+        registration.register(tx, spec)
     first = scenes.a_done_order(db, "order-1")
     second = a_filed_receipt(db)
     return first, second
@@ -32,7 +32,7 @@ def a_filed_receipt(db: Database) -> Any:
     with db.transaction() as tx:
         (run,) = starts.start(tx, "billing", "file").runs
         (run,) = runs.claim_prepare(tx, [run.id], lease=LEASE, worker="w").claimed
-        (event,) = views.peeked(tx, run, OUT, limit=1)
+        (event,) = work.peeked(tx, run, OUT, limit=1)
         reserved = Reservation(topic=OUT, ids=(EventId(event.id),))
         runs.finish_prepare(tx, [Prepared(held=held(run), reservations=(reserved,))]).only()
         (run,) = runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w").claimed

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.testing.faults import FaultyProxy, http_request
+from pipeline.testing.fault_proxy import FaultyProxy, http_request
 from tests.conformance.world import World, running
 
 

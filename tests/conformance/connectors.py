@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from pipeline.connectors.readings import Outcome, Reading
+from pipeline.connectors.error_table import Outcome, Reading
 from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, Verdict, mutation
 from pipeline.domain.errors import LogicError, TransientError
 from tests.conformance.world import AnswerError, get, post

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from pipeline.connectors.sdk import Call
-from pipeline.testing import faults
-from pipeline.testing.faults import Fault, FaultyProxy, http_request, postgres_messages, whole_lines
+from pipeline.testing import fault_proxy
+from pipeline.testing.fault_proxy import Fault, FaultyProxy, http_request, postgres_messages, whole_lines
 from tests.conformance.world import AnswerError, World, get, post
 from tests.support.wait import wait_for
 
@@ -132,13 +132,13 @@ def test_a_late_commit_arrives_on_release_though_its_client_keeps_the_line(world
 def test_a_request_that_has_only_just_met_its_fault_is_released_too(
     world: World, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released, hold = threading.Event(), faults._Line._hold
+    released, hold = threading.Event(), fault_proxy._Line._hold
 
-    def held_later(line: faults._Line) -> None:
+    def held_later(line: fault_proxy._Line) -> None:
         released.wait(30)
         hold(line)
 
-    monkeypatch.setattr(faults._Line, "_hold", held_later)
+    monkeypatch.setattr(fault_proxy._Line, "_hold", held_later)
     proxy.will(Fault.COMMITS_LATE, delay=timedelta(0))
     with socket.create_connection((proxy.host, proxy.port), 30) as line:
         line.sendall(b"POST /plain HTTP/1.1\r\nHost: h\r\nIdempotency-Key: kept\r\nContent-Length: 0\r\n\r\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.testing.conformance import CASES, Subject
-from pipeline.testing.faults import Fault
+from pipeline.testing.fault_proxy import Fault
 
 #: What the guide takes for granted: a connector, and a server to try it on.
 PAYMENTS = """

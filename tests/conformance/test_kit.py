@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.connectors.readings import Outcome, Reading
+from pipeline.connectors.error_table import Outcome, Reading
 from pipeline.connectors.sdk import Call, Connector, Grade
 from pipeline.domain.errors import InvalidInputError
 from pipeline.testing.conformance import CASES, Case, Subject, check, conformance, examined
-from pipeline.testing.faults import FaultyProxy
+from pipeline.testing.fault_proxy import FaultyProxy
 from tests.conformance import connectors as these
 from tests.conformance.patience import MORE, patient
 from tests.conformance.world import World

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.connectors.sdk import Grade
 from pipeline.testing.conformance import Case, Subject
-from pipeline.testing.faults import FaultyProxy, whole_lines
+from pipeline.testing.fault_proxy import FaultyProxy, whole_lines
 from tests.conformance.patience import patient
 from tests.connectors.servers_mail import (
     HOST,

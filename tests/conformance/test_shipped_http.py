@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from pipeline.connectors.http import Http, get, post, put
 from pipeline.connectors.sdk import Grade
 from pipeline.testing.conformance import Subject
-from pipeline.testing.faults import FaultyProxy, http_request
+from pipeline.testing.fault_proxy import FaultyProxy, http_request
 from tests.conformance.patience import patient
 from tests.connectors.servers_http import World, world
 

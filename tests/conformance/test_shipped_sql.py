@@ -13,9 +13,9 @@ from sqlalchemy.pool import NullPool
 
 from pipeline.connectors.sdk import Call, Grade
 from pipeline.connectors.sql import Sql, transaction
-from pipeline.dev.servers import Servers
+from pipeline.embedded.servers import Servers
 from pipeline.testing.conformance import CASES, Case, Finding, Subject, examined
-from pipeline.testing.faults import FaultyProxy, postgres_messages
+from pipeline.testing.fault_proxy import FaultyProxy, postgres_messages
 from tests.conformance.patience import MORE, patient, patiently
 from tests.support import databases
 

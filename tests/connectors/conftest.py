@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine
 
-from pipeline.dev.servers import Servers
+from pipeline.embedded.servers import Servers
 from tests.connectors.servers_sql import Bank, judging, target
 
 

@@ -27,7 +27,7 @@ from pymap.imap import IMAPServer
 from pysasl.hashing import Cleartext
 
 from pipeline.connectors.email import Email, EmailWithSent, Imap, Smtp, Tls
-from pipeline.connectors.readings import Outcome
+from pipeline.connectors.error_table import Outcome
 from pipeline.connectors.sdk import Call
 
 T = TypeVar("T")

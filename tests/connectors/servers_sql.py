@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
-from pipeline.connectors.readings import Outcome
+from pipeline.connectors.error_table import Outcome
 from pipeline.connectors.sdk import Call
 from pipeline.connectors.sql import Sql, UnknownCommitError, create_effects_table, query, transaction
 from pipeline.domain.errors import AuthError, LogicError, TransientError

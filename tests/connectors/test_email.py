@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from pipeline.connectors.email import Email, EmailWithSent, Imap, Smtp, Tls
-from pipeline.connectors.email_message import Letter, Mailbox, written
-from pipeline.connectors.readings import Outcome
+from pipeline.connectors.email.message import Letter, Mailbox, written
+from pipeline.connectors.error_table import Outcome
 from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
 from pipeline.domain.errors import InvalidInputError, LogicError
 from tests.connectors import servers_mail as servers

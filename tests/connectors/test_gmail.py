@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from pipeline.connectors.error_table import Outcome, Reading
 from pipeline.connectors.gmail import Gmail
-from pipeline.connectors.readings import Outcome, Reading
 from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
+from pipeline.consumer_engine.steps import called
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
-from pipeline.engine.steps import called
 from tests.connectors import servers_mail as servers
 from tests.connectors.servers_http import unused_port, with_time
 from tests.connectors.servers_mail import KEY, MAIL

@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 import pytest
 from pydantic import BaseModel, SecretStr
 
+from pipeline.connectors.error_table import Outcome, Reading
 from pipeline.connectors.http import Http, UnclearAnswerError, delete, get, patch, post, put
-from pipeline.connectors.readings import Outcome, Reading
 from pipeline.connectors.sdk import Applied, Call, Grade, Operation, Retry
 from pipeline.domain.errors import AuthError, LogicError, TransientError
 from tests.connectors import servers_http as server
@@ -308,7 +308,7 @@ def test_every_address_of_a_name_is_tried(outside: World, monkeypatch: pytest.Mo
 def test_a_kept_connection_is_used_again_under_the_next_calls_own_deadline(
     outside: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.connectors.http_transport._IDLE", (20, 600.0))
+    monkeypatch.setattr("pipeline.connectors.http.exchange._IDLE", (20, 600.0))
     crm = Crm(outside.url)
     ports: list[int] = []
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from pipeline.connectors.readings import Outcome
+from pipeline.connectors.error_table import Outcome
 from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
 from pipeline.domain.errors import LogicError, TransientError
 from tests.connectors.servers_http import ask, call, do, with_time

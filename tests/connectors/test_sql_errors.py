@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
-from pipeline.connectors.readings import Outcome
+from pipeline.connectors.error_table import Outcome
 from pipeline.connectors.sdk import Applied, Call, NotFound, Retry
 from pipeline.connectors.sql import Sql, create_effects_table, query, transaction
 from pipeline.domain.errors import InvalidInputError, LogicError, TransientError

@@ -17,9 +17,9 @@ from sqlalchemy import Connection, event
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId
 from pipeline.domain.policies import FailurePolicy
-from pipeline.execution import workflows
-from pipeline.store import invariants
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
+from pipeline.transitions import registration
 from tests.factories import IN, NO_PAUSE, OUT, a_workflow, event_status, some_events
 from tests.support.crashes import Crash, CrashingDatabase
 from tests.support.reads import rows
@@ -144,7 +144,7 @@ class Play:
         if "poll" in scenario.walker.get("handlers", ()):
             poll = replace(spec.handlers[-1], first_run_at=LONG_AGO)
             with db.transaction() as tx:
-                workflows.register(tx, replace(spec, handlers=(*spec.handlers[:-1], poll)))
+                registration.register(tx, replace(spec, handlers=(*spec.handlers[:-1], poll)))
         self.published = [self._publish(number) for number in range(scenario.events)]
         if self.published:
             self.world.will(self.published[0], *scenario.world)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.store.invariants import INVARIANTS
-from pipeline.telemetry.lines import TRANSITIONS
+from pipeline.store.reads.invariants import INVARIANTS
+from pipeline.telemetry.transition_log import TRANSITIONS
 from tests.deploy import promql
 from tests.deploy.known import DEPLOY, metrics, rules
 from tests.support.source import ROOT

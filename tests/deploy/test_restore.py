@@ -11,14 +11,14 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
-from pipeline.dev import servers
 from pipeline.domain.ids import EventId
-from pipeline.execution import breakers, events, workflows
-from pipeline.runtime.points import Point
-from pipeline.store import invariants
+from pipeline.embedded import servers
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Effect, scripted
+from pipeline.transitions import breakers, events, workflows
+from pipeline.worker.crash_points import Point
 from tests.support import databases
 from tests.support.handlers import Shop
 from tests.support.wait import wait_for

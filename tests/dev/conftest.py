@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dev import locks, servers
+from pipeline.embedded import locks, servers
 from tests.support.wait import wait_for
 
 USER = """
 import sys
 from pathlib import Path
-from pipeline.dev import servers
+from pipeline.embedded import servers
 with servers.running(Path(sys.argv[1])) as found:
     print(found.database_url, found.broker_url, flush=True)
     sys.stdin.read()

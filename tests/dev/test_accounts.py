@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dev import binaries, places, processes, servers
-from pipeline.dev.postgres import Postgres
+from pipeline.embedded import binaries, data_directory, processes, servers
+from pipeline.embedded.postgres import Postgres
 from tests.dev.conftest import User
 from tests.dev.test_servers import SLOWLY, sql, wait_until_down
 from tests.support.wait import wait_for
@@ -113,7 +113,7 @@ def test_data_of_a_deleted_home_is_not_taken_over_by_the_next_one(new_home: Path
 def place_with_data(home: Path) -> Path:
     """Where a Postgres that ran in this home has its data."""
     home.mkdir(mode=0o711)
-    place = places.data_place(home, processes.server_account())
+    place = data_directory.data_place(home, processes.server_account())
     (place / "password").write_text("secret")
     return place
 
@@ -132,7 +132,7 @@ def test_data_of_deleted_homes_is_swept_away_and_that_of_others_is_not(tmp_path:
 def test_a_cluster_that_was_made_halfway_is_made_again(new_home: Path, environ: dict[str, str]) -> None:
     found = binaries.find_postgres(environ)
     new_home.mkdir()
-    halfway = places.data_place(new_home, processes.server_account()) / f".{found.major}.new"
+    halfway = data_directory.data_place(new_home, processes.server_account()) / f".{found.major}.new"
     halfway.mkdir()
     (halfway / "PG_VERSION").write_text(f"{found.major}\n")
     with servers.running(new_home, environ) as running:
@@ -144,12 +144,12 @@ def test_a_place_that_somebody_else_made_under_our_name_is_refused(new_home: Pat
     account = processes.server_account()
     assert account is not None
     new_home.mkdir()
-    squatted = places._elsewhere(new_home)
+    squatted = data_directory._elsewhere(new_home)
     squatted.mkdir()
     os.chown(squatted, account.uid + 4242, account.gid)
     try:
         with pytest.raises(processes.ServersError, match="belongs to somebody else"):
-            places.data_place(new_home, account)
+            data_directory.data_place(new_home, account)
     finally:
         squatted.rmdir()
 
@@ -157,7 +157,7 @@ def test_a_place_that_somebody_else_made_under_our_name_is_refused(new_home: Pat
 def python_for_nobody(environ: dict[str, str]) -> str | None:
     """An interpreter of our version with which the account `nobody` can import what we import."""
     for candidate in (os.path.realpath(sys.executable), f"/usr/bin/python3.{sys.version_info.minor}"):
-        command = [candidate, "-c", "import pipeline.dev.supervisor"]
+        command = [candidate, "-c", "import pipeline.embedded.supervisor"]
         try:
             done = subprocess.run(command, env=environ, user="nobody", check=False, cwd="/", capture_output=True)
         except OSError:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dev import binaries, servers
-from pipeline.dev.servers import ServersError
+from pipeline.embedded import binaries, servers
+from pipeline.embedded.servers import ServersError
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_an_installed_redis_is_preferred_to_the_wheel(environ: dict[str, str], t
 
 def test_wheels_are_located_without_being_imported() -> None:
     script = (
-        "import sys; from pipeline.dev import binaries; "
+        "import sys; from pipeline.embedded import binaries; "
         "list(binaries._wheel_redis()); binaries._wheel_postgres(); "
         "sys.exit(any(name in sys.modules for name in (binaries.POSTGRES_WHEEL, binaries.REDIS_WHEEL)))"
     )

@@ -13,8 +13,8 @@ import redis
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from pipeline.dev import locks, processes, servers
-from pipeline.dev.servers import Servers, ServersError
+from pipeline.embedded import locks, processes, servers
+from pipeline.embedded.servers import Servers, ServersError
 from tests.dev.conftest import User
 from tests.support.wait import wait_for
 

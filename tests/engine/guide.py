@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline.engine import loading
-from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.engine.errors import ExceptionType, TransactionException
-from pipeline.engine.outcomes import Report
-from pipeline.engine.stops import stopped_by_signals
-from pipeline.engine.transactions import Transaction
+from pipeline.consumer_engine import policy_files
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException
+from pipeline.consumer_engine.outcomes import Report
+from pipeline.consumer_engine.stops import stopped_by_signals
+from pipeline.consumer_engine.transactions import Transaction
 
 
 class Folder:
@@ -76,7 +76,7 @@ class CountLinesAsync(AsyncConsumerMixin):
 def run(home: Path) -> Report:
     task = CountLines(home)
     with stopped_by_signals(task):
-        return task.consume_transactions(policy=loading.load(Path("policy.toml"), os.environ))
+        return task.consume_transactions(policy=policy_files.load(Path("policy.toml"), os.environ))
 
 
 def test_an_empty_file_is_wrong_and_stays_so(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.engine.errors import TransactionException
-from pipeline.engine.lifecycle import Status, Step
-from pipeline.engine.outcomes import Outcome, Report
-from pipeline.engine.policies import (
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.errors import TransactionException
+from pipeline.consumer_engine.lifecycle import Status, Step
+from pipeline.consumer_engine.outcomes import Outcome, Report
+from pipeline.consumer_engine.policies import (
     BatchPolicy,
     ConcurrencyPolicy,
     ConsumerLoopPolicy,
@@ -28,8 +28,8 @@ from pipeline.engine.policies import (
     RetryPolicy,
     SuccessPolicy,
 )
-from pipeline.engine.telemetry import PROCESS_WIDE, Telemetry
-from pipeline.engine.transactions import Transaction
+from pipeline.consumer_engine.telemetry import PROCESS_WIDE, Telemetry
+from pipeline.consumer_engine.transactions import Transaction
 from tests.support.wait import wait_for
 
 T = TypeVar("T")

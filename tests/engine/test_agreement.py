@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.engine.errors import ExceptionType, TransactionException
-from pipeline.engine.lifecycle import Step
-from pipeline.engine.policies import RetryPolicy
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException
+from pipeline.consumer_engine.lifecycle import Step
+from pipeline.consumer_engine.policies import RetryPolicy
 from tests.engine.scripts import VARIANTS, Batches, Does, Ran, Run, Script, check, items, policy, ran, with_time
 from tests.support.rule import rule
 

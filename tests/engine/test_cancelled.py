@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.attempts import Call
-from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.engine.coroutines import Coroutines, _shielded
-from pipeline.engine.errors import FetchException
-from pipeline.engine.lifecycle import Ending, Status
-from pipeline.engine.loop import Notice
-from pipeline.engine.policies import RetryPolicy
-from pipeline.engine.steps import Steps
-from pipeline.engine.transactions import Transaction
+from pipeline.consumer_engine.asyncio_driver import Coroutines, _shielded
+from pipeline.consumer_engine.attempts import Call
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.errors import FetchException
+from pipeline.consumer_engine.lifecycle import Ending, Status
+from pipeline.consumer_engine.loop import Notice
+from pipeline.consumer_engine.policies import RetryPolicy
+from pipeline.consumer_engine.steps import Steps
+from pipeline.consumer_engine.transactions import Transaction
 from tests.engine.scripts import (
     AsyncRun,
     Batches,

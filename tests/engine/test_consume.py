@@ -24,8 +24,8 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.engine.transactions import Transaction
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.transactions import Transaction
 
 
 class Numbers:

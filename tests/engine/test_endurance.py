@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from pipeline.engine.policies import RetryPolicy
-from pipeline.engine.transactions import Transaction
+from pipeline.consumer_engine.policies import RetryPolicy
+from pipeline.consumer_engine.transactions import Transaction
 from tests.engine.scripts import AsyncRun, Batches, Does, Run, Script, check, item, policy
 from tests.support.rule import rule
 from tests.support.wait import wait_for

@@ -9,12 +9,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pipeline.engine.errors import ExceptionType
-from pipeline.engine.executor import StepExecutor
-from pipeline.engine.policies import RetryPolicy
-from pipeline.engine.steps import TimedOutError
-from pipeline.engine.telemetry import Telemetry
-from pipeline.runtime.phases import SILENT
+from pipeline.consumer_engine.errors import ExceptionType
+from pipeline.consumer_engine.executor import StepExecutor
+from pipeline.consumer_engine.policies import RetryPolicy
+from pipeline.consumer_engine.steps import TimedOutError
+from pipeline.consumer_engine.telemetry import Telemetry
+from pipeline.worker.phases import SILENT
 from tests.support.rule import rule
 
 SOON = timedelta(seconds=30)

@@ -6,13 +6,22 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.attempts import Call, Host, Subject, Work, tried
-from pipeline.engine.errors import ConsumerLoopTimeoutException, LeftBehindException
-from pipeline.engine.lifecycle import GRACE, PATIENCE, Ending, Status, Step, most_left_behind, patience, wait_ends_at
-from pipeline.engine.loop import Abandon, Loop, Settled, Start, Wait, consumed
-from pipeline.engine.policies import ConsumerLoopPolicy, RetryPolicy
-from pipeline.engine.steps import Ended, Steps
-from pipeline.engine.telemetry import Telemetry
+from pipeline.consumer_engine.attempts import Call, Host, Subject, Work, tried
+from pipeline.consumer_engine.errors import ConsumerLoopTimeoutException, LeftBehindException
+from pipeline.consumer_engine.lifecycle import (
+    GRACE,
+    PATIENCE,
+    Ending,
+    Status,
+    Step,
+    most_left_behind,
+    patience,
+    wait_ends_at,
+)
+from pipeline.consumer_engine.loop import Abandon, Loop, Settled, Start, Wait, consumed
+from pipeline.consumer_engine.policies import ConsumerLoopPolicy, RetryPolicy
+from pipeline.consumer_engine.steps import Ended, Steps
+from pipeline.consumer_engine.telemetry import Telemetry
 from tests.engine.scripts import FAIR, Batches, Cut, Does, Ran, Run, Script, check, item, items, policy, ran, with_time
 from tests.engine.test_loop import _lived
 from tests.support.rule import rule
@@ -166,7 +175,7 @@ def test_items_that_no_worker_had_begun_when_the_time_was_up_can_be_worked_on_ag
 def test_a_handler_that_has_begun_gets_a_moment_to_settle_its_item_when_the_time_is_up(
     variant: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.engine.loop.GRACE", float(BODY))
+    monkeypatch.setattr("pipeline.consumer_engine.loop.GRACE", float(BODY))
 
     def held(bound: float) -> Ran:
         left = threading.Event()  # the first that is told when the time is up, and the handler goes on until then
@@ -268,7 +277,7 @@ def test_a_fault_of_the_engine_itself_in_a_worker_ends_the_loop(variant: Run, mo
     def faulty(*_: object) -> Any:
         raise RuntimeError("a fault of the engine")
 
-    monkeypatch.setattr("pipeline.engine.threads.lived", faulty)
-    monkeypatch.setattr("pipeline.engine.coroutines.lived", faulty)
+    monkeypatch.setattr("pipeline.consumer_engine.threads.lived", faulty)
+    monkeypatch.setattr("pipeline.consumer_engine.asyncio_driver.lived", faulty)
     run = ran(variant, Script(), Cut(items(2)), policy(concurrency=2, timeout=30))
     assert str(run.error) == "a fault of the engine"

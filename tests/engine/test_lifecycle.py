@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.domain.errors import InvalidInputError
-from pipeline.engine.attempts import current_attempt
-from pipeline.engine.errors import ExceptionType, TransactionException
-from pipeline.engine.items import lived
-from pipeline.engine.lifecycle import (
+from pipeline.consumer_engine.attempts import current_attempt
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException
+from pipeline.consumer_engine.items import lived
+from pipeline.consumer_engine.lifecycle import (
     Status,
     Step,
     begins_after_time,
@@ -20,8 +19,9 @@ from pipeline.engine.lifecycle import (
     rest_when_empty,
     to_ask_for,
 )
-from pipeline.engine.policies import ConsumerLoopPolicy, EmptyQueuePolicy, RetryPolicy
-from pipeline.engine.steps import Ended
+from pipeline.consumer_engine.policies import ConsumerLoopPolicy, EmptyQueuePolicy, RetryPolicy
+from pipeline.consumer_engine.steps import Ended
+from pipeline.domain.errors import InvalidInputError
 from tests.engine.scripts import (
     AsyncRun,
     Batches,

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.attempts import Call, Pause
-from pipeline.engine.errors import ConsumerLoopTimeoutException, FetchException, FetchTimeoutException
-from pipeline.engine.items import lived
-from pipeline.engine.lifecycle import Ending, Status, Step
-from pipeline.engine.loop import Abandon, Loop, Settled, Start, Wait, consumed
-from pipeline.engine.outcomes import Outcome
-from pipeline.engine.policies import EmptyQueuePolicy, RetryPolicy
-from pipeline.engine.steps import Ended
-from pipeline.engine.transactions import Transaction
+from pipeline.consumer_engine.attempts import Call, Pause
+from pipeline.consumer_engine.errors import ConsumerLoopTimeoutException, FetchException, FetchTimeoutException
+from pipeline.consumer_engine.items import lived
+from pipeline.consumer_engine.lifecycle import Ending, Status, Step
+from pipeline.consumer_engine.loop import Abandon, Loop, Settled, Start, Wait, consumed
+from pipeline.consumer_engine.outcomes import Outcome
+from pipeline.consumer_engine.policies import EmptyQueuePolicy, RetryPolicy
+from pipeline.consumer_engine.steps import Ended
+from pipeline.consumer_engine.transactions import Transaction
 from tests.engine.scripts import Batches, Begun, Cut, Does, Ran, Run, Script, check, item, items, policy, ran, with_time
 from tests.support.rule import rule
 from tests.support.wait import wait_for

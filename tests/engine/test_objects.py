@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from pipeline.domain.errors import PipelineError
-from pipeline.domain.policies import Policy
-from pipeline.engine import policies
-from pipeline.engine.errors import (
+from pipeline.consumer_engine import policies
+from pipeline.consumer_engine.errors import (
     ConsumerLoopTimeoutException,
     ExceptionType,
     FetchException,
@@ -22,7 +20,7 @@ from pipeline.engine.errors import (
     TransactionException,
     categorised,
 )
-from pipeline.engine.policies import (
+from pipeline.consumer_engine.policies import (
     BatchPolicy,
     ConcurrencyPolicy,
     ConsumerLoopPolicy,
@@ -33,8 +31,10 @@ from pipeline.engine.policies import (
     ProcessPolicy,
     RetryPolicy,
 )
-from pipeline.engine.sources import Acknowledges
-from pipeline.engine.transactions import Transaction
+from pipeline.consumer_engine.sources import Acknowledges
+from pipeline.consumer_engine.transactions import Transaction
+from pipeline.domain.errors import PipelineError
+from pipeline.domain.policies import Policy
 from tests.engine.scripts import NOON, Batches, Cut, Does, Script, check, item, items, policy, ran
 from tests.support.rule import rule
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.engine.transactions import Transaction
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.transactions import Transaction
 from tests.engine.scripts import Cut, items, policy
 
 COUNT, WIDTH, SIZE, MOST = 2000, 8, 100, 3.0

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from pipeline.engine.errors import ExceptionType
-from pipeline.engine.lifecycle import Status, Step
-from pipeline.engine.policies import ConsumerPolicy
-from pipeline.engine.telemetry import METRICS
+from pipeline.consumer_engine.errors import ExceptionType
+from pipeline.consumer_engine.lifecycle import Status, Step
+from pipeline.consumer_engine.policies import ConsumerPolicy
+from pipeline.consumer_engine.telemetry import METRICS
 from tests.support.rule import rule
 
 RETRY = {"max_attempts": 1, "timeout": None, "backoff": 0.0, "backoff_multiplier": 2.0, "backoff_cap": 0.0}

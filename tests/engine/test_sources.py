@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.transactions import Transaction
 from pipeline.domain.errors import InvalidInputError
-from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.engine.transactions import Transaction
 from tests.engine.scripts import AsyncRun, Cut, Run, Script, check, item, items, policy, ran
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.lifecycle import Ending, Status, Step
-from pipeline.engine.policies import EmptyQueuePolicy, RetryPolicy
-from pipeline.engine.stops import Stop, stopped_by_signals
+from pipeline.consumer_engine.lifecycle import Ending, Status, Step
+from pipeline.consumer_engine.policies import EmptyQueuePolicy, RetryPolicy
+from pipeline.consumer_engine.stops import Stop, stopped_by_signals
 from tests.engine.scripts import AsyncRun, Batches, Cut, Does, Ran, Run, Script, check, item, items, policy, ran
 from tests.support.rule import rule
 from tests.support.wait import wait_for
@@ -113,7 +113,7 @@ def test_the_wait_for_a_fetch_with_a_limit_ends_soon_after_the_task_is_asked_and
 def test_a_fetch_with_a_limit_that_is_nearly_done_is_not_lost_when_the_task_is_asked(
     variant: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.engine.lifecycle.GRACE", float(BODY))
+    monkeypatch.setattr("pipeline.consumer_engine.lifecycle.GRACE", float(BODY))
     was_asked = threading.Event()
     source = Batches(Does(takes=BODY, until=was_asked, returns=items(2)))
     chosen = policy(streaming=True, fetch=RetryPolicy(timeout=60))
@@ -245,10 +245,10 @@ PROGRAM = """
 import asyncio, sys, threading
 from datetime import UTC, datetime
 from pathlib import Path
-from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.engine.policies import ConsumerPolicy
-from pipeline.engine.stops import stopped_by_signals
-from pipeline.engine.transactions import Transaction
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.policies import ConsumerPolicy
+from pipeline.consumer_engine.stops import stopped_by_signals
+from pipeline.consumer_engine.transactions import Transaction
 
 def tell(word):
     sys.stdout.write(word + "\\n"); sys.stdout.flush()

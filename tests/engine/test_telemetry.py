@@ -15,10 +15,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pipeline.engine.errors import ExceptionType, TransactionException
-from pipeline.engine.lifecycle import Step
-from pipeline.engine.policies import EmptyQueuePolicy, RetryPolicy
-from pipeline.engine.telemetry import METRICS, STEP_SPANS, Telemetry
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException
+from pipeline.consumer_engine.lifecycle import Step
+from pipeline.consumer_engine.policies import EmptyQueuePolicy, RetryPolicy
+from pipeline.consumer_engine.telemetry import METRICS, STEP_SPANS, Telemetry
 from tests.engine.scripts import Batches, Cut, Does, Ran, Run, Script, check, item, items, policy, ran, with_time
 from tests.support.rule import rule
 
@@ -225,11 +225,15 @@ def test_metrics_count_what_happened_with_labels_from_small_sets(variant: Run) -
     watch = with_time(
         lambda bound: counted(variant, bound), lambda watch: sum(watch.values("pipeline.engine.timeouts").values()) == 2
     )
-    assert watch.values("pipeline.engine.transactions") == {("success",): 5, ("exception",): 1, ("timeout",): 1}
+    assert watch.values("pipeline.consumer_engine.transactions") == {
+        ("success",): 5,
+        ("exception",): 1,
+        ("timeout",): 1,
+    }
     assert watch.values("pipeline.engine.timeouts") == {("step",): 1, ("transaction",): 1}
     assert watch.values("pipeline.engine.retries") == {("process",): 2, ("success",): 1}
     assert watch.values("pipeline.engine.backoff") == {("process",): pytest.approx(0.03)}
-    assert watch.values("pipeline.engine.attempts") == {
+    assert watch.values("pipeline.consumer_engine.attempts") == {
         ("fetch", "returned"): 2,
         ("process", "returned"): 5,
         ("process", "system"): 2,
@@ -277,7 +281,7 @@ def test_rests_and_the_time_of_the_loop_are_counted_and_what_was_in_flight_is_no
     watch, _ = with_time(rested, lambda made: made[1].script.count(Step.PROCESS) == 1)
     assert watch.values("pipeline.engine.timeouts") == {("loop",): 1}
     assert watch.values("pipeline.engine.backoff") == {("empty",): pytest.approx(0.05)}
-    assert watch.values("pipeline.engine.transactions") == {("left",): 1}
+    assert watch.values("pipeline.consumer_engine.transactions") == {("left",): 1}
     if variant.name == "asyncio":
         assert watch.values("pipeline.engine.in_flight") == {(): 0}
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.attempts import Attempt, current_attempt
-from pipeline.engine.errors import (
+from pipeline.consumer_engine.attempts import Attempt, current_attempt
+from pipeline.consumer_engine.errors import (
     ConsumerLoopTimeoutException,
     ExceptionType,
     FetchTimeoutException,
     TransactionException,
 )
-from pipeline.engine.lifecycle import Status, Step
-from pipeline.engine.outcomes import Outcome
-from pipeline.engine.policies import ConsumerPolicy, RetryPolicy
+from pipeline.consumer_engine.lifecycle import Status, Step
+from pipeline.consumer_engine.outcomes import Outcome
+from pipeline.consumer_engine.policies import ConsumerPolicy, RetryPolicy
 from tests.engine.scripts import FAIR, Batches, Cut, Does, Ran, Run, Script, check, item, items, policy, ran, with_time
 from tests.support.rule import rule
 from tests.support.wait import wait_for

@@ -37,8 +37,8 @@ def test_a_module_that_cannot_be_imported_is_wrong_usage_and_the_line_is_named(
 
 
 AWAY = """
-from pipeline.engine.consumer import ConsumerMixin
-from pipeline.ingest.client import connect
+from pipeline.consumer_engine.consumer import ConsumerMixin
+from pipeline.ingest.redis_client import connect
 
 URL = "redis://:hunter2@127.0.0.1:1/0"
 
@@ -67,7 +67,7 @@ def test_a_task_whose_redis_is_away_says_so_and_asks_to_be_started_again(
     ("text", "words"),
     [
         (
-            "from pipeline.ingest.client import connect\nconnect('amqp://x')",
+            "from pipeline.ingest.redis_client import connect\nconnect('amqp://x')",
             "): The URL of Redis cannot be used; expected",
         ),
         ("from pathlib import Path\nPath('/proc/nope').read_text()", "raised FileNotFoundError ("),

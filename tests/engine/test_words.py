@@ -7,16 +7,16 @@ import pytest
 from opentelemetry.trace import StatusCode
 from pydantic import BaseModel
 
-from pipeline.engine.errors import (
+from pipeline.consumer_engine.errors import (
     ConsumerLoopTimeoutException,
     ExceptionType,
     FetchException,
     TransactionException,
     said,
 )
-from pipeline.engine.lifecycle import Step
-from pipeline.engine.policies import RetryPolicy
-from pipeline.engine.words import counted
+from pipeline.consumer_engine.lifecycle import Step
+from pipeline.consumer_engine.policies import RetryPolicy
+from pipeline.consumer_engine.words import counted
 from tests.engine.scripts import Batches, Cut, Does, Ran, Run, Script, check, item, items, policy, ran, with_time
 from tests.engine.test_telemetry import Watch, attributes, watch
 from tests.support.rule import rule

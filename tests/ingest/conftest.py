@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from pipeline.dev import servers
+from pipeline.embedded import servers
 from tests.ingest.streams import Place
 from tests.support.cluster import own_broker
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import redis
 
-from pipeline.ingest.client import connect
 from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
+from pipeline.ingest.redis_client import connect
 from tests.support.wait import wait_for
 
 GROUP = "workers"

@@ -9,14 +9,12 @@ from pydantic import BaseModel
 from sqlalchemy import text
 
 from pipeline.domain.errors import InvalidInputError, UnknownError
-from pipeline.domain.limits import Limits
-from pipeline.domain.values import TopicSpec, WorkflowSpec
-from pipeline.execution import workflows
+from pipeline.domain.values import Limits, TopicSpec, WorkflowSpec
 from pipeline.ingest import parking
-from pipeline.ingest.bridge import Bridge, OnPoison
+from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import PoisonError, QueueError
-from pipeline.ingest.route import Route
 from pipeline.store.database import Database
+from pipeline.transitions import registration
 from tests.factories import IN, OUT, a_workflow
 from tests.ingest.programs import published
 from tests.ingest.streams import Place, in_thread
@@ -112,7 +110,7 @@ def poisonable(place: Place, db: Database, on_poison: OnPoison = OnPoison.STOP) 
         version=2,
     )
     with db.transaction() as tx:
-        workflows.register(tx, spec)
+        registration.register(tx, spec)
     return bridge
 
 

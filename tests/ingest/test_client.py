@@ -16,10 +16,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from pipeline.domain.errors import InvalidInputError
-from pipeline.ingest.client import connect
 from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.errors import QueueError
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
+from pipeline.ingest.redis_client import connect
 from tests.ingest.streams import Place
 from tests.support.rule import rule
 

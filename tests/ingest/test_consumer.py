@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from pipeline.dev import servers
+from pipeline.embedded import servers
 from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.errors import PoisonError, QueueError
 from pipeline.ingest.signals import SIGNALS, stopped_by_signals
@@ -27,7 +27,7 @@ QUESTIONS = {"info", "config", "config|resetstat"}
 #: A program that consumes as a service would, and says what it does.
 SERVICE = """
 import sys
-from pipeline.ingest.client import connect
+from pipeline.ingest.redis_client import connect
 from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
 from pipeline.ingest.signals import stopped_by_signals
@@ -212,7 +212,7 @@ def test_q12_a_redis_that_freezes_is_an_error_when_the_block_is_well_over(
     mortal: tuple[Place, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, home = mortal
-    monkeypatch.setattr("pipeline.ingest.client.ROOM", 1.0)
+    monkeypatch.setattr("pipeline.ingest.redis_client.ROOM", 1.0)
     consumer = wait_for(lambda: connected(place))
     found = servers.status(home)
     assert found is not None

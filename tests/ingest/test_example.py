@@ -10,12 +10,11 @@ import pytest
 
 from examples.receipts import receipts
 from pipeline.client.publishing import publish
-from pipeline.execution import workflows
-from pipeline.ingest.bridge import Bridge
-from pipeline.ingest.route import Route
-from pipeline.runtime.registry import spec_of
-from pipeline.store import views
+from pipeline.ingest.bridge import Bridge, Route
 from pipeline.store.database import Database
+from pipeline.store.reads import work
+from pipeline.transitions import registration
+from pipeline.workflows.registry import spec_of
 from tests.ingest.streams import Place
 
 #: For machines without redis-cli: asks what it is told to ask, and prints the answer.
@@ -46,7 +45,7 @@ def xadd(project: Path, place: Place, cli: str, *arguments: str) -> "subprocess.
 
 def test_an_order_added_from_a_shell_twice_is_one_event(place: Place, db: Database, project: Path, cli: str) -> None:
     with db.transaction() as tx:
-        workflows.register(tx, spec_of(receipts, tx.clock()))
+        registration.register(tx, spec_of(receipts, tx.clock()))
     for _ in range(2):
         done = xadd(project, place, cli, "4711", "a@example.org")
         assert done.returncode == 0, done.stderr
@@ -59,7 +58,7 @@ def test_an_order_added_from_a_shell_twice_is_one_event(place: Place, db: Databa
         again = {"topic": "orders.paid", "message_id": "order:4711", "payload": {"order": "4711", "email": "a"}}
         assert publish(tx, "receipts", [again]).repeated == ("order:4711",), "the order service calls it the same"
     with db.transaction() as tx:
-        assert views.workflow_names(tx) == ["receipts"]
+        assert work.workflow_names(tx) == ["receipts"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from opentelemetry.metrics import CallbackOptions, NoOpMeter
 
-from pipeline.ingest import client, lag
+from pipeline.ingest import lag, redis_client
 from pipeline.ingest.errors import QueueError
 from pipeline.ingest.lag import Looks, looked, watching
 from pipeline.ingest.queue import BacklogStats
@@ -23,8 +23,8 @@ ENOUGH = 60.0  # seconds
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the machine stands still. A test of patience says otherwise."""
     monkeypatch.setattr(lag, "PATIENCE", ENOUGH)
-    monkeypatch.setattr(client, "ROOM", ENOUGH)
-    monkeypatch.setattr(client, "CONNECT_WITHIN", ENOUGH)
+    monkeypatch.setattr(redis_client, "ROOM", ENOUGH)
+    monkeypatch.setattr(redis_client, "CONNECT_WITHIN", ENOUGH)
 
 
 class Asking(NoOpMeter):

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
-from pipeline.domain.limits import Limits
-from pipeline.domain.values import NewEvent
-from pipeline.execution import events
-from pipeline.ingest.bridge import Bridge, OnPoison
+from pipeline.domain.values import Limits, NewEvent
+from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import LockedError
-from pipeline.ingest.route import Route
 from pipeline.store.database import Database, Transaction
+from pipeline.transitions import events
 from tests.factories import IN, a_workflow
 from tests.ingest.programs import published
 from tests.ingest.streams import Place, in_thread

@@ -12,7 +12,7 @@ import redis
 from sqlalchemy import text
 
 from pipeline.config import EXIT_AGAIN
-from pipeline.dev import servers
+from pipeline.embedded import servers
 from pipeline.store.database import Database
 from tests.factories import a_workflow
 from tests.ingest.lines import held_at

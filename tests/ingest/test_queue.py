@@ -11,9 +11,8 @@ from opentelemetry.metrics import Meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from pipeline.ingest.entries import entries_of
 from pipeline.ingest.errors import NoStreamError, PoisonEntry, PoisonError, QueueError
-from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
+from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, entries_of
 from tests.ingest.streams import STALE, Place
 from tests.support.rule import rule
 

@@ -2,8 +2,7 @@
 
 import time
 
-from pipeline.ingest.bridge import Bridge
-from pipeline.ingest.route import Route
+from pipeline.ingest.bridge import Bridge, Route
 from pipeline.store.database import Database
 from tests.factories import IN, a_workflow
 from tests.ingest.streams import Place

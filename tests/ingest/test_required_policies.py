@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.domain.errors import InvalidInputError
-from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.engine.policies import (
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.policies import (
     BatchPolicy,
     ConsumerLoopPolicy,
     ConsumerPolicy,
@@ -17,8 +16,9 @@ from pipeline.engine.policies import (
     RetryPolicy,
     SuccessPolicy,
 )
-from pipeline.engine.transactions import Transaction
-from pipeline.ingest.source import AsyncStreamSource, StreamSource
+from pipeline.consumer_engine.transactions import Transaction
+from pipeline.domain.errors import InvalidInputError
+from pipeline.ingest.engine_source import AsyncStreamSource, StreamSource
 from tests.ingest.streams import Place
 
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.domain.errors import InvalidInputError
-from pipeline.engine.attempts import Pause
-from pipeline.engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.engine.errors import FetchException
-from pipeline.engine.items import Item, lived
-from pipeline.engine.policies import (
+from pipeline.consumer_engine.attempts import Pause
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.errors import FetchException
+from pipeline.consumer_engine.items import Item, lived
+from pipeline.consumer_engine.policies import (
     BatchPolicy,
     ConcurrencyPolicy,
     ConsumerLoopPolicy,
@@ -24,11 +23,12 @@ from pipeline.engine.policies import (
     RetryPolicy,
     SuccessPolicy,
 )
-from pipeline.engine.steps import Ended
-from pipeline.engine.transactions import Transaction
+from pipeline.consumer_engine.steps import Ended
+from pipeline.consumer_engine.transactions import Transaction
+from pipeline.domain.errors import InvalidInputError
+from pipeline.ingest.engine_source import AsyncStreamSource, StreamSource, longest_life
 from pipeline.ingest.errors import PoisonError
 from pipeline.ingest.queue import RedisStreamsQueue
-from pipeline.ingest.source import AsyncStreamSource, StreamSource, longest_life
 from tests.ingest.streams import Place
 
 

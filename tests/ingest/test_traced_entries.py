@@ -3,11 +3,10 @@
 import pytest
 from sqlalchemy import text
 
-from pipeline.engine.policies import ConsumerPolicy
-from pipeline.ingest.bridge import Bridge
+from pipeline.consumer_engine.policies import ConsumerPolicy
+from pipeline.ingest.bridge import Bridge, Route
+from pipeline.ingest.engine_source import StreamSource
 from pipeline.ingest.errors import PoisonError
-from pipeline.ingest.route import Route
-from pipeline.ingest.source import StreamSource
 from pipeline.store.database import Database
 from tests.factories import IN, a_workflow
 from tests.ingest.streams import Place

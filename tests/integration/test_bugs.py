@@ -4,11 +4,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.runs import Phase, RunStatus
-from pipeline.execution import recovery, starts, workflows
-from pipeline.store import invariants, views
+from pipeline.domain.states import Phase, RunStatus
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants, work
+from pipeline.transitions import starts, workflows
 from tests.factories import (
     LEASE,
     SOMEBODY,
@@ -34,7 +35,7 @@ def test_bug_1_a_logic_error_after_the_mutation_does_not_orphan_its_events(db: D
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.LOGIC)
     with db.transaction() as tx:
         workflows.exit_maintenance(tx, "billing", SOMEBODY)
-        assert views.retryable_runs(tx, "billing") == [run.id]
+        assert work.retryable_runs(tx, "billing") == [run.id]
     committed(db, carried_forward(db, run))
     assert event_status(db, event) == "consumed"
 
@@ -98,9 +99,9 @@ def test_bug_5_a_crash_right_after_a_stop_needs_no_recovery(db: Database) -> Non
     with pytest.raises(Crash):
         stopped(CrashingDatabase(db, after_commit=1), run, FailureKind.TRANSIENT)
     db.advance(LEASE + TIMEOUT)
-    assert recovery.recover_crashed_runs(db) == ()
+    assert rescuer.recover_crashed_runs(db) == ()
     with db.transaction() as tx:
-        assert views.retryable_runs(tx, "billing") == [run.id]
+        assert work.retryable_runs(tx, "billing") == [run.id]
     committed(db, carried_forward(db, the_run(db, run.id)))
     assert event_status(db, event) == "consumed"
 
@@ -113,7 +114,7 @@ def test_an_orphaned_reservation_is_reported_loudly_and_never_released(db: Datab
     run = stopped(db, a_run(db, Phase.EMITTING))
     with db.transaction() as tx:
         tx.run(text("UPDATE pipeline.runs SET retry_pending = false WHERE id = :id"), id=run.id)
-    recovery.recover(db)
+    rescuer.recover(db)
     assert event_status(db, event) == "reserved"
     with db.transaction() as tx:
         (finding,) = invariants.findings(tx)

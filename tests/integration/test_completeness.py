@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Row
 
+from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId
-from pipeline.domain.mutations import Evidence, Resolver
-from pipeline.domain.runs import Outcome, Phase, RunStatus
+from pipeline.domain.states import Evidence, Outcome, Phase, Resolver, RunStatus
 from pipeline.domain.values import Applied, Failed
 from pipeline.domain.workflows import WorkflowStatus
-from pipeline.execution import mutations, recovery, sessions, starts, workflows
 from pipeline.store.database import Database
+from pipeline.transitions import mutations, resolution, sessions, starts, workflows
 from tests.factories import (
     LEASE,
     SOMEBODY,
@@ -104,7 +104,7 @@ def test_a_mutation_that_reconcile_finds_is_carried_forward(db: Database) -> Non
 def test_a_person_who_says_it_did_not_happen_releases_inputs(db: Database) -> None:
     run, event = in_doubt(db)
     with db.transaction() as tx:
-        mutations.did_not_happen(tx, run.mutation_id, SOMEBODY)
+        resolution.did_not_happen(tx, run.mutation_id, SOMEBODY)
     assert event_status(db, event) == "pending"
     row = one(db, "SELECT * FROM pipeline.audit WHERE mutation_id = :id", id=run.mutation_id)
     assert (row.actor, row.act, row.reason) == ("ada", "mutation.did_not_happen", SOMEBODY.reason)
@@ -114,7 +114,7 @@ def test_a_person_who_says_it_did_not_happen_releases_inputs(db: Database) -> No
 def test_a_person_who_skips_marks_events_and_lets_next_commit_the_run(db: Database) -> None:
     run, event = in_doubt(db)
     with db.transaction() as tx:
-        mutations.skip(tx, run.mutation_id, SOMEBODY)
+        resolution.skip(tx, run.mutation_id, SOMEBODY)
     assert event_status(db, event) == "skipped"
     done = committed(db, carried_forward(db, the_run(db, run.id)))
     assert (done.status, event_status(db, event)) == (RunStatus.COMMITTED, "skipped")
@@ -157,7 +157,7 @@ def test_a_crashed_run_is_disposed_of_like_a_stopped_one(db: Database, phase: Ph
     (event,) = some_events(db, "m1")
     run = a_run(db, phase)
     db.advance(LEASE + TIMEOUT)
-    (ended,) = recovery.recover_crashed_runs(db)
+    (ended,) = rescuer.recover_crashed_runs(db)
     keeps = phase in (Phase.MUTATING, Phase.EMITTING)
     assert ended.consequence.disposition.retry_pending is keeps
     assert (the_run(db, run.id).retry_pending, event_status(db, event)) == (keeps, "reserved" if keeps else "pending")
@@ -205,7 +205,7 @@ def test_a_session_nobody_finished_is_found_and_finished(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.COMMITTED)
-    assert recovery.recover(db).sessions == 1
+    assert rescuer.recover(db).sessions == 1
     assert session_of(db, run).result == "completed"
 
 
@@ -215,8 +215,8 @@ def test_maintenance_is_flagged_with_the_failure_attended_after_it_and_left_by_a
     (event,) = some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING))
     assert workflow_row(db).maintenance_reason == "division by zero"
-    assert recovery.recover_maintenance_mode(db) == 1, "flagged, and nobody was asked yet"
-    assert recovery.recover_maintenance_mode(db) == 0
+    assert rescuer.recover_maintenance_mode(db) == 1, "flagged, and nobody was asked yet"
+    assert rescuer.recover_maintenance_mode(db) == 0
     with db.transaction() as tx:
         assert not workflows.open_maintenance_task(tx, "billing"), "one open task per workflow"
         assert starts.retry(tx, [run.id]).held == "maintenance"
@@ -247,5 +247,5 @@ def in_doubt(db: Database) -> tuple[Row[Any], EventId]:
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.MUTATING)
     db.advance(LEASE + TIMEOUT)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     return the_run(db, run.id), event

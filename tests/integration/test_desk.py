@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import text
 
 from pipeline import ReconcilePolicy
-from pipeline.client import exports
-from pipeline.client.desk import Answer, Desk, Filter, Matched, given_to_all
-from pipeline.client.mutations import detail
+from pipeline.admin import provider_export
+from pipeline.admin.mutations import detail
+from pipeline.admin.resolutions import Answer, Desk, Filter, Matched, given_to_all
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, QuietPeriodError, StaleWriteError
-from pipeline.domain.mutations import MutationStatus
+from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Person
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_deliveries
@@ -223,7 +223,7 @@ def test_a_providers_export_settles_what_it_lists_after_a_preview(db: Database, 
     keys = [question.idempotency_key for question in asked.desk.questions()]
     rows = [{"reference": keys[0], "id": "ch_1"}, {"reference": keys[2], "id": "ch_2"}, {"reference": "x", "id": "y"}]
     file = _written(tmp_path / f"export{suffix}", rows)
-    found = exports.preview(asked.desk.asked_by("idempotency_key"), exports.read(file), "reference")
+    found = provider_export.preview(asked.desk.asked_by("idempotency_key"), provider_export.read(file), "reference")
     assert [item.question.idempotency_key for item in found.given] == [keys[0], keys[2]]
     assert (len(found.unanswered), len(found.ambiguous), found.unmatched) == (2, 0, 1)
     assert len(asked.desk.questions()) == 4, "a preview changes nothing"
@@ -239,9 +239,9 @@ def test_a_complete_export_also_says_what_did_not_happen(db: Database, tmp_path:
     assert sorted(item.value for item in by_param) == ["0", "1"]
     stranger = _written(tmp_path / "other.jsonl", [{"reference": "somebody else's", "id": "x"}])
     with pytest.raises(InvalidInputError, match="No row of the export matches a question"):
-        exports.preview(by_param, exports.read(stranger), "reference", complete=True)
+        provider_export.preview(by_param, provider_export.read(stranger), "reference", complete=True)
     file = _written(tmp_path / "export.jsonl", [{"reference": "1", "id": "x"}])
-    found = exports.preview(by_param, exports.read(file), "reference", complete=True)
+    found = provider_export.preview(by_param, provider_export.read(file), "reference", complete=True)
     assert {item.question.message_ids: item.answer for item in found.given} == {
         ("m1",): Answer.DID_NOT_HAPPEN,
         ("m2",): Answer.HAPPENED,
@@ -256,10 +256,10 @@ def test_what_is_not_one_to_one_is_left_to_a_person(db: Database) -> None:
     asked = Asked(db, 2)
     questions = asked.desk.questions()
     twice = [Matched(value="a", question=question) for question in questions]
-    assert exports.preview(twice, [{"k": "a"}], "k").ambiguous == tuple(questions)
+    assert provider_export.preview(twice, [{"k": "a"}], "k").ambiguous == tuple(questions)
     for pair in ([{"k": "a"}, {"k": " a "}], [{"k": "a"}]):
         known = Matched(value="a", question=questions[0], is_shared=len(pair) == 1)
-        doubled = exports.preview([known], pair, "k")
+        doubled = provider_export.preview([known], pair, "k")
         assert doubled.ambiguous == (questions[0],)
         assert doubled.given == ()
     _settled_by_hand(asked)
@@ -282,19 +282,19 @@ def test_an_export_that_cannot_be_read_is_refused_in_words(tmp_path: Path, name:
     file = tmp_path / name
     file.write_text(content)
     with pytest.raises(InvalidInputError, match=words):
-        exports.preview([], exports.read(file), "reference")
+        provider_export.preview([], provider_export.read(file), "reference")
 
 
 def test_an_export_in_another_encoding_is_refused_in_words(tmp_path: Path) -> None:
     file = tmp_path / "export.csv"
     file.write_bytes("reference\nM\xfcller\n".encode("latin-1"))
     with pytest.raises(InvalidInputError, match="is not in UTF-8"):
-        exports.preview([], exports.read(file), "reference")
+        provider_export.preview([], provider_export.read(file), "reference")
 
 
 def test_an_export_without_rows_says_nothing_about_what_did_not_happen() -> None:
     with pytest.raises(InvalidInputError, match="The export has no rows"):
-        exports.preview([], [], "reference", complete=True)
+        provider_export.preview([], [], "reference", complete=True)
 
 
 def test_what_happened_already_to_another_with_the_same_parameter_is_not_taken_for_this_one(db: Database) -> None:

@@ -8,17 +8,16 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Row
 
-from pipeline.client import desk as module
-from pipeline.client import exports
-from pipeline.client.desk import KEY, Desk, Filter
+from pipeline.admin import provider_export
+from pipeline.admin import resolutions as module
+from pipeline.admin.resolutions import KEY, Desk, Filter
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import MutationId
-from pipeline.domain.mutations import Evidence
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Evidence, Phase
 from pipeline.domain.values import Failed
 from pipeline.domain.workflows import OnUncertain
-from pipeline.execution import mutations
 from pipeline.store.database import Database
+from pipeline.transitions import late_effects, mutations, resolution
 from tests.factories import SOMEBODY, a_run, a_workflow, applied, refused, some_events, stopped
 
 Made = Callable[[Database, Row[Any]], object]
@@ -48,7 +47,7 @@ def doubted(db: Database, run: Row[Any]) -> None:
 def skipped(db: Database, run: Row[Any]) -> None:
     doubted(db, run)
     with db.transaction() as tx:
-        mutations.skip(tx, MutationId(run.mutation_id), SOMEBODY)
+        resolution.skip(tx, MutationId(run.mutation_id), SOMEBODY)
 
 
 def absent(db: Database, run: Row[Any]) -> None:
@@ -61,7 +60,7 @@ def absent(db: Database, run: Row[Any]) -> None:
 def surfaced(db: Database, run: Row[Any]) -> None:
     absent(db, run)
     with Database(db.engine, offset=timedelta(hours=2)).transaction() as tx:
-        assert mutations.surface(tx, MutationId(run.mutation_id), {"id": "late"}, SOMEBODY)
+        assert late_effects.surface(tx, MutationId(run.mutation_id), {"id": "late"}, SOMEBODY)
 
 
 def in_flight(db: Database, run: Row[Any]) -> None:
@@ -72,7 +71,7 @@ def answered(db: Database, only: Filter | None = None, **bounds: int) -> list[st
     """Who is answered by an export that has one row for each of them."""
     asked = Desk(db).asked_by("params.to", only, **bounds)
     rows = [{"to": value} for value in sorted({item.value for item in asked})]
-    return [item.question.connector for item in exports.preview(asked, rows, "to").given]
+    return [item.question.connector for item in provider_export.preview(asked, rows, "to").given]
 
 
 LATE = pytest.param(surfaced, marks=pytest.mark.broken_on_purpose)

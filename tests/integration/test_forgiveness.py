@@ -5,11 +5,12 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
+from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.runs import Phase
-from pipeline.execution import events, recovery, workflows
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
+from pipeline.transitions import events, workflows
 from tests.factories import (
     LEASE,
     SOMEBODY,
@@ -77,7 +78,7 @@ def test_one_policy_that_cannot_be_read_does_not_keep_other_runs_from_recovery(d
     with db.transaction() as tx:
         tx.run(text("UPDATE pipeline.handlers SET failure_policy = '{\"unheard of\": 1}' WHERE workflow = 'first'"))
     db.advance(LEASE + TIMEOUT)
-    assert {ended.run_id for ended in recovery.recover(db).runs} == {run.id for run in lapsed}
+    assert {ended.run_id for ended in rescuer.recover(db).runs} == {run.id for run in lapsed}
     assert [the_run(db, run.id).status for run in lapsed] == ["crashed", "crashed"]
 
 

@@ -10,11 +10,11 @@ from sqlalchemy import text
 
 from pipeline.domain.errors import IllegalTransitionError, ReservationError, UnresolvedError
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Phase
 from pipeline.domain.values import Applied, Emitted, HandlerSpec, NewEvent
 from pipeline.domain.workflows import OnUncertain, StartAt
-from pipeline.execution import events, mutations, runs, starts, workflows
 from pipeline.store.database import Database
+from pipeline.transitions import events, mutations, reconciliation, registration, runs, starts, workflows
 from tests.factories import (
     IN,
     OUT,
@@ -86,9 +86,9 @@ def test_a_look_that_was_booked_by_another_is_not_booked_again_by_who_read_the_o
     run = stopped(db, a_run(db, Phase.MUTATING))
     look = (run.mutation_id, 0, timedelta(0))
     with db.transaction() as tx:
-        assert len(mutations.book(tx, [look])) == 1
+        assert len(reconciliation.book(tx, [look])) == 1
     with db.transaction() as tx:
-        assert mutations.book(tx, [look]) == (), "due again, but counted meanwhile"
+        assert reconciliation.book(tx, [look]) == (), "due again, but counted meanwhile"
     assert the_mutation(db, run.mutation_id).reconcile_attempts == 1
 
 
@@ -130,7 +130,7 @@ def test_a_topic_that_is_joined_from_its_start_is_seen_below_a_watermark_that_ha
     watermark_at_least(db, event)
     joined = HandlerSpec(name="send", subscribes=(IN, OUT), start_at=StartAt.EARLIEST)
     with db.transaction() as tx:
-        workflows.register(tx, replace(spec, handlers=(joined, *spec.handlers[1:])))
+        registration.register(tx, replace(spec, handlers=(joined, *spec.handlers[1:])))
     assert a_handler(db).low_watermark < old
     run = a_run(db, Phase.PREPARING)
     assert prepared(db, run, old, topic=OUT).event_ids == [old]
@@ -163,8 +163,8 @@ def test_what_nobody_can_know_blocks_a_workflow_that_was_told_to_contain_it_and_
     run = stopped(db, a_run(db, Phase.MUTATING))
     assert status_of(db) == "active"
     with db.transaction() as tx:
-        workflows.register(tx, replace(spec, on_uncertain=OnUncertain.PAUSE))
-        mutations.escalate(tx, [run.mutation_id], "nobody answers")
+        registration.register(tx, replace(spec, on_uncertain=OnUncertain.PAUSE))
+        reconciliation.escalate(tx, [run.mutation_id], "nobody answers")
     assert status_of(db) == "paused"
     with pytest.raises(UnresolvedError), db.transaction() as tx:
         workflows.resume(tx, "billing", SOMEBODY)

@@ -5,12 +5,12 @@ from datetime import timedelta
 
 import pytest
 
+from pipeline.admin import gauges
 from pipeline.domain.failures import Failure, FailureKind
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, Stopped, TopicSpec, WorkflowSpec
-from pipeline.execution import events, stops, workflows
-from pipeline.runtime import gauges
 from pipeline.store.database import Database
+from pipeline.transitions import events, registration, stops, workflows
 from tests.factories import IN, OUT, SOMEBODY, a_run, a_workflow, held, some_events
 
 HOUR = timedelta(hours=1)
@@ -79,7 +79,7 @@ def test_the_same_holds_for_a_consumer_of_several_topics(db: Database) -> None:
     both = HandlerSpec(name="both", subscribes=(IN, OUT))
     topics = (TopicSpec(name=IN), TopicSpec(name=OUT))
     with db.transaction() as tx:
-        workflows.register(tx, WorkflowSpec(name="billing", topics=topics, handlers=(both,)))
+        registration.register(tx, WorkflowSpec(name="billing", topics=topics, handlers=(both,)))
         events.publish(tx, "billing", [NewEvent(topic=IN, message_id="a", payload={})])
     pause(db)
     assert backlog(db, "both") == (1, 0)

@@ -12,15 +12,14 @@ import pytest
 
 from pipeline.domain.errors import PayloadError, ReservationError, UnknownError
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId
-from pipeline.domain.limits import Limits
-from pipeline.domain.mutations import Evidence
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Evidence, Phase
 from pipeline.domain.values import (
     Applied,
     Emitted,
     Failed,
     HandlerSpec,
     Held,
+    Limits,
     NewEvent,
     Person,
     Prepared,
@@ -29,8 +28,18 @@ from pipeline.domain.values import (
     TopicSpec,
     WorkflowSpec,
 )
-from pipeline.execution import events, mutations, runs, starts, stops, workflows
 from pipeline.store.database import Database, Transaction
+from pipeline.transitions import (
+    events,
+    mutations,
+    reconciliation,
+    registration,
+    resolution,
+    runs,
+    starts,
+    stops,
+    workflows,
+)
 from tests import factories as make
 from tests.factories import IN, LEASE, OUT, SOMEBODY
 from tests.support.catalog import contents
@@ -77,14 +86,14 @@ UNKNOWN: dict[str, tuple[Act, str]] = {
     **{
         verb.__name__: (_person_on_mutation(verb), str(NOBODY))
         for verb in (
-            mutations.happened,
-            mutations.did_not_happen,
-            mutations.skip,
-            mutations.reject,
-            mutations.try_again,
+            resolution.happened,
+            resolution.did_not_happen,
+            resolution.skip,
+            resolution.reject,
+            resolution.try_again,
         )
     },
-    "approve": (lambda tx: mutations.approve(tx, UNKNOWN_ID, SOMEBODY, request_hash="abc"), str(NOBODY)),
+    "approve": (lambda tx: resolution.approve(tx, UNKNOWN_ID, SOMEBODY, request_hash="abc"), str(NOBODY)),
     "apply": (lambda tx: mutations.apply(tx, [Applied(mutation_id=UNKNOWN_ID)]).only(), str(NOBODY)),
     "fail": (
         lambda tx: mutations.fail(
@@ -145,8 +154,8 @@ def test_unknown_runs_and_mutations_in_a_sweep_are_left_out(db: Database) -> Non
             assert (claims.claimed, claims.passed, claims.left) == ((), (), (RunId(NOBODY),))
         assert runs.dispatched(tx, [NOBODY]) == ()
         assert stops.rescue(tx, [NOBODY]) == ()
-        assert mutations.escalate(tx, [NOBODY], "nobody can know") == ()
-        assert mutations.book(tx, [(UNKNOWN_ID, 0, LEASE)]) == ()
+        assert reconciliation.escalate(tx, [NOBODY], "nobody can know") == ()
+        assert reconciliation.book(tx, [(UNKNOWN_ID, 0, LEASE)]) == ()
     assert contents(db) == before
 
 
@@ -293,9 +302,9 @@ def spec(**changes: Any) -> WorkflowSpec:
 NAMED: dict[str, Callable[[Transaction, Any], object]] = {
     "topic": lambda tx, name: events.publish(tx, "billing", [an_event(topic=name)]),
     "message-id": lambda tx, name: events.publish(tx, "billing", [an_event(message_id=name)]),
-    "workflow": lambda tx, name: workflows.register(tx, spec(name=name)),
-    "declared-topic": lambda tx, name: workflows.register(tx, spec(topics=(TopicSpec(name=name),))),
-    "declared-handler": lambda tx, name: workflows.register(tx, spec(handlers=(HandlerSpec(name=name),))),
+    "workflow": lambda tx, name: registration.register(tx, spec(name=name)),
+    "declared-topic": lambda tx, name: registration.register(tx, spec(topics=(TopicSpec(name=name),))),
+    "declared-handler": lambda tx, name: registration.register(tx, spec(handlers=(HandlerSpec(name=name),))),
     "person": lambda tx, name: workflows.pause(tx, "billing", Person(name=name)),
 }
 

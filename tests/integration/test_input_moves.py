@@ -15,11 +15,10 @@ from sqlalchemy import Row
 
 from pipeline.domain.errors import IllegalTransitionError, PipelineError, StaleWriteError, UnknownError
 from pipeline.domain.ids import Fence, MutationId
-from pipeline.domain.mutations import Evidence, MutationStatus
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Evidence, MutationStatus, Phase
 from pipeline.domain.values import Applied, Emitted, Failed, Held, Prepared, Stopped
-from pipeline.execution import mutations, runs, starts, stops
 from pipeline.store.database import Database, Transaction
+from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops
 from tests import factories as make
 from tests.factories import LEASE, SOMEBODY
 from tests.support.catalog import contents
@@ -204,7 +203,7 @@ def a_mutation(db: Database, status: str) -> Row[Any]:
     match status:
         case "approved":
             with db.transaction() as tx:
-                mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
+                resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
         case MutationStatus.APPLIED:
             make.applied(db, run)
         case MutationStatus.FAILED:
@@ -213,7 +212,7 @@ def a_mutation(db: Database, status: str) -> Row[Any]:
             make.stopped(db, run)
     if status == MutationStatus.INDETERMINATE:
         with db.transaction() as tx:
-            mutations.escalate(tx, [run.mutation_id], "nobody can know")
+            reconciliation.escalate(tx, [run.mutation_id], "nobody can know")
     db.advance(timedelta(seconds=30))
     return make.the_run(db, run.id)
 
@@ -222,15 +221,15 @@ STANDINGS = [*(status.value for status in MutationStatus), "approved"]
 DOUBTED = {"needs_reconcile", "indeterminate"}
 
 PERSON: dict[str, tuple[Verb, set[str]]] = {
-    "happened": (lambda tx, run: mutations.happened(tx, run.mutation_id, SOMEBODY, {"id": 1}), DOUBTED),
-    "did_not_happen": (lambda tx, run: mutations.did_not_happen(tx, run.mutation_id, SOMEBODY), DOUBTED),
-    "skip": (lambda tx, run: mutations.skip(tx, run.mutation_id, SOMEBODY), DOUBTED),
-    "try_again": (lambda tx, run: mutations.try_again(tx, run.mutation_id, SOMEBODY), {"indeterminate"}),
+    "happened": (lambda tx, run: resolution.happened(tx, run.mutation_id, SOMEBODY, {"id": 1}), DOUBTED),
+    "did_not_happen": (lambda tx, run: resolution.did_not_happen(tx, run.mutation_id, SOMEBODY), DOUBTED),
+    "skip": (lambda tx, run: resolution.skip(tx, run.mutation_id, SOMEBODY), DOUBTED),
+    "try_again": (lambda tx, run: resolution.try_again(tx, run.mutation_id, SOMEBODY), {"indeterminate"}),
     "approve": (
-        lambda tx, run: mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc"),
+        lambda tx, run: resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc"),
         {"pending"},
     ),
-    "reject": (lambda tx, run: mutations.reject(tx, run.mutation_id, SOMEBODY), {"pending", "approved"}),
+    "reject": (lambda tx, run: resolution.reject(tx, run.mutation_id, SOMEBODY), {"pending", "approved"}),
     "apply-found-later": (
         lambda tx, run: mutations.apply(tx, [Applied(mutation_id=run.mutation_id)]).only(),
         DOUBTED,
@@ -262,8 +261,8 @@ def test_a_sweep_escalates_and_books_only_what_the_background_is_asking_about(db
     before = contents(db)
     asked = standing == MutationStatus.NEEDS_RECONCILE
     with db.transaction() as tx:
-        assert len(mutations.book(tx, [(MutationId(run.mutation_id), 0, LEASE)])) == asked
-        assert len(mutations.escalate(tx, [run.mutation_id], "nobody can know")) == asked
+        assert len(reconciliation.book(tx, [(MutationId(run.mutation_id), 0, LEASE)])) == asked
+        assert len(reconciliation.escalate(tx, [run.mutation_id], "nobody can know")) == asked
     assert (contents(db) != before) == asked
 
 
@@ -271,7 +270,7 @@ def test_an_approval_of_another_request_is_refused_as_stale(db: Database) -> Non
     run = a_mutation(db, "pending")
     before = contents(db)
     with db.transaction() as tx, pytest.raises(StaleWriteError) as refusal:
-        mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="another")
+        resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="another")
     check(refusal.value)
     assert contents(db) == before
 

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from pipeline.domain.errors import InvalidInputError, PipelineError
-from pipeline.domain.events import DeliveryStatus
 from pipeline.domain.ids import EventId
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import DeliveryStatus, Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import StartAt
-from pipeline.execution import events, starts, workflows
-from pipeline.store import views
 from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import work
+from pipeline.transitions import events, registration, starts
 from tests import factories as make
 from tests.factories import IN, OUT, SOMEBODY
 from tests.support.catalog import contents
@@ -32,7 +31,7 @@ def publish(db: Database, *new: NewEvent, workflow: str = "billing", rewrite: bo
 
 def register(db: Database, spec: WorkflowSpec) -> None:
     with db.transaction() as tx:
-        workflows.register(tx, spec)
+        registration.register(tx, spec)
 
 
 def delivered(db: Database) -> set[tuple[str, EventId]]:
@@ -209,8 +208,8 @@ def test_a_handler_gone_from_the_code_is_retired_with_what_it_has_and_gets_nothi
     (new,) = make.some_events(db, "m-2")
     assert delivered(db) == {("send", old), ("log", old), ("send", new)}
     with db.transaction() as tx:
-        assert {row.name: row.retired for row in views.handlers(tx, "billing")}["log"]
-        assert "log" not in {row.name for row in views.due_facts(tx, "billing")}
+        assert {row.name: row.retired for row in work.handlers(tx, "billing")}["log"]
+        assert "log" not in {row.name for row in work.due_facts(tx, "billing")}
 
 
 @pytest.mark.broken_on_purpose
@@ -233,7 +232,7 @@ def test_a_retired_handler_that_comes_back_goes_on_where_it_was(db: Database) ->
     (new,) = make.some_events(db, "m-3")
     assert {event for handler, event in delivered(db) if handler == "log"} == {old, new}
     with db.transaction() as tx:
-        assert "log" in {row.name for row in views.due_facts(tx, "billing")}
+        assert "log" in {row.name for row in work.due_facts(tx, "billing")}
 
 
 @pytest.mark.broken_on_purpose

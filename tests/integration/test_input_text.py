@@ -14,8 +14,7 @@ import pytest
 from pipeline.domain.errors import InvalidInputError, PayloadError, UnknownError
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence
-from pipeline.domain.mutations import Evidence
-from pipeline.domain.runs import Phase, RunStatus
+from pipeline.domain.states import Evidence, Phase, RunStatus
 from pipeline.domain.values import (
     Applied,
     Emitted,
@@ -30,9 +29,9 @@ from pipeline.domain.values import (
     WorkflowSpec,
 )
 from pipeline.domain.workflows import HandlerKind
-from pipeline.execution import events, mutations, runs, stops, workflows
-from pipeline.store import views
 from pipeline.store.database import Database
+from pipeline.store.reads import work
+from pipeline.transitions import events, mutations, reconciliation, registration, runs, stops, workflows
 from tests import factories as make
 from tests.factories import IN, OUT, SOMEBODY
 from tests.support.catalog import contents
@@ -80,7 +79,7 @@ def test_a_mutation_is_escalated_whatever_the_reason_says(db: Database, words: s
     make.some_events(db, "m-1")
     run = make.stopped(db, make.a_run(db, Phase.MUTATING))
     with db.transaction() as tx:
-        (row,) = mutations.escalate(tx, [run.mutation_id], words)
+        (row,) = reconciliation.escalate(tx, [run.mutation_id], words)
     assert row.status == "indeterminate"
 
 
@@ -140,7 +139,7 @@ def test_a_state_folded_by_merge_is_checked_like_a_returned_one(db: Database) ->
 def test_a_topic_schema_that_is_not_json_is_refused(db: Database, value: Any) -> None:
     topic = TopicSpec(name="t", schema={"type": value})
     with pytest.raises(PayloadError), db.transaction() as tx:
-        workflows.register(tx, WorkflowSpec(name="w", topics=(topic,), handlers=()))
+        registration.register(tx, WorkflowSpec(name="w", topics=(topic,), handlers=()))
     assert contents(db)["workflows"] == []
 
 
@@ -167,7 +166,7 @@ BAD_SPECS: dict[str, Callable[[], WorkflowSpec]] = {
 def test_a_workflow_that_makes_no_sense_is_refused_and_nothing_of_it_is_registered(db: Database, kind: str) -> None:
     before = contents(db)
     with pytest.raises(InvalidInputError) as refusal, db.transaction() as tx:
-        workflows.register(tx, BAD_SPECS[kind]())
+        registration.register(tx, BAD_SPECS[kind]())
     assert "'w'" in str(refusal.value)
     assert contents(db) == before
 
@@ -177,7 +176,7 @@ def test_a_refused_declaration_leaves_the_registered_workflow_as_it_was(db: Data
     before = contents(db)
     broken = HandlerSpec(name="send", subscribes=("nothing",))
     with db.transaction() as tx, pytest.raises(UnknownError, match="nothing"):
-        workflows.register(tx, WorkflowSpec(name="billing", topics=(TopicSpec(name=IN),), handlers=(broken,)))
+        registration.register(tx, WorkflowSpec(name="billing", topics=(TopicSpec(name=IN),), handlers=(broken,)))
     assert contents(db) == before
 
 
@@ -235,4 +234,4 @@ def test_a_verdict_given_twice_in_one_cohort_lands_once(db: Database) -> None:
     with db.transaction() as tx:
         landing = mutations.apply(tx, [applied, applied])
         assert len(landing.landed) == 1
-        assert views.mutations(tx, [run.mutation_id])[0].status == "applied"
+        assert work.mutations(tx, [run.mutation_id])[0].status == "applied"

@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 from sqlalchemy import TextClause, text
 
-from pipeline.dev import servers
-from pipeline.store import ledger, listings, traces
+from pipeline.embedded import servers
 from pipeline.store.database import Database
+from pipeline.store.reads import ledger, listings, traces
 from tests.factories import IN
 from tests.support import databases
 from tests.support.crowd import WORKFLOW, Crowd

@@ -6,12 +6,13 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from pipeline.background import rescuer
 from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Phase
 from pipeline.domain.values import Emitted, NewEvent, Prepared, Reservation
-from pipeline.execution import events, mutations, recovery, runs, starts
 from pipeline.store.database import Database
+from pipeline.transitions import events, mutations, resolution, runs, starts
 from tests.factories import (
     IN,
     LEASE,
@@ -50,7 +51,7 @@ def test_no_verb_takes_a_phase_so_committed_is_reached_only_by_commit(db: Databa
 
 @rule("X-M2")
 def test_no_verdict_takes_an_outcome_so_skipped_is_reached_only_by_skip() -> None:
-    for verb in (mutations.apply, mutations.fail, mutations.happened, mutations.did_not_happen):
+    for verb in (mutations.apply, mutations.fail, resolution.happened, resolution.did_not_happen):
         assert "outcome" not in inspect.signature(verb).parameters
         assert "status" not in inspect.signature(verb).parameters
 
@@ -102,7 +103,7 @@ def test_prepare_can_be_relaunched_freely_and_computes_afresh(db: Database) -> N
     first, second = some_events(db, "m1", "m2")
     crashed = a_run(db, Phase.PREPARING)
     db.advance(LEASE + TIMEOUT)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     again = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:
         choice = Prepared(held=held(again), reservations=(Reservation(topic=IN, ids=(second,)),), data={"try": 2})
@@ -118,12 +119,12 @@ def test_mutate_is_relaunched_only_after_its_mutation_definitely_failed(db: Data
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.MUTATING)
     db.advance(LEASE + TIMEOUT)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     with db.transaction() as tx:
         assert starts.retry(tx, [run.id]).runs == (), "the outcome is unknown"
         assert runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w2").claimed == ()
     with db.transaction() as tx:
-        mutations.did_not_happen(tx, run.mutation_id, SOMEBODY)
+        resolution.did_not_happen(tx, run.mutation_id, SOMEBODY)
     retry = carried_forward(db, the_run(db, run.id))
     assert (retry.phase, retry.prepare_result, retry.event_ids) == ("prepared", run.prepare_result, [event])
     assert (retry.mutation_id, retry.mutation_outcome) == (None, "")
@@ -142,7 +143,7 @@ def test_next_can_be_relaunched_and_publishes_each_message_once(db: Database) ->
     with db.transaction() as tx:
         events.publish(tx, "billing", [output])
     db.advance(LEASE)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     retry = claimed_next(db, carried_forward(db, the_run(db, run.id)))
     with db.transaction() as tx:
         runs.commit(tx, [Emitted(held=held(retry), events=(output, output))]).only()

@@ -8,14 +8,13 @@ from typing import Any
 
 from sqlalchemy import text
 
-from pipeline.domain.events import DELIVERY_MOVES
+from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.mutations import MOVES, Evidence
 from pipeline.domain.policies import FailurePolicy
-from pipeline.domain.runs import ADVANCES, BIRTHS, STATUS_MOVES, Phase
+from pipeline.domain.states import ADVANCES, BIRTHS, DELIVERY_MOVES, MOVES, STATUS_MOVES, Evidence, Phase
 from pipeline.domain.values import Emitted, Failed, Prepared
-from pipeline.execution import events, mutations, recovery, runs, starts, workflows
 from pipeline.store.database import Database
+from pipeline.transitions import events, mutations, reconciliation, resolution, runs, starts, workflows
 from tests.factories import (
     LEASE,
     SOMEBODY,
@@ -142,14 +141,14 @@ def is_quarantined_and_handed_back(db: Database, workflow: str) -> None:
 def is_settled_by_a_person(db: Database, workflow: str) -> None:
     """Every verdict from each of the two states of doubt."""
     for number, escalated in enumerate([False, True]):
-        for verdict in (mutations.happened, mutations.did_not_happen, mutations.skip):
+        for verdict in (resolution.happened, resolution.did_not_happen, resolution.skip):
             some_events(db, f"m-{number}-{verdict.__name__}", workflow=workflow)
             run = _in_doubt(db, workflow)
             with db.transaction() as tx:
                 if escalated:
-                    mutations.escalate(tx, [run.mutation_id], "asked")
-                    mutations.try_again(tx, run.mutation_id, SOMEBODY)
-                    mutations.escalate(tx, [run.mutation_id], "asked")
+                    reconciliation.escalate(tx, [run.mutation_id], "asked")
+                    resolution.try_again(tx, run.mutation_id, SOMEBODY)
+                    reconciliation.escalate(tx, [run.mutation_id], "asked")
                 verdict(tx, run.mutation_id, SOMEBODY)
             run = the_run(db, run.id)
             if run.retry_pending:
@@ -165,13 +164,13 @@ def waits_for_approval(db: Database, workflow: str) -> None:
     some_events(db, "m1", "m2", workflow=workflow)
     run = a_run(db, Phase.MUTATING, workflow=workflow, needs_approval=True)
     with db.transaction() as tx:
-        mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
+        resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
         (claimed,) = runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w").claimed
         mutations.send(tx, [held(claimed)]).only()
     committed(db, applied(db, the_run(db, run.id)))
     run = a_run(db, Phase.MUTATING, workflow=workflow, needs_approval=True)
     with db.transaction() as tx:
-        mutations.reject(tx, run.mutation_id, SOMEBODY)
+        resolution.reject(tx, run.mutation_id, SOMEBODY)
 
 
 def fails_for_good(db: Database, workflow: str) -> None:
@@ -200,7 +199,7 @@ ROADS = (
 def _in_doubt(db: Database, workflow: str) -> Any:
     run = a_run(db, Phase.MUTATING, workflow=workflow)
     db.advance(LEASE + TIMEOUT)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     return the_run(db, run.id)
 
 

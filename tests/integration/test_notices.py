@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from pipeline.background import rescuer
+from pipeline.background.notifier import SIGNATURE, LogNotifier, Notice, WebhookNotifier, signature
+from pipeline.background.scheduler import Scheduler
+from pipeline.background.sweeps import Sweeps
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.runs import Phase
-from pipeline.execution import recovery
-from pipeline.runtime.notifier import SIGNATURE, LogNotifier, Notice, WebhookNotifier, signature
-from pipeline.runtime.registry import Registry
-from pipeline.schedules.scheduler import Scheduler
-from pipeline.schedules.sweeps import Sweeps
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from pipeline.telemetry.logs import Json, Pretty
+from pipeline.workflows.registry import Registry
 from tests.factories import LEASE, TIMEOUT, a_run, a_workflow, some_events, stopped
 
 SECRET = "only we know"
@@ -77,7 +77,7 @@ def test_maintenance_blocks_and_unknown_outcomes_are_announced_once_and_signed(
     some_events(db, "m1", workflow="unsure")
     a_run(db, Phase.MUTATING, workflow="unsure", reconcilable=False)
     db.advance(LEASE + TIMEOUT)
-    recovery.recover(db)
+    rescuer.recover(db)
     sweep = sweeps(db, WebhookNotifier(url, SECRET))
     assert sweep.notices().counts == {"announced": 3}
     assert sweep.notices().counts == {}

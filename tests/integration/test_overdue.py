@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.runs import Phase
-from pipeline.execution import workflows
-from pipeline.store import invariants
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
+from pipeline.transitions import registration, workflows
 from tests.factories import OUT, SOMEBODY, a_run, a_workflow, some_events, stopped
 from tests.support.moves import started
 
@@ -60,7 +60,7 @@ def test_an_event_held_for_a_handler_that_is_gone_from_the_code_is_shown(db: Dat
     some_events(db, "m1")
     a_run(db, Phase.PREPARED)
     with db.transaction() as tx:
-        workflows.register(tx, replace(spec, handlers=spec.handlers[1:]))
+        registration.register(tx, replace(spec, handlers=spec.handlers[1:]))
     assert "retired-handlers-hold-nothing" in overdue(db)
 
 
@@ -70,5 +70,7 @@ def test_an_event_of_a_topic_its_consumer_has_left_is_shown(db: Database) -> Non
     some_events(db, "m1")
     assert overdue(db) == []
     with db.transaction() as tx:
-        workflows.register(tx, replace(spec, handlers=(replace(spec.handlers[0], subscribes=(OUT,)), spec.handlers[1])))
+        registration.register(
+            tx, replace(spec, handlers=(replace(spec.handlers[0], subscribes=(OUT,)), spec.handlers[1]))
+        )
     assert overdue(db) == ["waiting-events-can-be-seen"]

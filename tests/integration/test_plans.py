@@ -14,9 +14,15 @@ from typing import Any
 import pytest
 from sqlalchemy import TextClause, text
 
-from pipeline.dev import servers
-from pipeline.store import breakers, events, invariants, measures, mutations, runs, silence, views, waits, workflows
+from pipeline.embedded import servers
 from pipeline.store.database import Database, encoded
+from pipeline.store.reads import attention, gauges, invariants, work
+from pipeline.store.writes import breakers as breaker_store
+from pipeline.store.writes import events as event_store
+from pipeline.store.writes import handlers as handler_store
+from pipeline.store.writes import mutations as mutation_store
+from pipeline.store.writes import runs as run_store
+from pipeline.store.writes import workflows as workflow_store
 from tests.factories import IN, LEASE, held
 from tests.support import databases
 from tests.support.crowd import WORKFLOW, Crowd
@@ -100,39 +106,39 @@ def emitted(crowd: Crowd) -> str:
 
 #: Statements that only read, with the parameters a sweep, the scheduler or a worker gives them.
 READS: Mapping[str, Asked] = {
-    "due facts": (views._DUE_FACTS, lambda _: {"workflow": WORKFLOW}),
-    "peek": (views._PEEK, lambda crowd: {**loner(crowd), "ordered": False}),
-    "peek in order": (views._PEEK, lambda crowd: {**loner(crowd), "ordered": True}),
-    "peek of a slice": (views._PEEK_SLICE, lambda crowd: {"ids": ids(crowd.started[-20:])}),
-    "runs in the air": (views._IN_THE_AIR, lambda _: {"workflow": WORKFLOW}),
-    "lapsed runs": (views._LAPSED, lambda _: {"limit": 100}),
-    "retryable runs": (views._RETRYABLE, lambda _: {"workflow": WORKFLOW, "handler_id": None, "limit": 100}),
-    "unheld runs": (silence.UNHELD, lambda _: {"silence": timedelta(seconds=30), "limit": 100}),
-    "suspects": (silence.SUSPECTS, lambda crowd: {"ids": ids(crowd.started[170:190])}),
-    "unheard runs": (silence.UNHEARD, lambda _: {"patience": timedelta(seconds=30), "limit": 100}),
-    "what people are told of": (waits._UNANNOUNCED, lambda _: {"limit": 100, "skip": 0}),
-    "due mutations": (views._DUE_MUTATIONS, lambda _: {"limit": 100}),
-    "finishable sessions": (views._FINISHABLE, lambda _: {"limit": 100}),
-    "blocking mutations": (views._UNRESOLVED, lambda _: {"workflow": WORKFLOW}),
+    "due facts": (work._DUE_FACTS, lambda _: {"workflow": WORKFLOW}),
+    "peek": (work._PEEK, lambda crowd: {**loner(crowd), "ordered": False}),
+    "peek in order": (work._PEEK, lambda crowd: {**loner(crowd), "ordered": True}),
+    "peek of a slice": (work._PEEK_SLICE, lambda crowd: {"ids": ids(crowd.started[-20:])}),
+    "runs in the air": (work._IN_THE_AIR, lambda _: {"workflow": WORKFLOW}),
+    "lapsed runs": (work._LAPSED, lambda _: {"limit": 100}),
+    "retryable runs": (work._RETRYABLE, lambda _: {"workflow": WORKFLOW, "handler_id": None, "limit": 100}),
+    "unheld runs": (work.UNHELD, lambda _: {"silence": timedelta(seconds=30), "limit": 100}),
+    "suspects": (work.SUSPECTS, lambda crowd: {"ids": ids(crowd.started[170:190])}),
+    "unheard runs": (work.UNHEARD, lambda _: {"patience": timedelta(seconds=30), "limit": 100}),
+    "what people are told of": (attention._UNANNOUNCED, lambda _: {"limit": 100, "skip": 0}),
+    "due mutations": (work._DUE_MUTATIONS, lambda _: {"limit": 100}),
+    "finishable sessions": (work._FINISHABLE, lambda _: {"limit": 100}),
+    "blocking mutations": (work._UNRESOLVED, lambda _: {"workflow": WORKFLOW}),
     "standings": (
-        runs.STANDINGS,
+        run_store.STANDINGS,
         lambda crowd: {"rows": encoded([{"run": run, "culprits": [1, 2]} for run in crowd.prepared[:20]])},
     ),
-    "gauge of runs": (measures.RUNS, lambda _: {"most": measures.MOST}),
-    "gauge of leases": (measures.LEASES, lambda _: {"most": measures.MOST}),
-    "gauge of mutations": (measures.MUTATIONS, lambda _: {"most": measures.MOST}),
-    "gauge of attention": (measures.ATTENTION, lambda _: {"most": measures.MOST, "kinds": ["approval", "internal"]}),
-    "gauge of backlog": (measures.BACKLOG, lambda _: {"most": measures.MOST}),
-    "gauge of mixed backlog": (measures.BACKLOG_MIXED, lambda _: {"most": measures.MOST_MIXED}),
-    "latency of a commit": (measures.WAITED, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
+    "gauge of runs": (gauges.RUNS, lambda _: {"most": gauges.MOST}),
+    "gauge of leases": (gauges.LEASES, lambda _: {"most": gauges.MOST}),
+    "gauge of mutations": (gauges.MUTATIONS, lambda _: {"most": gauges.MOST}),
+    "gauge of attention": (gauges.ATTENTION, lambda _: {"most": gauges.MOST, "kinds": ["approval", "internal"]}),
+    "gauge of backlog": (gauges.BACKLOG, lambda _: {"most": gauges.MOST}),
+    "gauge of mixed backlog": (gauges.BACKLOG_MIXED, lambda _: {"most": gauges.MOST_MIXED}),
+    "latency of a commit": (gauges.WAITED, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
 }
 
 #: Statements that write, as the verbs send them for a cohort of about twenty.
 WRITES: Mapping[str, Asked] = {
-    "start slices": (runs.INSERT_SLICED, lambda crowd: sliced(crowd, ordered=False, window=20)),
-    "start slices in order": (runs.INSERT_SLICED, lambda crowd: sliced(crowd, ordered=True, window=1020)),
+    "start slices": (run_store.INSERT_SLICED, lambda crowd: sliced(crowd, ordered=False, window=20)),
+    "start slices in order": (run_store.INSERT_SLICED, lambda crowd: sliced(crowd, ordered=True, window=1020)),
     "start a run that sees everything": (
-        runs.INSERT_WHOLE,
+        run_store.INSERT_WHOLE,
         lambda crowd: {
             "workflow": WORKFLOW,
             "handler_id": crowd.handler_id,
@@ -140,42 +146,42 @@ WRITES: Mapping[str, Asked] = {
             "is_single": False,
         },
     ),
-    "claim prepare": (runs.CLAIM_PREPARE, lambda crowd: claim(crowd.started[170:190])),
-    "claim produce": (runs.CLAIM_PRODUCE, lambda crowd: claim(crowd.started[170:190])),
-    "claim mutate": (runs.CLAIM_MUTATE, lambda crowd: claim(crowd.prepared[110:130])),
-    "claim next": (runs.CLAIM_NEXT, lambda crowd: claim(crowd.mutated[40:60])),
-    "rouse": (breakers.ROUSE, lambda _: {"limit": 100}),
-    "dispatched": (runs.DISPATCHED, lambda crowd: {"ids": ids(crowd.started[170:190])}),
-    "finish prepare": (runs.FINISH_PREPARE, planned),
-    "no mutation": (runs.NO_MUTATION, selecting),
-    "heartbeat": (runs.HEARTBEAT, lambda crowd: {**selecting(crowd), "lease": LEASE}),
-    "release": (runs.RELEASE, lambda crowd: selecting(crowd) | {"later": False}),
-    "lock to stop": (runs.LOCK_TO_STOP, selecting),
-    "stop": (runs.STOP, lambda crowd: selecting(crowd, status="crashed", retry_pending=False)),
+    "claim prepare": (run_store.CLAIM_PREPARE, lambda crowd: claim(crowd.started[170:190])),
+    "claim produce": (run_store.CLAIM_PRODUCE, lambda crowd: claim(crowd.started[170:190])),
+    "claim mutate": (run_store.CLAIM_MUTATE, lambda crowd: claim(crowd.prepared[110:130])),
+    "claim next": (run_store.CLAIM_NEXT, lambda crowd: claim(crowd.mutated[40:60])),
+    "rouse": (breaker_store.ROUSE, lambda _: {"limit": 100}),
+    "dispatched": (run_store.DISPATCHED, lambda crowd: {"ids": ids(crowd.started[170:190])}),
+    "finish prepare": (run_store.FINISH_PREPARE, planned),
+    "no mutation": (run_store.NO_MUTATION, selecting),
+    "heartbeat": (run_store.HEARTBEAT, lambda crowd: {**selecting(crowd), "lease": LEASE}),
+    "release": (run_store.RELEASE, lambda crowd: selecting(crowd) | {"later": False}),
+    "lock to stop": (run_store.LOCK_TO_STOP, selecting),
+    "stop": (run_store.STOP, lambda crowd: selecting(crowd, status="crashed", retry_pending=False)),
     "carry forward": (
-        runs.INSERT_RETRIES,
+        run_store.INSERT_RETRIES,
         lambda crowd: {"ids": ids(crowd.mutated[:10]), "session_id": crowd.started[0], "count": 10},
     ),
-    "begin mutation": (mutations.BEGIN, asked_for),
-    "send": (mutations.SEND, asked_for),
-    "apply": (mutations.APPLY, lambda crowd: verdicts(crowd, resolved_by="call")),
-    "fail": (mutations.FAIL, lambda crowd: verdicts(crowd, resolved_by="call")),
-    "doubt": (mutations.DOUBT, verdicts),
-    "book": (mutations.BOOK, verdicts),
+    "begin mutation": (mutation_store.BEGIN, asked_for),
+    "send": (mutation_store.SEND, asked_for),
+    "apply": (mutation_store.APPLY, lambda crowd: verdicts(crowd, resolved_by="call")),
+    "fail": (mutation_store.FAIL, lambda crowd: verdicts(crowd, resolved_by="call")),
+    "doubt": (mutation_store.DOUBT, verdicts),
+    "book": (mutation_store.BOOK, verdicts),
     "escalate": (
-        mutations.ESCALATE,
+        mutation_store.ESCALATE,
         lambda crowd: {"ids": ids(row.id for row in crowd.mutating[60:80]), "reason": "asked"},
     ),
-    "publish": (events.PUBLISH, lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd)}),
-    "replace": (events.REPLACE, lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd)}),
+    "publish": (event_store.PUBLISH, lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd)}),
+    "replace": (event_store.REPLACE, lambda crowd: {"workflow": WORKFLOW, "rows": emitted(crowd)}),
     "commit": (
-        events.COMMIT,
+        event_store.COMMIT,
         lambda crowd: {"rows": crowd.rows([held(run) for run in crowd.emitting[10:]]), "events": emitted(crowd)},
     ),
-    "hand back": (events.HAND_BACK, returned),
-    "skip inputs": (events.SKIP_INPUTS, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
-    "lock the workflows of runs": (workflows.LOCK_OF_RUNS, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
-    "raise watermarks": (workflows.RAISE_WATERMARKS, lambda _: {}),
+    "hand back": (event_store.HAND_BACK, returned),
+    "skip inputs": (event_store.SKIP_INPUTS, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
+    "lock the workflows of runs": (workflow_store.LOCK_OF_RUNS, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
+    "raise watermarks": (handler_store.RAISE_WATERMARKS, lambda _: {}),
 }
 
 

@@ -9,9 +9,10 @@ import pytest
 from sqlalchemy import TextClause, text
 from sqlalchemy.exc import InternalError
 
-from pipeline.domain.runs import Phase
-from pipeline.store import invariants, mutations, views
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants, work
+from pipeline.store.writes import mutations as mutation_store
 from tests import factories
 
 READ_ONLY = text("SET TRANSACTION READ ONLY")
@@ -26,7 +27,7 @@ def statements(module: ModuleType) -> Iterator[tuple[str, TextClause]]:
 
 
 READS = [
-    *statements(views),
+    *statements(work),
     *((invariant.name, invariant.query) for invariant in invariants.INVARIANTS),
 ]
 
@@ -53,4 +54,4 @@ def test_a_write_among_the_reads_would_be_refused(db: Database) -> None:
 
 
 def test_the_search_finds_the_statements_of_a_module() -> None:
-    assert {name for name, _ in statements(mutations)} >= {"BEGIN", "APPLY", "FAIL"}
+    assert {name for name, _ in statements(mutation_store)} >= {"BEGIN", "APPLY", "FAIL"}

@@ -5,8 +5,8 @@ import logging
 import pytest
 from sqlalchemy import text
 
-from pipeline.domain.runs import Phase
-from pipeline.execution import recovery
+from pipeline.background import rescuer
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from tests.factories import LEASE, TIMEOUT, a_run, a_workflow, the_run
 
@@ -28,11 +28,11 @@ def test_a_run_that_cannot_be_rescued_is_said_and_does_not_stop_the_rest(
         tx.run(text(_REFUSE))
     try:
         with caplog.at_level(logging.ERROR):
-            (ended,) = recovery.recover_crashed_runs(db)
+            (ended,) = rescuer.recover_crashed_runs(db)
     finally:
         with db.transaction() as tx:
             tx.run(text("DROP FUNCTION public.no() CASCADE"))
     assert ended.run_id == good.id
     assert str(bad.id) in caplog.text
     assert the_run(db, bad.id).status == "active"
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)

@@ -7,6 +7,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from pipeline.background import rescuer
+from pipeline.background.scheduler import Scheduler
 from pipeline.domain.errors import (
     IllegalTransitionError,
     InvalidInputError,
@@ -17,14 +19,22 @@ from pipeline.domain.errors import (
 )
 from pipeline.domain.failures import FailureKind, classify
 from pipeline.domain.ids import EventId
-from pipeline.domain.mutations import Evidence, Resolver
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Evidence, Phase, Resolver
 from pipeline.domain.values import Emitted, Failed, NewEvent
 from pipeline.domain.workflows import HandlerKind
-from pipeline.execution import events, mutations, recovery, runs, sessions, starts, stops, workflows
-from pipeline.execution.starts import Started
-from pipeline.schedules.scheduler import Scheduler
 from pipeline.store.database import Database, Transaction
+from pipeline.transitions import (
+    events,
+    mutations,
+    reconciliation,
+    registration,
+    runs,
+    sessions,
+    starts,
+    stops,
+    workflows,
+)
+from pipeline.transitions.starts import Started
 from tests.factories import (
     LEASE,
     NO_PAUSE,
@@ -55,7 +65,7 @@ def test_a_run_whose_mutation_was_refused_is_not_given_back_but_stopped_by_recov
     with pytest.raises(IllegalTransitionError, match="release needs it to be"), db.transaction() as tx:
         runs.release(tx, [held(run)]).only()
     db.advance(LEASE * 2)
-    (ended,) = recovery.recover_crashed_runs(db)
+    (ended,) = rescuer.recover_crashed_runs(db)
     assert (ended.run_id, event_status(db, event)) == (run.id, "pending")
 
 
@@ -123,7 +133,7 @@ def test_a_consumer_cannot_become_a_producer_of_the_same_name(db: Database) -> N
     poll = replace(spec.handlers[0], kind=HandlerKind.PRODUCER, subscribes=())
     wrong = "was a consumer and is declared as a producer"
     with pytest.raises(InvalidInputError, match=wrong), db.transaction() as tx:
-        workflows.register(tx, replace(spec, handlers=(poll,)))
+        registration.register(tx, replace(spec, handlers=(poll,)))
 
 
 def test_a_definite_refusal_without_a_fence_waits_for_the_quiet_period_like_any_other(db: Database) -> None:
@@ -188,7 +198,7 @@ def test_verbs_over_sets_say_nothing_of_ids_that_are_not_there(db: Database) -> 
     with db.transaction() as tx:
         assert stops.rescue(tx, [uuid4()]) == ()
         assert runs.dispatched(tx, [uuid4()]) == ()
-        assert mutations.escalate(tx, [uuid4()], "nobody knows") == ()
+        assert reconciliation.escalate(tx, [uuid4()], "nobody knows") == ()
         assert sessions.finish(tx, [uuid4()]) == ()
 
 
@@ -198,7 +208,7 @@ def test_an_event_lost_to_another_run_by_a_deploy_is_tried_again_and_is_not_the_
     alone = preparing(db, started(db)[0])
     shown = seen(db, alone)
     with db.transaction() as tx:
-        workflows.register(tx, replace(spec, concurrency=4))
+        registration.register(tx, replace(spec, concurrency=4))
     assert len(started(db, 3)) == 2
     with pytest.raises(ReservationError) as lost:
         prepared(db, alone, *shown)

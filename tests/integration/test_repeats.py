@@ -5,11 +5,11 @@ from sqlalchemy import text
 
 from pipeline.domain.errors import IllegalTransitionError
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Phase
 from pipeline.domain.values import Emitted, Held
 from pipeline.domain.workflows import BlockKind
-from pipeline.execution import runs, workflows
 from pipeline.store.database import Database, Transaction
+from pipeline.transitions import runs, workflows
 from tests.factories import SOMEBODY, a_run, a_workflow, held, some_events, stopped, the_run
 from tests.support.reads import rows, workflow_row
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.domain.runs import Phase
 from pipeline.domain.scheduling import Reason
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from tests.factories import IN, a_delivery, a_run, a_workflow, some_events, the_run
 from tests.support.moves import prepared, preparing, reason_due, republished, rested, seen, started

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Row
 
+from pipeline.background import rescuer
 from pipeline.domain.errors import (
     IllegalTransitionError,
     QuietPeriodError,
@@ -14,12 +15,11 @@ from pipeline.domain.errors import (
 )
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId, Fence
-from pipeline.domain.mutations import Evidence
-from pipeline.domain.runs import Phase, RunStatus
+from pipeline.domain.states import Evidence, Phase, RunStatus
 from pipeline.domain.values import Failed, Person
 from pipeline.domain.workflows import WorkflowStatus
-from pipeline.execution import mutations, recovery, runs, workflows
 from pipeline.store.database import Database
+from pipeline.transitions import mutations, reconciliation, resolution, runs, workflows
 from tests.factories import (
     LEASE,
     SOMEBODY,
@@ -44,11 +44,11 @@ SETTLE = timedelta(minutes=2)
 def test_absence_is_not_evidence_before_the_settle_window_is_over(db: Database) -> None:
     run, event = in_doubt(db, settle=SETTLE)
     with pytest.raises(QuietPeriodError, match="may still arrive"), db.transaction() as tx:
-        mutations.did_not_happen(tx, run.mutation_id, SOMEBODY)
+        resolution.did_not_happen(tx, run.mutation_id, SOMEBODY)
     assert the_mutation(db, run.mutation_id).status == "needs_reconcile"
     db.advance(SETTLE)
     with db.transaction() as tx:
-        mutations.did_not_happen(tx, run.mutation_id, SOMEBODY)
+        resolution.did_not_happen(tx, run.mutation_id, SOMEBODY)
     assert event_status(db, event) == "pending"
 
 
@@ -66,7 +66,7 @@ def test_a_worker_that_looked_and_found_nothing_must_wait_too_but_a_refusal_coun
 def test_a_person_may_say_that_it_happened_at_any_time_and_next_sees_the_result(db: Database) -> None:
     run, event = in_doubt(db, settle=SETTLE)
     with db.transaction() as tx:
-        mutations.happened(tx, run.mutation_id, SOMEBODY, result={"id": "r-9"})
+        resolution.happened(tx, run.mutation_id, SOMEBODY, result={"id": "r-9"})
     retry = carried_forward(db, the_run(db, run.id))
     with db.transaction() as tx:
         (claimed,) = runs.claim_next(tx, [retry.id], lease=LEASE, worker="w").claimed
@@ -81,7 +81,7 @@ def test_resuming_is_refused_with_the_mutation_named_while_its_outcome_is_unknow
         workflows.resume(tx, "billing", SOMEBODY)
     assert status_of(db) is WorkflowStatus.PAUSED
     with db.transaction() as tx:
-        mutations.skip(tx, run.mutation_id, SOMEBODY)
+        resolution.skip(tx, run.mutation_id, SOMEBODY)
         workflows.resume(tx, "billing", SOMEBODY)
     assert status_of(db) is WorkflowStatus.ACTIVE
 
@@ -93,7 +93,7 @@ def test_a_contained_doubt_holds_only_its_own_events(db: Database) -> None:
     a_run(db, Phase.COMMITTED)
     assert (event_status(db, event), event_status(db, other)) == ("reserved", "consumed")
     with db.transaction() as tx:
-        mutations.escalate(tx, [run.mutation_id], "asked five times")
+        reconciliation.escalate(tx, [run.mutation_id], "asked five times")
     assert status_of(db) is WorkflowStatus.ACTIVE
 
 
@@ -101,16 +101,16 @@ def test_an_exhausted_reconcile_escalates_and_a_person_can_ask_for_another_look(
     run, _ = in_doubt(db)
     with db.transaction() as tx:
         look = (run.mutation_id, 0, timedelta(seconds=10))
-        (booked,) = mutations.book(tx, [look])
-        assert mutations.book(tx, [look]) == (), "booked before the look begins, and once"
+        (booked,) = reconciliation.book(tx, [look])
+        assert reconciliation.book(tx, [look]) == (), "booked before the look begins, and once"
     assert booked.reconcile_attempts == 1
     with db.transaction() as tx:
-        (escalated,) = mutations.escalate(tx, [run.mutation_id], "asked five times")
-        assert mutations.escalate(tx, [run.mutation_id], "again") == ()
+        (escalated,) = reconciliation.escalate(tx, [run.mutation_id], "asked five times")
+        assert reconciliation.escalate(tx, [run.mutation_id], "again") == ()
     assert (escalated.status, escalated.next_reconcile_at) == ("indeterminate", None)
     assert status_of(db) is WorkflowStatus.PAUSED
     with db.transaction() as tx:
-        again = mutations.try_again(tx, run.mutation_id, SOMEBODY)
+        again = resolution.try_again(tx, run.mutation_id, SOMEBODY)
     assert (again.status, again.reconcile_attempts) == ("needs_reconcile", 0)
 
 
@@ -118,7 +118,7 @@ def test_an_operation_that_cannot_reconcile_cannot_be_asked_again(db: Database) 
     run, _ = in_doubt(db, reconcilable=False)
     assert the_mutation(db, run.mutation_id).status == "indeterminate"
     with pytest.raises(IllegalTransitionError, match="can reconcile"), db.transaction() as tx:
-        mutations.try_again(tx, run.mutation_id, SOMEBODY)
+        resolution.try_again(tx, run.mutation_id, SOMEBODY)
 
 
 @pytest.mark.parametrize("verb", ["happened", "did_not_happen", "skip", "try_again"])
@@ -147,7 +147,7 @@ def test_an_approved_request_is_sent_exactly_as_it_was_approved(db: Database) ->
     run, event = waiting_for_approval(db)
     with db.transaction() as tx:
         assert runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w").claimed == ()
-        approved = mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
+        approved = resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
     assert (approved.approved_by, approved.status) == ("ada", "pending")
     with db.transaction() as tx:
         (claimed,) = runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w").claimed
@@ -160,38 +160,38 @@ def test_an_approved_request_is_sent_exactly_as_it_was_approved(db: Database) ->
 def test_an_approval_of_another_request_is_void(db: Database) -> None:
     run, _ = waiting_for_approval(db)
     with pytest.raises(StaleWriteError, match="abc"), db.transaction() as tx:
-        mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="something else")
+        resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="something else")
     assert the_run(db, run.id).status == RunStatus.PAUSED_APPROVAL
 
 
 def test_a_rejected_request_is_never_sent_and_next_runs_with_skipped(db: Database) -> None:
     run, event = waiting_for_approval(db)
     with db.transaction() as tx:
-        mutations.reject(tx, run.mutation_id, SOMEBODY)
+        resolution.reject(tx, run.mutation_id, SOMEBODY)
     mutation = the_mutation(db, run.mutation_id)
     assert (mutation.status, mutation.sent_at, event_status(db, event)) == ("failed", None, "skipped")
     retry = carried_forward(db, the_run(db, run.id))
     assert retry.mutation_outcome == "skipped"
     committed(db, retry)
     with pytest.raises(IllegalTransitionError, match="failed"), db.transaction() as tx:
-        mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
+        resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
 
 
 def test_only_a_pending_request_can_be_rejected_and_only_a_doubted_one_skipped(db: Database) -> None:
     waiting, _ = waiting_for_approval(db)
     with pytest.raises(IllegalTransitionError, match="pending"), db.transaction() as tx:
-        mutations.skip(tx, waiting.mutation_id, SOMEBODY)
+        resolution.skip(tx, waiting.mutation_id, SOMEBODY)
     with db.transaction() as tx:
-        mutations.reject(tx, waiting.mutation_id, SOMEBODY)
+        resolution.reject(tx, waiting.mutation_id, SOMEBODY)
 
 
 def test_an_approved_run_whose_worker_dies_before_sending_releases_its_inputs(db: Database) -> None:
     run, event = waiting_for_approval(db)
     with db.transaction() as tx:
-        mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
+        resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
         runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w")
     db.advance(LEASE + TIMEOUT)
-    (ended,) = recovery.recover_crashed_runs(db)
+    (ended,) = rescuer.recover_crashed_runs(db)
     assert (ended.consequence.status, event_status(db, event)) == (RunStatus.CRASHED, "pending")
     mutation = the_mutation(db, run.mutation_id)
     assert (mutation.status, mutation.resolved_by, mutation.sent_at) == ("failed", "void", None)
@@ -202,7 +202,7 @@ def test_every_act_of_a_person_is_in_the_audit_with_name_reason_and_evidence(db:
     by = Person(name="grace", reason="saw it in the provider's export", evidence={"line": 17})
     with db.transaction() as tx:
         workflows.pause(tx, "billing", by)
-        mutations.happened(tx, run.mutation_id, by)
+        resolution.happened(tx, run.mutation_id, by)
         workflows.resume(tx, "billing", by)
     acts = rows(db, "SELECT * FROM pipeline.audit ORDER BY id")
     assert [row.act for row in acts] == ["workflow.pause", "mutation.happened", "workflow.resume"]
@@ -230,7 +230,7 @@ def in_doubt(db: Database, **options: Any) -> tuple[Row[Any], EventId]:
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.MUTATING, **request)
     db.advance(LEASE + timedelta(seconds=1))
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     return the_run(db, run.id), event
 
 

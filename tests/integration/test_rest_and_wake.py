@@ -9,10 +9,10 @@ from sqlalchemy import Row
 
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.runs import Phase
 from pipeline.domain.scheduling import Reason
-from pipeline.execution import events, mutations, workflows
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
+from pipeline.transitions import events, registration, resolution
 from tests.factories import (
     NO_PAUSE,
     SOMEBODY,
@@ -41,7 +41,7 @@ def test_an_ordered_consumer_that_rested_behind_a_held_key_gets_the_next_event_o
     rested(db, run)
     assert reason_due(db) is None
     with db.transaction() as tx:
-        mutations.happened(tx, doubted.mutation_id, SOMEBODY)
+        resolution.happened(tx, doubted.mutation_id, SOMEBODY)
     committed(db, carried_forward(db, doubted))
     assert (event_status(db, first), event_status(db, second)) == ("consumed", "pending")
     assert reason_due(db) is Reason.EVENTS
@@ -54,7 +54,7 @@ def test_an_ordered_key_goes_on_after_the_event_in_front_was_skipped_or_set_asid
         first, second = some_events(db, f"{key} 1", f"{key} 2", key=key)
         stopped(db, preparing(db, started(db)[0]), FailureKind.TRANSIENT)
         with db.transaction() as tx:
-            workflows.register(tx, replace(spec, concurrency=1))
+            registration.register(tx, replace(spec, concurrency=1))
         run = preparing(db, started(db)[0])
         assert seen(db, run, ordered=True) == [], "an event waits while one before it backs off"
         rested(db, run)
@@ -75,7 +75,7 @@ def test_an_ordered_key_goes_on_after_the_event_in_front_was_set_aside_for_its_f
     first, second = some_events(db, "m1", "m2", key="k")
     holder = a_run(db, Phase.PREPARED)
     with db.transaction() as tx:
-        workflows.register(tx, replace(spec, concurrency=places))
+        registration.register(tx, replace(spec, concurrency=places))
     rested(db, preparing(db, woken))
     stopped(db, holder, FailureKind.LOGIC)
     assert event_status(db, first) == "quarantined"
@@ -206,7 +206,7 @@ def test_an_event_that_backs_off_is_not_lost_when_a_deploy_leaves_its_workflow_o
     stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT)
     (other,) = some_events(db, "m2")
     with db.transaction() as tx:
-        workflows.register(tx, replace(spec, concurrency=1))
+        registration.register(tx, replace(spec, concurrency=1))
     run = preparing(db, started(db)[0])
     assert seen(db, run) == [other]
     rested(db, run)
@@ -238,7 +238,7 @@ def test_an_event_handed_back_after_a_doubt_wakes_a_consumer_that_rested_meanwhi
     assert reason_due(db) is None
     db.advance(TIMEOUT)
     with db.transaction() as tx:
-        mutations.did_not_happen(tx, doubted.mutation_id, SOMEBODY)
+        resolution.did_not_happen(tx, doubted.mutation_id, SOMEBODY)
     assert (reason_due(db), event_status(db, event)) == (Reason.EVENTS, "pending")
 
 
@@ -262,7 +262,7 @@ def test_an_ordered_consumer_that_waits_for_approval_gets_the_next_event_of_the_
     waiting = a_run(db, Phase.MUTATING, needs_approval=True)
     assert started(db) == []
     with db.transaction() as tx:
-        mutations.reject(tx, waiting.mutation_id, SOMEBODY)
+        resolution.reject(tx, waiting.mutation_id, SOMEBODY)
     committed(db, carried_forward(db, waiting))
     assert (event_status(db, first), reason_due(db)) == ("skipped", Reason.EVENTS)
     run = preparing(db, started(db)[0])

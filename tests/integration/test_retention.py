@@ -19,12 +19,12 @@ from pipeline import (
     Workflow,
 )
 from pipeline.domain.values import NewEvent, Person
-from pipeline.execution import events, mutations, retention
-from pipeline.runtime.sync import sync
-from pipeline.store import invariants
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Does, Effect, scripted
+from pipeline.transitions import events, resolution, retention
+from pipeline.workflows.registration import sync
 from tests.support.handlers import Shop, at_once, take_one
 from tests.support.wait import wait_for
 
@@ -144,7 +144,7 @@ def test_an_outcome_nobody_knows_keeps_its_run_its_event_and_its_block(db: Datab
     swept(run)
     assert counts(db) == before
     with db.transaction() as tx:
-        mutations.skip(tx, row.id, CLERK)
+        resolution.skip(tx, row.id, CLERK)
     run.settle()
     run.advance(31 * DAY)
     swept(run)
@@ -171,7 +171,7 @@ def in_doubt(db: Database) -> tuple[Inline, Any]:
 def test_an_event_that_was_skipped_stays_until_its_run_has_been_carried_to_its_end(db: Database) -> None:
     run, row = in_doubt(db)
     with db.transaction() as tx:
-        mutations.skip(tx, row.id, CLERK)
+        resolution.skip(tx, row.id, CLERK)
     run.sweeps.retention()
     assert counts(db)["events"] == 1, "its run is to be carried forward"
     run.scheduler.schedule(["shop"])
@@ -184,7 +184,7 @@ def test_an_event_that_was_skipped_stays_until_its_run_has_been_carried_to_its_e
 def test_a_mutation_is_kept_from_when_it_was_settled_and_not_from_when_it_was_sent(db: Database) -> None:
     run, row = in_doubt(db)
     with db.transaction() as tx:
-        mutations.did_not_happen(tx, row.id, CLERK)
+        resolution.did_not_happen(tx, row.id, CLERK)
     worked(run)
     swept(run)
     assert row.id in {kept.id for kept in run.ledger()}
@@ -253,7 +253,7 @@ def test_an_effect_that_surfaced_late_stays_until_a_person_has_dealt_with_it(db:
     run.settle()
     (row,) = run.ledger()
     with db.transaction() as tx:
-        mutations.did_not_happen(tx, row.id, CLERK)
+        resolution.did_not_happen(tx, row.id, CLERK)
     run.settle()
     run.advance(499 * DAY)
     run.sweeps.retention()
@@ -267,7 +267,7 @@ def test_an_effect_that_surfaced_late_stays_until_a_person_has_dealt_with_it(db:
     assert kept.surfaced_at
     assert counts(db)["audit"] >= 2, "what people did to it stays beside it"
     with db.transaction() as tx:
-        mutations.acknowledge(tx, row.id, CLERK)
+        resolution.acknowledge(tx, row.id, CLERK)
     swept(run)
     assert row.id not in {kept.id for kept in run.ledger()}
 

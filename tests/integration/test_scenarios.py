@@ -1,13 +1,14 @@
 """The fourteen walk-throughs of EXECUTION, each by its number, on a real Postgres."""
 
+from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.runs import Outcome, Phase, RunStatus
+from pipeline.domain.states import Outcome, Phase, RunStatus
 from pipeline.domain.values import Emitted, NewEvent, Prepared
 from pipeline.domain.workflows import Desired, WorkflowStatus, shown_status
-from pipeline.execution import mutations, recovery, runs, starts, workflows
-from pipeline.store import views
 from pipeline.store.database import Database
+from pipeline.store.reads import work
+from pipeline.transitions import resolution, runs, starts, workflows
 from tests.factories import (
     LEASE,
     OUT,
@@ -76,7 +77,7 @@ def test_scenario_3_a_transient_error_in_prepare_is_followed_by_a_fresh_run_afte
     assert event_status(db, event) == "pending"
     assert status_of(db) is WorkflowStatus.ACTIVE
     with db.transaction() as tx:
-        (facts,) = [row for row in views.due_facts(tx, "billing") if row.name == "send"]
+        (facts,) = [row for row in work.due_facts(tx, "billing") if row.name == "send"]
         assert facts.retry_at == run.finished_at + FailurePolicy().backoff.base
     assert a_run(db, Phase.PREPARED).event_ids == [event]
 
@@ -127,7 +128,7 @@ def test_scenario_7_a_crash_in_flight_waits_for_a_person_who_says_it_did_not_hap
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.MUTATING, reconcilable=False)
     db.advance(LEASE + TIMEOUT)
-    (ended,) = recovery.recover_crashed_runs(db)
+    (ended,) = rescuer.recover_crashed_runs(db)
     assert ended.run_id == run.id
     run = the_run(db, run.id)
     assert (run.status, run.retry_pending) == (RunStatus.PAUSED_RECONCILIATION, True)
@@ -135,7 +136,7 @@ def test_scenario_7_a_crash_in_flight_waits_for_a_person_who_says_it_did_not_hap
     assert status_of(db) is WorkflowStatus.PAUSED
     assert event_status(db, event) == "reserved"
     with db.transaction() as tx:
-        mutations.did_not_happen(tx, run.mutation_id, SOMEBODY)
+        resolution.did_not_happen(tx, run.mutation_id, SOMEBODY)
     run = the_run(db, run.id)
     assert (run.mutation_outcome, run.retry_pending) == (Outcome.FAILURE, False)
     assert event_status(db, event) == "pending"
@@ -149,9 +150,9 @@ def test_scenario_8_a_skipped_mutation_skips_its_events_and_next_still_runs(db: 
     first, second = some_events(db, "m1", "m2")
     run = a_run(db, Phase.MUTATING, reconcilable=False)
     db.advance(LEASE + TIMEOUT)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     with db.transaction() as tx:
-        mutations.skip(tx, run.mutation_id, SOMEBODY)
+        resolution.skip(tx, run.mutation_id, SOMEBODY)
     mutation = the_mutation(db, run.mutation_id)
     assert (mutation.status, mutation.resolved_by) == ("failed", "person_skip")
     assert event_status(db, first) == "skipped"
@@ -188,11 +189,11 @@ def test_scenario_10_a_full_cycle_ends_committed_with_state_outputs_and_an_open_
     assert event_status(db, event) == "consumed"
     assert the_run(db, run.id).output_state == {"sent": 1}
     with db.transaction() as tx:
-        handler = views.handler(tx, "billing", "send")
+        handler = work.handler(tx, "billing", "send")
         assert handler is not None
         assert handler.state == {"sent": 1}
     assert open_session(db) is not None
-    assert recovery.recover_unfinished_sessions(db) == 1
+    assert rescuer.recover_unfinished_sessions(db) == 1
     session = session_of(db, run)
     assert (session.result, session.run_count) == ("completed", 1)
 
@@ -209,11 +210,11 @@ def test_scenario_11_a_crash_leaves_an_active_run_that_recovery_disposes_of_by_t
         (event_id,) = some_events(db, f"m-{phase}")
         run = a_run(db, phase)
         db.advance(LEASE + TIMEOUT)
-        recovery.recover_crashed_runs(db)
+        rescuer.recover_crashed_runs(db)
         run = the_run(db, run.id)
         assert (run.status, run.retry_pending) == (status, retry_pending)
         assert event_status(db, event_id) == event
-        assert recovery.recover_crashed_runs(db) == (), "a consistent state has nothing to recover"
+        assert rescuer.recover_crashed_runs(db) == (), "a consistent state has nothing to recover"
         settled(db, run)
 
 
@@ -270,7 +271,7 @@ def test_a_person_who_paused_the_workflow_is_not_overruled_by_its_blocks(db: Dat
     stopped(db, a_run(db, Phase.PREPARING), FailureKind.AUTH)
     with db.transaction() as tx:
         workflows.pause(tx, "billing", SOMEBODY)
-        kinds = [row.kind for row in views.open_blocks(tx, "billing")]
+        kinds = [row.kind for row in work.open_blocks(tx, "billing")]
     assert shown_status(Desired.PAUSED, kinds) is WorkflowStatus.PAUSED
     assert status_of(db) is WorkflowStatus.PAUSED
     resumed(db)
@@ -291,9 +292,9 @@ def resumed(db: Database) -> None:
 def settled(db: Database, run: object) -> None:
     """Bring whatever is left of a crashed run to its commit, so that the next one starts clean."""
     with db.transaction() as tx:
-        for mutation in views.due_mutations(tx):
-            mutations.happened(tx, mutation.id, SOMEBODY)
-        retryable = views.retryable_runs(tx, "billing")
+        for mutation in work.due_mutations(tx):
+            resolution.happened(tx, mutation.id, SOMEBODY)
+        retryable = work.retryable_runs(tx, "billing")
     for run_id in retryable:
         committed(db, carried_forward(db, the_run(db, run_id)))
     if not retryable:

@@ -10,11 +10,11 @@ from pipeline.domain.errors import ReservationError
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Phase
 from pipeline.domain.values import NewEvent, Prepared, Reservation
-from pipeline.execution import events, runs, starts
-from pipeline.store import views
 from pipeline.store.database import Database
+from pipeline.store.reads import work
+from pipeline.transitions import events, runs, starts
 from tests.factories import (
     IN,
     LEASE,
@@ -38,7 +38,7 @@ def test_a_workflow_with_one_place_shows_its_run_everything_pending(db: Database
     ids = some_events(db, "m1", "m2", "m3")
     run = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:
-        assert [row.id for row in views.peeked(tx, run, IN)] == ids
+        assert [row.id for row in work.peeked(tx, run, IN)] == ids
         assert starts.start(tx, "billing", "send", count=5).held == "full"
 
 
@@ -52,7 +52,7 @@ def test_runs_of_a_parallel_workflow_get_slices_that_do_not_overlap(db: Database
     assert slices == [ids[0:2], ids[2:4], ids[4:6], ids[6:7]]
     with db.transaction() as tx:
         assert starts.start(tx, "billing", "send").held == "full"
-        shown = [[row.id for row in views.peeked(tx, run, IN)] for run in (*first, *second)]
+        shown = [[row.id for row in work.peeked(tx, run, IN)] for run in (*first, *second)]
     assert shown == slices
 
 
@@ -222,7 +222,7 @@ def rest(db: Database) -> None:
 
 def is_unseen(db: Database) -> bool:
     with db.transaction() as tx:
-        (facts,) = [row for row in views.due_facts(tx, "billing") if row.name == "send"]
+        (facts,) = [row for row in work.due_facts(tx, "billing") if row.name == "send"]
     return bool(facts.has_unseen)
 
 

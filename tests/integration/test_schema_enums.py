@@ -5,9 +5,7 @@ from enum import StrEnum
 
 import pytest
 
-from pipeline.domain.events import DeliveryStatus
-from pipeline.domain.mutations import MutationStatus, Resolver
-from pipeline.domain.runs import PHASES, Outcome, Phase, RunStatus
+from pipeline.domain.states import PHASES, DeliveryStatus, MutationStatus, Outcome, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import (
     AfterFailedMutation,
     BlockKind,

@@ -14,10 +14,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.runs import Phase
-from pipeline.execution import breakers, workflows
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from pipeline.store.schema import metadata
+from pipeline.transitions import breakers, workflows
 from tests import factories as make
 from tests.support import catalog
 

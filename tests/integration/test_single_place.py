@@ -5,11 +5,12 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
+from pipeline.background import rescuer
 from pipeline.domain.errors import StaleWriteError
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.runs import Phase
-from pipeline.execution import mutations, recovery, runs, starts, workflows
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
+from pipeline.transitions import mutations, resolution, runs, starts, workflows
 from tests.factories import (
     LEASE,
     SOMEBODY,
@@ -56,7 +57,7 @@ def test_nothing_overtakes_a_run_that_waits_for_approval_in_a_single_place(db: D
     waiting = a_run(db, Phase.MUTATING, needs_approval=True)
     assert started(db) == []
     with db.transaction() as tx:
-        mutations.approve(tx, waiting.mutation_id, SOMEBODY, request_hash="abc")
+        resolution.approve(tx, waiting.mutation_id, SOMEBODY, request_hash="abc")
     assert started(db) == []
     assert one(db, "SELECT count(*) AS n FROM pipeline.runs WHERE status = 'active'").n == 1
 
@@ -78,7 +79,7 @@ def test_an_approved_request_is_not_sent_while_its_workflow_is_switched_off(db: 
             workflows.pause(tx, "billing", SOMEBODY)
         else:
             workflows.enter_maintenance(tx, "billing", "broken code")
-        mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
+        resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
         assert runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w").claimed == ()
     with db.transaction() as tx:
         workflows.exit_maintenance(tx, "billing", SOMEBODY)
@@ -93,13 +94,13 @@ def test_an_approved_request_is_not_sent_by_a_worker_whose_lease_has_lapsed(db: 
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.MUTATING, needs_approval=True)
     with db.transaction() as tx:
-        mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
+        resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
         (run,) = runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w").claimed
     db.advance(LEASE + timedelta(seconds=1))
     with pytest.raises(StaleWriteError, match="not leased"), db.transaction() as tx:
         mutations.send(tx, [held(run)]).only()
     assert the_mutation(db, run.mutation_id).status == "pending"
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     assert event_status(db, event) == "pending"
 
 
@@ -121,10 +122,10 @@ def test_a_request_that_takes_longer_than_a_lease_keeps_its_run_until_its_deadli
     some_events(db, "m1")
     run = a_run(db, Phase.MUTATING, timeout=LEASE * 3)
     db.advance(LEASE * 2)
-    assert recovery.recover_crashed_runs(db) == ()
+    assert rescuer.recover_crashed_runs(db) == ()
     assert the_run(db, run.id).status == "active"
     db.advance(LEASE + TIMEOUT)
-    (ended,) = recovery.recover_crashed_runs(db)
+    (ended,) = rescuer.recover_crashed_runs(db)
     assert ended.run_id == run.id
 
 
@@ -133,9 +134,9 @@ def test_an_approved_request_that_takes_longer_than_a_lease_keeps_its_run_until_
     some_events(db, "m1")
     run = a_run(db, Phase.MUTATING, needs_approval=True, timeout=LEASE * 3)
     with db.transaction() as tx:
-        mutations.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
+        resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
         (run,) = runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w").claimed
         mutations.send(tx, [held(run)]).only()
     db.advance(LEASE * 2)
-    assert recovery.recover_crashed_runs(db) == ()
+    assert rescuer.recover_crashed_runs(db) == ()
     committed(db, applied(db, run))

@@ -7,17 +7,18 @@ from uuid import UUID
 import pytest
 
 from pipeline import Workflow
+from pipeline.background import rescuer
+from pipeline.background.messages import Message
+from pipeline.background.scheduler import Scheduler
+from pipeline.background.sweeps import PERIODS, Sweeps
 from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, mutation
 from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, ReconcilePolicy
-from pipeline.domain.runs import Phase
-from pipeline.execution import recovery, runs
-from pipeline.runtime.registry import Registry
-from pipeline.schedules.report import Message
-from pipeline.schedules.scheduler import Scheduler
-from pipeline.schedules.sweeps import PERIODS, Sweeps
-from pipeline.store import views
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
+from pipeline.store.reads import work
+from pipeline.transitions import runs
+from pipeline.workflows.registry import Registry
 from tests.factories import (
     LEASE,
     TIMEOUT,
@@ -93,10 +94,10 @@ def test_a_sweep_that_never_ran_or_not_for_long_is_late(sweeps: Sweeps, db: Data
         sweeps.run(name)
     periods = {**dict.fromkeys(PERIODS, timedelta(days=1)), "tick": timedelta(minutes=1)}
     with db.transaction() as tx:
-        assert views.late_sweeps(tx, periods) == []
+        assert work.late_sweeps(tx, periods) == []
     db.advance(timedelta(minutes=4))
     with db.transaction() as tx:
-        assert views.late_sweeps(tx, periods) == ["tick"]
+        assert work.late_sweeps(tx, periods) == ["tick"]
 
 
 def test_what_is_due_is_started_and_rung_for_in_cohorts(sweeps: Sweeps, db: Database, rung: list[Message]) -> None:
@@ -227,7 +228,7 @@ def in_doubt(db: Database) -> Any:
     some_events(db, "m1")
     run = a_run(db, Phase.MUTATING, params={"to": "x"})
     db.advance(LEASE + TIMEOUT)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     return the_run(db, run.id)
 
 

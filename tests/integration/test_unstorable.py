@@ -8,11 +8,10 @@ from sqlalchemy import Row
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.failures import FailureKind, classify
 from pipeline.domain.ids import Fence, MutationId
-from pipeline.domain.mutations import Evidence
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Evidence, Phase
 from pipeline.domain.values import Failed, NewEvent, Person, Stopped
-from pipeline.execution import events, mutations, stops
 from pipeline.store.database import Database
+from pipeline.transitions import events, mutations, resolution, stops
 from tests import factories
 
 UNSTORABLE = ["a NUL \0 inside", "half a pair \ud800 inside"]
@@ -75,4 +74,4 @@ def test_an_approval_with_an_unstorable_hash_is_refused_in_our_words(db: Databas
     factories.some_events(db, "m-1")
     run = factories.a_run(db, Phase.MUTATING, needs_approval=True)
     with pytest.raises(PayloadError), db.transaction() as tx:
-        mutations.approve(tx, MutationId(run.mutation_id), factories.SOMEBODY, request_hash="a\0b")
+        resolution.approve(tx, MutationId(run.mutation_id), factories.SOMEBODY, request_hash="a\0b")

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from pipeline import Workflow
-from pipeline.client.client import BrokerClient, DatabaseClient, UnavailableError
+from pipeline.client.clients import BrokerClient, DatabaseClient, UnavailableError
 from pipeline.client.publishing import Event, Receipt, publish
 from pipeline.domain.errors import InvalidInputError, PayloadError, UnknownError
 from pipeline.store.database import Database

@@ -16,15 +16,15 @@ from pydantic import BaseModel, Field
 from sqlalchemy import create_engine, text
 
 from pipeline import DeclarationError, Workflow
-from pipeline.client.client import BrokerClient, DatabaseClient, RefusedError, UnavailableError
+from pipeline.client.clients import BrokerClient, DatabaseClient, RefusedError, UnavailableError
 from pipeline.client.publishing import Receipt, publish
-from pipeline.dev import servers
 from pipeline.domain.errors import InvalidInputError, PayloadError, UnknownError
-from pipeline.domain.limits import Limits
-from pipeline.execution import workflows
+from pipeline.domain.values import Limits
+from pipeline.embedded import servers
 from pipeline.store import database as store
 from pipeline.store.database import Database
 from pipeline.testing.inline import TESTER, Inline
+from pipeline.transitions import workflows
 from tests.support.reads import one
 from tests.support.wait import wait_for
 

@@ -11,7 +11,7 @@ from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId
 from pipeline.domain.scheduling import Reason
 from pipeline.domain.values import Emitted, Held, NewEvent, Stopped
-from pipeline.execution import events, mutations, runs, stops, workflows
+from pipeline.transitions import events, resolution, runs, stops, workflows
 from tests.factories import IN, LEASE, SOMEBODY, a_failure
 from tests.lifecycle.machine import CLAIM, KINDS, PICK, Lifecycle
 from tests.lifecycle.model import ModelRun
@@ -40,9 +40,9 @@ class Acts(Lifecycle):
         assert run.mutation_id is not None
         with self.db.transaction() as tx:
             if yes:
-                mutations.approve(tx, MutationId(run.mutation_id), SOMEBODY, request_hash="abc")
+                resolution.approve(tx, MutationId(run.mutation_id), SOMEBODY, request_hash="abc")
             else:
-                mutations.reject(tx, MutationId(run.mutation_id), SOMEBODY)
+                resolution.reject(tx, MutationId(run.mutation_id), SOMEBODY)
         if yes:
             run.waiting = False
         else:

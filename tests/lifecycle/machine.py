@@ -15,13 +15,14 @@ from hypothesis.stateful import (
     rule,
 )
 
+from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId
-from pipeline.domain.mutations import Evidence
+from pipeline.domain.states import Evidence
 from pipeline.domain.values import Applied, Emitted, Failed, Held, NewEvent, Prepared, Reservation, Stopped
-from pipeline.execution import mutations, recovery, runs, starts, stops, workflows
-from pipeline.store import invariants, views
 from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import invariants, work
+from pipeline.transitions import mutations, resolution, runs, starts, stops, workflows
 from tests.factories import (
     IN,
     LEASE,
@@ -127,8 +128,8 @@ class Lifecycle(RuleBasedStateMachine):
     def finish_prepare(self, pick: int, wanted: int) -> None:
         run, held = self._held(pick)
         with self.db.transaction() as tx:
-            (row,) = views.runs(tx, [run.id])
-            shown = views.peeked(tx, row, IN, limit=min(wanted, self.batch), ordered=self.ordered)
+            (row,) = work.runs(tx, [run.id])
+            shown = work.peeked(tx, row, IN, limit=min(wanted, self.batch), ordered=self.ordered)
             peeked = [EventId(event.id) for event in shown]
             reservations = (Reservation(topic=IN, ids=tuple(peeked)),) if peeked else ()
             wake_at = tx.clock() + timedelta(minutes=1) if pick % 4 == 0 else None
@@ -141,7 +142,7 @@ class Lifecycle(RuleBasedStateMachine):
     def begin_mutation(self, pick: int, approval: bool = False) -> None:
         run, held = self._held(pick)
         with self.db.transaction() as tx:
-            (row,) = views.runs(tx, [run.id])
+            (row,) = work.runs(tx, [run.id])
             request = a_request(row, needs_approval=approval)
             landing = mutations.begin_mutation(tx, [_with(request, held)])
         can = run.holds(held.fence) and run.leased and run.phase == "prepared" and bool(run.events)
@@ -221,7 +222,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule()
     def everybody_dies_and_is_recovered(self) -> None:
         self.db.advance(LEASE + TIMEOUT + timedelta(seconds=1))
-        recovered = {ended.run_id for ended in recovery.recover_crashed_runs(self.db)}
+        recovered = {ended.run_id for ended in rescuer.recover_crashed_runs(self.db)}
         expected = {run.id for run in self.model.runs.values() if run.moving and run.leased}
         assert recovered == expected
         for run_id in recovered:
@@ -239,11 +240,11 @@ class Lifecycle(RuleBasedStateMachine):
             self.everybody_dies_and_is_recovered()
         with self.db.transaction() as tx:
             if says == "skip":
-                mutations.skip(tx, mutation_id, SOMEBODY)
+                resolution.skip(tx, mutation_id, SOMEBODY)
             elif run.mutation_id in self.happened:
-                mutations.happened(tx, mutation_id, SOMEBODY)
+                resolution.happened(tx, mutation_id, SOMEBODY)
             else:
-                mutations.did_not_happen(tx, mutation_id, SOMEBODY)
+                resolution.did_not_happen(tx, mutation_id, SOMEBODY)
         truth = "success" if run.mutation_id in self.happened else "failure"
         self.model.settled(run, "skipped" if says == "skip" else truth)
 
@@ -251,7 +252,7 @@ class Lifecycle(RuleBasedStateMachine):
     def mend(self) -> None:
         with self.db.transaction() as tx:
             workflows.exit_maintenance(tx, "billing", SOMEBODY)
-            if not views.blocking_mutations(tx, "billing"):
+            if not work.blocking_mutations(tx, "billing"):
                 workflows.resume(tx, "billing", SOMEBODY)
 
     @rule(pick=PICK, says=st.sampled_from(["truth", "skip"]), recover=st.booleans())
@@ -266,7 +267,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule()
     def carry_forward(self) -> None:
         with self.db.transaction() as tx:
-            retryable = views.retryable_runs(tx, "billing")
+            retryable = work.retryable_runs(tx, "billing")
         expected = {run.id for run in self.model.runs.values() if run.carry and run.ledger != "needs_reconcile"}
         assert set(retryable) == expected
         for run_id in retryable:
@@ -340,7 +341,7 @@ class Lifecycle(RuleBasedStateMachine):
 
 
 def _is_off(tx: Transaction) -> bool:
-    row = views.workflow(tx, "billing")
+    row = work.workflow(tx, "billing")
     assert row is not None
     return bool(row.maintenance or row.desired != "active")
 

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from celery import Celery
 
-from pipeline.dev import servers
-from pipeline.store import measures
+from pipeline.embedded import servers
+from pipeline.store.reads import gauges
 from pipeline.testing.scripted import scripted
 from tests.support import doubts, handlers
 from tests.support.cluster import QUICK, UNHURRIED, Installation, alone
@@ -24,7 +24,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A test of either says otherwise.
     """
-    monkeypatch.setattr(measures, "PATIENCE", timedelta(seconds=60))
+    monkeypatch.setattr(gauges, "PATIENCE", timedelta(seconds=60))
     slowly = partial(scripted, timeout=timedelta(seconds=30))
     for module in (handlers, doubts):
         monkeypatch.setattr(module, "scripted", slowly)

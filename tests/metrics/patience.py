@@ -3,8 +3,9 @@
 A module of workflows beside the shop, so that every process of a worker imports it.
 """
 
-from pipeline.telemetry import meters, setup
+from pipeline.telemetry.metrics_export import meters
+from pipeline.telemetry.tracing import export
 
 ENOUGH = 60.0  #: seconds; a collector that does not answer is not what is tested
-setup.end.__defaults__ = (ENOUGH,)
+export.end.__defaults__ = (ENOUGH,)
 meters.Meters.end.__defaults__ = (ENOUGH,)

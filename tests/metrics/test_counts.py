@@ -9,16 +9,16 @@ import pytest
 from sqlalchemy import text
 
 from pipeline import LogicError, ReconcilePolicy
-from pipeline.client.desk import Answer, Desk
+from pipeline.admin.resolutions import Answer, Desk
+from pipeline.background.messages import Message
 from pipeline.domain.values import NewEvent, Person
-from pipeline.execution import events
-from pipeline.runtime.points import Point
-from pipeline.schedules.report import Message
 from pipeline.store.database import Database
-from pipeline.tasks import refusals
+from pipeline.tasks import dead_letter
 from pipeline.telemetry import metrics
 from pipeline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, METRICS
 from pipeline.testing.scripted import Does, scripted
+from pipeline.transitions import events
+from pipeline.worker.crash_points import Point
 from tests.support.counting import Counted, counting
 from tests.support.doubts import a_shop
 from tests.support.handlers import Shop, at_once
@@ -193,8 +193,8 @@ def everything(db: Database) -> None:
         run.settle()
     (done, *_) = [row for row in run.runs() if row.status == "committed"]
     run.deliver(Message(task="pipeline.next", ids=(str(done.id),)))
-    for kind in refusals.Kind:
-        refusals.count(kind)
+    for kind in dead_letter.Kind:
+        dead_letter.count(kind)
 
 
 def test_every_metric_of_runs_is_really_counted_with_the_labels_of_the_table(db: Database, counted: Counted) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from pipeline.config import Settings, SettingsError
-from pipeline.telemetry import collecting, meters, serving, totals
-from pipeline.telemetry.meters import Meters, is_pushed
 from pipeline.telemetry.metrics import METRICS
-from pipeline.telemetry.serving import Endpoint
-from pipeline.telemetry.totals import HISTOGRAM, LEVEL, SUM, Channel, Row, Totals
+from pipeline.telemetry.metrics_export import collector, meters, server, totals
+from pipeline.telemetry.metrics_export.meters import Meters, is_pushed
+from pipeline.telemetry.metrics_export.server import Endpoint
+from pipeline.telemetry.metrics_export.totals import HISTOGRAM, LEVEL, SUM, Channel, Row, Totals
 from tests.deploy.known import OURS
 from tests.support.counting import Counted
 from tests.support.scrapes import Scraped, answering, free_port, scrape
@@ -33,7 +33,7 @@ def a_histogram(*buckets: float) -> Row:
 
 
 def shown(*rows: Row) -> Scraped:
-    return Scraped(serving.text(rows)[1].decode())
+    return Scraped(server.text(rows)[1].decode())
 
 
 def test_sums_and_buckets_are_added_up_and_never_go_back() -> None:
@@ -155,14 +155,14 @@ def test_an_endpoint_answers_in_the_form_that_is_asked_for_and_only_at_its_path(
 
 
 def test_a_port_that_becomes_free_is_taken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(serving, "AGAIN", 0.05)
+    monkeypatch.setattr(server, "AGAIN", 0.05)
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         endpoint = Endpoint("127.0.0.1", port, lambda: [a_sum()])
         endpoint.start()
     assert answering(port).sum("things_total") == 1
     endpoint.close()
-    warned = [line for line in caplog.records if line.levelname == "WARNING" and line.name == serving.log.name]
+    warned = [line for line in caplog.records if line.levelname == "WARNING" and line.name == server.log.name]
     assert len(warned) == 1
 
 
@@ -187,7 +187,7 @@ def test_a_port_without_what_serves_it_is_refused_with_what_to_install(monkeypat
 
 def test_a_copy_that_a_fork_made_hands_nothing_over(channel: Channel) -> None:
     counted = Counted()
-    exporter = collecting._HandOver(channel)
+    exporter = collector._HandOver(channel)
     counted.provider.get_meter("shop").create_counter("shop.orders").add(2)
     data = counted.reader.get_metrics_data()
     assert data is not None

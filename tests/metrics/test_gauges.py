@@ -14,20 +14,19 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 
 from pipeline import PrepareResult, Workflow
-from pipeline.client import attention
-from pipeline.client.desk import Desk
-from pipeline.domain.runs import Phase
+from pipeline.admin import attention, gauges
+from pipeline.admin.gauges import AGE, UP, Gauges
+from pipeline.admin.resolutions import Desk
+from pipeline.domain.states import Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import OnUncertain
-from pipeline.execution import breakers, events, slots, starts, workflows
-from pipeline.runtime import gauges
-from pipeline.runtime.gauges import AGE, UP, Gauges
-from pipeline.runtime.points import Point
-from pipeline.store import measures
 from pipeline.store.database import Database, Transaction
-from pipeline.telemetry import collecting
+from pipeline.store.reads import gauges as reads_gauges
 from pipeline.telemetry.metrics import METRICS
+from pipeline.telemetry.metrics_export import collector
 from pipeline.testing.inline import Inline
+from pipeline.transitions import breakers, events, registration, starts, sweeps, workflows
+from pipeline.worker.crash_points import Point
 from tests.cli import scenes
 from tests.factories import IN, OUT, SOMEBODY, a_run, a_workflow, some_events
 from tests.support.handlers import Shop
@@ -75,7 +74,7 @@ def test_a_consumer_of_several_topics_has_a_backlog_for_each(db: Database) -> No
     both = HandlerSpec(name="both", subscribes=(IN, OUT))
     topics = (TopicSpec(name=IN), TopicSpec(name=OUT))
     with db.transaction() as tx:
-        workflows.register(tx, WorkflowSpec(name="billing", topics=topics, handlers=(both,)))
+        registration.register(tx, WorkflowSpec(name="billing", topics=topics, handlers=(both,)))
         events.publish(tx, "billing", [NewEvent(topic=IN, message_id=f"{n}", payload={}) for n in range(2)])
     found = read(db, HOUR)
     assert found["pipeline.backlog.events"] == {("billing", IN, "both"): 2, ("billing", OUT, "both"): 0}
@@ -174,7 +173,7 @@ def test_a_workflow_is_in_one_status_and_maintenance_stands_beside_it(db: Databa
 
 def test_a_sweep_that_nobody_rings_for_gets_older(db: Database) -> None:
     with db.transaction() as tx:
-        assert slots.take(tx, "tick", timedelta(seconds=5))
+        assert sweeps.take(tx, "tick", timedelta(seconds=5))
     assert read(db)["pipeline.sweeps.age"]["tick",] < 60
     assert 3600 <= read(db, HOUR)["pipeline.sweeps.age"]["tick",] < 3700
 
@@ -220,7 +219,7 @@ def test_what_waits_for_a_person_is_what_the_command_line_lists(db: Database) ->
 def test_reading_gauges_can_change_nothing(db: Database) -> None:
     with db.engine.begin() as connection:
         tx = Transaction(connection)
-        measures.carefully(tx)
+        reads_gauges.carefully(tx)
         with pytest.raises(DBAPIError, match="read-only transaction"):
             breakers.open_(tx, ("mail", "send"), SOMEBODY)
 
@@ -280,7 +279,7 @@ def test_while_somebody_holds_the_tables_what_was_said_last_counts(
     asked = Gauges(db, fresh=0.0)
     asked._refresh()
     before = asked._values
-    monkeypatch.setattr(measures, "PATIENCE", timedelta(milliseconds=200))
+    monkeypatch.setattr(reads_gauges, "PATIENCE", timedelta(milliseconds=200))
     with db.transaction() as tx:
         tx.run(text("LOCK TABLE pipeline.subscriptions, pipeline.workflows IN ACCESS EXCLUSIVE MODE"))
         asked._refresh()
@@ -298,7 +297,7 @@ def test_gauges_that_cannot_be_read_are_told_by_their_age(db: Database, monkeypa
     asked._refresh()
     assert asked.age() == 0
     with monkeypatch.context() as hurried, db.transaction() as tx:
-        hurried.setattr(measures, "PATIENCE", timedelta(milliseconds=200))
+        hurried.setattr(reads_gauges, "PATIENCE", timedelta(milliseconds=200))
         tx.run(text("LOCK TABLE pipeline.runs IN ACCESS EXCLUSIVE MODE"))
         minute[0] = 8.0
         asked._refresh()
@@ -309,11 +308,11 @@ def test_gauges_that_cannot_be_read_are_told_by_their_age(db: Database, monkeypa
 
 
 def test_the_age_of_gauges_is_served_beside_them_also_when_the_database_is_away(silence: int) -> None:
-    reader = collecting.asked()
-    provider = collecting.provider([reader])
+    reader = collector.asked()
+    provider = collector.provider([reader])
     away = Gauges(Database.unpooled(f"postgresql+psycopg2://127.0.0.1:{silence}/none"), patience=0.3)
     away.register(provider.get_meter("pipeline"))
-    _, found = collecting.taken(reader)
+    _, found = collector.taken(reader)
     assert {row.name for row in found} == {UP, AGE}
     provider.shutdown()
 
@@ -323,8 +322,8 @@ def test_what_was_read_before_the_database_ran_out_of_time_is_told(
 ) -> None:
     a_workflow(db)
     slow = text("SELECT pg_sleep(60), :most")
-    monkeypatch.setattr(measures, "BACKLOG", slow)
-    monkeypatch.setattr(measures, "PATIENCE", timedelta(seconds=5))
+    monkeypatch.setattr(reads_gauges, "BACKLOG", slow)
+    monkeypatch.setattr(reads_gauges, "PATIENCE", timedelta(seconds=5))
     found = Gauges(db, patience=60).now()
     assert [each.value for each in found[UP]] == [1], "it is slow, and not away"
     assert "pipeline.workflows" in found

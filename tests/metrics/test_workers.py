@@ -172,8 +172,9 @@ def test_where_nothing_is_scraped_every_process_sends_its_numbers_to_the_collect
 
 
 def test_without_a_port_or_an_endpoint_nothing_of_it_is_imported() -> None:
-    wanted = "pipeline.tasks.signals, pipeline.tasks.phases, pipeline.cli.metrics, pipeline.schedules.sweeps"
-    names = "opentelemetry.sdk, prometheus_client, pipeline.telemetry.collecting, pipeline.telemetry.serving"
+    wanted = "pipeline.tasks.signals, pipeline.tasks.phases, pipeline.cli.metrics, pipeline.background.sweeps"
+    exports = "pipeline.telemetry.metrics_export"
+    names = f"opentelemetry.sdk, prometheus_client, {exports}.collector, {exports}.server"
     code = f"import sys, {wanted}; print([n for n in {names.split(', ')!r} if n in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from pipeline.dev import servers
+from pipeline.embedded import servers
 from pipeline.store.database import Database
 from tests.support import databases
 

@@ -12,10 +12,11 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 
-from pipeline.dev import servers
 from pipeline.domain.errors import SchemaError
-from pipeline.store import invariants, migrate, routines
+from pipeline.embedded import servers
+from pipeline.store import functions, migrate
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
 from pipeline.store.schema import SCHEMA, metadata
 from tests.support import catalog, databases
 from tests.support.handlers import Shop
@@ -50,10 +51,10 @@ def created(db: Database) -> None:
     """Build the schema from the code alone, without a migration."""
     with db.engine.begin() as connection:
         connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
-        for statement in routines.BEFORE_TABLES:
+        for statement in functions.BEFORE_TABLES:
             literally(connection, statement)
         metadata.create_all(connection)
-        for statement in routines.AFTER_TABLES:
+        for statement in functions.AFTER_TABLES:
             literally(connection, statement)
 
 

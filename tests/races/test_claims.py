@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Row
 
+from pipeline.background import rescuer
 from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
-from pipeline.domain.mutations import Evidence
-from pipeline.domain.runs import Phase, RunStatus
+from pipeline.domain.states import Evidence, Phase, RunStatus
 from pipeline.domain.values import Applied, Emitted, Failed, Held, Prepared, Stopped
-from pipeline.execution import mutations, recovery, runs, stops
-from pipeline.execution.landing import Landing
 from pipeline.store.database import Database, Transaction
+from pipeline.transitions import mutations, resolution, runs, stops
+from pipeline.transitions.results import Landing
 from tests.factories import (
     LEASE,
     SOMEBODY,
@@ -126,7 +126,7 @@ ZOMBIE_WRITES: dict[str, tuple[Phase, Callable[[Transaction, Row[Any]], Landing[
 def test_a_worker_that_comes_back_from_the_dead_changes_nothing(db: Database, verb: str) -> None:
     phase, write = ZOMBIE_WRITES[verb]
     run = lapsed_run(db, phase)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     before = the_run(db, run.id)
     with pytest.raises(StaleWriteError, match="came too late"), db.transaction() as tx:
         write(tx, run).only()
@@ -137,7 +137,7 @@ def test_a_lapsed_worker_may_not_send_even_before_anybody_noticed(db: Database) 
     run = lapsed_run(db, Phase.PREPARED)
     with pytest.raises(StaleWriteError, match="not leased"), db.transaction() as tx:
         mutations.begin_mutation(tx, [a_request(run)]).only()
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
 
 
 def test_an_old_claim_is_fenced_off_by_a_newer_one(db: Database) -> None:
@@ -155,11 +155,11 @@ def test_an_old_claim_is_fenced_off_by_a_newer_one(db: Database) -> None:
 
 def test_of_a_skip_and_a_happened_at_once_the_first_counts(db: Database) -> None:
     run = lapsed_run(db, Phase.MUTATING)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     ended = raced(
         db,
-        lambda tx: mutations.skip(tx, run.mutation_id, SOMEBODY),
-        lambda tx: mutations.happened(tx, run.mutation_id, SOMEBODY),
+        lambda tx: resolution.skip(tx, run.mutation_id, SOMEBODY),
+        lambda tx: resolution.happened(tx, run.mutation_id, SOMEBODY),
     )
     with pytest.raises(IllegalTransitionError, match="it is failed"):
         ended.result()
@@ -168,11 +168,11 @@ def test_of_a_skip_and_a_happened_at_once_the_first_counts(db: Database) -> None
 
 def test_of_a_verdict_and_a_skip_at_once_the_first_counts_and_the_commit_consumes(db: Database) -> None:
     run = lapsed_run(db, Phase.MUTATING)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     ended = raced(
         db,
-        lambda tx: mutations.happened(tx, run.mutation_id, SOMEBODY),
-        lambda tx: mutations.skip(tx, run.mutation_id, SOMEBODY),
+        lambda tx: resolution.happened(tx, run.mutation_id, SOMEBODY),
+        lambda tx: resolution.skip(tx, run.mutation_id, SOMEBODY),
     )
     with pytest.raises(IllegalTransitionError, match="it is applied"):
         ended.result()
@@ -182,12 +182,12 @@ def test_of_a_verdict_and_a_skip_at_once_the_first_counts_and_the_commit_consume
 
 def test_a_skip_against_the_commit_of_the_run_that_carries_forward_is_refused(db: Database) -> None:
     run = lapsed_run(db, Phase.EMITTING)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     retry = claimed_next(db, carried_forward(db, the_run(db, run.id)))
     with db.transaction() as tx:
         runs.commit(tx, [Emitted(held=held(retry))]).only()
         with pytest.raises(IllegalTransitionError), db.transaction() as person:
-            mutations.skip(person, run.mutation_id, SOMEBODY)
+            resolution.skip(person, run.mutation_id, SOMEBODY)
     assert event_status(db, retry.event_ids[0]) == "consumed"
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from sqlalchemy import Row, text
 
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Phase
 from pipeline.domain.values import Emitted, HandlerSpec, NewEvent
-from pipeline.execution import events, runs, workflows
-from pipeline.store import views
 from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import work
+from pipeline.transitions import events, registration, runs
 from tests.factories import IN, a_run, a_workflow, held, some_events, the_run
 from tests.support.moves import a_handler
 from tests.support.races import meanwhile, raced, wait_until_blocked_by
@@ -20,7 +20,7 @@ def test_a_deploy_that_changes_who_listens_waits_for_a_committing_worker_and_not
     some_events(db, "m1", "m2")
     first, second = a_run(db, Phase.EMITTING), a_run(db, Phase.EMITTING)
     late = replace(spec, handlers=(*spec.handlers, HandlerSpec(name="late", subscribes=(IN,))))
-    with meanwhile(db, lambda tx: workflows.register(tx, late)) as deploy:
+    with meanwhile(db, lambda tx: registration.register(tx, late)) as deploy:
         with db.transaction() as worker:
             runs.commit(worker, [Emitted(held=held(first))]).only()
             deployed = deploy()
@@ -29,7 +29,7 @@ def test_a_deploy_that_changes_who_listens_waits_for_a_committing_worker_and_not
         deployed.result(timeout=60)
     assert a_handler(db).state == {"n": 1}
     with db.transaction() as tx:
-        assert (IN, "late") in views.subscribed(tx, "billing")
+        assert (IN, "late") in work.subscribed(tx, "billing")
 
 
 def test_a_deploy_that_changes_nothing_does_not_wait_for_publishers(db: Database) -> None:
@@ -38,7 +38,7 @@ def test_a_deploy_that_changes_nothing_does_not_wait_for_publishers(db: Database
         events.publish(publisher, "billing", [NewEvent(topic=IN, message_id="m1", payload={})])
         with db.transaction() as tx:
             tx.run(text("SET LOCAL lock_timeout = '2s'"))
-            workflows.register(tx, spec)
+            registration.register(tx, spec)
 
 
 def test_two_commits_at_once_fold_both_states(db: Database) -> None:

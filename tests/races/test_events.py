@@ -7,12 +7,12 @@ from sqlalchemy import Row, text
 
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, ReservationError
 from pipeline.domain.ids import EventId
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, Prepared, Reservation, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import StartAt
-from pipeline.execution import events, runs, starts, workflows
-from pipeline.store import views
 from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import work
+from pipeline.transitions import events, registration, runs, starts, workflows
 from tests.factories import IN, SOMEBODY, a_run, a_workflow, committed, event_status, held, some_events
 from tests.support.moves import watermark_at_least
 from tests.support.races import meanwhile, raced, wait_until_blocked_by
@@ -114,14 +114,14 @@ def test_an_event_committed_late_by_a_slow_publisher_is_not_missed_by_a_resting_
         some_events(db, "fast")
         run = a_run(db, Phase.PREPARING)
         with db.transaction() as tx:
-            assert [row.message_id for row in views.peeked(tx, run, IN)] == ["fast"]
+            assert [row.message_id for row in work.peeked(tx, run, IN)] == ["fast"]
             rested = runs.finish_prepare(tx, [Prepared(held=held(run))]).only()
         committed(db, rested)
         assert not has_unseen(db), "what could be seen was seen"
     assert has_unseen(db), "the slow event came after"
     run = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:
-        assert [row.message_id for row in views.peeked(tx, run, IN)] == ["slow", "fast"]
+        assert [row.message_id for row in work.peeked(tx, run, IN)] == ["slow", "fast"]
 
 
 def test_an_event_committed_between_claim_and_rest_is_not_missed(db: Database) -> None:
@@ -183,7 +183,7 @@ def test_a_consumer_that_joins_from_the_start_gets_the_event_a_publisher_had_not
     some_events(db, "after")
     run = a_run(db, Phase.PREPARING, handler="audit")
     with db.transaction() as tx:
-        assert [row.message_id for row in views.peeked(tx, run, IN)] == ["before", "during", "after"]
+        assert [row.message_id for row in work.peeked(tx, run, IN)] == ["before", "during", "after"]
 
 
 def join_from_the_start(tx: Transaction) -> None:
@@ -195,7 +195,7 @@ def join_from_the_start(tx: Transaction) -> None:
             HandlerSpec(name="audit", subscribes=(IN,), start_at=StartAt.EARLIEST),
         ),
     )
-    workflows.register(tx, spec)
+    registration.register(tx, spec)
 
 
 def reserving(run: Row[Any], *ids: EventId) -> Prepared:
@@ -204,7 +204,7 @@ def reserving(run: Row[Any], *ids: EventId) -> Prepared:
 
 def has_unseen(db: Database) -> bool:
     with db.transaction() as tx:
-        (facts,) = [row for row in views.due_facts(tx, "billing") if row.name == "send"]
+        (facts,) = [row for row in work.due_facts(tx, "billing") if row.name == "send"]
     return bool(facts.has_unseen)
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Row, text
 
+from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.mutations import Evidence
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Evidence, Phase
 from pipeline.domain.values import Applied, Emitted, Failed, Stopped
-from pipeline.execution import mutations, recovery, runs, starts, stops, workflows
 from pipeline.store.database import Database, Transaction
+from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops, workflows
 from tests.factories import (
     LEASE,
     SOMEBODY,
@@ -39,7 +39,7 @@ LOCK_EVENTS = text("SELECT 1 FROM pipeline.deliveries FOR UPDATE NOWAIT")
 def crashed(db: Database) -> Row[Any]:
     run = a_run(db, Phase.MUTATING)
     db.advance(LEASE + TIMEOUT)
-    recovery.recover_crashed_runs(db)
+    rescuer.recover_crashed_runs(db)
     return the_run(db, run.id)
 
 
@@ -58,7 +58,7 @@ WORKFLOW_FIRST: dict[str, tuple[Callable[[Database], Row[Any]], Act]] = {
         lambda tx, run: stops.stop(tx, [Stopped(held=held(run), failure=a_failure())]),
     ),
     "rescue": (lambda db: a_run(db, Phase.MUTATING), lambda tx, run: stops.rescue(tx, [run.id])),
-    "escalate": (crashed, lambda tx, run: mutations.escalate(tx, [run.mutation_id], "asked")),
+    "escalate": (crashed, lambda tx, run: reconciliation.escalate(tx, [run.mutation_id], "asked")),
     "pause": (lambda db: a_run(db, Phase.PREPARED), lambda tx, _: workflows.pause(tx, "billing", SOMEBODY)),
     "resume": (lambda db: a_run(db, Phase.PREPARED), lambda tx, _: workflows.resume(tx, "billing", SOMEBODY)),
 }
@@ -79,9 +79,9 @@ RUN_FIRST: dict[str, tuple[Callable[[Database], Row[Any]], Act]] = {
             tx, [Failed(mutation_id=run.mutation_id, error="", evidence=Evidence.DEFINITE, fence=run.fence)]
         ),
     ),
-    "happened": (crashed, lambda tx, run: mutations.happened(tx, run.mutation_id, SOMEBODY)),
-    "did_not_happen": (crashed, lambda tx, run: mutations.did_not_happen(tx, run.mutation_id, SOMEBODY)),
-    "skip": (crashed, lambda tx, run: mutations.skip(tx, run.mutation_id, SOMEBODY)),
+    "happened": (crashed, lambda tx, run: resolution.happened(tx, run.mutation_id, SOMEBODY)),
+    "did_not_happen": (crashed, lambda tx, run: resolution.did_not_happen(tx, run.mutation_id, SOMEBODY)),
+    "skip": (crashed, lambda tx, run: resolution.skip(tx, run.mutation_id, SOMEBODY)),
     "commit": (
         lambda db: a_run(db, Phase.EMITTING),
         lambda tx, run: runs.commit(tx, [Emitted(held=held(run))]),

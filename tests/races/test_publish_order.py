@@ -3,9 +3,9 @@
 from sqlalchemy import text
 
 from pipeline.domain.values import NewEvent
-from pipeline.execution import events
-from pipeline.execution.events import Published
 from pipeline.store.database import Database, Transaction
+from pipeline.transitions import events
+from pipeline.transitions.events import Published
 from tests.factories import IN, a_workflow
 from tests.support.races import meanwhile
 from tests.support.reads import one

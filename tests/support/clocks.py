@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 
 from pipeline.connectors import sdk
-from pipeline.engine import calls
-from pipeline.runtime import mutator
+from pipeline.consumer_engine import calls
 from pipeline.testing.inline import Inline
+from pipeline.worker import sender
 
 
 class Clock:
@@ -16,7 +16,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = timedelta(0)
-        for module in (sdk, calls, mutator):
+        for module in (sdk, calls, sender):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self) -> float:

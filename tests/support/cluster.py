@@ -22,12 +22,12 @@ import redis
 from celery import Celery
 from sqlalchemy import Row, text
 
-from pipeline.dev import servers
+from pipeline.background.sweeps import PERIODS
 from pipeline.domain.values import NewEvent
-from pipeline.execution import events, slots
-from pipeline.schedules.sweeps import PERIODS
-from pipeline.store import invariants
+from pipeline.embedded import servers
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
+from pipeline.transitions import events, sweeps
 from tests.support import databases
 from tests.support.recorder import Recorder, recording
 from tests.support.wait import wait_for
@@ -247,7 +247,7 @@ class Installation:
         """Whoever is told to sweep once an hour has just done it."""
         with self.db.transaction() as tx:
             for name in PERIODS:
-                slots.take(tx, name, timedelta(0))
+                sweeps.take(tx, name, timedelta(0))
 
     def ring(self) -> None:
         """Ring as a service does that has just published."""

@@ -3,20 +3,21 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.telemetry import collecting, metrics
-from pipeline.telemetry.totals import Row, Totals
+from pipeline.telemetry import metrics
+from pipeline.telemetry.metrics_export import collector
+from pipeline.telemetry.metrics_export.totals import Row, Totals
 
 
 class Counted:
     """Everything that was counted so far, in this process."""
 
     def __init__(self) -> None:
-        self.reader, self.totals = collecting.asked(), Totals()
-        self.provider = collecting.provider([self.reader])
+        self.reader, self.totals = collector.asked(), Totals()
+        self.provider = collector.provider([self.reader])
 
     def rows(self) -> list[Row]:
         """Every series."""
-        self.totals.add(collecting.taken(self.reader)[0])
+        self.totals.add(collector.taken(self.reader)[0])
         return self.totals.rows()
 
     def by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:

@@ -15,9 +15,9 @@ from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.values import Applied, Held, NewEvent, Prepared, Reservation, Stopped
 from pipeline.domain.workflows import OnUncertain
-from pipeline.execution import events, mutations, runs, starts, stops
-from pipeline.store import views
 from pipeline.store.database import Database, encoded
+from pipeline.store.reads import work
+from pipeline.transitions import events, mutations, runs, starts, stops
 from tests.factories import IN, LEASE, a_request, a_workflow, held
 
 WORKFLOW = "billing"
@@ -78,7 +78,7 @@ class Crowd:
         self.db = db
         a_workflow(db, WORKFLOW, concurrency=1_000, on_uncertain=OnUncertain.CONTAIN)
         with db.transaction() as tx:
-            handler = views.handler(tx, WORKFLOW, "send")
+            handler = work.handler(tx, WORKFLOW, "send")
         assert handler is not None
         self.handler_id: int = handler.id
         for first in range(0, done, _PORTION):

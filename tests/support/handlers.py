@@ -6,8 +6,8 @@ from typing import Any
 
 from pipeline import PrepareResult, Topic, Workflow
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.store import views
 from pipeline.store.database import Database
+from pipeline.store.reads import work
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Scripted, scripted
 
@@ -97,10 +97,10 @@ def each_once(shop: Shop, numbers: Sequence[int]) -> bool:
 def the_workflow(run: Inline, name: str = "shop") -> Any:
     """The workflow's row."""
     with run.db.transaction() as tx:
-        return views.workflow(tx, name)
+        return work.workflow(tx, name)
 
 
 def blocks(run: Inline, name: str = "shop") -> list[str]:
     """The kinds of the workflow's open blocks."""
     with run.db.transaction() as tx:
-        return [row.kind for row in views.open_blocks(tx, name)]
+        return [row.kind for row in work.open_blocks(tx, name)]

@@ -4,14 +4,14 @@ from typing import Any
 
 from sqlalchemy import Row
 
+from pipeline.background.scheduler import facts_of
 from pipeline.domain.ids import EventId
 from pipeline.domain.scheduling import Reason, due
 from pipeline.domain.values import NewEvent, Prepared, Reservation
-from pipeline.execution import events, runs, starts, workflows
-from pipeline.execution.events import Published
-from pipeline.schedules.scheduler import facts_of
-from pipeline.store import views
 from pipeline.store.database import Database
+from pipeline.store.reads import work
+from pipeline.transitions import events, runs, starts, workflows
+from pipeline.transitions.events import Published
 from tests.factories import IN, LEASE, committed, held, the_run
 from tests.support.reads import one
 from tests.support.wait import wait_for
@@ -20,7 +20,7 @@ from tests.support.wait import wait_for
 def reason_due(db: Database, handler: str = "send") -> Reason | None:
     """Why the scheduler would start the handler now, or None."""
     with db.transaction() as tx:
-        (row,) = [row for row in views.due_facts(tx, "billing") if row.name == handler]
+        (row,) = [row for row in work.due_facts(tx, "billing") if row.name == handler]
     return due(facts_of(row), row.now)
 
 
@@ -40,7 +40,7 @@ def preparing(db: Database, run: Row[Any]) -> Row[Any]:
 def seen(db: Database, run: Row[Any], *, ordered: bool = False) -> list[EventId]:
     """What a claimed run is shown."""
     with db.transaction() as tx:
-        return [EventId(row.id) for row in views.peeked(tx, run, IN, ordered=ordered)]
+        return [EventId(row.id) for row in work.peeked(tx, run, IN, ordered=ordered)]
 
 
 def prepared(db: Database, run: Row[Any], *ids: EventId, topic: str = IN, **options: Any) -> Row[Any]:

@@ -5,13 +5,13 @@ from typing import Any
 from sqlalchemy import Row, text
 
 from pipeline.domain.workflows import BlockKind, Desired, WorkflowStatus, shown_status
-from pipeline.store import views
 from pipeline.store.database import Database
+from pipeline.store.reads import work
 
 
 def workflow_row(db: Database, name: str = "billing") -> Row[Any]:
     with db.transaction() as tx:
-        row = views.workflow(tx, name)
+        row = work.workflow(tx, name)
     assert row is not None
     return row
 
@@ -20,7 +20,7 @@ def status_of(db: Database, name: str = "billing") -> WorkflowStatus:
     """The status people are shown."""
     row = workflow_row(db, name)
     with db.transaction() as tx:
-        kinds = [BlockKind(block.kind) for block in views.open_blocks(tx, name)]
+        kinds = [BlockKind(block.kind) for block in work.open_blocks(tx, name)]
     return shown_status(Desired(row.desired), kinds)
 
 

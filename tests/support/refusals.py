@@ -11,7 +11,7 @@ from typing import IO, Any
 from celery import Celery
 
 from pipeline.domain.values import TopicSpec, WorkflowSpec
-from pipeline.execution import workflows
+from pipeline.transitions import registration
 from tests.support.cluster import PROJECT, Installation
 from tests.support.wait import wait_for
 
@@ -92,7 +92,7 @@ def play(nodes: Installation) -> None:
         wait_for(lambda: len(refused.listed()) == 2, within=60, every=0.2, why="refused again")
         spec = WorkflowSpec(name="annex", topics=(TopicSpec(name="orders"),), handlers=(), version=1)
         with nodes.db.transaction() as tx:
-            workflows.register(tx, spec)
+            registration.register(tx, spec)
         assert refused("send-back", annex["id"], "--yes") == (0, f"{annex['id']}: sent back, 1 event for 'annex'\n")
         wait_for(lambda: len(nodes.ask("SELECT FROM pipeline.events WHERE message_id = 'annex 1'")) == 1, within=60)
         assert [each["workflow"] for each in refused.listed()] == ["shop"]

@@ -25,8 +25,8 @@ from pipeline import (
     read,
 )
 from pipeline.domain.policies import BreakerPolicy
-from pipeline.runtime import points
-from pipeline.runtime.points import Point
+from pipeline.worker import crash_points
+from pipeline.worker.crash_points import Point
 from tests.support.recorder import asked
 
 RECORDER = os.environ.get("SHOP_RECORDER", "")
@@ -109,4 +109,4 @@ def obey(point: Point) -> None:
 
 
 if os.environ.get("SHOP_OBEYS"):
-    points.on_reach = obey
+    crash_points.on_reach = obey

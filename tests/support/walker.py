@@ -11,11 +11,12 @@ from uuid import UUID
 
 from sqlalchemy import Row, text
 
+from pipeline.background import rescuer
+from pipeline.background.scheduler import facts_of
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence, RunId
-from pipeline.domain.mutations import Evidence, MutationStatus, Resolver
-from pipeline.domain.runs import Phase
 from pipeline.domain.scheduling import due
+from pipeline.domain.states import Evidence, MutationStatus, Phase, Resolver
 from pipeline.domain.values import (
     Applied,
     Emitted,
@@ -28,10 +29,9 @@ from pipeline.domain.values import (
     Reservation,
     Stopped,
 )
-from pipeline.execution import mutations, recovery, runs, starts, stops, workflows
-from pipeline.schedules.scheduler import facts_of
-from pipeline.store import silence, views
 from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import work
+from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops, workflows
 from tests.factories import IN, LEASE, OUT
 from tests.support.world import RefusedError, TimedOutError, World
 
@@ -90,7 +90,7 @@ class Walker:
                 if self.prepare_fails:
                     _stop(tx, run, self.prepare_fails.pop(0))
                     continue
-                seen = views.peeked(tx, run, IN, limit=self.batch, ordered=run.ordered, low_watermark=run.low_watermark)
+                seen = work.peeked(tx, run, IN, limit=self.batch, ordered=run.ordered, low_watermark=run.low_watermark)
                 ids = tuple(EventId(row.id) for row in seen)
                 reservations = (Reservation(topic=IN, ids=ids),) if ids else ()
                 runs.finish_prepare(tx, [Prepared(held=_held(run), reservations=reservations)]).only()
@@ -147,13 +147,13 @@ class Walker:
         assert not must_end, f"still not settled after {rounds} rounds"
 
     def _round(self) -> bool:
-        recovered = recovery.recover(self.db)
+        recovered = rescuer.recover(self.db)
         moved = bool(recovered.runs or recovered.sessions or recovered.maintenance_tasks)
         moved |= self._reconcile()
         self._persons_turn()
         with self.db.transaction() as tx:
-            unheld = [row.id for row in silence.unheld_runs(tx, silence=timedelta(0))]
-            retryable = views.retryable_runs(tx, self.workflow)
+            unheld = [row.id for row in work.unheld_runs(tx, silence=timedelta(0))]
+            retryable = work.retryable_runs(tx, self.workflow)
         for run_id in unheld:
             self.walk(run_id)
         for run_id in retryable:
@@ -167,8 +167,8 @@ class Walker:
     def _reconcile(self) -> bool:
         """Ask the world about every mutation in doubt, the look booked before it begins."""
         with self.db.transaction() as tx:
-            doubted = [*views.due_mutations(tx)]
-            mutations.book(tx, [(m.id, m.reconcile_attempts, timedelta(seconds=10)) for m in doubted])
+            doubted = [*work.due_mutations(tx)]
+            reconciliation.book(tx, [(m.id, m.reconcile_attempts, timedelta(seconds=10)) for m in doubted])
         for mutation in doubted:
             with self.db.transaction() as tx:
                 if self.world.has(mutation.idempotency_key):
@@ -191,17 +191,17 @@ class Walker:
 
     def _decide(self, tx: Transaction, mutation: Row[Any]) -> None:
         if mutation.status == MutationStatus.PENDING:
-            mutations.approve(tx, mutation.id, PERSON, request_hash=mutation.request_hash)
+            resolution.approve(tx, mutation.id, PERSON, request_hash=mutation.request_hash)
         elif self.skips:
-            mutations.skip(tx, mutation.id, PERSON)
+            resolution.skip(tx, mutation.id, PERSON)
         elif self.world.has(mutation.idempotency_key):
-            mutations.happened(tx, mutation.id, PERSON)
+            resolution.happened(tx, mutation.id, PERSON)
         else:
-            mutations.did_not_happen(tx, mutation.id, PERSON)
+            resolution.did_not_happen(tx, mutation.id, PERSON)
 
     def _due(self) -> list[str]:
         with self.db.transaction() as tx:
-            facts = [row for row in views.due_facts(tx, self.workflow) if row.name in self.handlers]
+            facts = [row for row in work.due_facts(tx, self.workflow) if row.name in self.handlers]
         return [row.name for row in facts if due(facts_of(row), row.now)]
 
     def _request(self, run: Row[Any]) -> Request:

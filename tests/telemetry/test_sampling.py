@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBasedTraceIdRatio
 from pipeline import TransientError
 from pipeline.client.publishing import publish
 from pipeline.store.database import Database
-from pipeline.telemetry import setup, spans
+from pipeline.telemetry.tracing import export, spans
 from tests.support.handlers import Shop, at_once
 from tests.support.seen import Seen, about
 
@@ -25,7 +25,7 @@ def test_a_retry_is_sampled_as_the_run_that_began_its_trace(db: Database, ratio:
             raise TransientError("not now")
 
     found = Seen()
-    found.provider.sampler = setup.fair(ParentBasedTraceIdRatio(ratio))
+    found.provider.sampler = export.fair(ParentBasedTraceIdRatio(ratio))
     spans.use(found.provider)
     try:
         run = Shop(next=next_, failures=at_once()).started(db)
@@ -38,7 +38,7 @@ def test_a_retry_is_sampled_as_the_run_that_began_its_trace(db: Database, ratio:
 
 def test_a_sampler_that_is_always_off_keeps_back_what_a_caller_sampled_too(db: Database) -> None:
     found = Seen()
-    found.provider.sampler = setup.fair(ALWAYS_OFF)
+    found.provider.sampler = export.fair(ALWAYS_OFF)
     spans.use(found.provider)
     try:
         shop = Shop()
@@ -58,5 +58,5 @@ def test_the_standard_switches_keep_tracing_from_beginning(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert setup.begin("http://127.0.0.1:1", process_wide=False) is None
+    assert export.begin("http://127.0.0.1:1", process_wide=False) is None
     assert not spans.is_on()

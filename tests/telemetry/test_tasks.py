@@ -8,10 +8,10 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from opentelemetry import trace
 
-from pipeline.client.client import BrokerClient, UnavailableError
-from pipeline.schedules.report import Message
-from pipeline.tasks import chains, tracing
-from pipeline.telemetry import contexts, setup
+from pipeline.background.messages import Message
+from pipeline.client.clients import BrokerClient, UnavailableError
+from pipeline.tasks import messages, tracing
+from pipeline.telemetry.tracing import context, export
 from tests.support.seen import Seen, seeing
 
 SECRET = "hush-4242"
@@ -23,7 +23,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     from opentelemetry.instrumentation.celery import CeleryInstrumentor
 
     with seeing() as found:
-        monkeypatch.setattr(setup, "begin", lambda *_, **__: found.provider)
+        monkeypatch.setattr(export, "begin", lambda *_, **__: found.provider)
         tracing.begin("http://anywhere")
         try:
             yield found
@@ -74,11 +74,11 @@ def test_a_task_begins_a_trace_of_its_own_linked_to_whoever_sent_it(traced: Seen
     tracer("some-id", (), {}, {"id": "some-id", "is_eager": True, "hostname": "here", "traceparent": caller})
     span = traced.one("run/pipeline.works")
     assert span.parent is None
-    assert [contexts.written(link.context) for link in span.links] == [caller]
+    assert [context.written(link.context) for link in span.links] == [caller]
 
 
 @pytest.mark.parametrize(
     ("ids", "shown"), [(("a",), "run a"), (("a", "b", "c"), "3 runs from a")], ids=["one", "several"]
 )
 def test_a_message_shows_one_whole_id_and_how_many_there_are(ids: tuple[str, ...], shown: str) -> None:
-    assert chains.shown_ids(Message(task="pipeline.prepare", ids=ids).ids) == shown
+    assert messages.shown_ids(Message(task="pipeline.prepare", ids=ids).ids) == shown

@@ -12,16 +12,16 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import StatusCode
 
 from pipeline import PrepareResult, TransientError
-from pipeline.client.desk import Answer, Desk
+from pipeline.admin.resolutions import Answer, Desk
 from pipeline.client.publishing import publish
 from pipeline.domain.errors import PipelineError
 from pipeline.domain.policies import Backoff, RetryPolicy
-from pipeline.domain.runs import RunStatus
-from pipeline.runtime.points import Point
+from pipeline.domain.states import RunStatus
 from pipeline.store.database import Database
-from pipeline.telemetry import contexts, light, setup, spans
+from pipeline.telemetry.tracing import context, export, fast_spans, spans
 from pipeline.testing.inline import TESTER
 from pipeline.testing.scripted import Does, scripted
+from pipeline.worker.crash_points import Point
 from tests.support.doubts import a_shop, the_mutation
 from tests.support.handlers import Shop, at_once
 from tests.support.seen import Seen, about, linked, span_id, trace_of
@@ -94,7 +94,7 @@ def test_whoever_publishes_inside_a_span_need_not_name_it(db: Database, seen: Se
         publish_from(db, shop, 1, traceparent=None)
     run.run()
     (event,) = run.events(shop.orders)
-    assert event.traceparent == contexts.written(checkout.get_span_context())
+    assert event.traceparent == context.written(checkout.get_span_context())
     assert ("run", "checkout") in seen.shape()
 
 
@@ -346,11 +346,11 @@ def test_every_span_and_attribute_there_is_is_on_the_page_about_them(db: Databas
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
 def test_a_ratio_of_runs_is_sampled_although_their_ids_are_not_evenly_spread(ratio: float) -> None:
     found = Seen()
-    found.provider.sampler = setup.fair(ParentBasedTraceIdRatio(ratio))
+    found.provider.sampler = export.fair(ParentBasedTraceIdRatio(ratio))
     spans.use(found.provider)
     try:
         ids = [uuid4().int for _ in range(2000)]  # as in a run's id, the first two bits of the lower half are fixed
-        sampled = sum(bool(light.flags(number, "run").sampled) for number in ids) / len(ids)
+        sampled = sum(bool(fast_spans.flags(number, "run").sampled) for number in ids) / len(ids)
     finally:
         spans.use(None)
     assert abs(sampled - ratio) < 0.06
@@ -372,7 +372,7 @@ def theirs(processor: Any) -> TracerProvider:
     return provider
 
 
-@pytest.mark.parametrize("made", [setup.made, theirs], ids=["ours", "theirs"])
+@pytest.mark.parametrize("made", [export.made, theirs], ids=["ours", "theirs"])
 def test_a_listener_that_fails_costs_its_spans_and_no_run(db: Database, made: Callable[[Any], Any]) -> None:
     run = Shop().started(db, orders=2)
     spans.use(made(Broken()))

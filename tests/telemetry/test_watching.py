@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 from celery import Celery
 
-from pipeline.client.client import BrokerClient
-from pipeline.dev import servers
+from pipeline.client.clients import BrokerClient
+from pipeline.embedded import servers
 from tests.support import databases
 from tests.support.cluster import UNHURRIED, Installation, Node, installed, own_broker
 from tests.support.scrapes import free_port

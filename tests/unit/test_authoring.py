@@ -16,9 +16,9 @@ from pipeline.domain.errors import InvalidInputError, UnknownError
 from pipeline.domain.ids import EventId
 from pipeline.domain.policies import FailurePolicy, WakePolicy
 from pipeline.domain.workflows import AfterFailedMutation, StartAt
-from pipeline.runtime.authoring import pinned, typed, unpinned, workflows_of
-from pipeline.runtime.registry import Registry, fingerprint, spec_of
-from pipeline.runtime.shown import Asked, Event, MutationResult, ResultStatus
+from pipeline.workflows.authoring import pinned, typed, unpinned, workflows_of
+from pipeline.workflows.handler_types import Asked, Event, MutationResult, ResultStatus
+from pipeline.workflows.registry import Registry, fingerprint, spec_of
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 

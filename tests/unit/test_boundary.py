@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from pipeline.domain.boundary import Disposition, Inputs, Side, dispose, side_of
-from pipeline.domain.mutations import MutationStatus
-from pipeline.domain.runs import Outcome, Phase
+from pipeline.domain.states import MutationStatus, Outcome, Phase
 from pipeline.domain.workflows import AfterFailedMutation
 
 #: One letter per phase, in their order, from pending to committed: before, unknown, after. A cross is

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from celery.app.defaults import SETTING_KEYS
 
+from pipeline.background.sweeps import PERIODS
 from pipeline.config import Settings, SettingsError
-from pipeline.schedules.sweeps import PERIODS
 
 CONFIG = Path(__file__).parents[2] / "celeryconfig.py"
 

@@ -7,10 +7,10 @@ import ssl
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException
 from pipeline.domain import errors
 from pipeline.domain.errors import AuthError, HandlerError, LogicError, PipelineError, StaleWriteError, TransientError
 from pipeline.domain.failures import Failure, FailureKind, classify
-from pipeline.engine.errors import ExceptionType, TransactionException
 
 SAID = {TransientError: FailureKind.TRANSIENT, AuthError: FailureKind.AUTH, LogicError: FailureKind.LOGIC}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.connectors import loop
+from pipeline.connectors import event_loop
 
 ASKED: contextvars.ContextVar[str] = contextvars.ContextVar("asked", default="nobody")
 
@@ -31,16 +31,16 @@ def beside(act: Callable[[], Any]) -> Any:
 
 def test_every_thread_and_every_other_loop_is_answered_in_the_same_loop() -> None:
     async def awaits() -> asyncio.AbstractEventLoop:
-        found = await loop.answered_elsewhere(where())
+        found = await event_loop.answered_elsewhere(where())
         assert found is not asyncio.get_running_loop()
         return found  # type: ignore[no-any-return]
 
-    found = [loop.answered(where()), beside(lambda: loop.answered(where())), asyncio.run(awaits())]
+    found = [event_loop.answered(where()), beside(lambda: event_loop.answered(where())), asyncio.run(awaits())]
     assert found == [found[0]] * 3
 
 
 def test_an_answer_that_is_there_already_is_the_answer() -> None:
-    assert loop.answered(7) == 7
+    assert event_loop.answered(7) == 7
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
@@ -48,10 +48,10 @@ def test_whatever_an_operation_raises_is_raised_to_whoever_asked_and_the_loop_go
     async def raises() -> None:
         raise error
 
-    before = loop.answered(where())
+    before = event_loop.answered(where())
     with pytest.raises(type(error)):
-        loop.answered(raises())
-    assert loop.answered(where()) is before
+        event_loop.answered(raises())
+    assert event_loop.answered(where()) is before
 
 
 def test_an_operation_runs_in_the_context_of_whoever_asked() -> None:
@@ -59,7 +59,7 @@ def test_an_operation_runs_in_the_context_of_whoever_asked() -> None:
         return ASKED.get()
 
     ASKED.set("the caller")
-    assert loop.answered(asks()) == "the caller"
+    assert event_loop.answered(asks()) == "the caller"
 
 
 def test_an_answer_that_takes_too_long_is_cancelled() -> None:
@@ -72,7 +72,7 @@ def test_an_answer_that_takes_too_long_is_cancelled() -> None:
             ended.set()
 
     with pytest.raises(TimeoutError):
-        loop.answered(hangs(), timedelta(seconds=0.01))
+        event_loop.answered(hangs(), timedelta(seconds=0.01))
     assert ended.is_set()
 
 
@@ -90,12 +90,12 @@ def test_whoever_comes_while_the_loop_is_blocked_gets_a_new_one_and_is_asked_onc
         began.append(asyncio.get_running_loop())
         return began[0]
 
-    monkeypatch.setattr(loop, "PATIENCE", 0.2)
+    monkeypatch.setattr(event_loop, "PATIENCE", 0.2)
     found: list[asyncio.AbstractEventLoop] = []
-    thread = threading.Thread(target=lambda: found.append(loop.answered(blocks())), daemon=True)
+    thread = threading.Thread(target=lambda: found.append(event_loop.answered(blocks())), daemon=True)
     thread.start()
     assert blocked.wait(60)
-    new = loop.answered(begins())
+    new = event_loop.answered(begins())
     over.set()
     thread.join(60)
     assert found != [new]
@@ -103,7 +103,7 @@ def test_whoever_comes_while_the_loop_is_blocked_gets_a_new_one_and_is_asked_onc
 
 
 def test_a_forked_process_has_a_loop_of_its_own() -> None:
-    loop.answered(where())
+    event_loop.answered(where())
     pid = os.fork()
     if not pid:
         os._exit(0 if _is_answered(where()) else 1)
@@ -111,4 +111,4 @@ def test_a_forked_process_has_a_loop_of_its_own() -> None:
 
 
 def _is_answered(value: Awaitable[Any]) -> bool:
-    return beside(lambda: loop.answered(value)) is not None
+    return beside(lambda: event_loop.answered(value)) is not None

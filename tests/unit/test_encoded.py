@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.domain.runs import Phase
+from pipeline.domain.states import Phase
 from pipeline.store.database import encoded
 
 

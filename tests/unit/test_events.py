@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.domain.events import DELIVERY_MOVES, DeliveryStatus
+from pipeline.domain.states import DELIVERY_MOVES, DeliveryStatus
 
 
 def test_every_status_has_a_row_in_the_table_of_moves() -> None:

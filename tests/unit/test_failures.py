@@ -9,9 +9,8 @@ import pytest
 
 from pipeline.domain.boundary import Inputs, Side
 from pipeline.domain.failures import Consequence, Failure, FailureKind, Standing, decide
-from pipeline.domain.mutations import UNRESOLVED, MutationStatus
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.runs import Outcome, Phase, RunStatus
+from pipeline.domain.states import UNRESOLVED, MutationStatus, Outcome, Phase, RunStatus
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnLogicError, OnUncertain
 
 BEFORE = Standing(

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from pipeline.domain.errors import PayloadError
-from pipeline.execution import schemas
+from pipeline.transitions import payload_schemas
 
 A_UUID = "01a1e571-dadf-4e70-ae43-8088c9242434"
 
@@ -30,7 +30,7 @@ A_UUID = "01a1e571-dadf-4e70-ae43-8088c9242434"
 def checked(kind: Any, value: Any) -> Any:
     """The payload, after the check that publishers meet and the one that consumers make."""
     model = create_model("Order", it=(kind, ...))
-    schemas.check(schemas.of(model), {"it": value}, what="payload of 'm1'", topic="orders")
+    payload_schemas.check(payload_schemas.of(model), {"it": value}, what="payload of 'm1'", topic="orders")
     return getattr(model.model_validate({"it": value}), "it")  # noqa: B009 - a model made here has it
 
 
@@ -84,14 +84,14 @@ def test_a_refusal_names_the_place_and_the_format_and_not_the_text() -> None:
 
 def test_a_mail_address_has_a_sign_that_makes_it_one() -> None:
     schema = {"type": "string", "format": "email"}
-    schemas.check(schema, "ada@example.org", what="it", topic="orders")
+    payload_schemas.check(schema, "ada@example.org", what="it", topic="orders")
     with pytest.raises(PayloadError, match='format "email"'):
-        schemas.check(schema, "ada", what="it", topic="orders")
+        payload_schemas.check(schema, "ada", what="it", topic="orders")
 
 
 def test_a_format_of_what_is_no_text_and_a_format_nobody_knows_refuse_nothing() -> None:
-    schemas.check({"format": "date"}, 7, what="it", topic="orders")
-    schemas.check({"type": "string", "format": "colour"}, "so-so", what="it", topic="orders")
+    payload_schemas.check({"format": "date"}, 7, what="it", topic="orders")
+    payload_schemas.check({"type": "string", "format": "colour"}, "so-so", what="it", topic="orders")
 
 
 def test_a_model_that_reads_other_text_itself_says_so_in_its_schema() -> None:
@@ -103,9 +103,9 @@ def test_a_model_that_reads_other_text_itself_says_so_in_its_schema() -> None:
 
 
 def test_what_checks_a_schema_is_made_once() -> None:
-    schema = schemas.of(RootModel[date])
-    schemas.check(schema, "2026-12-31", what="it", topic="orders")
-    made = schemas._validator.cache_info().misses
+    schema = payload_schemas.of(RootModel[date])
+    payload_schemas.check(schema, "2026-12-31", what="it", topic="orders")
+    made = payload_schemas._validator.cache_info().misses
     for _ in range(10):
-        schemas.check(dict(schema), "2026-12-31", what="it", topic="orders")
-    assert schemas._validator.cache_info().misses == made
+        payload_schemas.check(dict(schema), "2026-12-31", what="it", topic="orders")
+    assert payload_schemas._validator.cache_info().misses == made

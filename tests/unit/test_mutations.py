@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pipeline.domain.mutations import MOVES, SETTLED, UNRESOLVED, MutationStatus, quiet_until
+from pipeline.domain.states import MOVES, SETTLED, UNRESOLVED, MutationStatus, quiet_until
 
 PAIRS = [(source.value, target.value) for source, targets in MOVES.items() for target in targets]
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from pipeline import Applied, AuthError, Backoff, Call, Connector, LogicError, NotFound, Retry, TransientError, mutation
+from pipeline.consumer_engine.calls import Finished
+from pipeline.consumer_engine.steps import TimedOutError
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.policies import RetryPolicy
-from pipeline.engine.calls import Finished
-from pipeline.engine.steps import TimedOutError
-from pipeline.runtime.outcomes import Judged, Step, Tried, judge
+from pipeline.worker.outcomes import Judged, Step, Tried, judge
 
 RETRY = RetryPolicy(max_attempts=3, backoff=Backoff(base=timedelta(seconds=1), jitter=0))
 

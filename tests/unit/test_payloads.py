@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.domain.errors import PayloadError
-from pipeline.domain.limits import DEFAULT_LIMITS, Limits
 from pipeline.domain.payloads import checked_json, checked_name, checked_text, mended_text
+from pipeline.domain.values import DEFAULT_LIMITS, Limits
 
 MUCH = 10**6
 

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from pipeline.schedules.sweeps import PERIODS, periods
+from pipeline.background.sweeps import PERIODS, periods
 
 
 def test_at_the_usual_tick_every_sweep_has_its_usual_period() -> None:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import sqlalchemy.exc
 
-from pipeline.connectors.readings import Outcome, Reading, read_error, read_status, retry_after
+from pipeline.connectors.error_table import Outcome, Reading, read_error, read_status, retry_after
 from pipeline.domain.errors import AuthError, LogicError, TransientError
 
 REQUEST = httpx.Request("POST", "https://example.org")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.domain.runs import ADVANCES, BIRTHS, PHASES, STATUS_MOVES, Outcome, Phase, RunStatus
+from pipeline.domain.states import ADVANCES, BIRTHS, PHASES, STATUS_MOVES, Outcome, Phase, RunStatus
 
 MOVES = sorted((source, target) for source, targets in ADVANCES.items() for target in targets)
 

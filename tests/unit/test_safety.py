@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from pipeline.runtime.registry import Registry, fingerprint
+from pipeline.workflows.registry import Registry, fingerprint
 
 FEED = """
 from datetime import timedelta

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from pipeline.runtime.registry import fingerprint
+from pipeline.workflows.registry import fingerprint
 
 BILLING = """
 from datetime import timedelta
@@ -106,10 +106,10 @@ def test_of_installed_packages_only_the_one_of_the_handlers_counts(
 def test_our_own_code_does_not_count_even_if_it_lies_beside_the_workflow(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.runtime import sources
+    from pipeline.workflows import fingerprint as workflows_fingerprint
 
     written(place, r93ours__inner="n = 1", r93uses=BILLING.format(imports="import r93ours.inner", body="return None"))
-    monkeypatch.setattr(sources, "_OURS", place / "r93ours")
+    monkeypatch.setattr(workflows_fingerprint, "_OURS", place / "r93ours")
     assert not changed(place, importlib.import_module("r93uses"), "r93ours/inner.py")
 
 

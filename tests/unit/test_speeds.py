@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from pipeline.runtime.speeds import Speeds
+from pipeline.worker.settings import Speeds
 
 
 def test_a_handler_nobody_has_seen_takes_no_time() -> None:

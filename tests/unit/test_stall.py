@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.tasks.guardian import Stall
+from pipeline.tasks.watchdog import Stall
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.consumer_engine.calls import Calls, Finished
+from pipeline.consumer_engine.steps import Steps, TimedOutError
 from pipeline.domain.errors import TransientError
-from pipeline.engine.calls import Calls, Finished
-from pipeline.engine.steps import Steps, TimedOutError
 from tests.support.wait import wait_for
 
 SOON = timedelta(seconds=30)

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from pipeline.telemetry import lines
-from pipeline.telemetry.lines import TRANSITIONS
+from pipeline.telemetry import transition_log
+from pipeline.telemetry.transition_log import TRANSITIONS
 
 #: What a log record is made of; a field of the same name is refused by the logging module.
 RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}
@@ -14,7 +14,7 @@ RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 
 def test_a_transition_is_one_line_with_its_fields_beside_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="pipeline"):
-        lines.say("run.started", {"run_id": 7, "workflow": "billing"})
+        transition_log.say("run.started", {"run_id": 7, "workflow": "billing"})
     (record,) = caplog.records
     assert (record.name, record.levelname, record.getMessage()) == (
         "pipeline",
@@ -27,13 +27,13 @@ def test_a_transition_is_one_line_with_its_fields_beside_it(caplog: pytest.LogCa
 
 def test_a_name_that_is_not_in_the_table_is_refused_and_not_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(LookupError, match=r"'run\.exploded' is not a transition"):
-        lines.say("run.exploded", {})
+        transition_log.say("run.exploded", {})
     assert caplog.records == []
 
 
 def test_a_line_that_nobody_listens_to_costs_nothing_but_a_look(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="pipeline"):
-        lines.say("run.started", {"run_id": 7})
+        transition_log.say("run.started", {"run_id": 7})
     assert caplog.records == []
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dev import servers
+from pipeline.embedded import servers
 from tests.support.cluster import Installation, alone
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.runtime.points import Point
+from pipeline.worker.crash_points import Point
 from tests.support.cluster import Installation, is_frozen
 from tests.support.wait import wait_for
 

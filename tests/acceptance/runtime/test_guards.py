@@ -82,7 +82,7 @@ def test_leases_are_extended_again_when_a_database_that_was_away_is_back(shop: I
 
 RING = """
 from uuid import uuid4
-from pipeline.schedules.report import Message
+from pipeline.background.messages import Message
 from pipeline.tasks import chains
 
 chains.send(Message(task="pipeline.prepare", ids=(str(uuid4()),)))

@@ -11,9 +11,9 @@ import pytest
 import redis
 from celery import Celery
 
-from pipeline.client.client import BrokerClient
+from pipeline.client.clients import BrokerClient
 from pipeline.domain.values import TopicSpec, WorkflowSpec
-from pipeline.execution import workflows
+from pipeline.transitions import registration
 from tests.support import refusals
 from tests.support.cluster import RARE, Installation
 from tests.support.scrapes import free_port, scrape
@@ -140,7 +140,9 @@ def test_a_refused_publish_keeps_its_trace_until_it_is_published(
     (entry,) = kept(broker)
     assert {name: entry["headers"][name] for name in caller} == caller
     with shop.db.transaction() as tx:
-        workflows.register(tx, WorkflowSpec(name="annex", topics=(TopicSpec(name="orders"),), handlers=(), version=1))
+        registration.register(
+            tx, WorkflowSpec(name="annex", topics=(TopicSpec(name="orders"),), handlers=(), version=1)
+        )
     with refusals.shell(shop) as refused:
         assert refused("send-back", "--all", "--yes")[0] == 0
     (event,) = wait_for(lambda: shop.ask("SELECT traceparent FROM pipeline.events WHERE message_id = 'traced'"))

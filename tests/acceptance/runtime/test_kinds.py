@@ -11,9 +11,9 @@ from sqlalchemy import Row
 from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
 from pipeline.domain.ids import MutationId
 from pipeline.domain.values import NewEvent, Person
-from pipeline.execution import events, mutations
-from pipeline.runtime.points import Point
-from pipeline.store import invariants, views
+from pipeline.store.reads import invariants, work
+from pipeline.transitions import events, resolution
+from pipeline.worker.crash_points import Point
 from tests.support.cluster import RARE, UNHURRIED, Installation
 from tests.support.wait import wait_for
 
@@ -132,10 +132,10 @@ def test_exactly_the_request_that_a_person_approved_is_sent(works: Installation)
     wait_for(lambda: len(asked(works)) == 3, within=60, why="three requests wait for a person")
     requests = asked(works)
     with works.db.transaction() as tx, pytest.raises(StaleWriteError):
-        mutations.approve(tx, MutationId(requests[first].id), ADA, request_hash="what ada has not read")
+        resolution.approve(tx, MutationId(requests[first].id), ADA, request_hash="what ada has not read")
     with works.db.transaction() as tx:
-        mutations.approve(tx, MutationId(requests[first].id), ADA, request_hash=requests[first].request_hash)
-        mutations.reject(tx, MutationId(requests[second].id), ADA)
+        resolution.approve(tx, MutationId(requests[first].id), ADA, request_hash=requests[first].request_hash)
+        resolution.reject(tx, MutationId(requests[second].id), ADA)
     wait_until(works, "letters", consumed=[first], skipped=[second], reserved=[third])
     had_effects_once(works, [first], [second, third])
     (sent,) = [row for row in works.ledger() if row.id == requests[first].id]
@@ -143,9 +143,9 @@ def test_exactly_the_request_that_a_person_approved_is_sent(works: Installation)
     assert [getattr(sent, name) for name in kept] == [getattr(requests[first], name) for name in kept]
     assert (sent.status, sent.attempts, sent.approved_by) == ("applied", 1, "ada")
     with works.db.transaction() as tx, pytest.raises(IllegalTransitionError):
-        mutations.approve(tx, MutationId(requests[second].id), ADA, request_hash=requests[second].request_hash)
+        resolution.approve(tx, MutationId(requests[second].id), ADA, request_hash=requests[second].request_hash)
     with works.db.transaction() as tx:
-        mutations.approve(tx, MutationId(requests[third].id), ADA, request_hash=requests[third].request_hash)
+        resolution.approve(tx, MutationId(requests[third].id), ADA, request_hash=requests[third].request_hash)
     wait_until(works, "letters", consumed=[first, third])
     had_effects_once(works, [first, third], [second])
     assert len(ids) == len([row for row in works.ledger() if row.params["event"] in ids])
@@ -165,7 +165,7 @@ def test_events_that_no_code_can_handle_are_set_aside_and_the_others_go_on(works
     assert all(f"{id_} cannot be packed" in errors[id_] for id_ in broken)
     assert not works.ask("SELECT FROM pipeline.workflows WHERE maintenance")
     with works.db.transaction() as tx:
-        assert not views.open_blocks(tx, "works")
+        assert not work.open_blocks(tx, "works")
 
 
 def test_processes_that_are_replaced_because_their_code_leaks_lose_and_repeat_nothing(works: Installation) -> None:

@@ -2,10 +2,10 @@
 
 import signal
 
+from pipeline.background.sweeps import PERIODS
 from pipeline.config import EXIT_AGAIN
-from pipeline.runtime.registry import Registry
-from pipeline.runtime.sync import sync
-from pipeline.schedules.sweeps import PERIODS
+from pipeline.workflows.registration import sync
+from pipeline.workflows.registry import Registry
 from tests.support.cluster import UNHURRIED, Installation
 from tests.support.wait import wait_for
 

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from kombu.connection import Connection
 
-from pipeline.dev import servers
+from pipeline.embedded import servers
 from tests.support import databases, rabbit, refusals
 from tests.support.cluster import PROJECT, Installation, installed
 from tests.support.rabbit import Rabbit

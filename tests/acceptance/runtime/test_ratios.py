@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.domain.values import NewEvent
-from pipeline.execution import events
+from pipeline.transitions import events
 from tests.support.cluster import UNHURRIED, Installation
 from tests.support.wait import wait_for
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import EXIT_AGAIN, EXIT_UNSAFE
-from pipeline.dev import servers
+from pipeline.embedded import servers
 from tests.support import databases
 from tests.support.cluster import PROJECT, Installation
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from pipeline.config import EXIT_AGAIN
-from pipeline.dev import binaries, servers
+from pipeline.embedded import binaries, servers
 from tests.support import databases
 from tests.support.cluster import Installation, installed
 from tests.support.ports import free_port

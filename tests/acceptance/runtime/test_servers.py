@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from pipeline.config import EXIT_AGAIN
-from pipeline.dev import servers
+from pipeline.embedded import servers
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from tests.support.cluster import Installation, installed

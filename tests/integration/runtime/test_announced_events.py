@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.domain.runs import RunStatus
+from pipeline.domain.states import RunStatus
 from pipeline.store.database import Database
 from tests.support.counting import counting
 from tests.support.handlers import Shop, at_once

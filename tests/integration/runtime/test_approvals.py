@@ -8,11 +8,11 @@ import pytest
 
 from pipeline.connectors.sdk import Operation
 from pipeline.domain.policies import FailurePolicy
-from pipeline.runtime.shown import request_hash
-from pipeline.store import views
 from pipeline.store.database import Database
+from pipeline.store.reads import work
 from pipeline.testing.asserts import assert_consumed, assert_deliveries, assert_runs
 from pipeline.testing.inline import Inline
+from pipeline.workflows.handler_types import request_hash
 from tests.support.handlers import Shop
 
 NUMBERS = [1e16, 1e23, -0.0, 1.2345678901234567e16, -1.7976931348623157e308, 1.5, 1e-7, 5e-324, 2**70, 1e15, 100.0]
@@ -54,7 +54,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def is_in_maintenance(run: Inline) -> bool:
     with run.db.transaction() as tx:
-        row = views.workflow(tx, "shop")
+        row = work.workflow(tx, "shop")
     assert row is not None
     return bool(row.maintenance)
 

@@ -7,11 +7,11 @@ import pytest
 
 from pipeline import PrepareResult
 from pipeline.domain.errors import IllegalTransitionError
-from pipeline.execution import mutations, workflows
-from pipeline.runtime.points import Point
 from pipeline.store.database import Database
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.transitions import resolution, workflows
+from pipeline.worker.crash_points import Point
 from tests.support.handlers import Shop, blocks, statuses
 
 
@@ -53,7 +53,7 @@ def test_a_request_that_was_allowed_is_not_sent_while_an_unknown_outcome_blocks_
     run.run()
     assert sent(shop) == []
     with db.transaction() as tx:
-        mutations.skip(tx, doubt.id, TESTER)
+        resolution.skip(tx, doubt.id, TESTER)
     run.settle()
     assert sent(shop) == [1]
     assert statuses(run, shop.orders) == ["consumed", "skipped"]

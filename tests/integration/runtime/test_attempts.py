@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from pipeline import Backoff, Call, Connector, TransientError, mutation
+from pipeline.background.messages import Message
 from pipeline.domain.policies import FailurePolicy, RetryPolicy
-from pipeline.runtime.points import Point
-from pipeline.runtime.policy import RuntimePolicy
-from pipeline.schedules.report import Message
-from pipeline.store import views
 from pipeline.store.database import Database
+from pipeline.store.reads import work
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import Crashed
 from pipeline.testing.scripted import Does, scripted
+from pipeline.worker.crash_points import Point
+from pipeline.worker.settings import RuntimePolicy
 from tests.support.clocks import Clock
 from tests.support.handlers import Shop, each_once
 from tests.support.rule import rule
@@ -198,4 +198,4 @@ def test_a_run_that_somebody_else_has_taken_is_not_attempted_again(db: Database)
 
 def _handlers(run: Any) -> Any:
     with run.db.transaction() as tx:
-        return views.handlers(tx, "shop")
+        return work.handlers(tx, "shop")

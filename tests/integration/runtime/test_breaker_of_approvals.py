@@ -5,11 +5,11 @@ from datetime import timedelta
 from sqlalchemy import text
 
 from pipeline.domain.policies import BreakerPolicy
-from pipeline.execution import breakers
-from pipeline.store import ledger
 from pipeline.store.database import Database
+from pipeline.store.reads import ledger
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.transitions import breakers
 from tests.support.handlers import Shop
 
 SEND = ("mail", "send")

@@ -9,14 +9,14 @@ from sqlalchemy import text
 
 from pipeline import Backoff, ReconcilePolicy, RetryPolicy
 from pipeline.domain.policies import BreakerPolicy
-from pipeline.execution import breakers
-from pipeline.runtime.flights import Flight
-from pipeline.runtime.policy import RuntimePolicy
-from pipeline.store import ledger
 from pipeline.store.database import Database
+from pipeline.store.reads import ledger
 from pipeline.testing.asserts import assert_consumed
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.transitions import breakers
+from pipeline.worker.calls import Flight
+from pipeline.worker.settings import RuntimePolicy
 from tests.support.handlers import Shop, each_once
 from tests.support.reads import one
 

@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy import text
 
 from pipeline import Workflow
+from pipeline.background.sweeps import PERIODS
 from pipeline.config import EXIT_AGAIN
-from pipeline.dev import servers
-from pipeline.execution import slots
-from pipeline.schedules.sweeps import PERIODS
-from pipeline.store import invariants, measures, views
+from pipeline.embedded import servers
 from pipeline.store.database import Database
-from pipeline.tasks import host, signals
+from pipeline.store.reads import gauges, invariants, work
+from pipeline.tasks import process, signals
 from pipeline.testing.inline import Inline
+from pipeline.transitions import sweeps
 from tests.support import databases
 from tests.support.handlers import Shop
 
@@ -50,8 +50,8 @@ def test_sweeps_go_on_at_once_when_the_clock_of_postgres_is_set_back(db: Databas
         assert run.sweeps.run(name) is not None
     db.offset = timedelta(0)
     with db.transaction() as tx:
-        assert views.late_sweeps(tx, PERIODS) == [*PERIODS]
-        assert all(row.age > 3000 for row in measures.sweeps(tx))
+        assert work.late_sweeps(tx, PERIODS) == [*PERIODS]
+        assert all(row.age > 3000 for row in gauges.sweeps(tx))
         assert {finding.invariant for finding in invariants.findings(tx)} == {"sweeps-ran-in-the-past"}
     assert [name for name in PERIODS if run.sweeps.run(name) is None] == []
     assert [name for name in PERIODS if run.sweeps.run(name) is not None] == []
@@ -78,10 +78,10 @@ def test_a_slot_that_a_slightly_younger_transaction_took_is_not_taken_again(db: 
     every = timedelta(minutes=1)
     db.advance(timedelta(seconds=1))
     with db.transaction() as tx:
-        assert slots.take(tx, "tick", every)
+        assert sweeps.take(tx, "tick", every)
     db.offset = timedelta(0)
     with db.transaction() as tx:
-        assert not slots.take(tx, "tick", every)
+        assert not sweeps.take(tx, "tick", every)
 
 
 def test_cron_is_in_utc_whatever_the_zone_of_the_database(own: Database) -> None:
@@ -107,7 +107,7 @@ def test_a_worker_that_finds_the_database_read_only_asks_to_be_started_again(
         "PIPELINE_WORKFLOWS": "tests.support.mill",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(host, "_hosts", {})
+    monkeypatch.setattr(process, "_hosts", {})
     with pytest.raises(SystemExit) as ended:
         signals.check(SimpleNamespace(pool_cls=SimpleNamespace))
     assert ended.value.code == EXIT_AGAIN

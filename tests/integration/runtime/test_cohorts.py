@@ -11,15 +11,15 @@ from sqlalchemy.exc import OperationalError
 
 from pipeline import PrepareResult
 from pipeline.domain.errors import LogicError, TransientError
-from pipeline.domain.limits import Limits
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.runtime.points import Point
-from pipeline.runtime.policy import RuntimePolicy
-from pipeline.store import views
+from pipeline.domain.values import Limits
 from pipeline.store.database import Database
+from pipeline.store.reads import work
 from pipeline.testing.asserts import assert_consumed, story
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Does
+from pipeline.worker.crash_points import Point
+from pipeline.worker.settings import RuntimePolicy
 from tests.support.clocks import Clock
 from tests.support.handlers import Shop, at_once, each_once, statuses, take_one, the_workflow
 
@@ -309,4 +309,4 @@ def test_a_slow_handler_travels_in_small_cohorts_once_it_was_seen_to_be_slow(db:
 
 def _handlers(run: Any) -> Any:
     with run.db.transaction() as tx:
-        return views.handlers(tx, "shop")
+        return work.handlers(tx, "shop")

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from pipeline import Workflow, mutation
-from pipeline.client.desk import Answer
+from pipeline.admin.resolutions import Answer
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed
 from pipeline.testing.inline import Inline

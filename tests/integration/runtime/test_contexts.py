@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from pipeline import PrepareResult, Topic, Workflow
-from pipeline.runtime.contexts import MutateContext, NextContext, PrepareContext, ProducerContext
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import scripted
+from pipeline.workflows.contexts import MutateContext, NextContext, PrepareContext, ProducerContext
 from tests.support.handlers import Shop, statuses, take_one, the_workflow
 from tests.support.rule import rule
 

@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import text
 
 from pipeline import Workflow
-from pipeline.runtime.points import Point
-from pipeline.runtime.policy import RuntimePolicy
-from pipeline.schedules.report import Message
+from pipeline.background.messages import Message
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, story
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.worker.crash_points import Point
+from pipeline.worker.settings import RuntimePolicy
 from tests.support.handlers import Shop, each_once
 
 _SHAPE = text("""

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from pipeline import Backoff, ReconcilePolicy
+from pipeline.background.reconciler import Reconciler
 from pipeline.domain.ids import MutationId
-from pipeline.execution import mutations
-from pipeline.schedules.reconciler import Reconciler
-from pipeline.store import ledger
 from pipeline.store.database import Database
+from pipeline.store.reads import ledger
 from pipeline.testing.asserts import assert_consumed
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, Effect, scripted
+from pipeline.transitions import resolution
 from tests.support.doubts import STEADY, a_shop, the_mutation
 from tests.support.handlers import Shop, blocks
 from tests.support.reads import one, rows
@@ -92,7 +92,7 @@ def test_a_look_that_kills_is_asked_again_when_a_person_wants_it(db: Database, m
     shop, run = doubted(db)
     looks_that_kill(run, monkeypatch, rounds=12, pause=timedelta(minutes=15))
     with db.transaction() as tx:
-        mutations.try_again(tx, MutationId(the_mutation(run).id), TESTER)
+        resolution.try_again(tx, MutationId(the_mutation(run).id), TESTER)
     run.settle()
     assert_consumed(run, shop.orders)
 
@@ -195,7 +195,7 @@ def test_the_last_look_of_a_watch_that_dies_with_its_worker_is_taken_again(
     run.sweeps.reconcile()
     assert run.ledger()[0].surfaced_at is not None
     with db.transaction() as tx:
-        mutations.acknowledge(tx, MutationId(row.id), TESTER)
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
 
 
 def test_a_look_of_the_watch_that_another_worker_must_take_is_not_counted(db: Database) -> None:

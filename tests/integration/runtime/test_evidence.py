@@ -10,11 +10,11 @@ from sqlalchemy import text
 
 from pipeline import Applied, Backoff, NotFound, ReconcilePolicy, Retry
 from pipeline.domain.ids import MutationId
-from pipeline.execution import mutations
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.transitions import resolution
 from tests.support.clocks import Clock
 from tests.support.doubts import STEADY, a_shop, the_mutation
 from tests.support.handlers import Shop, each_once
@@ -145,7 +145,7 @@ def test_people_are_told_again_when_a_question_comes_back(db: Database) -> None:
         run.sweeps.reconcile()
         told.append(run.sweeps.notices().counts.get("announced"))
         with db.transaction() as tx:
-            mutations.try_again(tx, MutationId(the_mutation(run).id), TESTER)
+            resolution.try_again(tx, MutationId(the_mutation(run).id), TESTER)
     assert told[0] == 2, "the block and the question"
     assert told[1] == 1, "the question"
     run.settle()

@@ -15,16 +15,16 @@ from sqlalchemy.exc import OperationalError
 
 from pipeline import LogicError, PrepareResult, Workflow
 from pipeline.domain.errors import PhaseViolationError
-from pipeline.domain.limits import Limits
-from pipeline.runtime.contexts import RUNNING, Given, MutateContext
-from pipeline.runtime.points import Point
-from pipeline.runtime.policy import RuntimePolicy
-from pipeline.runtime.registry import Registry
-from pipeline.runtime.sync import sync
-from pipeline.store import invariants
+from pipeline.domain.values import Limits
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import Crashed, Inline
+from pipeline.worker.crash_points import Point
+from pipeline.worker.settings import RuntimePolicy
+from pipeline.workflows.contexts import RUNNING, Given, MutateContext
+from pipeline.workflows.registration import sync
+from pipeline.workflows.registry import Registry
 from tests.support.handlers import Shop, at_once, blocks, each_once, statuses, take_one, the_workflow
 from tests.support.reads import one
 

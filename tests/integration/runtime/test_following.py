@@ -11,12 +11,12 @@ from pipeline import PrepareResult
 from pipeline.domain.errors import LogicError, StaleWriteError, TransientError
 from pipeline.domain.ids import EventId, MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.execution import events, mutations, workflows
-from pipeline.store import views
 from pipeline.store.database import Database
+from pipeline.store.reads import work
 from pipeline.testing.asserts import assert_consumed, assert_deliveries, assert_runs, story
 from pipeline.testing.inline import TESTER
 from pipeline.testing.scripted import Does
+from pipeline.transitions import events, resolution, workflows
 from tests.support.handlers import Shop, at_once, blocks, each_once, statuses, take_one, the_workflow
 from tests.support.rule import rule
 
@@ -34,7 +34,7 @@ def test_an_approved_request_is_sent_exactly_as_it_was_approved(db: Database) ->
     assert not shop.mail.calls
     (asked,) = run.ledger()
     with pytest.raises(StaleWriteError), db.transaction() as tx:
-        mutations.approve(tx, MutationId(asked.id), TESTER, request_hash="another")
+        resolution.approve(tx, MutationId(asked.id), TESTER, request_hash="another")
     run.approve(asked)
     run.run()
     assert_consumed(run, shop.orders)
@@ -293,8 +293,8 @@ def test_a_doubt_that_nobody_can_settle_becomes_a_question_and_its_answer_goes_o
     assert len(shop.mail.looks) == 1 + 5
     assert each_once(shop, [0])
     with db.transaction() as tx:
-        mutations.happened(tx, MutationId(question.id), TESTER, {"id": "seen in the log"})
-        assert views.open_blocks(tx, "shop") == []
+        resolution.happened(tx, MutationId(question.id), TESTER, {"id": "seen in the log"})
+        assert work.open_blocks(tx, "shop") == []
     run.run()
     run.settle()
     assert_consumed(run, shop.orders)

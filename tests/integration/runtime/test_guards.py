@@ -10,23 +10,23 @@ import sqlalchemy
 from sqlalchemy.exc import OperationalError
 
 from pipeline import Call, Connector, PrepareResult, TransientError, Workflow, mutation
+from pipeline.background.messages import Message
+from pipeline.background.reconciler import Reconciler
 from pipeline.config import Settings
+from pipeline.consumer_engine.calls import Calls
 from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.runs import Phase
-from pipeline.engine.calls import Calls
-from pipeline.execution import runs
-from pipeline.runtime.leases import Leases
-from pipeline.runtime.points import Point
-from pipeline.runtime.policy import RuntimePolicy
-from pipeline.runtime.runner import Runner, process_name
-from pipeline.runtime.safety import UnsafeError, require_safe
-from pipeline.schedules.reconciler import Reconciler
-from pipeline.schedules.report import Message
+from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Does
+from pipeline.transitions import runs
+from pipeline.worker.crash_points import Point
+from pipeline.worker.leases import Leases
+from pipeline.worker.runner import Runner, process_name
+from pipeline.worker.settings import RuntimePolicy
+from pipeline.worker.startup_checks import UnsafeError, require_safe
 from tests.factories import LEASE, a_run, a_workflow, claimed_next, held, some_events, the_run
 from tests.support.clocks import Clock
 from tests.support.handlers import Shop, each_once, take_one

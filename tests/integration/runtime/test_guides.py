@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pipeline.runtime import checks
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, story
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.workflows import declaration_checks
 
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
@@ -51,7 +51,9 @@ def test_the_consumer_of_the_guide_runs_as_it_is_printed(db: Database, guides: d
 
 
 def test_every_option_of_a_consumer_is_in_the_guide(guides: dict[str, str]) -> None:
-    assert [name for name in checks.CONSUMER_OPTIONS if f"| `{name}` |" not in guides["write-a-consumer"]] == []
+    assert [
+        name for name in declaration_checks.CONSUMER_OPTIONS if f"| `{name}` |" not in guides["write-a-consumer"]
+    ] == []
 
 
 def test_the_tests_of_the_guide_are_those_that_we_run(project: Path, guides: dict[str, str]) -> None:

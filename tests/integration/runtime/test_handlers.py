@@ -18,11 +18,11 @@ from sqlalchemy import text
 from pipeline import Applied, Call, Connector, NotFound, PrepareResult, Verdict, Workflow, mutation, read
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.runtime.policy import RuntimePolicy
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs, story
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Does
+from pipeline.worker.settings import RuntimePolicy
 from tests.support.handlers import Shop, each_once, statuses, take_one, the_workflow
 
 QUICK = RuntimePolicy(step_limit=timedelta(seconds=1))

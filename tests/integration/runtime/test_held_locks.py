@@ -10,17 +10,18 @@ import pytest
 from sqlalchemy import text
 
 from pipeline import Workflow
-from pipeline.client.client import DatabaseClient, UnavailableError
+from pipeline.background import rescuer
+from pipeline.client.clients import DatabaseClient, UnavailableError
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.values import NewEvent
-from pipeline.execution import events, recovery
-from pipeline.runtime import runner
-from pipeline.runtime.points import Point
-from pipeline.runtime.policy import RuntimePolicy
 from pipeline.store import migrate
 from pipeline.store.database import Database, Transaction
 from pipeline.tasks import publish as task
 from pipeline.testing.inline import Inline
+from pipeline.transitions import events
+from pipeline.worker import runner
+from pipeline.worker.crash_points import Point
+from pipeline.worker.settings import RuntimePolicy
 from tests.support.handlers import Shop, each_once, statuses
 
 PATIENT = FailurePolicy(backoff=Backoff(base=timedelta(minutes=10), cap=timedelta(minutes=10)))
@@ -118,7 +119,7 @@ def test_a_workflow_that_is_held_keeps_no_other_from_starting_or_being_rescued(d
         run.runner.prepare([each.id for each in run.runs()])
     run.advance(timedelta(minutes=5))
     with publishing(db, "elsewhere", "y", replace=True):
-        assert [ended.run.workflow for ended in recovery.recover_crashed_runs(quick)] == ["zoo"]
+        assert [ended.run.workflow for ended in rescuer.recover_crashed_runs(quick)] == ["zoo"]
     run.messages.clear()
     run.settle()
     assert statuses(run, shop.orders) == statuses(run, animals) == ["consumed"]
@@ -137,8 +138,8 @@ def test_a_rescue_that_met_a_held_workflow_waits_for_no_other_as_long(db: Databa
         run.runner.prepare([each.id for each in run.runs()])
     run.advance(timedelta(minutes=5))
     with publishing(db, "elsewhere", "x", replace=True):
-        assert [ended.run.workflow for ended in recovery.recover_crashed_runs(quick)] == ["zoo"]
-    assert [ended.run.workflow for ended in recovery.recover_crashed_runs(quick)] == ["shop"]
+        assert [ended.run.workflow for ended in rescuer.recover_crashed_runs(quick)] == ["zoo"]
+    assert [ended.run.workflow for ended in rescuer.recover_crashed_runs(quick)] == ["shop"]
     run.messages.clear()
     run.settle()
     assert statuses(run, shop.orders) == statuses(run, animals) == ["consumed"]

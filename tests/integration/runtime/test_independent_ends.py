@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline import Call, Connector, RetryPolicy, Workflow, mutation
-from pipeline.connectors.readings import Outcome, Reading
+from pipeline.connectors.error_table import Outcome, Reading
 from pipeline.store.database import Database
 from pipeline.testing.inline import Inline
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from pipeline import Applied, Call, Connector, NotFound, PrepareResult, Verdict, Workflow, mutation, read
-from pipeline.connectors import loop
+from pipeline.connectors import event_loop
 from pipeline.store.database import Database
 from pipeline.testing.inline import Inline
 
@@ -60,7 +60,7 @@ def payments() -> Iterator[Payments]:
         Thread(target=server.serve_forever, daemon=True).start()
         made = Payments(f"http://127.0.0.1:{server.server_port}")
         yield made
-        loop.answered(made.client.aclose())
+        event_loop.answered(made.client.aclose())
         server.shutdown()
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from pipeline import PrepareResult, Workflow
-from pipeline.runtime.points import Point
 from pipeline.store.database import Database
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import scripted
+from pipeline.worker.crash_points import Point
 from tests.support.rule import rule
 
 

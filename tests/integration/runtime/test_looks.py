@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from pipeline import ReconcilePolicy, Retention, Workflow
+from pipeline.background.reconciler import Reconciler
 from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import BreakerPolicy
-from pipeline.execution import mutations
-from pipeline.schedules.reconciler import Reconciler
-from pipeline.store import ledger
 from pipeline.store.database import Database
+from pipeline.store.reads import ledger
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, Effect, scripted
+from pipeline.transitions import resolution
 from tests.support.handlers import Shop
 from tests.support.reads import one
 
@@ -62,7 +62,7 @@ def older(db: Database, run: Inline) -> Inline:
 
 def settle(db: Database, run: Inline) -> None:
     with db.transaction() as tx:
-        mutations.happened(tx, MutationId(run.ledger()[0].id), TESTER, {})
+        resolution.happened(tx, MutationId(run.ledger()[0].id), TESTER, {})
     run.run()
     run.sweeps.sessions()
 
@@ -177,7 +177,7 @@ def test_a_person_who_asks_again_is_not_answered_by_a_worker_that_cannot_look(db
     old = older(db, run)
     look_every_minute(old, 65)
     with db.transaction() as tx:
-        mutations.try_again(tx, MutationId(run.ledger()[0].id), TESTER)
+        resolution.try_again(tx, MutationId(run.ledger()[0].id), TESTER)
     look_every_minute(old, 50)
     assert run.ledger()[0].status == "needs_reconcile"
     look_every_minute(old, 15)
@@ -201,7 +201,7 @@ def test_an_alarm_names_both_sides_however_short_the_workflow_keeps_what_is_done
     evidence = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.surfaced'").evidence
     assert evidence["instead_mutation"] == str(run.ledger()[-1].id)
     with db.transaction() as tx:
-        mutations.acknowledge(tx, MutationId(first.id), TESTER)
+        resolution.acknowledge(tx, MutationId(first.id), TESTER)
 
 
 def test_what_is_watched_no_more_is_let_go_of(db: Database) -> None:

@@ -10,16 +10,16 @@ from pydantic import BaseModel, Field, SecretStr, field_validator, model_validat
 from sqlalchemy import create_engine
 
 from pipeline import PrepareResult, Topic, Workflow
-from pipeline.client import attention
-from pipeline.client.desk import Desk
+from pipeline.admin import attention
+from pipeline.admin.resolutions import Desk
+from pipeline.admin.runs import detail
 from pipeline.client.publishing import publish
-from pipeline.client.runs import detail
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.values import Person
-from pipeline.execution import events, workflows
 from pipeline.store.database import Database
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import scripted
+from pipeline.transitions import events, workflows
 from tests.support.handlers import at_once, statuses, take_one
 from tests.support.models import Aliased, Computed
 

@@ -7,12 +7,12 @@ import pytest
 
 from pipeline import PrepareResult, Workflow
 from pipeline.domain.policies import FailurePolicy
-from pipeline.execution import workflows
-from pipeline.runtime.points import Point
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs, story
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.transitions import workflows
+from pipeline.worker.crash_points import Point
 from tests.support.handlers import Shop, each_once, take_one
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from pipeline import PrepareResult, Workflow
 from pipeline.domain.ids import MutationId
-from pipeline.execution import mutations
 from pipeline.store.database import Database
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.transitions import resolution
 from tests.support.handlers import Shop, statuses, take_one
 
 HOUR = timedelta(hours=1)
@@ -137,7 +137,7 @@ def test_a_skipped_event_holds_its_key_until_next_has_heard_of_it(db: Database) 
     run.publish(orders, *numbers(1, 2), key="k")
     run.run()
     with db.transaction() as tx:
-        mutations.skip(tx, MutationId(run.ledger()[0].id), TESTER)
+        resolution.skip(tx, MutationId(run.ledger()[0].id), TESTER)
     run.pick = lambda waiting: waiting - 1  # what was sent last arrives first
     run.run()
     assert [event.message_id for event in run.events(told)] == ["1:skipped", "2:applied"]

@@ -8,9 +8,9 @@ import redis
 from celery import Celery
 from sqlalchemy import text
 
-from pipeline.dev import servers
+from pipeline.embedded import servers
 from pipeline.store.database import Database, identity
-from pipeline.tasks import ownership
+from pipeline.tasks import broker_mark
 
 
 @pytest.fixture
@@ -18,10 +18,10 @@ def broker(embedded: servers.Servers, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """A Redis number that nothing else of this test run uses, as the broker of this process."""
     url = f"{embedded.broker_url.rpartition('/')[0]}/13"
     with redis.Redis.from_url(url) as client, Celery(broker=url, set_as_current=False) as app:
-        client.delete(ownership.MARK)
-        monkeypatch.setattr(ownership, "app", app)
+        client.delete(broker_mark.MARK)
+        monkeypatch.setattr(broker_mark, "app", app)
         yield url
-        client.delete(ownership.MARK)
+        client.delete(broker_mark.MARK)
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -32,22 +32,22 @@ def test_workers_of_one_database_share_a_broker_in_silence(
     db: Database, broker: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        ownership.check(db, broker)
+        broker_mark.check(db, broker)
     assert errors(caplog) == []
     with redis.Redis.from_url(broker) as client, db.transaction() as tx:
-        assert client.get(ownership.MARK) == identity(tx).encode()
+        assert client.get(broker_mark.MARK) == identity(tx).encode()
 
 
 def test_a_worker_of_another_database_says_what_it_found_and_what_to_do(
     db: Database, broker: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with redis.Redis.from_url(broker) as client:
-        client.set(ownership.MARK, "7/staging")
-    ownership.check(db, broker)
+        client.set(broker_mark.MARK, "7/staging")
+    broker_mark.check(db, broker)
     (said,) = errors(caplog)
     assert "found 7/staging" in said
     assert "PIPELINE_BROKER_URL" in said
-    assert f"delete the key {ownership.MARK}" in said
+    assert f"delete the key {broker_mark.MARK}" in said
 
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "amqp://127.0.0.1:1//"])
@@ -55,8 +55,8 @@ def test_a_broker_that_cannot_be_asked_is_no_trouble(
     db: Database, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Celery(broker=url, set_as_current=False) as app:
-        monkeypatch.setattr(ownership, "app", app)
-        ownership.check(db, url)
+        monkeypatch.setattr(broker_mark, "app", app)
+        broker_mark.check(db, url)
     assert errors(caplog) == []
 
 

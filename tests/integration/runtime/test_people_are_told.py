@@ -2,12 +2,12 @@
 
 import pytest
 
+from pipeline.background import sweeps
+from pipeline.background.notifier import Notice
 from pipeline.domain.ids import EventId
-from pipeline.execution import breakers, events
-from pipeline.runtime.notifier import Notice
-from pipeline.schedules import sweeps
 from pipeline.store.database import Database
 from pipeline.testing.inline import TESTER, Inline
+from pipeline.transitions import breakers, events
 from tests.support.handlers import Shop, at_once, statuses
 from tests.support.reads import one
 

@@ -6,17 +6,18 @@ from typing import Any
 import pytest
 
 from pipeline import Topic, Workflow
-from pipeline.client import attention
-from pipeline.client.attention import Item
-from pipeline.client.desk import Desk
-from pipeline.client.quarantine import Quarantine, Verb, Which
-from pipeline.execution import recovery, retired, stops
-from pipeline.runtime.points import Point
-from pipeline.store import invariants
+from pipeline.admin import attention
+from pipeline.admin.attention import Item
+from pipeline.admin.quarantine import Quarantine, Verb, Which
+from pipeline.admin.resolutions import Desk
+from pipeline.background import rescuer
 from pipeline.store.database import Database
-from pipeline.store.workflows import LOCK
+from pipeline.store.reads import invariants
+from pipeline.store.writes.workflows import LOCK
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import scripted
+from pipeline.transitions import retired, stops
+from pipeline.worker.crash_points import Point
 from tests.support.handlers import take_one
 from tests.support.races import raced
 
@@ -264,7 +265,7 @@ def test_what_somebody_takes_or_holds_meanwhile_is_not_taken_back(db: Database, 
     hurried.offset = db.offset
     with db.transaction() as tx:
         tx.all(LOCK, names=["shop"])
-        assert recovery.recover_unheard_runs(hurried, patience=MINUTE) == 0, "it is held, and left for the next tick"
+        assert rescuer.recover_unheard_runs(hurried, patience=MINUTE) == 0, "it is held, and left for the next tick"
     hurried.dispose()
     knows = Inline(db, [release(2, "send", "extra", concurrency=4)[0]])
     with knows.crash_at(Point.PREPARE_CLAIMED):

@@ -7,15 +7,15 @@ import pytest
 from sqlalchemy import text
 
 from pipeline import PrepareResult
-from pipeline.client.desk import Desk
+from pipeline.admin.plan import Planned, Planner, counts
+from pipeline.admin.resolutions import Desk
 from pipeline.domain.errors import UnknownError
 from pipeline.domain.values import Person
-from pipeline.execution import breakers, starts
-from pipeline.runtime.plan import Planned, Planner, counts
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.transitions import breakers, starts
 from tests.support.handlers import Shop, take_one
 
 ADA = Person(name="ada", reason="within budget")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dev.servers import Servers
+from pipeline.embedded.servers import Servers
 from pipeline.testing import plugin
 
 pytestmark = pytest.mark.timeout(300)
@@ -16,7 +16,7 @@ UNRELATED = """
 import sys
 
 def test_nothing_was_started():
-    assert not {"pipeline.dev.servers", "pipeline.store.database", "pipeline.testing.inline"} & set(sys.modules)
+    assert not {"pipeline.embedded.servers", "pipeline.store.database", "pipeline.testing.inline"} & set(sys.modules)
 """
 BROKEN = """
 from sqlalchemy import text

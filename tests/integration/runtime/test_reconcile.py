@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from pipeline import Applied, Backoff, NotFound, ReconcilePolicy, Retry
+from pipeline.background.sweeps import PERIODS
 from pipeline.domain.errors import IllegalTransitionError, QuietPeriodError
 from pipeline.domain.ids import MutationId
-from pipeline.execution import mutations
-from pipeline.runtime.points import Point
-from pipeline.schedules.sweeps import PERIODS
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.transitions import mutations, reconciliation, resolution
+from pipeline.worker.crash_points import Point
 from tests.support.doubts import STEADY, a_shop, the_mutation
 from tests.support.handlers import Shop, blocks, each_once, statuses, the_workflow
 from tests.support.rule import rule
@@ -199,7 +199,7 @@ def test_a_look_that_takes_its_worker_down_is_counted_and_does_not_spin(db: Data
     run = shop.started(db)
     run.run()
     with db.transaction() as tx:  # what the task does before it looks, and all that is left of it after a crash
-        mutations.book(tx, [(MutationId(the_mutation(run).id), 0, timedelta(minutes=10))])
+        reconciliation.book(tx, [(MutationId(the_mutation(run).id), 0, timedelta(minutes=10))])
     assert run.sweeps.reconcile().counts == {}
     assert the_mutation(run).reconcile_attempts == 1
     run.settle()
@@ -237,7 +237,7 @@ def test_not_finding_it_proves_nothing_before_the_settle_window_is_over(db: Data
     run.run()
     assert the_mutation(run).status == "needs_reconcile"
     with pytest.raises(QuietPeriodError), db.transaction() as tx:
-        mutations.did_not_happen(tx, MutationId(the_mutation(run).id), TESTER)
+        resolution.did_not_happen(tx, MutationId(the_mutation(run).id), TESTER)
     run.advance(timedelta(seconds=30))
     run.sweeps.reconcile()
     assert the_mutation(run).status == "needs_reconcile"
@@ -293,7 +293,7 @@ def test_a_person_asks_again_with_a_fresh_budget_only_where_somebody_can_be_aske
     run = shop.started(db)
     run.run()
     with pytest.raises(IllegalTransitionError, match="can reconcile"), db.transaction() as tx:
-        mutations.try_again(tx, MutationId(the_mutation(run).id), TESTER)
+        resolution.try_again(tx, MutationId(the_mutation(run).id), TESTER)
 
 
 def test_many_doubts_are_looked_at_one_task_each(db: Database) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.store import invariants
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
 from pipeline.testing.inline import Inline
 from tests.support.handlers import Shop, statuses, the_workflow
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from pipeline import Topic, Workflow
-from pipeline.execution import workflows
-from pipeline.runtime.registry import fingerprint, spec_of
-from pipeline.store import invariants, views
 from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import invariants, work
 from pipeline.testing.inline import Inline
+from pipeline.transitions import registration, workflows
+from pipeline.workflows.registry import fingerprint, spec_of
 from tests.factories import SOMEBODY
 from tests.support.handlers import take_one, the_workflow
 from tests.support.races import raced
@@ -44,7 +44,7 @@ class Release:
 
     def register(self, tx: Transaction) -> Any:
         """What a worker of this release does when it starts."""
-        return workflows.register(tx, spec_of(self.workflow, tx.clock()))
+        return registration.register(tx, spec_of(self.workflow, tx.clock()))
 
 
 def got(run: Inline, topic: Topic) -> list[tuple[str, str, str]]:
@@ -55,13 +55,13 @@ def got(run: Inline, topic: Topic) -> list[tuple[str, str, str]]:
 def listening(db: Database) -> set[tuple[str, str]]:
     """Who listens to what."""
     with db.transaction() as tx:
-        return views.subscribed(tx, "shop")
+        return work.subscribed(tx, "shop")
 
 
 def retired(db: Database) -> set[str]:
     """Handlers that no code has any more."""
     with db.transaction() as tx:
-        return {row.name for row in views.handlers(tx, "shop") if row.retired}
+        return {row.name for row in work.handlers(tx, "shop") if row.retired}
 
 
 def test_after_a_rollback_a_handler_that_the_newer_version_had_removed_gets_what_is_published(
@@ -184,15 +184,15 @@ def test_a_release_is_known_by_who_listens_to_what_even_if_its_handlers_are_the_
 def test_the_last_twenty_releases_of_a_version_are_remembered(db: Database) -> None:
     for number in range(25):
         with db.transaction() as tx:
-            workflows.register(tx, _spec(tx, str(number)))
+            registration.register(tx, _spec(tx, str(number)))
     with db.transaction() as tx:
-        row = views.workflow(tx, "shop")
+        row = work.workflow(tx, "shop")
         assert row is not None
         assert row.releases == [str(number) for number in range(5, 25)]
-        assert workflows.register(tx, _spec(tx, "7")).is_older
-        assert not workflows.register(tx, _spec(tx, "24")).is_older
-        assert not workflows.register(tx, _spec(tx, "new")).is_older
-        assert workflows.register(tx, _spec(tx, "24")).is_older
+        assert registration.register(tx, _spec(tx, "7")).is_older
+        assert not registration.register(tx, _spec(tx, "24")).is_older
+        assert not registration.register(tx, _spec(tx, "new")).is_older
+        assert registration.register(tx, _spec(tx, "24")).is_older
 
 
 def _spec(tx: Transaction, mark: str) -> Any:
@@ -216,6 +216,6 @@ def test_two_releases_that_start_at_once_leave_the_newer_whole(
     assert listening(db) == {("a", "send"), ("b", "send"), ("b", "extra")}
     assert retired(db) == set()
     with db.transaction() as tx:
-        row = views.workflow(tx, "shop")
+        row = work.workflow(tx, "shop")
         assert row is not None
         assert row.version == versions[1]

@@ -7,10 +7,10 @@ from typing import Any
 from sqlalchemy import text
 
 from pipeline import Retention
-from pipeline.execution import retention, sessions
 from pipeline.store.database import Database
-from pipeline.store.workflows import MOST_COUNTED
+from pipeline.store.writes.sessions import MOST_COUNTED
 from pipeline.testing.inline import Inline
+from pipeline.transitions import retention, sessions
 from tests.support.handlers import Shop
 from tests.support.races import meanwhile, wait_until_blocked_by
 

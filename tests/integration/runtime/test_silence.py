@@ -7,12 +7,12 @@ import pytest
 
 from pipeline import Workflow
 from pipeline.domain.ids import MutationId
-from pipeline.execution import breakers, mutations, workflows
-from pipeline.runtime.points import Point
-from pipeline.store import invariants
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.transitions import breakers, resolution, workflows
+from pipeline.worker.crash_points import Point
 from tests.support.handlers import Shop, statuses
 
 MINUTE = timedelta(minutes=1)
@@ -139,7 +139,7 @@ def test_runs_that_wait_before_a_breaker_and_what_waits_for_their_places_are_not
     run.run()
     doubt = next(row for row in run.ledger() if row.status == "indeterminate")
     with db.transaction() as tx:
-        mutations.happened(tx, MutationId(doubt.id), TESTER, {"id": 1})
+        resolution.happened(tx, MutationId(doubt.id), TESTER, {"id": 1})
     for _ in range(20):
         run.advance(MINUTE)
         run.sweeps.tick()

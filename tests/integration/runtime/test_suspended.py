@@ -6,12 +6,12 @@ from datetime import timedelta
 import pytest
 
 from pipeline import ReconcilePolicy
-from pipeline.runtime import flights
-from pipeline.runtime.points import Point
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Does, scripted
+from pipeline.worker import calls
+from pipeline.worker.crash_points import Point
 from tests.support.handlers import Shop
 
 HOUR = timedelta(hours=1)
@@ -30,8 +30,8 @@ def suspended(db: Database, monkeypatch: pytest.MonkeyPatch, *done: Does) -> tup
             return
         left[0] -= 1
         if left[0] == -1:
-            asleep = flights.asleep() + HOUR.total_seconds()
-            monkeypatch.setattr(flights, "asleep", lambda: asleep)
+            asleep = calls.asleep() + HOUR.total_seconds()
+            monkeypatch.setattr(calls, "asleep", lambda: asleep)
             other = Inline(Database(db.engine), [shop.workflow], [shop.mail])
             other.advance(HOUR)
             other.sweeps.rescue()
@@ -67,9 +67,9 @@ def test_another_attempt_is_not_sent_by_a_machine_that_was_suspended_either(
 
 def test_a_platform_that_cannot_tell_has_never_slept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
-    assert flights.asleep() == 0.0
+    assert calls.asleep() == 0.0
 
 
 def test_a_machine_that_is_awake_sleeps_no_longer_than_before() -> None:
-    before = flights.asleep()
-    assert abs(flights.asleep() - before) < 30.0
+    before = calls.asleep()
+    assert abs(calls.asleep() - before) < 30.0

@@ -10,10 +10,10 @@ from sqlalchemy import text
 
 from pipeline import Applied, Call, Connector, NotFound, ReconcilePolicy, Retry, Verdict, Workflow, mutation
 from pipeline.domain.ids import MutationId
-from pipeline.execution import mutations
-from pipeline.store import invariants
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
 from pipeline.testing.inline import TESTER, Inline
+from pipeline.transitions import resolution
 from tests.support.reads import one, rows
 
 WATCHFUL = ReconcilePolicy(watch=(timedelta(minutes=10), timedelta(hours=1)))
@@ -106,7 +106,7 @@ def evidence(db: Database) -> dict[str, Any]:
 
 def acknowledged(run: Inline, id_: UUID) -> None:
     with run.db.transaction() as tx:
-        mutations.acknowledge(tx, MutationId(id_), TESTER)
+        resolution.acknowledge(tx, MutationId(id_), TESTER)
     run.sweeps.sessions()
 
 

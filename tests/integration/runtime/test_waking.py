@@ -9,10 +9,10 @@ from sqlalchemy import text
 from pipeline import PrepareResult, WakePolicy, Workflow
 from pipeline.domain.errors import TransientError
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.runtime.points import Point
 from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import Inline
+from pipeline.worker.crash_points import Point
 from tests.support.handlers import Shop
 
 HOUR = timedelta(hours=1)

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from pipeline import Backoff, ReconcilePolicy
+from pipeline.background.notifier import Notice
 from pipeline.domain.errors import IllegalTransitionError
 from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import FailurePolicy
-from pipeline.execution import mutations
-from pipeline.runtime.notifier import Notice
-from pipeline.runtime.points import Point
-from pipeline.store import invariants
 from pipeline.store.database import Database
+from pipeline.store.reads import invariants
 from pipeline.testing.asserts import assert_consumed, assert_deliveries
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, Effect, scripted
+from pipeline.transitions import late_effects, mutations, resolution
+from pipeline.worker.crash_points import Point
 from tests.support.handlers import Shop
 from tests.support.reads import one
 
@@ -94,10 +94,10 @@ def test_a_person_who_has_dealt_with_it_is_asked_no_more(db: Database) -> None:
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
     with db.transaction() as tx:
-        mutations.acknowledge(tx, MutationId(row.id), TESTER)
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
     assert findings(run) == []
     with pytest.raises(IllegalTransitionError, match="acknowledge"), db.transaction() as tx:
-        mutations.acknowledge(tx, MutationId(row.id), TESTER)
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
 
 
 def test_the_watch_ends_when_its_spans_are_over(db: Database) -> None:
@@ -150,7 +150,7 @@ def test_an_answer_to_a_call_that_was_settled_as_failed_meanwhile_is_an_alarm(db
             run.advance(timedelta(minutes=15))
             run.sweeps.rescue()
             with db.transaction() as tx:
-                mutations.did_not_happen(tx, MutationId(run.ledger()[0].id), TESTER)
+                resolution.did_not_happen(tx, MutationId(run.ledger()[0].id), TESTER)
 
     with run.at_points(freeze):
         run.run()
@@ -170,7 +170,7 @@ def test_a_look_of_the_watch_that_tells_nothing_is_taken_again(db: Database) -> 
     run.sweeps.reconcile()
     assert run.ledger()[0].surfaced_at is not None
     with db.transaction() as tx:
-        mutations.acknowledge(tx, MutationId(row.id), TESTER)
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
     run.sweeps.sessions()
 
 
@@ -185,7 +185,7 @@ def test_a_look_of_a_short_watch_is_not_taken_again_only_after_its_whole_span(db
     run.sweeps.reconcile()
     assert run.ledger()[0].surfaced_at is not None
     with db.transaction() as tx:
-        mutations.acknowledge(tx, MutationId(row.id), TESTER)
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
     run.sweeps.sessions()
 
 
@@ -193,10 +193,10 @@ def test_only_what_was_settled_as_failed_surfaces_and_only_once(db: Database) ->
     shop, run, row = settled(db)
     failed, applied = run.ledger()
     with db.transaction() as tx:
-        assert mutations.surface(tx, MutationId(applied.id), {}, TESTER) is None
-        assert mutations.surface(tx, MutationId(failed.id), {"id": 1}, TESTER) is not None
-        assert mutations.surface(tx, MutationId(failed.id), {"id": 2}, TESTER) is None
-        mutations.acknowledge(tx, MutationId(row.id), TESTER)
+        assert late_effects.surface(tx, MutationId(applied.id), {}, TESTER) is None
+        assert late_effects.surface(tx, MutationId(failed.id), {"id": 1}, TESTER) is not None
+        assert late_effects.surface(tx, MutationId(failed.id), {"id": 2}, TESTER) is None
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
     assert run.ledger()[0].surfaced == {"id": 1}
     assert len(shop.mail.effects) == 1
 

@@ -1,0 +1,165 @@
+"""Events as people see them: a list, and one with its deliveries and what each of them caused."""
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from pipeline.admin import lookup, timeline
+from pipeline.admin.runs import EventLine, Run, event_line, run_of
+from pipeline.admin.timeline import Moment
+from pipeline.domain.errors import UnknownError
+from pipeline.domain.states import DeliveryStatus
+from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import listings, traces
+
+RECENT = 10_000
+#: How many runs after an event are searched for those that held it and let it go.
+RUNS_AFTER = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An event in one line."""
+
+    id: int
+    workflow: str
+    topic: str
+    message_id: str
+    key: str | None
+    title: str | None
+    deliveries: tuple[str, ...]  #: "handler: status", one for each consumer
+    created_at: datetime
+    created_by_run_id: UUID | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """Where an event stands for one consumer, and what that caused."""
+
+    handler: str
+    status: str
+    is_retired: bool  #: the consumer is gone from the code
+    failures: int
+    error: str | None
+    available_at: datetime | None  #: not offered to a run before
+    runs: tuple[Run, ...]  #: every run that had it among its inputs, oldest first
+    outputs: tuple[EventLine, ...]  #: what those runs published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventDetail:
+    """Everything about one event."""
+
+    event: Event
+    payload: Any  #: null unless it was asked for: it may hold personal data
+    caused_by: tuple[int, ...]  #: the events at the root of it
+    deliveries: tuple[Delivery, ...]
+    acts: tuple[Moment, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """Which events. Empty fields say nothing."""
+
+    workflow: str | None = None
+    topic: str | None = None
+    status: DeliveryStatus | None = None
+    key: str | None = None
+    message_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventList:
+    """Some events, newest first."""
+
+    events: tuple[Event, ...]
+    is_partial: bool  #: older ones were not looked at
+
+
+def listed(db: Database, only: EventFilter, *, limit: int = 50, recent: int = RECENT) -> EventList:
+    """The newest events that the filter lets through, among the newest ``recent`` of all."""
+    with db.transaction() as tx:
+        if only.workflow is not None and only.topic is not None:
+            lookup.topic(tx, only.workflow, only.topic)
+        elif only.workflow is not None:
+            lookup.workflow(tx, only.workflow)
+        rows = listings.events(tx, limit=limit, recent=recent, **asdict(only))
+        partial = only.message_id is None and len(rows) < limit and listings.has_older(tx, "events", recent)
+    return EventList(events=tuple(_event(row) for row in rows), is_partial=partial)
+
+
+def detail(db: Database, text: str, *, payload: bool = False) -> EventDetail:
+    """An event by its id; with its payload if that is asked for."""
+    event_id = lookup.event_id(text)
+    with db.transaction() as tx:
+        found = listings.events_by_id(tx, [event_id])
+        if not found:
+            raise UnknownError(
+                "event", text, hint="`pipeline events` lists the newest; `pipeline trace` knows more ids."
+            )
+        (row,) = found
+        return EventDetail(
+            event=_event(row),
+            payload=row.payload if payload else None,
+            caused_by=tuple(row.caused_by),
+            deliveries=_deliveries(tx, row),
+            acts=timeline.of_acts(listings.audit(tx, event_id=event_id)),
+        )
+
+
+def runs_of(tx: Transaction, events: list[Row[Any]]) -> list[Row[Any]]:
+    """Every run that had one of these events among its inputs, oldest first."""
+    ids = [event.id for event in events]
+    since = traces.first_id_at(min(event.created_at for event in events))
+    tried = {row.id for row in traces.runs_that_tried(tx, ids, since, recent=RUNS_AFTER)}
+    tried |= {row.run_id for row in listings.deliveries(tx, ids) if row.run_id is not None}
+    known = {row.id: row for row in listings.runs_by_id(tx, list(tried))}
+    while earlier := {row.retry_of for row in known.values() if row.retry_of is not None} - set(known):
+        known |= {row.id: row for row in listings.runs_by_id(tx, list(earlier))}
+        if earlier - set(known):
+            break
+    return sorted(known.values(), key=lambda run: run.id)
+
+
+def _deliveries(tx: Transaction, event: Row[Any]) -> tuple[Delivery, ...]:
+    runs = runs_of(tx, [event])
+    made = []
+    for row in listings.deliveries(tx, [event.id]):
+        own = [run for run in runs if run.handler == row.handler and run.workflow == row.workflow]
+        outputs = listings.outputs(tx, [run.id for run in own]) if own else ()
+        made.append(
+            Delivery(
+                handler=row.handler,
+                status=row.status,
+                is_retired=row.retired,
+                failures=row.failures,
+                error=row.error,
+                available_at=row.available_at,
+                runs=tuple(run_of(run) for run in own),
+                outputs=tuple(event_line(output) for output in outputs),
+            )
+        )
+    return tuple(made)
+
+
+def _event(row: Row[Any]) -> Event:
+    return Event(
+        id=row.id,
+        workflow=row.workflow,
+        topic=row.topic,
+        message_id=row.message_id,
+        key=row.key,
+        title=row.title,
+        deliveries=tuple(row.deliveries or ()),
+        created_at=row.created_at,
+        created_by_run_id=row.created_by_run_id,
+    )

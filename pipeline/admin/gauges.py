@@ -1,0 +1,199 @@
+"""Gauges: how things stand, read from Postgres when somebody asks, and the same from every process.
+
+However many ask, Postgres is read every few seconds at most. When it does not answer in time, the answer is what there
+is: that it is away. While somebody holds its tables, as a migration does, what it said last counts for a minute. How
+old the last whole answer is can always be told: while it grows, the silence of the others means nothing.
+"""
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from pipeline.domain.states import MutationStatus
+from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, Desired, WorkflowStatus, shown_status
+from pipeline.store.database import Database, Transaction, is_away
+from pipeline.store.reads import gauges
+from pipeline.store.reads.invariants import INVARIANTS, Severity
+from pipeline.telemetry.metrics import GAUGE, METRICS
+
+log = logging.getLogger(__name__)
+
+#: A value of a gauge, with its labels.
+Value = tuple[str, Mapping[str, str], float]
+Values = Mapping[str, Sequence[Observation]]
+
+UP, AGE = "pipeline.database.up", "pipeline.gauges.age"
+_AWAY: Values = {UP: [Observation(0)]}
+_LATELY = 60.0  #: seconds
+NAMES = tuple(
+    each.name for each in METRICS.values() if each.kind == GAUGE and not each.name.startswith("pipeline.queue.")
+)
+#: Reported as what they are, so that they are not counted again as broken promises.
+_SAID_ALREADY = frozenset({"settled-as-failed-did-not-happen"})
+
+
+def read(db: Database) -> Iterator[Value]:
+    """Every gauge, in one transaction. What was read before something fails has been told."""
+    with db.transaction() as tx:
+        gauges.carefully(tx)
+        yield from _standing(tx)
+        yield from _people(tx)
+        yield from _backlog(tx)
+
+
+def _standing(tx: Transaction) -> Iterator[Value]:
+    for row in gauges.runs(tx):
+        yield "pipeline.runs", {"workflow": row.workflow, "phase": row.phase, "status": row.status}, row.number
+    for state, count in gauges.leases(tx).items():
+        yield "pipeline.leases", {"state": state}, count
+    for row in gauges.breakers(tx):
+        yield "pipeline.breakers.open", {"connector": row.connector, "operation": row.operation}, row.is_open
+
+
+def _people(tx: Transaction) -> Iterator[Value]:
+    """What has an answer only from a person, and the facts it is derived from."""
+    workflows, sweeps, mutations = gauges.workflows(tx), gauges.sweeps(tx), gauges.mutations(tx)
+    found = _findings(sweeps)
+    yield from chain(_workflows(workflows), _sweeps(sweeps), _mutations(mutations), found)
+    waits: dict[str, float] = {
+        "indeterminate": sum(row.number for row in mutations if row.status == MutationStatus.INDETERMINATE),
+        "approval": sum(row.asked for row in mutations),
+        "maintenance": sum(row.maintenance for row in workflows),
+        "breaker": sum(row.is_open for row in gauges.breakers(tx)),
+        "broken": sum(count for _, labels, count in found if _is_broken(labels)),
+        **gauges.attention(tx, sorted(CLEARED_BY_RESUME)),
+    }
+    for kind, count in waits.items():
+        yield "pipeline.attention", {"kind": kind}, count
+
+
+def _workflows(rows: gauges.Rows) -> Iterator[Value]:
+    for row in rows:
+        shown = shown_status(Desired(row.desired), [BlockKind(kind) for kind in row.blocks])
+        for status in WorkflowStatus:
+            yield "pipeline.workflows", {"workflow": row.workflow, "status": str(status)}, status is shown
+        yield "pipeline.workflows", {"workflow": row.workflow, "status": "maintenance"}, row.maintenance
+
+
+def _sweeps(rows: gauges.Rows) -> Iterator[Value]:
+    for row in rows:
+        yield "pipeline.sweeps.age", {"sweep": row.name}, row.age
+
+
+def _mutations(rows: gauges.Rows) -> Iterator[Value]:
+    for row in rows:
+        labels = {"connector": row.connector, "operation": row.operation, "status": row.status}
+        yield "pipeline.mutations.open", labels, row.number
+        yield "pipeline.mutations.oldest", labels, row.oldest
+
+
+def _findings(sweeps: gauges.Rows) -> list[Value]:
+    """What the last look of the doctor found, with a zero for each promise that holds."""
+    report = next((row.report for row in sweeps if row.name == "doctor"), None)
+    if report is None:
+        return []
+    return [
+        (
+            "pipeline.findings",
+            {"invariant": each.name, "severity": str(each.severity)},
+            report.get(f"{each.severity}: {each.name}", 0),
+        )
+        for each in INVARIANTS
+    ]
+
+
+def _is_broken(labels: Mapping[str, str]) -> bool:
+    return labels["severity"] == Severity.BROKEN and labels["invariant"] not in _SAID_ALREADY
+
+
+def _backlog(tx: Transaction) -> Iterator[Value]:
+    for row in gauges.backlog(tx):
+        labels = {"workflow": row.workflow, "topic": row.topic, "handler": row.handler}
+        yield "pipeline.backlog.events", labels, row.number
+        yield "pipeline.backlog.age", labels, row.age
+        yield "pipeline.backlog.declined.age", labels, row.left_alone
+
+
+class Gauges:
+    """Reads gauges in a thread of its own, so that whoever asks waits only so long."""
+
+    def __init__(self, db: Database, *, fresh: float = 5.0, patience: float = 3.0) -> None:
+        self.db, self.fresh, self.patience = db, fresh, patience
+        self._values: Values = {}
+        self._good: Values = {}
+        self._read_at: float | None = None
+        self._good_at = self._waited_at = -math.inf
+        self._made_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._reading: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    def register(self, meter: Meter) -> None:
+        """Let a meter ask for every gauge."""
+        for name in NAMES:
+            about = METRICS[name]
+            asks = [self._asked(name)]
+            meter.create_observable_gauge(name, callbacks=asks, unit=about.unit, description=about.words)
+
+    def now(self) -> Values:
+        """What Postgres said within the last seconds; only that it is away when it says nothing."""
+        with self._lock:
+            if self._is_fresh():
+                return self._values
+            if time.monotonic() - self._waited_at < self.fresh:  # a scrape asks for each gauge, and waits but once
+                return _AWAY
+            if self._reading is None or not self._reading.is_alive():
+                self._reading = threading.Thread(target=self._refresh, name="pipeline-gauges", daemon=True)
+                self._reading.start()
+            reading = self._reading
+        reading.join(self.patience)
+        with self._lock:
+            if self._is_fresh():
+                return self._values
+            self._waited_at = time.monotonic()
+            return _AWAY
+
+    def age(self) -> float:
+        """Seconds since every gauge could be read, or since somebody began to try."""
+        with self._lock:
+            return time.monotonic() - max(self._good_at, self._made_at)
+
+    def _is_fresh(self) -> bool:
+        return self._read_at is not None and time.monotonic() - self._read_at < self.fresh
+
+    def _refresh(self) -> None:
+        values: dict[str, Sequence[Observation]] = {}
+        found: dict[str, list[Observation]] = {}
+        is_good = False
+        try:
+            for name, labels, value in read(self.db):
+                found.setdefault(name, []).append(Observation(float(value), labels))
+            values, is_good = {**found, UP: [Observation(1)]}, True
+        except SQLAlchemyError as error:
+            log.warning("gauges could not be read from the database: %s", str(error).partition("\n")[0])
+            values = {**found, UP: [Observation(0)]}
+            if isinstance(error, DBAPIError) and not is_away(error):
+                values = {**found, **self._lately(), UP: [Observation(1)]}
+        with self._lock:
+            self._values, self._read_at = values, time.monotonic()
+            if is_good:
+                self._good, self._good_at = values, self._read_at
+
+    def _lately(self) -> Values:
+        return self._good if time.monotonic() - self._good_at < _LATELY else {}
+
+    def _asked(self, name: str) -> Callable[[CallbackOptions], Sequence[Observation]]:
+        def ask(_: CallbackOptions) -> Sequence[Observation]:
+            if os.getpid() != self._pid:  # a copy that a fork made: the connections are the parent's
+                return ()
+            found = self.now()
+            return [Observation(self.age())] if name == AGE else found.get(name, ())
+
+        return ask

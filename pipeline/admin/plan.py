@@ -1,0 +1,196 @@
+"""What a workflow would send, without sending or reserving anything.
+
+Prepare and mutate are run over the backlog as they are in production, each run on what the ones
+before it would have left. Runs that are on their way and have sent nothing come first, from where they
+stand. Reads of outside systems are made; mutations are asked for and go nowhere.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Row
+
+from pipeline.domain.failures import Failure
+from pipeline.domain.states import Phase
+from pipeline.domain.values import DEFAULT_LIMITS, Limits
+from pipeline.store.database import Database
+from pipeline.store.reads import listings, work
+from pipeline.worker.phases import Phases
+from pipeline.workflows.authoring import Consumer
+from pipeline.workflows.handler_types import Asked
+from pipeline.workflows.registry import Registry
+
+_MOST_EVENTS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One run: its inputs, and the request that would go out, as it may be shown."""
+
+    handler: str
+    message_ids: tuple[str, ...]
+    connector: str = ""
+    operation: str = ""
+    title: str = ""
+    params: dict[str, Any] | None = None
+    needs_approval: bool = False
+    problem: str = ""  #: the run would stop, and why
+    is_waiting: bool = False  #: the run exists already and has sent nothing yet
+
+    @property
+    def request(self) -> str:
+        """Connector and operation, or nothing when no mutation would be asked for."""
+        return f"{self.connector}.{self.operation}" if self.connector else ""
+
+
+@dataclass
+class _Run:
+    """A run that exists only here, with what the phases read of one."""
+
+    id: Any
+    workflow: str
+    handler: str
+    handler_id: int
+    handler_state: Any
+    now: datetime
+    low_watermark: int
+    ordered: bool
+    offered: Any = None
+    fence: int = 0
+    event_ids: tuple[int, ...] = ()
+    prepare_result: dict[str, Any] | None = None
+
+
+class Planner:
+    """Plans over one database with the code that is loaded here."""
+
+    def __init__(
+        self, db: Database, registry: Registry, *, step_limit: timedelta, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self.db, self.registry = db, registry
+        self.phases = Phases(db, registry, step_limit=step_limit, limits=limits)
+
+    def plan(self, workflow: str, *, most: int = 100) -> list[Planned]:
+        """What the consumers of a workflow would do with what was not sent yet, at most so many runs of each."""
+        found = self.registry.workflow(workflow)
+        try:
+            return [planned for consumer in found.consumers.values() for planned in self._of(workflow, consumer, most)]
+        finally:
+            self.phases.steps.close()
+
+    def _of(self, workflow: str, consumer: Consumer, most: int) -> Iterator[Planned]:
+        handler, now, left = self._backlog(workflow, consumer)
+        if handler is None:
+            return
+        unsent = self._unsent(handler, most)
+        for row, offered in unsent:
+            planned = self._waiting(consumer, _subject(workflow, handler, now), row, offered)
+            if planned is not None:
+                yield replace(planned, is_waiting=True)
+        held = {event for row, offered in unsent for event in (*row.event_ids, *(each.id for each in offered))}
+        left = [row for row in left if row.id not in held]  # what was taken since the backlog was read
+        for _ in range(most - len(unsent)):
+            if not left:
+                return
+            planned, taken = self._run(workflow, consumer, _subject(workflow, handler, now), left)
+            if planned is not None:
+                yield planned
+            if not taken:
+                return
+            left = [row for row in left if row.id not in taken]
+
+    def _backlog(self, workflow: str, consumer: Consumer) -> tuple[Row[Any] | None, datetime, list[Row[Any]]]:
+        """The consumer's row, the time, and what is pending for it, oldest first."""
+        with self.db.transaction() as tx:
+            handler, now = work.handler(tx, workflow, consumer.name), tx.clock()
+            if handler is None:
+                return None, now, []
+            given = {"low_watermark": handler.low_watermark, "ordered": handler.ordered, "limit": _MOST_EVENTS}
+            run: Any = _subject(workflow, handler, now)
+            rows = [row for topic in consumer.subscribes for row in work.peeked(tx, run, topic.name, **given)]
+        return handler, now, sorted(rows, key=lambda row: row.id)
+
+    def _unsent(self, handler: Row[Any], most: int) -> list[tuple[Row[Any], list[Row[Any]]]]:
+        """Runs that have sent nothing yet, each with the events it was offered and has not reserved."""
+        with self.db.transaction() as tx:
+            rows = listings.unsent(tx, handler, limit=most)
+            offered = work.slices(tx, [row.id for row in rows if row.phase in (Phase.PENDING, Phase.PREPARING)])
+        return [(row, offered.get(row.id, [])) for row in rows]
+
+    def _waiting(self, consumer: Consumer, run: Any, row: Row[Any], offered: Sequence[Row[Any]]) -> Planned | None:
+        """What a run that exists would send, from where it stands: before its plan, with it, or with its request."""
+        if row.phase in (Phase.PENDING, Phase.PREPARING):
+            return self._run(run.workflow, consumer, run, offered)[0]
+        message_ids = tuple(row.message_ids or ())
+        if row.connector is not None:
+            asked = Asked(connector=row.connector, operation=row.operation, params=row.params)
+            return self._planned(consumer, message_ids, asked, row.approved_at is None)
+        run.event_ids, run.prepare_result = tuple(row.event_ids), row.prepare_result
+        is_asking = bool((row.prepare_result or {}).get("approval"))
+        return self._planned(consumer, message_ids, self.phases.mutate(run), is_asking)
+
+    def _run(
+        self, workflow: str, consumer: Consumer, run: Any, left: Sequence[Row[Any]]
+    ) -> tuple[Planned | None, set[int]]:
+        """One run over what is left. Returns what it would do and which events it would take."""
+        alone = self.registry.workflow(workflow).concurrency == 1
+        seen = left if alone else left[: consumer.batch]
+        plan = self.phases.prepare(run, seen)
+        ids = {row.id: row.message_id for row in left}
+        if isinstance(plan, Failure):
+            blamed = [event for event in plan.culprits if event in ids] or [row.id for row in seen]
+            named = tuple(ids[event] for event in blamed)
+            return Planned(handler=consumer.name, message_ids=named, problem=plan.message), set(blamed)
+        run.event_ids = tuple(event for reserved in plan.reservations for event in reserved.ids)
+        if not run.event_ids:
+            return None, set()
+        run.prepare_result = {"data": plan.data, "ui": plan.ui}
+        asked = self.phases.mutate(run)
+        message_ids = tuple(ids.get(event, str(event)) for event in run.event_ids)
+        return self._planned(consumer, message_ids, asked, plan.needs_approval), set(run.event_ids)
+
+    def _planned(
+        self, consumer: Consumer, message_ids: tuple[str, ...], asked: Asked | Failure | None, approval: bool
+    ) -> Planned:
+        if isinstance(asked, Failure):
+            return Planned(handler=consumer.name, message_ids=message_ids, problem=asked.message)
+        if asked is None:
+            return Planned(handler=consumer.name, message_ids=message_ids)
+        operation = self.registry.operation(asked.connector, asked.operation)
+        if operation is None:
+            problem = f"{asked.connector}.{asked.operation} is not known here"
+            return Planned(handler=consumer.name, message_ids=message_ids, problem=problem)
+        return Planned(
+            handler=consumer.name,
+            message_ids=message_ids,
+            connector=asked.connector,
+            operation=asked.operation,
+            title=operation.title(asked.params),
+            params=operation.shown(asked.params),
+            needs_approval=approval,
+        )
+
+
+def _subject(workflow: str, handler: Row[Any], now: datetime) -> _Run:
+    return _Run(
+        id=uuid4(),
+        workflow=workflow,
+        handler=handler.name,
+        handler_id=handler.id,
+        handler_state=handler.state,
+        now=now,
+        low_watermark=handler.low_watermark,
+        ordered=handler.ordered,
+    )
+
+
+def counts(planned: Sequence[Planned]) -> dict[str, int]:
+    """How many requests of each operation would go out."""
+    found: dict[str, int] = {}
+    for item in planned:
+        if item.request:
+            found[item.request] = found.get(item.request, 0) + 1
+    return dict(sorted(found.items()))

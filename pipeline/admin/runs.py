@@ -1,0 +1,187 @@
+"""Runs as people see them: a list, and everything about one."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from pipeline.admin import advice, lookup, workflows
+from pipeline.admin import timeline as admin_timeline
+from pipeline.admin.advice import Advice, Around
+from pipeline.admin.timeline import Moment
+from pipeline.domain.states import Phase, RunStatus
+from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import listings
+
+RECENT = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run in one line."""
+
+    id: UUID
+    workflow: str
+    handler: str
+    phase: str
+    status: str
+    outcome: str  #: of its mutation: success, failure, skipped or empty
+    title: str | None  #: what its prepare called it
+    attempt: int
+    events: int  #: how many inputs it pinned
+    error: str | None
+    created_at: datetime
+    finished_at: datetime | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventLine:
+    """An event that went into a run or came out of it."""
+
+    id: int
+    topic: str
+    message_id: str
+    title: str | None
+    deliveries: tuple[str, ...]  #: "handler: status", one for each consumer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MutationLine:
+    """The mutation of a run, in one line."""
+
+    id: UUID
+    operation: str  #: connector.operation
+    status: str
+    idempotency_key: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDetail:
+    """Everything about one run."""
+
+    run: Run
+    worker: str | None  #: who held it last
+    retry_of: UUID | None
+    carried_by: UUID | None
+    inputs: tuple[EventLine, ...]
+    outputs: tuple[EventLine, ...]
+    mutation: MutationLine | None
+    timeline: tuple[Moment, ...]
+    advice: Advice
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """Which runs. Empty fields say nothing."""
+
+    workflow: str | None = None
+    handler: str | None = None
+    status: RunStatus | None = None
+    phase: Phase | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunList:
+    """Some runs, newest first."""
+
+    runs: tuple[Run, ...]
+    is_partial: bool  #: older ones were not looked at
+
+
+def listed(db: Database, only: RunFilter, *, limit: int = 50, recent: int = RECENT) -> RunList:
+    """The newest runs that the filter lets through, among the newest ``recent`` of all."""
+    with db.transaction() as tx:
+        _check(tx, only)
+        rows = listings.runs(tx, recent=recent, limit=limit, **asdict(only))
+        partial = len(rows) < limit and only.status != RunStatus.ACTIVE and listings.has_older(tx, "runs", recent)
+    return RunList(runs=tuple(run_of(row) for row in rows), is_partial=partial)
+
+
+def detail(db: Database, text: str) -> RunDetail:
+    """A run by its id or by how that begins."""
+    with db.transaction() as tx:
+        return _detail(tx, lookup.uuid(tx, text, "run"))
+
+
+def _detail(tx: Transaction, run_id: UUID) -> RunDetail:
+    (run,) = listings.runs_by_id(tx, [run_id])
+    mutation = next(iter(listings.mutations(tx, [run.mutation_id])), None) if run.mutation_id else None
+    carried = listings.carried_by(tx, [run_id])
+    inputs = listings.events_by_id(tx, run.event_ids[:200])
+    outputs = listings.outputs(tx, [run_id])
+    blocks = listings.blocks_of_run(tx, run_id)
+    (workflow,) = listings.workflows(tx, run.workflow)
+    timeline = admin_timeline.of_run(
+        run,
+        mutation,
+        acts=listings.audit(tx, run_id=run_id, mutation_id=run.mutation_id),
+        blocks=blocks,
+        carried=carried,
+        now=tx.clock(),
+    )
+    around = Around(
+        mutation=mutation,
+        carried=carried[0] if carried else None,
+        blocks=frozenset(block.kind for block in blocks if block.closed_at is None),
+        is_in_maintenance=workflow.maintenance,
+        holding=workflows.holding(tx, run.workflow),
+    )
+    return RunDetail(
+        run=run_of(run),
+        worker=run.worker,
+        retry_of=run.retry_of,
+        carried_by=carried[0].id if carried else None,
+        inputs=tuple(event_line(row) for row in inputs),
+        outputs=tuple(event_line(row) for row in outputs),
+        mutation=mutation_line(mutation) if mutation is not None else None,
+        timeline=timeline,
+        advice=advice.for_run(run, around),
+    )
+
+
+def run_of(row: Row[Any]) -> Run:
+    """A row as people see it."""
+    same: Mapping[str, Any] = {
+        name: getattr(row, name)
+        for name in ("id", "workflow", "handler", "phase", "status", "title", "attempt", "error", "created_at")
+    }
+    return Run(**same, outcome=row.mutation_outcome, events=len(row.event_ids), finished_at=row.finished_at)
+
+
+def event_line(row: Row[Any]) -> EventLine:
+    """A row of an event as a line."""
+    return EventLine(
+        id=row.id,
+        topic=row.topic,
+        message_id=row.message_id,
+        title=row.title,
+        deliveries=tuple(row.deliveries or ()),
+    )
+
+
+def mutation_line(row: Row[Any]) -> MutationLine:
+    """A row of the ledger as a line."""
+    return MutationLine(
+        id=row.id,
+        operation=f"{row.connector}.{row.operation}",
+        status=row.status,
+        idempotency_key=row.idempotency_key,
+        error=row.error,
+    )
+
+
+def _check(tx: Transaction, only: RunFilter) -> None:
+    if only.workflow is not None and only.handler is not None:
+        lookup.handler(tx, only.workflow, only.handler)
+    elif only.workflow is not None:
+        lookup.workflow(tx, only.workflow)

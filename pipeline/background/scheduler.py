@@ -1,0 +1,160 @@
+"""Starting what is due. The same function answers a poke, the end of a run, and the tick of beat.
+
+Runs are created and committed first, their messages are sent afterwards: a message that is never
+sent costs a sweep period, not an event. Everything is decided under the workflow's lock from facts
+read there, so schedulers at once are one after the other and offer nothing twice.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+from sqlalchemy.exc import DBAPIError
+
+from pipeline.background.messages import Message, Report
+from pipeline.domain.scheduling import HandlerFacts, Reason, cohort_size, due, priority
+from pipeline.domain.states import Phase
+from pipeline.domain.workflows import HandlerKind
+from pipeline.store.database import Database, Transaction, is_locked_out, plainly
+from pipeline.store.reads import work
+from pipeline.telemetry.tracing import spans
+from pipeline.transitions import starts
+from pipeline.transitions.starts import Started
+from pipeline.worker.crash_points import Point, reach
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[Message], object]
+
+#: Which task a run waits for, by the phase it is in. The tasks after it are chained.
+TASK_OF = {
+    Phase.PENDING: "pipeline.prepare",
+    Phase.PREPARING: "pipeline.prepare",
+    Phase.PREPARED: "pipeline.mutate",
+    Phase.MUTATING: "pipeline.mutate",
+    Phase.MUTATED: "pipeline.next",
+    Phase.EMITTING: "pipeline.next",
+}
+PRODUCE = "pipeline.produce"
+#: Passes over one workflow before somebody else gets a turn; what is left is found by the next call.
+_PASSES = 50
+
+
+class Scheduler:
+    """Starts runs of workflows and rings for them."""
+
+    def __init__(
+        self,
+        db: Database,
+        send: Send,
+        *,
+        lease: timedelta,
+        most: int = 50,
+        per_run: Callable[[int], timedelta] = lambda _: timedelta(0),
+    ) -> None:
+        self.db, self.send, self.lease, self.most, self.per_run = db, send, lease, most, per_run
+
+    def schedule(self, workflows: Iterable[str]) -> Report:
+        """Start all that is due in these workflows. What another transaction holds waits for the next call."""
+        report = Report()
+        for workflow in workflows:
+            try:
+                self._passes(workflow, report)
+            except DBAPIError as error:
+                if not is_locked_out(error):
+                    raise
+                log.warning("nothing can be started in workflow %r now: %s", workflow, plainly(error))
+                report.add("held")
+        return report
+
+    def _passes(self, workflow: str, report: Report) -> None:
+        """Start what is due until nothing is, or others should have a turn."""
+        for _ in range(_PASSES):
+            started = self._pass(workflow)
+            report.add("runs", started)
+            if not started:
+                return
+
+    def _pass(self, workflow: str) -> int:
+        """Start the most urgent due handler of a workflow. Returns how many runs that made."""
+        with ExitStack() as last, self.db.transaction() as tx:
+            made = next((made for made in self._attempts(tx, workflow) if made.runs), None)
+            last.enter_context(spans.started(made.runs if made is not None else ()))
+        if made is None:
+            return 0
+        reach(Point.STARTED)
+        self._ring(made.runs)
+        return len(made.runs)
+
+    def _attempts(self, tx: Transaction, workflow: str) -> Iterable[Started]:
+        """Try the due handlers in order of urgency; nothing else can start once the workflow is held back."""
+        rows = work.due_facts(tx, workflow)
+        urgent = [(reason, row) for row in rows if (reason := due(facts_of(row), row.now))]
+        for reason, row in sorted(urgent, key=lambda pair: priority(pair[0], facts_of(pair[1]))):
+            made = self._start(tx, workflow, reason, row)
+            yield made
+            if made.held:
+                return
+
+    def _start(self, tx: Transaction, workflow: str, reason: Reason, row: Row[Any]) -> Started:
+        if reason is Reason.RETRY:
+            most = 1 if row.is_unheard else self.most
+            return starts.retry(tx, work.retryable_runs(tx, workflow, handler_id=row.id, limit=most))
+        if reason is not Reason.EVENTS:
+            return starts.start(tx, workflow, row.name, alone=True)
+        backlog = work.backlog(tx, row.id, limit=self.most * row.batch)
+        slices = -(-backlog // row.batch)
+        # half the places at most: two processes share the work evenly, and none waits for one large cohort
+        share = max(1, -(-row.concurrency // 2))
+        count = cohort_size(slices, share, per_run=self.per_run(row.id), lease=self.lease, most=self.most)
+        return starts.start(tx, workflow, row.name, count=1 if row.is_unheard else max(1, count))
+
+    def _ring(self, started: Sequence[Row[Any]]) -> None:
+        for message in messages_for(started, self.db):
+            self.send(message)
+
+
+def messages_for(rows: Sequence[Row[Any]], db: Database, *, suspects: Collection[UUID] = ()) -> list[Message]:
+    """The doorbells for runs, one for each task they wait for.
+
+    A run that follows one which died with its process gets a doorbell of its own: if it was the cause, it takes
+    nobody along the next time.
+    """
+    with db.transaction() as tx:
+        handlers = work.handlers_by_id(tx, {row.handler_id for row in rows})
+    cohorts: dict[tuple[str, str], list[Row[Any]]] = {}
+    for row in rows:
+        is_producer = handlers[row.handler_id].kind == HandlerKind.PRODUCER
+        task = PRODUCE if is_producer else TASK_OF[Phase(row.phase)]
+        alone = str(row.id) if row.id in suspects or getattr(row, "suspect", False) else ""
+        cohorts.setdefault((task, alone), []).append(row)
+    return [
+        Message(
+            task=task, ids=tuple(str(row.id) for row in runs), about=_about(handlers[row.handler_id] for row in runs)
+        )
+        for (task, _), runs in cohorts.items()
+    ]
+
+
+def _about(handlers: Iterable[Row[Any]]) -> str:
+    """Whose runs a message is about, in a few words however many there are."""
+    names = sorted({f"{row.workflow}.{row.name}" for row in handlers})
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def facts_of(row: Row[Any]) -> HandlerFacts:
+    """A row of facts as the pure decisions take it."""
+    return HandlerFacts(
+        kind=HandlerKind(row.kind),
+        retry_at=row.retry_at,
+        wake_at=row.wake_at,
+        next_run_at=row.next_run_at,
+        has_unseen=row.has_unseen,
+        has_retry=row.has_retry,
+        oldest_pending_id=row.oldest_pending_id,
+        is_tried=row.is_tried,
+    )

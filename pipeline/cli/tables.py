@@ -1,0 +1,118 @@
+"""Lists for people: plain columns, ids whole, long words below the line they belong to or beside it.
+
+On a terminal the width is the terminal's, in a pipe a line is as long as it needs to be (or as COLUMNS
+says). Nothing is ever cut, and colour is for terminals alone.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
+from typing import TypeVar
+
+from rich.console import Console
+from rich.text import Text
+
+from pipeline.cli.common import printable
+
+_GAP = "  "
+_NARROWEST_NOTE = 40
+_ENDLESS = 1_000_000
+#: By how a cell begins. Only for columns that say how a thing stands.
+_STYLES = {
+    "error": "red",
+    "failed": "red",
+    "broken": "bold red",
+    "crashed": "red",
+    "overdue": "yellow",
+    "indeterminate": "red",
+    "surfaced": "bold red",
+    "quarantined": "yellow",
+    "paused": "yellow",
+    "maintenance": "yellow",
+    "needs_reconcile": "yellow",
+    "active": "green",
+    "committed": "dim",
+    "applied": "green",
+    "consumed": "dim",
+}
+_STYLED = frozenset({"status", "kind", "severity"})
+
+Cells = Sequence[object]
+T = TypeVar("T")
+
+
+def listed(
+    title: str, columns: Sequence[str], rows: Iterable[Cells], notes: Iterable[str] = (), *, note: str = ""
+) -> None:
+    """Print rows under a title. ``notes`` holds a longer text for each row: a last column where it fits, else below."""
+    out = Console(highlight=False)
+    for line in lines(
+        [*columns],
+        [[printable(cell) for cell in row] for row in rows],
+        [printable(each) for each in notes],
+        note,
+        width_of(out),
+    ):
+        if line is None:
+            out.print(title, style="bold", markup=False, soft_wrap=True)
+        else:
+            out.print(line, soft_wrap=True, markup=False)
+
+
+def lines(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str], note: str, width: int
+) -> Iterator[Text | None]:
+    """The lines of a list; None stands for its title."""
+    yield None
+    if not rows:
+        return
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
+    used = sum(widths) + len(_GAP) * len(widths)
+    beside = any(notes) and width - used >= min(_NARROWEST_NOTE, max(map(len, notes), default=0))
+    yield _line([*columns, note] if beside else columns, widths, styled=False)
+    for number, row in enumerate(rows):
+        words = notes[number] if notes else ""
+        if beside:
+            first, *rest = wrap(words, width - used, break_long_words=False, break_on_hyphens=False) or [""]
+            yield _line([*row, first], widths, columns=columns)
+            yield from (Text(" " * used + each) for each in rest)
+        else:
+            yield _line(row, widths, columns=columns)
+            below = wrap(words, max(width - 4, 20), break_long_words=False, break_on_hyphens=False)
+            yield from (Text("    " + each, style="dim") for each in below)
+
+
+def first(found: Sequence[T], limit: int) -> tuple[list[T], bool]:
+    """At most so many of what was asked for with one more, and whether there are more."""
+    return [*found[:limit]], len(found) > limit
+
+
+def count(words: str, order: str, *, is_more: bool) -> str:
+    """How many are listed: `50 events`, and when those are not all, which of them."""
+    return f"the {order} {words}; there are more" if is_more else words
+
+
+def fields(*pairs: tuple[str, object]) -> None:
+    """Print names and values, one under the other; empty values are left out."""
+    shown = [(name, printable(value, lines=True)) for name, value in pairs if value not in (None, "", ())]
+    widest = max((len(name) for name, _ in shown), default=0)
+    out = Console(highlight=False)
+    for name, value in shown:
+        text = Text(name.ljust(widest), style="dim") + Text(_GAP + value, style="default")
+        out.print(text, soft_wrap=True)
+
+
+def width_of(out: Console) -> int:
+    """How wide a line may be: the terminal, COLUMNS, or without end in a pipe."""
+    return out.width if out.is_terminal or os.environ.get("COLUMNS") else _ENDLESS
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], *, columns: Sequence[str] = (), styled: bool = True) -> Text:
+    made = Text(style="" if styled else "bold")
+    for number, cell in enumerate(cells):
+        last = number == len(cells) - 1
+        padded = cell if last or number >= len(widths) else cell.ljust(widths[number]) + _GAP
+        named = number < len(columns) and columns[number] in _STYLED
+        made.append(padded, style=_STYLES.get(cell.partition(":")[0].partition(",")[0], "") if named else "")
+    made.rstrip()
+    return made

@@ -1,0 +1,163 @@
+"""Clients for services: the same method whether events go straight to the database or over the broker.
+
+``DatabaseClient`` has committed when it returns, and says what was new. ``BrokerClient`` has handed the
+events to the broker when it returns; a worker publishes them. Both ring, so that nobody waits for a
+tick: the database client through the Celery app of the service, if it is given one.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+from sqlalchemy.exc import DBAPIError
+
+from pipeline.client.publishing import Event, Receipt, publish, sendable
+from pipeline.config import database_url_of
+from pipeline.consumer_engine.steps import Steps, TimedOutError
+from pipeline.domain.errors import InvalidInputError, PipelineError
+from pipeline.domain.values import DEFAULT_LIMITS, Limits
+from pipeline.store.database import Database, passes, plainly
+from pipeline.telemetry.tracing import context
+
+log = logging.getLogger(__name__)
+
+_QUEUE = "pipeline.schedule"
+_TIMEOUT = timedelta(seconds=30)
+_UNKNOWN = "Whether the events are there is unknown; publish them again with the same message ids."
+Given = Sequence[Event | Mapping[str, Any]]
+
+
+class UnavailableError(PipelineError):
+    """What a client speaks to cannot be reached. It is safe to try again: the message ids see to that."""
+
+
+class RefusedError(PipelineError):
+    """The database does not take what it was given. Trying again does not help."""
+
+
+class App(Protocol):
+    """A Celery app, of the service's own."""
+
+    def send_task(self, name: str, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class Client(Protocol):
+    """What every client can do."""
+
+    def publish(self, workflow: str, given: Given, *, replace: bool = False) -> Receipt | None:
+        """Publish events. None when a worker will find out which were new."""
+        ...
+
+    def close(self) -> None:
+        """Give connections back."""
+        ...
+
+
+class DatabaseClient:
+    """Publishes in a transaction of its own. Every call ends within ``timeout``, whatever the database does.
+
+    A client that was made or used before a fork can be used in the child.
+    """
+
+    def __init__(
+        self,
+        database_url: str,
+        app: App | None = None,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        timeout: timedelta = _TIMEOUT,
+    ) -> None:
+        try:
+            self._url, self._app = database_url_of(database_url), app
+        except ValueError as error:
+            raise InvalidInputError(f"The URL of the database cannot be used: {error}.") from None
+        self._limits, self._bounded = limits, _Bounded(timeout)
+        self._pools = {os.getpid(): self._pool()}
+
+    def publish(self, workflow: str, given: Given, *, replace: bool = False) -> Receipt:
+        """Publish and commit; then ring, if there is something new and somebody to ring with."""
+        try:
+            receipt: Receipt = self._bounded.run(self._publish, workflow, given, replace)
+        except TimedOutError as error:
+            raise UnavailableError(f"The database did not answer in time. {_UNKNOWN}") from error
+        except DBAPIError as error:
+            words = plainly(error)
+            if passes(error):
+                raise UnavailableError(f"The database cannot be used: {words}. {_UNKNOWN}") from error
+            raise RefusedError(f"The database refused the events: {words}. Nothing was published.") from error
+        if self._app is not None and (receipt.new or receipt.replaced):
+            self._ring(workflow)
+        return receipt
+
+    def close(self) -> None:
+        """Give connections back."""
+        self._db.dispose()
+
+    @property
+    def _db(self) -> Database:
+        """The pool of this process. Connections from before a fork are left alone: they are the parent's."""
+        pid = os.getpid()
+        return self._pools.get(pid) or self._pools.setdefault(pid, self._pool())
+
+    def _pool(self) -> Database:
+        return Database.connect(self._url, pool_size=2)
+
+    def _publish(self, workflow: str, given: Given, replace: bool) -> Receipt:
+        with self._db.transaction() as tx:
+            return publish(tx, workflow, given, replace=replace, limits=self._limits)
+
+    def _ring(self, workflow: str) -> None:
+        assert self._app is not None
+        try:
+            self._bounded.send(self._app, "pipeline.schedule", args=[workflow])
+        except Exception as error:  # noqa: BLE001 - the events are there, and the next tick finds them
+            log.warning("the broker cannot be reached; the next tick finds the events of %r: %s", workflow, error)
+
+
+class BrokerClient:
+    """Hands events to the broker through the service's own Celery app. Every call ends within ``timeout``."""
+
+    def __init__(self, app: App, *, limits: Limits = DEFAULT_LIMITS, timeout: timedelta = _TIMEOUT) -> None:
+        self._app, self._limits, self._bounded = app, limits, _Bounded(timeout)
+
+    def publish(self, workflow: str, given: Given, *, replace: bool = False) -> None:
+        """Send events on their way. Their form is checked here, their fit to the topic by the worker."""
+        here = context.current()
+        events = [event | {"traceparent": event["traceparent"] or here} for event in sendable(given, self._limits)]
+        kwargs = {"workflow": workflow, "events": events, "replace": replace}
+        shown = {"argsrepr": "()", "kwargsrepr": f"{len(events)} events for {workflow}"}
+        try:
+            self._bounded.send(self._app, "pipeline.publish", kwargs=kwargs, **shown)
+        except Exception as error:
+            raise UnavailableError(
+                f"The broker did not take the events: {type(error).__name__}: {error}. Publish them again with the "
+                "same message ids."
+            ) from error
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Bounded:
+    """Calls that end in time. One that does not return is left behind, with its connection."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout, self._local = timeout, threading.local()
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        if not hasattr(self._local, "steps"):
+            self._local.steps = Steps()
+        return self._local.steps.run(function, *args, limit=self._timeout, what="publish")
+
+    def send(self, app: App, name: str, **how: Any) -> None:
+        """Send a task once: a second try is the caller's."""
+
+        def send() -> None:
+            with context.kept():
+                # JSON, whatever the service's own tasks use: our workers read nothing else
+                app.send_task(name, queue=_QUEUE, serializer="json", ignore_result=True, retry=False, **how)
+
+        self.run(send)

@@ -1,0 +1,145 @@
+"""The folder with the copies of what was sent: filing one, and looking for one by its Message-ID."""
+
+import base64
+import contextlib
+import imaplib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import SecretStr
+
+from pipeline.connectors.email.sockets import (
+    BoundedSocket,
+    Place,
+    Tls,
+    TlsMode,
+    checked_login,
+    connected,
+    context,
+)
+from pipeline.domain.errors import InvalidInputError
+
+_PORTS = {Tls.IMPLICIT: 993, Tls.STARTTLS: 143, Tls.NONE: 143}
+_ATOM = re.compile(r"[\w@.+-]+", re.ASCII)
+
+
+class SentFolderError(Exception):
+    """The folder could not be read or written; says why, and nothing about the mail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imap:
+    """Where copies of sent mail are, and how to get there."""
+
+    host: str
+    username: str
+    password: SecretStr
+    port: int | None = None  #: by default 993, or 143 unless TLS is implicit
+    tls: TlsMode = Tls.IMPLICIT
+    folder: str = "Sent"
+    ca_file: str | None = None
+
+    def __post_init__(self) -> None:
+        checked_login(self.place, self.username, self.password)
+        if not self.folder or not self.folder.isprintable():
+            raise InvalidInputError(f"The folder {self.folder!r} has no printable name; expected one such as 'Sent'.")
+
+    @property
+    def place(self) -> Place:
+        """The server."""
+        return Place.checked(self.host, self.port, self.tls, self.ca_file, ports=_PORTS)
+
+    def file(self, raw: bytes, ends_at: float) -> None:
+        """Put a copy into the folder."""
+        with _session(self, ends_at) as client:
+            _ok(client.append(_folder(self.folder), r"(\Seen)", "", raw), f"cannot file into {self.folder!r}")
+
+    def holds(self, part_of_id: str, ends_at: float) -> bool:
+        """Whether the folder has a mail whose Message-ID contains this."""
+        with _session(self, ends_at) as client:
+            _ok(client.select(_folder(self.folder), readonly=True), f"cannot open {self.folder!r}")
+            found = _ok(client.uid("SEARCH", "HEADER", "Message-ID", f'"{part_of_id}"'), "cannot search")
+            if not any(isinstance(each, bytes) for each in found):
+                raise SentFolderError("the server searched and did not say what it found")
+            return any(each.split() for each in found if isinstance(each, bytes))
+
+
+class _Client(imaplib.IMAP4):
+    """A dialogue that ends in time."""
+
+    def __init__(self, place: Place, ends_at: float) -> None:
+        self.place, self.ends_at = place, ends_at
+        super().__init__(place.host, place.port)
+
+    def _create_socket(self, _: float | None) -> Any:
+        return connected(self.place, self.ends_at)
+
+    def shutdown(self) -> None:
+        """Close the connection without waiting for the other side."""
+        with contextlib.suppress(OSError):
+            super().shutdown()
+
+
+@contextlib.contextmanager
+def _session(imap: Imap, ends_at: float) -> Iterator[_Client]:
+    """A dialogue after its login. Whatever goes wrong in it is one kind of error, without secrets."""
+    try:
+        client = _Client(imap.place, ends_at)
+        try:
+            if imap.place.tls is Tls.STARTTLS:
+                _encrypt(client)
+            _log_in(client, imap)
+            yield client
+        finally:
+            client.shutdown()
+    except SentFolderError as error:
+        raise SentFolderError(f"{imap.place} {error}") from None
+    except imaplib.IMAP4.error as error:
+        raise SentFolderError(f"{imap.place} refused: {_words(error.args[0] if error.args else '')}") from None
+    except (OSError, ValueError) as error:
+        raise SentFolderError(f"{imap.place} could not be spoken to ({type(error).__name__})") from None
+
+
+def _log_in(client: _Client, imap: Imap) -> None:
+    """Show who we are. Words of the server are not repeated here, for some repeat what was sent."""
+    name = imap.username if _ATOM.fullmatch(imap.username) else _quoted(imap.username)
+    try:
+        client.login(name, imap.password.get_secret_value())
+    except imaplib.IMAP4.abort:
+        raise
+    except imaplib.IMAP4.error:
+        raise SentFolderError("does not accept the login") from None
+
+
+def _encrypt(client: _Client) -> None:
+    if isinstance(client.sock, BoundedSocket):
+        client.sock.settimeout(client.sock.left())
+    client.starttls(ssl_context=context(client.place, client.ends_at))
+
+
+def _ok(answer: tuple[str, list[Any]], otherwise: str) -> list[Any]:
+    kind, data = answer
+    if kind != "OK":
+        raise SentFolderError(f"{otherwise}: {_words(data[0] if data else '')}")
+    return data
+
+
+def _words(said: object) -> str:
+    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())[:200]
+
+
+def _quoted(text: str) -> str:
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def _folder(name: str) -> str:
+    """The name of a folder as IMAP writes it: runs beyond ASCII in a base64 of their own."""
+
+    def run(found: re.Match[str]) -> str:
+        packed = base64.b64encode(found[0].encode("utf-16-be")).rstrip(b"=").decode().replace("/", ",")
+        return f"&{packed}-"
+
+    return _quoted(re.sub(r"[^\x20-\x7e]+", run, name.replace("&", "&-")))

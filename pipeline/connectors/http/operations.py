@@ -1,0 +1,201 @@
+"""How operations over HTTP are declared: a method, a path, and what is known about them."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypedDict, Unpack
+
+from pydantic import BaseModel
+
+from pipeline.connectors.http.answers import checked_statuses
+from pipeline.connectors.http.templates import Template, checked_path, names
+from pipeline.connectors.sdk import Operation
+from pipeline.domain.errors import InvalidInputError, LogicError
+from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
+
+Query = Mapping[str, str | int | bool]
+
+
+_SETTLE = timedelta(minutes=1)  #: unless declared: a server may commit after its client has given up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """A request with everything in its place."""
+
+    method: str
+    path: str
+    query: dict[str, Any]
+    json: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What an operation sends, before its parameters are known."""
+
+    method: str
+    path: Template
+    query: dict[str, Template]
+    key_field: str | None = None
+
+    @property
+    def line(self) -> str:
+        """The request as it is shown to people: without any value."""
+        return f"{self.method} {self.path.text}"
+
+    @property
+    def kinds(self) -> dict[str, Any]:
+        """The parameters it takes, with their types."""
+        return names(self.path, *self.query.values())
+
+    def filled(self, sent: Mapping[str, Any]) -> Filled:
+        """The request for these values. Raises LogicError when one is missing."""
+        body = sent.get("json")
+        if self.key_field:
+            if not isinstance(body, dict | None):
+                raise LogicError(
+                    f"json is a {type(body).__name__}; expected an object, which {self.key_field!r} goes into"
+                )
+            body = {**(body or {}), self.key_field: sent["key"]}
+        query = {name: template.filled(sent, as_path=False) for name, template in self.query.items()}
+        query |= {name: value for name, value in (sent.get("query") or {}).items() if value is not None}
+        return Filled(method=self.method, path=self.path.filled(sent, as_path=True), query=query, json=body)
+
+
+@dataclass(slots=True, kw_only=True)
+class HttpOperation(Operation[Any]):
+    """An operation that is one request."""
+
+    shape: Shape
+    statuses: dict[int, str]
+    lookup: "HttpOperation | None" = None
+    found: Callable[..., Any] | None = None
+
+
+class Facts(TypedDict, total=False):
+    """What may be said about a mutation. The first eight are those of ``pipeline.mutation``."""
+
+    timeout: timedelta
+    settle: timedelta
+    keyed: bool
+    policy: ReconcilePolicy
+    retry: RetryPolicy
+    breaker: BreakerPolicy
+    redact: Collection[str]
+    shows: str
+    lookup: HttpOperation  #: the read that finds what this mutation did
+    found: Callable[..., Any]  #: from the lookup's body (and what was sent) to what was found, or None
+    statuses: Mapping[int, str]  #: what a status means here: "applied" or one of the outcomes
+    query: Query  #: sent with every request; values may have parameters in braces
+    body: type[BaseModel]  #: the type of ``json``
+    key_field: str  #: where in ``json`` the idempotency key goes, besides its header
+
+
+def get(path: str, *, query: Query | None = None, timeout: timedelta = timedelta(seconds=30)) -> HttpOperation:
+    """Declare a read. Its result has ``status``, ``body`` and ``headers``; 404 is an answer like 2xx."""
+
+    def look(connector: Any, **params: Any) -> Any:
+        return connector._fetch(operation, params)
+
+    shape = _shape("GET", path, query)
+    operation = _operation(look, shape, _optional("query", dict[str, Any] | None), timeout=timeout, is_mutation=False)
+    return operation
+
+
+def post(path: str, **facts: Unpack[Facts]) -> HttpOperation:
+    """Declare a mutation that is sent as POST."""
+    return _mutation("POST", path, facts)
+
+
+def put(path: str, **facts: Unpack[Facts]) -> HttpOperation:
+    """Declare a mutation that is sent as PUT."""
+    return _mutation("PUT", path, facts)
+
+
+def patch(path: str, **facts: Unpack[Facts]) -> HttpOperation:
+    """Declare a mutation that is sent as PATCH."""
+    return _mutation("PATCH", path, facts)
+
+
+def delete(path: str, **facts: Unpack[Facts]) -> HttpOperation:
+    """Declare a mutation that is sent as DELETE."""
+    return _mutation("DELETE", path, facts)
+
+
+def _mutation(method: str, path: str, facts: Facts) -> HttpOperation:
+    rest: dict[str, Any] = dict(facts)
+    shape = _shape(method, path, rest.pop("query", None), rest.pop("key_field", None))
+    body, redact = rest.pop("body", None), frozenset(rest.pop("redact", ()))
+    lookup, found = rest.get("lookup"), rest.pop("found", None)
+    _check_lookup(shape, lookup, found)
+
+    def send(connector: Any, call: Any, **params: Any) -> Any:
+        return connector._carry_out(operation, call, params)
+
+    def look(connector: Any, call: Any, **params: Any) -> Any:
+        return connector._look(operation, call, params)
+
+    json = _required("json", body) if body else _optional("json", Any)
+    takes = {**json, **_optional("query", dict[str, Any] | None)}
+    statuses = checked_statuses(rest.pop("statuses", {}))
+    operation = _operation(send, shape, takes, is_mutation=True, statuses=statuses, redact=redact, **rest)
+    operation.found = found and _with_both(found)
+    operation.look = look if lookup else None
+    return operation
+
+
+def _shape(method: str, path: str, query: Query | None, key_field: str | None = None) -> Shape:
+    templates = {name: Template(str(value)) for name, value in (query or {}).items()}
+    return Shape(method=method, path=checked_path(path), query=templates, key_field=key_field)
+
+
+def _check_lookup(shape: Shape, lookup: HttpOperation | None, found: Callable[..., Any] | None) -> None:
+    """A lookup that could not be asked, or whose answer nobody could read, is refused where it is declared."""
+    if lookup is None:
+        if found is not None:
+            raise InvalidInputError(f"{shape.line} has found= without lookup=; expected the read that it looks into.")
+        return
+    if not isinstance(lookup, HttpOperation) or lookup.is_mutation:
+        raise InvalidInputError(f"{shape.line} has a lookup that is no read; expected lookup=get(...).")
+    missing = sorted(set(lookup.shape.kinds) - set(shape.kinds))
+    if missing:
+        raise InvalidInputError(
+            f"{shape.line} is looked up by {lookup.shape.line}, which needs {{{missing[0]}}}; expected a parameter of "
+            "the mutation, {key} for the idempotency key, or a value of its body like {json.id}."
+        )
+    if lookup.shape.query and found is None:
+        raise InvalidInputError(
+            f"{shape.line} is looked up by a search, which answers 200 when it finds nothing too; "
+            "expected found=, a function from the answer's body to what was found, or to None."
+        )
+
+
+def _operation(function: Any, shape: Shape, takes: dict[str, inspect.Parameter], **rest: Any) -> HttpOperation:
+    """Give the function the signature that the declaration means, and make it an operation."""
+    taken = {**{name: _required(name, kind)[name] for name, kind in shape.kinds.items()}, **takes}
+    first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "call")]
+    function.__signature__ = inspect.Signature([*first[: 2 if rest["is_mutation"] else 1], *taken.values()])
+    function.__annotations__ = {name: parameter.annotation for name, parameter in taken.items()}
+    function.__name__ = function.__qualname__ = shape.line
+    with warnings.catch_warnings():
+        # A parameter called json hides a method of pydantic's models that is going away, and that nothing here calls.
+        warnings.filterwarnings("ignore", message='Field name "json"', category=UserWarning)
+        return HttpOperation(function=function, shape=shape, **{"statuses": {}, "settle": _SETTLE, **rest})
+
+
+def _required(name: str, kind: Any) -> dict[str, inspect.Parameter]:
+    return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)}
+
+
+def _optional(name: str, kind: Any) -> dict[str, inspect.Parameter]:
+    return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None)}
+
+
+def _with_both(found: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the body alone, called like one that also asks what was sent."""
+    takes = [each for each in inspect.signature(found).parameters.values() if each.default is each.empty]
+    if len(takes) > 1:
+        return found
+    return lambda body, _: found(body)

@@ -1,0 +1,180 @@
+"""Effects in a SQL database: done and remembered in one transaction, so what became of one can always be found out.
+
+An operation is a function of an open transaction. Beside what it does, its key is written to the table
+``pipeline_effects`` of the same database. The same key a second time gives the remembered result, and
+whoever asks about a key waits for a transaction that holds it.
+"""
+
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, TypedDict, Unpack
+
+from pydantic import SecretStr
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from pipeline.connectors.sdk import Call, Connector, Operation, Verdict
+from pipeline.connectors.sql.effects import create_effects_table, effects_table
+from pipeline.connectors.sql.errors import Words, before_commit
+from pipeline.connectors.sql.transactions import CALL, connected, keep_bound, look, once
+from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
+
+_POOL_WAIT = 5  #: seconds to wait for a free connection
+_SILENCE = 30_000  #: milliseconds that sent data may stay unacknowledged before a connection counts as lost
+
+
+class Facts(TypedDict, total=False):
+    """What may be said about an operation; each is as in ``pipeline.mutation``."""
+
+    timeout: timedelta
+    policy: ReconcilePolicy
+    retry: RetryPolicy
+    breaker: BreakerPolicy
+    redact: Collection[str]
+    shows: str
+
+
+def transaction(**facts: Unpack[Facts]) -> Callable[[Callable[..., Any]], Operation[Any]]:
+    """Mark a method ``(self, connection, call, *, …)`` that does its work in one transaction and returns JSON.
+
+    It must not commit or roll back. It is a mutation of grade A: its key is honoured, and it can be asked about.
+    """
+
+    def mark(function: Callable[..., Any]) -> Operation[Any]:
+        def send(self: Sql, call: Call, **params: Any) -> Any:
+            work = functools.partial(function, self, call=call, **params)
+            return once(self.engine, self._table, call, work, self._words(operation, params))
+
+        def find(self: Sql, call: Call, **params: Any) -> Verdict:
+            return look(self.engine, self._table, call, self._words(operation, params))
+
+        rest: dict[str, Any] = {**facts, "redact": frozenset(facts.get("redact", ())), "keyed": True, "look": find}
+        shown = _shown_as(send, function, "self", "connection", "call")
+        operation: Operation[Any] = Operation(function=shown, is_mutation=True, **rest)
+        return operation
+
+    return mark
+
+
+def query(function: Callable[..., Any]) -> Operation[Any]:
+    """Mark a method ``(self, connection, *, …)`` that only looks. What it writes is rolled back."""
+
+    def read(self: Sql, **params: Any) -> Any:
+        words = self._words(operation, params)
+        call = Call.within("", operation.timeout)
+        with connected(self.engine, call, words) as connection:
+            keep_bound(connection, call, words)
+            try:
+                return function(self, connection, **params)
+            except Exception as error:  # noqa: BLE001 - a read has nothing to lose
+                raise before_commit(error, words) from None
+
+    operation: Operation[Any] = Operation(function=_shown_as(read, function, "self", "connection"), is_mutation=False)
+    return operation
+
+
+class Sql(Connector):
+    """A database that effects go to. Subclasses name themselves and mark their operations.
+
+    Give it a URL, or an engine of your own. The table ``pipeline_effects`` must be there, in ``schema`` if
+    you say so: ``create_effects_table`` makes it.
+    """
+
+    def __init__(
+        self,
+        engine_url: SecretStr | str | None = None,
+        *,
+        engine: Engine | None = None,
+        schema: str | None = None,
+        pool_size: int = 10,
+    ) -> None:
+        if (engine_url is None) == (engine is None):
+            raise InvalidInputError(f"{type(self).__qualname__} takes a URL or an engine, one of the two.")
+        self.pool_size, self._given = pool_size, engine
+        url = engine.url if engine is not None else _checked_url(engine_url, type(self).__qualname__)
+        self._url = SecretStr(url.render_as_string(hide_password=False))
+        self._password = SecretStr(str(url.password or ""))
+        self._engines: dict[int, Engine] = {} if engine is None else {os.getpid(): engine}
+        self._table = effects_table(schema)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process. Connections from before a fork are left alone: they are the parent's."""
+        pid = os.getpid()
+        return self._engines.get(pid) or self._engines.setdefault(pid, self._new_engine())
+
+    def create_table(self) -> None:
+        """Create the table that remembers effects, unless it is there."""
+        create_effects_table(self.engine, self._table.schema)
+
+    def _new_engine(self) -> Engine:
+        if self._given is not None:
+            self._given.dispose(close=False)
+            return self._given
+        url = make_url(self._url.get_secret_value())
+        made = create_engine(
+            url,
+            pool_pre_ping=True,
+            pool_size=self.pool_size,
+            max_overflow=self.pool_size,
+            pool_timeout=_POOL_WAIT,
+            hide_parameters=True,
+        )
+        if url.get_driver_name() in ("psycopg2", "psycopg"):
+            event.listen(made, "do_connect", _connecting)
+        return made
+
+    def _words(self, operation: Operation[Any], params: Mapping[str, Any]) -> Words:
+        hidden = {text for name in operation.redact for text in _texts(params.get(name))}
+        hidden |= {self._url.get_secret_value(), self._password.get_secret_value()} - {""}
+        return Words(f"{self.name}.{operation.name}", tuple(sorted(hidden, key=len, reverse=True)))
+
+
+def _connecting(_: Any, __: Any, ___: Any, given: dict[str, Any]) -> None:
+    """Let a connection take no longer to make than its call may, and notice when the other side is gone."""
+    call = CALL.get()
+    given.setdefault("tcp_user_timeout", _SILENCE)
+    given.setdefault("connect_timeout", max(1, math.ceil(call.remaining.total_seconds())) if call else 10)
+
+
+def _shown_as(wrapper: Callable[..., Any], function: Callable[..., Any], *first: str) -> Callable[..., Any]:
+    """Give the wrapper the function's parameters, but not the connection: that one is the host's to give."""
+    signature = inspect.signature(function)
+    names = tuple(signature.parameters)
+    if inspect.iscoroutinefunction(function) or names[: len(first)][1:] != first[1:]:
+        wanted = ", ".join((*first, "*, …"))
+        raise InvalidInputError(f"{function.__qualname__} cannot be an operation; expected `def` with ({wanted}).")
+    functools.update_wrapper(wrapper, function)
+    kept = [parameter for name, parameter in signature.parameters.items() if name != "connection"]
+    hints = inspect.get_annotations(function)
+    wrapper.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {name: kind for name, kind in hints.items() if name in names[len(first) :]}
+    return wrapper
+
+
+def _checked_url(url: SecretStr | str | None, owner: str) -> URL:
+    try:
+        return make_url(url.get_secret_value() if isinstance(url, SecretStr) else str(url))
+    except (ArgumentError, ValueError):
+        raise InvalidInputError(
+            f"{owner} was given a URL that cannot be read; expected one like 'postgresql+psycopg2://user@host/database'."
+        ) from None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text and number inside a value."""
+    match value:
+        case dict():
+            yield from (text for each in value.values() for text in _texts(each))
+        case list() | tuple():
+            yield from (text for each in value for text in _texts(each))
+        case None | bool() | "":
+            return
+        case _:
+            yield str(value)

@@ -1,0 +1,195 @@
+"""What a task inherits to become a consumer: with threads, or with asyncio. Both behave the same.
+
+A task says what to do with one item. How often, how long, how many at once and what is seen of it is
+for the engine and its policy. A task does no I/O of its own making: what it needs is handed to it.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from pipeline.consumer_engine import checks
+from pipeline.consumer_engine.asyncio_driver import Coroutines
+from pipeline.consumer_engine.attempts import Host, current_attempt
+from pipeline.consumer_engine.errors import TransactionException
+from pipeline.consumer_engine.guard import Behind, InFlight
+from pipeline.consumer_engine.items import Hooks, Item
+from pipeline.consumer_engine.lifecycle import Step
+from pipeline.consumer_engine.loop import Loop
+from pipeline.consumer_engine.outcomes import Outcome, Report
+from pipeline.consumer_engine.policies import ConsumerPolicy
+from pipeline.consumer_engine.sources import Acknowledges, AsyncSource, Source
+from pipeline.consumer_engine.stops import Stop
+from pipeline.consumer_engine.telemetry import PROCESS_WIDE, Telemetry
+from pipeline.consumer_engine.threads import Threads
+from pipeline.consumer_engine.transactions import Transaction
+from pipeline.domain.errors import InvalidInputError
+
+OnOutcome = Callable[[Outcome], None]
+
+
+class _State:
+    """What a task remembers between loops: who was asked to end, and which ids code that was left behind holds."""
+
+    def __init__(self) -> None:
+        self.stop, self.in_flight, self.behind = Stop(), InFlight(), Behind()
+
+
+class _Consumer:
+    """What both variants have in common."""
+
+    policy: ConsumerPolicy = ConsumerPolicy()
+    telemetry: ClassVar[Telemetry] = PROCESS_WIDE
+    process_transaction: Callable[..., Any]
+    handle_transaction_success: Callable[..., Any]
+    handle_transaction_exception: Callable[..., Any]
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask to end, from any thread or a signal handler: fetch nothing more and settle what was fetched.
+
+        With ``now``, leave what was fetched too. A task that was asked stays so; make a new one to go on.
+        """
+        self._state.stop.ask(now=now)
+
+    @property
+    def _state(self) -> _State:
+        # A mixin has no __init__ to rely on; setdefault lets one of two threads win.
+        state: _State = self.__dict__.get("_engine_state") or self.__dict__.setdefault("_engine_state", _State())
+        return state
+
+    def _hooks(self, policy: ConsumerPolicy, fetch: Callable[..., Any], source: Any = None) -> Hooks:
+        calls = {
+            Step.FETCH: fetch,
+            Step.PROCESS: self.process_transaction,
+            Step.SUCCESS: self.handle_transaction_success,
+            Step.EXCEPTION: self.handle_transaction_exception,
+        }
+        observer, state = self.telemetry.of(type(self).__name__), self._state
+        host = Host(observer=observer, stop=state.stop, source=source, behind=state.behind)
+        return Hooks.of(host, policy, state.in_flight, calls)
+
+    def _source(self) -> Any:
+        """Who gave out the item that is being worked on; the task's own source where nobody did."""
+        try:
+            return current_attempt().source
+        except LookupError:
+            return getattr(self, "source", None)
+
+    def _loop(self, hooks: Hooks, driver: Threads | Coroutines, on_outcome: OnOutcome | None) -> Loop:
+        timeout = hooks.policy.loop.timeout
+        ends_at = None if timeout is None else hooks.host.clock() + timeout
+        return Loop(hooks=hooks, ends_at=ends_at, tell=driver.tell, on_outcome=on_outcome or (lambda _: None))
+
+    def _single(self, transaction: Transaction, hooks: Hooks) -> Item:
+        """One item, handed in rather than fetched."""
+        checks.require_item(self, transaction)
+        if not hooks.in_flight.take(transaction.transaction_id, lambda: None):
+            words = f"Transaction {transaction.transaction_id!r} is being worked on by this {type(self).__name__}"
+            raise InvalidInputError(f"{words}; expected one that is not. Wait for its outcome.")
+        return Item(transaction, hooks.in_flight)
+
+    def _single_hooks(self) -> Hooks:
+        return self._hooks(checks.policy_of(self, None), _no_fetch, getattr(self, "source", None))
+
+
+class ConsumerMixin(_Consumer):
+    """A consumer that works with threads. Its hooks may be ``async def`` too; each call then has a loop of its own."""
+
+    source: Source
+
+    def process_transaction(self, transaction: Transaction) -> Any:
+        """Do the work of one item and return what came of it."""
+        raise NotImplementedError(f"{type(self).__name__} needs process_transaction(transaction)")
+
+    def handle_transaction_success(self, transaction: Transaction, result: Any) -> Any:
+        """Settle an item that was processed: by default, acknowledge it where the source wants that."""
+        del result
+        source = self._source()
+        return source.ack_transaction(transaction) if isinstance(source, Acknowledges) else None
+
+    def handle_transaction_exception(self, transaction: Transaction, error: TransactionException) -> Any:
+        """Settle an item that failed: by default do nothing, so that the source gives it out again if it does that."""
+
+    def consume_transactions(
+        self,
+        *,
+        source: Source | None = None,
+        policy: ConsumerPolicy | None = None,
+        on_outcome: OnOutcome | None = None,
+    ) -> Report:
+        """Fetch and work until nothing is left, the limit is reached or somebody asks to end; then say how it went.
+
+        Raises ``FetchException`` when nothing can be fetched, and ``ConsumerLoopTimeoutException`` when
+        the loop's time is up. ``on_outcome`` is told of every item, in the calling thread.
+        """
+        chosen, given = checks.policy_of(self, policy), checks.source_of(self, source)
+        fetch = checks.fetch_of(self, given, "fetch_transactions", chosen.steps.fetch.extra)
+        checks.require_fit(self, given, chosen)
+        checks.require_hooks(self, ConsumerMixin.process_transaction)
+        checks.require_listener(on_outcome)
+        checks.require_no_loop(self, [fetch])
+        hooks = self._hooks(chosen, fetch, given)
+        driver = Threads(hooks)
+        return driver.run(self._loop(hooks, driver, on_outcome))
+
+    def start_processing(self, transaction: Transaction) -> Outcome:
+        """Work on one item that was not fetched, in this thread, by the policy of the task."""
+        hooks = self._single_hooks()
+        checks.require_hooks(self, ConsumerMixin.process_transaction)
+        checks.require_no_loop(self, [work.function for step, work in hooks.works.items() if step is not Step.FETCH])
+        return Threads(hooks).live(self._single(transaction, hooks))
+
+
+class AsyncConsumerMixin(_Consumer):
+    """A consumer that works with asyncio. Everything the engine calls must be ``async def``."""
+
+    source: AsyncSource
+
+    async def process_transaction(self, transaction: Transaction) -> Any:
+        """Do the work of one item and return what came of it."""
+        raise NotImplementedError(f"{type(self).__name__} needs process_transaction(transaction)")
+
+    async def handle_transaction_success(self, transaction: Transaction, result: Any) -> Any:
+        """Settle an item that was processed: by default, acknowledge it where the source wants that."""
+        del result
+        source = self._source()
+        if isinstance(source, Acknowledges):
+            answer = source.ack_transaction(transaction)
+            return await answer if inspect.isawaitable(answer) else answer
+        return None
+
+    async def handle_transaction_exception(self, transaction: Transaction, error: TransactionException) -> Any:
+        """Settle an item that failed: by default do nothing, so that the source gives it out again if it does that."""
+
+    async def consume_transactions(
+        self,
+        *,
+        source: AsyncSource | None = None,
+        policy: ConsumerPolicy | None = None,
+        on_outcome: OnOutcome | None = None,
+    ) -> Report:
+        """Fetch and work until nothing is left, the limit is reached or somebody asks to end; then say how it went.
+
+        Raises ``FetchException`` when nothing can be fetched, and ``ConsumerLoopTimeoutException`` when
+        the loop's time is up. ``on_outcome`` is told of every item, in the event loop.
+        """
+        chosen, given = checks.policy_of(self, policy), checks.source_of(self, source)
+        fetch = checks.fetch_of(self, given, "fetch_transactions_async", chosen.steps.fetch.extra)
+        checks.require_fit(self, given, chosen)
+        checks.require_hooks(self, AsyncConsumerMixin.process_transaction)
+        checks.require_listener(on_outcome)
+        hooks = self._hooks(chosen, fetch, given)
+        checks.require_async(self, [work.function for work in hooks.works.values()])
+        driver = Coroutines(hooks)
+        return await driver.run(self._loop(hooks, driver, on_outcome))
+
+    async def start_processing(self, transaction: Transaction) -> Outcome:
+        """Work on one item that was not fetched, in this task, by the policy of the task."""
+        hooks = self._single_hooks()
+        checks.require_hooks(self, AsyncConsumerMixin.process_transaction)
+        checks.require_async(self, [work.function for work in hooks.works.values()])
+        return await Coroutines(hooks).live(self._single(transaction, hooks))
+
+
+async def _no_fetch(*_: Any, **__: Any) -> Any:
+    """A single item is handed in."""

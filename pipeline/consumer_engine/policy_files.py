@@ -1,0 +1,193 @@
+"""Policies from files and from the environment. What is wrong is said all at once, by name."""
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pipeline.consumer_engine.policies import ConsumerPolicy
+from pipeline.domain.errors import InvalidInputError
+
+PREFIX = "CONSUME_"
+Origins = Mapping[tuple[str, ...], str]  #: the variable that a path in the policy was read from
+
+_NONE = frozenset({"", "none", "null"})
+_WANTED = {  #: what a field wants, by the kind of error that pydantic gives
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "invalid_key": "text as the name of a field",
+    "model_type": "a table",
+    "string_type": "text",
+}
+
+
+class PolicyError(InvalidInputError):
+    """A policy that cannot be used. Nothing was started."""
+
+    def __init__(self, where: str, problems: list[str]) -> None:
+        self.where, self.problems = where, tuple(problems)
+        super().__init__(f"{where} cannot be used: {'; '.join(problems)}. Nothing was started.")
+
+
+def load(path: Path | None, environ: Mapping[str, str], base: ConsumerPolicy | None = None) -> ConsumerPolicy:
+    """The policy of a file, if one is given, with what the environment says instead, on top of ``base``.
+
+    ``CONSUME_LOOP__CONCURRENCY__VALUE=8`` is the field ``loop.concurrency.value``; ``none`` is no value.
+    The arguments for the source are merged one by one.
+    """
+    where = "The policy"
+    given: object = base or ConsumerPolicy()  # what a task calls its policy is not checked by anybody else
+    if not isinstance(given, ConsumerPolicy):
+        problem = f"it is of type {type(given).__name__}; expected a ConsumerPolicy, which build makes of a table"
+        raise PolicyError(where, [problem])
+    values = given.model_dump()
+    if path is not None:
+        values, where = _merged(values, from_file(path)), f"The policy in {path}"
+    return build(_merged(values, from_environ(environ)), where, _origins(environ))
+
+
+def build(values: Mapping[str, Any], where: str = "The policy", origins: Origins | None = None) -> ConsumerPolicy:
+    """A checked policy, or everything that is wrong with it, with the variable that said so."""
+    try:
+        return ConsumerPolicy.model_validate(values)
+    except ValidationError as error:
+        found = [(_variable(each["loc"], origins or {}), each) for each in error.errors()]
+        if all(name for name, _ in found):
+            where = "The environment"
+        raise PolicyError(where, [_sentence(each, name) for name, each in found]) from None
+
+
+def from_file(path: Path) -> dict[str, Any]:
+    """What a TOML, YAML or JSON file says. YAML needs the package pyyaml."""
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        problem = f"its name ends in {path.suffix.lower()!r}; expected .toml, .yaml, .yml or .json"
+        raise PolicyError(str(path), [problem])
+    try:
+        found = read(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise PolicyError(str(path), ["it is nested too deep; expected a table with loop and steps"]) from None
+    except OSError as error:
+        raise PolicyError(str(path), [error.strerror or str(error)]) from error
+    except UnicodeDecodeError as error:
+        raise PolicyError(str(path), ["it is not text in UTF-8"]) from error
+    except ValueError as error:
+        raise PolicyError(str(path), [str(error)]) from error
+    if not isinstance(found, dict):
+        problem = f"it holds something of type {type(found).__name__}; expected a table with loop and steps"
+        raise PolicyError(str(path), [problem])
+    return found
+
+
+def from_environ(environ: Mapping[str, str], prefix: str = PREFIX) -> dict[str, Any]:
+    """What the environment says, as nested values. Text is read as the field's type when the policy is built."""
+    values: dict[str, Any] = {}
+    for path, name in _origins(environ, prefix).items():
+        inner = values
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise PolicyError(
+                    name, [f"{prefix}{part.upper()} is given as a whole as well; expected one of the two"]
+                )
+        text = environ[name]
+        inner[path[-1]] = None if text.strip().lower() in _NONE else text
+    return values
+
+
+def fields(model: type[BaseModel] = ConsumerPolicy, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field of a policy by its path, with its default."""
+    for name, field in model.model_fields.items():
+        default = field.default
+        if isinstance(default, BaseModel):
+            yield from fields(type(default), f"{above}{name}.")
+        else:
+            yield f"{above}{name}", default
+
+
+def _origins(environ: Mapping[str, str], prefix: str = PREFIX) -> Origins:
+    named = sorted(name for name in environ if name.startswith(prefix))
+    return {tuple(name.removeprefix(prefix).lower().split("__")): name for name in named}
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml  # here: only those who write YAML need it
+    except ImportError:
+        raise ValueError("YAML needs the package pyyaml; install it, or write TOML") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        raise ValueError(f"{error.problem or 'it is no YAML'}{line}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    ".toml": tomllib.loads,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+    ".json": json.loads,
+}
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for name, value in above.items():
+        old = merged.get(name)
+        if not isinstance(old, Mapping) or not isinstance(value, Mapping):
+            merged[name] = value
+        else:
+            merged[name] = _arguments(old, value) if name == "extra" else _merged(old, value)
+    return merged
+
+
+def _arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for a source, one by one. The environment knows neither small letters nor numbers: a name that
+    is there is kept as it is spelled, and text that stands for what is no text is read like that."""
+    spelled = {str(name).lower(): name for name in below}
+    merged = dict(below)
+    for given, value in above.items():
+        name = given if given in below else spelled.get(given, given)
+        merged[name] = _like(below.get(name), value)
+    return merged
+
+
+def _like(old: Any, new: Any) -> Any:
+    if not isinstance(new, str) or old is None or isinstance(old, str):
+        return new
+    try:
+        return json.loads(new)
+    except ValueError:
+        return new
+
+
+def _variable(path: tuple[Any, ...], origins: Origins) -> str | None:
+    """The variable that is to blame for what is wrong at a path."""
+    lowered = tuple(str(part).lower() for part in path)
+    common = {origin: min(len(origin), len(lowered)) for origin in origins}
+    return next((origins[origin] for origin, most in common.items() if origin[:most] == lowered[:most]), None)
+
+
+def _sentence(error: Any, variable: str | None) -> str:
+    path = ".".join(str(part) for part in error["loc"]) or "it"
+    shown = f"{variable} ({path})" if variable else path
+    if error["type"] == "extra_forbidden":
+        near = get_close_matches(path, [name for name, _ in fields()], n=1)
+        return f"{shown} is not a field" + (f" (did you mean {near[0]}?)" if near else "")
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected", 1)
+    wanted = f"expected {_WANTED[error['type']]}" if error["type"] in _WANTED else message
+    if error["type"] == "value_error" or "extra" in error["loc"]:  # what is given to a source may be secret
+        return f"{shown}: {wanted}"
+    return f"{shown}: {wanted}, got {'nothing' if error['input'] is None else repr(error['input'])}"

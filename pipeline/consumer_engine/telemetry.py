@@ -1,0 +1,177 @@
+"""What the engine shows of itself: spans in the shape of the specification, and metrics with bounded labels.
+
+Nothing of an item is shown but its id, and nothing of a source but that it was asked. When nobody
+listens, nothing is built. Spans count attempts from 0, as the specification does.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.trace import INVALID_SPAN, Link, Span, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from pipeline.consumer_engine.errors import ExceptionType, said
+from pipeline.consumer_engine.lifecycle import Step
+from pipeline.consumer_engine.policies import RetryPolicy
+from pipeline.consumer_engine.transactions import Transaction
+from pipeline.telemetry import metrics as table
+
+SCOPE = "pipeline.engine"
+
+LOOP_SPAN, ITEM_SPAN = "consume_transactions", "start_processing"
+#: The span of a step, around the spans of its attempts, which are named ``<step>.attempt``.
+STEP_SPANS: Mapping[Step, str] = {
+    Step.FETCH: "fetch_transactions",
+    Step.PROCESS: "process",
+    Step.SUCCESS: "handle_success",
+    Step.EXCEPTION: "handle_exception",
+}
+
+#: Every metric: its kind, its unit, its labels beside the task's class, and what it counts.
+METRICS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
+    each.name: (each.kind, each.unit, tuple(label for label in each.labels if label != "task"), each.words)
+    for each in table.named("pipeline.engine.")
+}
+_LONGEST_WORDS = 500
+_NOTHING: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
+
+
+class Telemetry:
+    """Where spans and metrics go: to the providers given here, or to those of the process."""
+
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+    ) -> None:
+        self._tracers, self._meters = tracer_provider, meter_provider
+        self._lock = threading.Lock()
+        self._made: tuple[MeterProvider, dict[str, Any]] | None = None
+
+    def is_heard(self) -> bool:
+        """Whether anybody listens at all."""
+        tracers, meters = self._tracers or trace.get_tracer_provider(), self._meters or metrics.get_meter_provider()
+        return _is_heard(tracers) or _is_heard(meters)
+
+    def of(self, task: str, clean: Callable[[str], str] | None = None) -> "Observer":
+        """What watches one loop of a task; ``clean`` takes credentials out of the words that are shown."""
+        tracers = self._tracers or trace.get_tracer_provider()
+        meters = self._meters or metrics.get_meter_provider()
+        tracer = trace.get_tracer(SCOPE, tracer_provider=tracers) if _is_heard(tracers) else None
+        return Observer(task, tracer, self._instruments(meters) if _is_heard(meters) else None, clean)
+
+    def _instruments(self, provider: MeterProvider) -> dict[str, Any]:
+        with self._lock:
+            if self._made is None or self._made[0] is not provider:
+                meter = metrics.get_meter(SCOPE, meter_provider=provider)
+                made = table.instruments(meter, table.named("pipeline.engine."))
+                self._made = provider, made
+            return self._made[1]
+
+
+PROCESS_WIDE = Telemetry()
+
+
+class Observer:
+    """What one loop shows of itself."""
+
+    def __init__(
+        self,
+        task: str,
+        tracer: trace.Tracer | None,
+        instruments: dict[str, Any] | None,
+        clean: Callable[[str], str] | None = None,
+    ) -> None:
+        self.task, self._tracer, self._instruments, self._clean = task, tracer, instruments, clean
+        self._labels = {"task": task}
+        self.is_traced, self.is_metered = tracer is not None, instruments is not None
+
+    def count(self, name: str, value: float = 1, **labels: str) -> None:
+        """Add to a metric, or record a value of it."""
+        if self._instruments is None:
+            return
+        instrument = self._instruments[name]
+        note = instrument.record if METRICS[name][0] == "histogram" else instrument.add
+        note(value, {**self._labels, **labels})
+
+    def loop(self) -> AbstractContextManager[Span]:
+        """The span of a whole loop."""
+        return self._span(LOOP_SPAN, {"task.class": self.task})
+
+    def item(self, transaction: Transaction) -> AbstractContextManager[Span]:
+        """The span of one item. The trace that made the item is linked, not joined."""
+        if self._tracer is None:
+            return _NOTHING
+        named = {"task.class": self.task, "transaction_id": transaction.transaction_id}
+        return self._span(ITEM_SPAN, named, _links(transaction.traceparent))
+
+    def step(self, step: str, retry: RetryPolicy, transaction_id: str | None) -> AbstractContextManager[Span]:
+        """The span of a step, around its attempts."""
+        if self._tracer is None:
+            return _NOTHING
+        name = STEP_SPANS[Step(step)] if step in STEP_SPANS else step
+        return self._span(name, self._described(step, retry, transaction_id))
+
+    def attempt(
+        self, step: str, retry: RetryPolicy, transaction_id: str | None, number: int
+    ) -> AbstractContextManager[Span]:
+        """The span of one attempt, number ``number`` counted from 1."""
+        if self._tracer is None:
+            return _NOTHING
+        described = self._described(step, retry, transaction_id)
+        return self._span(f"{step}.attempt", {**described, "attempt": number - 1})
+
+    def mark_ended(self, span: Span, status: str, failure: BaseException | None) -> None:
+        """Say on the span of an item how it ended."""
+        span.set_attribute("status", status)
+        if failure is not None:
+            self.mark_failed(span, failure)
+
+    def mark_failed(self, span: Span, failure: BaseException) -> None:
+        """Say on a span why it failed: the type and the words of the error, never its traceback."""
+        if not span.is_recording():
+            return
+        words = said(failure) if self._clean is None else self._clean(said(failure))
+        words, raised = words[:_LONGEST_WORDS], failure.__cause__ or failure
+        category = getattr(failure, "category", ExceptionType.SYSTEM)
+        told = {"exception.type": type(raised).__qualname__, "exception.message": words}
+        span.set_attributes({**told, "exception.category": str(category)})
+        span.set_status(Status(StatusCode.ERROR, words))
+
+    def _described(self, step: str, retry: RetryPolicy, transaction_id: str | None) -> dict[str, Any]:
+        known: dict[str, Any] = {
+            "task.class": self.task,
+            "step": str(step),
+            "max_attempts": retry.max_attempts,
+            "retry.timeout": retry.timeout,
+            "retry.backoff": retry.backoff,
+            "retry.backoff_multiplier": retry.backoff_multiplier,
+            "retry.backoff_cap": retry.backoff_cap,
+            "transaction_id": transaction_id,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+    @contextmanager
+    def _span(self, name: str, attributes: Mapping[str, Any], links: list[Link] | None = None) -> Iterator[Span]:
+        if self._tracer is None:
+            yield INVALID_SPAN
+            return
+        with self._tracer.start_as_current_span(
+            name, attributes=attributes, links=links, record_exception=False, set_status_on_exception=False
+        ) as span:
+            yield span
+
+
+def _is_heard(provider: object) -> bool:
+    """Whether somebody set up a provider: those of the bare API belong to nobody."""
+    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
+
+
+def _links(traceparent: str | None) -> list[Link]:
+    if not traceparent:
+        return []
+    context = trace.get_current_span(TraceContextTextMapPropagator().extract({"traceparent": traceparent}))
+    maker = context.get_span_context()
+    return [Link(maker)] if maker.is_valid else []

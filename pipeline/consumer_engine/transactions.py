@@ -1,0 +1,119 @@
+"""The item that the engine processes: read-only as deep as it goes.
+
+It is the same after a trip through JSON if its payload and metadata are made of what JSON has. The
+engine does not ask for that: a payload is opaque to it, and may be any object of a source in this process.
+"""
+
+import math
+from collections.abc import Mapping
+from datetime import UTC
+from typing import Annotated, Any, NoReturn
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, PlainSerializer, StringConstraints
+
+
+def _refuse(self: object, *_: object, **__: object) -> NoReturn:
+    plain = "dict" if isinstance(self, dict) else "list"
+    raise TypeError(f"this {plain} is read-only; change a copy instead: {plain}(it)")
+
+
+class FrozenDict(dict[Any, Any]):
+    """A dict that refuses to change. ``json.dumps``, ``==`` and ``isinstance`` treat it like any other."""
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenDict":
+        return self
+
+
+class FrozenList(list[Any]):
+    """A list that refuses to change. ``json.dumps``, ``==`` and ``isinstance`` treat it like any other."""
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenList, (list(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenList":
+        return self
+
+
+def frozen(value: Any) -> Any:
+    """The value, read-only through all its dicts, lists and sets. Objects of other types are kept as they are."""
+    kind = type(value)
+    if kind is str or kind is int or value is None or kind in (FrozenDict, FrozenList):
+        return value
+    if isinstance(value, Mapping):
+        return FrozenDict({key: frozen(inner) for key, inner in value.items()})
+    if isinstance(value, list):
+        return FrozenList([frozen(inner) for inner in value])
+    if kind is tuple:
+        return tuple(frozen(inner) for inner in value)
+    return frozenset(value) if isinstance(value, set) else value
+
+
+def thawed(value: Any) -> Any:
+    """The value as plain dicts and lists, for whoever writes it out."""
+    if isinstance(value, Mapping):
+        return {key: thawed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [thawed(inner) for inner in value]
+    return tuple(thawed(inner) for inner in value) if type(value) is tuple else value
+
+
+def survives_json(value: Any, path: str = "it") -> Any:
+    """The value, if JSON gives back what it was given; else a ``ValueError`` that names the place and not the value."""
+    kind = type(value)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if type(key) is not str:
+                raise ValueError(f"{path} has a key of type {type(key).__name__}; expected text, which JSON keeps")
+            survives_json(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            survives_json(inner, f"{path}[{number}]")
+    elif not (value is None or kind in (bool, int) or _is_plain(value)):
+        found = f"something of type {kind.__name__}" if kind not in (str, float) else f"a {kind.__name__} JSON has not"
+        raise ValueError(f"{path} is {found}; expected text, a number, true, false, null, a list or a table")
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is float:
+        return math.isfinite(value)
+    try:
+        return type(value) is str and value.encode() is not None  # half of a character cannot be written
+    except UnicodeEncodeError:
+        return False
+
+
+Id = Annotated[str, StringConstraints(strip_whitespace=False, min_length=1, max_length=1024, pattern=r"\S")]
+
+
+class Transaction(BaseModel):
+    """One item, known by an id that is unique in the world and stays the same when it is delivered again.
+
+    A transform makes a new transaction with an id of its own and names the old one in ``parent_id``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    transaction_id: Id
+    payload: Annotated[Any, AfterValidator(frozen), PlainSerializer(thawed)] = None  #: opaque to the engine
+    created_at: Annotated[AwareDatetime, AfterValidator(lambda at: at.astimezone(UTC))]
+    source: str | None = None  #: where it comes from
+    correlation_id: str | None = None  #: what it belongs to
+    parent_id: str | None = None  #: the transaction it was made from
+    traceparent: str | None = None  #: the trace that made it, as W3C writes it
+    metadata: Annotated[Mapping[str, Any], AfterValidator(frozen), PlainSerializer(thawed)] = frozen({})
+
+    def __repr__(self) -> str:
+        """Its id only: what is in a payload does not belong into logs."""
+        return f"Transaction({self.transaction_id!r})"
+
+    __str__ = __repr__

@@ -1,0 +1,156 @@
+"""States of runs, mutations and deliveries, and the moves between them."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """How far a run got. Members stand in the order a run passes through them."""
+
+    PENDING = "pending"  #: created by the scheduler, nobody has begun
+    PREPARING = "preparing"  #: a worker is selecting inputs (or, for a producer, producing)
+    PREPARED = "prepared"  #: inputs are reserved and the plan is saved; nothing was asked of the world
+    MUTATING = "mutating"  #: the ledger holds the mutation; the world may have seen it
+    MUTATED = "mutated"  #: the mutate phase is over and its outcome is known
+    EMITTING = "emitting"  #: downstream events and state are being made
+    COMMITTED = "committed"  #: inputs consumed, outputs published, state saved, in one transaction
+
+    @property
+    def rank(self) -> int:
+        """Position in the only direction there is."""
+        return PHASES.index(self)
+
+
+PHASES: tuple[Phase, ...] = tuple(Phase)
+
+ADVANCES: Mapping[Phase, frozenset[Phase]] = {
+    Phase.PENDING: frozenset({Phase.PREPARING}),
+    Phase.PREPARING: frozenset({Phase.PREPARED, Phase.COMMITTED}),  # a producer commits from here
+    Phase.PREPARED: frozenset({Phase.MUTATING, Phase.MUTATED, Phase.EMITTING}),
+    Phase.MUTATING: frozenset({Phase.MUTATED}),
+    Phase.MUTATED: frozenset({Phase.EMITTING}),
+    Phase.EMITTING: frozenset({Phase.COMMITTED}),
+    Phase.COMMITTED: frozenset(),
+}
+
+#: Where a run may come into being: fresh, or carrying a stopped run forward.
+BIRTHS: frozenset[Phase] = frozenset({Phase.PENDING, Phase.PREPARED, Phase.EMITTING})
+
+
+class RunStatus(StrEnum):
+    """Whether a run is moving, and why not."""
+
+    ACTIVE = "active"  #: a worker holds it, or the scheduler will send it to one
+    PAUSED_TRANSIENT = "paused:transient"  #: the world failed for now; another run follows after a delay
+    PAUSED_APPROVAL = "paused:approval"  #: a person must allow something, or mend credentials
+    PAUSED_RECONCILIATION = "paused:reconciliation"  #: nobody knows yet whether the mutation happened
+    FAILED_LOGIC = "failed:logic"  #: the workflow's code is wrong; the same code would fail again
+    FAILED_INTERNAL = "failed:internal"  #: retries are exhausted, or the host itself failed
+    COMMITTED = "committed"  #: done
+    CRASHED = "crashed"  #: its worker vanished; recovery has put its inputs where they belong
+
+
+class Outcome(StrEnum):
+    """What became of the run's mutation, as the run remembers it."""
+
+    NONE = ""  #: no mutation was asked for, or none is decided yet
+    SUCCESS = "success"  #: it happened
+    FAILURE = "failure"  #: it did not happen
+    SKIPPED = "skipped"  #: a person chose to go on without it
+
+
+#: A status leaves ``active`` once. The way back exists only for a run whose approval was granted.
+STATUS_MOVES: Mapping[RunStatus, frozenset[RunStatus]] = {
+    RunStatus.ACTIVE: frozenset(RunStatus) - {RunStatus.ACTIVE},
+    RunStatus.PAUSED_APPROVAL: frozenset({RunStatus.ACTIVE}),
+    **{status: frozenset() for status in RunStatus if status not in (RunStatus.ACTIVE, RunStatus.PAUSED_APPROVAL)},
+}
+
+
+class MutationStatus(StrEnum):
+    """Where one external effect stands."""
+
+    PENDING = "pending"  #: recorded with its exact request, waiting for a person's approval
+    IN_FLIGHT = "in_flight"  #: committed to the ledger right before it was sent
+    APPLIED = "applied"  #: it happened
+    FAILED = "failed"  #: it did not happen, or a person decided to go on without it
+    NEEDS_RECONCILE = "needs_reconcile"  #: nobody knows; the background is asking the outside system
+    INDETERMINATE = "indeterminate"  #: nobody can know; a person must settle it
+
+
+MOVES: Mapping[MutationStatus, frozenset[MutationStatus]] = {
+    MutationStatus.PENDING: frozenset({MutationStatus.IN_FLIGHT, MutationStatus.FAILED}),
+    MutationStatus.IN_FLIGHT: frozenset(
+        {
+            MutationStatus.APPLIED,
+            MutationStatus.FAILED,
+            MutationStatus.NEEDS_RECONCILE,
+            MutationStatus.INDETERMINATE,
+        }
+    ),
+    MutationStatus.NEEDS_RECONCILE: frozenset(
+        {MutationStatus.APPLIED, MutationStatus.FAILED, MutationStatus.INDETERMINATE}
+    ),
+    MutationStatus.INDETERMINATE: frozenset(
+        {MutationStatus.APPLIED, MutationStatus.FAILED, MutationStatus.NEEDS_RECONCILE}
+    ),
+    MutationStatus.APPLIED: frozenset(),
+    MutationStatus.FAILED: frozenset(),
+}
+
+#: The world may or may not have seen it.
+UNRESOLVED: frozenset[MutationStatus] = frozenset(
+    {MutationStatus.IN_FLIGHT, MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE}
+)
+
+#: Nothing more will happen to it.
+SETTLED: frozenset[MutationStatus] = frozenset({MutationStatus.APPLIED, MutationStatus.FAILED})
+
+
+class Resolver(StrEnum):
+    """Who settled a mutation."""
+
+    CALL = "call"  #: the outside system answered the call itself
+    RECONCILE = "reconcile"  #: the outside system was asked afterwards
+    PERSON = "person"  #: somebody said what happened
+    PERSON_SKIP = "person_skip"  #: somebody decided to go on without it
+    VOID = "void"  #: it was approved, but its run stopped before it was sent
+
+
+class Evidence(StrEnum):
+    """What a claim that the mutation did not happen rests on."""
+
+    DEFINITE = "definite"  #: the outside system refused it: it cannot arrive any more
+    ABSENCE = "absence"  #: it was looked for and not found: it may still be travelling
+
+
+def quiet_until(send_deadline: datetime, settle: timedelta) -> datetime:
+    """The instant from which absence is evidence: the request can no longer leave, and has settled."""
+    return send_deadline + settle
+
+
+class DeliveryStatus(StrEnum):
+    """Where one event stands for one consumer."""
+
+    PENDING = "pending"  #: waits to be selected by a prepare
+    RESERVED = "reserved"  #: pinned as the input of exactly one run
+    CONSUMED = "consumed"  #: its run committed
+    SKIPPED = "skipped"  #: a person chose to go on without it
+    QUARANTINED = "quarantined"  #: set aside with the error that its runs met
+
+
+DELIVERY_MOVES: Mapping[DeliveryStatus, frozenset[DeliveryStatus]] = {
+    DeliveryStatus.PENDING: frozenset({DeliveryStatus.RESERVED, DeliveryStatus.SKIPPED, DeliveryStatus.QUARANTINED}),
+    DeliveryStatus.RESERVED: frozenset(
+        {
+            DeliveryStatus.CONSUMED,
+            DeliveryStatus.SKIPPED,
+            DeliveryStatus.PENDING,
+            DeliveryStatus.QUARANTINED,
+        }
+    ),
+    DeliveryStatus.QUARANTINED: frozenset({DeliveryStatus.PENDING, DeliveryStatus.SKIPPED}),
+    DeliveryStatus.CONSUMED: frozenset(),
+    DeliveryStatus.SKIPPED: frozenset(),
+}

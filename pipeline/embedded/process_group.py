@@ -1,0 +1,158 @@
+"""Programs that run together under one supervisor: started, watched, brought back, and ended as one.
+
+What a program says is passed on line by line with its name before it. One that ends is started again,
+unless it keeps ending. When the supervisor is asked to stop (Ctrl-C, SIGTERM, a closed terminal) all
+of them are asked to; when it is killed, the kernel ends them.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from pipeline.config import EXIT_UNSAFE
+from pipeline.embedded import processes
+
+LOOK_EVERY = 0.1
+MOST_RESTARTS = 5
+RESTARTS_COUNTED_FOR = 60.0
+STOP_WITHIN = 60.0
+KILL_WITHIN = 10.0
+_ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: Runs in the child before it becomes the program, so that the kernel ends it when we die. A process of its own
+#: instead of code between fork and exec: we have threads by then, and their locks are not to be met there.
+_TIE = f"""
+import ctypes, os, sys
+if sys.platform.startswith("linux"):
+    ctypes.CDLL(None).prctl({processes.PR_SET_PDEATHSIG}, {int(signal.SIGTERM)})
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+Say = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Something to run. Without one that is needed, the others make no sense."""
+
+    name: str
+    command: tuple[str, ...]
+    is_needed: bool = True
+
+
+class _Running:
+    """A program as it runs, in a session of its own: a Ctrl-C in the terminal reaches the supervisor alone."""
+
+    def __init__(self, program: Program, environ: Mapping[str, str], folder: Path, say: Say) -> None:
+        self.program, self._environ, self._folder, self._say = program, dict(environ), folder, say
+        self._restarts: list[float] = []
+        self.is_given_up = False
+        self.start()
+
+    def start(self) -> None:
+        """Start it. Called on the main thread, which the kernel ties the program's life to."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-c", _TIE, str(os.getpid()), *self.program.command],
+            cwd=self._folder,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        output = self.process.stdout
+        assert output is not None
+        threading.Thread(target=self._pass_on, args=(output,), daemon=True).start()
+
+    def may_restart(self) -> bool:
+        """Whether it has not ended too often lately. Exit code 78 means that a new start cures nothing."""
+        now = time.monotonic()
+        self._restarts = [at for at in self._restarts if now - at < RESTARTS_COUNTED_FOR] + [now]
+        return self.process.returncode != EXIT_UNSAFE and len(self._restarts) <= MOST_RESTARTS
+
+    def ask_to_stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it and whatever it started, which is in its session too."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+
+    def _pass_on(self, output: IO[bytes]) -> None:
+        with output:
+            for line in output:
+                self._say(self.program.name, line.decode(errors="replace").rstrip())
+
+
+class Together:
+    """Programs under one supervisor."""
+
+    def __init__(self, programs: Sequence[Program], environ: Mapping[str, str], folder: Path, say: Say) -> None:
+        self._programs, self._environ, self._folder, self._say = programs, environ, folder, say
+        self._asked = 0
+        self._running: list[_Running] = []
+
+    def run(self) -> int:
+        """Run until asked to stop (0), or until a needed program keeps ending (1). Nothing lives on afterwards."""
+        before = {asked: signal.signal(asked, self._ask) for asked in _ASKED}
+        try:
+            self._running = [_Running(each, self._environ, self._folder, self._say) for each in self._programs]
+            return self._watch()
+        finally:
+            self._stop()
+            for asked, handler in before.items():
+                signal.signal(asked, handler)
+
+    def _ask(self, *_: object) -> None:
+        self._asked += 1
+
+    def _watch(self) -> int:
+        pause = threading.Event()
+        while not self._asked:
+            for each in self._running:
+                if each.process.poll() is not None and not each.is_given_up and not self._bring_back(each):
+                    return 1
+            pause.wait(LOOK_EVERY)
+        return 0
+
+    def _bring_back(self, each: _Running) -> bool:
+        """Start a program again that ended. False: it is needed and there is no use."""
+        name, code = each.program.name, each.process.returncode
+        each.kill()  # what it may have left behind
+        if each.may_restart():
+            self._say(name, f"ended with exit code {code}; it is started again")
+            each.start()
+            return True
+        each.is_given_up = True
+        if each.program.is_needed:
+            self._say(name, f"ended with exit code {code} and is not started again; its last lines say why")
+            return False
+        self._say(name, f"ended with exit code {code}; going on without it")
+        return True
+
+    def _stop(self) -> None:
+        """Ask all to stop, wait for what they have in hand, and end what does not come to an end."""
+        patience = self._asked  # before it is said that asking again ends everything
+        if any(each.process.poll() is None for each in self._running):
+            self._say("", "Stopping: what is in hand is finished first. Ctrl-C again ends everything at once.")
+        for each in self._running:
+            each.ask_to_stop()
+        processes.wait_until(lambda: self._are_gone() or self._asked > patience, within=STOP_WITHIN)
+        for each in self._running:
+            each.kill()
+        processes.wait_until(self._are_gone, within=KILL_WITHIN)
+
+    def _are_gone(self) -> bool:
+        return all(each.process.poll() is not None for each in self._running)

@@ -1,0 +1,193 @@
+"""A stream as a source of the consumer engine, over the same queue as the loop that retries nothing.
+
+The engine attempts steps again inside one delivery; the stream delivers again what was never
+acknowledged. The two meet in one rule: an entry may be claimed only when no worker can still be at it.
+"""
+
+import asyncio
+import logging
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException
+from pipeline.consumer_engine.policies import ConsumerPolicy, RetryPolicy
+from pipeline.consumer_engine.transactions import Transaction
+from pipeline.domain.errors import InvalidInputError
+from pipeline.ingest import parking
+from pipeline.ingest.bridge import entry_name
+from pipeline.ingest.errors import PoisonError
+from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, positive
+from pipeline.ingest.redis_client import require_room
+
+logger = logging.getLogger("pipeline.ingest")
+MARGIN = 5.0  #: seconds between the end of the longest life and the first claim
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST_MS = 253_402_300_799_000  #: the last second of the year 9999
+
+
+class PoisonedFetchError(PoisonError, TransactionException):
+    """Entries that cannot be used, as the engine hears of them: another attempt would read on behind them."""
+
+    def __init__(self, error: PoisonError) -> None:
+        super().__init__(error.stream, error.entries, error.messages)
+        self.category = ExceptionType.BUSINESS
+
+
+class StreamSource:
+    """Gives out new entries of a stream; with ``recovers``, only those that somebody left behind.
+
+    An item is acknowledged by the success handler that comes with a consumer. One that failed stays
+    pending: ``nack_transaction(item, requeue=False)`` parks it instead.
+    """
+
+    def __init__(self, queue: RedisStreamsQueue, policy: ConsumerPolicy, *, recovers: bool = False) -> None:
+        self._queue, self._recovers = queue, recovers
+        #: Where items were promised an end, somebody may recover them: no loop may then work without one.
+        self._is_bounded = recovers or not math.isinf(longest_life(policy))
+        self._poison: PoisonError | None = None
+        self.require(policy)
+
+    def require(self, policy: ConsumerPolicy, /) -> None:
+        """Refuse a policy under which an entry could be claimed while a worker is still at it, or delivered to nobody.
+
+        The engine asks with the policy of each loop: the one given here may be changed by a file, the
+        environment or an argument.
+        """
+        require_room_to_live(self._queue, policy, is_bounded=self._is_bounded)
+
+    def fetch_transactions(self, batch_size: int, /, **extra: Any) -> list[Transaction]:
+        """At most so many items, waiting for the first as the queue is set to, or for ``block_ms``.
+
+        Entries that cannot be read are said in the log, and raised by the next fetch when good ones came
+        with them: those are delivered already, and nobody else would get them. However many attempts a
+        fetch has, they end the loop.
+        """
+        self._raise_poison()
+        block_ms = extra.pop("block_ms", None)
+        if extra:
+            raise InvalidInputError(f"A stream cannot fetch with {', '.join(sorted(extra))}; expected block_ms only.")
+        count = min(batch_size, self._queue.config.max_read_count)  # a policy given later may ask for more
+        try:
+            found = self._queue.claim_stale(count=count) if self._recovers else self._queue.read(block_ms, count)
+        except PoisonError as error:
+            for entry in error.entries:  # said here, and raised by this fetch or the next
+                logger.error("entry %s of stream %r cannot be used: %s", entry.id, error.stream, entry.problem)
+            self._poison, found = error, list(error.messages)
+            if not found:
+                self._raise_poison()
+        return [_item(message) for message in found]
+
+    def ack_transaction(self, transaction: Transaction, /) -> Any:
+        """It is done: the entry is not pending any more."""
+        self._queue.ack(self._message(transaction))
+
+    def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> Any:
+        """It is not done: leave it to a recovery, or park it."""
+        if not requeue:
+            parking.park(self._queue, self._message(transaction).id, reason="the consumer gave it up")
+
+    def _raise_poison(self) -> None:
+        error, self._poison = self._poison, None
+        if error is not None:
+            raise PoisonedFetchError(error)
+
+    def _message(self, transaction: Transaction) -> QueueMessage:
+        config, entry = self._queue.config, transaction.metadata.get("entry")
+        if transaction.source != config.stream or not isinstance(entry, str):
+            raise InvalidInputError(f"{transaction!r} is not from stream {config.stream!r}. Nothing was changed.")
+        return QueueMessage(stream=config.stream, group=config.group, id=entry, payload={})
+
+
+class AsyncStreamSource:
+    """The same for a consumer that works with asyncio; Redis is spoken to in a thread."""
+
+    def __init__(self, queue: RedisStreamsQueue, policy: ConsumerPolicy, *, recovers: bool = False) -> None:
+        self._source = StreamSource(queue, policy, recovers=recovers)
+
+    def require(self, policy: ConsumerPolicy, /) -> None:
+        """Refuse a policy that the stream cannot bear."""
+        self._source.require(policy)
+
+    async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> list[Transaction]:
+        """At most so many items."""
+        return await asyncio.to_thread(self._source.fetch_transactions, batch_size, **extra)
+
+    async def ack_transaction(self, transaction: Transaction, /) -> None:
+        """It is done: the entry is not pending any more."""
+        await asyncio.to_thread(self._source.ack_transaction, transaction)
+
+    async def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> None:
+        """It is not done: leave it to a recovery, or park it."""
+        await asyncio.to_thread(self._source.nack_transaction, transaction, requeue)
+
+
+def longest_life(policy: ConsumerPolicy) -> float:
+    """Seconds from a fetch until the last item of its batch is settled, at worst; infinite where nothing bounds it.
+
+    The time of an item does not cut a success handler that has begun: one attempt may run on beyond it.
+    """
+    steps, loop = policy.steps, policy.loop
+    working = _budget(steps.process.retry) + _budget(steps.success.retry)
+    limit = _or_for_ever(loop.transaction_timeout) + _or_for_ever(steps.success.retry.timeout)
+    one = min(working, limit) + _budget(steps.exception.retry)
+    return one * math.ceil(loop.batch.size / loop.concurrency.value)
+
+
+def require_room_to_live(queue: RedisStreamsQueue, policy: ConsumerPolicy, *, is_bounded: bool) -> None:
+    """Refuse settings under which an entry could be claimed while a worker is still at it."""
+    idle, life = queue.config.claim_idle_ms / 1000, longest_life(policy)
+    if math.isinf(life):
+        if is_bounded:
+            raise InvalidInputError(
+                "Nothing bounds how long an item may take, so none can be told to be left behind; expected timeouts "
+                "for success and exception, and loop.transaction_timeout or a timeout for process."
+            )
+    elif idle < life + MARGIN:
+        raise InvalidInputError(
+            f"claim_idle_ms is {queue.config.claim_idle_ms}, and an item may take {life:g} s from fetch to settlement; "
+            f"expected at least {math.ceil((life + MARGIN) * 1000)}, so that no two workers are at one entry."
+        )
+    _require_room_to_fetch(queue, policy)
+
+
+def _require_room_to_fetch(queue: RedisStreamsQueue, policy: ConsumerPolicy) -> None:
+    size, most = policy.loop.batch.size, queue.config.max_read_count
+    if most < size:
+        raise InvalidInputError(
+            f"loop.batch.size is {size}, and a read of this queue brings at most {most}; expected a max_read_count of "
+            f"{size} or more, or a smaller batch."
+        )
+    block_ms = policy.steps.fetch.extra.get("block_ms", queue.config.block_ms)
+    try:
+        require_room(queue.client, positive("steps.fetch.extra.block_ms", block_ms))
+    except ValueError as error:
+        raise InvalidInputError(str(error)) from None
+    timeout, block = policy.steps.fetch.retry.timeout, block_ms / 1000
+    if timeout is not None and timeout <= block:
+        raise InvalidInputError(
+            f"The fetch step is given {timeout:g} s and a read waits {block:g} s; expected a longer timeout, since "
+            "what a fetch brings after it was given up is delivered to nobody."
+        )
+
+
+def _or_for_ever(timeout: float | None) -> float:
+    return math.inf if timeout is None else timeout
+
+
+def _budget(retry: RetryPolicy) -> float:
+    if retry.timeout is None:
+        return math.inf
+    return retry.max_attempts * retry.timeout + sum(retry.pause(index) for index in range(retry.max_attempts - 1))
+
+
+def _item(message: QueueMessage) -> Transaction:
+    added_ms = min(int(message.id.partition("-")[0]), _LATEST_MS)
+    return Transaction(
+        transaction_id=entry_name(message),
+        payload=dict(message.payload),
+        created_at=_EPOCH + timedelta(milliseconds=added_ms),
+        source=message.stream,
+        traceparent=message.traceparent,
+        metadata={"entry": message.id, "group": message.group, "times_delivered": message.times_delivered},
+    )

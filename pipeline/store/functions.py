@@ -1,0 +1,153 @@
+"""Functions and triggers of the schema: the clock, the ids, and what no statement may do.
+
+A trigger here costs nothing on the hot path: its WHEN clause names the forbidden move, so the body
+runs only to refuse it.
+"""
+
+from pipeline.domain.states import PHASES
+
+_PHASES = "ARRAY[" + ", ".join(f"'{phase}'" for phase in PHASES) + "]"
+
+CLOCK = """
+CREATE FUNCTION pipeline.clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$
+  SELECT transaction_timestamp()
+       + coalesce(nullif(current_setting('pipeline.clock_offset', true), ''), '0')::interval
+$$
+"""
+
+UUID7 = """
+CREATE FUNCTION pipeline.uuid7() RETURNS uuid LANGUAGE sql VOLATILE AS $$
+  SELECT encode(set_byte(stamped, 6, (get_byte(stamped, 6) & 15) | 112), 'hex')::uuid
+  FROM (SELECT overlay(uuid_send(gen_random_uuid())
+                       PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
+                       FROM 1 FOR 6) AS stamped) AS random
+$$
+"""
+
+EVENT_IDS = "CREATE SEQUENCE pipeline.event_ids AS bigint"
+
+NEXT_EVENT_ID = """
+CREATE FUNCTION pipeline.next_event_id() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+  SELECT CASE WHEN pg_current_xact_id() IS NULL THEN NULL ELSE nextval('pipeline.event_ids') END
+$$
+"""
+
+REFUSE = """
+CREATE FUNCTION pipeline.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'integrity_constraint_violation',
+    CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+END
+$$
+"""
+
+REFUSE_RELEASE = """
+CREATE FUNCTION pipeline.refuse_release() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF EXISTS (
+    SELECT FROM pipeline.runs r JOIN pipeline.mutations m ON m.id = r.mutation_id
+    WHERE r.id = OLD.run_id AND m.status IN ('applied', 'in_flight', 'needs_reconcile', 'indeterminate')
+  ) THEN
+    RAISE EXCEPTION 'event % stays reserved: its run % holds an applied or unresolved mutation',
+      OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
+      CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+  END IF;
+  RETURN NEW;
+END
+$$
+"""
+
+REFUSE_TAKING = """
+CREATE FUNCTION pipeline.refuse_taking() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = NEW.run_id AND r.retry_of = OLD.run_id) THEN
+    RAISE EXCEPTION 'event % stays with run %: only the run that carries it forward may take it',
+      OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
+      CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+  END IF;
+  RETURN NEW;
+END
+$$
+"""
+
+REFUSE_SKIPPING = """
+CREATE FUNCTION pipeline.refuse_skipping() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = OLD.run_id AND r.mutation_outcome = 'skipped') THEN
+    RAISE EXCEPTION 'event % stays reserved: nobody skipped the mutation of its run %',
+      OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
+      CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+  END IF;
+  RETURN NEW;
+END
+$$
+"""
+
+PHASE_ONLY_GROWS = f"""
+CREATE TRIGGER runs_phase_only_grows BEFORE UPDATE OF phase ON pipeline.runs FOR EACH ROW
+WHEN (array_position({_PHASES}, NEW.phase) < array_position({_PHASES}, OLD.phase))
+EXECUTE FUNCTION pipeline.refuse('the phase of a run only grows')
+"""
+
+STOPPED_STAYS_STOPPED = """
+CREATE TRIGGER runs_stopped_stays_stopped BEFORE UPDATE OF status ON pipeline.runs FOR EACH ROW
+WHEN (OLD.finished_at IS NOT NULL AND NEW.status <> OLD.status)
+EXECUTE FUNCTION pipeline.refuse('a finished run keeps its status; work goes on in a new run')
+"""
+
+SETTLED_STAYS_SETTLED = """
+CREATE TRIGGER mutations_settled_stays_settled BEFORE UPDATE OF status ON pipeline.mutations FOR EACH ROW
+WHEN (OLD.status IN ('applied', 'failed') AND NEW.status <> OLD.status)
+EXECUTE FUNCTION pipeline.refuse('a settled mutation keeps its verdict')
+"""
+
+DONE_STAYS_DONE = """
+CREATE TRIGGER deliveries_done_stays_done BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status IN ('consumed', 'skipped') AND NEW.status <> OLD.status)
+EXECUTE FUNCTION pipeline.refuse('a consumed or skipped event is never handed out again')
+"""
+
+RELEASE_GUARDED = """
+CREATE TRIGGER deliveries_release_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status = 'reserved' AND NEW.status IN ('pending', 'quarantined'))
+EXECUTE FUNCTION pipeline.refuse_release()
+"""
+
+TAKING_GUARDED = """
+CREATE TRIGGER deliveries_taking_guarded BEFORE UPDATE OF run_id ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status = 'reserved' AND NEW.run_id <> OLD.run_id)
+EXECUTE FUNCTION pipeline.refuse_taking()
+"""
+
+SKIPPING_GUARDED = """
+CREATE TRIGGER deliveries_skipping_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status = 'reserved' AND NEW.status = 'skipped')
+EXECUTE FUNCTION pipeline.refuse_skipping()
+"""
+
+HELD_STAYS = """
+CREATE TRIGGER deliveries_held_stays BEFORE DELETE ON pipeline.deliveries FOR EACH ROW
+WHEN (OLD.status IN ('pending', 'reserved', 'quarantined'))
+EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
+"""
+
+#: The oldest version of the code that this schema still works with. A migration that only adds leaves it as it is.
+WORKS_WITH = """
+CREATE FUNCTION pipeline.works_with() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '0007' $$
+"""
+
+BEFORE_TABLES: tuple[str, ...] = (CLOCK, UUID7, EVENT_IDS, NEXT_EVENT_ID, WORKS_WITH)
+AFTER_TABLES: tuple[str, ...] = (
+    REFUSE,
+    REFUSE_RELEASE,
+    REFUSE_TAKING,
+    REFUSE_SKIPPING,
+    PHASE_ONLY_GROWS,
+    STOPPED_STAYS_STOPPED,
+    SETTLED_STAYS_SETTLED,
+    DONE_STAYS_DONE,
+    RELEASE_GUARDED,
+    TAKING_GUARDED,
+    SKIPPING_GUARDED,
+    HELD_STAYS,
+)

@@ -1,0 +1,395 @@
+"""Every read that the work itself needs; those for people are in ``listings`` and ``traces``.
+
+Functions are nouns, so a read never looks like a transition; anybody may import this.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+
+from pipeline.store.database import Transaction
+from pipeline.store.predicates import is_listened_to, is_near, key_is_free
+
+Rows = Sequence[Row[Any]]
+
+_RUNS = text("""
+SELECT r.*, coalesce(r.lease_expires_at > pipeline.clock(), false) AS is_leased FROM pipeline.runs r
+WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
+""")
+
+_MUTATIONS = text("""
+SELECT m.*, r.status AS run_status, r.phase AS run_phase, r.fence, r.traceparent FROM pipeline.mutations m
+JOIN pipeline.runs r ON r.id = m.run_id WHERE m.id = ANY(CAST(:ids AS uuid[])) ORDER BY m.id
+""")
+
+#: What a run that runs alone may see: everything pending. For an ordered consumer an event waits
+#: while another run holds an event of its key, or an earlier one is backing off.
+_WORKFLOW_OF_HANDLER = "(SELECT workflow FROM pipeline.handlers WHERE id = :handler_id)"
+_PEEK = text(f"""
+SELECT e.*, d.failures FROM (
+  SELECT d.event_id, d.failures FROM pipeline.deliveries d
+  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > :low_watermark
+    AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    AND {key_is_free(ordered=":ordered", handler=":handler_id", workflow=_WORKFLOW_OF_HANDLER)}
+  ORDER BY d.event_id
+) d CROSS JOIN LATERAL (
+  SELECT * FROM pipeline.events e WHERE e.id = d.event_id AND e.topic = :topic OFFSET 0
+) e
+ORDER BY d.event_id LIMIT :limit
+""")
+#: What runs among others may see: the slice each was offered.
+_PEEK_SLICE = text("""
+WITH offers AS MATERIALIZED (
+  SELECT r.id AS run_id, r.handler_id, slice.event_id FROM pipeline.runs r, unnest(r.offered) AS slice(event_id)
+  WHERE r.id = ANY(CAST(:ids AS uuid[]))
+)
+SELECT e.*, d.failures, o.run_id FROM offers o
+JOIN pipeline.deliveries d ON d.event_id = o.event_id AND d.handler_id = o.handler_id
+JOIN pipeline.events e ON e.id = d.event_id
+WHERE d.status = 'pending' AND d.offered_to = o.run_id
+ORDER BY d.event_id
+""")
+
+_REFUSED_INPUTS = text("""
+SELECT w.event_id, e.topic AS found_topic, d.status, d.run_id, d.offered_to, w.topic
+FROM unnest(CAST(:events AS bigint[]), CAST(:topics AS text[])) AS w(event_id, topic)
+LEFT JOIN pipeline.events e ON e.id = w.event_id
+LEFT JOIN pipeline.deliveries d ON d.event_id = w.event_id AND d.handler_id = :handler_id
+ORDER BY w.event_id
+""")
+
+_DELIVERED = text("""
+SELECT e.* FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
+WHERE d.event_id = ANY(:ids) AND d.handler_id = :handler_id AND e.topic = :topic ORDER BY e.id
+""")
+_BACKLOG = text("""
+SELECT count(*) FROM (
+  SELECT 1 FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id
+  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL
+    AND d.event_id > h.low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+  ORDER BY d.event_id LIMIT :limit
+) waiting
+""")
+
+_INPUTS = text("""
+SELECT d.* FROM pipeline.runs r CROSS JOIN unnest(r.event_ids) AS i(event_id)
+JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id
+WHERE r.id = :run_id ORDER BY d.event_id
+""")
+
+_HANDLER = text("SELECT * FROM pipeline.handlers WHERE workflow = :workflow AND name = :name")
+_HANDLERS = text("SELECT * FROM pipeline.handlers WHERE workflow = :workflow ORDER BY name")
+_WORKFLOW = text("SELECT * FROM pipeline.workflows WHERE name = :name")
+_WORKFLOW_NAMES = text("SELECT name FROM pipeline.workflows ORDER BY name")
+_TOPICS = text("SELECT * FROM pipeline.topics WHERE workflow = :workflow ORDER BY name")
+_SUBSCRIPTIONS = text("SELECT topic, handler_id FROM pipeline.subscriptions WHERE workflow = :workflow")
+_OPEN_BLOCKS = text("SELECT * FROM pipeline.blocks WHERE workflow = :workflow AND closed_at IS NULL ORDER BY since, id")
+_UNRESOLVED = text("""
+SELECT m.id FROM pipeline.blocks b JOIN pipeline.runs r ON r.id = b.run_id
+JOIN pipeline.mutations m ON m.id = r.mutation_id
+WHERE b.workflow = :workflow AND b.kind = 'reconciliation' AND b.closed_at IS NULL ORDER BY m.id
+""")
+#: Of a run: the code still has its handler. What is left of one that is gone waits for a person, and for nobody else.
+_IS_KEPT = """r.handler_id <> ALL(ARRAY(
+  SELECT h.id FROM pipeline.handlers h WHERE h.workflow = :workflow AND h.retired))"""
+_IN_THE_AIR = text(f"""
+SELECT count(*) FROM pipeline.runs r
+WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'active' AND {_IS_KEPT}
+""")
+
+#: Transactions are numbered by the cluster. A number ahead of it came with a dump of another: a snapshot up to there
+#: tells nothing of this cluster, and a delivery from there was seen by every snapshot of this one.
+_PRESENT = "pg_snapshot_xmax(pg_current_snapshot())"
+#: Facts of every handler of a workflow for the scheduler, each found by an index on what is open.
+_DUE_FACTS = text(f"""
+SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.ordered,
+  p.oldest_pending_id,
+  CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_PRESENT} THEN (
+    SELECT true FROM pipeline.deliveries d
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
+      AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+      AND {key_is_free(ordered="h.ordered", handler="h.id", workflow="h.workflow")}
+      AND (w.concurrency = 1 OR {is_near(ordered="h.ordered", handler="h.id", batch="h.batch")})
+      AND (w.concurrency = 1 OR {is_listened_to(ordered="h.ordered")})
+    ORDER BY d.event_id LIMIT 1)
+  ELSE (
+    SELECT true FROM pipeline.deliveries d
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.xid >= pg_snapshot_xmin(h.idle_snapshot)
+      AND d.xid < {_PRESENT}
+      AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot)
+      AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    ORDER BY d.xid LIMIT 1)
+  END IS NOT NULL OR (
+    SELECT true FROM pipeline.deliveries d
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.available_at > h.idle_at
+      AND d.available_at <= pipeline.clock() AND d.offered_to IS NULL
+    ORDER BY d.available_at LIMIT 1) IS NOT NULL AS has_unseen,
+  EXISTS (
+    SELECT FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+    WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id
+      AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
+      AND (m.id IS NULL OR m.status IN ('applied', 'failed'))) AS has_retry,
+  h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unheard,
+  h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND EXISTS (
+    SELECT FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
+      AND r.status = 'active') AS is_tried,
+  pipeline.clock() AS now
+FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
+CROSS JOIN LATERAL (
+  SELECT min(d.event_id) AS oldest_pending_id FROM pipeline.deliveries d
+  WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
+) p
+WHERE h.workflow = :workflow AND NOT h.retired ORDER BY h.name
+""")
+
+_RETRYABLE = text("""
+SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+WHERE r.workflow = :workflow AND r.retry_pending AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
+  AND (CAST(:handler_id AS integer) IS NULL OR r.handler_id = :handler_id)
+  AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+ORDER BY r.id LIMIT :limit
+""")
+#: Nor does anybody wait for what no worker takes: it goes first when one does.
+_WAITING = text(f"""
+SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed')) AND EXISTS (
+  SELECT FROM pipeline.handlers h
+  WHERE h.id = r.handler_id AND NOT h.retired AND (h.retry_at IS NULL OR h.consecutive_failures > 0))
+UNION ALL
+SELECT r.id FROM pipeline.runs r
+WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'paused:approval' AND {_IS_KEPT}
+""")
+_CARRIED = text("SELECT retry_of FROM pipeline.runs WHERE retry_of = ANY(CAST(:ids AS uuid[]))")
+_HANDLERS_BY_ID = text("SELECT id, workflow, name, kind FROM pipeline.handlers WHERE id = ANY(:ids)")
+_SWEEPS = text("SELECT name, pipeline.clock() - last_run_at AS age, report FROM pipeline.sweeps")
+_LAPSED = text("""
+SELECT id FROM pipeline.runs WHERE finished_at IS NULL AND lease_expires_at < pipeline.clock() ORDER BY id LIMIT :limit
+""")
+_DUE_MUTATIONS = text("""
+SELECT * FROM pipeline.mutations WHERE status = 'needs_reconcile' AND next_reconcile_at <= pipeline.clock()
+ORDER BY next_reconcile_at LIMIT :limit
+""")
+_FINISHABLE = text("""
+SELECT s.id FROM pipeline.sessions s
+WHERE s.finished_at IS NULL
+  AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.workflow = s.workflow AND r.finished_at IS NULL)
+  AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id) ORDER BY s.id LIMIT :limit
+""")
+_UNATTENDED = text("""
+SELECT w.name FROM pipeline.workflows w WHERE w.maintenance AND NOT EXISTS (
+  SELECT FROM pipeline.maintenance_tasks t WHERE t.workflow = w.name AND t.closed_at IS NULL) ORDER BY w.name
+""")
+
+
+def runs(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+    """The runs that exist of those asked for."""
+    return tx.all(_RUNS, ids=[str(id_) for id_ in ids])
+
+
+def mutations(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+    """Ledger rows with the state of the run each belongs to."""
+    return tx.all(_MUTATIONS, ids=[str(id_) for id_ in ids])
+
+
+def peeked(
+    tx: Transaction,
+    run: Row[Any],
+    topic: str,
+    *,
+    limit: int = 100,
+    low_watermark: int = 0,
+    ordered: bool = False,
+) -> Rows:
+    """Pending events a run may reserve, oldest first."""
+    if run.offered is not None:
+        return [row for row in slices(tx, [run.id])[run.id] if row.topic == topic][:limit]
+    alone = {"handler_id": run.handler_id, "low_watermark": low_watermark, "ordered": ordered}
+    return tx.all(_PEEK, topic=topic, limit=limit, **alone)
+
+
+def delivered_events(tx: Transaction, handler_id: int, topic: str, ids: Sequence[int]) -> Rows:
+    """Events of a topic by id that were delivered to a handler, whatever became of them."""
+    return tx.all(_DELIVERED, handler_id=handler_id, topic=topic, ids=list(ids))
+
+
+def backlog(tx: Transaction, handler_id: int, *, limit: int) -> int:
+    """How many events wait for a handler, counted up to ``limit``."""
+    row = tx.first(_BACKLOG, handler_id=handler_id, limit=limit)
+    assert row is not None
+    return int(row[0])
+
+
+def inputs(tx: Transaction, run_id: UUID) -> Rows:
+    """The deliveries a run pinned, as they stand now."""
+    return tx.all(_INPUTS, run_id=run_id)
+
+
+def slices(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, list[Row[Any]]]:
+    """The pending events that each of these runs was offered, oldest first: one look for a cohort."""
+    found: dict[UUID, list[Row[Any]]] = {run_id: [] for run_id in ids}
+    for row in tx.all(_PEEK_SLICE, ids=[str(run_id) for run_id in ids]):
+        found[row.run_id].append(row)
+    return found
+
+
+def refused_inputs(tx: Transaction, handler_id: int, events: Sequence[int], topics: Sequence[str]) -> Rows:
+    """What became of events that could not be reserved."""
+    return tx.all(_REFUSED_INPUTS, handler_id=handler_id, events=list(events), topics=list(topics))
+
+
+def workflow(tx: Transaction, name: str) -> Row[Any] | None:
+    """One workflow."""
+    return tx.first(_WORKFLOW, name=name)
+
+
+def workflow_names(tx: Transaction) -> list[str]:
+    """Every workflow that was ever registered."""
+    return [row.name for row in tx.all(_WORKFLOW_NAMES)]
+
+
+def handler(tx: Transaction, workflow: str, name: str) -> Row[Any] | None:
+    """One handler."""
+    return tx.first(_HANDLER, workflow=workflow, name=name)
+
+
+def handlers(tx: Transaction, workflow: str) -> Rows:
+    """The handlers of a workflow, retired ones included."""
+    return tx.all(_HANDLERS, workflow=workflow)
+
+
+def topics(tx: Transaction, workflow: str) -> Rows:
+    """The topics of a workflow."""
+    return tx.all(_TOPICS, workflow=workflow)
+
+
+def subscriptions(tx: Transaction, workflow: str) -> set[tuple[str, int]]:
+    """Who listens to what in a workflow."""
+    return {(row.topic, row.handler_id) for row in tx.all(_SUBSCRIPTIONS, workflow=workflow)}
+
+
+def subscribed(tx: Transaction, workflow: str) -> set[tuple[str, str]]:
+    """Which handlers of a workflow listen to which topics, by name."""
+    names = {row.id: row.name for row in handlers(tx, workflow)}
+    return {(topic, names[handler_id]) for topic, handler_id in subscriptions(tx, workflow)}
+
+
+def open_blocks(tx: Transaction, workflow: str) -> Rows:
+    """Why the system holds a workflow back."""
+    return tx.all(_OPEN_BLOCKS, workflow=workflow)
+
+
+def blocking_mutations(tx: Transaction, workflow: str) -> list[UUID]:
+    """Mutations whose unknown outcome holds a workflow back."""
+    return [row.id for row in tx.all(_UNRESOLVED, workflow=workflow)]
+
+
+def runs_in_the_air(tx: Transaction, workflow: str) -> int:
+    """How many places of a workflow are taken: its active runs, of handlers that its code still has."""
+    row = tx.first(_IN_THE_AIR, workflow=workflow)
+    assert row is not None
+    return int(row[0])
+
+
+def waiting_runs(tx: Transaction, workflow: str) -> list[UUID]:
+    """Runs of a workflow that wait for a person's approval, or to be carried forward with a known outcome."""
+    return [row.id for row in tx.all(_WAITING, workflow=workflow)]
+
+
+def carried_runs(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
+    """Which of these runs were carried forward by another."""
+    return {row.retry_of for row in tx.all(_CARRIED, ids=[str(id_) for id_ in ids])}
+
+
+def due_facts(tx: Transaction, workflow: str) -> Rows:
+    """What the scheduler's decisions need to know of each handler."""
+    return tx.all(_DUE_FACTS, workflow=workflow)
+
+
+def retryable_runs(tx: Transaction, workflow: str, *, handler_id: int | None = None, limit: int = 100) -> list[UUID]:
+    """Stopped runs whose outcome is known and whose pause is over, oldest first."""
+    return [row.id for row in tx.all(_RETRYABLE, workflow=workflow, handler_id=handler_id, limit=limit)]
+
+
+def handlers_by_id(tx: Transaction, handler_ids: Collection[int]) -> dict[int, Row[Any]]:
+    """These handlers: their names, and of which kind they are."""
+    return {row.id: row for row in tx.all(_HANDLERS_BY_ID, ids=list(handler_ids))}
+
+
+def late_sweeps(
+    tx: Transaction, periods: Mapping[str, timedelta], *, times: float = 3.0, since: timedelta = timedelta.max
+) -> list[str]:
+    """Sweeps that have not run for so many of their periods; one that never ran is as old as ``since`` says.
+
+    A last run in the future is from before the clock was set back, and says as little as one long ago.
+    """
+    last = {row.name: abs(row.age) for row in tx.all(_SWEEPS)}
+    return [name for name, every in periods.items() if last.get(name, since) > every * times]
+
+
+def lapsed_runs(tx: Transaction, *, limit: int = 100) -> list[UUID]:
+    """Runs whose worker has stopped extending its lease."""
+    return [row.id for row in tx.all(_LAPSED, limit=limit)]
+
+
+def due_mutations(tx: Transaction, *, limit: int = 100) -> Rows:
+    """Mutations in doubt whose next look is due."""
+    return tx.all(_DUE_MUTATIONS, limit=limit)
+
+
+def finishable_sessions(tx: Transaction, *, limit: int = 100) -> list[UUID]:
+    """Open sessions of workflows in which nothing is in the air."""
+    return [row.id for row in tx.all(_FINISHABLE, limit=limit)]
+
+
+def unattended_maintenance(tx: Transaction) -> list[str]:
+    """Workflows in maintenance that nobody was asked to mend."""
+    return [row.name for row in tx.all(_UNATTENDED)]
+
+
+#: In turns, so that a crowd of one handler starves no other; of each handler's the longest silent first.
+UNHELD = text("""
+SELECT t.* FROM (
+  SELECT r.*, row_number() OVER (
+    PARTITION BY r.handler_id, r.dispatched_at IS NULL ORDER BY r.dispatched_at, r.id) AS turn
+  FROM pipeline.runs r
+  WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
+    AND (r.dispatched_at IS NULL OR r.dispatched_at < pipeline.clock() - :silence)
+) t ORDER BY t.turn, t.dispatched_at NULLS LAST, t.id LIMIT :limit
+""")
+
+SUSPECTS = text("""
+SELECT r.id FROM pipeline.runs r
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND (
+  EXISTS (SELECT FROM pipeline.deliveries d
+    WHERE d.event_id = ANY(coalesce(r.offered, r.event_ids)) AND d.handler_id = r.handler_id AND d.suspect)
+  OR EXISTS (SELECT FROM pipeline.runs p WHERE p.id = r.retry_of AND p.status = 'crashed'))
+""")
+
+#: A handler of which somebody holds a run is known to somebody.
+UNHEARD = text("""
+SELECT r.id, r.workflow FROM pipeline.runs r
+WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
+  AND r.dispatched_at IS NULL AND r.worker IS NULL AND r.created_at < pipeline.clock() - :patience
+  AND NOT EXISTS (
+    SELECT FROM pipeline.runs o WHERE o.workflow = r.workflow AND o.handler_id = r.handler_id
+      AND o.finished_at IS NULL AND o.lease_expires_at > pipeline.clock())
+ORDER BY r.id LIMIT :limit
+""")
+
+
+def unheld_runs(tx: Transaction, *, silence: Any, limit: int = 100) -> Rows:
+    """Active runs nobody holds and whose last message is older than ``silence``."""
+    return tx.all(UNHELD, silence=silence, limit=limit)
+
+
+def suspects(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
+    """Which of these runs follow one that died with its process: each of them travels alone."""
+    return {row.id for row in tx.all(SUSPECTS, ids=[str(id_) for id_ in ids])}
+
+
+def unheard_runs(tx: Transaction, *, patience: Any, limit: int = 1_000) -> Rows:
+    """Runs older than ``patience`` that workers have handed back, of handlers that nobody seems to know."""
+    return tx.all(UNHEARD, patience=patience, limit=limit)

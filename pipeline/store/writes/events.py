@@ -1,0 +1,205 @@
+"""Guarded writes of events and deliveries. Only ``execution`` may import this.
+
+Every move into ``pending`` stamps the row with the transaction's id, so that a consumer whose last
+prepare found nothing can tell what it cannot have seen.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Row, text
+
+from pipeline.store.database import Transaction, encoded
+
+Rows = Sequence[Row[Any]]
+
+_COLUMNS = "n integer, run uuid, topic text, message_id text, key text, title text, payload jsonb, traceparent text"
+
+#: Insert the rows of ``given`` as events and hand each to the consumers subscribed to its topic.
+#: A repeat of a message id is a no-op, within the cohort as well. One unknown topic refuses them all.
+#: Ids follow the caller's order; rows are written in the order of their names, so that two publishers
+#: of the same events cannot wait for each other in a circle.
+_INSERT_GIVEN = """
+unknown AS (
+  SELECT DISTINCT g.workflow, g.topic FROM given g
+  WHERE NOT EXISTS (SELECT FROM pipeline.topics t WHERE t.workflow = g.workflow AND t.name = g.topic)
+), numbered AS MATERIALIZED (
+  SELECT g.*, pipeline.next_event_id() AS id
+  FROM (SELECT * FROM given WHERE NOT EXISTS (SELECT FROM unknown) ORDER BY run, n) g
+), fresh AS (
+  INSERT INTO pipeline.events (id, workflow, topic, message_id, key, title, payload, caused_by, created_by_run_id,
+                               traceparent)
+  SELECT g.id, g.workflow, g.topic, g.message_id, g.key, g.title, coalesce(g.payload, 'null'),
+         coalesce(g.caused_by, '{}'), g.run, g.traceparent
+  FROM numbered g ORDER BY g.workflow, g.topic, g.message_id, g.id
+  ON CONFLICT (workflow, topic, message_id) DO NOTHING
+  RETURNING id, workflow, topic, message_id, key, created_by_run_id
+), delivered AS (
+  INSERT INTO pipeline.deliveries (event_id, handler_id, key)
+  SELECT f.id, s.handler_id, f.key FROM fresh f
+  JOIN pipeline.subscriptions s ON s.workflow = f.workflow AND s.topic = f.topic
+)"""
+
+PUBLISH = text(f"""
+WITH given AS (
+  SELECT g.*, CAST(:workflow AS text) AS workflow, CAST(NULL AS bigint[]) AS caused_by
+  FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_COLUMNS})
+), {_INSERT_GIVEN}
+SELECT id, topic, message_id FROM fresh ORDER BY id
+""")
+
+
+#: Everything a commit does, in one statement guarded by the run it belongs to: publish what the run
+#: emitted, consume what it reserved (what a person skipped stays skipped), forget the handler's
+#: failures, and let an ordered consumer that rested behind a key of this run look again. ``caused_by``
+#: is the set of root events of the run's inputs.
+_COMMIT = f"""
+WITH asked AS (
+  SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
+    AS x(run uuid, fence bigint, state jsonb, cost numeric, next_run_at timestamptz)
+), locked AS (
+  SELECT r.* FROM pipeline.runs r JOIN asked x ON x.run = r.id JOIN pipeline.handlers h ON h.id = r.handler_id
+  WHERE r.id = ANY(ARRAY(SELECT run FROM asked))
+    AND r.fence = x.fence AND r.status = 'active' AND r.phase = {{phase}} AND h.kind = {{kind}}
+  ORDER BY r.id FOR NO KEY UPDATE OF r
+), held AS (
+  SELECT l.* FROM locked l WHERE NOT EXISTS (
+    SELECT FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g(run uuid, topic text)
+    WHERE g.run = l.id
+      AND NOT EXISTS (SELECT FROM pipeline.topics t WHERE t.workflow = l.workflow AND t.name = g.topic))
+), moved AS (
+  UPDATE pipeline.runs r
+  SET phase = 'committed', status = 'committed', finished_at = pipeline.clock(), lease_expires_at = NULL,
+      output_state = x.state, cost = x.cost
+  FROM asked x, held h WHERE r.id = h.id AND x.run = h.id
+  RETURNING r.*
+), inputs AS MATERIALIZED (
+  SELECT h.id, h.handler_id, input.event_id FROM held h, unnest(h.event_ids) AS input(event_id)
+), consumed AS (
+  UPDATE pipeline.deliveries d SET status = 'consumed'
+  FROM inputs i
+  WHERE d.event_id = i.event_id AND d.handler_id = i.handler_id AND d.run_id = i.id AND d.status = 'reserved'
+  RETURNING d.run_id
+), roots AS (
+  SELECT e.run, (array_agg(DISTINCT root.id ORDER BY root.id))[1:32] AS caused_by
+  FROM (SELECT DISTINCT g.run FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g(run uuid)) e
+  JOIN inputs n ON n.id = e.run
+  JOIN pipeline.events i ON i.id = n.event_id,
+  unnest(CASE WHEN i.caused_by = '{{}}' THEN ARRAY[i.id] ELSE i.caused_by END) AS root(id)
+  GROUP BY e.run
+), given AS (
+  SELECT g.*, h.workflow, roots.caused_by
+  FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g({_COLUMNS})
+  JOIN held h ON h.id = g.run LEFT JOIN roots ON roots.run = g.run
+), {_INSERT_GIVEN}, calmed AS (
+  UPDATE pipeline.handlers h SET consecutive_failures = 0, retry_at = NULL,
+    next_run_at = coalesce(x.next_run_at, h.next_run_at),
+    idle_snapshot = CASE WHEN NOT (h.ordered AND x.frees) THEN h.idle_snapshot END
+  FROM (SELECT held.handler_id, max(asked.next_run_at) AS next_run_at, bool_or(held.event_ids <> '{{}}') AS frees
+        FROM held JOIN asked ON asked.run = held.id GROUP BY held.handler_id) x
+  WHERE h.id = x.handler_id AND (h.consecutive_failures > 0 OR x.next_run_at IS NOT NULL
+    OR (h.ordered AND x.frees AND h.idle_snapshot IS NOT NULL))
+)
+SELECT m.*, (SELECT count(*) FROM consumed c WHERE c.run_id = m.id) AS consumed_count,
+  coalesce(p.number, 0) AS published_count
+FROM moved m
+LEFT JOIN (SELECT created_by_run_id AS run, count(*) AS number FROM fresh GROUP BY created_by_run_id) p ON p.run = m.id
+ORDER BY m.id
+"""
+
+COMMIT = text(_COMMIT.replace("{phase}", "'emitting'").replace("{kind}", "'consumer'"))
+COMMIT_PRODUCER = text(_COMMIT.replace("{phase}", "'preparing'").replace("{kind}", "'producer'"))
+
+#: A payload may be rewritten only while no run can have seen it: not offered, not reserved, and no run
+#: that sees everything is choosing. A consumer that rested on the old payload is due again.
+REPLACE = text(f"""
+WITH given AS (
+  SELECT g.* FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_COLUMNS})
+), target AS (
+  SELECT e.id, coalesce(g.payload, 'null') AS payload, g.title FROM given g
+  JOIN pipeline.events e ON e.workflow = :workflow AND e.topic = g.topic AND e.message_id = g.message_id
+), locked AS (
+  SELECT d.event_id, d.status = 'pending' AND d.offered_to IS NULL AND NOT EXISTS (
+    SELECT FROM pipeline.runs r WHERE r.workflow = :workflow AND r.handler_id = d.handler_id
+      AND r.finished_at IS NULL AND r.offered IS NULL AND r.phase IN ('pending', 'preparing')) AS is_unseen
+  FROM pipeline.deliveries d JOIN target t ON t.id = d.event_id
+  ORDER BY d.event_id FOR UPDATE OF d
+), rewritten AS (
+  UPDATE pipeline.events e SET payload = t.payload, title = coalesce(t.title, e.title) FROM target t
+  WHERE e.id = t.id AND NOT EXISTS (SELECT FROM locked l WHERE l.event_id = t.id AND NOT l.is_unseen)
+  RETURNING e.id, e.topic, e.message_id
+), renewed AS (
+  UPDATE pipeline.deliveries d SET xid = pg_current_xact_id(), declined = false
+  FROM rewritten w WHERE d.event_id = w.id
+)
+SELECT * FROM rewritten ORDER BY id
+""")
+
+#: Inputs of stopped runs: pending again (or set aside), no longer offered, visible as new. What waited
+#: behind the key of one that is set aside was seen by nobody.
+HAND_BACK = text("""
+WITH x AS (
+  SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, handler_id integer, events bigint[],
+    unheld boolean, quarantine boolean, error text, counts boolean, suspect boolean, delay interval)
+), freed AS (
+  UPDATE pipeline.handlers h SET idle_snapshot = NULL
+  WHERE h.ordered AND h.idle_snapshot IS NOT NULL AND h.id IN (SELECT x.handler_id FROM x WHERE x.quarantine)
+), inputs AS MATERIALIZED (
+  SELECT x.*, input.event_id FROM x, unnest(x.events) AS input(event_id)
+)
+UPDATE pipeline.deliveries d
+SET status = CASE WHEN x.quarantine THEN 'quarantined' ELSE 'pending' END,
+    error = CASE WHEN x.quarantine THEN x.error END, suspect = coalesce(x.suspect, d.suspect),
+    run_id = NULL, offered_to = NULL, declined = false,
+    failures = least(d.failures + CASE WHEN x.counts THEN 1 ELSE 0 END, 32767),
+    available_at = CASE WHEN x.delay > interval '0' THEN pipeline.clock() + x.delay END,
+    xid = pg_current_xact_id()
+FROM inputs x
+WHERE d.event_id = x.event_id AND d.handler_id = x.handler_id
+  AND ((d.status = 'reserved' AND d.run_id = x.run) OR (d.status = 'pending' AND d.offered_to = x.run)
+    OR (d.status = 'pending' AND d.offered_to IS NULL AND x.unheld))
+RETURNING d.event_id, d.status, x.run
+""")
+
+#: What a run has reserved: its inputs go with it.
+_INPUTS = """
+FROM pipeline.runs r, unnest(r.event_ids) AS input(event_id)
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND d.event_id = input.event_id AND d.handler_id = r.handler_id
+  AND d.run_id = r.id AND d.status = 'reserved'
+RETURNING d.event_id
+"""
+SKIP_INPUTS = text(f"UPDATE pipeline.deliveries d SET status = 'skipped' {_INPUTS}")
+CONSUME_INPUTS = text(f"UPDATE pipeline.deliveries d SET status = 'consumed' {_INPUTS}")
+
+_ONE = "event_id = :event_id AND handler_id = :handler_id"
+
+LOCK_ONE = text(f"SELECT * FROM pipeline.deliveries WHERE {_ONE} FOR UPDATE")
+SKIP_ONE = text(f"""
+WITH freed AS (UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE id = :handler_id AND ordered)
+UPDATE pipeline.deliveries SET status = 'skipped', offered_to = NULL
+WHERE {_ONE} AND status IN ('pending', 'quarantined') AND offered_to IS NULL RETURNING *
+""")
+QUARANTINE_ONE = text(f"""
+WITH freed AS (UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE id = :handler_id AND ordered)
+UPDATE pipeline.deliveries SET status = 'quarantined', error = :error
+WHERE {_ONE} AND status = 'pending' AND offered_to IS NULL RETURNING *
+""")
+RELEASE_ONE = text(f"""
+WITH lowered AS (
+  UPDATE pipeline.handlers SET low_watermark = least(low_watermark, :event_id - 1) WHERE id = :handler_id
+)
+UPDATE pipeline.deliveries
+SET status = 'pending', failures = 0, error = NULL, available_at = NULL, declined = false, xid = pg_current_xact_id()
+WHERE {_ONE} AND status = 'quarantined' RETURNING *
+""")
+
+
+def hand_back(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return the inputs of stopped runs."""
+    return tx.all(HAND_BACK, rows=encoded(rows))
+
+
+FORGIVE_EVENTS = text("""
+UPDATE pipeline.deliveries d SET failures = 0 FROM pipeline.handlers h
+WHERE h.workflow = :workflow AND d.handler_id = h.id AND d.failures > 0 AND d.status IN ('pending', 'reserved')
+""")

@@ -1,0 +1,111 @@
+"""Guarded writes of handlers: declaration, state, back-off and watermarks."""
+
+from sqlalchemy import text
+
+_UPSERT_HANDLERS = """
+INSERT INTO pipeline.handlers (workflow, name, kind, batch, ordered, after_failed_mutation, failure_policy, schedule,
+                               next_run_at)
+SELECT :workflow, x.name, x.kind, x.batch, x.ordered, x.after_failed_mutation, x.failure_policy, x.schedule,
+  x.first_run_at
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, kind text, batch integer, ordered boolean,
+  after_failed_mutation text, failure_policy jsonb, schedule text, first_run_at timestamptz)
+ON CONFLICT (workflow, name) DO UPDATE SET kind = excluded.kind, batch = excluded.batch, ordered = excluded.ordered,
+  after_failed_mutation = excluded.after_failed_mutation, failure_policy = excluded.failure_policy, retired = false,
+  schedule = excluded.schedule,
+  next_run_at = CASE WHEN handlers.schedule IS DISTINCT FROM excluded.schedule THEN excluded.next_run_at
+                     ELSE coalesce(handlers.next_run_at, excluded.next_run_at) END
+"""
+UPSERT_HANDLERS = text(_UPSERT_HANDLERS)
+
+#: What another release has as well is left as that one wants it.
+GIVE_BACK_HANDLERS = text(f"{_UPSERT_HANDLERS} WHERE handlers.retired")
+
+RETIRE_HANDLERS = text("""
+UPDATE pipeline.handlers SET retired = true
+WHERE workflow = :workflow AND name <> ALL(CAST(:names AS text[])) AND NOT retired
+""")
+
+LOOK_AGAIN = text("""
+WITH woken AS (
+  UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE workflow = :workflow RETURNING id
+)
+UPDATE pipeline.deliveries d SET declined = false FROM woken h
+WHERE d.handler_id = h.id AND d.status = 'pending' AND d.declined
+""")
+
+
+SET_STATE = text("UPDATE pipeline.handlers SET state = CAST(:state AS jsonb) WHERE id = :id")
+LOCK_STATES = text("""
+SELECT id, state FROM pipeline.handlers WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE
+""")
+#: Read after the states are locked: whoever else has written one was registered before.
+SHARED_STATES = text("""
+SELECT h.workflow, h.name FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
+WHERE h.id = ANY(:ids) AND (w.concurrency > 1 OR w.on_uncertain = 'contain') ORDER BY h.id
+""")
+
+#: Called for handlers that run alone. What is over waits for nothing: a rest without failures would mean that no
+#: worker takes its runs.
+BACK_OFF = text("""
+UPDATE pipeline.handlers h
+SET consecutive_failures = CASE WHEN x.is_over THEN 0 ELSE h.consecutive_failures + x.failures END,
+    retry_at = CASE WHEN NOT x.is_over THEN greatest(h.retry_at, pipeline.clock() + x.delay) END
+FROM (
+  SELECT handler_id, count(*) AS failures, max(delay) AS delay, bool_and(is_over) AS is_over
+  FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g(handler_id integer, delay interval, is_over boolean)
+  GROUP BY handler_id
+) x
+WHERE h.id = x.handler_id
+""")
+
+#: No worker takes the runs of these handlers: each rests the longer the longer its work has waited. A rest without
+#: failures is how such a handler is known, so failures of code that no worker has are forgotten.
+REST = text("""
+UPDATE pipeline.handlers h
+SET consecutive_failures = 0, retry_at = greatest(h.retry_at, pipeline.clock() +
+  least(greatest((pipeline.clock() - coalesce((
+    SELECT e.created_at FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
+    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark ORDER BY d.event_id LIMIT 1),
+    h.next_run_at)) / 2, interval '1 minute'), interval '10 minutes'))
+WHERE h.id = ANY(:ids) AND NOT h.retired
+""")
+HEARD = text("""
+UPDATE pipeline.handlers SET retry_at = NULL
+WHERE id = ANY(:ids) AND retry_at IS NOT NULL AND consecutive_failures = 0
+""")
+
+FORGIVE = text("""
+UPDATE pipeline.handlers SET consecutive_failures = 0, retry_at = NULL
+WHERE workflow = :workflow AND (consecutive_failures > 0 OR retry_at IS NOT NULL)
+""")
+
+
+#: Read before the transaction has an id of its own: every transaction that has taken an event id up to
+#: this one got its own id earlier, and so has a smaller one than this transaction is about to get.
+HORIZON = text("SELECT last_value, pg_current_xact_id_if_assigned() IS NULL AS is_first FROM pipeline.event_ids")
+
+#: The previous horizon has passed once every transaction that could hold an id below it has ended. One that a dump
+#: brought along from a cluster that was further on never would: it is noted anew.
+RAISE_WATERMARKS = text("""
+UPDATE pipeline.handlers h SET low_watermark = greatest(h.low_watermark, least(h.horizon, o.oldest - 1))
+FROM (
+  SELECT w.id, least(
+    (SELECT min(event_id) FROM pipeline.deliveries WHERE handler_id = w.id AND status = 'pending'),
+    (SELECT min(event_id) FROM pipeline.deliveries WHERE handler_id = w.id AND status = 'reserved'),
+    9223372036854775807) AS oldest
+  FROM pipeline.handlers w
+) o
+WHERE o.id = h.id AND h.horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
+""")
+SET_HORIZON = text("""
+UPDATE pipeline.handlers SET horizon = :horizon, horizon_xmax = pg_current_xact_id()
+WHERE horizon IS NULL OR horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
+  OR horizon_xmax > pg_snapshot_xmax(pg_current_snapshot())
+""")
+
+#: A snapshot of another cluster: forgotten before this one gets as far, when it would hide what came meanwhile.
+FORGET_STRANGE_SNAPSHOTS = text("""
+UPDATE pipeline.handlers SET idle_snapshot = NULL
+WHERE pg_snapshot_xmax(idle_snapshot) > pg_snapshot_xmax(pg_current_snapshot())
+""")
+LOCK_HANDLERS = text("SELECT id FROM pipeline.handlers ORDER BY id FOR NO KEY UPDATE")

@@ -1,0 +1,15 @@
+"""Writes of notices: which of them were delivered."""
+
+from sqlalchemy import text
+
+from pipeline.store.reads.attention import WAITS
+
+INSERT_NOTICE = text("""
+INSERT INTO pipeline.notices (kind, subject) VALUES (:kind, :subject) ON CONFLICT DO NOTHING
+""")
+
+#: People are told again if it comes to that again.
+FORGET_NOTICES_OF_THE_PAST = text(f"""
+DELETE FROM pipeline.notices n WHERE (n.kind, n.subject) NOT IN (SELECT w.kind, w.subject FROM ({WAITS}) w)
+""")
+FORGET_NOTICE = text("DELETE FROM pipeline.notices WHERE kind = :kind AND subject = :subject")

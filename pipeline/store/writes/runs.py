@@ -1,0 +1,403 @@
+"""Guarded writes of runs. Each statement takes a cohort and names, row by row, the state it expects.
+
+A statement locks the rows it will write in id order, writes only those whose guard holds, and
+returns them: what is missing from the answer did not land. Only ``execution`` may import this.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+
+from pipeline.store.database import Transaction, encoded
+from pipeline.store.predicates import is_listened_to, is_near, key_is_free
+
+Rows = Sequence[Row[Any]]
+Cohort = Sequence[Mapping[str, Any]]
+#: Handlers as (workflow, name); None: every one.
+Known = Collection[tuple[str, str]] | None
+
+_ASKED = "asked AS (SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x({columns}))"
+
+_PREPARED_COLUMNS = "run uuid, fence bigint, events bigint[], topics text[], result jsonb, wake_at timestamptz"
+_STOPPED_COLUMNS = "run uuid, status text, error text, error_type text, retry_pending boolean, delay interval"
+
+_IS_CONSUMER = "EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND h.kind = 'consumer')"
+
+# An array is unnested in a MATERIALIZED part of its own before anything is joined to it, and a cohort's rows
+# are named by an array: both keep the planner on primary keys when it knows nothing of a table yet.
+
+#: The rows of a cohort whose worker still holds them, locked in id order.
+_HELD = """held AS (
+  SELECT r.* FROM pipeline.runs r JOIN asked x ON x.run = r.id
+  WHERE r.id = ANY(ARRAY(SELECT run FROM asked)) AND r.fence = x.fence AND r.status = 'active' AND {guard}
+  ORDER BY r.id FOR NO KEY UPDATE OF r
+)"""
+
+
+def _claim(guard: str, phase: str) -> str:
+    """A claim: nobody holds the row, so whoever lands this statement does.
+
+    Its transaction may have begun before the run was made. ``now`` is not before that, or a slot would be taken twice.
+    """
+    return f"""
+WITH free AS (
+  SELECT r.id, m.id AS ledger_id, m.status AS mutation_status, m.result AS mutation_result
+  FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
+  LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND {guard}
+    AND (CAST(:known AS text[]) IS NULL OR r.workflow || chr(31) || h.name = ANY(CAST(:known AS text[])))
+  ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
+)
+UPDATE pipeline.runs r
+SET phase = {phase}, fence = r.fence + 1, lease_expires_at = pipeline.clock() + :lease, worker = :worker,
+    started_at = coalesce(r.started_at, pipeline.clock()), snapshot = coalesce(r.snapshot, pg_current_snapshot())
+FROM free, pipeline.handlers h
+WHERE r.id = free.id AND h.id = r.handler_id
+RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered, h.low_watermark, h.next_run_at,
+          h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unheard,
+          free.mutation_status, free.mutation_result, greatest(pipeline.clock(), r.created_at) AS now
+"""
+
+
+CLAIM_PREPARE = text(_claim("r.phase IN ('pending', 'preparing') AND h.kind = 'consumer'", "'preparing'"))
+CLAIM_PRODUCE = text(_claim("r.phase IN ('pending', 'preparing') AND h.kind = 'producer'", "'preparing'"))
+CLAIM_MUTATE = text(
+    _claim(
+        "((r.phase = 'prepared' AND r.event_ids <> '{}') "
+        "OR (r.phase = 'mutating' AND m.status = 'pending' AND m.approved_at IS NOT NULL AND EXISTS ("
+        "SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = 'active' AND NOT w.maintenance) "
+        "AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = r.workflow AND b.closed_at IS NULL)))",
+        "r.phase",
+    )
+)
+CLAIM_NEXT = text(
+    _claim(
+        "((r.phase IN ('mutated', 'emitting') AND r.mutation_outcome <> 'failure') "
+        "OR (r.phase = 'prepared' AND r.event_ids = '{}'))",
+        "'emitting'",
+    )
+)
+
+_AVAILABLE = "d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())"
+_FREE = key_is_free(ordered=":ordered", handler=":handler_id", workflow=":workflow")
+
+#: Each run gets what nobody declined, filled up with what was: of an ordered key all that stands before it, and
+#: never a slice in which nothing is new.
+INSERT_SLICED = text(f"""
+WITH fresh AS (
+  SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
+  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND NOT d.declined
+    AND {_AVAILABLE} AND {_FREE}
+    AND {is_near(ordered=":ordered", handler=":handler_id", batch=":batch")} AND {is_listened_to(ordered=":ordered")}
+  ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
+), declined AS (
+  SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
+  WHERE (NOT :ordered OR d.key IS NULL) AND d.handler_id = :handler_id AND d.status = 'pending'
+    AND d.offered_to IS NULL AND d.declined AND {_AVAILABLE}
+  ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
+), before_fresh AS (
+  SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
+  WHERE :ordered AND d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.declined
+    AND {_AVAILABLE} AND {_FREE} AND d.key IN (SELECT key FROM fresh)
+    AND ((SELECT count(*) FROM fresh) < :window OR d.event_id < (SELECT max(event_id) FROM fresh))
+  ORDER BY d.event_id FOR UPDATE OF d
+), candidates AS (
+  SELECT * FROM fresh UNION ALL SELECT * FROM declined UNION ALL SELECT * FROM before_fresh
+), grouped AS (
+  SELECT event_id, declined, suspect,
+    CASE WHEN :ordered AND key IS NOT NULL THEN 'key ' || key WHEN suspect THEN 'alone ' || event_id ELSE 'slice ' ||
+    (row_number() OVER (PARTITION BY suspect OR (:ordered AND key IS NOT NULL) ORDER BY declined, event_id) - 1)
+    / :batch END AS slice
+  FROM candidates
+), placed AS (
+  SELECT *, row_number() OVER (PARTITION BY slice ORDER BY event_id) AS place FROM grouped
+), slices AS (
+  SELECT pipeline.uuid7() AS id, slice, array_agg(event_id ORDER BY event_id) AS event_ids,
+         bool_or(suspect) AS suspect
+  FROM placed WHERE place <= :batch GROUP BY slice HAVING NOT (:ordered AND bool_and(declined))
+  ORDER BY bool_and(declined), min(event_id) LIMIT :count
+), created AS (
+  INSERT INTO pipeline.runs (id, workflow, handler_id, session_id, offered, dispatched_at, traceparent)
+  SELECT s.id, :workflow, :handler_id, :session_id, s.event_ids, pipeline.clock(),
+         (SELECT e.traceparent FROM pipeline.events e WHERE e.id = s.event_ids[1] AND e.created_by_run_id IS NULL)
+  FROM slices s
+  RETURNING *
+), places AS MATERIALIZED (
+  SELECT c.id, offered.event_id FROM created c, unnest(c.offered) AS offered(event_id)
+), offers AS (
+  UPDATE pipeline.deliveries d SET offered_to = p.id
+  FROM places p WHERE d.event_id = p.event_id AND d.handler_id = :handler_id
+)
+SELECT c.*, s.suspect FROM created c JOIN slices s ON s.id = c.id ORDER BY c.offered[1]
+""")
+
+#: A run that sees everything takes the trace of the event that waits first: most runs begin with it. Among others it
+#: waits for those that are still choosing, so that none is offered what it sees; what they have chosen is theirs.
+INSERT_WHOLE = text("""
+INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at, traceparent)
+SELECT :workflow, :handler_id, :session_id, pipeline.clock(), (
+  SELECT CASE WHEN e.created_by_run_id IS NULL THEN e.traceparent END
+  FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
+  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL
+    AND d.event_id > (SELECT low_watermark FROM pipeline.handlers WHERE id = :handler_id)
+    AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+  ORDER BY d.event_id LIMIT 1)
+WHERE NOT EXISTS (
+  SELECT FROM pipeline.runs WHERE workflow = :workflow AND handler_id = :handler_id AND finished_at IS NULL
+    AND status = 'active' AND (:is_single OR phase IN ('pending', 'preparing')))
+RETURNING *
+""")
+
+#: A run that sees everything rests on its snapshot. Not so an ordered one among others: an event that it
+#: could not see, for a key that another held, may be free before it rests; slices decline one by one.
+#: A woken run forgets the time that woke it, and leaves one that a slice asked for meanwhile. If it takes something,
+#: what others declined before is asked about again: nobody says that it was shown that.
+FINISH_PREPARE = text(f"""
+WITH {_ASKED.format(columns=_PREPARED_COLUMNS)},
+{_HELD.format(guard="r.phase = 'preparing' AND " + _IS_CONSUMER)},
+wanted AS MATERIALIZED (
+  SELECT h.id AS run, h.handler_id, h.offered IS NULL AS alone, w.event_id, w.topic
+  FROM held h JOIN asked x ON x.run = h.id, unnest(x.events, x.topics) AS w(event_id, topic)
+), free AS (
+  SELECT w.run, d.event_id, d.handler_id
+  FROM pipeline.deliveries d JOIN wanted w ON w.event_id = d.event_id AND w.handler_id = d.handler_id
+  JOIN pipeline.events e ON e.id = d.event_id AND e.topic = w.topic
+  WHERE d.status = 'pending' AND ((w.alone AND d.offered_to IS NULL) OR d.offered_to = w.run)
+  ORDER BY d.event_id FOR UPDATE OF d
+), mine AS (
+  SELECT DISTINCT ON (event_id, handler_id) event_id, handler_id, run FROM free ORDER BY event_id, handler_id, run
+), complete AS (
+  SELECT h.*, x.events AS events, x.result, x.wake_at FROM held h JOIN asked x ON x.run = h.id
+  WHERE cardinality(x.events) = (SELECT count(*) FROM mine m WHERE m.run = h.id)
+), moved AS (
+  UPDATE pipeline.runs r
+  SET phase = 'prepared', event_ids = c.events, prepare_result = c.result, lease_expires_at = NULL,
+      dispatched_at = pipeline.clock()
+  FROM complete c WHERE r.id = c.id
+  RETURNING r.*
+), reserved AS (
+  UPDATE pipeline.deliveries d
+  SET status = 'reserved', run_id = m.run, offered_to = NULL, declined = false
+  FROM mine m JOIN complete c ON c.id = m.run
+  WHERE d.event_id = m.event_id AND d.handler_id = m.handler_id
+  RETURNING d.event_id
+), unused AS MATERIALIZED (
+  SELECT c.id, c.handler_id, c.events = '{{}}' AS took_nothing, offered.event_id,
+    (SELECT ordered FROM pipeline.handlers WHERE id = c.handler_id) AS ordered
+  FROM complete c, unnest(c.offered) AS offered(event_id) WHERE offered.event_id <> ALL(c.events)
+), handed_back AS (
+  UPDATE pipeline.deliveries d SET offered_to = NULL, xid = pg_current_xact_id(),
+    declined = u.took_nothing AND {is_listened_to(ordered="u.ordered")}
+  FROM unused u WHERE d.event_id = u.event_id AND d.handler_id = u.handler_id AND d.offered_to = u.id
+), left_over AS (
+  SELECT d.event_id, d.handler_id FROM complete c JOIN pipeline.deliveries d ON d.handler_id = c.handler_id
+  WHERE c.offered IS NULL AND c.events <> '{{}}' AND d.status = 'pending' AND d.declined AND d.offered_to IS NULL
+    AND d.event_id <> ALL(c.events)
+  FOR UPDATE OF d SKIP LOCKED
+), reconsidered AS (
+  UPDATE pipeline.deliveries d SET declined = false FROM left_over l
+  WHERE d.event_id = l.event_id AND d.handler_id = l.handler_id
+), rested AS (
+  UPDATE pipeline.handlers h
+  SET idle_snapshot = CASE WHEN c.saw_all THEN c.snapshot END,
+      idle_at = CASE WHEN c.saw_all THEN c.started_at END,
+      wake_at = CASE WHEN c.offered IS NULL AND (c.is_single OR h.wake_at <= c.started_at) THEN c.wake_at
+                     ELSE least(h.wake_at, c.wake_at) END
+  FROM (
+    SELECT DISTINCT ON (r.handler_id) r.*, w.concurrency = 1 AS is_single,
+      r.events = '{{}}' AND r.offered IS NULL AND (w.concurrency = 1 OR NOT o.ordered) AS saw_all
+    FROM complete r JOIN pipeline.workflows w ON w.name = r.workflow JOIN pipeline.handlers o ON o.id = r.handler_id
+    ORDER BY r.handler_id, r.wake_at NULLS LAST
+  ) c
+  WHERE h.id = c.handler_id AND (SELECT count(*) FROM reserved) >= 0
+    AND (c.events = '{{}}' OR h.idle_snapshot IS NOT NULL OR c.wake_at IS NOT NULL
+         OR (c.offered IS NULL AND h.wake_at IS NOT NULL))
+)
+SELECT * FROM moved ORDER BY id
+""")
+
+NO_MUTATION = text(f"""
+WITH {_ASKED.format(columns="run uuid, fence bigint")},
+{_HELD.format(guard="r.phase = 'prepared'")}
+UPDATE pipeline.runs r SET phase = 'mutated', lease_expires_at = NULL, dispatched_at = pipeline.clock()
+FROM held WHERE r.id = held.id RETURNING r.*
+""")
+
+_IS_LEASED = "r.lease_expires_at IS NOT NULL"
+_UNSENT = """(r.phase = 'mutating' AND EXISTS (
+  SELECT FROM pipeline.mutations m WHERE m.id = r.mutation_id AND m.status = 'pending'))"""
+
+HEARTBEAT = text(f"""
+WITH {_ASKED.format(columns="run uuid, fence bigint")},
+{_HELD.format(guard="r.lease_expires_at IS NOT NULL")}
+UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, pipeline.clock() + :lease)
+FROM held WHERE r.id = held.id RETURNING r.*
+""")
+
+RELEASE = text(f"""
+WITH {_ASKED.format(columns="run uuid, fence bigint")},
+{_HELD.format(guard=f"(r.phase IN ('preparing', 'prepared', 'emitting') OR {_UNSENT}) AND {_IS_LEASED}")}
+UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = CASE WHEN :later THEN pipeline.clock() END
+FROM held WHERE r.id = held.id RETURNING r.*
+""")
+
+FORSAKE = text("""
+UPDATE pipeline.runs SET lease_expires_at = pipeline.clock() - interval '1 microsecond'
+WHERE finished_at IS NULL AND status = 'active' AND lease_expires_at IS NOT NULL AND worker = :worker
+RETURNING id
+""")
+
+DISPATCHED = text("""
+UPDATE pipeline.runs SET dispatched_at = pipeline.clock()
+WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'active' AND lease_expires_at IS NULL RETURNING *
+""")
+
+#: A message reached a worker that could do nothing with it: the next tick rings again, not only when silence is over.
+UNHEARD = text("""
+UPDATE pipeline.runs r SET dispatched_at = NULL, worker = NULL FROM pipeline.handlers h
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND h.id = r.handler_id
+  AND r.workflow || chr(31) || h.name <> ALL(CAST(:known AS text[])) RETURNING r.id
+""")
+
+#: As they were handed back: no message under way, and no worker that has had them since.
+LOCK_UNHEARD = text("""
+SELECT r.id, r.handler_id FROM pipeline.runs r
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active'
+  AND r.lease_expires_at IS NULL AND r.dispatched_at IS NULL AND r.worker IS NULL
+ORDER BY r.id FOR NO KEY UPDATE OF r
+""")
+
+#: Before anything was asked of the world a run ends; once its outcome is known another carries it forward. What a
+#: person has allowed stays as it is, and so does a plan that is tried again.
+TAKE_BACK = text("""
+UPDATE pipeline.runs r
+SET status = 'paused:transient', error = :error, error_type = 'Unheard', finished_at = pipeline.clock(),
+    retry_pending = r.phase IN ('mutated', 'emitting'),
+    attempt = r.attempt - CASE WHEN r.phase IN ('mutated', 'emitting') THEN 1 ELSE 0 END
+FROM pipeline.handlers h
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND h.id = r.handler_id
+  AND (r.phase IN ('pending', 'preparing') OR (r.phase = 'prepared' AND r.retry_of IS NULL)
+    OR (r.phase IN ('mutated', 'emitting') AND r.mutation_outcome <> 'failure'))
+RETURNING r.*, h.name AS handler
+""")
+
+LOCK_TO_STOP = text("""
+SELECT r.id FROM pipeline.runs r
+JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id
+WHERE r.status = 'active'
+  AND (r.fence = x.fence OR (x.fence IS NULL AND r.lease_expires_at < pipeline.clock()))
+ORDER BY r.id FOR NO KEY UPDATE OF r
+""")
+
+#: The run of a retired handler that keeps an event, and what it takes to end it.
+LEFT_BEHIND = text("""
+SELECT r.id FROM pipeline.handlers h JOIN pipeline.deliveries d ON d.event_id = :event_id AND d.handler_id = h.id
+JOIN pipeline.runs r ON r.id = d.run_id
+WHERE h.workflow = :workflow AND h.name = :handler AND h.retired AND d.status IN ('reserved', 'skipped')
+  AND (r.finished_at IS NULL OR r.retry_pending)
+""")
+LOCK_LEFT_BEHIND = text("""
+SELECT r.*, m.status AS mutation_status FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+WHERE r.id = :id AND (r.finished_at IS NULL OR r.retry_pending) FOR NO KEY UPDATE OF r
+""")
+GIVE_UP = text("""
+UPDATE pipeline.runs SET status = CASE WHEN status = 'active' THEN 'failed:internal' ELSE status END, error = :error,
+  error_type = 'Retired', finished_at = coalesce(finished_at, pipeline.clock()), retry_pending = false, retry_at = NULL
+WHERE id = :id AND lease_expires_at IS NULL AND (status = 'active' OR retry_pending) RETURNING *
+""")
+
+#: An event that a run was shown and did not reserve yet is held by nobody; blamed by name, it counts like an input.
+STANDINGS = text(f"""
+WITH {_ASKED.format(columns="run uuid, culprits bigint[]")}
+SELECT r.*, m.status AS mutation_status, m.reconcilable, h.after_failed_mutation, h.failure_policy,
+       h.consecutive_failures, w.on_uncertain, w.on_logic_error, i.input_failures, h.name AS handler,
+       pipeline.clock() AS now
+FROM pipeline.runs r JOIN asked x ON x.run = r.id
+JOIN pipeline.handlers h ON h.id = r.handler_id JOIN pipeline.workflows w ON w.name = r.workflow
+LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+CROSS JOIN LATERAL (
+  SELECT coalesce(max(d.failures) FILTER (WHERE d.event_id = ANY(x.culprits)), max(d.failures), 0) AS input_failures
+  FROM pipeline.deliveries d
+  WHERE d.handler_id = r.handler_id
+    AND d.event_id = ANY(r.event_ids || coalesce(r.offered, '{{}}') || x.culprits)
+    AND (d.run_id = r.id OR d.offered_to = r.id OR (r.offered IS NULL AND r.event_ids = '{{}}'
+      AND d.status = 'pending' AND d.offered_to IS NULL))
+) i
+WHERE r.id = ANY(ARRAY(SELECT run FROM asked)) ORDER BY r.id
+""")
+
+STOP = text(f"""
+WITH {_ASKED.format(columns=_STOPPED_COLUMNS)}
+UPDATE pipeline.runs r
+SET status = x.status, error = x.error, error_type = x.error_type, finished_at = pipeline.clock(),
+    lease_expires_at = NULL, retry_pending = x.retry_pending, retry_at = pipeline.clock() + x.delay
+FROM asked x WHERE r.id = x.run RETURNING r.*
+""")
+
+#: It stays in the trace of the run it carries on, as `pipeline.telemetry.tracing.context` works that out.
+INSERT_RETRIES = text("""
+WITH stopped AS (
+  SELECT r.* FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
+  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.retry_pending
+    AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
+    AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+  ORDER BY r.id LIMIT :count FOR NO KEY UPDATE OF r
+), created AS (
+  INSERT INTO pipeline.runs (workflow, handler_id, session_id, phase, mutation_outcome, mutation_id, offered,
+                             event_ids, prepare_result, retry_of, attempt, dispatched_at, traceparent)
+  SELECT s.workflow, s.handler_id, :session_id,
+         CASE WHEN s.mutation_outcome = 'failure' THEN 'prepared' ELSE 'emitting' END,
+         CASE WHEN s.mutation_outcome = 'failure' THEN '' ELSE s.mutation_outcome END,
+         CASE WHEN s.mutation_outcome = 'failure' THEN NULL ELSE s.mutation_id END,
+         s.offered, s.event_ids, s.prepare_result, s.id, s.attempt + 1, pipeline.clock(),
+         '00-' || coalesce(substring(s.traceparent FROM '^00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}$'), x.id)
+         || '-' || right(x.id, 16) || '-'
+         || coalesce(substring(s.traceparent FROM '^00-[0-9a-f]{32}-[0-9a-f]{16}-([0-9a-f]{2})$'), '81')
+  FROM stopped s, LATERAL (SELECT replace(CAST(s.id AS text), '-', '') AS id) x
+  RETURNING *
+), carried AS (
+  UPDATE pipeline.runs r SET retry_pending = false FROM created c WHERE r.id = c.retry_of
+), inputs AS MATERIALIZED (
+  SELECT c.id, c.handler_id, c.retry_of, input.event_id FROM created c, unnest(c.event_ids) AS input(event_id)
+), transferred AS (
+  UPDATE pipeline.deliveries d SET run_id = i.id
+  FROM inputs i WHERE d.event_id = i.event_id AND d.handler_id = i.handler_id AND d.run_id = i.retry_of
+)
+SELECT c.*, s.status = 'crashed' AS suspect FROM created c JOIN stopped s ON s.id = c.retry_of ORDER BY c.id
+""")
+
+
+def claim(tx: Transaction, statement: Any, ids: Sequence[UUID], lease: timedelta, worker: str, known: Known) -> Rows:
+    """Run one of the claim statements, for runs of the handlers the claimer knows."""
+    return tx.all(statement, ids=[str(id_) for id_ in ids], lease=lease, worker=worker, known=_joined(known))
+
+
+def unheard(tx: Transaction, ids: Sequence[UUID], known: Known) -> Rows:
+    """Have it rung again soon for those of these runs whose handler the claimer does not know."""
+    if not ids or known is None:
+        return ()
+    return tx.all(UNHEARD, ids=[str(id_) for id_ in ids], known=_joined(known))
+
+
+def _joined(known: Known) -> list[str] | None:
+    """Handlers as the claim statements compare them: names have no control characters."""
+    return None if known is None else sorted("\x1f".join(pair) for pair in known)
+
+
+def guarded(tx: Transaction, statement: Any, rows: Cohort, **params: Any) -> Rows:
+    """Run a statement that takes a cohort as rows, and return what landed."""
+    return tx.all(statement, rows=encoded(rows), **params)
+
+
+def by_ids(tx: Transaction, statement: Any, ids: Sequence[UUID], **params: Any) -> Rows:
+    """Run a statement that takes a cohort as ids, and return what landed."""
+    return tx.all(statement, ids=[str(id_) for id_ in ids], **params)
+
+
+#: The run that carries such a run forward counts from 1 again.
+FORGIVE_RUNS = text("""
+UPDATE pipeline.runs SET attempt = 0, retry_at = NULL WHERE workflow = :workflow AND retry_pending
+""")

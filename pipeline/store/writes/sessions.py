@@ -1,0 +1,57 @@
+"""Guarded writes of sessions."""
+
+from sqlalchemy import text
+
+OPEN_SESSION = text("""
+WITH opened AS (
+  INSERT INTO pipeline.sessions (workflow) VALUES (:workflow)
+  ON CONFLICT (workflow) WHERE finished_at IS NULL DO NOTHING RETURNING id
+)
+SELECT id FROM opened UNION ALL
+SELECT id FROM pipeline.sessions WHERE workflow = :workflow AND finished_at IS NULL LIMIT 1
+""")
+
+DISCARD_SESSION = text("""
+DELETE FROM pipeline.sessions s
+WHERE s.id = :id AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
+""")
+
+LOCK_OF_SESSIONS = text("""
+SELECT w.name FROM pipeline.workflows w
+WHERE w.name IN (SELECT s.workflow FROM pipeline.sessions s WHERE s.id = ANY(CAST(:ids AS uuid[])))
+ORDER BY w.name FOR NO KEY UPDATE
+""")
+
+#: Taken before a session is ended, after its runs: what retention drops at the same moment is then counted once.
+LOCK_SESSIONS = text("""
+SELECT id FROM pipeline.sessions WHERE id = ANY(CAST(:ids AS uuid[])) AND finished_at IS NULL
+ORDER BY id FOR NO KEY UPDATE
+""")
+
+MOST_COUNTED = 10_000
+
+
+def _of_runs(number: str) -> str:
+    """A number of a session's runs; NULL when there are too many to be read while the workflow is locked."""
+    read = f"SELECT status, cost FROM pipeline.runs WHERE session_id = s.id LIMIT {MOST_COUNTED} + 1"
+    return f"(SELECT CASE WHEN count(*) <= {MOST_COUNTED} THEN {number} END FROM ({read}) r)"
+
+
+#: Retention has told the session of the runs that it dropped.
+_RUN_COUNT = _of_runs("coalesce(s.run_count, 0) + count(*) FILTER (WHERE r.status = 'committed')")
+_RUN_COST = _of_runs("coalesce(sum(r.cost) + coalesce(s.cost, 0), s.cost)")
+END_SESSIONS = text(f"""
+UPDATE pipeline.sessions s
+SET finished_at = pipeline.clock(), result = 'failed', error = x.error, run_count = {_RUN_COUNT}, cost = {_RUN_COST}
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(session_id uuid, error text)
+WHERE s.id = x.session_id AND s.finished_at IS NULL RETURNING s.*
+""")
+FINISH_SESSIONS = text(f"""
+UPDATE pipeline.sessions s
+SET finished_at = pipeline.clock(), result = 'completed', run_count = {_RUN_COUNT}, cost = {_RUN_COST}
+WHERE s.id = ANY(CAST(:ids AS uuid[])) AND s.finished_at IS NULL
+  AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
+  AND NOT EXISTS (SELECT FROM pipeline.runs r
+    WHERE r.workflow = s.workflow AND r.session_id = s.id AND r.finished_at IS NULL)
+RETURNING s.*
+""")

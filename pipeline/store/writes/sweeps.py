@@ -1,0 +1,12 @@
+"""Guarded writes of sweep slots: one of several callers runs a sweep."""
+
+from sqlalchemy import text
+
+#: A last run that lies in the future is from before Postgres's clock was set back. One that lies there by less than
+#: the pause may be of a transaction that began a moment after this one.
+TAKE_SLOT = text("""
+INSERT INTO pipeline.sweeps (name, last_run_at) VALUES (:name, pipeline.clock())
+ON CONFLICT (name) DO UPDATE SET last_run_at = excluded.last_run_at
+WHERE sweeps.last_run_at <= pipeline.clock() - :pause OR sweeps.last_run_at > pipeline.clock() + :pause RETURNING name
+""")
+REPORT_SLOT = text("UPDATE pipeline.sweeps SET report = CAST(:report AS jsonb) WHERE name = :name")

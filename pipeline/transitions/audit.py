@@ -1,0 +1,30 @@
+"""Who changed an outcome, when and why. Written in the transaction of the act itself."""
+
+import json
+from typing import Any
+
+from sqlalchemy import Row
+
+from pipeline.domain.values import Person
+from pipeline.store.database import Transaction
+from pipeline.store.writes import audit as audit_store
+
+
+def record(tx: Transaction, by: Person, act: str, **subject: Any) -> None:
+    """Keep who did what to which workflow, run, mutation or event, with their words and evidence."""
+    tx.run(
+        audit_store.INSERT_AUDIT,
+        actor=by.name,
+        act=act,
+        workflow=subject.get("workflow"),
+        run_id=subject.get("run_id"),
+        mutation_id=subject.get("mutation_id"),
+        event_id=subject.get("event_id"),
+        reason=by.reason,
+        evidence=json.dumps(by.evidence) if by.evidence is not None else None,
+    )
+
+
+def subject_of(mutation: Row[Any]) -> dict[str, Any]:
+    """Return the fields by which an audit row names a mutation."""
+    return {"workflow": mutation.workflow, "run_id": mutation.run_id, "mutation_id": mutation.id}

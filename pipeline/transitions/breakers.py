@@ -1,0 +1,97 @@
+"""Breakers: an operation whose outcomes are mostly unknown starts no new mutation until a probe succeeds.
+
+Every mutation sent into the dark becomes a question for somebody. Runs that would send one wait
+before anything is in the ledger; one of them is let through now and then to see whether the answer
+comes back.
+"""
+
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from pipeline.domain.policies import BreakerPolicy
+from pipeline.domain.values import Person
+from pipeline.store.database import Transaction
+from pipeline.store.reads import ledger
+from pipeline.store.writes import breakers as breaker_store
+from pipeline.transitions import audit
+
+OperationName = tuple[str, str]  #: connector and operation
+
+
+class Admission(StrEnum):
+    """What an open breaker lets through."""
+
+    NONE = "none"
+    ONE = "one"  #: the probe
+
+
+def admit(tx: Transaction, asked: Collection[OperationName]) -> dict[OperationName, Admission]:
+    """The open breakers among these operations. Whoever is told ``ONE`` has taken the probe."""
+    found = {(row.connector, row.operation): row for row in ledger.breakers(tx)}
+    return {
+        name: Admission.ONE if found[name].is_due and _takes_probe(tx, name) else Admission.NONE
+        for name in sorted(set(asked) & set(found))
+    }
+
+
+def judge(tx: Transaction, name: OperationName, policy: BreakerPolicy, mutation_id: UUID) -> bool:
+    """Open the breaker if too many of the last outcomes are unknown, such as this one. Returns whether it did."""
+    connector, operation = name
+    row = tx.first(
+        breaker_store.JUDGE,
+        mutation_id=mutation_id,
+        connector=connector,
+        operation=operation,
+        share=policy.share,
+        at_least=policy.at_least,
+        last=policy.last,
+        window=policy.window,
+        probe_every=policy.probe_every,
+    )
+    if row is not None:
+        tx.announce("breaker.opened", connector=connector, operation=operation, reason=row.reason)
+    return row is not None
+
+
+def succeeded(tx: Transaction, name: OperationName) -> None:
+    """A probe was answered: close the breaker, unless a person opened it."""
+    _close(tx, name, by_person=False)
+
+
+def open_(tx: Transaction, name: OperationName, by: Person) -> None:
+    """A person stops new mutations of an operation, until a person lets them go on."""
+    connector, operation = name
+    tx.first(breaker_store.OPEN, connector=connector, operation=operation, reason=by.reason or "", opened_by=by.name)
+    audit.record(tx, by, f"breaker.open {connector}.{operation}")
+    tx.announce("breaker.opened", connector=connector, operation=operation, reason=by.reason, actor=by.name)
+
+
+def close(tx: Transaction, name: OperationName, by: Person) -> bool:
+    """A person lets mutations of an operation go on. Returns whether its breaker was open."""
+    was_open = _close(tx, name, by_person=True)
+    if was_open:
+        audit.record(tx, by, f"breaker.close {'.'.join(name)}")
+    return was_open
+
+
+def rouse(tx: Transaction, *, limit: int = 1_000) -> Sequence[Row[Any]]:
+    """Runs that may have waited behind a breaker: ring for them. If nobody hears it, the next tick rings, without the
+    usual silence. What a run asks for is not written down before it is sent, so others may be among them."""
+    return sorted(tx.all(breaker_store.ROUSE, limit=limit), key=lambda row: row.id)
+
+
+def _close(tx: Transaction, name: OperationName, *, by_person: bool) -> bool:
+    connector, operation = name
+    row = tx.first(breaker_store.CLOSE, connector=connector, operation=operation, by_person=by_person)
+    if row is not None:
+        tx.announce("breaker.closed", connector=connector, operation=operation)
+    return row is not None
+
+
+def _takes_probe(tx: Transaction, name: OperationName) -> bool:
+    connector, operation = name
+    return tx.first(breaker_store.PROBE, connector=connector, operation=operation) is not None

@@ -1,0 +1,168 @@
+"""Events come in, and people may set one delivery aside, hand it back, or go on without it.
+
+Publishing is idempotent by message id: the first write wins and a repeat is a no-op. What happens
+to an event inside a run (reserve, consume, release, transfer) belongs to that run's verbs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, TextClause
+
+from pipeline.domain.errors import IllegalTransitionError, UnknownError
+from pipeline.domain.ids import EventId
+from pipeline.domain.payloads import checked_json, checked_name, checked_text
+from pipeline.domain.states import DeliveryStatus
+from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent, Person
+from pipeline.store.database import Transaction, encoded_parts
+from pipeline.store.reads import work
+from pipeline.store.writes import events as event_store
+from pipeline.store.writes import workflows as workflow_store
+from pipeline.telemetry.tracing import context
+from pipeline.transitions import audit, payload_schemas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What a publish wrote: ids by message id. A message id that is missing was there before."""
+
+    new: dict[tuple[str, str], EventId]
+    replaced: dict[tuple[str, str], EventId]
+
+
+def publish(
+    tx: Transaction,
+    workflow: str,
+    events: Sequence[NewEvent],
+    *,
+    replace: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Published:
+    """Add events to topics of a workflow and hand them to its consumers.
+
+    Payloads of topics that declare a schema must fit it. With ``replace`` the payload (and the title, if
+    one is given) of an event that no run can have seen yet is rewritten; one that a run may have seen
+    keeps what that run saw. Keys never change.
+    """
+    checked_name(workflow, what="workflow name")
+    rows = event_rows(_once(events, replace=replace), limits)
+    _check_topics(tx, workflow, events)
+    if replace:
+        tx.all(workflow_store.LOCK, names=[workflow])  # no run comes into being between the look and the write
+    new: dict[tuple[str, str], EventId] = {}
+    for part in encoded_parts(rows):
+        new |= _by_message(tx.all(event_store.PUBLISH, workflow=workflow, rows=part))
+    repeats = [row for row in rows if (row["topic"], row["message_id"]) not in new]
+    rewritten: dict[tuple[str, str], EventId] = {}
+    for part in encoded_parts(repeats) if replace else ():
+        rewritten |= _by_message(tx.all(event_store.REPLACE, workflow=workflow, rows=part))
+    if new:
+        tx.announce("event.published", workflow=workflow, events=len(new), repeats=len(repeats))
+    return Published(new=new, replaced=rewritten)
+
+
+def _once(events: Sequence[NewEvent], *, replace: bool) -> Sequence[NewEvent]:
+    """Each fact once: of several with one name the first counts, and with ``replace`` the last, as one by one."""
+    facts: dict[tuple[str, str], NewEvent] = {}
+    for event in events:
+        name = (event.topic, event.message_id)
+        facts[name] = event if replace else facts.get(name, event)
+    return list(facts.values())
+
+
+def _check_topics(tx: Transaction, workflow: str, events: Sequence[NewEvent]) -> None:
+    """Nothing is published unless every topic is known and every payload fits its own."""
+    declared = {row.name: row.schema for row in work.topics(tx, workflow)}
+    for event in events:
+        if event.topic not in declared:
+            raise unknown_topic(tx, workflow, event.topic)
+        if declared[event.topic] is not None:
+            what = f"payload of {event.message_id!r}"
+            payload_schemas.check(declared[event.topic], event.payload, what=what, topic=event.topic)
+
+
+def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> Row[Any]:
+    """A person goes on without an event that no run holds."""
+    needs = [DeliveryStatus.PENDING, DeliveryStatus.QUARANTINED]
+    return _act(tx, event_store.SKIP_ONE, (workflow, handler, event_id), by, "skip", needs)
+
+
+def quarantine(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> Row[Any]:
+    """A person sets a pending event aside."""
+    target = (workflow, handler, event_id)
+    return _act(tx, event_store.QUARANTINE_ONE, target, by, "quarantine", [DeliveryStatus.PENDING], error=by.reason)
+
+
+def release(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> Row[Any]:
+    """A person hands a quarantined event back; it counts as new, with its failures forgotten."""
+    target = (workflow, handler, event_id)
+    return _act(tx, event_store.RELEASE_ONE, target, by, "release", [DeliveryStatus.QUARANTINED])
+
+
+def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | None = None) -> list[dict[str, Any]]:
+    """Checked rows for the insert: nothing is written unless every event can be.
+
+    What comes from outside belongs to the trace it is published in, unless it names another.
+    """
+    here = context.current() if run_id is None else None
+    return [
+        {
+            "n": number,
+            "run": run_id,
+            "topic": checked_name(event.topic, what="topic"),
+            "message_id": checked_name(event.message_id, what="message id"),
+            "key": None if event.key is None else checked_name(event.key, what="key"),
+            "title": None if event.title is None else checked_text(event.title, what="title"),
+            "payload": checked_json(event.payload, what=f"payload of {event.message_id!r}", limit=limits.payload),
+            "traceparent": here if event.traceparent is None else checked_name(event.traceparent, what="traceparent"),
+        }
+        for number, event in enumerate(events)
+    ]
+
+
+def unknown_topic(tx: Transaction, workflow: str, topic: str) -> UnknownError:
+    """The error for a publish that found no such topic, or no such workflow at all."""
+    names = work.workflow_names(tx)
+    if workflow not in names:
+        return UnknownError("workflow", workflow, names)
+    known = [row.name for row in work.topics(tx, workflow)]
+    return UnknownError(f"topic of workflow {workflow!r} named", topic, known, "Nothing was published.")
+
+
+def _by_message(rows: Sequence[Row[Any]]) -> dict[tuple[str, str], EventId]:
+    return {(row.topic, row.message_id): EventId(row.id) for row in rows}
+
+
+def _act(
+    tx: Transaction,
+    statement: TextClause,
+    target: tuple[str, str, EventId],
+    by: Person,
+    verb: str,
+    needs: Sequence[DeliveryStatus],
+    **params: Any,
+) -> Row[Any]:
+    """Do one person's act on one delivery, or say what the delivery is instead."""
+    workflow, handler, event_id = target
+    row = work.handler(tx, workflow, handler)
+    if row is None and work.workflow(tx, workflow) is None:
+        raise UnknownError("workflow", workflow, work.workflow_names(tx))
+    if row is None:
+        known = [known.name for known in work.handlers(tx, workflow)]
+        raise UnknownError(f"handler of workflow {workflow!r} named", handler, known)
+    key = {"event_id": event_id, "handler_id": row.id}
+    found = tx.first(event_store.LOCK_ONE, **key)
+    if found is None:
+        raise UnknownError(f"event for handler {handler!r} with id", event_id)
+    done = tx.first(statement, **key, **params)
+    if done is None:
+        offered = ", offered to a run" if found.offered_to else ""
+        raise IllegalTransitionError("event", event_id, asked=verb, found=f"{found.status}{offered}", allowed=needs)
+    audit.record(tx, by, f"event.{verb}", workflow=workflow, event_id=event_id)
+    tx.announce(_PAST[verb], workflow=workflow, handler=handler, event_id=event_id, actor=by.name)
+    return done
+
+
+_PAST = {"skip": "event.skipped", "quarantine": "event.quarantined", "release": "event.released"}

@@ -1,0 +1,219 @@
+"""The ledger's verbs: asked for, sent, applied, failed, doubted, escalated, settled by a person.
+
+A mutation is committed as in flight before the world can see it, and its verdict moves the run in
+the same statement. Verdicts of the worker carry its fence; verdicts found out later find the run
+stopped in doubt. "It was not found" counts only once the request can no longer be travelling.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from pipeline.domain.errors import (
+    IllegalTransitionError,
+    InvalidInputError,
+    PipelineError,
+    QuietPeriodError,
+    StaleWriteError,
+    UnknownError,
+)
+from pipeline.domain.ids import Fence, MutationId, RunId
+from pipeline.domain.payloads import checked_json, checked_name, mended_text
+from pipeline.domain.states import MutationStatus, Phase, Resolver
+from pipeline.domain.values import DEFAULT_LIMITS, Applied, Failed, Held, Limits, Request
+from pipeline.domain.workflows import AfterFailedMutation
+from pipeline.store.database import Transaction
+from pipeline.store.reads import work
+from pipeline.store.writes import events as event_store
+from pipeline.store.writes import mutations as mutation_store
+from pipeline.transitions.reconciliation import certain
+from pipeline.transitions.results import Landing, Move, land
+
+IN_DOUBT = [MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE]
+
+
+def begin_mutation(tx: Transaction, cohort: Sequence[Request], limits: Limits = DEFAULT_LIMITS) -> Landing[Row[Any]]:
+    """Write each request into the ledger: in flight, or pending a person's approval.
+
+    The lease must still be held and is extended to cover the send deadline, so nobody can take the
+    run for dead while its request may still leave.
+    """
+    _refuse_doubled(cohort)
+    landed = mutation_store.guarded(tx, mutation_store.BEGIN, [_request_row(item, limits) for item in cohort])
+    for row in landed:
+        tx.announce("run.mutating", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, status=row.status)
+    move = Move(verb="begin_mutation", phases=[Phase.PREPARED], also=" with inputs")
+    return land(tx, [item.held for item in cohort], landed, key=lambda row: row.run_id, move=move)
+
+
+def send(
+    tx: Transaction, cohort: Sequence[Held], bounds: Mapping[Held, tuple[timedelta, timedelta]] | None = None
+) -> Landing[Row[Any]]:
+    """Put approved mutations in flight, exactly as they were approved.
+
+    ``bounds`` are timeout and settle window as the code has them now: it may be newer than the request.
+    """
+    rows = [
+        {"run": held.run_id, "fence": held.fence, "timeout": timeout, "settle": settle}
+        for held in cohort
+        for timeout, settle in [(bounds or {}).get(held, (None, None))]
+    ]
+    landed = mutation_store.guarded(tx, mutation_store.SEND, rows)
+    for row in landed:
+        tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
+    move = Move(verb="send", phases=[Phase.MUTATING], also=" with an approved mutation")
+    return land(tx, cohort, landed, key=lambda row: row.run_id, move=move)
+
+
+def resend(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
+    """Attempt mutations again that are known not to have happened: counted, and with a new deadline, before they go."""
+    landed = mutation_store.guarded(
+        tx, mutation_store.RESEND, [{"run": held.run_id, "fence": held.fence} for held in cohort]
+    )
+    for row in landed:
+        tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, attempt=row.attempts)
+    move = Move(verb="resend", phases=[Phase.MUTATING], also=" with a mutation in flight")
+    return land(tx, cohort, landed, key=lambda row: row.run_id, move=move)
+
+
+def apply(
+    tx: Transaction,
+    cohort: Sequence[Applied],
+    *,
+    by: Resolver = Resolver.CALL,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Landing[Row[Any]]:
+    """It happened: the run's outcome is success and whatever held its workflow back is gone."""
+    rows = [
+        {
+            "mutation_id": item.mutation_id,
+            "fence": item.fence,
+            "result": checked_json(item.result, what=f"result of mutation {item.mutation_id}", limit=limits.result),
+        }
+        for item in cohort
+    ]
+    landed = mutation_store.guarded(tx, mutation_store.APPLY, rows, resolved_by=by)
+    for row in landed:
+        tx.announce("mutation.applied", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=by)
+        certain(tx, row, "applied")
+    return _land(tx, {item.mutation_id: item.fence for item in cohort}, landed, "apply")
+
+
+def fail(tx: Transaction, cohort: Sequence[Failed], *, by: Resolver = Resolver.CALL) -> Landing[Row[Any]]:
+    """It did not happen. Refused during the quiet period when that rests on absence alone.
+
+    Of a run that was stopped in doubt the inputs go back at once, unless its consumer wants the same
+    plan tried again. A run that is still held keeps inputs and lease until it is stopped, which its
+    worker does in the same transaction; forgotten, the lease lapses and recovery stops it.
+    """
+    rows = [
+        {
+            "mutation_id": item.mutation_id,
+            "fence": item.fence,
+            "error": mended_text(item.error),
+            "evidence": item.evidence,
+            "asked_at": item.asked_at,
+        }
+        for item in cohort
+    ]
+    landed = mutation_store.guarded(tx, mutation_store.FAIL, rows, resolved_by=by)
+    _release_inputs(tx, landed)
+    for row in landed:
+        tx.announce("mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=by)
+        certain(tx, row, "failed")
+    times = {item.mutation_id: item.asked_at for item in cohort}
+    return _land(tx, {item.mutation_id: item.fence for item in cohort}, landed, "fail", times)
+
+
+def _release_inputs(tx: Transaction, failed: Sequence[Row[Any]]) -> None:
+    rows = [
+        {
+            "run": row.run,
+            "handler_id": row.handler_id,
+            "events": row.event_ids,
+            "quarantine": False,
+            "counts": False,
+            "suspect": False,
+        }
+        for row in failed
+        if row.fence is None and row.after_failed_mutation == AfterFailedMutation.PREPARE
+    ]
+    if rows:
+        event_store.hand_back(tx, rows)
+
+
+def _land(
+    tx: Transaction,
+    asked: dict[MutationId, Fence | None],
+    landed: Sequence[Row[Any]],
+    verb: str,
+    times: Mapping[MutationId, datetime | None] | None = None,
+) -> Landing[Row[Any]]:
+    there = {row.id for row in landed}
+    missing = [id_ for id_ in asked if id_ not in there]
+    rows = {row.id: row for row in work.mutations(tx, missing)} if missing else {}
+    now = tx.clock() if missing else None
+    refused: dict[UUID, PipelineError] = {}
+    for id_ in missing:
+        row = rows.get(id_)
+        if row is None:
+            refused[id_] = UnknownError("mutation", id_, hint="Nothing was changed.")
+        elif verb == "fail" and _is_quiet(row, (times or {}).get(id_) or now) and _counts(row, asked[id_]):
+            refused[id_] = QuietPeriodError(id_, row.quiet_until)
+        elif asked[id_] is not None:
+            held = f"fence {asked[id_]}, {MutationStatus.IN_FLIGHT}"
+            found = f"fence {row.fence}, {row.status}"
+            refused[id_] = StaleWriteError("mutation", id_, asked=verb, held=held, found=found)
+        else:
+            refused[id_] = illegal_transition(row, verb, IN_DOUBT)
+    return Landing(landed=tuple(landed), refused=refused)
+
+
+def _is_quiet(row: Row[Any], asked_at: datetime | None) -> bool:
+    return bool(row.quiet_until and asked_at and row.quiet_until > asked_at)
+
+
+def _counts(row: Row[Any], fence: Fence | None) -> bool:
+    """Whether only the quiet period stands in the way of this verdict."""
+    if fence is None:
+        return row.status in IN_DOUBT
+    return bool(row.status == MutationStatus.IN_FLIGHT and row.fence == fence)
+
+
+def illegal_transition(row: Row[Any], verb: str, needs: Sequence[str]) -> IllegalTransitionError:
+    found = f"{row.status} (its run is {row.run_phase}, {row.run_status})"
+    return IllegalTransitionError("mutation", row.id, asked=verb, found=found, allowed=needs)
+
+
+def _refuse_doubled(cohort: Sequence[Request]) -> None:
+    seen: set[RunId] = set()
+    for item in cohort:
+        if item.held.run_id in seen:
+            raise InvalidInputError(f"Run {item.held.run_id} asks for two mutations at once; expected one per run.")
+        seen.add(item.held.run_id)
+        for name, span in (("timeout", item.timeout), ("settle", item.settle)):
+            if span < timedelta(0) or (name == "timeout" and not span):
+                raise InvalidInputError(
+                    f"{item.connector}.{item.operation} has {name} {span}; expected a positive span."
+                )
+
+
+def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
+    what = f"params of {item.connector}.{item.operation} for run {item.held.run_id}"
+    return {
+        "run": item.held.run_id,
+        "fence": item.held.fence,
+        "connector": checked_name(item.connector, what="connector"),
+        "operation": checked_name(item.operation, what="operation"),
+        "params": checked_json(item.params, what=what, limit=limits.params),
+        "request_hash": checked_name(item.request_hash, what="request hash"),
+        "idempotency_key": checked_name(item.idempotency_key, what="idempotency key"),
+        "timeout": item.timeout,
+        "settle": item.settle,
+        "watch": item.watch,
+        "reconcilable": item.reconcilable,
+        "needs_approval": item.needs_approval,
+    }

@@ -1,0 +1,73 @@
+"""What a handler that is gone from the code has left behind: a person goes on without it.
+
+Its runs hold no place and nobody waits for them, but their inputs stay reserved until the handler comes back
+under its old name or a person ends them.
+"""
+
+from typing import Any
+
+from sqlalchemy import Row
+
+from pipeline.domain.errors import IllegalTransitionError
+from pipeline.domain.ids import EventId
+from pipeline.domain.payloads import mended_text
+from pipeline.domain.states import MutationStatus, RunStatus
+from pipeline.domain.values import Person
+from pipeline.store.database import Transaction
+from pipeline.store.writes import events as event_store
+from pipeline.store.writes import mutations as mutation_store
+from pipeline.store.writes import runs as run_store
+from pipeline.store.writes import workflows as workflow_store
+from pipeline.transitions import audit, events
+
+_SETTLED = ("pending", "applied", "failed")
+
+
+def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> None:
+    """Go on without an event, and without the run of a retired handler that holds it.
+
+    All inputs of that run go with it: they are consumed if its mutation happened, else skipped; what it had asked
+    for and was not sent is void. Refused while nobody knows whether its mutation happened, while its request waits
+    for an answer, and while a worker has it.
+    """
+    key = {"workflow": workflow, "handler": handler, "event_id": event_id}
+    found = tx.first(run_store.LEFT_BEHIND, **key)
+    if found is None:
+        events.skip(tx, workflow, handler, event_id, by)
+        return
+    tx.all(workflow_store.LOCK_OF_RUNS, ids=[str(found.id)])
+    run = tx.first(run_store.LOCK_LEFT_BEHIND, id=found.id)
+    if run is None:
+        return  # ended meanwhile, and all its inputs with it
+    _refuse_unanswered(run, event_id)
+    for row in run_store.by_ids(tx, mutation_store.VOID, [run.id]):
+        tx.announce("mutation.failed", run_id=run.id, mutation_id=row.id, workflow=workflow, resolved_by="void")
+    words = mended_text(by.reason or f"its handler is gone from the code; skipped by {by.name}")
+    ended = tx.first(run_store.GIVE_UP, id=run.id, error=words)
+    assert ended is not None
+    _let_go(tx, ended, happened=run.mutation_status == MutationStatus.APPLIED)
+    audit.record(tx, by, "event.skip", workflow=workflow, run_id=run.id, event_id=event_id)
+    tx.announce(
+        "run.stopped", run_id=run.id, workflow=workflow, handler=handler, phase=ended.phase, status=ended.status
+    )
+    tx.announce("event.skipped", workflow=workflow, handler=handler, event_id=event_id, actor=by.name)
+
+
+def _let_go(tx: Transaction, run: Row[Any], *, happened: bool) -> None:
+    if happened:
+        run_store.by_ids(tx, event_store.CONSUME_INPUTS, [run.id])
+        return
+    kept = {"run": run.id, "handler_id": run.handler_id, "events": run.event_ids, "quarantine": False}
+    for row in event_store.hand_back(tx, [kept]):
+        tx.first(event_store.SKIP_ONE, event_id=row.event_id, handler_id=run.handler_id)
+
+
+def _refuse_unanswered(run: Row[Any], event_id: EventId) -> None:
+    asks = run.status == RunStatus.PAUSED_APPROVAL and run.finished_at is None
+    unknown = run.mutation_status is not None and run.mutation_status not in _SETTLED
+    if run.lease_expires_at is None and not asks and not unknown:
+        return
+    doubt = f"mutation {run.mutation_id} is {run.mutation_status or MutationStatus.PENDING}"
+    found = f"held by run {run.id}, which " + ("a worker has" if run.lease_expires_at else f"waits: {doubt}")
+    allowed = ["answered first: reject its request, or resolve its mutation"]
+    raise IllegalTransitionError("event", event_id, asked="skip", found=found, allowed=allowed)

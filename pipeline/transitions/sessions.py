@@ -1,0 +1,27 @@
+"""Sessions group runs for people to read. No decision rests on them.
+
+A session is opened by the first run that starts and ended as failed by the first that stops; one
+whose runs all committed is finished here, by the scheduler or by recovery.
+"""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from pipeline.domain.ids import SessionId
+from pipeline.domain.workflows import SessionResult
+from pipeline.store.database import Transaction
+from pipeline.store.writes import sessions as session_store
+
+
+def finish(tx: Transaction, ids: Sequence[UUID]) -> tuple[SessionId, ...]:
+    """End sessions in which no run is left to go on, with their count and cost; leave the others open.
+
+    A run that stopped has ended its session as failed already, so what is open here went well.
+    """
+    wanted = [str(id_) for id_ in ids]
+    tx.all(session_store.LOCK_OF_SESSIONS, ids=wanted)
+    tx.all(session_store.LOCK_SESSIONS, ids=wanted)
+    finished = tx.all(session_store.FINISH_SESSIONS, ids=wanted)
+    for row in finished:
+        tx.announce("session.finished", session_id=row.id, workflow=row.workflow, result=SessionResult.COMPLETED)
+    return tuple(SessionId(row.id) for row in finished)

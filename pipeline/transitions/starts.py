@@ -1,0 +1,172 @@
+"""How runs come into being: fresh ones for what is due, and ones that carry a stopped run forward.
+
+Both happen under the workflow's lock, where its switches and its free places are read again: no run
+starts while the workflow is paused, blocked or in maintenance, and none above its concurrency.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from pipeline.domain.boundary import Side, side_of
+from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, UnknownError
+from pipeline.domain.ids import RunId
+from pipeline.domain.scheduling import Held, WorkflowFacts, held_by
+from pipeline.domain.states import MutationStatus, Outcome, Phase
+from pipeline.domain.workflows import Desired, HandlerKind
+from pipeline.store.database import Transaction
+from pipeline.store.reads import work
+from pipeline.store.writes import runs as run_store
+from pipeline.store.writes import sessions as session_store
+from pipeline.store.writes import workflows as workflow_store
+
+#: How far beyond what is wanted an ordered consumer looks for keys that nobody holds.
+_LOOK_AHEAD = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """Runs created, or the reason why there are none."""
+
+    runs: tuple[Row[Any], ...] = ()
+    held: Held | None = None
+
+
+def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, alone: bool = False) -> Started:
+    """Create up to ``count`` runs of a handler, each with a slice of events nobody else will see.
+
+    A workflow with one place is single-threaded: while a run waits for approval, or waits to be
+    carried forward with a known outcome, nothing overtakes it.
+
+    A consumer of a workflow with one place runs alone and is shown everything pending, so it gets
+    one run and no slice. So does a producer, and a consumer that asked to be woken (``alone``): once
+    its time has come no slice is started before that run has chosen, however much is new meanwhile.
+    Fewer runs than asked for means fewer slices exist.
+    """
+    if count < 1:
+        raise InvalidInputError(f"start was asked for {count} runs of {handler!r}; expected at least 1.")
+    facts, row = _facts(tx, workflow), _handler(tx, workflow, handler)
+    held = held_by(facts)
+    if held:
+        return Started(held=held)
+    if facts.concurrency == 1 and work.waiting_runs(tx, workflow):
+        return Started(held=Held.FULL)
+    session_id = _open_session(tx, workflow)
+    is_single, given = facts.concurrency == 1, {"workflow": workflow, "handler_id": row.id, "session_id": session_id}
+    if alone or is_single or row.kind == HandlerKind.PRODUCER or (row.wake_at and row.wake_at <= tx.clock()):
+        created = tx.all(run_store.INSERT_WHOLE, **given, is_single=is_single)
+    else:
+        wanted = min(count, facts.free)
+        created = tx.all(
+            run_store.INSERT_SLICED,
+            **given,
+            count=wanted,
+            batch=row.batch,
+            ordered=row.ordered,
+            low_watermark=row.low_watermark,
+            window=wanted * row.batch + (_LOOK_AHEAD if row.ordered else 0),
+        )
+    for run in created:
+        tx.announce("run.started", run_id=run.id, workflow=workflow, handler=handler)
+    return _started(tx, created, session_id)
+
+
+def retry(tx: Transaction, stopped: Sequence[UUID]) -> Started:
+    """Carry stopped runs of one workflow forward as new runs that own their inputs.
+
+    Reservations move in the same statement, so at every instant exactly one run owns them. A run
+    whose pause is not over, or that was carried forward meanwhile, is left out. Asking for a run
+    that stands before its mutation is a bug: its inputs were released.
+    """
+    if not stopped:
+        return Started()
+    rows = work.runs(tx, stopped)
+    workflow = _one_workflow(rows, stopped)
+    facts = _facts(tx, workflow)
+    _refuse_before_boundary(tx, rows)
+    held = held_by(facts)
+    if held:
+        return Started(held=held)
+    session_id = _open_session(tx, workflow)
+    created = run_store.by_ids(tx, run_store.INSERT_RETRIES, stopped, session_id=session_id, count=facts.free)
+    for run in created:
+        tx.announce("run.retried", run_id=run.id, retry_of=run.retry_of, workflow=workflow)
+    return _started(tx, created, session_id)
+
+
+def _facts(tx: Transaction, workflow: str) -> WorkflowFacts:
+    """The workflow's switches, read after its lock is held and therefore not stale."""
+    if not tx.all(workflow_store.LOCK, names=[workflow]):
+        raise UnknownError("workflow", workflow, work.workflow_names(tx))
+    row = work.workflow(tx, workflow)
+    assert row is not None
+    return WorkflowFacts(
+        desired=Desired(row.desired),
+        maintenance=row.maintenance,
+        blocks=len(work.open_blocks(tx, workflow)),
+        concurrency=row.concurrency,
+        in_the_air=work.runs_in_the_air(tx, workflow),
+    )
+
+
+def _handler(tx: Transaction, workflow: str, name: str) -> Row[Any]:
+    row = work.handler(tx, workflow, name)
+    if row is None:
+        known = [handler.name for handler in work.handlers(tx, workflow)]
+        raise UnknownError(f"handler of workflow {workflow!r} named", name, known)
+    if row.retired:
+        raise UnknownError(
+            f"handler of workflow {workflow!r} named",
+            name,
+            hint="It was retired: the workflow's code has none any more.",
+        )
+    return row
+
+
+def _open_session(tx: Transaction, workflow: str) -> UUID:
+    row = tx.first(session_store.OPEN_SESSION, workflow=workflow)
+    assert row is not None
+    session_id: UUID = row.id
+    return session_id
+
+
+def _started(tx: Transaction, created: Sequence[Row[Any]], session_id: UUID) -> Started:
+    """What was created; a session that got no run is as if it had never been opened."""
+    if not created:
+        tx.run(session_store.DISCARD_SESSION, id=session_id)
+    return Started(runs=tuple(created))
+
+
+def _one_workflow(rows: Sequence[Row[Any]], asked: Sequence[UUID]) -> str:
+    there = {row.id for row in rows}
+    for run_id in asked:
+        if run_id not in there:
+            raise UnknownError("run", run_id, hint="Nothing was changed.")
+    workflows = sorted({row.workflow for row in rows})
+    if len(workflows) > 1:
+        raise InvalidInputError(f"Runs of one workflow at a time can be retried; these are of {', '.join(workflows)}.")
+    return str(workflows[0])
+
+
+def _refuse_before_boundary(tx: Transaction, rows: Sequence[Row[Any]]) -> None:
+    carried = work.carried_runs(tx, [run.id for run in rows])
+    ledger = {row.id: row for row in work.mutations(tx, [r.mutation_id for r in rows if r.mutation_id])}
+    for run in rows:
+        mutation = ledger.get(run.mutation_id)
+        side = side_of(
+            Phase(run.phase),
+            Outcome(run.mutation_outcome),
+            MutationStatus(mutation.status) if mutation is not None else None,
+        )
+        keeps_inputs = run.retry_pending or run.finished_at is None or run.id in carried
+        if side is Side.BEFORE and not keeps_inputs:
+            raise IllegalTransitionError(
+                "run",
+                RunId(run.id),
+                asked="retry",
+                found=f"{run.phase}, {run.status}, before its mutation",
+                allowed=["stopped after its mutation with its inputs kept"],
+            )

@@ -1,0 +1,308 @@
+"""How runs stop: with a failure their worker reports, or because their worker vanished.
+
+One transaction does everything that follows: the run's status, its inputs by the mutation boundary,
+the doubt about a mutation in the air, the pause before the next try, the session, the block or the
+maintenance flag. What follows is decided by ``domain.failures.decide``; this module writes it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from pydantic import ValidationError
+from sqlalchemy import Row
+
+from pipeline.domain.boundary import Inputs, Side
+from pipeline.domain.failures import Consequence, Failure, FailureKind, Standing, decide
+from pipeline.domain.ids import EventId
+from pipeline.domain.payloads import mended_text
+from pipeline.domain.policies import FailurePolicy
+from pipeline.domain.states import DeliveryStatus, MutationStatus, Outcome, Phase
+from pipeline.domain.values import Stopped
+from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain
+from pipeline.store.database import Transaction, encoded
+from pipeline.store.writes import events as event_store
+from pipeline.store.writes import handlers as handler_store
+from pipeline.store.writes import mutations as mutation_store
+from pipeline.store.writes import runs as run_store
+from pipeline.store.writes import sessions as session_store
+from pipeline.store.writes import workflows as workflow_store
+from pipeline.transitions.results import Landing, Move, land
+from pipeline.transitions.workflows import block, enter_maintenance
+
+LAPSED = "its worker stopped extending its lease"
+UNHEARD = "every worker that was asked to take it said that it does not know its handler"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that was stopped, as it stood, and what followed."""
+
+    run: Row[Any]
+    failure: Failure
+    consequence: Consequence
+
+    @property
+    def run_id(self) -> UUID:
+        run_id: UUID = self.run.id
+        return run_id
+
+
+def stop(tx: Transaction, cohort: Sequence[Stopped], *, chance: float = 0.0) -> Landing[Ended]:
+    """Stop runs their worker holds. ``chance`` in [0, 1) spreads the pause before the next try."""
+    rows = [{"run": item.held.run_id, "fence": item.held.fence} for item in cohort]
+    failures = {item.held.run_id: _mended(item.failure) for item in cohort}
+    ended = _stop(tx, rows, failures, chance)
+    held = [item.held for item in cohort]
+    return land(tx, held, ended, key=lambda item: item.run_id, move=Move(verb="stop", phases=list(Phase)))
+
+
+def rescue(tx: Transaction, ids: Sequence[UUID], *, chance: float = 0.0, words: str = LAPSED) -> tuple[Ended, ...]:
+    """Stop runs whose lease has lapsed. One that was extended, finished or rescued meanwhile is left alone.
+
+    Safe to run twice at once: the row lock and the guard on the lapsed lease let one of two rescuers
+    through, and the worker that comes back finds its fence stale.
+    """
+    rows = [{"run": run_id, "fence": None} for run_id in ids]
+    failure = Failure(kind=FailureKind.CRASH, message=words, error_type="WorkerLost")
+    return _stop(tx, rows, dict.fromkeys(ids, failure), chance)
+
+
+def take_back(tx: Transaction, ids: Sequence[UUID]) -> tuple[Row[Any], ...]:
+    """Stop runs that no worker takes, so that others get their places; their handlers rest before one is tried again.
+
+    What has asked nothing of the world ends as if it had never been; what has its outcome waits to be carried
+    forward. Nobody was at fault, so no failure is counted. The rest of a handler is lifted by the first worker that
+    takes one of its runs, or that starts and knows it.
+    """
+    tx.all(workflow_store.LOCK_OF_RUNS, ids=[str(run_id) for run_id in ids])
+    unheard = run_store.by_ids(tx, run_store.LOCK_UNHEARD, ids)
+    if not unheard:
+        return ()
+    taken = tuple(run_store.by_ids(tx, run_store.TAKE_BACK, [run.id for run in unheard], error=UNHEARD))
+    _hand_back_unheard(tx, [run for run in taken if not run.retry_pending])
+    handlers = sorted({run.handler_id for run in unheard})
+    tx.all(handler_store.LOCK_STATES, ids=handlers)
+    tx.run(handler_store.REST, ids=handlers)
+    for run in taken:
+        tx.announce(
+            "run.stopped",
+            run_id=run.id,
+            workflow=run.workflow,
+            handler=run.handler,
+            phase=run.phase,
+            status=run.status,
+            side=Side.AFTER if run.retry_pending else Side.BEFORE,
+        )
+        told = {"workflow": run.workflow, "handler": run.handler, "status": str(run.status)}
+        tx.count("pipeline.runs.stopped", told)
+    return taken
+
+
+def _hand_back_unheard(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
+    rows = [
+        {
+            "run": run.id,
+            "handler_id": run.handler_id,
+            "events": sorted({*run.event_ids, *(run.offered or ())}),
+            "quarantine": False,
+        }
+        for run in ended
+    ]
+    if rows:
+        event_store.hand_back(tx, rows)
+
+
+def _mended(failure: Failure) -> Failure:
+    """A failure is recorded whatever it says: words that Postgres cannot hold are replaced."""
+    return replace(failure, message=mended_text(failure.message), error_type=mended_text(failure.error_type))
+
+
+def _stop(
+    tx: Transaction, rows: Sequence[dict[str, Any]], failures: dict[Any, Failure], chance: float
+) -> tuple[Ended, ...]:
+    tx.all(workflow_store.LOCK_OF_RUNS, ids=[str(row["run"]) for row in rows])
+    locked = [row.id for row in run_store.guarded(tx, run_store.LOCK_TO_STOP, rows)]
+    if not locked:
+        return ()
+    for row in run_store.by_ids(tx, mutation_store.VOID, locked):
+        tx.announce(
+            "mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=row.resolved_by
+        )
+    blamed = [{"run": run_id, "culprits": _culprits(failures[run_id])} for run_id in locked]
+    ended = tuple(
+        Ended(run=run, failure=failures[run.id], consequence=_decide(run, failures[run.id], chance))
+        for run in run_store.guarded(tx, run_store.STANDINGS, blamed)
+    )
+    _write(tx, ended)
+    return ended
+
+
+def _decide(run: Row[Any], failure: Failure, chance: float) -> Consequence:
+    policy = _policy(run)
+    has_inputs = bool(_blamed(run, failure))
+    earlier = max(run.input_failures, run.attempt - 1)
+    if run.offered is None and not (has_inputs and failure.kind is FailureKind.LOGIC):
+        earlier = max(earlier, run.consecutive_failures)  # wrong code counts against the event it met, and no other
+    standing = Standing(
+        phase=Phase(run.phase),
+        outcome=Outcome(run.mutation_outcome),
+        mutation=MutationStatus(run.mutation_status) if run.mutation_status else None,
+        can_reconcile=bool(run.reconcilable),
+        has_inputs=has_inputs,
+        earlier_failures=earlier,
+        after_failed=AfterFailedMutation(run.after_failed_mutation),
+        on_uncertain=OnUncertain(run.on_uncertain),
+        on_logic_error=OnLogicError(run.on_logic_error),
+    )
+    return decide(failure, standing, policy, chance=chance)
+
+
+def _policy(run: Row[Any]) -> FailurePolicy:
+    """The handler's policy; one that cannot be read must not keep a run from being stopped."""
+    try:
+        return FailurePolicy.model_validate(run.failure_policy)
+    except ValidationError:
+        return FailurePolicy()
+
+
+def _write(tx: Transaction, ended: Sequence[Ended]) -> None:
+    """Write all consequences, locking run, mutation, events, handler, session and block in that order."""
+    run_store.guarded(tx, run_store.STOP, [_run_row(item) for item in ended])
+    _doubt(tx, ended)
+    _hand_back(tx, ended)
+    _back_off(tx, ended)
+    tx.all(session_store.LOCK_SESSIONS, ids=[str(item.run.session_id) for item in ended])
+    tx.all(session_store.END_SESSIONS, rows=encoded([_session_row(item) for item in ended]))
+    for item in ended:
+        reason = item.failure.message
+        if item.consequence.block:
+            block(tx, item.run.workflow, item.run_id, item.consequence.block, reason)
+        if item.consequence.maintenance:
+            enter_maintenance(tx, item.run.workflow, reason)
+        tx.announce(
+            "run.stopped",
+            run_id=item.run_id,
+            workflow=item.run.workflow,
+            handler=item.run.handler,
+            phase=item.run.phase,
+            status=item.consequence.status,
+            side=item.consequence.disposition.side,
+        )
+        told = {"workflow": item.run.workflow, "handler": item.run.handler, "status": str(item.consequence.status)}
+        tx.count("pipeline.runs.stopped", told)
+
+
+def _doubt(tx: Transaction, ended: Sequence[Ended]) -> None:
+    rows = [
+        {
+            "mutation_id": item.run.mutation_id,
+            "status": item.consequence.doubt,
+            "error": item.failure.message,
+            "quiet": item.failure.quiet,
+        }
+        for item in ended
+        if item.consequence.doubt
+    ]
+    for row in mutation_store.guarded(tx, mutation_store.DOUBT, rows) if rows else ():
+        escalated = row.status == MutationStatus.INDETERMINATE
+        name = "mutation.escalated" if escalated else "mutation.doubted"
+        tx.announce(name, run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
+
+
+def _hand_back(tx: Transaction, ended: Sequence[Ended]) -> None:
+    """Inputs of released runs become pending; slices that were never reserved are offered to nobody."""
+    rows = [
+        row
+        for item in ended
+        if item.consequence.disposition.inputs is Inputs.RELEASE
+        for row in (_blamed_row(item), _spared_row(item))
+        if row["events"]
+    ]
+    returned = event_store.hand_back(tx, rows) if rows else ()
+    runs = {item.run_id: item.run for item in ended}
+    for row in returned:
+        if row.status == DeliveryStatus.QUARANTINED:
+            of = runs[row.run]
+            tx.announce(
+                "event.quarantined", run_id=of.id, workflow=of.workflow, handler=of.handler, event_id=row.event_id
+            )
+
+
+def _blamed_row(item: Ended) -> dict[str, Any]:
+    return {
+        "run": item.run_id,
+        "handler_id": item.run.handler_id,
+        "events": sorted(_blamed(item.run, item.failure)),
+        "unheld": item.run.offered is None and not item.run.event_ids,
+        "quarantine": item.consequence.quarantine,
+        "error": item.failure.message,
+        "counts": item.failure.kind is not FailureKind.VOID,
+        "suspect": item.failure.kind is FailureKind.CRASH,
+        "delay": item.consequence.delay if item.run.offered is not None else None,
+    }
+
+
+def _spared_row(item: Ended) -> dict[str, Any]:
+    """What only happened to be there when another event was the cause: back at once, and nothing is counted."""
+    return {
+        "run": item.run_id,
+        "handler_id": item.run.handler_id,
+        "events": sorted(_inputs(item.run) - _blamed(item.run, item.failure)),
+        "quarantine": False,
+        "counts": False,
+        "suspect": False,
+    }
+
+
+def _inputs(run: Row[Any]) -> set[int]:
+    """What a run has reserved, or was offered and has not chosen from yet; one that sees everything owns nothing."""
+    return set(run.event_ids or run.offered or ())
+
+
+def _blamed(run: Row[Any], failure: Failure) -> set[int]:
+    """The events a failure is put down to: the culprits if they are known and this run's to blame, else its inputs."""
+    inputs, culprits = _inputs(run), {int(event) for event in _culprits(failure)}
+    is_choosing_among_all = run.offered is None and not run.event_ids
+    return culprits if is_choosing_among_all else (culprits & inputs) or inputs
+
+
+def _culprits(failure: Failure) -> tuple[EventId, ...]:
+    """Only wrong code and wrong input are an event's fault: a world that is down is nobody's."""
+    return failure.culprits if failure.kind is FailureKind.LOGIC else ()
+
+
+def _back_off(tx: Transaction, ended: Sequence[Ended]) -> None:
+    """A handler that runs alone waits as a whole; among slices only the failed inputs wait.
+
+    Once the cause is set aside nothing is left to wait for, and the next failure is the first in a row.
+    """
+    rows = [
+        {
+            "handler_id": item.run.handler_id,
+            "delay": item.consequence.delay,
+            "is_over": item.consequence.quarantine,
+        }
+        for item in ended
+        if item.run.offered is None
+        and item.consequence.disposition.inputs is Inputs.RELEASE
+        and item.failure.kind is not FailureKind.VOID
+    ]
+    if rows:
+        tx.run(handler_store.BACK_OFF, rows=encoded(rows))
+
+
+def _run_row(item: Ended) -> dict[str, Any]:
+    return {
+        "run": item.run_id,
+        "status": item.consequence.status,
+        "error": item.failure.message,
+        "error_type": item.failure.error_type,
+        "retry_pending": item.consequence.disposition.retry_pending,
+        "delay": item.consequence.delay,
+    }
+
+
+def _session_row(item: Ended) -> dict[str, Any]:
+    return {"session_id": item.run.session_id, "error": item.failure.message}

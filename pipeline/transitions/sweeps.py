@@ -1,0 +1,24 @@
+"""Slots of the sweeps: of several that want to run one, the database lets one through.
+
+Two beats at once are then harmless, and a worker may stand in for a beat that is gone.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+
+from pipeline.store.database import Transaction
+from pipeline.store.writes import sweeps as sweep_store
+
+
+def take(tx: Transaction, name: str, every: timedelta) -> bool:
+    """Whether this caller may run the sweep now: nobody has within three quarters of its period.
+
+    A run that Postgres's clock, since set back, put into the future counts as none.
+    """
+    return tx.first(sweep_store.TAKE_SLOT, name=name, pause=every * 0.75) is not None
+
+
+def report(tx: Transaction, name: str, counts: Mapping[str, int]) -> None:
+    """Remember what the last run of a sweep did."""
+    tx.run(sweep_store.REPORT_SLOT, name=name, report=json.dumps(dict(counts)))

@@ -1,0 +1,95 @@
+"""Signs of life: one thread per process extends the lease of every run the process holds.
+
+A run whose heartbeat is refused belongs to somebody else; it is remembered as lost, and nothing may
+be sent for it any more. The thread belongs to the process that started it: after a fork the child
+begins with no runs and a thread of its own.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from datetime import timedelta
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from pipeline.domain.ids import Fence, RunId
+from pipeline.domain.values import Held
+from pipeline.store.database import Database
+from pipeline.transitions import runs
+
+log = logging.getLogger(__name__)
+
+
+class Leases:
+    """The runs this process holds."""
+
+    def __init__(self, db: Database, *, lease: timedelta, every: timedelta) -> None:
+        self.db, self.lease, self.every = db, lease, every
+        self._held: dict[RunId, Fence] = {}
+        self._lost: set[Held] = set()
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._stop = threading.Event()
+
+    def hold(self, held: Iterable[Held]) -> None:
+        """Begin to extend these leases."""
+        self._start()
+        with self._lock:
+            self._held.update({item.run_id: item.fence for item in held})
+
+    def drop(self, held: Iterable[Held]) -> None:
+        """The work is done, or given up: extend these no longer."""
+        with self._lock:
+            for item in held:
+                if self._held.get(item.run_id) == item.fence:
+                    del self._held[item.run_id]
+                self._lost.discard(item)
+
+    def holds(self, held: Held) -> bool:
+        """Whether this run is still extended here."""
+        return self._held.get(held.run_id) == held.fence
+
+    def is_lost(self, held: Held) -> bool:
+        """Whether somebody else was found to own this run."""
+        return held in self._lost
+
+    def beat(self) -> None:
+        """Extend every lease once."""
+        with self._lock:
+            mine = [Held(run_id, fence) for run_id, fence in self._held.items()]
+        if not mine:
+            return
+        try:
+            with self.db.transaction() as tx:
+                refused = runs.heartbeat(tx, mine, lease=self.lease).refused
+        except SQLAlchemyError as error:
+            log.warning("leases could not be extended, trying again in %s: %s", self.every, error)
+            return
+        with self._lock:
+            for held in mine:
+                if held.run_id in refused and self._held.get(held.run_id) == held.fence:
+                    del self._held[held.run_id]
+                    self._lost.add(held)
+
+    def release(self) -> None:
+        """Give back what can be given back: a clean shutdown need not wait for its leases to lapse."""
+        self._stop.set()
+        with self._lock:
+            mine = [Held(run_id, fence) for run_id, fence in self._held.items()]
+            self._held.clear()
+        if mine:
+            with self.db.transaction() as tx:
+                runs.release(tx, mine)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._pid == os.getpid():
+                return
+            self._pid, self._held, self._lost = os.getpid(), {}, set()
+            self._stop = threading.Event()
+            threading.Thread(target=self._run, args=(self._stop,), name="pipeline-leases", daemon=True).start()
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.wait(self.every.total_seconds()):
+            self.beat()

@@ -1,0 +1,268 @@
+"""Calling the handlers: from a claimed row to what the handler decided, or to a classified failure.
+
+No transaction is open while a handler runs, and no handler can reach a context of another phase.
+"""
+
+import functools
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.trace import NoOpTracerProvider
+from sqlalchemy import Row
+
+from pipeline.consumer_engine.executor import StepExecutor
+from pipeline.consumer_engine.telemetry import Telemetry
+from pipeline.domain.errors import LogicError, PayloadError
+from pipeline.domain.failures import Failure, classify
+from pipeline.domain.ids import EventId, Fence, RunId
+from pipeline.domain.payloads import checked_json
+from pipeline.domain.scheduling import clamp_wake_at, next_slot
+from pipeline.domain.states import Outcome
+from pipeline.domain.values import DEFAULT_LIMITS, Emitted, Held, Limits, Reservation
+from pipeline.domain.values import Prepared as Plan
+from pipeline.store.database import Database
+from pipeline.store.reads import work
+from pipeline.telemetry.tracing import spans
+from pipeline.workflows.authoring import Consumer, Producer
+from pipeline.workflows.contexts import (
+    RUNNING,
+    Context,
+    Given,
+    MutateContext,
+    NextContext,
+    PrepareContext,
+    ProducerContext,
+)
+from pipeline.workflows.handler_types import Asked, Event, MutationResult, Prepared, PrepareResult, ResultStatus
+from pipeline.workflows.registry import Registry, first_slot
+
+log = logging.getLogger(__name__)
+
+#: A handler is called once in a phase, and the phase has a span and is timed: spans and numbers of the step and of its
+#: one attempt would say the same again, and cost as much as all the others together.
+SILENT = Telemetry(NoOpTracerProvider(), NoOpMeterProvider())
+_STATUS = {
+    Outcome.SUCCESS: ResultStatus.APPLIED,
+    Outcome.SKIPPED: ResultStatus.SKIPPED,
+    Outcome.NONE: ResultStatus.NONE,
+}
+
+
+def held(run: Row[Any]) -> Held:
+    """The run as its claimer holds it."""
+    return Held(RunId(run.id), Fence(run.fence))
+
+
+class Phases:
+    """Runs single handlers of known workflows."""
+
+    def __init__(
+        self, db: Database, registry: Registry, *, step_limit: timedelta, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self.db, self.registry, self.step_limit, self.limits = db, registry, step_limit, limits
+        self._local = threading.local()
+
+    @property
+    def steps(self) -> StepExecutor:
+        """The steps of this thread: in a pool of threads several phases run at once."""
+        if not hasattr(self._local, "steps"):
+            self._local.steps = StepExecutor(SILENT, clean=self._scrubbed)
+        steps: StepExecutor = self._local.steps
+        return steps
+
+    def slices(self, runs: Sequence[Row[Any]]) -> Mapping[UUID, Sequence[Row[Any]]]:
+        """What each run of a cohort was offered, in one look; a run that runs alone looks for itself."""
+        offered = [run.id for run in runs if run.offered is not None]
+        if not offered:
+            return {}
+        with self.db.transaction() as tx:
+            return work.slices(tx, offered)
+
+    def prepare(self, run: Row[Any], offered: Sequence[Row[Any]] | None = None) -> Plan | Failure:
+        """Ask a consumer what it wants to do."""
+        consumer = self.registry.consumer(run.workflow, run.handler)
+        reader = _Reader(self.db, run, offered)
+        context = PrepareContext(self._given(run), consumer.subscribes, reader)
+        returned = self._step(context, consumer.instance.prepare, run.handler_state, what=f"{run.handler}.prepare")
+        if isinstance(returned, Failure):
+            return returned if returned.culprits or len(reader.shown) != 1 else replace(returned, culprits=reader.shown)
+        try:
+            plan = _plan(run, consumer, returned, self.limits)
+        except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
+            return classify(error)
+        if spans.is_watched():
+            spans.linked(run.id, reader.taken(plan))
+        return plan
+
+    def mutate(self, run: Row[Any]) -> Asked | Failure | None:
+        """Ask a consumer for its one mutation."""
+        consumer = self.registry.consumer(run.workflow, run.handler)
+        context = MutateContext(self._given(run))
+        returned = self._step(context, consumer.instance.mutate, prepared(run), what=f"{run.handler}.mutate")
+        if isinstance(returned, Failure):
+            return returned
+        if returned is not None and returned is not context.asked:
+            problem = f"{run.handler}.mutate returned a {type(returned).__name__}"
+            return classify(LogicError(f"{problem}; expected what ctx.<connector>.<mutation>(...) returns, or nothing"))
+        return context.asked
+
+    def next(self, run: Row[Any]) -> Emitted | Failure:
+        """Ask a consumer what follows."""
+        consumer = self.registry.consumer(run.workflow, run.handler)
+        context = NextContext(self._given(run), consumer.publishes)
+        result = MutationResult(status=_STATUS[Outcome(run.mutation_outcome)], value=run.mutation_result)
+        returned = self._step(context, consumer.instance.next, prepared(run), result, what=f"{run.handler}.next")
+        if isinstance(returned, Failure):
+            return returned
+        overlap = self.registry.workflows[run.workflow].overlap
+        if returned is not None and consumer.merge is None and overlap is not None:
+            return classify(
+                LogicError(
+                    f"{run.handler}.next returned state and its workflow {overlap}: updates would be lost; define "
+                    'merge(current, returned) on the consumer, or set concurrency=1 and on_uncertain="pause"'
+                )
+            )
+        return self._emitted(run, context.published, returned)
+
+    def merge(self, consumer: Consumer) -> Callable[[Any, Any], Any] | None:
+        """How a consumer folds a returned state into the current one, if it does, within the limit of a step."""
+        if consumer.merge is None:
+            return None
+        return functools.partial(self.steps.run, consumer.merge, limit=self.step_limit, what=f"{consumer.name}.merge")
+
+    def produce(self, run: Row[Any], slot: datetime) -> Emitted | Failure:
+        """Ask a producer for events."""
+        producer = self.registry.producer(run.workflow, run.handler)
+        context = ProducerContext(self._given(run), producer.publishes)
+        returned = self._step(context, producer.function, run.handler_state, what=run.handler)
+        if isinstance(returned, Failure):
+            return returned
+        return self._emitted(run, context.published, returned, next_run_at=slot_after(producer, slot, run.now))
+
+    def _given(self, run: Row[Any]) -> Given:
+        return Given(now=run.now, connectors=self.registry.connectors, limits=self.limits)
+
+    def _emitted(
+        self, run: Row[Any], published: Sequence[Any], state: Any, next_run_at: datetime | None = None
+    ) -> Emitted | Failure:
+        try:
+            checked_json(state, what=f"state returned by {run.handler}", limit=self.limits.state)
+        except PayloadError as error:
+            return classify(error)
+        if (here := spans.here()) is not None:
+            published = [replace(event, traceparent=here) for event in published]
+        return Emitted(
+            held=held(run), events=tuple(published), state=state, has_state=state is not None, next_run_at=next_run_at
+        )
+
+    def _step(self, context: Context, function: Any, *args: Any, what: str) -> Any:
+        """The handler's answer, or its failure; a violation counts even when the handler swallowed it."""
+        token = RUNNING.set(context)
+        try:
+            returned, error = self.steps.attempt(function, context, *args, limit=self.step_limit, what=what)
+        finally:
+            context.close()
+            RUNNING.reset(token)
+        failed = context.violation or error
+        if failed is None:
+            return returned
+        said = classify(failed)
+        where = "".join(traceback.format_tb(failed.__traceback__))  # its words may quote a payload
+        log.warning("%s failed with %s; `pipeline runs` has its words\n%s", what, type(failed).__qualname__, where)
+        return replace(said, message=self._scrubbed(said.message))
+
+    def _scrubbed(self, text: str) -> str:
+        """Words without the credentials of any connector: a read may have put them there."""
+        for connector in self.registry.connectors.values():
+            text = connector.scrubbed(text)
+        return text
+
+
+class _Reader:
+    """How a prepare reads: its slice, which was fetched with its cohort's, or a short transaction for each look."""
+
+    def __init__(self, db: Database, run: Row[Any], offered: Sequence[Row[Any]] | None) -> None:
+        self.db, self.run, self.offered = db, run, offered
+        self.shown: tuple[EventId, ...] = ()  #: what the last peek showed
+        self._rows: Sequence[Any] = offered or ()
+
+    def peek(self, topic: str, limit: int) -> Sequence[Any]:
+        if self.offered is not None:
+            return [row for row in self.offered if row.topic == topic][:limit]
+        with self.db.transaction() as tx:
+            rows = work.peeked(
+                tx, self.run, topic, limit=limit, low_watermark=self.run.low_watermark, ordered=self.run.ordered
+            )
+        self.shown = tuple(EventId(row.id) for row in rows)
+        self._rows = [*self._rows, *rows]
+        return rows
+
+    def taken(self, plan: Plan) -> Sequence[Any]:
+        """Those of the events it has shown that a plan reserves."""
+        ids = {id_ for reservation in plan.reservations for id_ in reservation.ids}
+        return [row for row in self._rows if row.id in ids]
+
+    def get(self, topic: str, ids: Sequence[int]) -> Sequence[Any]:
+        with self.db.transaction() as tx:
+            return work.delivered_events(tx, self.run.handler_id, topic, ids)
+
+
+def prepared(run: Row[Any]) -> Prepared:
+    """The saved plan as handlers see it."""
+    saved = run.prepare_result or {}
+    ids = tuple(EventId(event) for event in run.event_ids)
+    return Prepared(data=saved.get("data"), ui=saved.get("ui"), event_ids=ids)
+
+
+def slot_after(producer: Producer, slot: datetime, now: datetime) -> datetime:
+    """When a producer runs next: the first slot after now, however many were missed."""
+    if producer.every is not None:
+        return next_slot(slot, producer.every, now)
+    assert producer.cron is not None
+    return first_slot(producer.cron, now)
+
+
+def _plan(run: Row[Any], consumer: Consumer, returned: Any, limits: Limits) -> Plan:
+    if not isinstance(returned, PrepareResult):
+        raise LogicError(
+            f"{consumer.name}.prepare returned a {type(returned).__name__}; expected a PrepareResult "
+            "(PrepareResult.nothing() when there is nothing to do)"
+        )
+    _check_types(consumer.name, returned)
+    if not isinstance(returned.reserve, list | tuple):
+        found = type(returned.reserve).__name__
+        raise LogicError(
+            f"{consumer.name}.prepare reserves a {found}; expected a list of events that ctx.peek returned"
+        )
+    topics = {topic.name for topic in consumer.subscribes}
+    reserved: dict[str, list[EventId]] = {}
+    for event in returned.reserve:
+        if not isinstance(event, Event) or event.topic not in topics:
+            raise LogicError(f"{consumer.name}.prepare reserves {event!r}; expected events that ctx.peek returned")
+        reserved.setdefault(event.topic, []).append(event.id)
+    for what, value in (("data", returned.data), ("ui", returned.ui)):
+        checked_json(value, what=f"{what} of {consumer.name}.prepare", limit=limits.prepare_result)
+    wake_at = returned.wake_at and clamp_wake_at(returned.wake_at, run.now, consumer.wake)
+    asks = consumer.requires_approval if returned.approval is None else returned.approval
+    return Plan(
+        held=held(run),
+        reservations=tuple(Reservation(topic=topic, ids=tuple(ids)) for topic, ids in reserved.items()),
+        data=returned.data,
+        ui=returned.ui,
+        wake_at=wake_at,
+        needs_approval=asks,
+    )
+
+
+def _check_types(name: str, returned: PrepareResult) -> None:
+    if returned.wake_at is not None and getattr(returned.wake_at, "tzinfo", None) is None:
+        raise LogicError(f"{name}.prepare returned wake_at={returned.wake_at!r}; expected a datetime with a time zone")
+    if returned.approval not in (None, True, False):
+        raise LogicError(f"{name}.prepare returned approval={returned.approval!r}; expected True, False or None")

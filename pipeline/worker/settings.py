@@ -1,0 +1,44 @@
+"""How a worker runs phases: limits and sizes, as one value handed down from the settings."""
+
+import threading
+from datetime import timedelta
+
+from pydantic import Field
+
+from pipeline.domain.policies import Policy
+from pipeline.domain.values import DEFAULT_LIMITS, Limits
+
+
+class RuntimePolicy(Policy):
+    """Bounds of one worker process."""
+
+    lease: timedelta = timedelta(seconds=60)
+    step_limit: timedelta = timedelta(seconds=30)  #: one call of one handler
+    cohort_budget: timedelta = timedelta(seconds=30)  #: after this a cohort gives the rest of its runs back
+    mutation_budget: timedelta = timedelta(seconds=60)  #: after this a cohort puts nothing more in the air
+    mutation_concurrency: int = Field(default=50, ge=1, le=1000)
+    straggler_wait: timedelta = timedelta(seconds=1)  #: how long finished runs wait for slow calls of their cohort
+    limits: Limits = DEFAULT_LIMITS
+
+
+_WEIGHT = 0.3  #: of what was seen last; the rest is what was seen before
+
+
+class Speeds:
+    """Moving averages by handler and phase, shared by the threads of a process."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[int, str], float] = {}
+        self._lock = threading.Lock()
+
+    def seen(self, handler_id: int, phase: str, seconds: float) -> None:
+        """Take note of one run."""
+        with self._lock:
+            before = self._seconds.get((handler_id, phase), seconds)
+            self._seconds[handler_id, phase] = before + _WEIGHT * (seconds - before)
+
+    def per_run(self, handler_id: int) -> timedelta:
+        """What a run takes in its slowest phase; nothing when none was seen: the cohort's budget bounds the first."""
+        with self._lock:
+            found = [seconds for (handler, _), seconds in self._seconds.items() if handler == handler_id]
+        return timedelta(seconds=max(found, default=0.0))

@@ -1,0 +1,84 @@
+"""What a worker checks before it takes its first run: with any of these wrong it does not start."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+from pipeline.config import Settings
+from pipeline.domain.errors import PipelineError
+from pipeline.store import migrate
+from pipeline.store.database import Database
+from pipeline.workflows.registry import Registry
+
+
+class UnsafeError(PipelineError):
+    """Starting now could lose or repeat work. Every reason is in the message."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(("this worker does not start:", *(f"- {problem}" for problem in problems))))
+
+
+def require_safe(db: Database, registry: Registry, settings: Settings, *, pool: str = "") -> None:
+    """Raise with everything that is unsafe, or return."""
+    migrate.require_current(db)
+    problems = [
+        *_idle(registry),
+        *_green(pool),
+        *_short_leases(registry, settings.lease),
+        *_short_limits(registry, settings.mutate_time_limit),
+        *_skew(db, settings.lease - 2 * settings.heartbeat),
+    ]
+    if problems:
+        raise UnsafeError(problems)
+
+
+def _idle(registry: Registry) -> Iterator[str]:
+    """A worker without workflows would take messages that others are waiting for."""
+    if not registry.workflows:
+        yield (
+            "it knows no workflow; expected PIPELINE_WORKFLOWS to name modules that hold some, or an installed package "
+            "that offers them"
+        )
+
+
+def _green(pool: str) -> Iterator[str]:
+    """Greenlets share one thread: a blocking driver would stop the heartbeat of every run in the process."""
+    if pool.rpartition(".")[2] in ("gevent", "eventlet"):
+        yield f"the pool {pool.rpartition('.')[2]} cannot keep leases alive; use prefork, threads or solo"
+
+
+def _short_leases(registry: Registry, lease: timedelta) -> Iterator[str]:
+    """A mutation that may take longer than a lease could still be sent when somebody else owns the run."""
+    for connector in registry.connectors.values():
+        for name, operation in type(connector).operations().items():
+            if operation.is_mutation and operation.timeout >= lease:
+                yield (
+                    f"{connector.name}.{name} may take {operation.timeout.total_seconds():g} s, which is not shorter "
+                    f"than PIPELINE_LEASE ({lease.total_seconds():g} s); raise the lease or shorten its timeout"
+                )
+
+
+def _short_limits(registry: Registry, limit: timedelta) -> Iterator[str]:
+    """The last wave starts when half of the task's time is over: a call and a look must fit into the rest."""
+    for connector in registry.connectors.values():
+        for name, operation in type(connector).operations().items():
+            look = operation.policy.immediate_timeout if operation.can_reconcile else timedelta(0)
+            if operation.is_mutation and operation.timeout + look > limit / 2:
+                yield (
+                    f"{connector.name}.{name} and a look for it may take {(operation.timeout + look).total_seconds():g}"
+                    f" s, more than half of PIPELINE_MUTATE_TIME_LIMIT ({limit.total_seconds():g} s); raise the limit "
+                    "or shorten its timeout"
+                )
+
+
+def _skew(db: Database, margin: timedelta) -> Iterator[str]:
+    """Deadlines are measured here and leases there: the two clocks must agree within the lease's margin."""
+    with db.transaction() as tx:
+        before = datetime.now(UTC)  # noqa: TID251 - this host's clock is what is being checked
+        theirs = tx.clock()
+    skew = abs(theirs - before)
+    if skew > margin:
+        yield (
+            f"this host's clock and Postgres's differ by {skew.total_seconds():.1f} s; expected less than "
+            f"{margin.total_seconds():g} s (PIPELINE_LEASE less two heartbeats); correct the clock"
+        )

@@ -1,0 +1,346 @@
+"""What a user writes: workflows, topics, consumers and producers.
+
+Everything that can be wrong with a declaration is refused when the module is imported, with the
+file and the line of the declaration; nothing is registered by half.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, TypeVar, Unpack
+
+from pydantic import BaseModel
+
+from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.payloads import checked_name
+from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
+from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain, StartAt, may_overtake
+from pipeline.workflows import declaration_checks
+from pipeline.workflows.handler_types import Event, PrepareResult
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", bound=StrEnum)
+
+
+class DeclarationError(InvalidInputError):
+    """A workflow that cannot work, and the line that says so."""
+
+    def __init__(self, problem: str, where: str) -> None:
+        self.problem, self.where = problem, where
+        super().__init__(f"{where}: {problem}")
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A named, ordered set of events of one workflow."""
+
+    workflow: str
+    name: str
+    schema: type[BaseModel] | None = None
+    where: str = field(default="", compare=False, repr=False)  #: file and line of the declaration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consumer:
+    """A declared consumer: its instance, what it may see and publish, and its policies."""
+
+    name: str
+    instance: Any
+    subscribes: tuple[Topic, ...]
+    publishes: tuple[Topic, ...] = ()
+    batch: int = 1
+    ordered: bool = False
+    requires_approval: bool = False
+    after_failed_mutation: AfterFailedMutation = AfterFailedMutation.PREPARE
+    start_at: StartAt = StartAt.LATEST
+    failures: FailurePolicy = field(default_factory=FailurePolicy)
+    wake: WakePolicy = field(default_factory=WakePolicy)
+
+    @property
+    def merge(self) -> Callable[[Any, Any], Any] | None:
+        """How a returned state is folded into the current one, where the consumer says so."""
+        found: Callable[[Any, Any], Any] | None = getattr(self.instance, "merge", None)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Producer:
+    """A declared producer: its function, what it may publish, and when it runs."""
+
+    name: str
+    function: Callable[..., Any]
+    publishes: tuple[Topic, ...] = ()
+    every: timedelta | None = None
+    cron: str | None = None
+    failures: FailurePolicy = field(default_factory=FailurePolicy)
+
+
+class Workflow:
+    """A set of handlers that share topics, and the switch that pauses them."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        version: int = 1,
+        concurrency: int = 1,
+        on_uncertain: str = OnUncertain.PAUSE,
+        on_logic_error: str = OnLogicError.MAINTENANCE,
+        retention: Retention | None = None,
+    ) -> None:
+        where = _caller()
+        self.name = _declared(lambda: checked_name(name, what="workflow name"), where)
+        problem = declaration_checks.workflow_problem(version, concurrency, retention or Retention())
+        if problem:
+            raise DeclarationError(f"workflow {name!r} {problem}", where)
+        self.version, self.concurrency = version, concurrency
+        self.retention = retention or Retention()
+        self.on_uncertain = _choice(OnUncertain, "on_uncertain", on_uncertain, where)
+        self.on_logic_error = _choice(OnLogicError, "on_logic_error", on_logic_error, where)
+        self.where = where
+        self.topics: dict[str, Topic] = {}
+        self.consumers: dict[str, Consumer] = {}
+        self.producers: dict[str, Producer] = {}
+
+    @property
+    def overlap(self) -> str | None:
+        """Why a run may end after one that began later, in words; None if it may not."""
+        if not may_overtake(self.concurrency, self.on_uncertain):
+            return None
+        return f"runs {self.concurrency} at once" if self.concurrency > 1 else "goes on past a doubt"
+
+    def topic(self, name: str, schema: type[BaseModel] | None = None) -> Topic:
+        """Declare a topic; with a model, every payload is checked against it."""
+        where = _caller()
+        _declared(lambda: checked_name(name, what="topic"), where)
+        if name in self.topics:
+            raise DeclarationError(f"topic {name!r} is declared twice in workflow {self.name!r}", where)
+        problem = declaration_checks.schema_problem(name, schema)
+        if problem:
+            raise DeclarationError(problem, where)
+        self.topics[name] = Topic(self.name, name, schema, where)
+        return self.topics[name]
+
+    def consumer(
+        self,
+        *bare: Any,
+        subscribes: Iterable[Topic] = (),
+        publishes: Iterable[Topic] = (),
+        **options: Unpack[declaration_checks.ConsumerOptions],
+    ) -> Callable[[C], C]:
+        """Declare a class with ``prepare``, ``mutate`` and ``next`` as a consumer."""
+        where = _caller()
+        _refuse_bare(bare, "consumer(subscribes=[topic])", where)
+        subscribed, published = _listed(subscribes, where), _listed(publishes, where)
+
+        def declare(cls: C) -> C:
+            rest: dict[str, Any] = dict(options)
+            name = rest.pop("name", None) or getattr(cls, "__name__", repr(cls))
+            instance = _instance(cls, name, where)
+            self._add_consumer(name, instance, where, subscribes=subscribed, publishes=published, **rest)
+            return cls
+
+        return declare
+
+    def effect(self, topic: Topic, **options: Unpack[declaration_checks.ConsumerOptions]) -> Callable[[F], F]:
+        """Declare the common case in one function: one event, at most one mutation."""
+        where = _caller()
+        if not isinstance(topic, Topic):
+            raise DeclarationError(f"effect was given {topic!r}; expected @workflow.effect(topic)", where)
+
+        def declare(function: F) -> F:
+            rest: dict[str, Any] = dict(options)
+            name = rest.pop("name", None) or function.__name__
+            wrong = declaration_checks.option_problem(rest, declaration_checks.CONSUMER_OPTIONS)
+            problem = f"effect {name} {wrong}" if wrong else declaration_checks.signature_problem(function, 2, name)
+            if problem:
+                raise DeclarationError(problem, where)
+            instance = Effect(topic, function)
+            self._add_consumer(name, instance, where, subscribes=(topic,), publishes=(), **rest)
+            return function
+
+        return declare
+
+    def producer(
+        self,
+        *bare: Any,
+        every: timedelta | None = None,
+        cron: str | None = None,
+        publishes: Iterable[Topic] = (),
+        **options: Unpack[declaration_checks.ProducerOptions],
+    ) -> Callable[[F], F]:
+        """Declare a function that runs on a schedule and publishes what it finds."""
+        where = _caller()
+        _refuse_bare(bare, "producer(every=timedelta(...))", where)
+        published = _listed(publishes, where)
+
+        def declare(function: F) -> F:
+            rest: dict[str, Any] = dict(options)
+            name = rest.pop("name", None) or function.__name__
+            self._refuse_taken(name, where)
+            wrong = declaration_checks.option_problem(
+                rest, declaration_checks.PRODUCER_OPTIONS, "every", "cron", "publishes"
+            )
+            problem = declaration_checks.schedule_problem(every, cron) or declaration_checks.signature_problem(
+                function, 2, name
+            )
+            if wrong or problem:
+                raise DeclarationError(f"producer {name} {wrong}" if wrong else str(problem), where)
+            self._known(published, where)
+            self.producers[name] = Producer(
+                name=name, function=function, publishes=published, every=every, cron=cron, **rest
+            )
+            return function
+
+        return declare
+
+    def _add_consumer(
+        self,
+        name: str,
+        instance: Any,
+        where: str,
+        *,
+        subscribes: tuple[Topic, ...],
+        publishes: tuple[Topic, ...],
+        **options: Any,
+    ) -> None:
+        self._refuse_taken(name, where)
+        self._known(subscribes, where)
+        self._known(publishes, where)
+        problem = declaration_checks.consumer_problem(instance, name, subscribes, options, self.overlap)
+        if problem:
+            raise DeclarationError(problem, where)
+        for option, kind in (("after_failed_mutation", AfterFailedMutation), ("start_at", StartAt)):
+            if option in options:
+                options[option] = _choice(kind, option, options[option], where)
+        self.consumers[name] = Consumer(
+            name=name, instance=instance, subscribes=subscribes, publishes=publishes, **options
+        )
+        asks = instance.function if isinstance(instance, Effect) else instance.mutate
+        declaration_checks.warn_after_request(asks, name if isinstance(instance, Effect) else f"{name}.mutate")
+
+    def _refuse_taken(self, name: str, where: str) -> None:
+        _declared(lambda: checked_name(name, what="handler name"), where)
+        if name in self.consumers or name in self.producers:
+            raise DeclarationError(f"workflow {self.name!r} has a handler named {name!r} already", where)
+
+    def _known(self, topics: tuple[Topic, ...], where: str) -> None:
+        for topic in topics:
+            if not isinstance(topic, Topic) or self.topics.get(topic.name) is not topic:
+                shown = getattr(topic, "name", topic)
+                known = ", ".join(sorted(self.topics)) or "none"
+                raise DeclarationError(
+                    f"{shown!r} is not a topic of workflow {self.name!r}; declared are: {known}. "
+                    "Declare it with workflow.topic(...) and pass what that returns",
+                    where,
+                )
+
+
+def _refuse_bare(bare: tuple[Any, ...], instead: str, where: str) -> None:
+    if bare:
+        raise DeclarationError(f"was given {bare[0]!r}; expected @workflow.{instead}", where)
+
+
+def _listed(topics: Any, where: str) -> tuple[Topic, ...]:
+    """The topics of a list, read once: a generator has nothing left for the second time."""
+    if isinstance(topics, Topic | str) or not isinstance(topics, Iterable):
+        raise DeclarationError(f"{topics!r} was given where a list of topics is expected", where)
+    return tuple(topics)
+
+
+def _instance(cls: Any, name: str, where: str) -> Any:
+    if not isinstance(cls, type):
+        raise DeclarationError(f"{name} is a {type(cls).__name__}; a consumer is a class with three methods", where)
+    try:
+        return cls()
+    except Exception as error:
+        raise DeclarationError(f"{name}() cannot be made without arguments: {error!r}", where) from error
+
+
+class Effect:
+    """The consumer behind ``Workflow.effect``: takes the oldest event and asks for what the function asks for."""
+
+    def __init__(self, topic: Topic, function: Callable[..., Any]) -> None:
+        self.topic, self.function = topic, function
+
+    def prepare(self, ctx: Any, state: Any) -> PrepareResult:
+        """Reserve the oldest pending event and keep it in the plan: mutate reads nothing."""
+        del state
+        pending = ctx.peek(self.topic, limit=1)
+        if not pending:
+            return PrepareResult.nothing()
+        return PrepareResult(reserve=pending, data=pinned(pending[0]))
+
+    def mutate(self, ctx: Any, prepared: Any) -> Any:
+        """Hand the pinned event to the function."""
+        return self.function(ctx, unpinned(self.topic, prepared.data))
+
+    def next(self, ctx: Any, prepared: Any, result: Any) -> None:
+        """Nothing follows."""
+        del ctx, prepared, result
+
+
+def pinned(event: Event) -> dict[str, Any]:
+    """An event as it can be kept in a plan: as it was published, because the model reads it again from there."""
+    return {
+        "id": event.id,
+        "message_id": event.message_id,
+        "payload": event.stored,
+        "key": event.key,
+        "title": event.title,
+        "created_at": event.created_at and event.created_at.isoformat(),
+    }
+
+
+def unpinned(topic: Topic, data: dict[str, Any]) -> Event:
+    """The event that was kept in a plan, its payload read by the topic's model once."""
+    created_at = data.get("created_at")  # plans of earlier code have none
+    return Event(
+        id=data["id"],
+        topic=topic.name,
+        message_id=data["message_id"],
+        payload=typed(topic, data["payload"]),
+        key=data["key"],
+        title=data["title"],
+        created_at=created_at and datetime.fromisoformat(created_at),
+        stored=data["payload"],
+    )
+
+
+def typed(topic: Topic, payload: Any) -> Any:
+    """A payload as the topic's model, where it has one. It reads a copy: a validator may change what it is given."""
+    return topic.schema.model_validate(deepcopy(payload)) if topic.schema else payload
+
+
+def _caller() -> str:
+    """File and line of the declaration: the first frame outside this module."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    if frame is None:
+        return "<unknown>"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _declared(check: Callable[[], Any], where: str) -> Any:
+    try:
+        return check()
+    except InvalidInputError as error:
+        raise DeclarationError(str(error).removesuffix(" Nothing was written."), where) from error
+
+
+def _choice(kind: type[E], option: str, value: Any, where: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        raise DeclarationError(f"{option} is {value!r}; expected one of: {', '.join(kind)}", where) from None
+
+
+def workflows_of(module: str) -> list[Workflow]:
+    """Every workflow that a module holds."""
+    return [value for value in vars(sys.modules[module]).values() if isinstance(value, Workflow)]

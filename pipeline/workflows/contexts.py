@@ -1,0 +1,294 @@
+"""What each phase may do, and nothing else.
+
+What a phase must not do is absent from its context. A context works only while its phase runs: kept
+and used later, from a thread or from another phase, it refuses. A violation fails the run even if
+the handler swallows the error.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn, Protocol
+
+from pydantic import ValidationError
+
+from pipeline.connectors import event_loop
+from pipeline.connectors.sdk import Connector, Operation
+from pipeline.domain.errors import EventError, LogicError, PhaseViolationError
+from pipeline.domain.ids import EventId
+from pipeline.domain.payloads import checked_name, checked_text, kept_json, plain
+from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
+from pipeline.telemetry.tracing import spans
+from pipeline.workflows.authoring import Topic, typed
+from pipeline.workflows.handler_types import Asked, Event
+
+#: What belongs to another phase, for whoever looks for it in this one.
+_ELSEWHERE = {
+    "peek": "Events are looked at in prepare; pass what you need on in data",
+    "get_by_ids": "Events are looked at in prepare; pass what you need on in data",
+    "publish": "Events are published in next, or by a producer",
+}
+#: What a context has of its own: a connector of such a name could not be reached.
+RESERVED = frozenset({*_ELSEWHERE, "now", "violation", "close", "asked", "published"})
+_IDS_END = 2**63  #: ids of events are positive and fit into eight bytes
+
+#: The context of the phase that runs here. A violation counts against it, whichever context was misused.
+RUNNING: ContextVar["Context | None"] = ContextVar("pipeline_running_context", default=None)
+_RETURNED = "Pass the topic that workflow.topic(...) returned"
+
+
+class Reader(Protocol):
+    """How a prepare looks at its topics."""
+
+    def peek(self, topic: str, limit: int) -> Sequence[Any]: ...
+
+    def get(self, topic: str, ids: Sequence[int]) -> Sequence[Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What every context is made from."""
+
+    now: datetime
+    connectors: dict[str, Connector]
+    limits: Limits = DEFAULT_LIMITS
+
+
+class Context:
+    """Open while its phase runs; remembers the first thing it had to refuse."""
+
+    def __init__(self, phase: str, given: Given) -> None:
+        self._phase, self._connectors, self._limits = phase, given.connectors, given.limits
+        self._is_open = True
+        self.now = given.now
+        self.violation: PhaseViolationError | None = None
+
+    def close(self) -> None:
+        """The phase is over."""
+        self._is_open = False
+
+    def _refuse(self, what: str, instead: str) -> NoReturn:
+        error = PhaseViolationError(f"{what} in {self._phase}. {instead}")
+        for context in (self, RUNNING.get()):
+            if context is not None:
+                context.violation = context.violation or error
+        raise error
+
+    def _used(self, what: str) -> None:
+        if not self._is_open:
+            self._refuse(f"{what} after the phase had ended", "A context works only inside the call it was given to")
+        if RUNNING.get() not in (None, self):  # none in a thread that the handler started
+            self._refuse(f"{what} through the context of another run", "Use the context that this call was given")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        connector = self._connectors.get(name)
+        if connector is None:
+            known = ", ".join(sorted(self._connectors)) or "none"
+            instead = _ELSEWHERE.get(name) or f"There is no such operation or connector; connectors are: {known}"
+            self._refuse(f"ctx.{name} was used", instead)
+        return _Bound(connector, self._operation)
+
+    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+        given = f"({', '.join(params)})"
+        self._refuse(f"{connector.name}.{operation.name}{given} was called", "This phase may not touch outside systems")
+
+
+class _Bound:
+    """``ctx.mail``: its attributes are the connector's operations, as far as the phase allows them."""
+
+    def __init__(self, connector: Connector, act: Callable[[Connector, Operation[Any], dict[str, Any]], Any]) -> None:
+        self._connector, self._act = connector, act
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operation = type(self._connector).operations().get(name)
+        if operation is None:
+            known = ", ".join(sorted(type(self._connector).operations()))
+            raise AttributeError(f"connector {self._connector.name!r} has no operation {name!r}; it has: {known}")
+
+        def call(*positional: Any, **params: Any) -> Any:
+            if positional:
+                known = ", ".join(operation.parameters)
+                what = f"{self._connector.name}.{name} was called with positional arguments"
+                raise LogicError(f"{what}; it takes keyword arguments: {known}")
+            return self._act(self._connector, operation, params)
+
+        return call
+
+
+def _answer(connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+    """What a read found. A handler that is not async itself need not know whether the connector is."""
+    span = spans.read(connector.name, operation.name)
+    try:
+        with spans.inside(span):
+            value = operation.function(connector, **operation.given(params))
+            if inspect.isawaitable(value):
+                if _is_in_loop():
+                    return _awaited(value, span)
+                value = event_loop.answered(value)
+    except BaseException as error:
+        spans.ended(span, error=error)
+        raise
+    spans.ended(span)
+    return value
+
+
+async def _awaited(value: Any, span: Any) -> Any:
+    """An answer that an async handler waits for itself."""
+    try:
+        with spans.inside(span):
+            answer = await event_loop.answered_elsewhere(value)
+    except BaseException as error:
+        spans.ended(span, error=error)
+        raise
+    spans.ended(span)
+    return answer
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class PrepareContext(Context):
+    """Looks: at subscribed topics, and at outside systems."""
+
+    def __init__(self, given: Given, topics: Sequence[Topic], reader: Reader) -> None:
+        super().__init__("prepare", given)
+        self._topics = {topic.name: topic for topic in topics}
+        self._reader = reader
+
+    def peek(self, topic: Topic, limit: int = 100) -> list[Event]:
+        """Pending events of a subscribed topic, oldest first."""
+        name = self._subscribed(topic, "peek")
+        if type(limit) is not int or limit < 1:
+            raise LogicError(f"peek of topic {name!r} with limit={limit!r}; expected a positive integer")
+        return self._shown(topic, self._reader.peek(name, limit))
+
+    def get_by_ids(self, topic: Topic, ids: Sequence[EventId]) -> list[Event]:
+        """Events of a subscribed topic by their ids, whatever became of them."""
+        name = self._subscribed(topic, "get_by_ids")
+        wrong = [id_ for id_ in ids if type(id_) is not int or not 0 <= id_ < _IDS_END]
+        if wrong:
+            raise LogicError(f"get_by_ids of topic {name!r} with {wrong[0]!r}; expected ids of events")
+        return self._shown(topic, self._reader.get(name, ids))
+
+    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+        self._used(f"{connector.name}.{operation.name} was called")
+        if operation.is_mutation:
+            what = f"the mutation {connector.name}.{operation.name} was asked for"
+            self._refuse(what, "Put what it needs into data and ask for it in mutate")
+        return _answer(connector, operation, params)
+
+    def _subscribed(self, topic: Topic, verb: str) -> str:
+        self._used(verb)
+        name = getattr(topic, "name", str(topic))
+        if self._topics.get(name) is not topic:
+            known = ", ".join(sorted(self._topics))
+            self._refuse(f"{verb} of topic {name!r}", f"This consumer is subscribed to: {known}. {_RETURNED}")
+        return name
+
+    def _shown(self, topic: Topic, rows: Sequence[Any]) -> list[Event]:
+        return [
+            Event(
+                id=EventId(row.id),
+                topic=topic.name,
+                message_id=row.message_id,
+                payload=_fitting(topic, row),
+                key=row.key,
+                title=row.title,
+                created_at=row.created_at,
+                stored=row.payload,
+            )
+            for row in rows
+        ]
+
+
+def _fitting(topic: Topic, row: Any) -> Any:
+    try:
+        return typed(topic, row.payload)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "$"
+        what = f"event {row.id} ({row.message_id!r}) of topic {topic.name!r} does not fit {error.title}"
+        instead = "skip that event, or deploy a model that takes it"
+        raise EventError(EventId(row.id), f"{what}: {place}: {first['msg']}; {instead}") from error
+
+
+class MutateContext(Context):
+    """Asks for at most one mutation. The host carries it out after the handler has returned."""
+
+    def __init__(self, given: Given) -> None:
+        super().__init__("mutate", given)
+        self.asked: Asked | None = None
+
+    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+        what = f"{connector.name}.{operation.name} was called"
+        self._used(what)
+        if not operation.is_mutation:
+            self._refuse(f"the read {what}", "Read in prepare and pass what you found in data")
+        if self.asked is not None:
+            first = f"{self.asked.connector}.{self.asked.operation}"
+            self._refuse(f"a second mutation {what}", f"{first} was asked for already, and a run has one")
+        kept = kept_json(
+            operation.check(params), what=f"parameters of {connector.name}.{operation.name}", limit=self._limits.params
+        )
+        self.asked = Asked(connector=connector.name, operation=operation.name, params=kept)
+        return self.asked
+
+
+class Publishing(Context):
+    """Publishes to declared topics."""
+
+    def __init__(self, phase: str, given: Given, topics: Sequence[Topic]) -> None:
+        super().__init__(phase, given)
+        self._topics = {topic.name: topic for topic in topics}
+        self.published: list[NewEvent] = []
+
+    def publish(
+        self, topic: Topic, *, message_id: str, payload: Any = None, key: str | None = None, title: str | None = None
+    ) -> None:
+        """Publish an event with the commit of this run; a message id that exists already is a no-op."""
+        self._used("publish")
+        name = getattr(topic, "name", str(topic))
+        if self._topics.get(name) is not topic:
+            known = ", ".join(sorted(self._topics)) or "none"
+            self._refuse(f"publish to topic {name!r}", f"This handler declares publishes: {known}. {_RETURNED}")
+        what = f"payload of {message_id!r}"
+        body = plain(payload, what=what)
+        typed(topic, body)
+        body = kept_json(body, what=what, limit=self._limits.payload)
+        checked_name(message_id, what="message id")
+        if key is not None:
+            checked_name(key, what="key")
+        if title is not None:
+            checked_text(title, what="title")
+        self.published.append(NewEvent(topic=name, message_id=message_id, payload=body, key=key, title=title))
+
+
+class NextContext(Publishing):
+    """Publishes what follows from the mutation."""
+
+    def __init__(self, given: Given, topics: Sequence[Topic]) -> None:
+        super().__init__("next", given, topics)
+
+
+class ProducerContext(Publishing):
+    """Looks at outside systems and publishes what it finds."""
+
+    def __init__(self, given: Given, topics: Sequence[Topic]) -> None:
+        super().__init__("a producer", given, topics)
+
+    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+        self._used(f"{connector.name}.{operation.name} was called")
+        if operation.is_mutation:
+            what = f"the mutation {connector.name}.{operation.name} was asked for"
+            self._refuse(what, "Publish an event and let a consumer do it")
+        return _answer(connector, operation, params)

@@ -1,0 +1,235 @@
+"""What is wrong with a declaration, in words; None when nothing is."""
+
+import ast
+import inspect
+import itertools
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict, get_type_hints
+
+from cronsim import CronSim, CronSimError
+from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError
+
+from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
+from pipeline.domain.workflows import MOST_AT_ONCE
+from pipeline.transitions import payload_schemas
+
+_LONGEST_PAUSE = timedelta(days=366)
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_PHASES = {"prepare": 2, "mutate": 2, "next": 3}
+_HIGHEST_VERSION = 2**31 - 1  # of the column it is kept in
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """What the declaration of a consumer or an effect may say besides its topics."""
+
+    name: str
+    batch: int
+    ordered: bool
+    requires_approval: bool
+    after_failed_mutation: str
+    start_at: str
+    failures: FailurePolicy
+    wake: WakePolicy
+
+
+class ProducerOptions(TypedDict, total=False):
+    """What the declaration of a producer may say besides its topics and its schedule."""
+
+    name: str
+    failures: FailurePolicy
+
+
+CONSUMER_OPTIONS: Mapping[str, type] = get_type_hints(ConsumerOptions)
+PRODUCER_OPTIONS: Mapping[str, type] = get_type_hints(ProducerOptions)
+
+
+def workflow_problem(version: Any, concurrency: Any, retention: Any) -> str | None:
+    """The numbers of a workflow are numbers, and ones that can be kept."""
+    given = {"version": version, "concurrency": concurrency, "retention": retention}
+    wrong = option_problem(given, {"version": int, "concurrency": int, "retention": Retention})
+    if wrong:
+        return wrong
+    if abs(version) > _HIGHEST_VERSION:
+        return f"has version={version}; expected at most {_HIGHEST_VERSION}"
+    return _count_problem("concurrency", concurrency)
+
+
+def _count_problem(name: str, value: int) -> str | None:
+    if value < 1:
+        return f"has {name}={value}; expected at least 1"
+    return f"has {name}={value}; expected at most {MOST_AT_ONCE}" if value > MOST_AT_ONCE else None
+
+
+def schema_problem(name: str, schema: Any) -> str | None:
+    """The schema of a topic is a model that services can check payloads with before they publish."""
+    if schema is None:
+        return None
+    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+        return f"the schema of topic {name!r} is {schema!r}; expected a pydantic model"
+    try:
+        problem = payload_schemas.pattern_problem(payload_schemas.of(schema))
+    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+        return (
+            f"the schema of topic {name!r}, {schema.__name__}, cannot be told as JSON Schema, with which services "
+            f"check payloads before they publish: {error.message}"
+        )
+    return problem and (
+        f"the schema of topic {name!r} has a pattern that Python's `re` does not know, {problem}; services "
+        "check payloads with it before they publish: write it as both know it, or check it in a validator"
+    )
+
+
+def schedule_problem(every: timedelta | None, cron: str | None) -> str | None:
+    """A producer has exactly one schedule, and one that makes sense."""
+    if (every is None) == (cron is None):
+        return "a producer needs either every=timedelta(...) or cron='...', and not both"
+    if every is not None and (not isinstance(every, timedelta) or not timedelta(0) < every <= _LONGEST_PAUSE):
+        return f"every is {every!r}; expected a positive timedelta of at most {_LONGEST_PAUSE.days} days"
+    if cron is not None:
+        try:
+            next(CronSim(cron, _EPOCH))
+        except (CronSimError, TypeError, AttributeError) as error:
+            return f"cron {cron!r} cannot be read: {error}"
+        except StopIteration:
+            return f"cron {cron!r} never comes"
+    return None
+
+
+def option_problem(options: Mapping[str, Any], known: Mapping[str, type], *named: str) -> str | None:
+    """Every option exists and is of its type. ``named`` are others that the declaration takes."""
+    for name, value in options.items():
+        if name not in known:
+            return f"has the unknown option {name!r}; known are: {', '.join(sorted([*known, *named]))}"
+        if not isinstance(value, known[name]) or (known[name] is int and isinstance(value, bool)):
+            return f"has {name}={value!r}; expected {known[name].__name__}"
+    return None
+
+
+def signature_problem(function: Callable[..., Any], count: int, name: str) -> str | None:
+    """The function can be called with the arguments the host will give it."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError as error:
+        return f"{name} cannot be called with {count} arguments ({error})"
+    return None
+
+
+def consumer_problem(
+    instance: Any, name: str, subscribes: Sequence[Any], options: dict[str, Any], overlap: str | None
+) -> str | None:
+    """The first thing wrong with a consumer. ``overlap`` says why its runs may end in another order, if they may."""
+    merges = getattr(instance, "merge", None) is not None
+    loses_state = overlap is not None and not merges and _returns_state(instance)
+    wrong = option_problem(options, CONSUMER_OPTIONS, "publishes", "subscribes")
+    wrong = wrong or _count_problem("batch", options.get("batch", 1))
+    problems = (
+        (wrong, wrong),
+        (not subscribes, "subscribes to nothing; expected at least one topic"),
+        (
+            loses_state,
+            f"returns state and its workflow {overlap}, which would lose updates; "
+            'define merge(current, returned), or let it run one by one (concurrency=1 and on_uncertain="pause")',
+        ),
+    )
+    first = next((f"consumer {name} {words}" for holds, words in problems if holds), None)
+    calls = {**_PHASES, "merge": 2} if merges else _PHASES
+    return first or next(
+        (problem for phase in calls if (problem := _call_problem(instance, name, phase, calls[phase]))), None
+    )
+
+
+def _call_problem(instance: Any, name: str, phase: str, count: int) -> str | None:
+    method = getattr(instance, phase, None)
+    if method is None:
+        return f"consumer {name} has no method {phase!r}; expected prepare, mutate and next"
+    return signature_problem(method, count, f"{name}.{phase}")
+
+
+def warn_after_request(function: Callable[..., Any], name: str) -> None:
+    """Warn of statements after the one that asks for the mutation: the host acts only when mutate has returned."""
+    found = _tree(function)
+    context = next(iter(inspect.signature(function).parameters), "ctx")
+    line = next(_lines_after_request(found, context), None) if found else None
+    if line is not None:
+        warnings.warn(
+            f"{name} has code after it asked for its mutation (line {line} of it);"
+            " it runs before the mutation is sent and cannot see its result. Move it to next.",
+            stacklevel=4,
+        )
+
+
+def _lines_after_request(function: ast.AST, context: str) -> Iterator[int]:
+    """Where a block goes on after a statement that asked, unless it only returns."""
+    for node in ast.walk(function):
+        for block in _blocks(node):
+            for statement, later in itertools.pairwise(block):
+                if _goes_on(statement, context) and not isinstance(later, ast.Return):
+                    yield later.lineno
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The statements inside a statement: of a branch, a loop, a ``with``, a ``try`` and what follows it."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if isinstance(block, list):
+            yield block
+    for handler in getattr(node, "handlers", ()):
+        yield handler.body
+
+
+def _goes_on(statement: ast.stmt, context: str) -> bool:
+    """Whether control may come to the next statement after a request was made in this one."""
+    inside = (block for block in _blocks(statement) if not isinstance(block[-1:] and block[-1], ast.Return | ast.Raise))
+    return _asks(statement, context) or any(_goes_on(each, context) for block in inside for each in block)
+
+
+def _asks(statement: ast.stmt, context: str) -> bool:
+    """A call of the form ctx.connector.operation(...) as a statement or an assignment."""
+    if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
+        return False
+    value = statement.value.value if isinstance(statement.value, ast.Await) else statement.value
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    inner = value.func.value
+    return isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == context
+
+
+def _returns_state(instance: Any) -> bool:
+    """Whether next says by its annotation, or shows by its returns, that it returns something."""
+    method = getattr(instance, "next", None)
+    if method is None:
+        return False
+    annotated = inspect.signature(method).return_annotation
+    if annotated not in (inspect.Signature.empty, Any, "Any"):
+        return annotated not in (None, "None")
+    tree = _tree(method)
+    return tree is not None and any(_is_state(node) for node in _own_nodes(tree))
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """What a function consists of, without the functions and classes inside it: their returns are not its own."""
+    for node in ast.iter_child_nodes(function):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield node
+            yield from _own_nodes(node)
+
+
+def _is_state(node: ast.AST) -> bool:
+    """A value is returned that is certainly one: what a call returns may be nothing."""
+    if not isinstance(node, ast.Return):
+        return False
+    return isinstance(node.value, ast.Dict | ast.DictComp | ast.List | ast.ListComp | ast.BinOp | ast.JoinedStr) or (
+        isinstance(node.value, ast.Constant) and node.value.value is not None
+    )
+
+
+def _tree(function: Callable[..., Any]) -> ast.AST | None:
+    """The source of a function, if it can be found and read by itself."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)), None)

@@ -1,0 +1,248 @@
+"""The workflows and connectors this process knows, found by module name and by entry point."""
+
+import hashlib
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cronsim import CronSim
+
+from pipeline.connectors.sdk import Connector, Operation
+from pipeline.domain.errors import InvalidInputError, PipelineError, UnknownError
+from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
+from pipeline.domain.workflows import HandlerKind
+from pipeline.transitions import payload_schemas
+from pipeline.workflows import fingerprint as workflows_fingerprint
+from pipeline.workflows.authoring import Consumer, DeclarationError, Producer, Workflow, workflows_of
+from pipeline.workflows.contexts import RESERVED
+
+ENTRY_POINTS = "pipeline.workflows"
+
+
+@dataclass
+class Registry:
+    """What a worker can run. A workflow it does not know is left to a worker that does."""
+
+    workflows: dict[str, Workflow] = field(default_factory=dict)
+    connectors: dict[str, Connector] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, modules: Iterable[str], connectors: Iterable[Connector] = ()) -> "Registry":
+        """Import the modules, and those that installed packages offer; collect their workflows and connectors."""
+        registry = cls()
+        look_here()
+        for connector in connectors:
+            registry.add_connector(connector)
+        named = [("PIPELINE_WORKFLOWS", name) for name in modules]
+        offered = [(f"The package {entry.name!r}", entry.module) for entry in entry_points(group=ENTRY_POINTS)]
+        for who, name in [*named, *offered]:
+            module = _imported(who, name)
+            for workflow in workflows_of(module.__name__):
+                registry.add(workflow)
+            for value in vars(module).values():
+                if isinstance(value, Connector):
+                    registry.add_connector(value)
+        return registry
+
+    def add(self, workflow: Workflow) -> None:
+        """Know a workflow. The same one twice is one; another of the same name is a mistake."""
+        known = self.workflows.get(workflow.name)
+        if known is not None and known is not workflow:
+            raise DeclarationError(f"workflow {workflow.name!r} is declared at {known.where} as well", workflow.where)
+        _refuse_unfed(workflow)
+        self.workflows[workflow.name] = workflow
+
+    def add_connector(self, connector: Connector) -> None:
+        """Know a connector by its name."""
+        shown = type(connector).__qualname__
+        if not connector.name:
+            raise InvalidInputError(f"{shown} has no name; set name = '...' on the class.")
+        if not connector.name.isidentifier() or connector.name.startswith("_") or connector.name in RESERVED:
+            raise InvalidInputError(
+                f"{shown} is named {connector.name!r}, which cannot be reached as ctx.{connector.name}; expected a "
+                f"Python name other than {', '.join(sorted(RESERVED))}."
+            )
+        known = self.connectors.get(connector.name)
+        if known is not None and known is not connector:
+            raise InvalidInputError(
+                f"{shown} and {type(known).__qualname__} are both named {connector.name!r}; expected a name of its own "
+                "for each connector."
+            )
+        self.connectors[connector.name] = connector
+
+    def operation(self, connector: str, operation: str) -> Operation[Any] | None:
+        """An operation by the names the ledger has; None when it is gone from the code."""
+        known = self.connectors.get(connector)
+        return type(known).operations().get(operation) if known is not None else None
+
+    @property
+    def handlers(self) -> set[tuple[str, str]]:
+        """Every handler this process has the code of, as (workflow, name)."""
+        return {
+            (workflow.name, handler)
+            for workflow in self.workflows.values()
+            for handler in (*workflow.consumers, *workflow.producers)
+        }
+
+    def consumer(self, workflow: str, handler: str) -> Consumer:
+        """A consumer of a workflow this process knows."""
+        found = self.workflow(workflow).consumers.get(handler)
+        if found is None:
+            known = self.workflow(workflow).consumers
+            raise UnknownError(f"consumer of workflow {workflow!r} named", handler, known)
+        return found
+
+    def producer(self, workflow: str, handler: str) -> Producer:
+        """A producer of a workflow this process knows."""
+        found = self.workflow(workflow).producers.get(handler)
+        if found is None:
+            known = self.workflow(workflow).producers
+            raise UnknownError(f"producer of workflow {workflow!r} named", handler, known)
+        return found
+
+    def workflow(self, name: str) -> Workflow:
+        """A workflow this process knows."""
+        found = self.workflows.get(name)
+        if found is None:
+            raise UnknownError("workflow", name, self.workflows)
+        return found
+
+
+def look_here() -> None:
+    """Find modules in the current folder too, for workers and commands alike, as `python -m` does.
+
+    `celery -A pipeline` looks there only while it imports us.
+    """
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:  # it was removed; what is installed can still be found
+        return
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _imported(who: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except PipelineError:
+        raise
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}.")
+        hint = (
+            "Expected a module on the worker's Python path or in its current folder."
+            if missing
+            else "The fault is inside that module."
+        )
+        raise InvalidInputError(
+            f"{who} names {name!r}, which cannot be imported: {type(error).__name__}: {error}. {hint}"
+        ) from error
+
+
+def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
+    """What the database needs to know of a workflow. A producer is due first at its first slot from now."""
+    topics = tuple(
+        TopicSpec(name=topic.name, schema=payload_schemas.of(topic.schema) if topic.schema else None)
+        for topic in workflow.topics.values()
+    )
+    consumers = tuple(
+        HandlerSpec(
+            name=consumer.name,
+            subscribes=tuple(topic.name for topic in consumer.subscribes),
+            start_at=consumer.start_at,
+            batch=consumer.batch,
+            ordered=consumer.ordered,
+            after_failed_mutation=consumer.after_failed_mutation,
+            failure_policy=consumer.failures,
+        )
+        for consumer in workflow.consumers.values()
+    )
+    producers = tuple(
+        HandlerSpec(
+            name=producer.name,
+            kind=HandlerKind.PRODUCER,
+            failure_policy=producer.failures,
+            schedule=producer.cron or f"every {producer.every}",
+            first_run_at=now if producer.cron is None else first_slot(producer.cron, now),
+        )
+        for producer in workflow.producers.values()
+    )
+    return WorkflowSpec(
+        name=workflow.name,
+        version=workflow.version,
+        fingerprint=fingerprint(workflow),
+        topics=topics,
+        handlers=(*consumers, *producers),
+        concurrency=workflow.concurrency,
+        on_uncertain=workflow.on_uncertain,
+        on_logic_error=workflow.on_logic_error,
+        retention=workflow.retention,
+    )
+
+
+def first_slot(cron: str, now: datetime) -> datetime:
+    """The first slot of a cron expression after now, in UTC whatever zone the database shows its times in."""
+    return next(CronSim(cron, now.astimezone(UTC)))
+
+
+def fingerprint(workflow: Workflow) -> str:
+    """Changes when the code of a handler does, or what it listens to: a deploy can end a maintenance, and is known.
+
+    The code is what handlers are made of, the modules that hold them, and what these import of their own.
+    """
+    code: list[Any] = [producer.function for producer in workflow.producers.values()]
+    for consumer in workflow.consumers.values():
+        function = getattr(consumer.instance, "function", None)
+        code.extend([function] if function else _own_classes(type(consumer.instance)))
+    listens = [[name, *(topic.name for topic in given.subscribes)] for name, given in workflow.consumers.items()]
+    declared = json.dumps([sorted(listens), sorted(workflow.producers)])
+    parts = [
+        workflow.name,
+        str(workflow.version),
+        declared,
+        *map(_source, code),
+        *sorted(workflows_fingerprint.digests(code)),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _own_classes(cls: type) -> list[type]:
+    """The class and those it inherits from, without what is Python's or comes with an installed package."""
+    package = cls.__module__.partition(".")[0]
+    return [each for each in cls.__mro__[:-1] if workflows_fingerprint.is_own(inspect.getmodule(each), package)]
+
+
+def _source(code: Any) -> str:
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):
+        return str(getattr(code, "__qualname__", None) or getattr(code, "__name__", ""))
+
+
+def _refuse_unfed(workflow: Workflow) -> None:
+    """A topic nobody feeds or reads is a slip of the pen, and so is a workflow without handlers.
+
+    A topic that is only subscribed to is fine: services feed it from outside.
+    """
+    if not workflow.consumers and not workflow.producers:
+        raise DeclarationError(
+            f"workflow {workflow.name!r} has no handler; expected a consumer or a producer", workflow.where
+        )
+    used = {
+        topic.name for consumer in workflow.consumers.values() for topic in (*consumer.subscribes, *consumer.publishes)
+    }
+    used |= {topic.name for producer in workflow.producers.values() for topic in producer.publishes}
+    for name, topic in workflow.topics.items():
+        if name not in used:
+            raise DeclarationError(
+                f"topic {name!r} of workflow {workflow.name!r} is neither subscribed to nor published to by any "
+                "handler; nobody feeds it and nobody reads it",
+                topic.where,
+            )

@@ -1,0 +1,194 @@
+"""The page of every command, option, exit code and JSON shape, written from the command line itself."""
+
+import ast
+import inspect
+import io
+import tokenize
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+from typer.models import ArgumentInfo, OptionInfo
+
+from pipeline.admin import (
+    attention,
+    controls,
+    events,
+    mutations,
+    quarantine,
+    resolutions,
+    runs,
+    throughput,
+    trace,
+    workflows,
+)
+from pipeline.admin import timeline as moments
+from pipeline.admin.advice import Advice
+from pipeline.cli.main import EXIT_CODES, application
+from pipeline.store.reads.invariants import Finding
+from tools.markdown import code, page, section, table
+
+#: What `--json` prints: "list of" these, or one of them.
+_PRINTS: dict[str, str] = {
+    "workflows": "a list of Workflow; with a name, a WorkflowDetail",
+    "events": "a list of Event; with an id, an EventDetail",
+    "runs": "a list of Run; with an id, a RunDetail",
+    "mutations": "a list of Question; with an id, a MutationDetail",
+    "attention": "a list of Item",
+    "trace": "a Trace",
+    "top": "a Frame",
+    "doctor": "a list of Finding",
+    "pause": "a Turned, with `is_rung`",
+    "resume": "a Turned, with `is_rung`",
+    "maintenance": "a Turned, with `is_rung`",
+    "approve": "`mutation`, `act`, `follows`, `is_rung`",
+    "reject": "`mutation`, `act`, `follows`, `is_rung`",
+    "acknowledge": "`mutation`, `act`, `follows`, `is_rung`",
+    "resolve": "with an id `mutation`, `act`, `follows`, `is_rung`; else `given`, `is_done`, `taken`, `refused`, "
+    "`is_more`",
+    "resolve-from": "`given`, `is_done`, `taken`, `refused`, `is_more`",
+    "quarantine list": "a list of SetAside",
+    "quarantine release": "`chosen`, `is_done`, `taken`, `refused`, `is_more`, `is_rung`",
+    "quarantine skip": "`chosen`, `is_done`, `taken`, `refused`, `is_more`, `is_rung`",
+    "quarantine add": "`chosen`, `is_done`, `taken`, `refused`, `is_more`, `is_rung`",
+    "publish": "`new`, `repeated`, `replaced`, `is_rung`",
+    "breaker": "`operation`, `act`, `is_changed`, `is_rung`",
+    "breakers": "a list of `connector`, `operation`, `reason`, `opened_by`, `opened_at`, `probe_at`",
+    "connectors": "a list of `connector`, `operation`, `grade`, `timeout`, `settle`",
+    "plan": "`requests` and `counts`",
+    "db upgrade": "`version`",
+    "db current": "`version`",
+}
+_SHAPES: tuple[type, ...] = (
+    workflows.Workflow,
+    workflows.WorkflowDetail,
+    workflows.Handler,
+    workflows.Topic,
+    workflows.Block,
+    workflows.Act,
+    events.Event,
+    events.EventDetail,
+    events.Delivery,
+    runs.Run,
+    runs.RunDetail,
+    runs.EventLine,
+    runs.MutationLine,
+    resolutions.Question,
+    mutations.MutationDetail,
+    moments.Moment,
+    Advice,
+    attention.Item,
+    trace.Trace,
+    trace.Match,
+    trace.Node,
+    throughput.Frame,
+    throughput.Pace,
+    quarantine.SetAside,
+    controls.Turned,
+    Finding,
+)
+
+
+def cli() -> str:
+    """Every command of ``pipeline``."""
+    codes = table(["exit code", "meaning"], ((str(number), meaning) for number, meaning in EXIT_CODES.items()))
+    return page(
+        "Command line",
+        "`pipeline COMMAND --help` says the same in a terminal; `pipeline --install-completion` completes commands "
+        "and options in your shell. The database is that of `PIPELINE_DATABASE_URL` or `--database-url`; without "
+        "either, the one that `pipeline dev` runs in the same folder. An id may be cut short wherever what is left is "
+        "unambiguous, and `show` before it changes nothing. In a pipe, output is plain and lines are as long as they "
+        "need to be; `COLUMNS` sets another width.",
+        section("Exit codes", codes),
+        *(_command(name, callback) for name, callback in _commands(application())),
+        section(
+            "JSON",
+            "What `--json` prints. Fields may be added in a later version, none changes its meaning or goes away. "
+            "Instants are ISO 8601 with their zone. `is_rung` says whether a worker was told of work that became due: "
+            "`false` means that the broker could not be reached and the next tick goes on, `null` that nothing became "
+            "due.",
+            table(["command", "prints"], ((code(f"pipeline {name}"), words) for name, words in _PRINTS.items())),
+            *(_shape(kind) for kind in _SHAPES),
+        ),
+    )
+
+
+def _commands(group: typer.Typer, path: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
+    for info in group.registered_commands:
+        if info.callback is not None:
+            yield f"{path}{info.name or info.callback.__name__.replace('_', '-')}", info.callback
+    for sub in group.registered_groups:
+        if sub.typer_instance is not None:
+            yield from _commands(sub.typer_instance, f"{path}{sub.name} ")
+
+
+def _command(name: str, callback: Callable[..., Any]) -> str:
+    arguments: list[tuple[str, str, str]] = []
+    options: list[tuple[str, str, str]] = []
+    hints = get_type_hints(callback, include_extras=True)
+    for parameter in inspect.signature(callback).parameters.values():
+        hint = hints[parameter.name]
+        if get_origin(hint) is not Annotated:
+            continue
+        kind, info = get_args(hint)[:2]
+        row = (_spelled(parameter.name, kind, info), _help(kind, info), _default(parameter.default))
+        (arguments if isinstance(info, ArgumentInfo) else options).append(row)
+    parts = [inspect.cleandoc(callback.__doc__ or "")]
+    parts += [table(["argument", "meaning", "default"], arguments)] if arguments else []
+    parts += [table(["option", "meaning", "default"], options)] if options else []
+    return section(f"pipeline {name}", *parts)
+
+
+def _spelled(name: str, kind: Any, info: ArgumentInfo | OptionInfo) -> str:
+    if isinstance(info, ArgumentInfo):
+        return code(info.metavar or name.upper())
+    plain = "--" + name.replace("_", "-")
+    first = [info.default] if isinstance(info.default, str) else []  # inside Annotated it is a spelling too
+    given = [text for text in [*first, *(info.param_decls or ())] if text.startswith("-")]
+    if given:
+        return ", ".join(code(text) for text in given)
+    return f"{code(plain)}, {code('--no-' + plain[2:])}" if kind is bool else code(plain)
+
+
+def _help(kind: Any, info: ArgumentInfo | OptionInfo) -> str:
+    members = [each for each in _kinds(kind) if isinstance(each, type) and issubclass(each, Enum)]
+    choices = ", ".join(code(str(member.value)) for each in members for member in each)
+    return " ".join(part for part in (info.help or "", f"One of {choices}." if choices else "") if part)
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    if get_origin(kind) in (Union, UnionType):
+        yield from (each for each in get_args(kind) if each is not NoneType)
+    else:
+        yield kind
+
+
+def _default(value: Any) -> str:
+    if value in (None, "", False) or value is inspect.Parameter.empty:
+        return "required" if value is inspect.Parameter.empty else ""
+    return code(str(value.value) if isinstance(value, Enum) else "yes" if value is True else str(value))
+
+
+def _shape(kind: type) -> str:
+    meaning = (kind.__doc__ or "").strip().partition("\n")[0]
+    rows = ((code(name), code(spelled), words) for name, spelled, words in _fields(kind))
+    return f"### {kind.__name__}\n\n{meaning}\n\n" + table(["field", "type", "meaning"], rows)
+
+
+def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
+    """Name, type and comment of each field, as the source has them."""
+    source = Path(inspect.getfile(kind)).read_text(encoding="utf-8")
+    said = {
+        token.start[0]: token.string.removeprefix("#:").strip()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT and token.string.startswith("#:")
+    }
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    spelled = ast.unparse(field.annotation).replace("'", "")
+                    yield field.target.id, spelled, said.get(field.end_lineno or field.lineno, "")

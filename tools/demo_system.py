@@ -1,0 +1,170 @@
+"""A whole system on this machine for the demo: a worker, beat, and an outside world that counts.
+
+The workflow is the one in ``examples/receipts.py``. In the middle of the work a process of the worker
+is killed, as an operator's worst day would; what happened outside is counted outside.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from sqlalchemy import text
+
+from pipeline.domain.values import NewEvent
+from pipeline.embedded.servers import Servers
+from pipeline.store.database import Database
+from pipeline.transitions import events
+
+ROOT = Path(__file__).parents[2]
+WORKFLOW, TOPIC = "receipts", "orders.paid"
+WITHIN = 180.0
+#: Everything heals sooner than by default, so that a killed process costs the onlooker seconds and not a minute.
+PACE = {
+    "PIPELINE_LEASE": "15s",
+    "PIPELINE_HEARTBEAT": "3s",
+    "PIPELINE_SILENCE": "5s",
+    "PIPELINE_TICK": "1s",
+}
+
+_DONE = text("""
+SELECT count(*) FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id
+WHERE e.workflow = :workflow AND e.message_id LIKE :prefix AND d.status = 'consumed'
+""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What came of the demo's orders."""
+
+    orders: int
+    committed: int
+    effects: int
+    twice: int
+    killed: int
+    example: str  #: the message id of one of the orders
+
+    @property
+    def is_good(self) -> bool:
+        return self.committed == self.orders == self.effects and not self.twice
+
+
+def run(db: Database, urls: Servers, home: Path, tell: Callable[[Summary], None], *, orders: int = 200) -> Summary:
+    """Publish orders, kill a process of the worker half-way, wait for the rest, count outside, and tell.
+
+    With ``KEEP`` in the environment all of it stays up afterwards, until Ctrl-C.
+    """
+    prefix = f"demo-{time.monotonic_ns()}-"
+    outbox = home / "outbox" / prefix
+    with ExitStack() as stack:
+        worker = stack.enter_context(_process("worker", urls, home, outbox, "--concurrency=2"))
+        stack.enter_context(_process("beat", urls, home, outbox, "--schedule", str(home / "beat-schedule")))
+        _wait(lambda: _is_registered(db), "the worker to start", worker)
+        _publish(db, prefix, orders)
+        _wait(lambda: _committed(db, prefix) >= orders // 10, "the first orders", worker)
+        killed = _kill_a_child(worker.pid)
+        _wait(lambda: _committed(db, prefix) >= orders, "every order", worker)
+        sent = _sent(outbox, prefix)
+        summary = Summary(
+            orders=orders,
+            committed=_committed(db, prefix),
+            effects=len(sent),
+            twice=sum(count > 1 for count in sent.values()),
+            killed=killed,
+            example=f"{prefix}0",
+        )
+        tell(summary)
+        if os.environ.get("KEEP"):
+            _keep(home)
+    return summary
+
+
+@contextmanager
+def _process(name: str, urls: Servers, home: Path, outbox: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``celery -A pipeline NAME`` until the block is left, its output in a file of the home."""
+    environ = {
+        **os.environ,
+        **PACE,
+        "PIPELINE_DATABASE_URL": urls.database_url,
+        "PIPELINE_BROKER_URL": urls.broker_url,
+        "PIPELINE_WORKFLOWS": "examples.receipts",
+        "RECEIPTS_OUTBOX": str(outbox),
+    }
+    command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "pipeline", name, "-l", "WARNING", *arguments]
+    with (home / f"demo-{name}.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(condition: Callable[[], bool], what: str, worker: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + WITHIN
+    pause = Event()
+    while not condition():
+        if worker.poll() is not None:
+            raise RuntimeError(f"the worker ended with code {worker.returncode} while waiting for {what}; see its log")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"waited {WITHIN:g} s in vain for {what}; see the logs in the home")
+        pause.wait(0.1)
+
+
+def _is_registered(db: Database) -> bool:
+    with db.transaction() as tx:
+        query = text("SELECT true FROM pipeline.workflows WHERE name = :name")
+        return tx.first(query, name=WORKFLOW) is not None
+
+
+def _publish(db: Database, prefix: str, orders: int) -> None:
+    """As a service would, in its own transaction. Nobody is told: the next tick finds them."""
+    new = [
+        NewEvent(topic=TOPIC, message_id=f"{prefix}{n}", payload={"order": f"{prefix}{n}", "email": "you@example.org"})
+        for n in range(orders)
+    ]
+    with db.transaction() as tx:
+        events.publish(tx, WORKFLOW, new)
+
+
+def _committed(db: Database, prefix: str) -> int:
+    with db.transaction() as tx:
+        row = tx.first(_DONE, workflow=WORKFLOW, prefix=f"{prefix}%")
+    assert row is not None
+    return int(row[0])
+
+
+def _kill_a_child(parent: int) -> int:
+    """Kill a pool process without warning; 0 when it cannot be found on this system."""
+    try:
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    except OSError:
+        return 0
+    for child in children[-1:]:
+        os.kill(int(child), signal.SIGKILL)
+    return len(children[-1:])
+
+
+def _sent(outbox: Path, prefix: str) -> Counter[str]:
+    """Mails per order, counted where they arrived."""
+    lines = [line for file in outbox.glob("*") for line in file.read_text().splitlines() if prefix in line]
+    return Counter(line.rsplit(" ", 1)[-1] for line in lines)
+
+
+def _keep(home: Path) -> None:
+    sys.stdout.write(f"Still running, logs in {home}; press Ctrl-C to stop.\n")
+    try:
+        Event().wait()
+    except KeyboardInterrupt:
+        sys.stdout.write("Stopping.\n")

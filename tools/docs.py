@@ -1,0 +1,368 @@
+"""Pages that are written from the code, so that they cannot say anything else: ``python -m tools.docs``.
+
+With ``--check`` nothing is written; the exit code says whether a page is stale, stderr which one.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from sqlalchemy import CheckConstraint, Column, ForeignKeyConstraint, Index, Table, UniqueConstraint
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import Constraint
+
+from pipeline.config import Settings
+from pipeline.domain import errors
+from pipeline.domain.states import (
+    ADVANCES,
+    BIRTHS,
+    DELIVERY_MOVES,
+    MOVES,
+    STATUS_MOVES,
+    DeliveryStatus,
+    Evidence,
+    MutationStatus,
+    Outcome,
+    Phase,
+    Resolver,
+    RunStatus,
+)
+from pipeline.domain.workflows import BlockKind, OnLogicError, OnUncertain
+from pipeline.store import functions
+from pipeline.store.reads.invariants import INVARIANTS
+from pipeline.store.schema import metadata
+from pipeline.telemetry import metrics, transition_log
+from pipeline.telemetry.tracing import spans
+from tools import commands, rules, state_tables
+from tools.comments import meanings
+from tools.markdown import State, code, diagram, page, section, table
+
+ADRS = Path("docs/design/adr")
+_POSTGRES = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy leaves it untyped
+
+
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
+    """Write every generated page, or with ``--check`` say which ones would change."""
+    parser = argparse.ArgumentParser(prog="python -m tools.docs", description="write the generated pages")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is stale")
+    options = parser.parse_args(arguments)
+    root = root or Path.cwd()
+    outdated = stale(root)
+    for path, text in outdated.items():
+        if options.check:
+            sys.stderr.write(f"{path} is stale; run `make docs`\n")
+        else:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text, encoding="utf-8")
+    return 1 if options.check and outdated else 0
+
+
+def stale(root: Path) -> dict[Path, str]:
+    """The pages of this checkout that are not what the code says, with what they should be."""
+    return {path: text for path, text in pages(root).items() if _read(root / path) != text}
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """Every generated page."""
+    made: dict[str, Callable[[], str]] = {
+        "states": states,
+        "settings": settings,
+        "telemetry": transitions,
+        "metrics": numbers,
+        "errors": error_tree,
+        "invariants": invariants,
+        "tables": tables,
+        "cli": commands.cli,
+    }
+    written = {Path(f"docs/reference/{name}.md"): make() for name, make in made.items()}
+    written[ADRS / "README.md"] = decisions(root / ADRS)
+    written[rules.PAGE] = rules.with_tests(_read(root / rules.PAGE), rules.marks(root / "tests"))
+    return written
+
+
+def states() -> str:
+    """Phases, statuses and moves, as the tables of moves have them."""
+    return page(
+        "States",
+        "Every state there is and every move between them. A move that is not drawn here is refused.",
+        *_run_sections(),
+        *_mutation_sections(),
+        section(
+            "Delivery of an event to one consumer",
+            diagram(DELIVERY_MOVES, [DeliveryStatus.PENDING]),
+            _moves(DeliveryStatus, DELIVERY_MOVES, "may become"),
+        ),
+        _workflow_section(),
+        section(
+            "The mutation boundary",
+            "Which side a stopped run stands on, and what becomes of its inputs.",
+            table(["phase", "outcome", "ledger", "side", "inputs"], state_tables.boundary()),
+        ),
+        section(
+            "What follows a failure",
+            "With the default policies, for a first failure.",
+            table(["failure", "side", "status", "inputs", "then"], state_tables.consequences()),
+        ),
+    )
+
+
+def settings() -> str:
+    """Every variable, from the settings themselves."""
+    rows = ((code(row.variable), code(row.default), row.meaning) for row in Settings().describe())
+    return page(
+        "Settings",
+        "Read once, when a process starts, from the environment. A wrong value, a contradiction between two values or "
+        "an unknown `PIPELINE_` variable stops the start, and every problem is named at once. Durations are written "
+        "`30s`, `5m`, `1h`, `1m30s`, `PT30S` or as a number of seconds; one that makes no sense is refused with the "
+        "range that does. An empty variable counts as unset.",
+        table(["variable", "default", "meaning"], rows),
+    )
+
+
+def transitions() -> str:
+    """Every line that the system says about itself."""
+    rows = ((code(name), meaning) for name, meaning in transition_log.TRANSITIONS.items())
+    return page(
+        "Telemetry",
+        "One log line per transition, on the logger `pipeline`, said after the transaction has committed: a line is "
+        "never about something that did not happen. Ids are fields of the record, payloads never are.",
+        table(["line", "meaning"], rows),
+        section(
+            "Spans",
+            "Made when somebody listens, in the trace of the run they are about. The tasks that carry runs have spans "
+            "in traces of their own, linked to the runs and from them.",
+            table(["span", "parent", "what it is", "attributes"], _spans()),
+        ),
+    )
+
+
+def _spans() -> Iterable[tuple[str, str, str, str]]:
+    for name, (parent, what, attributes) in spans.SPANS.items():
+        yield code(name), parent, what, ", ".join(code(attribute) for attribute in attributes)
+
+
+def numbers() -> str:
+    """Every metric, from the one table of them."""
+    parts = {
+        "Counted as it happens": lambda each: each.kind != metrics.GAUGE and not each.name.startswith(_OTHERS),
+        "Read from Postgres when somebody asks": lambda each: (
+            each.kind == metrics.GAUGE and not each.name.startswith(_OTHERS)
+        ),
+        "Streams, from `pipeline ingest`": lambda each: each.name.startswith(_OTHERS[1]),
+        "The consumer engine, from `pipeline consume`": lambda each: each.name.startswith(_OTHERS[0]),
+    }
+    return page(
+        "Metrics",
+        "What is served at `/metrics` and sent over OTLP ([how](../guides/watch-it.md)). Labels are names that stand "
+        "in code, and statuses; never ids, keys or payloads. The OpenTelemetry name has dots and no suffix: "
+        "`pipeline.backlog.age` is `pipeline_backlog_age_seconds`.",
+        *(section(title, _metrics(filter(chosen, metrics.METRICS.values()))) for title, chosen in parts.items()),
+        section(
+            "Buckets",
+            table(
+                ["histogram", "upper bounds"],
+                (
+                    (code(each.prometheus), ", ".join(f"{bound:g}" for bound in each.bounds))
+                    for each in metrics.METRICS.values()
+                    if each.bounds
+                ),
+            ),
+        ),
+    )
+
+
+_OTHERS = ("pipeline.engine.", "pipeline.queue.")
+
+
+def _metrics(chosen: Iterable[metrics.Metric]) -> str:
+    rows = (
+        (code(each.prometheus), each.kind, ", ".join(code(label) for label in each.labels), each.words)
+        for each in chosen
+    )
+    return table(["metric", "kind", "labels", "what it says"], rows)
+
+
+def error_tree() -> str:
+    """Every error raised on purpose, indented by kinship."""
+    return page(
+        "Errors",
+        "Everything this package raises on purpose. An error names what was asked, what was found and what would "
+        "have been accepted; the rows are unchanged.",
+        "\n".join(_branch(errors.PipelineError, 0)),
+    )
+
+
+def invariants() -> str:
+    """What must be true of the tables at every instant."""
+    rows = ((code(each.name), each.severity, each.sentence, each.advice) for each in INVARIANTS)
+    return page(
+        "Invariants",
+        f"{len(INVARIANTS)} sentences that must be true of the tables at every instant. The tests ask for them after "
+        "every test that used the database, and the command line's doctor asks in production. They only look; "
+        "nothing is repaired. *broken* means that a promise does not hold, *overdue* that a sweep is not running.",
+        table(["name", "severity", "sentence", "advice"], rows),
+    )
+
+
+def tables() -> str:
+    """Tables, and everything the database refuses by itself."""
+    found = [_table(each) for each in metadata.tables.values()]
+    triggers = [match for made in functions.AFTER_TABLES if (match := _TRIGGER.search(made))]
+    return page(
+        "Tables",
+        f"All of it lives in the schema `{metadata.schema}`, so that it can share a database with the services that "
+        "publish into it. A condition `(A) <= (B)` reads “A only if B”.",
+        *found,
+        section(
+            "Triggers",
+            "Each names a forbidden move in its WHEN clause, so its body runs only to refuse one.",
+            table(
+                ["trigger", "table", "refused when"],
+                ((code(made["name"]), code(made["table"]), code(made["when"])) for made in triggers),
+            ),
+        ),
+    )
+
+
+def decisions(folder: Path) -> str:
+    """The index of decision records."""
+    rows = []
+    for path in sorted(folder.glob("[0-9]*.md")):
+        text = _read(path)
+        title = text.partition("\n")[0].removeprefix("# ").partition(" ")[2]
+        status = re.search(r"^Status: (.+)$", text, re.MULTILINE)
+        rows.append((f"[{path.name[:4]}]({path.name})", title, status[1] if status else "missing"))
+    return page(
+        "Decisions",
+        "One page per decision: what was the question, what was decided, what follows. A record is not rewritten when "
+        "minds change; a later one supersedes it.",
+        table(["record", "decision", "status"], rows),
+    )
+
+
+_TRIGGER = re.compile(
+    r"CREATE TRIGGER (?P<name>\w+) .*? ON (?P<table>[\w.]+) .*?WHEN \((?P<when>.*)\)\s*EXECUTE", re.DOTALL
+)
+
+
+def _run_sections() -> tuple[str, ...]:
+    return (
+        section(
+            "Phase of a run",
+            "How far it got. The phase only grows; a failure never changes it.",
+            diagram(ADVANCES, BIRTHS),
+            _moves(Phase, ADVANCES, "goes on to"),
+        ),
+        section(
+            "Status of a run",
+            "Whether it is moving, and why not. A status leaves `active` once; the only way back is a granted "
+            "approval. Work that stopped otherwise goes on in a new run.",
+            diagram(STATUS_MOVES, [RunStatus.ACTIVE]),
+            _moves(RunStatus, STATUS_MOVES, "may become"),
+        ),
+        section("Outcome of its mutation, as the run remembers it", _members(Outcome, "outcome")),
+    )
+
+
+def _mutation_sections() -> tuple[str, ...]:
+    return (
+        section(
+            "Mutation",
+            "One row of the ledger.",
+            diagram(MOVES, [MutationStatus.PENDING, MutationStatus.IN_FLIGHT]),
+            _moves(MutationStatus, MOVES, "may become"),
+        ),
+        section("Who settled a mutation", _members(Resolver, "resolver")),
+        section("What “it did not happen” rests on", _members(Evidence, "evidence")),
+    )
+
+
+def _workflow_section() -> str:
+    return section(
+        "Workflow",
+        "Why the system holds one back:",
+        _members(BlockKind, "block"),
+        "What people are shown:",
+        table(["a person wants", "blocks", "shown"], state_tables.shown()),
+        "How far trouble reaches, by the workflow's choice:",
+        _members(OnUncertain, "on an unknown outcome"),
+        _members(OnLogicError, "on wrong code"),
+    )
+
+
+def _moves(members: type[State], moves: Mapping[State, Iterable[State]], verb: str) -> str:
+    said = meanings(members)
+    rows = ((code(state), said[state], _listed(members, moves[state])) for state in members)
+    return table([members.__name__.removesuffix("Status").lower() or "state", "meaning", verb], rows)
+
+
+def _members(members: type[StrEnum], head: str) -> str:
+    said = meanings(members)
+    return table([head, "meaning"], ((code(state) or "(empty)", said[state]) for state in members))
+
+
+def _listed(order: type[StrEnum], chosen: Iterable[StrEnum]) -> str:
+    wanted = set(chosen)
+    return ", ".join(code(state) for state in order if state in wanted) or "nothing"
+
+
+def _branch(kind: type[BaseException], depth: int) -> list[str]:
+    first = (kind.__doc__ or "").strip().partition("\n")[0]
+    transition_log = [f"{'  ' * depth}- `{kind.__name__}`: {first}"]
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            transition_log += _branch(child, depth + 1)
+    return transition_log
+
+
+def _table(each: Table) -> str:
+    columns = ((code(c.name), _type(c), "" if c.nullable else "required", code(_default(c))) for c in each.columns)
+    refused = [row for constraint in _ordered(each.constraints) if (row := _constraint(constraint))]
+    indexes = [_index(index) for index in sorted(each.indexes, key=lambda index: str(index.name))]
+    parts = [table(["column", "type", "", "default"], columns)]
+    parts += [table(["refuses", "unless"], refused)] if refused else []
+    parts += [table(["index", "on", "where"], indexes)] if indexes else []
+    return section(each.name, *parts)
+
+
+def _type(column: Column[object]) -> str:
+    return code(column.type.compile(dialect=_POSTGRES).lower())
+
+
+def _default(column: Column[object]) -> str:
+    if column.identity is not None:
+        return "identity"
+    return str(getattr(column.server_default, "arg", ""))
+
+
+def _ordered(constraints: Iterable[Constraint]) -> list[Constraint]:
+    return sorted(constraints, key=lambda constraint: (type(constraint).__name__, str(constraint.name)))
+
+
+def _constraint(constraint: Constraint) -> tuple[str, str] | None:
+    if isinstance(constraint, CheckConstraint):
+        return code(str(constraint.name)), code(str(constraint.sqltext))
+    if isinstance(constraint, UniqueConstraint):
+        return "unique", code(", ".join(column.name for column in constraint.columns))
+    if isinstance(constraint, ForeignKeyConstraint):
+        (key,) = constraint.elements
+        return "foreign key", code(f"{key.parent.name} in {key.column.table.name}.{key.column.name}")
+    return "primary key", code(", ".join(column.name for column in constraint.columns))  # type: ignore[attr-defined]
+
+
+def _index(index: Index) -> tuple[str, str, str]:
+    where = index.dialect_options["postgresql"]["where"]
+    kind = "unique: " if index.unique else ""
+    columns = ", ".join(column.name for column in index.columns)
+    return code(str(index.name)), kind + code(columns), code("" if where is None else str(where))
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

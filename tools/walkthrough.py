@@ -1,0 +1,155 @@
+"""Two runs walked by the verbs, one transaction at a time, with what the tables say after each.
+
+The first goes well. The second loses its worker after the mail left and before anybody wrote that
+down: its outcome is unknown until a person settles it.
+"""
+
+from collections import Counter
+from datetime import timedelta
+from threading import Event
+from typing import Any
+from uuid import UUID
+
+from rich.table import Table
+from sqlalchemy import Row
+
+from pipeline.background import rescuer
+from pipeline.domain.ids import EventId, Fence, RunId
+from pipeline.domain.values import (
+    Applied,
+    Emitted,
+    HandlerSpec,
+    Held,
+    NewEvent,
+    Person,
+    Prepared,
+    Request,
+    Reservation,
+    TopicSpec,
+    WorkflowSpec,
+)
+from pipeline.store.database import Database
+from pipeline.store.reads import work
+from pipeline.transitions import events, mutations, registration, resolution, runs, starts
+
+LEASE = timedelta(seconds=1)
+TIMEOUT = timedelta(milliseconds=200)
+PAID, SENT = "orders.paid", "receipts.sent"
+
+
+def a_workflow(name: str) -> WorkflowSpec:
+    """One consumer that sends a receipt for every paid order."""
+    consumer = HandlerSpec(name="send_receipt", subscribes=(PAID,))
+    return WorkflowSpec(name=name, topics=(TopicSpec(name=PAID), TopicSpec(name=SENT)), handlers=(consumer,))
+
+
+class Demo:
+    """One consumer, an outside world that counts what it did, and a table that follows a run."""
+
+    def __init__(self, db: Database, workflow: str) -> None:
+        self.db, self.workflow = db, workflow
+        self.sent: Counter[str] = Counter()
+        self.table = Table(show_header=True, header_style="bold")
+        for column in ("what happens", "phase", "status", "event", "ledger"):
+            self.table.add_column(column)
+
+    def goes_well(self, order: str) -> None:
+        """prepare, mutate, next."""
+        self._publish(order)
+        run = self._begin(order)
+        self._deliver(run)
+        with self.db.transaction() as tx:
+            (mutation,) = work.mutations(tx, [run.mutation_id])
+            applied = Applied(mutation_id=mutation.id, result={"order": order}, fence=Fence(run.fence))
+            mutations.apply(tx, [applied]).only()
+        self._show("the provider says yes", run.id)
+        self._emit(run.id)
+
+    def dies_in_flight(self, order: str) -> None:
+        """The worker vanishes after the mail left and before anybody wrote that down."""
+        self._publish(order)
+        run = self._begin(order)
+        self._deliver(run)
+        self._show("the mail left, the worker died", run.id)
+        Event().wait(LEASE.total_seconds() + 0.2)
+        rescuer.recover(self.db)
+        self._show("its lease lapsed: who knows?", run.id)
+        with self.db.transaction() as tx:
+            person = Person(name="you", reason="the mail is in the provider's log")
+            resolution.happened(tx, run.mutation_id, person, result={"order": order})
+        self._show("you say: it happened", run.id)
+        with self.db.transaction() as tx:
+            (retry,) = starts.retry(tx, [run.id]).runs
+        self._show("a new run carries it forward", retry.id)
+        self._emit(retry.id)
+
+    def _publish(self, order: str) -> None:
+        with self.db.transaction() as tx:
+            new = NewEvent(topic=PAID, message_id=order, payload={"order": order}, title=f"Order {order}")
+            events.publish(tx, self.workflow, [new])
+
+    def _begin(self, order: str) -> Row[Any]:
+        with self.db.transaction() as tx:
+            (run,) = starts.start(tx, self.workflow, "send_receipt").runs
+        self._show(f"order {order} is paid: a run starts", run.id)
+        with self.db.transaction() as tx:
+            (run,) = runs.claim_prepare(tx, [run.id], lease=LEASE, worker="demo").claimed
+            seen = work.peeked(tx, run, PAID, limit=1)
+            ids = tuple(EventId(event.id) for event in seen)
+            pinned = Prepared(held=_held(run), reservations=(Reservation(topic=PAID, ids=ids),))
+            runs.finish_prepare(tx, [pinned]).only()
+        self._show("prepare pins its input", run.id)
+        with self.db.transaction() as tx:
+            (run,) = runs.claim_mutate(tx, [run.id], lease=LEASE, worker="demo").claimed
+            mutations.begin_mutation(tx, [_request(run, order)]).only()
+        self._show("mutate asks, the ledger knows first", run.id)
+        with self.db.transaction() as tx:
+            (run,) = work.runs(tx, [run.id])
+        return run
+
+    def _deliver(self, run: Row[Any]) -> None:
+        """The outside world. No transaction is open here."""
+        self.sent[str(run.event_ids[0])] += 1
+
+    def _emit(self, run_id: UUID) -> None:
+        with self.db.transaction() as tx:
+            (run,) = runs.claim_next(tx, [run_id], lease=LEASE, worker="demo").claimed
+            receipt = NewEvent(topic=SENT, message_id=f"receipt:{run.event_ids[0]}", payload={})
+            runs.commit(tx, [Emitted(held=_held(run), events=(receipt,))]).only()
+        self._show("next publishes and commits", run_id)
+
+    def _show(self, what: str, run_id: UUID) -> None:
+        with self.db.transaction() as tx:
+            (run,) = work.runs(tx, [run_id])
+            ledger = work.mutations(tx, [run.mutation_id]) if run.mutation_id else []
+            inputs = work.inputs(tx, run_id)
+        event = inputs[0].status if inputs else "pending"
+        self.table.add_row(what, run.phase, run.status, event, ledger[0].status if ledger else "")
+
+
+def _held(run: Row[Any]) -> Held:
+    return Held(RunId(run.id), Fence(run.fence))
+
+
+def _request(run: Row[Any], order: str) -> Request:
+    return Request(
+        held=_held(run),
+        connector="email",
+        operation="send",
+        params={"to": "customer@example.org", "order": order},
+        request_hash=f"receipt {order}",
+        idempotency_key=f"receipt:{order}",
+        timeout=TIMEOUT,
+        reconcilable=False,
+    )
+
+
+def walked(db: Database) -> Demo:
+    """Walk both runs in a workflow of their own: an earlier demo may have been cut short."""
+    with db.transaction() as tx:
+        name = f"walk {tx.clock():%Y-%m-%d %H:%M:%S.%f}"
+        registration.register(tx, a_workflow(name))
+    demo = Demo(db, name)
+    demo.goes_well("4711")
+    demo.dies_in_flight("4712")
+    return demo
