@@ -11,8 +11,8 @@ PY := $(BIN)/python
 READY := $(VENV)/.ready
 PYTEST_OPTIONS := -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED)
 # The engine's tests look at threads, memory and clocks: in processes of their own nobody else's get in their way.
-NOT_ENGINE := --ignore=tests/engine
-ENGINE := -n 2 --randomly-seed=$(SEED) tests/engine
+NOT_ENGINE := --ignore=tests/consumer_engine
+ENGINE := -n 2 --randomly-seed=$(SEED) tests/consumer_engine
 PATHS := pipeline tests migrations examples tools celeryconfig.py
 
 .DEFAULT_GOAL := help
@@ -44,7 +44,7 @@ test: setup ## all tests; starts its own Postgres and Redis
 	$(PY) -m pytest $(ENGINE)
 
 test-fast: setup ## the tests that need no server
-	$(PY) -m pytest tests/unit
+	$(PY) -m pytest tests/domain tests/workflows tests/architecture
 
 coverage: setup
 	$(BIN)/coverage erase

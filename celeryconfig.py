@@ -14,8 +14,8 @@ from pipeline.config import TIME_LIMIT_GRACE, Settings
 
 _settings = Settings.load(os.environ)
 _is_rabbit = _settings.broker_url.startswith("amqp")
-_PATIENCE = {"socket_timeout": 2, "socket_connect_timeout": 2}
-_PHASES = {
+_SENTINEL_TIMEOUTS = {"socket_timeout": 2, "socket_connect_timeout": 2}
+_TIME_LIMITS = {
     "pipeline.prepare": _settings.prepare_time_limit,
     "pipeline.mutate": _settings.mutate_time_limit,
     "pipeline.next": _settings.next_time_limit,
@@ -57,7 +57,11 @@ broker_transport_options = (
         "socket_keepalive": True,
         "health_check_interval": 5,  # notices a connection that died in silence
         # with Sentinel: which Redis, and no endless wait for a Sentinel that is gone
-        **({"master_name": _settings.broker_primary, "sentinel_kwargs": _PATIENCE} if _settings.broker_primary else {}),
+        **(
+            {"master_name": _settings.broker_primary, "sentinel_kwargs": _SENTINEL_TIMEOUTS}
+            if _settings.broker_primary
+            else {}
+        ),
     }
 )
 task_create_missing_queue_type = "quorum"  # RabbitMQ's replicated kind; Redis knows no kinds
@@ -76,10 +80,10 @@ worker_consumer = "pipeline.tasks.dead_letter:Keeping"  # what Celery would disc
 worker_cancel_long_running_tasks_on_connection_loss = False  # the fence makes a second copy harmless
 
 # Queues: one per phase, so that workers of their own (`-Q pipeline.mutate`) keep slow mutations away from the rest
-task_queues = {name: _queue(name) for name in (*_PHASES, "pipeline.schedule")}
+task_queues = {name: _queue(name) for name in (*_TIME_LIMITS, "pipeline.schedule")}
 task_default_queue = task_default_exchange = task_default_routing_key = "pipeline.schedule"
-task_routes = {name: {"queue": name} for name in _PHASES} | {"pipeline.produce": {"queue": "pipeline.prepare"}}
-task_annotations = {name: _limits(limit) for name, limit in _PHASES.items()}
+task_routes = {name: {"queue": name} for name in _TIME_LIMITS} | {"pipeline.produce": {"queue": "pipeline.prepare"}}
+task_annotations = {name: _limits(limit) for name, limit in _TIME_LIMITS.items()}
 task_annotations["pipeline.produce"] = _limits(_settings.prepare_time_limit)
 
 # Beat: each sweep on its own period. A tick that nobody took in time is worthless, so it expires; two beats at

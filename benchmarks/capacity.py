@@ -24,7 +24,7 @@ from pipeline.embedded import servers
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.transitions import events
-from pipeline.workflows.registration import sync
+from pipeline.workflows.registration import register_workflows
 from pipeline.workflows.registry import Registry
 
 ROOT = Path(__file__).parents[1]
@@ -168,7 +168,7 @@ def main() -> None:
         urls = stack.enter_context(servers.running(home / "servers", nothing))
         migrate.upgrade(Database.unpooled(urls.database_url))
         bench = Bench(urls, home)
-        sync(bench.db, Registry.load(["benchmarks.capacity_workflow"]))
+        register_workflows(bench.db, Registry.load(["benchmarks.capacity_workflow"]))
         beat = ["beat", "--schedule", str(home / "beat")]
         rates, each = throughput(bench, beat), costs(bench, beat)
         bench.db.dispose()

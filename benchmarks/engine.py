@@ -1,6 +1,6 @@
 """What the consumer engine costs per item, beside bare loops that do the same: `python benchmarks/engine.py`.
 
-The loops are those of tests/engine/test_overhead.py, which keeps the ratios below three. The work is next to nothing, so
+The loops are those of tests/consumer_engine/test_overhead.py, which keeps the ratios below three. The work is next to nothing, so
 the ratio is the worst there is. Telemetry is off. Processor time, the least of several rounds taken in turns. It needs no
 server and takes a few seconds.
 """
@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from rich.console import Console
 from rich.table import Table
 
-from tests.engine.test_overhead import COUNT, WIDTH, with_asyncio, with_threads
+from tests.consumer_engine.test_overhead import COUNT, WIDTH, with_asyncio, with_threads
 
 
 def main() -> None:

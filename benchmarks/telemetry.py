@@ -39,7 +39,7 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.migrate import upgrade
 from pipeline.telemetry import cohorts, metrics
 from pipeline.telemetry.metrics_export import collector as metrics_export_collector
-from pipeline.telemetry.metrics_export.totals import Channel, Totals
+from pipeline.telemetry.metrics_export.totals import MetricChannel, MetricTotals
 from pipeline.telemetry.tracing import context, export, spans
 from pipeline.testing.inline import Inline
 from pipeline.worker import calls
@@ -107,9 +107,9 @@ class Bench:
 
     def __init__(self, inline: Inline, provider: Any) -> None:
         self.inline, self.provider, self.size, self.count = inline, provider, 1, 0
-        self.handing, self.totals = Channel(), Totals()
+        self.handing, self.totals = MetricChannel(), MetricTotals()
         self.handing.ours.setblocking(False)
-        self.meters = metrics_export_collector.provider([metrics_export_collector.handing_over(self.handing)])
+        self.meters = metrics_export_collector.meter_provider([metrics_export_collector.handover_reader(self.handing)])
         self.variants: dict[str, Callable[[], Any]] = {
             "cut": cut,
             "off": ExitStack,
@@ -121,23 +121,23 @@ class Bench:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Spans go to the collector."""
-        spans.use(self.provider)
+        spans.use_provider(self.provider)
         try:
             yield
             self.provider.force_flush()
         finally:
-            spans.use(None)
+            spans.use_provider(None)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Numbers go through a channel to whoever adds them up, here in the same process."""
-        metrics.use(self.meters)
+        metrics.use_provider(self.meters)
         try:
             yield
             self.meters.force_flush()
             self.handing.receive(self.totals)
         finally:
-            metrics.use(None)
+            metrics.use_provider(None)
 
     @contextmanager
     def both(self) -> Iterator[None]:
@@ -164,7 +164,7 @@ def cut() -> Any:
     nothing = lambda *_, **__: None  # noqa: E731 - eleven times the same
     stack = ExitStack()
     for module, name, instead in [
-        (spans, "watch", lambda *_: spans._NOBODY),
+        (spans, "watch", lambda *_: spans._NO_SPANS),
         (spans, "watched", lambda handler: handler),
         (spans, "is_watched", lambda: False),
         (spans, "started", lambda _: _NOTHING),
@@ -172,7 +172,7 @@ def cut() -> Any:
         *((spans, name, nothing) for name in ("here", "call", "ended", "read", "over", "stopped", "rescued")),
         (context, "current", nothing),
         (context, "of_known", nothing),
-        (cohorts, "watch", lambda *_, **__: cohorts._NOBODY),
+        (cohorts, "watch", lambda *_, **__: cohorts._NO_TIMER),
         *((cohorts, name, nothing) for name in ("done", "failed", "is_counted")),
         (Transaction, "count", nothing),
         (calls, "counted", nothing),
@@ -219,7 +219,7 @@ def ready() -> Iterator[Bench]:
         upgrade(db)
         collector = subprocess.Popen([sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True)
         assert collector.stdout is not None
-        provider = export._exporting(f"http://127.0.0.1:{collector.stdout.readline().strip()}")
+        provider = export._exporting_provider(f"http://127.0.0.1:{collector.stdout.readline().strip()}")
         inline = Inline(db, [bench], [World()])
         runner = Bench(inline, provider)
         try:

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from pipeline.consumer_engine.consumer import ConsumerMixin
-from pipeline.consumer_engine.errors import ExceptionType, TransactionException, said
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException, error_message
 from pipeline.consumer_engine.policies import (
     BatchPolicy,
     ConcurrencyPolicy,
@@ -143,7 +143,7 @@ class ImportOrders(ConsumerMixin):
         is_wrong = error.category is ExceptionType.BUSINESS
         self.source.nack_transaction(transaction, requeue=not is_wrong)
         if is_wrong:
-            why = str(error) if error.__cause__ is None else f"{error}: {said(error.__cause__)}"
+            why = str(error) if error.__cause__ is None else f"{error}: {error_message(error.__cause__)}"
             (self.home / "rejected" / f"{transaction.transaction_id}.why").write_text(f"{why}\n", encoding="utf-8")
 
     def _database(self) -> sqlite3.Connection:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, create_engine, text
 
-from pipeline.client.publishing import Event, publish
+from pipeline.client.publishing import EventInput, publish
 from pipeline.config import database_url_of
 
 USAGE = "usage: python -m examples.order_service DATABASE_URL pay ORDER EMAIL\n"
@@ -32,7 +32,7 @@ def pay(connection: Connection, number: str, email: str) -> bool:
     ).first()
     if taken is None:
         return False
-    paid = Event(topic="orders.paid", message_id=f"order:{number}", payload={"order": number, "email": email})
+    paid = EventInput(topic="orders.paid", message_id=f"order:{number}", payload={"order": number, "email": email})
     publish(connection, "receipts", [paid])
     return True
 

@@ -8,7 +8,7 @@ from examples.receipts import OrderPaid, paid, receipts, sent
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import Inline
 from pipeline.testing.scripted import Does, Scripted, scripted
-from pipeline.worker.crash_points import Point
+from pipeline.worker.crash_points import CrashPoint
 
 ORDER = OrderPaid(order="4711", email="ada@example.org")
 
@@ -16,7 +16,7 @@ ORDER = OrderPaid(order="4711", email="ada@example.org")
 @pytest.fixture
 def mail() -> Scripted:
     """The outside world: it takes the place of the real mail connector."""
-    return scripted("mail", mutations=["send"], answer=lambda effect: {"message_id": effect.key})
+    return scripted("mail", mutations=["send"], make_result=lambda effect: {"message_id": effect.key})
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_mail_server_that_is_busy_is_asked_again_later(run: Inline, mail: Scri
     mail.will(Does.FAILS)
     run.run()
     assert_runs(run, "paused:transient")
-    run.settle()
+    run.run_until_idle()
     assert_runs(run, "paused:transient", "committed")
     assert mail.times(to="ada@example.org") == 1
 
@@ -50,10 +50,12 @@ def test_a_mail_whose_answer_was_lost_is_not_sent_again(run: Inline, mail: Scrip
     assert mail.times(to="ada@example.org") == 1
 
 
-@pytest.mark.parametrize("point", [Point.IN_FLIGHT, Point.CALLED, Point.OUTCOME_SAVED, Point.NEXT_RAN])
-def test_a_worker_that_dies_sends_no_second_mail(run: Inline, mail: Scripted, point: Point) -> None:
+@pytest.mark.parametrize(
+    "point", [CrashPoint.IN_FLIGHT, CrashPoint.CALLED, CrashPoint.OUTCOME_SAVED, CrashPoint.NEXT_RAN]
+)
+def test_a_worker_that_dies_sends_no_second_mail(run: Inline, mail: Scripted, point: CrashPoint) -> None:
     with run.crash_at(point):
         run.run()
-    run.settle()
+    run.run_until_idle()
     assert_consumed(run, paid)
     assert mail.times(to="ada@example.org") == 1

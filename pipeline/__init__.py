@@ -4,16 +4,16 @@ What a workflow's author needs, and nothing heavier: ``Workflow``, ``PrepareResu
 the errors a handler may raise. Everything else is imported from where it lives.
 """
 
-from pipeline.connectors.error_table import Outcome, Reading
+from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
 from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, Verdict, mutation, read
 from pipeline.domain.errors import AuthError, EventError, LogicError, PhaseViolationError, PipelineError, TransientError
 from pipeline.domain.policies import (
     Backoff,
     BreakerPolicy,
     FailurePolicy,
+    MutationRetryPolicy,
     ReconcilePolicy,
     Retention,
-    RetryPolicy,
     WakePolicy,
 )
 from pipeline.workflows.authoring import DeclarationError, Topic, Workflow
@@ -28,26 +28,26 @@ __all__ = [
     "Call",
     "Connector",
     "DeclarationError",
+    "ErrorMeaning",
+    "ErrorReading",
     "Event",
     "EventError",
     "FailurePolicy",
     "LogicError",
     "MutateContext",
     "MutationResult",
+    "MutationRetryPolicy",
     "NextContext",
     "NotFound",
-    "Outcome",
     "PhaseViolationError",
     "PipelineError",
     "PrepareContext",
     "PrepareResult",
     "Prepared",
     "ProducerContext",
-    "Reading",
     "ReconcilePolicy",
     "Retention",
     "Retry",
-    "RetryPolicy",
     "Topic",
     "TransientError",
     "Verdict",

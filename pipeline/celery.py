@@ -27,11 +27,11 @@ def _settings() -> dict[str, Any]:
     except SettingsError as error:
         if click.get_current_context(silent=True) is None:
             raise
-        raise _RefusedError(str(error)) from error
+        raise _SettingsExit(str(error)) from error
     return {name: value for name, value in values.items() if name in SETTING_KEYS}
 
 
-class _RefusedError(click.ClickException):
+class _SettingsExit(click.ClickException):
     """Ends a `celery` command with the problem alone: a traceback would bury it."""
 
     exit_code = EXIT_UNSAFE

@@ -29,8 +29,8 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _ISO = TypeAdapter(timedelta)
 
 EXIT_UNSAFE = 78  #: how a process ends that must not start like this: a person has to change something first
-EXIT_WAITING = 4  #: how a command ends that was asked to check, when something waits for a person
-EXIT_AGAIN = 75  #: how a process ends that should be started again: a new start may cure what is wrong
+EXIT_ATTENTION = 4  #: how a command ends that was asked to check, when something waits for a person
+EXIT_RESTART = 75  #: how a process ends that should be started again: a new start may cure what is wrong
 
 
 class SettingsError(ValueError):
@@ -41,7 +41,7 @@ class SettingsError(ValueError):
         super().__init__("\n".join(("the settings cannot be used:", *(f"- {each}" for each in self.problems))))
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """One setting as a person reads it; secrets are masked."""
 
     variable: str
@@ -139,9 +139,9 @@ def _importable(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Duration = Annotated[timedelta, Field(gt=timedelta(0)), BeforeValidator(_duration)]
-Span = Annotated[Duration, _within("1s", "1d")]
-Pause = Annotated[Duration, _within("100ms", "1d")]
-Size = Annotated[int, Field(gt=0)]
+DurationFrom1s = Annotated[Duration, _within("1s", "1d")]
+DurationFrom100ms = Annotated[Duration, _within("100ms", "1d")]
+PositiveInt = Annotated[int, Field(gt=0)]
 
 
 class Settings(BaseSettings):
@@ -168,32 +168,36 @@ class Settings(BaseSettings):
     workflows: Annotated[tuple[str, ...], BeforeValidator(_modules), AfterValidator(_importable)] = Field(
         default=(), description="modules that define workflows, separated by commas"
     )
-    lease: Span = Field(
+    lease: DurationFrom1s = Field(
         default=timedelta(seconds=60), description="how long a run belongs to a worker that gives no sign of life"
     )
-    heartbeat: Pause = Field(default=timedelta(seconds=15), description="how often a working worker renews its leases")
+    heartbeat: DurationFrom100ms = Field(
+        default=timedelta(seconds=15), description="how often a working worker renews its leases"
+    )
     visibility_timeout: Annotated[Duration, _within("1s", "7d")] = Field(
         default=timedelta(minutes=10),
         description="after which time the Redis broker delivers a message again that nobody acknowledged",
     )
-    prepare_time_limit: Span = Field(
+    prepare_time_limit: DurationFrom1s = Field(
         default=timedelta(seconds=60), description="time for the prepare task of one cohort"
     )
-    mutate_time_limit: Span = Field(
+    mutate_time_limit: DurationFrom1s = Field(
         default=timedelta(seconds=120), description="time for the mutate task of one cohort"
     )
-    next_time_limit: Span = Field(default=timedelta(seconds=60), description="time for the next task of one cohort")
+    next_time_limit: DurationFrom1s = Field(
+        default=timedelta(seconds=60), description="time for the next task of one cohort"
+    )
     mutation_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=50, description="mutations a worker process has in the air at once"
     )
     cohort: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=50, description="runs that travel together at most, when there is a backlog"
     )
-    silence: Pause = Field(
+    silence: DurationFrom100ms = Field(
         default=timedelta(seconds=60),
         description="how long a run may wait for a worker before its message is sent again",
     )
-    stall: Span = Field(
+    stall: DurationFrom1s = Field(
         default=timedelta(seconds=60),
         description="how long a worker may be idle while messages wait for it before it ends itself with exit code 75",
     )
@@ -207,13 +211,15 @@ class Settings(BaseSettings):
     notify_secret: SecretStr = Field(
         default=SecretStr(""), description="what posted notices are signed with; needed with a URL"
     )
-    step_time_limit: Pause = Field(default=timedelta(seconds=30), description="time for one call of one handler")
+    step_time_limit: DurationFrom100ms = Field(
+        default=timedelta(seconds=30), description="time for one call of one handler"
+    )
     pool_size: Annotated[int, Field(ge=1, le=500)] = Field(
         default=5, description="database connections a process keeps open"
     )
-    max_payload_bytes: Size = Field(default=256 * 1024, description="largest payload of an event, as JSON")
-    max_state_bytes: Size = Field(default=64 * 1024, description="largest state of a handler, as JSON")
-    max_prepare_result_bytes: Size = Field(
+    max_payload_bytes: PositiveInt = Field(default=256 * 1024, description="largest payload of an event, as JSON")
+    max_state_bytes: PositiveInt = Field(default=64 * 1024, description="largest state of a handler, as JSON")
+    max_prepare_result_bytes: PositiveInt = Field(
         default=1024 * 1024, description="largest result of a prepare phase, as JSON"
     )
     alive_file: Path | None = Field(
@@ -261,7 +267,7 @@ class Settings(BaseSettings):
         """Read the settings, or say everything that is wrong with them. An empty variable counts as unset."""
         fields = {f"{PREFIX}{name.upper()}": name for name in cls.model_fields}
         given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
-        problems = [_unknown(name, cls.model_fields) for name in given if name not in fields]
+        problems = [_unknown_setting(name, cls.model_fields) for name in given if name not in fields]
         values: dict[str, Any] = {fields[name]: value for name, value in given.items() if name in fields}
         settings = None
         try:
@@ -273,15 +279,15 @@ class Settings(BaseSettings):
         return settings
 
     @model_validator(mode="after")
-    def _holds_together(self) -> Self:
+    def _check_contradictions(self) -> Self:
         if found := list(_contradictions(self)):
             raise _ContradictionError(found)
         return self
 
-    def describe(self) -> list[Row]:
+    def describe(self) -> list[SettingRow]:
         """Every setting with its value, its default and its meaning, for people."""
         return [
-            Row(_variable(name), _shown(getattr(self, name)), _shown(field.default), field.description or "")
+            SettingRow(_variable(name), _display(getattr(self, name)), _display(field.default), field.description or "")
             for name, field in type(self).model_fields.items()
         ]
 
@@ -292,8 +298,8 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
         yield (
             frozenset({"heartbeat", "lease"}),
             f"{_variable('heartbeat')}: expected less than half of {_variable('lease')} "
-            f"({_shown(settings.lease)}), so that one late beat does not lose the lease, "
-            f"got {_shown(settings.heartbeat)}",
+            f"({_display(settings.lease)}), so that one late beat does not lose the lease, "
+            f"got {_display(settings.heartbeat)}",
         )
     if settings.broker_url.startswith("sentinel") != bool(settings.broker_primary):
         yield (
@@ -312,8 +318,8 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
             yield (
                 frozenset({name, "step_time_limit"}),
                 f"{_variable('step_time_limit')}: expected at most half of {_variable(name)} "
-                f"({_shown(getattr(settings, name))}), so that a slow step ends before its cohort is ended, "
-                f"got {_shown(settings.step_time_limit)}",
+                f"({_display(getattr(settings, name))}), so that a slow step ends before its cohort is ended, "
+                f"got {_display(settings.step_time_limit)}",
             )
     for name in ("prepare_time_limit", "mutate_time_limit", "next_time_limit"):
         limit: timedelta = getattr(settings, name)
@@ -321,8 +327,8 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
             yield (
                 frozenset({name, "visibility_timeout"}),
                 f"{_variable(name)}: expected less than {_variable('visibility_timeout')} "
-                f"({_shown(settings.visibility_timeout)}) minus {_shown(TIME_LIMIT_GRACE)}, so no message "
-                f"is delivered again while its task still runs, got {_shown(limit)}",
+                f"({_display(settings.visibility_timeout)}) minus {_display(TIME_LIMIT_GRACE)}, so no message "
+                f"is delivered again while its task still runs, got {_display(limit)}",
             )
 
 
@@ -354,7 +360,7 @@ def _kind_of_url(value: str) -> str:
     return f"{scheme}://…" if separator and re.fullmatch(r"[\w+.-]+", scheme) else "something that is not a URL"
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
+def _unknown_setting(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name.removeprefix(PREFIX).lower(), known, n=1)
     return f"{name}: not a setting" + (f"; did you mean {_variable(near[0])}?" if near else "")
 
@@ -363,21 +369,21 @@ def _variable(name: str) -> str:
     return f"{PREFIX}{name.upper()}"
 
 
-def _shown(value: object) -> str:
+def _display(value: object) -> str:
     """A value as one would write it into the environment, without its secrets."""
     match value:
         case None:
             return ""
         case timedelta():
-            return _short(value)
+            return _short_duration(value)
         case tuple():
             return ",".join(value)
         case str() if "://" in value:
-            return ";".join(map(_masked, value.split(";") if value.startswith("sentinel") else [value]))
+            return ";".join(map(_without_password, value.split(";") if value.startswith("sentinel") else [value]))
     return str(value)
 
 
-def _short(value: timedelta) -> str:
+def _short_duration(value: timedelta) -> str:
     seconds = value.total_seconds()
     for unit in ("d", "h", "m", "s"):
         if seconds % UNITS[unit] == 0:
@@ -385,7 +391,7 @@ def _short(value: timedelta) -> str:
     return f"{seconds:g}s"
 
 
-def _masked(url: str) -> str:
+def _without_password(url: str) -> str:
     """The URL without any password, whether it stands before the host or among the options."""
     parts = urlsplit(url)
     account, at, host = parts.netloc.rpartition("@")

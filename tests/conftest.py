@@ -14,7 +14,7 @@ from pipeline.store.reads import invariants
 from tests.support import databases
 
 #: Their files wait for real processes, some for minutes: begun first, none of them is left over at the end.
-SLOW = ("acceptance", "conformance", "lifecycle", "crash", "telemetry", "metrics", "cli", "dev", "ingest", "deploy")
+SLOW = ("acceptance", "chaos", "testing", "lifecycle", "crash", "telemetry", "cli", "embedded", "ingest", "deploy")
 
 #: Whoever waits for a lock that a test holds goes on waiting while the machine stands still.
 PATIENT = timedelta(minutes=1)
@@ -42,13 +42,13 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Serve
 @pytest.fixture(scope="session")
 def database_url(embedded: servers.Servers, worker_id: str) -> Iterator[str]:
     """A migrated database of this process's own, cloned from a template."""
-    with databases.cloned(embedded.database_url, f"test_{worker_id}_{os.getpid()}") as url:
+    with databases.clone_database(embedded.database_url, f"test_{worker_id}_{os.getpid()}") as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def _pool(database_url: str) -> Iterator[Database]:
-    database = Database.connect(database_url, pool_size=8, lock_wait=PATIENT)
+    database = Database.connect(database_url, pool_size=8, lock_timeout=PATIENT)
     yield database
     database.dispose()
 
@@ -63,7 +63,7 @@ def db(_pool: Database, request: pytest.FixtureRequest) -> Iterator[Database]:
             with database.transaction() as tx:
                 assert invariants.findings(tx) == []
     finally:
-        databases.emptied(database)
+        databases.delete_all_rows(database)
 
 
 @pytest.fixture

@@ -12,17 +12,17 @@ from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.states import Evidence, Phase
 from pipeline.domain.values import (
-    Applied,
-    Emitted,
-    Failed,
+    Actor,
+    AppliedMutation,
+    FailedMutation,
     HandlerSpec,
-    Held,
     NewEvent,
-    Person,
-    Prepared,
+    PreparedRun,
     Request,
     Reservation,
-    Stopped,
+    RunFailure,
+    RunLease,
+    RunOutput,
     TopicSpec,
     WorkflowSpec,
 )
@@ -38,7 +38,7 @@ WHERE d.event_id = :event_id AND h.name = :handler AND h.workflow = :workflow
 
 LEASE = timedelta(seconds=60)
 TIMEOUT = timedelta(seconds=20)
-SOMEBODY = Person(name="ada", reason="checked the provider's log")
+SOMEBODY = Actor(name="ada", reason="checked the provider's log")
 IN, OUT = "orders.paid", "receipts.sent"
 NO_PAUSE = FailurePolicy(backoff=Backoff(base=timedelta(0), cap=timedelta(0)))
 
@@ -107,9 +107,9 @@ def the_mutation(db: Database, mutation_id: UUID) -> Row[Any]:
     return row
 
 
-def held(run: Row[Any]) -> Held:
+def held(run: Row[Any]) -> RunLease:
     """The run as the worker that claimed it last holds it."""
-    return Held(RunId(run.id), Fence(run.fence))
+    return RunLease(RunId(run.id), Fence(run.fence))
 
 
 def a_failure(kind: FailureKind = FailureKind.LOGIC, message: str = "division by zero") -> Failure:
@@ -119,7 +119,7 @@ def a_failure(kind: FailureKind = FailureKind.LOGIC, message: str = "division by
 def stopped(db: Database, run: Row[Any], kind: FailureKind = FailureKind.LOGIC) -> Row[Any]:
     """The run, stopped by its worker with this kind of failure."""
     with db.transaction() as tx:
-        stops.stop(tx, [Stopped(held=held(run), failure=a_failure(kind))]).only()
+        stops.stop(tx, [RunFailure(lease=held(run), failure=a_failure(kind))]).only()
     return the_run(db, run.id)
 
 
@@ -133,13 +133,13 @@ def a_request(run: Row[Any], **options: Any) -> Request:
         "timeout": TIMEOUT,
         "reconcilable": True,
     }
-    return Request(held=held(run), **{**defaults, **options})
+    return Request(lease=held(run), **{**defaults, **options})
 
 
 def applied(db: Database, run: Row[Any], result: Any = None) -> Row[Any]:
     """The run after its worker heard that the mutation happened."""
     with db.transaction() as tx:
-        item = Applied(mutation_id=run.mutation_id, result=result, fence=run.fence)
+        item = AppliedMutation(mutation_id=run.mutation_id, result=result, fence=run.fence)
         mutations.apply(tx, [item]).only()
     return the_run(db, run.id)
 
@@ -147,9 +147,11 @@ def applied(db: Database, run: Row[Any], result: Any = None) -> Row[Any]:
 def refused(db: Database, run: Row[Any], kind: FailureKind = FailureKind.LOGIC) -> Row[Any]:
     """The run after the outside system refused its mutation: failed and stopped in one transaction."""
     with db.transaction() as tx:
-        item = Failed(mutation_id=run.mutation_id, error="422", evidence=Evidence.DEFINITE, fence=Fence(run.fence))
+        item = FailedMutation(
+            mutation_id=run.mutation_id, error="422", evidence=Evidence.DEFINITE, fence=Fence(run.fence)
+        )
         mutations.fail(tx, [item]).only()
-        stops.stop(tx, [Stopped(held=held(run), failure=a_failure(kind))]).only()
+        stops.stop(tx, [RunFailure(lease=held(run), failure=a_failure(kind))]).only()
     return the_run(db, run.id)
 
 
@@ -165,13 +167,13 @@ def committed(db: Database, run: Row[Any], *, published: Sequence[NewEvent] = ()
     if run.lease_expires_at is None:
         run = claimed_next(db, run)
     with db.transaction() as tx:
-        runs.commit(tx, [Emitted(held=held(run), events=tuple(published), **emitted)]).only()
+        runs.commit(tx, [RunOutput(lease=held(run), events=tuple(published), **emitted)]).only()
     return the_run(db, run.id)
 
 
 def claimed_next(db: Database, run: Row[Any]) -> Row[Any]:
     with db.transaction() as tx:
-        (row,) = runs.claim_next(tx, [run.id], lease=LEASE, worker="w").claimed
+        (row,) = runs.claim_next(tx, [run.id], lease_duration=LEASE, worker="w").claimed
     return row
 
 
@@ -188,16 +190,16 @@ def a_delivery(db: Database, event_id: EventId, handler: str = "send", workflow:
 
 
 def _prepare(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
-    runs.claim_prepare(tx, [run.id], lease=LEASE, worker="w")
+    runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="w")
 
 
 def _reserve(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
     batch = len(run.offered) if run.offered else 1
-    ids = tuple(EventId(row.id) for row in work.peeked(tx, run, IN, limit=batch))
-    pinned = Prepared(held=held(run), reservations=(Reservation(topic=IN, ids=ids),) if ids else ())
+    ids = tuple(EventId(row.id) for row in work.reservable_events(tx, run, IN, limit=batch))
+    pinned = PreparedRun(lease=held(run), reservations=(Reservation(topic=IN, ids=ids),) if ids else ())
     runs.finish_prepare(tx, [pinned]).only()
     if ids:
-        runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w")
+        runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w")
 
 
 def _mutate(tx: Transaction, run: Row[Any], request: dict[str, Any]) -> None:
@@ -206,15 +208,15 @@ def _mutate(tx: Transaction, run: Row[Any], request: dict[str, Any]) -> None:
 
 
 def _apply(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
-    mutations.apply(tx, [Applied(mutation_id=run.mutation_id, result={"ok": True}, fence=run.fence)]).only()
+    mutations.apply(tx, [AppliedMutation(mutation_id=run.mutation_id, result={"ok": True}, fence=run.fence)]).only()
 
 
 def _emit(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
-    assert runs.claim_next(tx, [run.id], lease=LEASE, worker="w").claimed
+    assert runs.claim_next(tx, [run.id], lease_duration=LEASE, worker="w").claimed
 
 
 def _commit(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
-    runs.commit(tx, [Emitted(held=held(run))]).only()
+    runs.commit(tx, [RunOutput(lease=held(run))]).only()
 
 
 _ROAD = (_prepare, _reserve, _mutate, _apply, _emit, _commit)

@@ -27,12 +27,12 @@ from pipeline.admin import (
 )
 from pipeline.admin import timeline as moments
 from pipeline.admin.advice import Advice
-from pipeline.cli.main import EXIT_CODES, application
+from pipeline.cli.main import EXIT_CODES, build_app
 from pipeline.store.reads.invariants import Finding
 from tools.markdown import code, page, section, table
 
 #: What `--json` prints: "list of" these, or one of them.
-_PRINTS: dict[str, str] = {
+_JSON_OUTPUT: dict[str, str] = {
     "workflows": "a list of Workflow; with a name, a WorkflowDetail",
     "events": "a list of Event; with an id, an EventDetail",
     "runs": "a list of Run; with an id, a RunDetail",
@@ -62,37 +62,37 @@ _PRINTS: dict[str, str] = {
     "db upgrade": "`version`",
     "db current": "`version`",
 }
-_SHAPES: tuple[type, ...] = (
-    workflows.Workflow,
+_JSON_TYPES: tuple[type, ...] = (
+    workflows.WorkflowSummary,
     workflows.WorkflowDetail,
-    workflows.Handler,
-    workflows.Topic,
+    workflows.HandlerSummary,
+    workflows.TopicSummary,
     workflows.Block,
-    workflows.Act,
-    events.Event,
+    workflows.AuditEntry,
+    events.EventSummary,
     events.EventDetail,
     events.Delivery,
-    runs.Run,
+    runs.RunSummary,
     runs.RunDetail,
     runs.EventLine,
     runs.MutationLine,
-    resolutions.Question,
+    resolutions.MutationSummary,
     mutations.MutationDetail,
-    moments.Moment,
+    moments.TimelineEntry,
     Advice,
-    attention.Item,
+    attention.AttentionItem,
     trace.Trace,
     trace.Match,
-    trace.Node,
-    throughput.Frame,
-    throughput.Pace,
-    quarantine.SetAside,
-    controls.Turned,
+    trace.TraceNode,
+    throughput.Snapshot,
+    throughput.Throughput,
+    quarantine.QuarantineEntry,
+    controls.ControlResult,
     Finding,
 )
 
 
-def cli() -> str:
+def cli_page() -> str:
     """Every command of ``pipeline``."""
     codes = table(["exit code", "meaning"], ((str(number), meaning) for number, meaning in EXIT_CODES.items()))
     return page(
@@ -103,15 +103,15 @@ def cli() -> str:
         "unambiguous, and `show` before it changes nothing. In a pipe, output is plain and lines are as long as they "
         "need to be; `COLUMNS` sets another width.",
         section("Exit codes", codes),
-        *(_command(name, callback) for name, callback in _commands(application())),
+        *(_command_section(name, callback) for name, callback in _commands(build_app())),
         section(
             "JSON",
             "What `--json` prints. Fields may be added in a later version, none changes its meaning or goes away. "
             "Instants are ISO 8601 with their zone. `is_rung` says whether a worker was told of work that became due: "
             "`false` means that the broker could not be reached and the next tick goes on, `null` that nothing became "
             "due.",
-            table(["command", "prints"], ((code(f"pipeline {name}"), words) for name, words in _PRINTS.items())),
-            *(_shape(kind) for kind in _SHAPES),
+            table(["command", "prints"], ((code(f"pipeline {name}"), words) for name, words in _JSON_OUTPUT.items())),
+            *(_type_section(kind) for kind in _JSON_TYPES),
         ),
     )
 
@@ -125,7 +125,7 @@ def _commands(group: typer.Typer, path: str = "") -> Iterator[tuple[str, Callabl
             yield from _commands(sub.typer_instance, f"{path}{sub.name} ")
 
 
-def _command(name: str, callback: Callable[..., Any]) -> str:
+def _command_section(name: str, callback: Callable[..., Any]) -> str:
     arguments: list[tuple[str, str, str]] = []
     options: list[tuple[str, str, str]] = []
     hints = get_type_hints(callback, include_extras=True)
@@ -134,7 +134,7 @@ def _command(name: str, callback: Callable[..., Any]) -> str:
         if get_origin(hint) is not Annotated:
             continue
         kind, info = get_args(hint)[:2]
-        row = (_spelled(parameter.name, kind, info), _help(kind, info), _default(parameter.default))
+        row = (_option_text(parameter.name, kind, info), _help(kind, info), _default(parameter.default))
         (arguments if isinstance(info, ArgumentInfo) else options).append(row)
     parts = [inspect.cleandoc(callback.__doc__ or "")]
     parts += [table(["argument", "meaning", "default"], arguments)] if arguments else []
@@ -142,7 +142,7 @@ def _command(name: str, callback: Callable[..., Any]) -> str:
     return section(f"pipeline {name}", *parts)
 
 
-def _spelled(name: str, kind: Any, info: ArgumentInfo | OptionInfo) -> str:
+def _option_text(name: str, kind: Any, info: ArgumentInfo | OptionInfo) -> str:
     if isinstance(info, ArgumentInfo):
         return code(info.metavar or name.upper())
     plain = "--" + name.replace("_", "-")
@@ -154,12 +154,12 @@ def _spelled(name: str, kind: Any, info: ArgumentInfo | OptionInfo) -> str:
 
 
 def _help(kind: Any, info: ArgumentInfo | OptionInfo) -> str:
-    members = [each for each in _kinds(kind) if isinstance(each, type) and issubclass(each, Enum)]
+    members = [each for each in _member_types(kind) if isinstance(each, type) and issubclass(each, Enum)]
     choices = ", ".join(code(str(member.value)) for each in members for member in each)
     return " ".join(part for part in (info.help or "", f"One of {choices}." if choices else "") if part)
 
 
-def _kinds(kind: Any) -> Iterator[Any]:
+def _member_types(kind: Any) -> Iterator[Any]:
     if get_origin(kind) in (Union, UnionType):
         yield from (each for each in get_args(kind) if each is not NoneType)
     else:
@@ -172,7 +172,7 @@ def _default(value: Any) -> str:
     return code(str(value.value) if isinstance(value, Enum) else "yes" if value is True else str(value))
 
 
-def _shape(kind: type) -> str:
+def _type_section(kind: type) -> str:
     meaning = (kind.__doc__ or "").strip().partition("\n")[0]
     rows = ((code(name), code(spelled), words) for name, spelled, words in _fields(kind))
     return f"### {kind.__name__}\n\n{meaning}\n\n" + table(["field", "type", "meaning"], rows)

@@ -19,7 +19,7 @@ from pipeline.store.reads import invariants
 from tools import demo_system, walkthrough
 from tools.demo_system import Summary
 
-_NEXT = """
+_NEXT_COMMANDS = """
 Try next, in this folder:
 
     export PATH="$PWD/.venv/bin:$PATH"
@@ -30,7 +30,7 @@ Try next, in this folder:
     pipeline attention                 what waits for a person, and what to type
     pipeline top                       all of it, live
 """
-_AGAIN = """\
+_RESTART_HINT = """\
     RECEIPTS_OUTBOX=.pipeline/outbox pipeline dev examples.receipts
                                        all of it again, in one terminal; the rest in another one
 """
@@ -43,26 +43,26 @@ def main() -> int:
     with servers.running(home) as urls:
         db = Database.connect(urls.database_url)
         console.print(f"Postgres and Redis are up; schema version {migrate.upgrade(db)}.")
-        walked = walkthrough.walked(db)
+        walked = walkthrough.run_walkthrough(db)
         console.print(walked.table)
         once = set(walked.sent.values()) == {1}
         console.print("Now the same with a worker and beat, 200 orders, and a process killed on the way …")
-        summary = demo_system.run(db, urls, home.resolve(), lambda found: _tell(console, db, found))
+        summary = demo_system.run(db, urls, home.resolve(), lambda found: _print_summary(console, db, found))
         with db.transaction() as tx:
             broken = invariants.findings(tx)
         db.dispose()
-    return 0 if once and summary.is_good and not broken else 1
+    return 0 if once and summary.is_successful and not broken else 1
 
 
-def _tell(console: Console, db: Database, summary: Summary) -> None:
+def _print_summary(console: Console, db: Database, summary: Summary) -> None:
     """What came of it, counted where it arrived, and what to look at now."""
     with db.transaction() as tx:
         broken = invariants.findings(tx)
     console.print(f"Orders committed: {summary.committed} of {summary.orders}; processes killed: {summary.killed}.")
-    console.print(f"Effects counted outside: {summary.effects}, of which twice: {summary.twice}.")
+    console.print(f"Effects counted outside: {summary.effects}, of which twice: {summary.duplicates}.")
     console.print(f"Invariants broken: {len(broken)}.")
-    again = "" if os.environ.get("KEEP") else _AGAIN
-    console.print(_NEXT.format(again=again, example=summary.example), soft_wrap=True)
+    again = "" if os.environ.get("KEEP") else _RESTART_HINT
+    console.print(_NEXT_COMMANDS.format(again=again, example=summary.example), soft_wrap=True)
 
 
 if __name__ == "__main__":

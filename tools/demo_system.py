@@ -25,9 +25,9 @@ from pipeline.transitions import events
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW, TOPIC = "receipts", "orders.paid"
-WITHIN = 180.0
+TIME_LIMIT = 180.0
 #: Everything heals sooner than by default, so that a killed process costs the onlooker seconds and not a minute.
-PACE = {
+FAST_SETTINGS = {
     "PIPELINE_LEASE": "15s",
     "PIPELINE_HEARTBEAT": "3s",
     "PIPELINE_SILENCE": "5s",
@@ -47,16 +47,16 @@ class Summary:
     orders: int
     committed: int
     effects: int
-    twice: int
+    duplicates: int
     killed: int
     example: str  #: the message id of one of the orders
 
     @property
-    def is_good(self) -> bool:
-        return self.committed == self.orders == self.effects and not self.twice
+    def is_successful(self) -> bool:
+        return self.committed == self.orders == self.effects and not self.duplicates
 
 
-def run(db: Database, urls: Servers, home: Path, tell: Callable[[Summary], None], *, orders: int = 200) -> Summary:
+def run(db: Database, urls: Servers, home: Path, report: Callable[[Summary], None], *, orders: int = 200) -> Summary:
     """Publish orders, kill a process of the worker half-way, wait for the rest, count outside, and tell.
 
     With ``KEEP`` in the environment all of it stays up afterwards, until Ctrl-C.
@@ -68,21 +68,21 @@ def run(db: Database, urls: Servers, home: Path, tell: Callable[[Summary], None]
         stack.enter_context(_process("beat", urls, home, outbox, "--schedule", str(home / "beat-schedule")))
         _wait(lambda: _is_registered(db), "the worker to start", worker)
         _publish(db, prefix, orders)
-        _wait(lambda: _committed(db, prefix) >= orders // 10, "the first orders", worker)
+        _wait(lambda: _committed_orders(db, prefix) >= orders // 10, "the first orders", worker)
         killed = _kill_a_child(worker.pid)
-        _wait(lambda: _committed(db, prefix) >= orders, "every order", worker)
-        sent = _sent(outbox, prefix)
+        _wait(lambda: _committed_orders(db, prefix) >= orders, "every order", worker)
+        sent = _sent_mails(outbox, prefix)
         summary = Summary(
             orders=orders,
-            committed=_committed(db, prefix),
+            committed=_committed_orders(db, prefix),
             effects=len(sent),
-            twice=sum(count > 1 for count in sent.values()),
+            duplicates=sum(count > 1 for count in sent.values()),
             killed=killed,
             example=f"{prefix}0",
         )
-        tell(summary)
+        report(summary)
         if os.environ.get("KEEP"):
-            _keep(home)
+            _wait_for_interrupt(home)
     return summary
 
 
@@ -91,7 +91,7 @@ def _process(name: str, urls: Servers, home: Path, outbox: Path, *arguments: str
     """``celery -A pipeline NAME`` until the block is left, its output in a file of the home."""
     environ = {
         **os.environ,
-        **PACE,
+        **FAST_SETTINGS,
         "PIPELINE_DATABASE_URL": urls.database_url,
         "PIPELINE_BROKER_URL": urls.broker_url,
         "PIPELINE_WORKFLOWS": "examples.receipts",
@@ -112,13 +112,13 @@ def _process(name: str, urls: Servers, home: Path, outbox: Path, *arguments: str
 
 
 def _wait(condition: Callable[[], bool], what: str, worker: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + WITHIN
+    deadline = time.monotonic() + TIME_LIMIT
     pause = Event()
     while not condition():
         if worker.poll() is not None:
             raise RuntimeError(f"the worker ended with code {worker.returncode} while waiting for {what}; see its log")
         if time.monotonic() > deadline:
-            raise RuntimeError(f"waited {WITHIN:g} s in vain for {what}; see the logs in the home")
+            raise RuntimeError(f"waited {TIME_LIMIT:g} s in vain for {what}; see the logs in the home")
         pause.wait(0.1)
 
 
@@ -138,7 +138,7 @@ def _publish(db: Database, prefix: str, orders: int) -> None:
         events.publish(tx, WORKFLOW, new)
 
 
-def _committed(db: Database, prefix: str) -> int:
+def _committed_orders(db: Database, prefix: str) -> int:
     with db.transaction() as tx:
         row = tx.first(_DONE, workflow=WORKFLOW, prefix=f"{prefix}%")
     assert row is not None
@@ -156,13 +156,13 @@ def _kill_a_child(parent: int) -> int:
     return len(children[-1:])
 
 
-def _sent(outbox: Path, prefix: str) -> Counter[str]:
+def _sent_mails(outbox: Path, prefix: str) -> Counter[str]:
     """Mails per order, counted where they arrived."""
     lines = [line for file in outbox.glob("*") for line in file.read_text().splitlines() if prefix in line]
     return Counter(line.rsplit(" ", 1)[-1] for line in lines)
 
 
-def _keep(home: Path) -> None:
+def _wait_for_interrupt(home: Path) -> None:
     sys.stdout.write(f"Still running, logs in {home}; press Ctrl-C to stop.\n")
     try:
         Event().wait()

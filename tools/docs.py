@@ -17,15 +17,15 @@ from sqlalchemy.schema import Constraint
 from pipeline.config import Settings
 from pipeline.domain import errors
 from pipeline.domain.states import (
-    ADVANCES,
-    BIRTHS,
-    DELIVERY_MOVES,
-    MOVES,
-    STATUS_MOVES,
+    DELIVERY_TRANSITIONS,
+    INITIAL_PHASES,
+    MUTATION_TRANSITIONS,
+    PHASE_TRANSITIONS,
+    RUN_STATUS_TRANSITIONS,
     DeliveryStatus,
     Evidence,
+    MutationOutcome,
     MutationStatus,
-    Outcome,
     Phase,
     Resolver,
     RunStatus,
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is stale")
     options = parser.parse_args(arguments)
     root = root or Path.cwd()
-    outdated = stale(root)
+    outdated = stale_pages(root)
     for path, text in outdated.items():
         if options.check:
             sys.stderr.write(f"{path} is stale; run `make docs`\n")
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     return 1 if options.check and outdated else 0
 
 
-def stale(root: Path) -> dict[Path, str]:
+def stale_pages(root: Path) -> dict[Path, str]:
     """The pages of this checkout that are not what the code says, with what they should be."""
     return {path: text for path, text in pages(root).items() if _read(root / path) != text}
 
@@ -71,15 +71,15 @@ def pages(root: Path) -> dict[Path, str]:
         "states": states,
         "settings": settings,
         "telemetry": transitions,
-        "metrics": numbers,
+        "metrics": metrics_page,
         "errors": error_tree,
         "invariants": invariants,
         "tables": tables,
-        "cli": commands.cli,
+        "cli": commands.cli_page,
     }
     written = {Path(f"docs/reference/{name}.md"): make() for name, make in made.items()}
     written[ADRS / "README.md"] = decisions(root / ADRS)
-    written[rules.PAGE] = rules.with_tests(_read(root / rules.PAGE), rules.marks(root / "tests"))
+    written[rules.PAGE] = rules.fill_in_tests(_read(root / rules.PAGE), rules.tests_by_rule(root / "tests"))
     return written
 
 
@@ -92,19 +92,19 @@ def states() -> str:
         *_mutation_sections(),
         section(
             "Delivery of an event to one consumer",
-            diagram(DELIVERY_MOVES, [DeliveryStatus.PENDING]),
-            _moves(DeliveryStatus, DELIVERY_MOVES, "may become"),
+            diagram(DELIVERY_TRANSITIONS, [DeliveryStatus.PENDING]),
+            _transition_table(DeliveryStatus, DELIVERY_TRANSITIONS, "may become"),
         ),
         _workflow_section(),
         section(
             "The mutation boundary",
             "Which side a stopped run stands on, and what becomes of its inputs.",
-            table(["phase", "outcome", "ledger", "side", "inputs"], state_tables.boundary()),
+            table(["phase", "outcome", "ledger", "side", "inputs"], state_tables.boundary_rows()),
         ),
         section(
             "What follows a failure",
             "With the default policies, for a first failure.",
-            table(["failure", "side", "status", "inputs", "then"], state_tables.consequences()),
+            table(["failure", "side", "status", "inputs", "then"], state_tables.failure_rows()),
         ),
     )
 
@@ -144,15 +144,15 @@ def _spans() -> Iterable[tuple[str, str, str, str]]:
         yield code(name), parent, what, ", ".join(code(attribute) for attribute in attributes)
 
 
-def numbers() -> str:
+def metrics_page() -> str:
     """Every metric, from the one table of them."""
     parts = {
-        "Counted as it happens": lambda each: each.kind != metrics.GAUGE and not each.name.startswith(_OTHERS),
+        "Counted as it happens": lambda each: each.kind != metrics.GAUGE and not each.name.startswith(_OTHER_PREFIXES),
         "Read from Postgres when somebody asks": lambda each: (
-            each.kind == metrics.GAUGE and not each.name.startswith(_OTHERS)
+            each.kind == metrics.GAUGE and not each.name.startswith(_OTHER_PREFIXES)
         ),
-        "Streams, from `pipeline ingest`": lambda each: each.name.startswith(_OTHERS[1]),
-        "The consumer engine, from `pipeline consume`": lambda each: each.name.startswith(_OTHERS[0]),
+        "Streams, from `pipeline ingest`": lambda each: each.name.startswith(_OTHER_PREFIXES[1]),
+        "The consumer engine, from `pipeline consume`": lambda each: each.name.startswith(_OTHER_PREFIXES[0]),
     }
     return page(
         "Metrics",
@@ -174,12 +174,12 @@ def numbers() -> str:
     )
 
 
-_OTHERS = ("pipeline.engine.", "pipeline.queue.")
+_OTHER_PREFIXES = ("pipeline.engine.", "pipeline.queue.")
 
 
 def _metrics(chosen: Iterable[metrics.Metric]) -> str:
     rows = (
-        (code(each.prometheus), each.kind, ", ".join(code(label) for label in each.labels), each.words)
+        (code(each.prometheus), each.kind, ", ".join(code(label) for label in each.labels), each.description)
         for each in chosen
     )
     return table(["metric", "kind", "labels", "what it says"], rows)
@@ -191,7 +191,7 @@ def error_tree() -> str:
         "Errors",
         "Everything this package raises on purpose. An error names what was asked, what was found and what would "
         "have been accepted; the rows are unchanged.",
-        "\n".join(_branch(errors.PipelineError, 0)),
+        "\n".join(_error_lines(errors.PipelineError, 0)),
     )
 
 
@@ -253,17 +253,17 @@ def _run_sections() -> tuple[str, ...]:
         section(
             "Phase of a run",
             "How far it got. The phase only grows; a failure never changes it.",
-            diagram(ADVANCES, BIRTHS),
-            _moves(Phase, ADVANCES, "goes on to"),
+            diagram(PHASE_TRANSITIONS, INITIAL_PHASES),
+            _transition_table(Phase, PHASE_TRANSITIONS, "goes on to"),
         ),
         section(
             "Status of a run",
             "Whether it is moving, and why not. A status leaves `active` once; the only way back is a granted "
             "approval. Work that stopped otherwise goes on in a new run.",
-            diagram(STATUS_MOVES, [RunStatus.ACTIVE]),
-            _moves(RunStatus, STATUS_MOVES, "may become"),
+            diagram(RUN_STATUS_TRANSITIONS, [RunStatus.ACTIVE]),
+            _transition_table(RunStatus, RUN_STATUS_TRANSITIONS, "may become"),
         ),
-        section("Outcome of its mutation, as the run remembers it", _members(Outcome, "outcome")),
+        section("Outcome of its mutation, as the run remembers it", _member_table(MutationOutcome, "outcome")),
     )
 
 
@@ -272,11 +272,11 @@ def _mutation_sections() -> tuple[str, ...]:
         section(
             "Mutation",
             "One row of the ledger.",
-            diagram(MOVES, [MutationStatus.PENDING, MutationStatus.IN_FLIGHT]),
-            _moves(MutationStatus, MOVES, "may become"),
+            diagram(MUTATION_TRANSITIONS, [MutationStatus.PENDING, MutationStatus.IN_FLIGHT]),
+            _transition_table(MutationStatus, MUTATION_TRANSITIONS, "may become"),
         ),
-        section("Who settled a mutation", _members(Resolver, "resolver")),
-        section("What “it did not happen” rests on", _members(Evidence, "evidence")),
+        section("Who settled a mutation", _member_table(Resolver, "resolver")),
+        section("What “it did not happen” rests on", _member_table(Evidence, "evidence")),
     )
 
 
@@ -284,43 +284,43 @@ def _workflow_section() -> str:
     return section(
         "Workflow",
         "Why the system holds one back:",
-        _members(BlockKind, "block"),
+        _member_table(BlockKind, "block"),
         "What people are shown:",
-        table(["a person wants", "blocks", "shown"], state_tables.shown()),
+        table(["a person wants", "blocks", "shown"], state_tables.status_rows()),
         "How far trouble reaches, by the workflow's choice:",
-        _members(OnUncertain, "on an unknown outcome"),
-        _members(OnLogicError, "on wrong code"),
+        _member_table(OnUncertain, "on an unknown outcome"),
+        _member_table(OnLogicError, "on wrong code"),
     )
 
 
-def _moves(members: type[State], moves: Mapping[State, Iterable[State]], verb: str) -> str:
+def _transition_table(members: type[State], moves: Mapping[State, Iterable[State]], verb: str) -> str:
     said = meanings(members)
-    rows = ((code(state), said[state], _listed(members, moves[state])) for state in members)
+    rows = ((code(state), said[state], _join_members(members, moves[state])) for state in members)
     return table([members.__name__.removesuffix("Status").lower() or "state", "meaning", verb], rows)
 
 
-def _members(members: type[StrEnum], head: str) -> str:
+def _member_table(members: type[StrEnum], head: str) -> str:
     said = meanings(members)
     return table([head, "meaning"], ((code(state) or "(empty)", said[state]) for state in members))
 
 
-def _listed(order: type[StrEnum], chosen: Iterable[StrEnum]) -> str:
+def _join_members(order: type[StrEnum], chosen: Iterable[StrEnum]) -> str:
     wanted = set(chosen)
     return ", ".join(code(state) for state in order if state in wanted) or "nothing"
 
 
-def _branch(kind: type[BaseException], depth: int) -> list[str]:
+def _error_lines(kind: type[BaseException], depth: int) -> list[str]:
     first = (kind.__doc__ or "").strip().partition("\n")[0]
     transition_log = [f"{'  ' * depth}- `{kind.__name__}`: {first}"]
     for child in kind.__subclasses__():
         if child.__module__ == errors.__name__:
-            transition_log += _branch(child, depth + 1)
+            transition_log += _error_lines(child, depth + 1)
     return transition_log
 
 
 def _table(each: Table) -> str:
     columns = ((code(c.name), _type(c), "" if c.nullable else "required", code(_default(c))) for c in each.columns)
-    refused = [row for constraint in _ordered(each.constraints) if (row := _constraint(constraint))]
+    refused = [row for constraint in _sorted_constraints(each.constraints) if (row := _constraint(constraint))]
     indexes = [_index(index) for index in sorted(each.indexes, key=lambda index: str(index.name))]
     parts = [table(["column", "type", "", "default"], columns)]
     parts += [table(["refuses", "unless"], refused)] if refused else []
@@ -338,7 +338,7 @@ def _default(column: Column[object]) -> str:
     return str(getattr(column.server_default, "arg", ""))
 
 
-def _ordered(constraints: Iterable[Constraint]) -> list[Constraint]:
+def _sorted_constraints(constraints: Iterable[Constraint]) -> list[Constraint]:
     return sorted(constraints, key=lambda constraint: (type(constraint).__name__, str(constraint.name)))
 
 

@@ -36,13 +36,13 @@ def rules(page: str) -> list[Rule]:
     return [Rule(id=row[1], sentence=row[2], module=row[3], state=row[4]) for row in rows if row]
 
 
-def being_built(page: str) -> set[str]:
+def unproved_rules(page: str) -> set[str]:
     """The ids that may still be without a test."""
     _, _, rest = page.partition(_LIST)
     return set(re.findall(_ID, rest.partition("\n## ")[0]))
 
 
-def marks(tests: Path) -> dict[str, list[str]]:
+def tests_by_rule(tests: Path) -> dict[str, list[str]]:
     """For each id the test files that carry it, relative to the folder of the tests."""
     found: dict[str, set[str]] = {}
     for path in sorted(tests.rglob("test_*.py")):
@@ -51,12 +51,12 @@ def marks(tests: Path) -> dict[str, list[str]]:
     return {id_: sorted(files) for id_, files in found.items()}
 
 
-def with_tests(page: str, carried: Mapping[str, Sequence[str]]) -> str:
+def fill_in_tests(page: str, carried: Mapping[str, Sequence[str]]) -> str:
     """The page with its last column filled in from the marks."""
-    return "\n".join(_with_tests(line, carried) for line in page.splitlines()) + "\n"
+    return "\n".join(_fill_in_row(line, carried) for line in page.splitlines()) + "\n"
 
 
-def _with_tests(line: str, carried: Mapping[str, Sequence[str]]) -> str:
+def _fill_in_row(line: str, carried: Mapping[str, Sequence[str]]) -> str:
     row = _ROW.match(line)
     if row is None:
         return line

@@ -2,67 +2,67 @@
 
 from collections.abc import Iterator
 
-from pipeline.domain.boundary import Inputs, Side, dispose, side_of
-from pipeline.domain.failures import Consequence, Failure, FailureKind, Standing, decide
+from pipeline.domain.boundary import InputAction, Side, disposition_of, side_of
+from pipeline.domain.failures import Failure, FailureKind, RunFacts, StopDecision, decide
 from pipeline.domain.policies import FailurePolicy
-from pipeline.domain.states import SETTLED, MutationStatus, Outcome, Phase
+from pipeline.domain.states import RESOLVED, MutationOutcome, MutationStatus, Phase
 from pipeline.domain.workflows import (
     AfterFailedMutation,
     BlockKind,
-    Desired,
+    DesiredStatus,
     OnLogicError,
     OnUncertain,
-    shown_status,
+    workflow_status,
 )
 
-_STANDINGS = {
-    Side.BEFORE: (Phase.PREPARED, Outcome.NONE, None),
-    Side.UNKNOWN: (Phase.MUTATING, Outcome.NONE, MutationStatus.IN_FLIGHT),
-    Side.AFTER: (Phase.EMITTING, Outcome.SUCCESS, MutationStatus.APPLIED),
+_STATES_BY_SIDE = {
+    Side.BEFORE: (Phase.PREPARED, MutationOutcome.NONE, None),
+    Side.UNKNOWN: (Phase.MUTATING, MutationOutcome.NONE, MutationStatus.IN_FLIGHT),
+    Side.AFTER: (Phase.EMITTING, MutationOutcome.SUCCESS, MutationStatus.APPLIED),
 }
-_INPUTS = {Inputs.RELEASE: "released", Inputs.KEEP: "kept"}
+_INPUTS = {InputAction.RELEASE: "released", InputAction.KEEP: "kept"}
 
 
-def shown() -> Iterator[tuple[str, str, str]]:
+def status_rows() -> Iterator[tuple[str, str, str]]:
     """The status people see, for every combination that makes a difference."""
-    for desired in Desired:
+    for desired in DesiredStatus:
         for blocks in ((), *((kind,) for kind in BlockKind), tuple(BlockKind)):
-            yield desired, ", ".join(blocks) or "none", shown_status(desired, blocks)
+            yield desired, ", ".join(blocks) or "none", workflow_status(desired, blocks)
 
 
-def boundary() -> Iterator[tuple[str, str, str, str, str]]:
+def boundary_rows() -> Iterator[tuple[str, str, str, str, str]]:
     """Side and inputs for every phase and outcome a run can stop with."""
     for phase in Phase:
         for outcome, ledger in _possible(phase):
             side = side_of(phase, outcome, ledger)
-            kept = dispose(side, outcome, AfterFailedMutation.PREPARE).inputs
+            kept = disposition_of(side, outcome, AfterFailedMutation.PREPARE).inputs
             yield phase, outcome or "none", ledger or "no mutation", side, _INPUTS[kept]
 
 
-def consequences() -> Iterator[tuple[str, str, str, str, str]]:
+def failure_rows() -> Iterator[tuple[str, str, str, str, str]]:
     """What follows each kind of failure on each side."""
-    for side, (phase, outcome, ledger) in _STANDINGS.items():
+    for side, (phase, outcome, ledger) in _STATES_BY_SIDE.items():
         for kind in FailureKind:
-            follows = decide(Failure(kind=kind, message=""), _standing(phase, outcome, ledger), FailurePolicy())
-            yield kind, side, follows.status, _INPUTS[follows.disposition.inputs], _then(follows)
+            follows = decide(Failure(kind=kind, message=""), _run_facts(phase, outcome, ledger), FailurePolicy())
+            yield kind, side, follows.status, _INPUTS[follows.disposition.inputs], _what_follows(follows)
 
 
-def _possible(phase: Phase) -> Iterator[tuple[Outcome, MutationStatus | None]]:
+def _possible(phase: Phase) -> Iterator[tuple[MutationOutcome, MutationStatus | None]]:
     if phase is Phase.COMMITTED:
         return
     if phase is Phase.MUTATING:
-        yield from ((Outcome.NONE, ledger) for ledger in MutationStatus if ledger not in SETTLED)
+        yield from ((MutationOutcome.NONE, ledger) for ledger in MutationStatus if ledger not in RESOLVED)
         return
-    yield Outcome.NONE, None
+    yield MutationOutcome.NONE, None
     if phase.rank > Phase.MUTATING.rank:
-        yield Outcome.SUCCESS, MutationStatus.APPLIED
-        yield Outcome.SKIPPED, MutationStatus.FAILED
+        yield MutationOutcome.SUCCESS, MutationStatus.APPLIED
+        yield MutationOutcome.SKIPPED, MutationStatus.FAILED
     if phase is Phase.MUTATED:
-        yield Outcome.FAILURE, MutationStatus.FAILED
+        yield MutationOutcome.FAILURE, MutationStatus.FAILED
 
 
-def _standing(phase: Phase, outcome: Outcome, ledger: MutationStatus | None) -> Standing:
-    return Standing(
+def _run_facts(phase: Phase, outcome: MutationOutcome, ledger: MutationStatus | None) -> RunFacts:
+    return RunFacts(
         phase=phase,
         outcome=outcome,
         mutation=ledger,
@@ -75,7 +75,7 @@ def _standing(phase: Phase, outcome: Outcome, ledger: MutationStatus | None) -> 
     )
 
 
-def _then(follows: Consequence) -> str:
+def _what_follows(follows: StopDecision) -> str:
     said = [
         f"the mutation is {follows.doubt}" if follows.doubt else "",
         f"the workflow is blocked ({follows.block})" if follows.block else "",

@@ -16,15 +16,15 @@ from sqlalchemy import Row
 from pipeline.background import rescuer
 from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.values import (
-    Applied,
-    Emitted,
+    Actor,
+    AppliedMutation,
     HandlerSpec,
-    Held,
     NewEvent,
-    Person,
-    Prepared,
+    PreparedRun,
     Request,
     Reservation,
+    RunLease,
+    RunOutput,
     TopicSpec,
     WorkflowSpec,
 )
@@ -43,7 +43,7 @@ def a_workflow(name: str) -> WorkflowSpec:
     return WorkflowSpec(name=name, topics=(TopicSpec(name=PAID), TopicSpec(name=SENT)), handlers=(consumer,))
 
 
-class Demo:
+class Walkthrough:
     """One consumer, an outside world that counts what it did, and a table that follows a run."""
 
     def __init__(self, db: Database, workflow: str) -> None:
@@ -53,34 +53,34 @@ class Demo:
         for column in ("what happens", "phase", "status", "event", "ledger"):
             self.table.add_column(column)
 
-    def goes_well(self, order: str) -> None:
+    def run_successfully(self, order: str) -> None:
         """prepare, mutate, next."""
         self._publish(order)
         run = self._begin(order)
-        self._deliver(run)
+        self._send_mail(run)
         with self.db.transaction() as tx:
             (mutation,) = work.mutations(tx, [run.mutation_id])
-            applied = Applied(mutation_id=mutation.id, result={"order": order}, fence=Fence(run.fence))
+            applied = AppliedMutation(mutation_id=mutation.id, result={"order": order}, fence=Fence(run.fence))
             mutations.apply(tx, [applied]).only()
-        self._show("the provider says yes", run.id)
+        self._add_row("the provider says yes", run.id)
         self._emit(run.id)
 
-    def dies_in_flight(self, order: str) -> None:
+    def crash_in_flight(self, order: str) -> None:
         """The worker vanishes after the mail left and before anybody wrote that down."""
         self._publish(order)
         run = self._begin(order)
-        self._deliver(run)
-        self._show("the mail left, the worker died", run.id)
+        self._send_mail(run)
+        self._add_row("the mail left, the worker died", run.id)
         Event().wait(LEASE.total_seconds() + 0.2)
         rescuer.recover(self.db)
-        self._show("its lease lapsed: who knows?", run.id)
+        self._add_row("its lease lapsed: who knows?", run.id)
         with self.db.transaction() as tx:
-            person = Person(name="you", reason="the mail is in the provider's log")
+            person = Actor(name="you", reason="the mail is in the provider's log")
             resolution.happened(tx, run.mutation_id, person, result={"order": order})
-        self._show("you say: it happened", run.id)
+        self._add_row("you say: it happened", run.id)
         with self.db.transaction() as tx:
             (retry,) = starts.retry(tx, [run.id]).runs
-        self._show("a new run carries it forward", retry.id)
+        self._add_row("a new run carries it forward", retry.id)
         self._emit(retry.id)
 
     def _publish(self, order: str) -> None:
@@ -91,34 +91,34 @@ class Demo:
     def _begin(self, order: str) -> Row[Any]:
         with self.db.transaction() as tx:
             (run,) = starts.start(tx, self.workflow, "send_receipt").runs
-        self._show(f"order {order} is paid: a run starts", run.id)
+        self._add_row(f"order {order} is paid: a run starts", run.id)
         with self.db.transaction() as tx:
-            (run,) = runs.claim_prepare(tx, [run.id], lease=LEASE, worker="demo").claimed
-            seen = work.peeked(tx, run, PAID, limit=1)
+            (run,) = runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="demo").claimed
+            seen = work.reservable_events(tx, run, PAID, limit=1)
             ids = tuple(EventId(event.id) for event in seen)
-            pinned = Prepared(held=_held(run), reservations=(Reservation(topic=PAID, ids=ids),))
+            pinned = PreparedRun(lease=_lease(run), reservations=(Reservation(topic=PAID, ids=ids),))
             runs.finish_prepare(tx, [pinned]).only()
-        self._show("prepare pins its input", run.id)
+        self._add_row("prepare pins its input", run.id)
         with self.db.transaction() as tx:
-            (run,) = runs.claim_mutate(tx, [run.id], lease=LEASE, worker="demo").claimed
+            (run,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="demo").claimed
             mutations.begin_mutation(tx, [_request(run, order)]).only()
-        self._show("mutate asks, the ledger knows first", run.id)
+        self._add_row("mutate asks, the ledger knows first", run.id)
         with self.db.transaction() as tx:
             (run,) = work.runs(tx, [run.id])
         return run
 
-    def _deliver(self, run: Row[Any]) -> None:
+    def _send_mail(self, run: Row[Any]) -> None:
         """The outside world. No transaction is open here."""
         self.sent[str(run.event_ids[0])] += 1
 
     def _emit(self, run_id: UUID) -> None:
         with self.db.transaction() as tx:
-            (run,) = runs.claim_next(tx, [run_id], lease=LEASE, worker="demo").claimed
+            (run,) = runs.claim_next(tx, [run_id], lease_duration=LEASE, worker="demo").claimed
             receipt = NewEvent(topic=SENT, message_id=f"receipt:{run.event_ids[0]}", payload={})
-            runs.commit(tx, [Emitted(held=_held(run), events=(receipt,))]).only()
-        self._show("next publishes and commits", run_id)
+            runs.commit(tx, [RunOutput(lease=_lease(run), events=(receipt,))]).only()
+        self._add_row("next publishes and commits", run_id)
 
-    def _show(self, what: str, run_id: UUID) -> None:
+    def _add_row(self, what: str, run_id: UUID) -> None:
         with self.db.transaction() as tx:
             (run,) = work.runs(tx, [run_id])
             ledger = work.mutations(tx, [run.mutation_id]) if run.mutation_id else []
@@ -127,13 +127,13 @@ class Demo:
         self.table.add_row(what, run.phase, run.status, event, ledger[0].status if ledger else "")
 
 
-def _held(run: Row[Any]) -> Held:
-    return Held(RunId(run.id), Fence(run.fence))
+def _lease(run: Row[Any]) -> RunLease:
+    return RunLease(RunId(run.id), Fence(run.fence))
 
 
 def _request(run: Row[Any], order: str) -> Request:
     return Request(
-        held=_held(run),
+        lease=_lease(run),
         connector="email",
         operation="send",
         params={"to": "customer@example.org", "order": order},
@@ -144,12 +144,12 @@ def _request(run: Row[Any], order: str) -> Request:
     )
 
 
-def walked(db: Database) -> Demo:
+def run_walkthrough(db: Database) -> Walkthrough:
     """Walk both runs in a workflow of their own: an earlier demo may have been cut short."""
     with db.transaction() as tx:
         name = f"walk {tx.clock():%Y-%m-%d %H:%M:%S.%f}"
         registration.register(tx, a_workflow(name))
-    demo = Demo(db, name)
-    demo.goes_well("4711")
-    demo.dies_in_flight("4712")
+    demo = Walkthrough(db, name)
+    demo.run_successfully("4711")
+    demo.crash_in_flight("4712")
     return demo

@@ -8,9 +8,9 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from pipeline.admin import lookup, timeline
-from pipeline.admin.runs import EventLine, Run, event_line, run_of
-from pipeline.admin.timeline import Moment
-from pipeline.domain.errors import UnknownError
+from pipeline.admin.runs import EventLine, RunSummary, event_line, run_summary
+from pipeline.admin.timeline import TimelineEntry
+from pipeline.domain.errors import NotFoundError
 from pipeline.domain.states import DeliveryStatus
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings, traces
@@ -21,7 +21,7 @@ RUNS_AFTER = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class EventSummary:
     """An event in one line."""
 
     id: int
@@ -48,7 +48,7 @@ class Delivery:
     failures: int
     error: str | None
     available_at: datetime | None  #: not offered to a run before
-    runs: tuple[Run, ...]  #: every run that had it among its inputs, oldest first
+    runs: tuple[RunSummary, ...]  #: every run that had it among its inputs, oldest first
     outputs: tuple[EventLine, ...]  #: what those runs published
 
 
@@ -56,11 +56,11 @@ class Delivery:
 class EventDetail:
     """Everything about one event."""
 
-    event: Event
+    event: EventSummary
     payload: Any  #: null unless it was asked for: it may hold personal data
     caused_by: tuple[int, ...]  #: the events at the root of it
     deliveries: tuple[Delivery, ...]
-    acts: tuple[Moment, ...]
+    acts: tuple[TimelineEntry, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,35 +81,35 @@ class EventFilter:
 class EventList:
     """Some events, newest first."""
 
-    events: tuple[Event, ...]
+    events: tuple[EventSummary, ...]
     is_partial: bool  #: older ones were not looked at
 
 
-def listed(db: Database, only: EventFilter, *, limit: int = 50, recent: int = RECENT) -> EventList:
+def list_events(db: Database, only: EventFilter, *, limit: int = 50, recent: int = RECENT) -> EventList:
     """The newest events that the filter lets through, among the newest ``recent`` of all."""
     with db.transaction() as tx:
         if only.workflow is not None and only.topic is not None:
-            lookup.topic(tx, only.workflow, only.topic)
+            lookup.require_topic(tx, only.workflow, only.topic)
         elif only.workflow is not None:
-            lookup.workflow(tx, only.workflow)
+            lookup.require_workflow(tx, only.workflow)
         rows = listings.events(tx, limit=limit, recent=recent, **asdict(only))
         partial = only.message_id is None and len(rows) < limit and listings.has_older(tx, "events", recent)
-    return EventList(events=tuple(_event(row) for row in rows), is_partial=partial)
+    return EventList(events=tuple(_summary(row) for row in rows), is_partial=partial)
 
 
-def detail(db: Database, text: str, *, payload: bool = False) -> EventDetail:
+def detail(db: Database, text: str, *, with_payload: bool = False) -> EventDetail:
     """An event by its id; with its payload if that is asked for."""
-    event_id = lookup.event_id(text)
+    event_id = lookup.parse_event_id(text)
     with db.transaction() as tx:
         found = listings.events_by_id(tx, [event_id])
         if not found:
-            raise UnknownError(
+            raise NotFoundError(
                 "event", text, hint="`pipeline events` lists the newest; `pipeline trace` knows more ids."
             )
         (row,) = found
         return EventDetail(
-            event=_event(row),
-            payload=row.payload if payload else None,
+            event=_summary(row),
+            payload=row.payload if with_payload else None,
             caused_by=tuple(row.caused_by),
             deliveries=_deliveries(tx, row),
             acts=timeline.of_acts(listings.audit(tx, event_id=event_id)),
@@ -120,7 +120,7 @@ def runs_of(tx: Transaction, events: list[Row[Any]]) -> list[Row[Any]]:
     """Every run that had one of these events among its inputs, oldest first."""
     ids = [event.id for event in events]
     since = traces.first_id_at(min(event.created_at for event in events))
-    tried = {row.id for row in traces.runs_that_tried(tx, ids, since, recent=RUNS_AFTER)}
+    tried = {row.id for row in traces.runs_with_inputs(tx, ids, since, recent=RUNS_AFTER)}
     tried |= {row.run_id for row in listings.deliveries(tx, ids) if row.run_id is not None}
     known = {row.id: row for row in listings.runs_by_id(tx, list(tried))}
     while earlier := {row.retry_of for row in known.values() if row.retry_of is not None} - set(known):
@@ -144,15 +144,15 @@ def _deliveries(tx: Transaction, event: Row[Any]) -> tuple[Delivery, ...]:
                 failures=row.failures,
                 error=row.error,
                 available_at=row.available_at,
-                runs=tuple(run_of(run) for run in own),
+                runs=tuple(run_summary(run) for run in own),
                 outputs=tuple(event_line(output) for output in outputs),
             )
         )
     return tuple(made)
 
 
-def _event(row: Row[Any]) -> Event:
-    return Event(
+def _summary(row: Row[Any]) -> EventSummary:
+    return EventSummary(
         id=row.id,
         workflow=row.workflow,
         topic=row.topic,

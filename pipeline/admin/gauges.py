@@ -17,8 +17,8 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from pipeline.domain.states import MutationStatus
-from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, Desired, WorkflowStatus, shown_status
-from pipeline.store.database import Database, Transaction, is_away
+from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus, WorkflowStatus, workflow_status
+from pipeline.store.database import Database, Transaction, is_disconnected
 from pipeline.store.reads import gauges
 from pipeline.store.reads.invariants import INVARIANTS, Severity
 from pipeline.telemetry.metrics import GAUGE, METRICS
@@ -30,25 +30,25 @@ Value = tuple[str, Mapping[str, str], float]
 Values = Mapping[str, Sequence[Observation]]
 
 UP, AGE = "pipeline.database.up", "pipeline.gauges.age"
-_AWAY: Values = {UP: [Observation(0)]}
-_LATELY = 60.0  #: seconds
-NAMES = tuple(
+_UNAVAILABLE: Values = {UP: [Observation(0)]}
+_REUSE_SECONDS = 60.0  #: seconds
+GAUGE_NAMES = tuple(
     each.name for each in METRICS.values() if each.kind == GAUGE and not each.name.startswith("pipeline.queue.")
 )
 #: Reported as what they are, so that they are not counted again as broken promises.
-_SAID_ALREADY = frozenset({"settled-as-failed-did-not-happen"})
+_REPORTED_ELSEWHERE = frozenset({"settled-as-failed-did-not-happen"})
 
 
 def read(db: Database) -> Iterator[Value]:
     """Every gauge, in one transaction. What was read before something fails has been told."""
     with db.transaction() as tx:
-        gauges.carefully(tx)
-        yield from _standing(tx)
-        yield from _people(tx)
+        gauges.limit_reads(tx)
+        yield from _work_gauges(tx)
+        yield from _attention_gauges(tx)
         yield from _backlog(tx)
 
 
-def _standing(tx: Transaction) -> Iterator[Value]:
+def _work_gauges(tx: Transaction) -> Iterator[Value]:
     for row in gauges.runs(tx):
         yield "pipeline.runs", {"workflow": row.workflow, "phase": row.phase, "status": row.status}, row.number
     for state, count in gauges.leases(tx).items():
@@ -57,7 +57,7 @@ def _standing(tx: Transaction) -> Iterator[Value]:
         yield "pipeline.breakers.open", {"connector": row.connector, "operation": row.operation}, row.is_open
 
 
-def _people(tx: Transaction) -> Iterator[Value]:
+def _attention_gauges(tx: Transaction) -> Iterator[Value]:
     """What has an answer only from a person, and the facts it is derived from."""
     workflows, sweeps, mutations = gauges.workflows(tx), gauges.sweeps(tx), gauges.mutations(tx)
     found = _findings(sweeps)
@@ -76,7 +76,7 @@ def _people(tx: Transaction) -> Iterator[Value]:
 
 def _workflows(rows: gauges.Rows) -> Iterator[Value]:
     for row in rows:
-        shown = shown_status(Desired(row.desired), [BlockKind(kind) for kind in row.blocks])
+        shown = workflow_status(DesiredStatus(row.desired), [BlockKind(kind) for kind in row.blocks])
         for status in WorkflowStatus:
             yield "pipeline.workflows", {"workflow": row.workflow, "status": str(status)}, status is shown
         yield "pipeline.workflows", {"workflow": row.workflow, "status": "maintenance"}, row.maintenance
@@ -110,7 +110,7 @@ def _findings(sweeps: gauges.Rows) -> list[Value]:
 
 
 def _is_broken(labels: Mapping[str, str]) -> bool:
-    return labels["severity"] == Severity.BROKEN and labels["invariant"] not in _SAID_ALREADY
+    return labels["severity"] == Severity.BROKEN and labels["invariant"] not in _REPORTED_ELSEWHERE
 
 
 def _backlog(tx: Transaction) -> Iterator[Value]:
@@ -124,49 +124,49 @@ def _backlog(tx: Transaction) -> Iterator[Value]:
 class Gauges:
     """Reads gauges in a thread of its own, so that whoever asks waits only so long."""
 
-    def __init__(self, db: Database, *, fresh: float = 5.0, patience: float = 3.0) -> None:
-        self.db, self.fresh, self.patience = db, fresh, patience
+    def __init__(self, db: Database, *, max_age: float = 5.0, timeout: float = 3.0) -> None:
+        self.db, self.max_age, self.timeout = db, max_age, timeout
         self._values: Values = {}
-        self._good: Values = {}
+        self._complete: Values = {}
         self._read_at: float | None = None
-        self._good_at = self._waited_at = -math.inf
-        self._made_at = time.monotonic()
+        self._complete_at = self._timed_out_at = -math.inf
+        self._created_at = time.monotonic()
         self._lock = threading.Lock()
         self._reading: threading.Thread | None = None
         self._pid = os.getpid()
 
     def register(self, meter: Meter) -> None:
         """Let a meter ask for every gauge."""
-        for name in NAMES:
+        for name in GAUGE_NAMES:
             about = METRICS[name]
-            asks = [self._asked(name)]
-            meter.create_observable_gauge(name, callbacks=asks, unit=about.unit, description=about.words)
+            asks = [self._callback(name)]
+            meter.create_observable_gauge(name, callbacks=asks, unit=about.unit, description=about.description)
 
-    def now(self) -> Values:
+    def snapshot(self) -> Values:
         """What Postgres said within the last seconds; only that it is away when it says nothing."""
         with self._lock:
             if self._is_fresh():
                 return self._values
-            if time.monotonic() - self._waited_at < self.fresh:  # a scrape asks for each gauge, and waits but once
-                return _AWAY
+            if time.monotonic() - self._timed_out_at < self.max_age:  # a scrape asks for each gauge, and waits but once
+                return _UNAVAILABLE
             if self._reading is None or not self._reading.is_alive():
                 self._reading = threading.Thread(target=self._refresh, name="pipeline-gauges", daemon=True)
                 self._reading.start()
             reading = self._reading
-        reading.join(self.patience)
+        reading.join(self.timeout)
         with self._lock:
             if self._is_fresh():
                 return self._values
-            self._waited_at = time.monotonic()
-            return _AWAY
+            self._timed_out_at = time.monotonic()
+            return _UNAVAILABLE
 
     def age(self) -> float:
         """Seconds since every gauge could be read, or since somebody began to try."""
         with self._lock:
-            return time.monotonic() - max(self._good_at, self._made_at)
+            return time.monotonic() - max(self._complete_at, self._created_at)
 
     def _is_fresh(self) -> bool:
-        return self._read_at is not None and time.monotonic() - self._read_at < self.fresh
+        return self._read_at is not None and time.monotonic() - self._read_at < self.max_age
 
     def _refresh(self) -> None:
         values: dict[str, Sequence[Observation]] = {}
@@ -179,21 +179,21 @@ class Gauges:
         except SQLAlchemyError as error:
             log.warning("gauges could not be read from the database: %s", str(error).partition("\n")[0])
             values = {**found, UP: [Observation(0)]}
-            if isinstance(error, DBAPIError) and not is_away(error):
-                values = {**found, **self._lately(), UP: [Observation(1)]}
+            if isinstance(error, DBAPIError) and not is_disconnected(error):
+                values = {**found, **self._recent_values(), UP: [Observation(1)]}
         with self._lock:
             self._values, self._read_at = values, time.monotonic()
             if is_good:
-                self._good, self._good_at = values, self._read_at
+                self._complete, self._complete_at = values, self._read_at
 
-    def _lately(self) -> Values:
-        return self._good if time.monotonic() - self._good_at < _LATELY else {}
+    def _recent_values(self) -> Values:
+        return self._complete if time.monotonic() - self._complete_at < _REUSE_SECONDS else {}
 
-    def _asked(self, name: str) -> Callable[[CallbackOptions], Sequence[Observation]]:
+    def _callback(self, name: str) -> Callable[[CallbackOptions], Sequence[Observation]]:
         def ask(_: CallbackOptions) -> Sequence[Observation]:
             if os.getpid() != self._pid:  # a copy that a fork made: the connections are the parent's
                 return ()
-            found = self.now()
+            found = self.snapshot()
             return [Observation(self.age())] if name == AGE else found.get(name, ())
 
         return ask

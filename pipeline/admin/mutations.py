@@ -7,8 +7,8 @@ from typing import Any
 from pipeline.admin import advice, lookup, workflows
 from pipeline.admin import timeline as admin_timeline
 from pipeline.admin.advice import Advice
-from pipeline.admin.resolutions import Desk, Question
-from pipeline.admin.timeline import Moment
+from pipeline.admin.resolutions import MutationSummary, Resolutions
+from pipeline.admin.timeline import TimelineEntry
 from pipeline.store.reads import listings
 
 
@@ -16,30 +16,30 @@ from pipeline.store.reads import listings
 class MutationDetail:
     """Everything about one mutation."""
 
-    question: Question
+    mutation: MutationSummary
     result: Any  #: null unless it was asked for: it may hold personal data
     resolved_by: str | None  #: call, reconcile, person …
     resolved_at: datetime | None
-    timeline: tuple[Moment, ...]
+    timeline: tuple[TimelineEntry, ...]
     advice: Advice
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def detail(desk: Desk, text: str, *, result: bool = False) -> MutationDetail:
+def detail(resolutions: Resolutions, text: str, *, with_result: bool = False) -> MutationDetail:
     """A mutation by its id or by how that begins; with what came back if that is asked for."""
-    with desk.db.transaction() as tx:
-        mutation_id = lookup.uuid(tx, text, "mutation")
+    with resolutions.db.transaction() as tx:
+        mutation_id = lookup.find_id(tx, text, "mutation")
         (row,) = listings.mutations(tx, [mutation_id])
         timeline = admin_timeline.of_mutation(row, acts=listings.audit(tx, mutation_id=mutation_id), now=tx.clock())
-        holding = workflows.holding(tx, row.workflow)
-    question = desk.question(mutation_id)
+        holding = workflows.workflow_holds(tx, row.workflow)
+    question = resolutions.mutation(mutation_id)
     return MutationDetail(
-        question=question,
-        result=row.result if result else None,
+        mutation=question,
+        result=row.result if with_result else None,
         resolved_by=row.resolved_by,
         resolved_at=row.resolved_at,
         timeline=timeline,
-        advice=advice.for_mutation(row, holding, can_look=question.can_try_again),
+        advice=advice.for_mutation(row, holding, can_reconcile=question.can_try_again),
     )

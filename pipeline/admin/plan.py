@@ -20,14 +20,14 @@ from pipeline.store.database import Database
 from pipeline.store.reads import listings, work
 from pipeline.worker.phases import Phases
 from pipeline.workflows.authoring import Consumer
-from pipeline.workflows.handler_types import Asked
+from pipeline.workflows.handler_types import RequestedMutation
 from pipeline.workflows.registry import Registry
 
 _MOST_EVENTS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedRun:
     """One run: its inputs, and the request that would go out, as it may be shown."""
 
     handler: str
@@ -47,7 +47,7 @@ class Planned:
 
 
 @dataclass
-class _Run:
+class _DryRun:
     """A run that exists only here, with what the phases read of one."""
 
     id: Any
@@ -73,21 +73,25 @@ class Planner:
         self.db, self.registry = db, registry
         self.phases = Phases(db, registry, step_limit=step_limit, limits=limits)
 
-    def plan(self, workflow: str, *, most: int = 100) -> list[Planned]:
+    def plan(self, workflow: str, *, limit: int = 100) -> list[PlannedRun]:
         """What the consumers of a workflow would do with what was not sent yet, at most so many runs of each."""
         found = self.registry.workflow(workflow)
         try:
-            return [planned for consumer in found.consumers.values() for planned in self._of(workflow, consumer, most)]
+            return [
+                planned
+                for consumer in found.consumers.values()
+                for planned in self._consumer_runs(workflow, consumer, limit)
+            ]
         finally:
             self.phases.steps.close()
 
-    def _of(self, workflow: str, consumer: Consumer, most: int) -> Iterator[Planned]:
+    def _consumer_runs(self, workflow: str, consumer: Consumer, most: int) -> Iterator[PlannedRun]:
         handler, now, left = self._backlog(workflow, consumer)
         if handler is None:
             return
         unsent = self._unsent(handler, most)
         for row, offered in unsent:
-            planned = self._waiting(consumer, _subject(workflow, handler, now), row, offered)
+            planned = self._existing_run(consumer, _dry_run(workflow, handler, now), row, offered)
             if planned is not None:
                 yield replace(planned, is_waiting=True)
         held = {event for row, offered in unsent for event in (*row.event_ids, *(each.id for each in offered))}
@@ -95,7 +99,7 @@ class Planner:
         for _ in range(most - len(unsent)):
             if not left:
                 return
-            planned, taken = self._run(workflow, consumer, _subject(workflow, handler, now), left)
+            planned, taken = self._new_run(workflow, consumer, _dry_run(workflow, handler, now), left)
             if planned is not None:
                 yield planned
             if not taken:
@@ -109,32 +113,36 @@ class Planner:
             if handler is None:
                 return None, now, []
             given = {"low_watermark": handler.low_watermark, "ordered": handler.ordered, "limit": _MOST_EVENTS}
-            run: Any = _subject(workflow, handler, now)
-            rows = [row for topic in consumer.subscribes for row in work.peeked(tx, run, topic.name, **given)]
+            run: Any = _dry_run(workflow, handler, now)
+            rows = [
+                row for topic in consumer.subscribes for row in work.reservable_events(tx, run, topic.name, **given)
+            ]
         return handler, now, sorted(rows, key=lambda row: row.id)
 
     def _unsent(self, handler: Row[Any], most: int) -> list[tuple[Row[Any], list[Row[Any]]]]:
         """Runs that have sent nothing yet, each with the events it was offered and has not reserved."""
         with self.db.transaction() as tx:
-            rows = listings.unsent(tx, handler, limit=most)
+            rows = listings.unsent_runs(tx, handler, limit=most)
             offered = work.slices(tx, [row.id for row in rows if row.phase in (Phase.PENDING, Phase.PREPARING)])
         return [(row, offered.get(row.id, [])) for row in rows]
 
-    def _waiting(self, consumer: Consumer, run: Any, row: Row[Any], offered: Sequence[Row[Any]]) -> Planned | None:
+    def _existing_run(
+        self, consumer: Consumer, run: Any, row: Row[Any], offered: Sequence[Row[Any]]
+    ) -> PlannedRun | None:
         """What a run that exists would send, from where it stands: before its plan, with it, or with its request."""
         if row.phase in (Phase.PENDING, Phase.PREPARING):
-            return self._run(run.workflow, consumer, run, offered)[0]
+            return self._new_run(run.workflow, consumer, run, offered)[0]
         message_ids = tuple(row.message_ids or ())
         if row.connector is not None:
-            asked = Asked(connector=row.connector, operation=row.operation, params=row.params)
-            return self._planned(consumer, message_ids, asked, row.approved_at is None)
+            asked = RequestedMutation(connector=row.connector, operation=row.operation, params=row.params)
+            return self._planned_run(consumer, message_ids, asked, row.approved_at is None)
         run.event_ids, run.prepare_result = tuple(row.event_ids), row.prepare_result
         is_asking = bool((row.prepare_result or {}).get("approval"))
-        return self._planned(consumer, message_ids, self.phases.mutate(run), is_asking)
+        return self._planned_run(consumer, message_ids, self.phases.mutate(run), is_asking)
 
-    def _run(
+    def _new_run(
         self, workflow: str, consumer: Consumer, run: Any, left: Sequence[Row[Any]]
-    ) -> tuple[Planned | None, set[int]]:
+    ) -> tuple[PlannedRun | None, set[int]]:
         """One run over what is left. Returns what it would do and which events it would take."""
         alone = self.registry.workflow(workflow).concurrency == 1
         seen = left if alone else left[: consumer.batch]
@@ -143,39 +151,43 @@ class Planner:
         if isinstance(plan, Failure):
             blamed = [event for event in plan.culprits if event in ids] or [row.id for row in seen]
             named = tuple(ids[event] for event in blamed)
-            return Planned(handler=consumer.name, message_ids=named, problem=plan.message), set(blamed)
+            return PlannedRun(handler=consumer.name, message_ids=named, problem=plan.message), set(blamed)
         run.event_ids = tuple(event for reserved in plan.reservations for event in reserved.ids)
         if not run.event_ids:
             return None, set()
         run.prepare_result = {"data": plan.data, "ui": plan.ui}
         asked = self.phases.mutate(run)
         message_ids = tuple(ids.get(event, str(event)) for event in run.event_ids)
-        return self._planned(consumer, message_ids, asked, plan.needs_approval), set(run.event_ids)
+        return self._planned_run(consumer, message_ids, asked, plan.needs_approval), set(run.event_ids)
 
-    def _planned(
-        self, consumer: Consumer, message_ids: tuple[str, ...], asked: Asked | Failure | None, approval: bool
-    ) -> Planned:
+    def _planned_run(
+        self,
+        consumer: Consumer,
+        message_ids: tuple[str, ...],
+        asked: RequestedMutation | Failure | None,
+        approval: bool,
+    ) -> PlannedRun:
         if isinstance(asked, Failure):
-            return Planned(handler=consumer.name, message_ids=message_ids, problem=asked.message)
+            return PlannedRun(handler=consumer.name, message_ids=message_ids, problem=asked.message)
         if asked is None:
-            return Planned(handler=consumer.name, message_ids=message_ids)
+            return PlannedRun(handler=consumer.name, message_ids=message_ids)
         operation = self.registry.operation(asked.connector, asked.operation)
         if operation is None:
             problem = f"{asked.connector}.{asked.operation} is not known here"
-            return Planned(handler=consumer.name, message_ids=message_ids, problem=problem)
-        return Planned(
+            return PlannedRun(handler=consumer.name, message_ids=message_ids, problem=problem)
+        return PlannedRun(
             handler=consumer.name,
             message_ids=message_ids,
             connector=asked.connector,
             operation=asked.operation,
             title=operation.title(asked.params),
-            params=operation.shown(asked.params),
+            params=operation.redact_params(asked.params),
             needs_approval=approval,
         )
 
 
-def _subject(workflow: str, handler: Row[Any], now: datetime) -> _Run:
-    return _Run(
+def _dry_run(workflow: str, handler: Row[Any], now: datetime) -> _DryRun:
+    return _DryRun(
         id=uuid4(),
         workflow=workflow,
         handler=handler.name,
@@ -187,7 +199,7 @@ def _subject(workflow: str, handler: Row[Any], now: datetime) -> _Run:
     )
 
 
-def counts(planned: Sequence[Planned]) -> dict[str, int]:
+def request_counts(planned: Sequence[PlannedRun]) -> dict[str, int]:
     """How many requests of each operation would go out."""
     found: dict[str, int] = {}
     for item in planned:

@@ -11,51 +11,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipeline.admin.resolutions import Answer, Given, Matched, Question
+from pipeline.admin.resolutions import MatchCandidate, MutationSummary, Resolution, ResolutionKind
 from pipeline.domain.errors import InvalidInputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
+class ImportPreview:
     """What an import would do. Nothing has been changed by it."""
 
-    given: tuple[Given, ...]
-    unanswered: tuple[Question, ...]  #: questions that no row speaks of
-    ambiguous: tuple[Question, ...]  #: several rows speak of them, or others share what they are matched by
-    unmatched: int  #: rows that speak of no question
+    resolutions: tuple[Resolution, ...]
+    not_in_export: tuple[MutationSummary, ...]  #: questions that no row speaks of
+    ambiguous: tuple[MutationSummary, ...]  #: several rows speak of them, or others share what they are matched by
+    unmatched_rows: int  #: rows that speak of no question
 
 
 def preview(
-    asked: Sequence[Matched], rows: Iterable[Mapping[str, Any]], column: str, *, complete: bool = False
-) -> Preview:
+    candidates: Sequence[MatchCandidate], rows: Iterable[Mapping[str, Any]], column: str, *, is_complete: bool = False
+) -> ImportPreview:
     """Pair rows, by a column of theirs, with questions from ``Desk.asked_by``. Only clear pairs are answered."""
     found = _by_column(rows, column)
-    if complete and not found:
+    if is_complete and not found:
         raise InvalidInputError("The export has no rows; that says nothing about what did not happen.")
-    by_value: dict[str, list[Question]] = {}
-    for item in asked:
-        by_value.setdefault(item.value, []).append(item.question)
-    shared = {item.value for item in asked if item.is_shared}
-    given: list[Given] = []
-    unanswered: list[Question] = []
-    ambiguous: list[Question] = []
+    by_value: dict[str, list[MutationSummary]] = {}
+    for item in candidates:
+        by_value.setdefault(item.value, []).append(item.mutation)
+    shared = {item.value for item in candidates if item.is_shared}
+    given: list[Resolution] = []
+    unanswered: list[MutationSummary] = []
+    ambiguous: list[MutationSummary] = []
     for value, about in by_value.items():
         matching = found.pop(value, [])
         if len(about) > 1 or len(matching) > 1 or value in shared:
             ambiguous.extend(about)
         elif matching:
-            given.append(Given(question=about[0], answer=Answer.HAPPENED, result={"export": dict(matching[0])}))
-        elif complete:
-            given.append(Given(question=about[0], answer=Answer.DID_NOT_HAPPEN))
+            given.append(
+                Resolution(mutation=about[0], kind=ResolutionKind.HAPPENED, result={"export": dict(matching[0])})
+            )
+        elif is_complete:
+            given.append(Resolution(mutation=about[0], kind=ResolutionKind.DID_NOT_HAPPEN))
         else:
             unanswered.extend(about)
-    if complete and not any(item.answer is Answer.HAPPENED for item in given):
+    if is_complete and not any(item.kind is ResolutionKind.HAPPENED for item in given):
         raise InvalidInputError(
             "No row of the export matches a question, which more likely means another column than that nothing "
             "happened; settle these with an answer for all of them if it is so."
         )
     unmatched = sum(len(rows) for rows in found.values())
-    return Preview(given=tuple(given), unanswered=tuple(unanswered), ambiguous=tuple(ambiguous), unmatched=unmatched)
+    return ImportPreview(
+        resolutions=tuple(given), not_in_export=tuple(unanswered), ambiguous=tuple(ambiguous), unmatched_rows=unmatched
+    )
 
 
 def _by_column(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, list[Mapping[str, Any]]]:
@@ -68,20 +72,20 @@ def _by_column(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, list
     return found
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a CSV file with a header, or of a file of JSON lines, by its suffix; UTF-8."""
     if path.suffix not in (".csv", ".jsonl", ".ndjson"):
         raise InvalidInputError(f"{path.name} is neither .csv nor .jsonl; expected an export in one of these formats.")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            yield from _table(file, path) if path.suffix == ".csv" else _lines(file, path)
+            yield from _read_csv(file, path) if path.suffix == ".csv" else _read_json_lines(file, path)
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{path.name} is not in UTF-8 ({error.reason}); save it as UTF-8 first.") from None
     except csv.Error as error:
         raise InvalidInputError(f"{path.name} cannot be read as CSV: {error}.") from None
 
 
-def _table(file: TextIO, path: Path) -> Iterator[dict[str, Any]]:
+def _read_csv(file: TextIO, path: Path) -> Iterator[dict[str, Any]]:
     reader = csv.DictReader(file)
     names = [name.strip() for name in reader.fieldnames or ()]
     doubled = sorted({name for name in names if names.count(name) > 1})
@@ -94,13 +98,13 @@ def _table(file: TextIO, path: Path) -> Iterator[dict[str, Any]]:
         yield dict(row)
 
 
-def _lines(file: TextIO, path: Path) -> Iterator[dict[str, Any]]:
+def _read_json_lines(file: TextIO, path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(file, start=1):
         if line.strip():
-            yield _object(line, number, path)
+            yield _json_object(line, number, path)
 
 
-def _object(line: str, number: int, path: Path) -> dict[str, Any]:
+def _json_object(line: str, number: int, path: Path) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:

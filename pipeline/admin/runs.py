@@ -10,8 +10,8 @@ from sqlalchemy import Row
 
 from pipeline.admin import advice, lookup, workflows
 from pipeline.admin import timeline as admin_timeline
-from pipeline.admin.advice import Advice, Around
-from pipeline.admin.timeline import Moment
+from pipeline.admin.advice import Advice, RunSituation
+from pipeline.admin.timeline import TimelineEntry
 from pipeline.domain.states import Phase, RunStatus
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
@@ -20,7 +20,7 @@ RECENT = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunSummary:
     """A run in one line."""
 
     id: UUID
@@ -31,7 +31,7 @@ class Run:
     outcome: str  #: of its mutation: success, failure, skipped or empty
     title: str | None  #: what its prepare called it
     attempt: int
-    events: int  #: how many inputs it pinned
+    input_count: int  #: how many inputs it pinned
     error: str | None
     created_at: datetime
     finished_at: datetime | None
@@ -66,14 +66,14 @@ class MutationLine:
 class RunDetail:
     """Everything about one run."""
 
-    run: Run
+    run: RunSummary
     worker: str | None  #: who held it last
     retry_of: UUID | None
-    carried_by: UUID | None
+    retried_by: UUID | None
     inputs: tuple[EventLine, ...]
     outputs: tuple[EventLine, ...]
     mutation: MutationLine | None
-    timeline: tuple[Moment, ...]
+    timeline: tuple[TimelineEntry, ...]
     advice: Advice
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,29 +94,29 @@ class RunFilter:
 class RunList:
     """Some runs, newest first."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[RunSummary, ...]
     is_partial: bool  #: older ones were not looked at
 
 
-def listed(db: Database, only: RunFilter, *, limit: int = 50, recent: int = RECENT) -> RunList:
+def list_runs(db: Database, only: RunFilter, *, limit: int = 50, recent: int = RECENT) -> RunList:
     """The newest runs that the filter lets through, among the newest ``recent`` of all."""
     with db.transaction() as tx:
         _check(tx, only)
         rows = listings.runs(tx, recent=recent, limit=limit, **asdict(only))
         partial = len(rows) < limit and only.status != RunStatus.ACTIVE and listings.has_older(tx, "runs", recent)
-    return RunList(runs=tuple(run_of(row) for row in rows), is_partial=partial)
+    return RunList(runs=tuple(run_summary(row) for row in rows), is_partial=partial)
 
 
 def detail(db: Database, text: str) -> RunDetail:
     """A run by its id or by how that begins."""
     with db.transaction() as tx:
-        return _detail(tx, lookup.uuid(tx, text, "run"))
+        return _run_detail(tx, lookup.find_id(tx, text, "run"))
 
 
-def _detail(tx: Transaction, run_id: UUID) -> RunDetail:
+def _run_detail(tx: Transaction, run_id: UUID) -> RunDetail:
     (run,) = listings.runs_by_id(tx, [run_id])
     mutation = next(iter(listings.mutations(tx, [run.mutation_id])), None) if run.mutation_id else None
-    carried = listings.carried_by(tx, [run_id])
+    carried = listings.retries_of(tx, [run_id])
     inputs = listings.events_by_id(tx, run.event_ids[:200])
     outputs = listings.outputs(tx, [run_id])
     blocks = listings.blocks_of_run(tx, run_id)
@@ -126,21 +126,21 @@ def _detail(tx: Transaction, run_id: UUID) -> RunDetail:
         mutation,
         acts=listings.audit(tx, run_id=run_id, mutation_id=run.mutation_id),
         blocks=blocks,
-        carried=carried,
+        retries=carried,
         now=tx.clock(),
     )
-    around = Around(
+    around = RunSituation(
         mutation=mutation,
-        carried=carried[0] if carried else None,
-        blocks=frozenset(block.kind for block in blocks if block.closed_at is None),
+        retry=carried[0] if carried else None,
+        block_kinds=frozenset(block.kind for block in blocks if block.closed_at is None),
         is_in_maintenance=workflow.maintenance,
-        holding=workflows.holding(tx, run.workflow),
+        holds=workflows.workflow_holds(tx, run.workflow),
     )
     return RunDetail(
-        run=run_of(run),
+        run=run_summary(run),
         worker=run.worker,
         retry_of=run.retry_of,
-        carried_by=carried[0].id if carried else None,
+        retried_by=carried[0].id if carried else None,
         inputs=tuple(event_line(row) for row in inputs),
         outputs=tuple(event_line(row) for row in outputs),
         mutation=mutation_line(mutation) if mutation is not None else None,
@@ -149,13 +149,13 @@ def _detail(tx: Transaction, run_id: UUID) -> RunDetail:
     )
 
 
-def run_of(row: Row[Any]) -> Run:
+def run_summary(row: Row[Any]) -> RunSummary:
     """A row as people see it."""
     same: Mapping[str, Any] = {
         name: getattr(row, name)
         for name in ("id", "workflow", "handler", "phase", "status", "title", "attempt", "error", "created_at")
     }
-    return Run(**same, outcome=row.mutation_outcome, events=len(row.event_ids), finished_at=row.finished_at)
+    return RunSummary(**same, outcome=row.mutation_outcome, input_count=len(row.event_ids), finished_at=row.finished_at)
 
 
 def event_line(row: Row[Any]) -> EventLine:
@@ -182,6 +182,6 @@ def mutation_line(row: Row[Any]) -> MutationLine:
 
 def _check(tx: Transaction, only: RunFilter) -> None:
     if only.workflow is not None and only.handler is not None:
-        lookup.handler(tx, only.workflow, only.handler)
+        lookup.require_handler(tx, only.workflow, only.handler)
     elif only.workflow is not None:
-        lookup.workflow(tx, only.workflow)
+        lookup.require_workflow(tx, only.workflow)

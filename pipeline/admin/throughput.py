@@ -6,18 +6,18 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pipeline.admin import attention, workflows
-from pipeline.admin.attention import Item
-from pipeline.admin.resolutions import Desk
-from pipeline.admin.workflows import Workflow
+from pipeline.admin.attention import AttentionItem
+from pipeline.admin.resolutions import Resolutions
+from pipeline.admin.workflows import WorkflowSummary
 from pipeline.store.database import interval
 from pipeline.store.reads import traces, work
 
-SPAN = timedelta(minutes=1)
-_RECENT = 5_000
+RATE_WINDOW = timedelta(minutes=1)
+_MAX_ROWS = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Throughput:
     """How fast a workflow goes, per second over the last minute."""
 
     published: float
@@ -26,40 +26,40 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class Snapshot:
     """Everything at one instant."""
 
     at: datetime
-    workflows: tuple[Workflow, ...]
-    paces: dict[str, Pace]  #: by workflow; one in which nothing moved is missing
-    attention: tuple[Item, ...]
+    workflows: tuple[WorkflowSummary, ...]
+    throughput: dict[str, Throughput]  #: by workflow; one in which nothing moved is missing
+    attention: tuple[AttentionItem, ...]
     late_sweeps: tuple[str, ...]  #: sweeps that have not run for three of their periods
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def frame(desk: Desk, periods: Mapping[str, timedelta]) -> Frame:
+def snapshot(resolutions: Resolutions, sweep_periods: Mapping[str, timedelta]) -> Snapshot:
     """What is true now. The doctor's long look back is left to the doctor."""
-    span = interval(SPAN)
-    with desk.db.transaction() as tx:
+    span = interval(RATE_WINDOW)
+    with resolutions.db.transaction() as tx:
         now = tx.clock()
-        ended = {row.workflow: row for row in traces.pace(tx, span, recent=_RECENT)}
-        came = {row.workflow: row for row in traces.arrivals(tx, span, recent=_RECENT)}
-        late = work.late_sweeps(tx, periods)
+        ended = {row.workflow: row for row in traces.run_throughput(tx, span, recent=_MAX_ROWS)}
+        came = {row.workflow: row for row in traces.event_throughput(tx, span, recent=_MAX_ROWS)}
+        late = work.overdue_sweeps(tx, sweep_periods)
     paces = {
-        name: Pace(
+        name: Throughput(
             published=_rate(came.get(name), "published"),
             committed=_rate(ended.get(name), "committed"),
             stopped=_rate(ended.get(name), "stopped"),
         )
         for name in sorted({*ended, *came})
     }
-    return Frame(
+    return Snapshot(
         at=now,
-        workflows=tuple(workflows.listed(desk.db)),
-        paces=paces,
-        attention=tuple(attention.items(desk, limit=20, recent=100)),
+        workflows=tuple(workflows.list_workflows(resolutions.db)),
+        throughput=paces,
+        attention=tuple(attention.items(resolutions, limit=20, recent=100)),
         late_sweeps=tuple(late),
     )
 
@@ -69,6 +69,6 @@ def _rate(row: Any, name: str) -> float:
     if row is None:
         return 0.0
     count = int(getattr(row, name))
-    whole = row.looked >= _RECENT
-    span = max(float(row.reach), 1.0) if whole else SPAN.total_seconds()
+    whole = row.looked >= _MAX_ROWS
+    span = max(float(row.reach), 1.0) if whole else RATE_WINDOW.total_seconds()
     return round(count / span, 2)

@@ -15,14 +15,14 @@ from sqlalchemy import Row
 
 from pipeline.admin import lookup
 from pipeline.admin.events import runs_of
-from pipeline.domain.errors import InvalidInputError, UnknownError
+from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings, traces
 
 RECENT = 10_000
-MOST_NODES = 300
-MOST_STEPS = 30
-_MOST_INPUTS = 50
+MAX_NODES = 300
+MAX_DEPTH = 30
+_MAX_INPUTS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,50 +32,50 @@ class Match:
     kind: str  #: event, message, run, mutation, key or external
     noun: str  #: event, run or mutation
     id: str
-    words: str
+    description: str
 
 
 @dataclass(slots=True, kw_only=True)
-class Node:
+class TraceNode:
     """One thing in the tree, and what followed from it."""
 
     kind: str  #: event, run or mutation
     id: str
-    words: str
+    description: str
     status: str
     at: datetime
-    is_asked: bool = False  #: this is what was typed
-    children: list["Node"] = field(default_factory=list)
+    is_match: bool = False  #: this is what was typed
+    children: list["TraceNode"] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """The trees that a thing stands in, one for each event it all began with."""
 
-    asked: Match
-    roots: tuple[Node, ...]
+    match: Match
+    roots: tuple[TraceNode, ...]
     is_partial: bool  #: there is more than is shown
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def trace(db: Database, text: str, *, recent: int = RECENT, most: int = MOST_NODES) -> Trace:
+def trace(db: Database, text: str, *, recent: int = RECENT, max_nodes: int = MAX_NODES) -> Trace:
     """The tree of the one thing that goes by this; several, or none, is an error that says so."""
     with db.transaction() as tx:
         found = matches(tx, text, recent=recent)
         if not found:
-            raise UnknownError(
+            raise NotFoundError(
                 "event, message, run, mutation, idempotency key or result with",
                 text,
                 hint=f"Results were searched in the newest {recent} mutations; --recent looks further back.",
             )
         if len({(match.noun, match.id) for match in found}) > 1:
             listed = "; ".join(
-                f"`pipeline trace {match.kind}:{_key(match, text)}` ({match.words})" for match in found[:6]
+                f"`pipeline trace {match.kind}:{_match_key(match, text)}` ({match.description})" for match in found[:6]
             )
             raise InvalidInputError(f"{text!r} is several things. Say which: {listed}.")
-        return _Climber(tx, found[0], most).trace()
+        return _TraceBuilder(tx, found[0], max_nodes).trace()
 
 
 def matches(tx: Transaction, text: str, *, recent: int = RECENT) -> list[Match]:
@@ -89,7 +89,7 @@ def matches(tx: Transaction, text: str, *, recent: int = RECENT) -> list[Match]:
     return found
 
 
-def _key(match: Match, text: str) -> str:
+def _match_key(match: Match, text: str) -> str:
     return match.id if match.kind in ("event", "run", "mutation") else text
 
 
@@ -105,28 +105,30 @@ def _messages(tx: Transaction, text: str, _: int) -> Iterable[Match]:
 
 
 def _event_match(kind: str, row: Row[Any]) -> Match:
-    return Match(kind=kind, noun="event", id=str(row.id), words=f"event {row.id} of {row.workflow} on {row.topic}")
+    return Match(
+        kind=kind, noun="event", id=str(row.id), description=f"event {row.id} of {row.workflow} on {row.topic}"
+    )
 
 
 def _by_id(noun: str) -> Callable[[Transaction, str, int], Iterable[Match]]:
     def find(tx: Transaction, text: str, _: int) -> Iterable[Match]:
-        span = lookup.span_of(text)
+        span = lookup.id_range(text)
         if span is not None:
             for id_ in traces.ids_between(tx, f"{noun}s", *span):
-                yield Match(kind=noun, noun=noun, id=str(id_), words=f"{noun} {id_}")
+                yield Match(kind=noun, noun=noun, id=str(id_), description=f"{noun} {id_}")
 
     return find
 
 
 def _keys(tx: Transaction, text: str, _: int) -> Iterable[Match]:
     for row in traces.mutations_by_key(tx, text):
-        yield Match(kind="key", noun="mutation", id=str(row.id), words=f"mutation {row.id}")
+        yield Match(kind="key", noun="mutation", id=str(row.id), description=f"mutation {row.id}")
 
 
-def _externals(tx: Transaction, text: str, recent: int) -> Iterable[Match]:
+def _results(tx: Transaction, text: str, recent: int) -> Iterable[Match]:
     number = int(text) if text.isdecimal() else None
-    for row in traces.mutations_by_external(tx, json.dumps({"text": text, "number": number}), recent=recent):
-        yield Match(kind="external", noun="mutation", id=str(row.id), words=f"mutation {row.id}")
+    for row in traces.mutations_by_result_value(tx, json.dumps({"text": text, "number": number}), recent=recent):
+        yield Match(kind="external", noun="mutation", id=str(row.id), description=f"mutation {row.id}")
 
 
 _FINDERS: dict[str, Callable[[Transaction, str, int], Iterable[Match]]] = {
@@ -135,41 +137,41 @@ _FINDERS: dict[str, Callable[[Transaction, str, int], Iterable[Match]]] = {
     "run": _by_id("run"),
     "mutation": _by_id("mutation"),
     "key": _keys,
-    "external": _externals,
+    "external": _results,
 }
 
 
-class _Climber:
+class _TraceBuilder:
     """Goes up from one thing to where it began, and down from there."""
 
     def __init__(self, tx: Transaction, asked: Match, most: int) -> None:
-        self.tx, self.asked, self.left, self.is_partial = tx, asked, most, False
+        self.tx, self.match, self.remaining, self.is_partial = tx, asked, most, False
         self.seen: set[tuple[str, str]] = set()
 
     def trace(self) -> Trace:
-        events, runs = self._beginnings()
-        roots = self._down(events)
+        events, runs = self._roots()
+        roots = self._event_nodes(events)
         for run in runs:
-            if self._fresh("run", str(run.id)):
+            if self._add_once("run", str(run.id)):
                 roots.append(self._run(run))
-        return Trace(asked=self.asked, roots=tuple(roots), is_partial=self.is_partial)
+        return Trace(match=self.match, roots=tuple(roots), is_partial=self.is_partial)
 
-    def _beginnings(self) -> tuple[list[Row[Any]], list[Row[Any]]]:
+    def _roots(self) -> tuple[list[Row[Any]], list[Row[Any]]]:
         """The events and the runs that it all began with."""
-        if self.asked.noun == "event":
-            return self._up(listings.events_by_id(self.tx, [int(self.asked.id)]), [])
-        run_id: Any = self.asked.id
-        if self.asked.noun == "mutation":
+        if self.match.noun == "event":
+            return self._ancestors(listings.events_by_id(self.tx, [int(self.match.id)]), [])
+        run_id: Any = self.match.id
+        if self.match.noun == "mutation":
             (mutation,) = listings.mutations(self.tx, [run_id])
             run_id = mutation.run_id
-        return self._up([], listings.runs_by_id(self.tx, [run_id]))
+        return self._ancestors([], listings.runs_by_id(self.tx, [run_id]))
 
-    def _up(self, events: Sequence[Row[Any]], runs: Sequence[Row[Any]]) -> tuple[list[Row[Any]], list[Row[Any]]]:
+    def _ancestors(self, events: Sequence[Row[Any]], runs: Sequence[Row[Any]]) -> tuple[list[Row[Any]], list[Row[Any]]]:
         """Up to events that came from outside, and to runs that began by themselves or whose inputs are not kept."""
         first_events: dict[int, Row[Any]] = {}
         first_runs: dict[Any, Row[Any]] = {}
-        for _ in range(MOST_STEPS):
-            wanted = sorted({event for run in runs for event in run.event_ids[:_MOST_INPUTS]})
+        for _ in range(MAX_DEPTH):
+            wanted = sorted({event for run in runs for event in run.event_ids[:_MAX_INPUTS]})
             inputs = {row.id: row for row in listings.events_by_id(self.tx, wanted)} if wanted else {}
             first_runs |= {run.id: run for run in runs if not inputs.keys() & set(run.event_ids)}
             level = [*events, *inputs.values()]
@@ -182,62 +184,62 @@ class _Climber:
                 break
         return [first_events[id_] for id_ in sorted(first_events)], [first_runs[id_] for id_ in sorted(first_runs)]
 
-    def _down(self, events: Sequence[Row[Any]]) -> list[Node]:
+    def _event_nodes(self, events: Sequence[Row[Any]]) -> list[TraceNode]:
         return [node for event in events if (node := self._event(event)) is not None]
 
-    def _event(self, row: Row[Any]) -> Node | None:
-        if not self._fresh("event", str(row.id)):
+    def _event(self, row: Row[Any]) -> TraceNode | None:
+        if not self._add_once("event", str(row.id)):
             return None
-        node = Node(
+        node = TraceNode(
             kind="event",
             id=str(row.id),
-            words=f"{row.topic} {row.message_id}" + (f" ({row.title})" if row.title else ""),
+            description=f"{row.topic} {row.message_id}" + (f" ({row.title})" if row.title else ""),
             status=", ".join(row.deliveries or ()) or "nobody listens",
             at=row.created_at,
-            is_asked=(self.asked.noun, self.asked.id) == ("event", str(row.id)),
+            is_match=(self.match.noun, self.match.id) == ("event", str(row.id)),
         )
         for run in runs_of(self.tx, [row]) if row.deliveries else ():
-            if self._fresh("run", str(run.id)):
+            if self._add_once("run", str(run.id)):
                 node.children.append(self._run(run))
         return node
 
-    def _run(self, run: Row[Any]) -> Node:
-        node = Node(
+    def _run(self, run: Row[Any]) -> TraceNode:
+        node = TraceNode(
             kind="run",
             id=str(run.id),
-            words=run.handler + (f" ({run.title})" if run.title else "") + self._without_inputs(run),
+            description=run.handler + (f" ({run.title})" if run.title else "") + self._missing_inputs_note(run),
             status=f"{run.phase}, {run.status}" if run.phase != run.status else run.status,
             at=run.created_at,
-            is_asked=(self.asked.noun, self.asked.id) == ("run", str(run.id)),
+            is_match=(self.match.noun, self.match.id) == ("run", str(run.id)),
         )
         if run.mutation_id is not None:
             node.children += [self._mutation(row) for row in listings.mutations(self.tx, [run.mutation_id])]
-        node.children += self._down(listings.outputs(self.tx, [run.id]))
+        node.children += self._event_nodes(listings.outputs(self.tx, [run.id]))
         return node
 
-    def _without_inputs(self, run: Row[Any]) -> str:
+    def _missing_inputs_note(self, run: Row[Any]) -> str:
         """A run that stands at the beginning although it had inputs."""
         if not run.event_ids or any(("event", str(event)) in self.seen for event in run.event_ids):
             return ""
-        return f", {lookup.many(len(run.event_ids), 'input')} no longer kept"
+        return f", {lookup.quantity(len(run.event_ids), 'input')} no longer kept"
 
-    def _mutation(self, row: Row[Any]) -> Node:
-        return Node(
+    def _mutation(self, row: Row[Any]) -> TraceNode:
+        return TraceNode(
             kind="mutation",
             id=str(row.id),
-            words=f"{row.connector}.{row.operation}, key {row.idempotency_key}",
+            description=f"{row.connector}.{row.operation}, key {row.idempotency_key}",
             status=row.status + (", surfaced late" if row.surfaced_at else ""),
             at=row.created_at,
-            is_asked=(self.asked.noun, self.asked.id) == ("mutation", str(row.id)),
+            is_match=(self.match.noun, self.match.id) == ("mutation", str(row.id)),
         )
 
-    def _fresh(self, kind: str, id_: str) -> bool:
+    def _add_once(self, kind: str, id_: str) -> bool:
         """Whether a thing is not in the tree yet, and there is room for it."""
         if (kind, id_) in self.seen:
             return False
-        if not self.left:
+        if not self.remaining:
             self.is_partial = True
             return False
         self.seen.add((kind, id_))
-        self.left -= 1
+        self.remaining -= 1
         return True

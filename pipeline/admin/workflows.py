@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Row
 
 from pipeline.admin import commands, lookup
-from pipeline.admin.advice import Holding, open_breakers
-from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, Desired, HandlerKind, shown_status
+from pipeline.admin.advice import WorkflowHolds, describe_breakers
+from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus, HandlerKind, workflow_status
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, listings, work
 
@@ -18,7 +18,7 @@ _Cause = tuple[str, datetime | None]  #: why nothing starts, and since when
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handler:
+class HandlerSummary:
     """A handler, and what waits for it."""
 
     name: str
@@ -27,7 +27,7 @@ class Handler:
     waiting: int  #: events that no run holds, counted up to 10,000
     reserved: int  #: events that a run holds
     quarantined: int  #: events that were set aside
-    in_the_air: int  #: its active runs
+    active_runs: int  #: its active runs
     oldest_at: datetime | None  #: when the oldest open event came
     failures: int  #: of its runs, one after the other
     retry_at: datetime | None
@@ -37,16 +37,16 @@ class Handler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workflow:
+class WorkflowSummary:
     """A workflow in one line."""
 
     name: str
     status: str  #: active, paused or error
-    why: str  #: empty when nothing holds it back
+    reason: str  #: empty when nothing holds it back
     since: datetime | None
     is_in_maintenance: bool
     concurrency: int
-    in_the_air: int
+    active_runs: int
     waiting: int  #: events that no run holds, counted up to 10,000 for each handler
     quarantined: int
     oldest_at: datetime | None  #: when the oldest open event came
@@ -57,7 +57,7 @@ class Workflow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Topic:
+class TopicSummary:
     """A topic, and who listens to it."""
 
     name: str
@@ -76,7 +76,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Act:
+class AuditEntry:
     """What somebody did, and why."""
 
     at: datetime
@@ -89,34 +89,34 @@ class Act:
 class WorkflowDetail:
     """Everything about one workflow."""
 
-    workflow: Workflow
+    workflow: WorkflowSummary
     desired: str  #: what a person wants: active or paused
     on_uncertain: str
     on_logic_error: str
     maintenance_reason: str | None
     maintenance_since: datetime | None
-    handlers: tuple[Handler, ...]
-    topics: tuple[Topic, ...]
+    handlers: tuple[HandlerSummary, ...]
+    topics: tuple[TopicSummary, ...]
     blocks: tuple[Block, ...]
-    acts: tuple[Act, ...]  #: the newest ones first
+    acts: tuple[AuditEntry, ...]  #: the newest ones first
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def listed(db: Database) -> list[Workflow]:
+def list_workflows(db: Database) -> list[WorkflowSummary]:
     """Every workflow, by name."""
     with db.transaction() as tx:
-        return _listed(tx, None)
+        return _summaries(tx, None)
 
 
 def detail(db: Database, name: str) -> WorkflowDetail:
     """One workflow with its handlers, topics, blocks and the newest acts."""
     with db.transaction() as tx:
-        lookup.workflow(tx, name)
-        (workflow,) = _listed(tx, name)
+        lookup.require_workflow(tx, name)
+        (workflow,) = _summaries(tx, name)
         (row,) = listings.workflows(tx, name)
-        handlers = tuple(_handler(each) for each in listings.handlers(tx, name))
+        handlers = tuple(_handler_summary(each) for each in listings.handlers(tx, name))
         topics = work.topics(tx, name)
         blocks = listings.blocks(tx, name)
         acts = listings.audit_of_workflow(tx, name, recent=_RECENT_ACTS)
@@ -128,64 +128,64 @@ def detail(db: Database, name: str) -> WorkflowDetail:
         maintenance_reason=row.maintenance_reason,
         maintenance_since=row.maintenance_since,
         handlers=handlers,
-        topics=tuple(_topic(each, handlers) for each in topics),
+        topics=tuple(_topic_summary(each, handlers) for each in topics),
         blocks=tuple(
             Block(kind=each.kind, reason=each.reason, since=each.since, run_id=str(each.run_id)) for each in blocks
         ),
-        acts=tuple(act_of(each) for each in acts),
+        acts=tuple(audit_entry(each) for each in acts),
     )
 
 
-def holding(tx: Transaction, name: str) -> Holding:
+def workflow_holds(tx: Transaction, name: str) -> WorkflowHolds:
     """What keeps the runs of a workflow from starting, and requests that were allowed from being sent."""
     (row,) = listings.workflows(tx, name)
     blocks = listings.blocks(tx, name)
-    lifts = [commands.resume(name)] if row.desired == Desired.PAUSED or _resumes(blocks) else []
+    lifts = [commands.resume(name)] if row.desired == DesiredStatus.PAUSED or _is_lifted_by_resume(blocks) else []
     lifts += [commands.exit_maintenance(name)] if row.maintenance else []
-    return Holding(
-        why="; ".join(words for words, _ in _switched(tx, row, blocks)),
+    return WorkflowHolds(
+        reason="; ".join(words for words, _ in _hold_causes(tx, row, blocks)),
         commands=tuple(lifts) or (commands.show_workflow(name),),
-        breakers=tuple(ledger.breakers(tx)),
-        has_one_place=row.concurrency == 1,
+        open_breakers=tuple(ledger.open_breakers(tx)),
+        is_serial=row.concurrency == 1,
     )
 
 
-def _resumes(blocks: Sequence[Row[Any]]) -> bool:
+def _is_lifted_by_resume(blocks: Sequence[Row[Any]]) -> bool:
     return bool(blocks) and all(block.kind in CLEARED_BY_RESUME for block in blocks)
 
 
-def act_of(row: Row[Any]) -> Act:
+def audit_entry(row: Row[Any]) -> AuditEntry:
     """A row of the audit, as people see it."""
-    return Act(at=row.at, actor=row.actor, act=row.act, reason=row.reason)
+    return AuditEntry(at=row.at, actor=row.actor, act=row.act, reason=row.reason)
 
 
-def _listed(tx: Transaction, name: str | None) -> list[Workflow]:
+def _summaries(tx: Transaction, name: str | None) -> list[WorkflowSummary]:
     handlers: dict[str, list[Row[Any]]] = {}
     for row in listings.handlers(tx, name):
         handlers.setdefault(row.workflow, []).append(row)
     blocks: dict[str, list[Row[Any]]] = {}
     for row in listings.blocks(tx, name):
         blocks.setdefault(row.workflow, []).append(row)
-    places, breakers = {row.workflow: row for row in listings.places(tx, name)}, ledger.breakers(tx)
+    places, breakers = {row.workflow: row for row in listings.capacity_holders(tx, name)}, ledger.open_breakers(tx)
     listed = []
     for row in listings.workflows(tx, name):
         its_blocks = blocks.get(row.name, [])
-        causes = [*_switched(tx, row, its_blocks), *_occupied(row, places[row.name], breakers)]
-        listed.append(_workflow(row, handlers.get(row.name, []), its_blocks, causes))
+        causes = [*_hold_causes(tx, row, its_blocks), *_capacity_causes(row, places[row.name], breakers)]
+        listed.append(_workflow_summary(row, handlers.get(row.name, []), its_blocks, causes))
     return listed
 
 
-def _workflow(
+def _workflow_summary(
     row: Row[Any], handlers: Sequence[Row[Any]], blocks: Sequence[Row[Any]], causes: Sequence[_Cause]
-) -> Workflow:
-    return Workflow(
+) -> WorkflowSummary:
+    return WorkflowSummary(
         name=row.name,
-        status=shown_status(Desired(row.desired), [BlockKind(block.kind) for block in blocks]),
-        why="; ".join(words for words, _ in causes),
+        status=workflow_status(DesiredStatus(row.desired), [BlockKind(block.kind) for block in blocks]),
+        reason="; ".join(words for words, _ in causes),
         since=min((since for _, since in causes if since is not None), default=None),
         is_in_maintenance=row.maintenance,
         concurrency=row.concurrency,
-        in_the_air=sum(handler.in_the_air for handler in handlers),
+        active_runs=sum(handler.in_the_air for handler in handlers),
         waiting=sum(handler.waiting for handler in handlers),
         quarantined=sum(handler.quarantined for handler in handlers),
         oldest_at=min((handler.oldest_at for handler in handlers if handler.oldest_at), default=None),
@@ -193,10 +193,10 @@ def _workflow(
     )
 
 
-def _switched(tx: Transaction, row: Row[Any], blocks: Sequence[Row[Any]]) -> list[_Cause]:
+def _hold_causes(tx: Transaction, row: Row[Any], blocks: Sequence[Row[Any]]) -> list[_Cause]:
     """The switches for which a workflow does not start runs, each with the instant it was turned."""
     causes: list[_Cause] = []
-    if row.desired == Desired.PAUSED:
+    if row.desired == DesiredStatus.PAUSED:
         acts = listings.audit_of_workflow(tx, row.name, recent=_RECENT_ACTS, limit=100)
         pause = next((act for act in acts if act.act == "workflow.pause"), None)
         words = f"paused by {pause.actor}" + (f": {pause.reason}" if pause.reason else "") if pause else "paused"
@@ -209,7 +209,7 @@ def _switched(tx: Transaction, row: Row[Any], blocks: Sequence[Row[Any]]) -> lis
     return causes
 
 
-def _occupied(row: Row[Any], places: Row[Any], breakers: Sequence[Row[Any]]) -> list[_Cause]:
+def _capacity_causes(row: Row[Any], places: Row[Any], breakers: Sequence[Row[Any]]) -> list[_Cause]:
     """Who holds every place and waits: nothing else starts, although no switch says so."""
     if row.concurrency == 1 and places.asking_id is not None:
         return [(f"run {places.asking_id} waits for approval and holds the only place", places.asking_since)]
@@ -220,19 +220,19 @@ def _occupied(row: Row[Any], places: Row[Any], breakers: Sequence[Row[Any]]) -> 
             else "1 run holds the only place and waits"
         )
         since = min(breaker.opened_at for breaker in breakers)
-        return [(f"{who} to send; open breakers: {open_breakers(breakers)}", since)]
+        return [(f"{who} to send; open breakers: {describe_breakers(breakers)}", since)]
     return []
 
 
-def _handler(row: Row[Any]) -> Handler:
-    return Handler(
+def _handler_summary(row: Row[Any]) -> HandlerSummary:
+    return HandlerSummary(
         name=row.name,
         kind=row.kind,
         subscribes=tuple(row.subscribes),
         waiting=row.waiting,
         reserved=row.reserved,
         quarantined=row.quarantined,
-        in_the_air=row.in_the_air,
+        active_runs=row.in_the_air,
         oldest_at=row.oldest_at,
         failures=row.consecutive_failures,
         retry_at=row.retry_at,
@@ -242,6 +242,6 @@ def _handler(row: Row[Any]) -> Handler:
     )
 
 
-def _topic(row: Row[Any], handlers: Sequence[Handler]) -> Topic:
+def _topic_summary(row: Row[Any], handlers: Sequence[HandlerSummary]) -> TopicSummary:
     consumers = tuple(handler.name for handler in handlers if row.name in handler.subscribes)
-    return Topic(name=row.name, has_schema=row.schema is not None, consumers=consumers)
+    return TopicSummary(name=row.name, has_schema=row.schema is not None, consumers=consumers)

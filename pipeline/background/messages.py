@@ -4,16 +4,16 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class DispatchMessage:
     """A doorbell to ring: which task, for which runs. Losing it costs time, never work."""
 
     task: str
-    ids: tuple[str, ...]
-    about: str = ""  #: whose runs they are, for people who watch messages: ``workflow.handler``
+    run_ids: tuple[str, ...]
+    description: str = ""  #: whose runs they are, for people who watch messages: ``workflow.handler``
 
 
 @dataclass(slots=True)
-class Report:
+class SweepReport:
     """Counts by name, for the log and the table of sweeps."""
 
     counts: dict[str, int] = field(default_factory=dict)

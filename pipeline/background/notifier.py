@@ -14,8 +14,8 @@ from urllib.request import Request, urlopen
 
 log = logging.getLogger(__name__)
 
-SIGNATURE = "X-Pipeline-Signature"
-_WITHIN = 10.0
+SIGNATURE_HEADER = "X-Pipeline-Signature"
+_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,9 @@ class WebhookNotifier:
 
     def notify(self, notice: Notice) -> None:
         body = json.dumps(asdict(notice), sort_keys=True).encode()
-        headers = {"Content-Type": "application/json", SIGNATURE: signature(body, self.secret)}
+        headers = {"Content-Type": "application/json", SIGNATURE_HEADER: signature(body, self.secret)}
         request = Request(self.url, data=body, headers=headers, method="POST")  # noqa: S310 - scheme checked above
-        with urlopen(request, timeout=_WITHIN) as answer:  # noqa: S310 - same
+        with urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - same
             answer.read()
 
 

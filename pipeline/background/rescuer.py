@@ -12,63 +12,63 @@ from datetime import timedelta
 from sqlalchemy.exc import DBAPIError
 
 from pipeline.domain.errors import PipelineError
-from pipeline.store.database import SHORT_LOCK_WAIT, Database, is_locked_out
+from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, is_lock_timeout
 from pipeline.store.reads import work
 from pipeline.transitions import sessions, stops, workflows
-from pipeline.transitions.stops import Ended
+from pipeline.transitions.stops import StoppedRun
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
+class RecoveryReport:
     """What one pass found and mended."""
 
-    runs: tuple[Ended, ...] = ()
+    runs: tuple[StoppedRun, ...] = ()
     sessions: int = 0
     maintenance_tasks: int = 0
 
 
-def recover(db: Database, *, limit: int = 100, chance: float = 0.0) -> Recovered:
+def recover(db: Database, *, limit: int = 100, jitter: float = 0.0) -> RecoveryReport:
     """Crashed runs, then sessions, then maintenance: each row in a transaction of its own."""
-    return Recovered(
-        runs=recover_crashed_runs(db, limit=limit, chance=chance),
+    return RecoveryReport(
+        runs=recover_crashed_runs(db, limit=limit, jitter=jitter),
         sessions=recover_unfinished_sessions(db, limit=limit),
         maintenance_tasks=recover_maintenance_mode(db),
     )
 
 
-def recover_crashed_runs(db: Database, *, limit: int = 100, chance: float = 0.0) -> tuple[Ended, ...]:
+def recover_crashed_runs(db: Database, *, limit: int = 100, jitter: float = 0.0) -> tuple[StoppedRun, ...]:
     """Stop runs whose lease has lapsed; the mutation boundary says what becomes of their inputs.
 
     A run that cannot be stopped is said loudly and does not keep the others waiting.
     """
     with db.transaction() as tx:
         lapsed = work.lapsed_runs(tx, limit=limit)
-    ended: list[Ended] = []
+    ended: list[StoppedRun] = []
     held_up = False
     for run_id in lapsed:
         try:
             with db.transaction() as tx:
                 if held_up:
-                    tx.wait_at_most(SHORT_LOCK_WAIT)
-                ended.extend(stops.rescue(tx, [run_id], chance=chance))
+                    tx.set_lock_timeout(SHORT_LOCK_TIMEOUT)
+                ended.extend(stops.rescue(tx, [run_id], jitter=jitter))
         except (PipelineError, DBAPIError) as error:
-            held_up |= is_locked_out(error)
+            held_up |= is_lock_timeout(error)
             log.exception("run %s cannot be rescued", run_id)
     return tuple(ended)
 
 
-def recover_unheard_runs(db: Database, *, patience: timedelta) -> int:
+def recover_unclaimed_runs(db: Database, *, older_than: timedelta) -> int:
     """Take back runs that no worker takes, one workflow after the other; their places are free for others."""
     with db.transaction() as tx:
-        found = work.unheard_runs(tx, patience=patience)
+        found = work.unclaimed_runs(tx, older_than=older_than)
     taken = 0
     for workflow in sorted({row.workflow for row in found}):
         ids = [row.id for row in found if row.workflow == workflow]
         try:
             with db.transaction() as tx:
-                taken += len(stops.take_back(tx, ids))
+                taken += len(stops.withdraw_unclaimed(tx, ids))
         except (PipelineError, DBAPIError):
             log.exception("runs of workflow %r cannot be taken back", workflow)
     return taken

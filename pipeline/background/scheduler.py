@@ -15,23 +15,23 @@ from uuid import UUID
 from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
-from pipeline.background.messages import Message, Report
-from pipeline.domain.scheduling import HandlerFacts, Reason, cohort_size, due, priority
+from pipeline.background.messages import DispatchMessage, SweepReport
+from pipeline.domain.scheduling import DueReason, HandlerFacts, cohort_size, due_reason, priority
 from pipeline.domain.states import Phase
 from pipeline.domain.workflows import HandlerKind
-from pipeline.store.database import Database, Transaction, is_locked_out, plainly
+from pipeline.store.database import Database, Transaction, describe_error, is_lock_timeout
 from pipeline.store.reads import work
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import starts
-from pipeline.transitions.starts import Started
-from pipeline.worker.crash_points import Point, reach
+from pipeline.transitions.starts import StartResult
+from pipeline.worker.crash_points import CrashPoint, reach
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[Message], object]
+Dispatch = Callable[[DispatchMessage], object]
 
 #: Which task a run waits for, by the phase it is in. The tasks after it are chained.
-TASK_OF = {
+PHASE_TASKS = {
     Phase.PENDING: "pipeline.prepare",
     Phase.PREPARING: "pipeline.prepare",
     Phase.PREPARED: "pipeline.mutate",
@@ -39,7 +39,7 @@ TASK_OF = {
     Phase.MUTATED: "pipeline.next",
     Phase.EMITTING: "pipeline.next",
 }
-PRODUCE = "pipeline.produce"
+PRODUCE_TASK = "pipeline.produce"
 #: Passes over one workflow before somebody else gets a turn; what is left is found by the next call.
 _PASSES = 50
 
@@ -50,75 +50,85 @@ class Scheduler:
     def __init__(
         self,
         db: Database,
-        send: Send,
+        send: Dispatch,
         *,
         lease: timedelta,
-        most: int = 50,
+        max_cohort_size: int = 50,
         per_run: Callable[[int], timedelta] = lambda _: timedelta(0),
     ) -> None:
-        self.db, self.send, self.lease, self.most, self.per_run = db, send, lease, most, per_run
+        self.db, self.dispatch, self.lease, self.max_cohort_size, self.per_run = (
+            db,
+            send,
+            lease,
+            max_cohort_size,
+            per_run,
+        )
 
-    def schedule(self, workflows: Iterable[str]) -> Report:
+    def schedule(self, workflows: Iterable[str]) -> SweepReport:
         """Start all that is due in these workflows. What another transaction holds waits for the next call."""
-        report = Report()
+        report = SweepReport()
         for workflow in workflows:
             try:
-                self._passes(workflow, report)
+                self._start_all_due(workflow, report)
             except DBAPIError as error:
-                if not is_locked_out(error):
+                if not is_lock_timeout(error):
                     raise
-                log.warning("nothing can be started in workflow %r now: %s", workflow, plainly(error))
+                log.warning("nothing can be started in workflow %r now: %s", workflow, describe_error(error))
                 report.add("held")
         return report
 
-    def _passes(self, workflow: str, report: Report) -> None:
+    def _start_all_due(self, workflow: str, report: SweepReport) -> None:
         """Start what is due until nothing is, or others should have a turn."""
         for _ in range(_PASSES):
-            started = self._pass(workflow)
+            started = self._start_most_urgent(workflow)
             report.add("runs", started)
             if not started:
                 return
 
-    def _pass(self, workflow: str) -> int:
+    def _start_most_urgent(self, workflow: str) -> int:
         """Start the most urgent due handler of a workflow. Returns how many runs that made."""
         with ExitStack() as last, self.db.transaction() as tx:
-            made = next((made for made in self._attempts(tx, workflow) if made.runs), None)
-            last.enter_context(spans.started(made.runs if made is not None else ()))
+            made = next((made for made in self._starts(tx, workflow) if made.runs), None)
+            last.enter_context(spans.bind_started_runs(made.runs if made is not None else ()))
         if made is None:
             return 0
-        reach(Point.STARTED)
-        self._ring(made.runs)
+        reach(CrashPoint.STARTED)
+        self._dispatch_started(made.runs)
         return len(made.runs)
 
-    def _attempts(self, tx: Transaction, workflow: str) -> Iterable[Started]:
+    def _starts(self, tx: Transaction, workflow: str) -> Iterable[StartResult]:
         """Try the due handlers in order of urgency; nothing else can start once the workflow is held back."""
-        rows = work.due_facts(tx, workflow)
-        urgent = [(reason, row) for row in rows if (reason := due(facts_of(row), row.now))]
+        rows = work.handler_facts(tx, workflow)
+        urgent = [(reason, row) for row in rows if (reason := due_reason(facts_of(row), row.now))]
         for reason, row in sorted(urgent, key=lambda pair: priority(pair[0], facts_of(pair[1]))):
             made = self._start(tx, workflow, reason, row)
             yield made
-            if made.held:
+            if made.hold_reason:
                 return
 
-    def _start(self, tx: Transaction, workflow: str, reason: Reason, row: Row[Any]) -> Started:
-        if reason is Reason.RETRY:
-            most = 1 if row.is_unheard else self.most
+    def _start(self, tx: Transaction, workflow: str, reason: DueReason, row: Row[Any]) -> StartResult:
+        if reason is DueReason.RETRY:
+            most = 1 if row.is_unheard else self.max_cohort_size
             return starts.retry(tx, work.retryable_runs(tx, workflow, handler_id=row.id, limit=most))
-        if reason is not Reason.EVENTS:
-            return starts.start(tx, workflow, row.name, alone=True)
-        backlog = work.backlog(tx, row.id, limit=self.most * row.batch)
+        if reason is not DueReason.EVENTS:
+            return starts.start(tx, workflow, row.name, is_unsliced=True)
+        backlog = work.backlog(tx, row.id, limit=self.max_cohort_size * row.batch)
         slices = -(-backlog // row.batch)
         # half the places at most: two processes share the work evenly, and none waits for one large cohort
         share = max(1, -(-row.concurrency // 2))
-        count = cohort_size(slices, share, per_run=self.per_run(row.id), lease=self.lease, most=self.most)
+        count = cohort_size(
+            slices, share, per_run=self.per_run(row.id), lease=self.lease, max_size=self.max_cohort_size
+        )
         return starts.start(tx, workflow, row.name, count=1 if row.is_unheard else max(1, count))
 
-    def _ring(self, started: Sequence[Row[Any]]) -> None:
-        for message in messages_for(started, self.db):
-            self.send(message)
+    def _dispatch_started(self, started: Sequence[Row[Any]]) -> None:
+        for message in dispatch_messages(started, self.db):
+            self.dispatch(message)
 
 
-def messages_for(rows: Sequence[Row[Any]], db: Database, *, suspects: Collection[UUID] = ()) -> list[Message]:
+def dispatch_messages(
+    rows: Sequence[Row[Any]], db: Database, *, suspects: Collection[UUID] = ()
+) -> list[DispatchMessage]:
     """The doorbells for runs, one for each task they wait for.
 
     A run that follows one which died with its process gets a doorbell of its own: if it was the cause, it takes
@@ -129,18 +139,20 @@ def messages_for(rows: Sequence[Row[Any]], db: Database, *, suspects: Collection
     cohorts: dict[tuple[str, str], list[Row[Any]]] = {}
     for row in rows:
         is_producer = handlers[row.handler_id].kind == HandlerKind.PRODUCER
-        task = PRODUCE if is_producer else TASK_OF[Phase(row.phase)]
+        task = PRODUCE_TASK if is_producer else PHASE_TASKS[Phase(row.phase)]
         alone = str(row.id) if row.id in suspects or getattr(row, "suspect", False) else ""
         cohorts.setdefault((task, alone), []).append(row)
     return [
-        Message(
-            task=task, ids=tuple(str(row.id) for row in runs), about=_about(handlers[row.handler_id] for row in runs)
+        DispatchMessage(
+            task=task,
+            run_ids=tuple(str(row.id) for row in runs),
+            description=_description(handlers[row.handler_id] for row in runs),
         )
         for (task, _), runs in cohorts.items()
     ]
 
 
-def _about(handlers: Iterable[Row[Any]]) -> str:
+def _description(handlers: Iterable[Row[Any]]) -> str:
     """Whose runs a message is about, in a few words however many there are."""
     names = sorted({f"{row.workflow}.{row.name}" for row in handlers})
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
@@ -156,5 +168,5 @@ def facts_of(row: Row[Any]) -> HandlerFacts:
         has_unseen=row.has_unseen,
         has_retry=row.has_retry,
         oldest_pending_id=row.oldest_pending_id,
-        is_tried=row.is_tried,
+        has_probe_run=row.is_tried,
     )

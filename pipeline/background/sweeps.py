@@ -14,10 +14,10 @@ from typing import Any
 from sqlalchemy import Row
 
 from pipeline.background import rescuer
-from pipeline.background.messages import Report
+from pipeline.background.messages import SweepReport
 from pipeline.background.notifier import LogNotifier, Notice, Notifier
 from pipeline.background.reconciler import Reconciler
-from pipeline.background.scheduler import Scheduler, messages_for
+from pipeline.background.scheduler import Scheduler, dispatch_messages
 from pipeline.domain.ids import MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants, ledger, work
@@ -25,7 +25,7 @@ from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import notices as told
 from pipeline.transitions import retention, runs, stops, sweeps, workflows
-from pipeline.transitions.stops import Ended
+from pipeline.transitions.stops import StoppedRun
 from pipeline.workflows.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ PERIODS: Mapping[str, timedelta] = {
 }
 
 
-_PATIENCE = timedelta(minutes=1)  #: how long workers may hand a run back before it is taken back from them
+_UNCLAIMED_AFTER = timedelta(minutes=1)  #: how long workers may hand a run back before it is taken back from them
 _NOTICE_SECONDS = 60  #: a receiver that never answers must not hold up the sweep
-_WALK_SECONDS = 10  #: for each table, so that a long past is let go of over several sweeps
+_PRUNE_SECONDS = 10  #: for each table, so that a long past is let go of over several sweeps
 
 
 def periods(tick: timedelta) -> Mapping[str, timedelta]:
@@ -60,81 +60,81 @@ class Sweeps:
     db: Database
     registry: Registry
     scheduler: Scheduler
-    chance: Callable[[], float]
-    silence: timedelta  #: how long an active run may be held by nobody before its message is sent again
-    reconcile_one: Callable[[str], None]  #: rings for the reconciliation of one mutation
+    jitter: Callable[[], float]
+    redispatch_after: timedelta  #: how long an active run may be held by nobody before its message is sent again
+    dispatch_reconcile: Callable[[str], None]  #: rings for the reconciliation of one mutation
     notifier: Notifier = field(default_factory=LogNotifier)
     periods: Mapping[str, timedelta] = field(default_factory=lambda: PERIODS)  #: how often each sweep may run
 
-    def run(self, name: str) -> Report | None:
+    def run(self, name: str) -> SweepReport | None:
         """Run a sweep if its slot is free; None when somebody else has just run it."""
         with self.db.transaction() as tx:
-            if not sweeps.take(tx, name, self.periods[name]):
+            if not sweeps.take_slot(tx, name, self.periods[name]):
                 return None
         begun = time.monotonic()
-        report: Report = getattr(self, name)()
+        report: SweepReport = getattr(self, name)()
         if metrics.is_on():
-            metrics.note("pipeline.sweep.duration", {"sweep": name}, time.monotonic() - begun)
+            metrics.record("pipeline.sweep.duration", {"sweep": name}, time.monotonic() - begun)
         with self.db.transaction() as tx:
-            sweeps.report(tx, name, report.counts)
+            sweeps.save_report(tx, name, report.counts)
         return report
 
-    def tick(self) -> Report:
+    def tick(self) -> SweepReport:
         """Take back what no worker took, start what is due, and ring again for runs whose message was lost."""
-        unheard = rescuer.recover_unheard_runs(self.db, patience=max(self.silence, _PATIENCE))
+        unheard = rescuer.recover_unclaimed_runs(self.db, older_than=max(self.redispatch_after, _UNCLAIMED_AFTER))
         with self.db.transaction() as tx:
             every = work.workflow_names(tx)  # known here or not: starting a run needs none of its code
         report = self.scheduler.schedule(every)
         with self.db.transaction() as tx:
-            silent = work.unheld_runs(tx, silence=self.silence)
-            runs.dispatched(tx, [row.id for row in silent])
-            suspects = work.suspects(tx, [row.id for row in silent]) if silent else ()
-        for message in messages_for(silent, self.db, suspects=suspects) if silent else ():
-            self.scheduler.send(message)
+            silent = work.stale_dispatches(tx, redispatch_after=self.redispatch_after)
+            runs.mark_dispatched(tx, [row.id for row in silent])
+            suspects = work.suspect_runs(tx, [row.id for row in silent]) if silent else ()
+        for message in dispatch_messages(silent, self.db, suspects=suspects) if silent else ():
+            self.scheduler.dispatch(message)
         report.add("rung again", len(silent))
         report.add("taken back", unheard)
         return report
 
-    def rescue(self) -> Report:
+    def rescue(self) -> SweepReport:
         """Stop runs whose lease has lapsed, then start what that released."""
-        report = Report()
-        ended = rescuer.recover_crashed_runs(self.db, chance=self.chance())
-        _rescued(ended)
+        report = SweepReport()
+        ended = rescuer.recover_crashed_runs(self.db, jitter=self.jitter())
+        _observe_rescues(ended)
         report.add("rescued", len(ended))
         self.scheduler.schedule({item.run.workflow for item in ended})
         return report
 
-    def reconcile(self) -> Report:
+    def reconcile(self) -> SweepReport:
         """Ring for every mutation whose next look is due: in doubt, or still watched."""
-        report = Report()
+        report = SweepReport()
         with self.db.transaction() as tx:
-            due = ledger.due(tx)
+            due = ledger.due_mutation_ids(tx)
         for mutation_id in due:
-            self.reconcile_one(str(mutation_id))
+            self.dispatch_reconcile(str(mutation_id))
         report.add("asked", len(due))
         return report
 
-    def maintenance(self) -> Report:
+    def maintenance(self) -> SweepReport:
         """Open the task of workflows in maintenance that nobody was asked to mend."""
-        report = Report()
+        report = SweepReport()
         report.add("tasks opened", rescuer.recover_maintenance_mode(self.db))
         return report
 
-    def notices(self) -> Report:
+    def notices(self) -> SweepReport:
         """Tell people what waits for them, outside any transaction. What cannot be delivered is tried again."""
-        report, ends_at = Report(), time.monotonic() + _NOTICE_SECONDS
+        report, ends_at = SweepReport(), time.monotonic() + _NOTICE_SECONDS
         with self.db.transaction() as tx:
             page = told.next_page(tx)
         for row in page.rows:
-            report.add("announced" if self._tell(row) else "undelivered")
+            report.add("announced" if self._deliver(row) else "undelivered")
             if time.monotonic() > ends_at:
                 break
         done, left = (report.counts.get(name, 0) for name in ("announced", "undelivered"))
         with self.db.transaction() as tx:
-            told.turn_page(tx, page, delivered=done, undelivered=left)
+            told.save_position(tx, page, delivered=done, undelivered=left)
         return report
 
-    def _tell(self, row: Row[Any]) -> bool:
+    def _deliver(self, row: Row[Any]) -> bool:
         """Deliver one notice and remember it; False when its receiver did not take it."""
         notice = Notice(
             kind=row.kind, workflow=row.workflow, subject=row.subject, reason=row.reason, since=row.since.isoformat()
@@ -145,31 +145,31 @@ class Sweeps:
             log.warning("a notice could not be delivered: %s", error)
             return False
         with self.db.transaction() as tx:
-            told.announced(tx, notice.kind, notice.subject)
+            told.mark_delivered(tx, notice.kind, notice.subject)
         return True
 
-    def sessions(self) -> Report:
+    def sessions(self) -> SweepReport:
         """Finish sessions in which nothing is left to do."""
-        report = Report()
+        report = SweepReport()
         report.add("finished", rescuer.recover_unfinished_sessions(self.db))
         return report
 
-    def retention(self) -> Report:
+    def retention(self) -> SweepReport:
         """Raise the watermarks behind what is done, and let go of what no workflow keeps any longer."""
         with self.db.transaction() as tx:
             workflows.raise_watermarks(tx)
-        report = Report()
-        for name in retention.WALKS:
-            ends_at, page = time.monotonic() + _WALK_SECONDS, None
+        report = SweepReport()
+        for name in retention.PRUNED_TABLES:
+            ends_at, page = time.monotonic() + _PRUNE_SECONDS, None
             while page is None or not (page.is_last or time.monotonic() > ends_at):
                 with self.db.transaction() as tx:
-                    page = retention.drop_page(tx, name)
+                    page = retention.prune_page(tx, name)
                 report.add(name, page.dropped)
         return report
 
-    def doctor(self) -> Report:
+    def doctor(self) -> SweepReport:
         """Check every invariant and say loudly what is broken. Repairs nothing."""
-        report = Report()
+        report = SweepReport()
         with self.db.transaction() as tx:
             found = invariants.findings(tx)
         for finding in found:
@@ -178,25 +178,25 @@ class Sweeps:
         report.add("findings", len(found))
         return report
 
-    def forsake(self, worker: str) -> Report:
+    def recover_process(self, worker: str) -> SweepReport:
         """Recover at once what a process held that is known to be gone."""
-        report = Report()
+        report = SweepReport()
         words = f"its process {worker} ended while it held the run"
         with self.db.transaction() as tx:
-            ids = runs.forsake(tx, worker)
-            ended = stops.rescue(tx, ids, chance=self.chance(), words=words) if ids else ()
-        _rescued(ended)
+            ids = runs.expire_leases_of_process(tx, worker)
+            ended = stops.rescue(tx, ids, jitter=self.jitter(), message=words) if ids else ()
+        _observe_rescues(ended)
         report.add("rescued", len(ended))
         self.scheduler.schedule({item.run.workflow for item in ended})
         return report
 
-    def look(self, mutation_id: MutationId) -> Report:
+    def reconcile_one(self, mutation_id: MutationId) -> SweepReport:
         """Ask the outside system about one mutation."""
-        return Reconciler(self.db, self.registry, self.chance).look(mutation_id)
+        return Reconciler(self.db, self.registry, self.jitter).reconcile(mutation_id)
 
 
-def _rescued(ended: Sequence[Ended]) -> None:
+def _observe_rescues(ended: Sequence[StoppedRun]) -> None:
     """Show that runs lost their worker."""
-    spans.rescued(ended)
+    spans.record_rescued(ended)
     for item in ended if metrics.is_on() else ():
-        metrics.note("pipeline.rescues", {"workflow": item.run.workflow})
+        metrics.record("pipeline.rescues", {"workflow": item.run.workflow})

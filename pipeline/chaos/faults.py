@@ -20,10 +20,10 @@ SETTLE = timedelta(seconds=3)
 OPERATIONS: Mapping[str, int] = {"charge": 40, "ship": 40, "text": 20}
 #: Where the world honours the idempotency key, and where it can be asked what became of a request.
 KEYED = frozenset({"charge"})
-ASKABLE = frozenset({"charge", "ship"})
+RECONCILABLE = frozenset({"charge", "ship"})
 
 
-class Fault(StrEnum):
+class RequestFault(StrEnum):
     """What the world does with one request."""
 
     NONE = "done and answered"
@@ -38,7 +38,7 @@ class Fault(StrEnum):
     BUSY = "not done, answered 429"
 
 
-class LookFault(StrEnum):
+class ReconcileFault(StrEnum):
     """What the world does when it is asked what became of a request. What it answers is always true."""
 
     NONE = "answered"
@@ -47,44 +47,48 @@ class LookFault(StrEnum):
 
 
 #: Percent of all requests, and of all questions.
-SHARES: Mapping[Fault, int] = {
-    Fault.NONE: 45,
-    Fault.TWICE: 4,
-    Fault.TIMEOUT_BEFORE: 8,
-    Fault.TIMEOUT_AFTER: 8,
-    Fault.RESET_BEFORE: 6,
-    Fault.RESET_AFTER: 6,
-    Fault.ERROR_BEFORE: 6,
-    Fault.ERROR_AFTER: 6,
-    Fault.SLOW: 6,
-    Fault.BUSY: 5,
+SHARES: Mapping[RequestFault, int] = {
+    RequestFault.NONE: 45,
+    RequestFault.TWICE: 4,
+    RequestFault.TIMEOUT_BEFORE: 8,
+    RequestFault.TIMEOUT_AFTER: 8,
+    RequestFault.RESET_BEFORE: 6,
+    RequestFault.RESET_AFTER: 6,
+    RequestFault.ERROR_BEFORE: 6,
+    RequestFault.ERROR_AFTER: 6,
+    RequestFault.SLOW: 6,
+    RequestFault.BUSY: 5,
 }
-LOOK_SHARES: Mapping[LookFault, int] = {LookFault.NONE: 80, LookFault.ERROR: 12, LookFault.SLOW: 8}
+RECONCILE_SHARES: Mapping[ReconcileFault, int] = {
+    ReconcileFault.NONE: 80,
+    ReconcileFault.ERROR: 12,
+    ReconcileFault.SLOW: 8,
+}
 
 
-def chance(seed: int, *words: object) -> float:
-    """A number in [0, 1) that depends on the seed and the words, and on nothing else."""
-    text = ":".join(str(word) for word in (seed, *words))
+def random_fraction(seed: int, *parts: object) -> float:
+    """A number in [0, 1) that depends on the seed and the parts, and on nothing else."""
+    text = ":".join(str(word) for word in (seed, *parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
 
 
-def fault(seed: int, operation: str, order: str, nth: int) -> Fault:
+def request_fault(seed: int, operation: str, order: str, nth: int) -> RequestFault:
     """What becomes of the nth request of an order."""
-    drawn = _drawn(SHARES, chance(seed, "fault", operation, order, nth))
-    return Fault.NONE if drawn is Fault.TWICE and operation not in KEYED else drawn
+    drawn = _pick(SHARES, random_fraction(seed, "fault", operation, order, nth))
+    return RequestFault.NONE if drawn is RequestFault.TWICE and operation not in KEYED else drawn
 
 
-def look_fault(seed: int, key: str, nth: int) -> LookFault:
+def reconcile_fault(seed: int, key: str, nth: int) -> ReconcileFault:
     """What becomes of the nth question about a key."""
-    return _drawn(LOOK_SHARES, chance(seed, "look", key, nth))
+    return _pick(RECONCILE_SHARES, random_fraction(seed, "look", key, nth))
 
 
 def operation_of(seed: int, order: str) -> str:
     """What an order asks for."""
-    return _drawn(OPERATIONS, chance(seed, "operation", order))
+    return _pick(OPERATIONS, random_fraction(seed, "operation", order))
 
 
-def _drawn(shares: Mapping[K, int], at: float) -> K:
+def _pick(shares: Mapping[K, int], at: float) -> K:
     left = at * sum(shares.values())
     for kind, share in shares.items():
         left -= share

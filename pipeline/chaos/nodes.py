@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pipeline.chaos.faults import chance
+from pipeline.chaos.faults import random_fraction
 from pipeline.embedded.processes import PR_SET_PDEATHSIG, tail
 
-_STOPS_WITHIN = 30.0
+_STOP_TIMEOUT = 30.0
 #: An act waits until requests are on their way, and not longer than that; then a moment more, by chance.
-_WAITS, _MOMENT = 2.0, 0.3
+_MAX_WAIT, _MAX_DELAY = 2.0, 0.3
 
 
-class Act(StrEnum):
+class Disruption(StrEnum):
     """What is done to a worker."""
 
     CHILD = "a pool process killed"
@@ -35,16 +35,16 @@ class Act(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedDisruption:
     """An act, its time in seconds from the start, and to which worker it is done."""
 
     at: float
-    act: Act
+    disruption: Disruption
     worker: int
-    moment: float  #: how long to wait once requests are on their way
+    delay: float  #: how long to wait once requests are on their way
 
 
-class Node:
+class NodeProcess:
     """A process in a session of its own, with its pool."""
 
     def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
@@ -52,7 +52,7 @@ class Node:
         self.frozen_until: float | None = None
         self.process = self._start()
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         """As a supervisor would. Whatever is left of the old one was orphaned on purpose and ends by itself."""
         self.process, self.frozen_until = self._start(), None
 
@@ -70,21 +70,21 @@ class Node:
                     found.append(int(stat.parent.name))
         return sorted(found)
 
-    def suffer(self, act: Act, lot: float, freeze_for: float) -> bool:
+    def disrupt(self, disruption: Disruption, fraction: float, freeze_for: float) -> bool:
         """Do this to the node. False when it is not at work: ended, frozen, or still without a pool."""
         children = [] if self.has_ended or self.frozen_until is not None else self.children()
         if not children:
             return False
-        if act is Act.CHILD:
-            _signal(os.kill, children[int(lot * len(children))], signal.SIGKILL)
-        elif act is Act.FREEZE:
+        if disruption is Disruption.CHILD:
+            _signal(os.kill, children[int(fraction * len(children))], signal.SIGKILL)
+        elif disruption is Disruption.FREEZE:
             _signal(os.killpg, self.process.pid, signal.SIGSTOP)
             self.frozen_until = time.monotonic() + freeze_for
         else:
-            _signal(os.kill if act is Act.PARENT else os.killpg, self.process.pid, signal.SIGKILL)
+            _signal(os.kill if disruption is Disruption.PARENT else os.killpg, self.process.pid, signal.SIGKILL)
         return True
 
-    def thaw(self) -> None:
+    def resume(self) -> None:
         """Let a frozen node go on as if nothing had been."""
         _signal(os.killpg, self.process.pid, signal.SIGCONT)
         self.frozen_until = None
@@ -92,13 +92,13 @@ class Node:
     def ask_to_stop(self) -> None:
         """Ask it to end what it is doing and to begin nothing more."""
         if self.frozen_until is not None:
-            self.thaw()
+            self.resume()
         self.process.terminate()
 
     def wait_and_end(self) -> None:
         """Until it has stopped, and not for ever."""
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=_STOPS_WITHIN)
+            self.process.wait(timeout=_STOP_TIMEOUT)
         self.end()
 
     def end(self) -> None:
@@ -106,7 +106,7 @@ class Node:
         _signal(os.killpg, self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The end of its log."""
         return tail(self.log)
 
@@ -120,24 +120,24 @@ class Node:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_tied(),
+                preexec_fn=_die_with_parent(),
             )
 
 
-class Monkey:
+class ChaosMonkey:
     """Does planned harm to workers, thaws what it froze, and lets what has ended be started again."""
 
     def __init__(
         self,
-        workers: Sequence[Node],
-        planned: Sequence[Planned],
+        workers: Sequence[NodeProcess],
+        planned: Sequence[PlannedDisruption],
         is_busy: Callable[[], bool],
         *,
         freeze_for: float,
     ) -> None:
         self.workers, self.planned, self.is_busy, self.freeze_for = workers, list(planned), is_busy, freeze_for
-        self.done: Counter[Act] = Counter()
-        self.started_again = 0
+        self.disruption_counts: Counter[Disruption] = Counter()
+        self.restarts = 0
         self._begun = time.monotonic()
 
     @property
@@ -150,39 +150,41 @@ class Monkey:
         now = time.monotonic()
         for node in self.workers:
             if node.frozen_until is not None and node.frozen_until <= now:
-                node.thaw()
+                node.resume()
             if node.has_ended:
-                node.start_again()
-                self.started_again += 1
+                node.restart()
+                self.restarts += 1
         due = self._begun + self.planned[0].at if self.planned else now + 1.0
-        if now >= due and (now >= due + _WAITS or self.is_busy()):
-            threading.Event().wait(self.planned[0].moment)
-            if self._act(self.planned[0]):
+        if now >= due and (now >= due + _MAX_WAIT or self.is_busy()):
+            threading.Event().wait(self.planned[0].delay)
+            if self._disrupt(self.planned[0]):
                 self.planned.pop(0)
 
-    def _act(self, planned: Planned) -> bool:
+    def _disrupt(self, planned: PlannedDisruption) -> bool:
         """Do it to the worker it is meant for, or to the next one that can suffer it. False: it stays due."""
-        lot = planned.moment / _MOMENT
+        lot = planned.delay / _MAX_DELAY
         for turn in range(len(self.workers)):
             node = self.workers[(planned.worker + turn) % len(self.workers)]
-            if node.suffer(planned.act, lot, self.freeze_for):
-                self.done[planned.act] += 1
+            if node.disrupt(planned.disruption, lot, self.freeze_for):
+                self.disruption_counts[planned.disruption] += 1
                 return True
         return False
 
 
-def plan(seed: int, *, waves: int, gap: float, workers: int) -> list[Planned]:
+def plan_disruptions(seed: int, *, waves: int, gap: float, workers: int) -> list[PlannedDisruption]:
     """One act after each wave of orders. Every kind of act comes before any comes again."""
-    found: list[Planned] = []
+    found: list[PlannedDisruption] = []
     for wave in range(waves):
-        acts = sorted(Act, key=lambda act: chance(seed, "act", wave // len(Act), act))
-        worker = int(chance(seed, "worker", wave) * workers)
-        moment = _MOMENT * chance(seed, "moment", wave)
-        found.append(Planned(at=wave * gap, act=acts[wave % len(Act)], worker=worker, moment=moment))
+        acts = sorted(Disruption, key=lambda act: random_fraction(seed, "act", wave // len(Disruption), act))
+        worker = int(random_fraction(seed, "worker", wave) * workers)
+        moment = _MAX_DELAY * random_fraction(seed, "moment", wave)
+        found.append(
+            PlannedDisruption(at=wave * gap, disruption=acts[wave % len(Disruption)], worker=worker, delay=moment)
+        )
     return found
 
 
-def celery(name: str, *arguments: str) -> list[str]:
+def celery_command(name: str, *arguments: str) -> list[str]:
     """The command of a node."""
     return [sys.executable, "-W", "ignore", "-m", "celery", "-A", "pipeline", name, "-l", "WARNING", *arguments]
 
@@ -192,7 +194,7 @@ def _signal(send: Callable[[int, int], None], pid: int, what: signal.Signals) ->
         send(pid, what)
 
 
-def _tied() -> Callable[[], None] | None:
+def _die_with_parent() -> Callable[[], None] | None:
     """What the child does first, so that the kernel ends it when we die."""
     if not sys.platform.startswith("linux"):
         return None

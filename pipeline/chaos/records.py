@@ -9,14 +9,14 @@ from typing import Any
 
 from sqlalchemy import text
 
-from pipeline.chaos.judge import Delivery, Effect, Entry, Facts
-from pipeline.chaos.world import EFFECTS, LOOKS, REQUESTS
+from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OrderDelivery, ProviderEffect
+from pipeline.chaos.world import EFFECTS, RECONCILES, REQUESTS
 from pipeline.domain.states import UNRESOLVED, MutationStatus
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 
 #: Said by the judge itself, who knows that people were told.
-_SURFACED = "settled-as-failed-did-not-happen"
+_LATE_EFFECT_INVARIANT = "settled-as-failed-did-not-happen"
 
 _DELIVERIES = text("""
 SELECT e.message_id AS "order", d.status, m.idempotency_key AS key FROM pipeline.events e
@@ -31,7 +31,7 @@ FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
 LEFT JOIN pipeline.events e ON e.id = r.event_ids[1]
 WHERE m.workflow = :workflow ORDER BY m.id
 """)
-_FOLLOWED = text("SELECT message_id FROM pipeline.events WHERE workflow = :workflow AND topic = :topic")
+_COMPLETED_ORDERS = text("SELECT message_id FROM pipeline.events WHERE workflow = :workflow AND topic = :topic")
 _PROGRESS = text("""
 SELECT count(*) FILTER (WHERE d.status = 'consumed') AS done,
        count(*) FILTER (WHERE d.status <> 'consumed' AND coalesce(m.status, '') = :indeterminate) AS asked,
@@ -45,7 +45,7 @@ FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id
 LEFT JOIN pipeline.runs r ON r.id = d.run_id LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE e.workflow = :workflow
 """)
-_LOST = text("""
+_LOST_RUNS = text("""
 SELECT count(*) AS runs, count(*) FILTER (WHERE phase IN ('mutating', 'mutated') AND mutation_id IS NOT NULL) AS sent
 FROM pipeline.runs WHERE workflow = :workflow AND error_type = 'WorkerLost'
 """)
@@ -64,14 +64,14 @@ class Progress:
     """How far the orders have come."""
 
     done: int
-    asked: int
+    unresolved: int
     delivered: int
-    unsettled: int
-    stands_still: str | None  #: why nothing will move any more
+    open_mutations: int
+    block_reason: str | None  #: why nothing will move any more
 
     def is_over(self, orders: int) -> bool:
         """Every order is done or a question, and nothing is being looked for or watched any more."""
-        return self.delivered == orders == self.done + self.asked and not self.unsettled
+        return self.delivered == orders == self.done + self.unresolved and not self.open_mutations
 
 
 def progress(db: Database, workflow: str) -> Progress:
@@ -87,22 +87,22 @@ def progress(db: Database, workflow: str) -> Progress:
     assert row is not None
     return Progress(
         done=row.done,
-        asked=row.asked,
+        unresolved=row.asked,
         delivered=row.delivered,
-        unsettled=row.unsettled,
-        stands_still=row.stopped or row.blocked,
+        open_mutations=row.unsettled,
+        block_reason=row.stopped or row.blocked,
     )
 
 
-def lost(db: Database, workflow: str) -> tuple[int, int]:
+def lost_run_counts(db: Database, workflow: str) -> tuple[int, int]:
     """How many runs lost their worker, and how many of those had their mutation in the ledger by then."""
     with db.transaction() as tx:
-        row = tx.first(_LOST, workflow=workflow)
+        row = tx.first(_LOST_RUNS, workflow=workflow)
     assert row is not None
     return row.runs, row.sent
 
 
-def unfinished(db: Database, workflow: str) -> list[str]:
+def unfinished_orders(db: Database, workflow: str) -> list[str]:
     """Orders that came to no end, in words."""
     with db.transaction() as tx:
         rows = tx.all(_UNFINISHED, workflow=workflow, indeterminate=MutationStatus.INDETERMINATE)
@@ -113,79 +113,79 @@ def unfinished(db: Database, workflow: str) -> list[str]:
     ]
 
 
-def facts(db: Database, workflow: str, home: Path, orders: Sequence[str]) -> Facts:
+def load_records(db: Database, workflow: str, home: Path, orders: Sequence[str]) -> ChaosRecords:
     """Everything the judge needs."""
     with db.transaction() as tx:
         ledger = tx.all(_LEDGER, workflow=workflow)
         deliveries = tx.all(_DELIVERIES, workflow=workflow)
-        followed = tx.all(_FOLLOWED, workflow=workflow, topic="done")
-        findings = [found for found in invariants.findings(tx, limit=1000) if found.invariant != _SURFACED]
-    return Facts(
+        followed = tx.all(_COMPLETED_ORDERS, workflow=workflow, topic="done")
+        findings = [found for found in invariants.findings(tx, limit=1000) if found.invariant != _LATE_EFFECT_INVARIANT]
+    return ChaosRecords(
         orders=orders,
         ledger=[
-            Entry(
+            LedgerEntry(
                 key=row.key,
                 order=row.order or "",
                 operation=row.operation,
                 status=row.status,
-                has_surfaced=row.surfaced,
+                is_found_late=row.surfaced,
                 resolved_by=row.resolved_by,
                 error=row.error,
             )
             for row in ledger
         ],
-        effects=[Effect(**line) for line in _lines(home / EFFECTS)],
-        deliveries=[Delivery(order=row.order, status=row.status, key=row.key) for row in deliveries],
-        followed=[row.message_id for row in followed],
+        effects=[ProviderEffect(**line) for line in _lines(home / EFFECTS)],
+        deliveries=[OrderDelivery(order=row.order, status=row.status, key=row.key) for row in deliveries],
+        completed_orders=[row.message_id for row in followed],
         findings=[f"{found.invariant}: {found.subject}: {found.detail}" for found in findings],
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class FaultComparison:
     """A kind of request, as the world counts it, beside what the ledger says of keys that ended with it."""
 
-    world: str
+    fault: str
     requests: int
-    done: int
+    effects: int
     applied: int
     failed: int
-    asked: int
+    unresolved: int
 
 
-NEVER_CAME = "never came"
+NEVER_ARRIVED = "never came"
 
 
-def compared(found: Facts, home: Path) -> list[Seen]:
+def comparison(found: ChaosRecords, home: Path) -> list[FaultComparison]:
     """What the world did with requests, and what became of their keys. Several requests of a key: the last counts."""
     requests = _lines(home / REQUESTS)
     last = {line["key"]: str(line["fault"]) for line in requests}
-    words = {entry.key: _word(entry) for entry in found.ledger}
-    said = Counter((last.get(key, NEVER_CAME), word) for key, word in words.items())
-    asked, done = (Counter(str(line["fault"]) for line in some) for some in (requests, _done(requests)))
+    words = {entry.key: _ledger_status(entry) for entry in found.ledger}
+    said = Counter((last.get(key, NEVER_ARRIVED), word) for key, word in words.items())
+    asked, done = (Counter(str(line["fault"]) for line in some) for some in (requests, _requests_done(requests)))
     return [
-        Seen(
-            world=kind,
+        FaultComparison(
+            fault=kind,
             requests=asked[kind],
-            done=done[kind],
+            effects=done[kind],
             applied=said[kind, "applied"],
             failed=said[kind, "failed"],
-            asked=said[kind, "asked"],
+            unresolved=said[kind, "asked"],
         )
-        for kind in [*dict.fromkeys(sorted(asked)), NEVER_CAME]
+        for kind in [*dict.fromkeys(sorted(asked)), NEVER_ARRIVED]
     ]
 
 
-def looks(home: Path) -> Mapping[str, int]:
+def reconcile_counts(home: Path) -> Mapping[str, int]:
     """How often the world was asked what became of a request, by what it did with the question."""
-    return Counter(str(line["fault"]) for line in _lines(home / LOOKS))
+    return Counter(str(line["fault"]) for line in _lines(home / RECONCILES))
 
 
-def _done(requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _requests_done(requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [line for line in requests if line["done"]]
 
 
-def _word(entry: Entry) -> str:
+def _ledger_status(entry: LedgerEntry) -> str:
     return entry.status if entry.status in ("applied", "failed") else "asked"
 
 

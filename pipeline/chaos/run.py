@@ -25,8 +25,9 @@ from sqlalchemy import text
 
 from pipeline.chaos import records
 from pipeline.chaos.faults import operation_of
-from pipeline.chaos.judge import Entry, Facts, Problem, judge
-from pipeline.chaos.nodes import Monkey, Node, celery, plan
+from pipeline.chaos.judge import ChaosRecords, LedgerEntry, Problem, judge
+from pipeline.chaos.nodes import ChaosMonkey, NodeProcess, celery_command, plan_disruptions
+from pipeline.chaos.records import FaultComparison
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.values import NewEvent
 from pipeline.embedded import servers
@@ -38,7 +39,7 @@ from pipeline.transitions import events
 WORKFLOW = "chaos"
 LEASE = 3.0
 #: Everything that waits in production waits seconds here.
-PACE = {
+FAST_SETTINGS = {
     "PIPELINE_LEASE": f"{LEASE:g}s",
     "PIPELINE_HEARTBEAT": "1s",
     "PIPELINE_SILENCE": "2s",
@@ -48,9 +49,9 @@ PACE = {
     "PIPELINE_WORKFLOWS": "pipeline.chaos.workflow",
 }
 _WAVE_EVERY = 2.0
-_LOOK_EVERY = 0.1
-_BUSY = 2  #: requests in the world's hands, from which on a kill is worth it
-_STARTS_WITHIN = 60.0
+_POLL_INTERVAL = 0.1
+_BUSY_REQUESTS = 2  #: requests in the world's hands, from which on a kill is worth it
+_START_TIMEOUT = 60.0
 
 
 class ChaosError(PipelineError):
@@ -58,14 +59,14 @@ class ChaosError(PipelineError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ChaosOptions:
     """What to run."""
 
     mutations: int = 1000
     seed: int = field(default_factory=lambda: secrets.randbelow(10**6))
     workers: int = 2
     home: Path | None = None
-    tell: Callable[[str], None] = lambda _: None
+    report_progress: Callable[[str], None] = lambda _: None
 
     @property
     def waves(self) -> int:
@@ -73,39 +74,39 @@ class Options:
         return 4 + self.mutations // 150
 
     @property
-    def within(self) -> float:
+    def time_limit(self) -> float:
         """How long it may take: longer for more orders, and generous on a busy machine."""
         return 120.0 + self.waves * _WAVE_EVERY + 0.3 * self.mutations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class ChaosResult:
     """What came of a run."""
 
-    options: Options
-    facts: Facts
+    options: ChaosOptions
+    records: ChaosRecords
     problems: Sequence[Problem]
     unfinished: Sequence[str]
-    compared: Sequence[records.Seen]
-    looks: Mapping[str, int]
-    acts: Mapping[str, int]
-    lost: tuple[int, int]  #: runs that lost their worker, and those of them whose mutation was in the ledger
+    comparison: Sequence[FaultComparison]
+    reconcile_counts: Mapping[str, int]
+    disruptions: Mapping[str, int]
+    lost_runs: tuple[int, int]  #: runs that lost their worker, and those of them whose mutation was in the ledger
     seconds: float
     home: Path | None  #: where everything is kept; None when it went well and was cleared away
 
     @property
-    def is_good(self) -> bool:
+    def is_successful(self) -> bool:
         return not self.problems and not self.unfinished
 
     @property
-    def questions(self) -> list[Entry]:
+    def unresolved(self) -> list[LedgerEntry]:
         """What a person would be asked."""
-        return self.facts.questions
+        return self.records.unresolved
 
 
-def run(options: Options) -> Result:
+def run(options: ChaosOptions) -> ChaosResult:
     """Make a run and judge it."""
-    _require(options)
+    _check_options(options)
     if options.home is not None:
         options.home.mkdir(parents=True, exist_ok=True)
     home = Path(tempfile.mkdtemp(prefix="chaos-", dir=options.home)).resolve()
@@ -115,80 +116,82 @@ def run(options: Options) -> Result:
         db = Database.connect(urls.database_url, pool_size=2)
         stack.callback(db.dispose)
         migrate.upgrade(db)
-        result = _Run(options, home, db, stack).result(urls)
+        result = _ChaosRun(options, home, db, stack).result(urls)
     if result.home is None:
         servers.remove(home)
     return result
 
 
-class _Run:
+class _ChaosRun:
     """One run, from the first process to the verdict."""
 
-    def __init__(self, options: Options, home: Path, db: Database, stack: ExitStack) -> None:
+    def __init__(self, options: ChaosOptions, home: Path, db: Database, stack: ExitStack) -> None:
         self.options, self.home, self.db, self.stack = options, home, db, stack
         self.orders = [f"order {n}" for n in range(options.mutations)]
-        self.stands_still: str | None = None
+        self.block_reason: str | None = None
         self.begun = time.monotonic()
 
-    def result(self, urls: Servers) -> Result:
-        world = self.stack.enter_context(_world(self.home, self.options.seed))
+    def result(self, urls: Servers) -> ChaosResult:
+        world = self.stack.enter_context(_provider_process(self.home, self.options.seed))
         nodes = self._nodes(urls, world)
         self._wait(nodes, self._is_registered, "the workers to start")
-        monkey = self._work(nodes, world)
-        unfinished = records.unfinished(self.db, WORKFLOW)
-        if self.stands_still:
-            unfinished.insert(0, f"the whole workflow stands still: {self.stands_still}")
+        monkey = self._publish_and_disrupt(nodes, world)
+        unfinished = records.unfinished_orders(self.db, WORKFLOW)
+        if self.block_reason:
+            unfinished.insert(0, f"the whole workflow stands still: {self.block_reason}")
         for node in nodes:
             node.ask_to_stop()
         for node in nodes:
             node.wait_and_end()
         _wait_until_idle(world)
-        found = records.facts(self.db, WORKFLOW, self.home, self.orders)
+        found = records.load_records(self.db, WORKFLOW, self.home, self.orders)
         problems = judge(found)
         keeps = self.options.home is not None or problems or unfinished
-        return Result(
+        return ChaosResult(
             options=self.options,
-            facts=found,
+            records=found,
             problems=problems,
             unfinished=unfinished,
-            compared=records.compared(found, self.home),
-            looks=records.looks(self.home),
-            acts={
-                **{str(act): count for act, count in monkey.done.items()},
-                "processes started again": monkey.started_again,
+            comparison=records.comparison(found, self.home),
+            reconcile_counts=records.reconcile_counts(self.home),
+            disruptions={
+                **{str(act): count for act, count in monkey.disruption_counts.items()},
+                "processes started again": monkey.restarts,
             },
-            lost=records.lost(self.db, WORKFLOW),
+            lost_runs=records.lost_run_counts(self.db, WORKFLOW),
             seconds=time.monotonic() - self.begun,
             home=self.home if keeps else None,
         )
 
-    def _nodes(self, urls: Servers, world: str) -> list[Node]:
+    def _nodes(self, urls: Servers, world: str) -> list[NodeProcess]:
         """Workers and, last, beat."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
         environ = {
             **ours,
-            **PACE,
+            **FAST_SETTINGS,
             "PIPELINE_DATABASE_URL": urls.database_url,
             "PIPELINE_BROKER_URL": urls.broker_url,
             "CHAOS_WORLD": world,
         }
         commands = {
-            f"worker{n}": celery("worker", f"--hostname=worker{n}@chaos", "--pool=prefork", "--concurrency=2")
+            f"worker{n}": celery_command("worker", f"--hostname=worker{n}@chaos", "--pool=prefork", "--concurrency=2")
             for n in range(self.options.workers)
         }
-        commands["beat"] = celery("beat", "--schedule", str(self.home / "beat-schedule"))
-        nodes = [Node(name, command, environ, self.home / f"{name}.log") for name, command in commands.items()]
+        commands["beat"] = celery_command("beat", "--schedule", str(self.home / "beat-schedule"))
+        nodes = [NodeProcess(name, command, environ, self.home / f"{name}.log") for name, command in commands.items()]
         for node in nodes:
             self.stack.callback(node.end)
         return nodes
 
-    def _work(self, nodes: Sequence[Node], world: str) -> Monkey:
+    def _publish_and_disrupt(self, nodes: Sequence[NodeProcess], world: str) -> ChaosMonkey:
         """Publish in waves, do harm after each, and wait until every order is done or a question."""
         options = self.options
-        planned = plan(options.seed, waves=options.waves, gap=_WAVE_EVERY, workers=options.workers)
+        planned = plan_disruptions(options.seed, waves=options.waves, gap=_WAVE_EVERY, workers=options.workers)
         size = -(-options.mutations // options.waves)
         waves = [self.orders[start : start + size] for start in range(0, options.mutations, size)]
-        monkey = Monkey(nodes[:-1], planned, lambda: _in_hand(world) > _BUSY, freeze_for=LEASE + 2.0)
+        monkey = ChaosMonkey(
+            nodes[:-1], planned, lambda: _requests_in_progress(world) > _BUSY_REQUESTS, freeze_for=LEASE + 2.0
+        )
         begun, told, pause = time.monotonic(), 0.0, threading.Event()
         while True:
             now = time.monotonic() - begun
@@ -198,11 +201,17 @@ class _Run:
             stands = records.progress(self.db, WORKFLOW)
             if now - told >= 5.0:
                 told = now
-                options.tell(f"{now:.0f} s: {stands.done} done, {stands.asked} questions, {stands.unsettled} unsettled")
-            if (monkey.is_done and stands.is_over(options.mutations)) or now > options.within or stands.stands_still:
-                self.stands_still = stands.stands_still
+                options.report_progress(
+                    f"{now:.0f} s: {stands.done} done, {stands.unresolved} questions, {stands.open_mutations} unsettled"
+                )
+            if (
+                (monkey.is_done and stands.is_over(options.mutations))
+                or now > options.time_limit
+                or stands.block_reason
+            ):
+                self.block_reason = stands.block_reason
                 return monkey
-            pause.wait(_LOOK_EVERY)
+            pause.wait(_POLL_INTERVAL)
 
     def _publish(self, orders: Sequence[str]) -> None:
         """As a service would, in its own transaction. The next tick finds them."""
@@ -217,19 +226,19 @@ class _Run:
         with self.db.transaction() as tx:
             return tx.first(text("SELECT true FROM pipeline.workflows WHERE name = :name"), name=WORKFLOW) is not None
 
-    def _wait(self, nodes: Sequence[Node], condition: Callable[[], bool], what: str) -> None:
-        deadline, pause = time.monotonic() + _STARTS_WITHIN, threading.Event()
+    def _wait(self, nodes: Sequence[NodeProcess], condition: Callable[[], bool], what: str) -> None:
+        deadline, pause = time.monotonic() + _START_TIMEOUT, threading.Event()
         while not condition():
             for node in nodes:
                 if node.has_ended:
-                    raise ChaosError(f"{node.name} ended while it was waited for {what}:\n{node.last_words()}")
+                    raise ChaosError(f"{node.name} ended while it was waited for {what}:\n{node.log_tail()}")
             if time.monotonic() > deadline:
-                raise ChaosError(f"waited {_STARTS_WITHIN:g} s in vain for {what}; see the logs in {self.home}")
-            pause.wait(_LOOK_EVERY)
+                raise ChaosError(f"waited {_START_TIMEOUT:g} s in vain for {what}; see the logs in {self.home}")
+            pause.wait(_POLL_INTERVAL)
 
 
 @contextmanager
-def _world(home: Path, seed: int) -> Iterator[str]:
+def _provider_process(home: Path, seed: int) -> Iterator[str]:
     """The outside world in a process of its own; its address."""
     command = [sys.executable, "-m", "pipeline.chaos.world", str(home), str(seed)]
     with (
@@ -248,19 +257,19 @@ def _world(home: Path, seed: int) -> Iterator[str]:
 def _wait_until_idle(world: str) -> None:
     """Until the world has nothing in hand any more: what it does late still counts."""
     pause, quiet = threading.Event(), 0
-    deadline = time.monotonic() + _STARTS_WITHIN
+    deadline = time.monotonic() + _START_TIMEOUT
     while quiet < 3 and time.monotonic() < deadline:
-        quiet = 0 if _in_hand(world) else quiet + 1
-        pause.wait(_LOOK_EVERY)
+        quiet = 0 if _requests_in_progress(world) else quiet + 1
+        pause.wait(_POLL_INTERVAL)
 
 
-def _in_hand(world: str) -> int:
+def _requests_in_progress(world: str) -> int:
     """How many requests the world has not come to an end with."""
     with urllib.request.urlopen(f"{world}/-", timeout=10) as answer:  # noqa: S310 - our own process
         return int(json.load(answer)["in_hand"])
 
 
-def _require(options: Options) -> None:
+def _check_options(options: ChaosOptions) -> None:
     if find_spec("httpx") is None:
         raise ChaosError("chaos needs httpx, which is not installed: pip install 'pipeline[http]'")
     for name, least in (("mutations", 1), ("workers", 1)):
@@ -268,11 +277,11 @@ def _require(options: Options) -> None:
             raise InvalidInputError(f"{name} is {getattr(options, name)}; expected at least {least}.")
 
 
-def as_dict(result: Result) -> dict[str, Any]:
+def as_dict(result: ChaosResult) -> dict[str, Any]:
     """A result for programs."""
-    found = result.facts
+    found = result.records
     return {
-        "ok": result.is_good,
+        "ok": result.is_successful,
         "seed": result.options.seed,
         "mutations": result.options.mutations,
         "seconds": round(result.seconds, 1),
@@ -285,19 +294,19 @@ def as_dict(result: Result) -> dict[str, Any]:
                 "key": entry.key,
                 "operation": entry.operation,
                 "status": entry.status,
-                "surfaced": entry.has_surfaced,
+                "surfaced": entry.is_found_late,
                 "effects": len(found.by_key.get(entry.key, ())),
             }
-            for entry in result.questions
+            for entry in result.unresolved
         ],
         "problems": [str(problem) for problem in result.problems],
         "unfinished": list(result.unfinished),
         "world": [
-            {name: getattr(seen, name) for name in ("world", "requests", "done", "applied", "failed", "asked")}
-            for seen in result.compared
+            {name: getattr(seen, name) for name in ("fault", "requests", "effects", "applied", "failed", "unresolved")}
+            for seen in result.comparison
         ],
-        "looks": dict(result.looks),
-        "acts": dict(result.acts),
-        "lost_their_worker": {"runs": result.lost[0], "with a mutation": result.lost[1]},
+        "looks": dict(result.reconcile_counts),
+        "acts": dict(result.disruptions),
+        "lost_their_worker": {"runs": result.lost_runs[0], "with a mutation": result.lost_runs[1]},
         "home": str(result.home) if result.home else None,
     }

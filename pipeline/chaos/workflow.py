@@ -12,23 +12,23 @@ from typing import Any, ClassVar
 from pipeline import Backoff, FailurePolicy, PrepareResult, ReconcilePolicy, Topic, Workflow
 from pipeline.chaos.faults import SETTLE, TIMEOUT
 from pipeline.connectors.http import Http, get, post
-from pipeline.domain.policies import BreakerPolicy, RetryPolicy
+from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy
 
-WORLD = "CHAOS_WORLD"  #: the variable that says where the world is
-_SOON = Backoff(base=timedelta(milliseconds=300), cap=timedelta(seconds=1))
-_PATIENT = FailurePolicy(max_failures=1000, backoff=_SOON)
-_ASKS = ReconcilePolicy(
+PROVIDER_VARIABLE = "CHAOS_WORLD"  #: the variable that says where the world is
+_SHORT_BACKOFF = Backoff(base=timedelta(milliseconds=300), cap=timedelta(seconds=1))
+_MANY_FAILURES = FailurePolicy(max_failures=1000, backoff=_SHORT_BACKOFF)
+_RECONCILE = ReconcilePolicy(
     max_attempts=60,
-    backoff=_SOON,
+    backoff=_SHORT_BACKOFF,
     immediate_timeout=timedelta(seconds=1),
-    watch=(timedelta(seconds=2), timedelta(seconds=4)),
+    monitor_after=(timedelta(seconds=2), timedelta(seconds=4)),
 )
-_AGAIN = RetryPolicy(backoff=_SOON)
+_RETRY = MutationRetryPolicy(backoff=_SHORT_BACKOFF)
 #: Half of everything goes wrong here on purpose; what is left of the breaker shows when the world goes dark.
-_BREAKER = BreakerPolicy(share=0.8, probe_every=timedelta(seconds=1))
+_BREAKER = BreakerPolicy(unknown_share=0.8, probe_every=timedelta(seconds=1))
 
 
-class World(Http):
+class Provider(Http):
     """What the outside world offers."""
 
     name = "world"
@@ -39,17 +39,23 @@ class World(Http):
         lookup=get("/charge/{key}"),
         timeout=TIMEOUT,
         settle=SETTLE,
-        policy=_ASKS,
-        retry=_AGAIN,
+        policy=_RECONCILE,
+        retry=_RETRY,
         breaker=_BREAKER,
     )
     ship = post(
-        "/ship", lookup=get("/ship/{key}"), timeout=TIMEOUT, settle=SETTLE, policy=_ASKS, retry=_AGAIN, breaker=_BREAKER
+        "/ship",
+        lookup=get("/ship/{key}"),
+        timeout=TIMEOUT,
+        settle=SETTLE,
+        policy=_RECONCILE,
+        retry=_RETRY,
+        breaker=_BREAKER,
     )
-    text = post("/text", timeout=TIMEOUT, settle=SETTLE, retry=_AGAIN, breaker=_BREAKER)
+    text = post("/text", timeout=TIMEOUT, settle=SETTLE, retry=_RETRY, breaker=_BREAKER)
 
 
-world = World(os.environ.get(WORLD) or "http://127.0.0.1:9")
+provider = Provider(os.environ.get(PROVIDER_VARIABLE) or "http://127.0.0.1:9")
 chaos = Workflow("chaos", concurrency=64, on_uncertain="contain")
 done = chaos.topic("done")
 
@@ -80,21 +86,21 @@ class Fulfil:
 charges, parcels, texts = (chaos.topic(name) for name in ("charge", "ship", "text"))
 
 
-@chaos.consumer(subscribes=[charges], publishes=[done], failures=_PATIENT)
+@chaos.consumer(subscribes=[charges], publishes=[done], failures=_MANY_FAILURES)
 class Charge(Fulfil):
     """An operation of grade A."""
 
     topic = charges
 
 
-@chaos.consumer(subscribes=[parcels], publishes=[done], failures=_PATIENT)
+@chaos.consumer(subscribes=[parcels], publishes=[done], failures=_MANY_FAILURES)
 class Ship(Fulfil):
     """An operation of grade B."""
 
     topic = parcels
 
 
-@chaos.consumer(subscribes=[texts], publishes=[done], failures=_PATIENT)
+@chaos.consumer(subscribes=[texts], publishes=[done], failures=_MANY_FAILURES)
 class Text(Fulfil):
     """An operation of grade D."""
 

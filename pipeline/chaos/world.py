@@ -23,33 +23,51 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from pipeline.chaos.faults import KEYED, SETTLE, TIMEOUT, Fault, LookFault, chance, fault, look_fault
+from pipeline.chaos.faults import (
+    KEYED,
+    SETTLE,
+    TIMEOUT,
+    ReconcileFault,
+    RequestFault,
+    random_fraction,
+    reconcile_fault,
+    request_fault,
+)
 
-EFFECTS, REQUESTS, LOOKS = "effects.jsonl", "requests.jsonl", "looks.jsonl"
+EFFECTS, REQUESTS, RECONCILES = "effects.jsonl", "requests.jsonl", "looks.jsonl"
 #: Nothing is carried out later than this after it came: less than promised, for a machine that is busy.
-_LATEST = SETTLE.total_seconds() - 0.7
-_THINKS = 0.4  #: seconds that an effect takes at most when nothing goes wrong
-_HANGS = 30.0  #: how long a caller that never hangs up is kept waiting
+_MAX_DELAY = SETTLE.total_seconds() - 0.7
+_MAX_DURATION = 0.4  #: seconds that an effect takes at most when nothing goes wrong
+_MAX_HOLD = 30.0  #: how long a caller that never hangs up is kept waiting
 
-_COMMITS = frozenset({Fault.NONE, Fault.TWICE, Fault.TIMEOUT_AFTER, Fault.RESET_AFTER, Fault.ERROR_AFTER, Fault.SLOW})
-_RESETS = frozenset({Fault.RESET_BEFORE, Fault.RESET_AFTER})
-_HOLDS = frozenset({Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.SLOW})
+_APPLYING_FAULTS = frozenset(
+    {
+        RequestFault.NONE,
+        RequestFault.TWICE,
+        RequestFault.TIMEOUT_AFTER,
+        RequestFault.RESET_AFTER,
+        RequestFault.ERROR_AFTER,
+        RequestFault.SLOW,
+    }
+)
+_RESETTING_FAULTS = frozenset({RequestFault.RESET_BEFORE, RequestFault.RESET_AFTER})
+_HOLDING_FAULTS = frozenset({RequestFault.TIMEOUT_BEFORE, RequestFault.TIMEOUT_AFTER, RequestFault.SLOW})
 
 
-class Book:
+class EffectLog:
     """What happened, in files that only grow."""
 
     def __init__(self, home: Path, seed: int) -> None:
         self.home, self.seed = home, seed
         self._lock = threading.Lock()
-        self._asked: Counter[str] = Counter()
-        self._looked: Counter[str] = Counter()
+        self._request_counts: Counter[str] = Counter()
+        self._reconcile_counts: Counter[str] = Counter()
         self._keys: set[tuple[str, str]] = set()
         self._names: dict[str, str] = {}  #: keys are new in every run; what they stand for is not
-        self.in_hand = 0
+        self.in_progress = 0
         self._effects = (home / EFFECTS).open("a")
 
-    def carry_out(self, operation: str, order: str, key: str) -> None:
+    def apply(self, operation: str, order: str, key: str) -> None:
         """The effect. It is on disk when this returns."""
         with self._lock:
             if operation in KEYED and (operation, key) in self._keys:
@@ -68,95 +86,97 @@ class Book:
         """Count a request of an order, which is in hand from now on."""
         name = f"{operation}:{order}"
         with self._lock:
-            self.in_hand += 1
-            self._asked[name] += 1
-            self._names.setdefault(key, f"{name}:{self._asked[name]}")
-            return self._asked[name]
+            self.in_progress += 1
+            self._request_counts[name] += 1
+            self._names.setdefault(key, f"{name}:{self._request_counts[name]}")
+            return self._request_counts[name]
 
-    def look_fault(self, key: str) -> LookFault:
+    def reconcile_fault(self, key: str) -> ReconcileFault:
         """Count a question about a key, and say what becomes of it."""
         with self._lock:
             name = self._names.get(key, key)
-            self._looked[name] += 1
-            return look_fault(self.seed, name, self._looked[name])
+            self._reconcile_counts[name] += 1
+            return reconcile_fault(self.seed, name, self._reconcile_counts[name])
 
-    def note(self, file: str, **what: Any) -> None:
+    def append(self, file: str, **what: Any) -> None:
         """Keep what was done with a request or a question, for the report."""
         with self._lock, (self.home / file).open("a") as notes:
             notes.write(json.dumps(what) + "\n")
 
-    def over(self) -> None:
+    def finish_request(self) -> None:
         """Nothing more will be done with a request."""
         with self._lock:
-            self.in_hand -= 1
+            self.in_progress -= 1
 
 
-class Handler(BaseHTTPRequestHandler):
+class ProviderHandler(BaseHTTPRequestHandler):
     """One connection. POST /OPERATION asks for an effect, GET /OPERATION/KEY asks what became of it."""
 
     protocol_version = "HTTP/1.1"
     timeout = 60
-    book: Book
+    log: EffectLog
 
     def do_POST(self) -> None:
         """Carry a request out, or not, and answer, or not."""
         came = time.monotonic()
         body = json.loads(self._body())
         operation, order, key = self.path.strip("/"), str(body["order"]), unquote(self.headers["Idempotency-Key"])
-        nth = self.book.nth_request(operation, order, key)
-        kind = fault(self.book.seed, operation, order, nth)
+        nth = self.log.nth_request(operation, order, key)
+        kind = request_fault(self.log.seed, operation, order, nth)
         try:
-            lot = chance(self.book.seed, "lot", operation, order, nth)
-            done = kind in _COMMITS and self._is_time(kind, lot, came)
-            for _ in range(int(done) * (2 if kind is Fault.TWICE else 1)):
-                self.book.carry_out(operation, order, key)
-            self.book.note(REQUESTS, operation=operation, order=order, key=key, fault=kind, done=done)
-            self._tell(kind, lot, key, was_dropped=kind in _COMMITS and not done)
+            lot = random_fraction(self.log.seed, "lot", operation, order, nth)
+            done = kind in _APPLYING_FAULTS and self._wait_and_check(kind, lot, came)
+            for _ in range(int(done) * (2 if kind is RequestFault.TWICE else 1)):
+                self.log.apply(operation, order, key)
+            self.log.append(REQUESTS, operation=operation, order=order, key=key, fault=kind, done=done)
+            self._respond(kind, lot, key, was_dropped=kind in _APPLYING_FAULTS and not done)
         finally:
-            self.book.over()
+            self.log.finish_request()
 
     def do_GET(self) -> None:
         """Say what became of a request: the truth, or nothing."""
         self._body()
         operation, _, quoted = self.path.strip("/").partition("/")
         if not quoted:
-            self._answer(200, {"in_hand": self.book.in_hand})
+            self._send_response(200, {"in_hand": self.log.in_progress})
             return
         key = unquote(quoted)
-        kind = self.book.look_fault(key)
-        found = self.book.has(operation, key)
-        self.book.note(LOOKS, operation=operation, key=key, fault=kind, found=found)
-        if kind is LookFault.ERROR:
-            self._answer(503, {})
-        elif kind is LookFault.SLOW:
+        kind = self.log.reconcile_fault(key)
+        found = self.log.has(operation, key)
+        self.log.append(RECONCILES, operation=operation, key=key, fault=kind, found=found)
+        if kind is ReconcileFault.ERROR:
+            self._send_response(503, {})
+        elif kind is ReconcileFault.SLOW:
             self._hold()
         else:
-            self._answer(200 if found else 404, {"receipt": key} if found else {})
+            self._send_response(200 if found else 404, {"receipt": key} if found else {})
 
     def _body(self) -> bytes:
         """All of it, wanted or not: what is left on the line would be read as the next request."""
         return self.rfile.read(int(self.headers["Content-Length"] or 0))
 
-    def _is_time(self, kind: Fault, lot: float, came: float) -> bool:
+    def _wait_and_check(self, kind: RequestFault, fraction: float, came: float) -> bool:
         """Take as long as this takes. False when it has become later than the world promises: it is dropped."""
-        pause = TIMEOUT.total_seconds() * (1.1 + lot / 2) if kind is Fault.SLOW else _THINKS * lot
+        pause = (
+            TIMEOUT.total_seconds() * (1.1 + fraction / 2) if kind is RequestFault.SLOW else _MAX_DURATION * fraction
+        )
         threading.Event().wait(pause)
-        return time.monotonic() - came <= _LATEST
+        return time.monotonic() - came <= _MAX_DELAY
 
-    def _tell(self, kind: Fault, lot: float, key: str, *, was_dropped: bool) -> None:
+    def _respond(self, kind: RequestFault, fraction: float, key: str, *, was_dropped: bool) -> None:
         """What the caller gets to hear. What was dropped is never called done."""
-        if kind in _RESETS or was_dropped:
+        if kind in _RESETTING_FAULTS or was_dropped:
             self._reset()
-        elif kind in _HOLDS:
+        elif kind in _HOLDING_FAULTS:
             self._hold()
-        elif kind is Fault.BUSY:
-            self._answer(429, {}, {"Retry-After": "1"})
-        elif kind in (Fault.ERROR_AFTER, Fault.ERROR_BEFORE):
-            self._answer(500 if lot < 0.5 else 503, {})
+        elif kind is RequestFault.BUSY:
+            self._send_response(429, {}, {"Retry-After": "1"})
+        elif kind in (RequestFault.ERROR_AFTER, RequestFault.ERROR_BEFORE):
+            self._send_response(500 if fraction < 0.5 else 503, {})
         else:
-            self._answer(201, {"receipt": key})
+            self._send_response(201, {"receipt": key})
 
-    def _answer(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    def _send_response(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         data = json.dumps(body).encode()
         with contextlib.suppress(OSError):  # the caller may be dead, which is what this is about
             self.send_response(status)
@@ -178,7 +198,7 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing until the caller hangs up."""
         self.close_connection = True
         with contextlib.suppress(OSError):
-            ends_at = time.monotonic() + _HANGS
+            ends_at = time.monotonic() + _MAX_HOLD
             while time.monotonic() < ends_at:
                 readable, _, _ = select.select([self.connection], [], [], 1.0)
                 if readable and not self.connection.recv(1 << 16):
@@ -188,7 +208,7 @@ class Handler(BaseHTTPRequestHandler):
         """Keep quiet."""
 
 
-class World(ThreadingHTTPServer):
+class ProviderServer(ThreadingHTTPServer):
     """A server whose callers die in the middle of everything."""
 
     daemon_threads = True
@@ -202,8 +222,8 @@ class World(ThreadingHTTPServer):
 
 def main() -> None:
     """Serve until the parent is gone, which closes the pipe that is our input."""
-    Handler.book = Book(Path(sys.argv[1]), int(sys.argv[2]))
-    server = World(("127.0.0.1", 0), Handler)
+    ProviderHandler.log = EffectLog(Path(sys.argv[1]), int(sys.argv[2]))
+    server = ProviderServer(("127.0.0.1", 0), ProviderHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"http://127.0.0.1:{server.server_port}\n")
     sys.stdout.flush()

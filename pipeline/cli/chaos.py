@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from pipeline.chaos import run as runs
-from pipeline.chaos.run import Result
+from pipeline.chaos.run import ChaosResult
 from pipeline.cli import common, tables
 
-_MOST_SHOWN = 5
+_MAX_PRINTED = 5
 
 
 def chaos(
@@ -29,60 +29,66 @@ def chaos(
     Uses servers of its own, never your database. Exit code 1 when the two disagree.
     """
     drawn = secrets.randbelow(10**6) if seed is None else seed
-    options = runs.Options(mutations=mutations, seed=drawn, workers=workers, home=home, tell=_tell)
-    _tell(f"seed {drawn}")
+    options = runs.ChaosOptions(
+        mutations=mutations, seed=drawn, workers=workers, home=home, report_progress=_print_progress
+    )
+    _print_progress(f"seed {drawn}")
     result = runs.run(options)
     if as_json:
-        common.as_json(runs.as_dict(result))
+        common.print_json(runs.as_dict(result))
     else:
-        _show(result)
-    if not result.is_good:
+        _print_result(result)
+    if not result.is_successful:
         raise typer.Exit(1)
 
 
-def _tell(words: str) -> None:
+def _print_progress(words: str) -> None:
     typer.echo(words, err=True)
 
 
-def _show(result: Result) -> None:
-    found, options = result.facts, result.options
-    tables.listed(
+def _print_result(result: ChaosResult) -> None:
+    found, options = result.records, result.options
+    tables.print_table(
         f"seed {options.seed}: {options.mutations} orders, {result.seconds:.0f} s",
         ("what the world did", "requests", "effects", "ledger: applied", "failed", "question"),
-        [(seen.world, seen.requests, seen.done, seen.applied, seen.failed, seen.asked) for seen in result.compared],
+        [
+            (seen.fault, seen.requests, seen.effects, seen.applied, seen.failed, seen.unresolved)
+            for seen in result.comparison
+        ],
     )
     consumed = sum(delivery.status == "consumed" for delivery in found.deliveries)
     lines = [
         f"Effects in the world: {len(found.effects)}, of {len({effect.order for effect in found.effects})} orders.",
-        f"Orders done: {consumed}; questions for a person: {len(result.questions)}; ledger rows: {len(found.ledger)}.",
-        f"The world was asked {sum(result.looks.values())} times what became of a request "
-        f"({', '.join(f'{count} {kind}' for kind, count in sorted(result.looks.items()))}).",
-        f"Harm done: {', '.join(f'{count} x {act}' for act, count in result.acts.items()) or 'none'}.",
-        f"Runs that lost their worker: {result.lost[0]}, {result.lost[1]} of them with a mutation in the ledger.",
+        f"Orders done: {consumed}; questions for a person: {len(result.unresolved)}; ledger rows: {len(found.ledger)}.",
+        f"The world was asked {sum(result.reconcile_counts.values())} times what became of a request "
+        f"({', '.join(f'{count} {kind}' for kind, count in sorted(result.reconcile_counts.items()))}).",
+        f"Harm done: {', '.join(f'{count} x {act}' for act, count in result.disruptions.items()) or 'none'}.",
+        f"Runs that lost their worker: {result.lost_runs[0]}, {result.lost_runs[1]} of them with a mutation "
+        f"in the ledger.",
     ]
     typer.echo("\n".join(lines))
-    _show_some("question", [_question(result, n) for n in range(len(result.questions))])
-    _show_some("unfinished", list(result.unfinished))
-    _show_some("PROBLEM", [str(problem) for problem in result.problems])
-    typer.echo(_verdict(result))
+    _print_first("question", [_describe_unresolved(result, n) for n in range(len(result.unresolved))])
+    _print_first("unfinished", list(result.unfinished))
+    _print_first("PROBLEM", [str(problem) for problem in result.problems])
+    typer.echo(_conclusion(result))
 
 
-def _question(result: Result, n: int) -> str:
-    entry = result.questions[n]
-    count = len(result.facts.by_key.get(entry.key, ()))
-    late = ", surfaced late" if entry.has_surfaced else ""
+def _describe_unresolved(result: ChaosResult, n: int) -> str:
+    entry = result.unresolved[n]
+    count = len(result.records.by_key.get(entry.key, ()))
+    late = ", surfaced late" if entry.is_found_late else ""
     return f"{entry.operation} of {entry.order}: {entry.status}{late}; in truth it happened {count} times ({entry.key})"
 
 
-def _show_some(what: str, lines: list[str]) -> None:
-    for line in lines[:_MOST_SHOWN]:
+def _print_first(what: str, lines: list[str]) -> None:
+    for line in lines[:_MAX_PRINTED]:
         typer.echo(f"{what}: {line}")
-    if len(lines) > _MOST_SHOWN:
-        typer.echo(f"… and {len(lines) - _MOST_SHOWN} more; --json shows all")
+    if len(lines) > _MAX_PRINTED:
+        typer.echo(f"… and {len(lines) - _MAX_PRINTED} more; --json shows all")
 
 
-def _verdict(result: Result) -> str:
-    if result.is_good:
+def _conclusion(result: ChaosResult) -> str:
+    if result.is_successful:
         return "The ledger agrees with the world for every row; no effect happened twice, no order was lost."
     repeat = f"pipeline chaos --mutations {result.options.mutations} --seed {result.options.seed}"
     return (

@@ -24,22 +24,22 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pipeline.cli import common, metrics
-from pipeline.config import EXIT_AGAIN
+from pipeline.config import EXIT_RESTART
 from pipeline.consumer_engine import policy_files
-from pipeline.consumer_engine.asyncio_driver import Leaving
+from pipeline.consumer_engine.asyncio_driver import BoundedRunner
 from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
-from pipeline.consumer_engine.errors import ConsumerLoopTimeoutException, FetchException, LeftBehindException
-from pipeline.consumer_engine.outcomes import Outcome, Report
+from pipeline.consumer_engine.errors import AbandonedCallsException, ConsumerLoopTimeoutException, FetchException
+from pipeline.consumer_engine.outcomes import ItemOutcome, LoopReport
 from pipeline.consumer_engine.policies import ConsumerPolicy
 from pipeline.consumer_engine.stops import stopped_by_signals
-from pipeline.consumer_engine.words import counted
+from pipeline.consumer_engine.words import quantity
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.ingest.errors import NoStreamError, QueueError
 from pipeline.telemetry.tracing import export
-from pipeline.workflows.registry import look_here
+from pipeline.workflows.registry import add_current_folder_to_path
 
 EXIT_BROKEN, EXIT_FAILED_ITEMS = 1, 4
-_PACKAGE, _STANDARD = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
+_PACKAGE, _STANDARD_LIBRARY = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
 
 Task = ConsumerMixin | AsyncConsumerMixin
 
@@ -61,68 +61,70 @@ def consume(
     SIGTERM and Ctrl-C settle what was fetched and end with 0; a second one leaves what is not settled.
     Every field of the policy can be set in the environment: CONSUME_LOOP__STREAMING=true.
     """
-    task = found(name)
-    chosen = _chosen(task, policy, limit, concurrency)
-    leaving = Leaving()
-    report, problem = _run(task, chosen, leaving)
-    _say(report, problem, as_json=as_json)
-    code = _code(report, problem, strict=strict)
+    task = find_task(name)
+    chosen = _effective_policy(task, policy, limit, concurrency)
+    leaving = BoundedRunner()
+    report, problem = _run_task(task, chosen, leaving)
+    _print_report(report, problem, as_json=as_json)
+    code = _exit_code(report, problem, strict=strict)
     if not leaving.is_clean:
-        _leave(code)
+        _exit_now(code)
     if code:
         raise typer.Exit(code)
 
 
-def _code(report: Report, problem: PipelineError | None, *, strict: bool) -> int:
-    if problem is not None or report.left or report.unhandled:
+def _exit_code(report: LoopReport, problem: PipelineError | None, *, strict: bool) -> int:
+    if problem is not None or report.unfinished or report.handler_failures:
         return EXIT_BROKEN
     return EXIT_FAILED_ITEMS if strict and report.succeeded != report.processed else 0
 
 
-def _leave(code: int) -> NoReturn:
+def _exit_now(code: int) -> NoReturn:
     """End the process though code in it does not end: Python itself would wait for that code."""
-    export.end()
+    export.stop()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def found(name: str) -> Task:
+def find_task(name: str) -> Task:
     """The task somebody named, looked for in the current folder too."""
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
         raise InvalidInputError(f"{name!r} names no task; expected module:Task, such as shop.imports:ImportOrders.")
-    look_here()
-    value = _imported(name, module, attribute)
-    task = _made(name, value) if isinstance(value, type) and issubclass(value, Task) else value
+    add_current_folder_to_path()
+    value = _import_task(name, module, attribute)
+    task = _instantiate(name, value) if isinstance(value, type) and issubclass(value, Task) else value
     if not isinstance(task, Task):
         kind = f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
         raise InvalidInputError(f"{name} is {kind}; expected a ConsumerMixin or an AsyncConsumerMixin.")
     return task
 
 
-def _imported(name: str, module: str, attribute: str) -> Any:
+def _import_task(name: str, module: str, attribute: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):
             problem = f"there is no module {error.name}. Look at its spelling, or change folder"
         else:
-            problem = f"{module} needs {error.name}, which is not there{_place(error)}. Install it, or correct the line"
+            problem = (
+                f"{module} needs {error.name}, which is not there{_location(error)}. Install it, or correct the line"
+            )
     except SyntaxError as error:
         where = f"{Path(error.filename or module).name}:{error.lineno}"
         problem = f"{error.msg} ({where}). Correct the line"
     except AttributeError as error:
-        problem = f"{error}{_place(error)}. Look at its spelling"
+        problem = f"{error}{_location(error)}. Look at its spelling"
     except PipelineError as error:
-        raise _ours(f"{name} cannot be imported", error) from error
+        raise _own_error(f"{name} cannot be imported", error) from error
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the module is somebody's own
-        problem = f"{module} raised {type(error).__name__}{_place(error)}. Import it in Python to see why"
+        problem = f"{module} raised {type(error).__name__}{_location(error)}. Import it in Python to see why"
     raise InvalidInputError(f"{name} cannot be imported: {problem}.")
 
 
-def _made(name: str, kind: type[Task]) -> Task:
+def _instantiate(name: str, kind: type[Task]) -> Task:
     """An object of a class that needs no arguments. What it raises is not shown: it may have looked at secrets."""
     try:
         inspect.signature(kind).bind()
@@ -132,33 +134,33 @@ def _made(name: str, kind: type[Task]) -> Task:
     try:
         return kind()
     except PipelineError as error:
-        raise _ours(f"{name} cannot be made", error) from error
+        raise _own_error(f"{name} cannot be made", error) from error
     except Exception as error:
-        problem = f"{name} cannot be made: {type(error).__name__}{_place(error)}. Make it in Python to see why."
+        problem = f"{name} cannot be made: {type(error).__name__}{_location(error)}. Make it in Python to see why."
         raise InvalidInputError(problem) from error
 
 
-def _ours(what: str, error: PipelineError) -> Exception:
+def _own_error(what: str, error: PipelineError) -> Exception:
     """What we said ourselves holds no secrets, and says what to do. A Redis that is away may be back soon."""
-    words = f"{what}{_place(error)}: {error}"
+    words = f"{what}{_location(error)}: {error}"
     if isinstance(error, QueueError) and not isinstance(error, NoStreamError):
         typer.echo(words, err=True)
-        return typer.Exit(EXIT_AGAIN)
+        return typer.Exit(EXIT_RESTART)
     return InvalidInputError(words)
 
 
-def _place(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     """The last line of somebody's own code that an error came through."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_somebodys(Path(each.filename))]
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_user_code(Path(each.filename))]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
-def _is_somebodys(file: Path) -> bool:
-    is_standard = file.is_relative_to(_STANDARD) and "site-packages" not in file.parts
+def _is_user_code(file: Path) -> bool:
+    is_standard = file.is_relative_to(_STANDARD_LIBRARY) and "site-packages" not in file.parts
     return not (is_standard or file.is_relative_to(_PACKAGE) or str(file).startswith("<frozen"))
 
 
-def _chosen(task: Task, path: Path | None, limit: int | None, concurrency: int | None) -> ConsumerPolicy:
+def _effective_policy(task: Task, path: Path | None, limit: int | None, concurrency: int | None) -> ConsumerPolicy:
     """What the task says, then the file, then the environment, then the options; the last word counts."""
     values = policy_files.load(path, os.environ, task.policy).model_dump()
     if limit is not None:
@@ -168,21 +170,21 @@ def _chosen(task: Task, path: Path | None, limit: int | None, concurrency: int |
     return policy_files.build(values)
 
 
-def _run(task: Task, policy: ConsumerPolicy, leaving: Leaving) -> tuple[Report, PipelineError | None]:
+def _run_task(task: Task, policy: ConsumerPolicy, leaving: BoundedRunner) -> tuple[LoopReport, PipelineError | None]:
     """How the loop ended, and what broke it."""
-    with stopped_by_signals(task), metrics.served(), _progress() as tell:
+    with stopped_by_signals(task), metrics.metrics_endpoint(), _progress() as tell:
         try:
             if isinstance(task, ConsumerMixin):
                 return task.consume_transactions(policy=policy, on_outcome=tell), None
             return leaving.run(task.consume_transactions(policy=policy, on_outcome=tell)), None
-        except (FetchException, ConsumerLoopTimeoutException, LeftBehindException) as error:
-            return error.report or Report(), error
+        except (FetchException, ConsumerLoopTimeoutException, AbandonedCallsException) as error:
+            return error.report or LoopReport(), error
 
 
 @contextmanager
 def _progress() -> Iterator[Any]:
     """A line on a terminal that tells how far it got; where there is no terminal, nothing."""
-    counts = Report()
+    counts = LoopReport()
     words = TextColumn("{task.completed} settled · {task.fields[failed]} failed · {task.fields[pace]}/s")
     with Progress(
         SpinnerColumn(),
@@ -194,7 +196,7 @@ def _progress() -> Iterator[Any]:
     ) as progress:
         line, begun = progress.add_task("", total=None, failed=0, pace=0), time.monotonic()
 
-        def tell(outcome: Outcome) -> None:
+        def tell(outcome: ItemOutcome) -> None:
             counts.add(outcome)
             if not progress.disable:
                 pace = counts.processed / max(0.001, time.monotonic() - begun)
@@ -204,19 +206,23 @@ def _progress() -> Iterator[Any]:
         yield tell
 
 
-def _say(report: Report, problem: PipelineError | None, *, as_json: bool) -> None:
+def _print_report(report: LoopReport, problem: PipelineError | None, *, as_json: bool) -> None:
     if as_json:
-        common.as_json({**report.as_dict(), "problem": None if problem is None else str(problem)})
+        common.print_json({**report.as_dict(), "problem": None if problem is None else str(problem)})
         return
     typer.echo(_summary(report))
     if problem is not None:
         typer.echo(str(problem), err=True)
 
 
-def _summary(report: Report) -> str:
+def _summary(report: LoopReport) -> str:
     late = f" ({report.step_timeouts} in the timeout of a step)" if report.step_timeouts else ""
     doubt = f" ({report.in_doubt} in doubt: a handler had begun)" if report.in_doubt else ""
-    unhandled = f", {report.unhandled} settled by nobody: the exception handler failed too" if report.unhandled else ""
+    unhandled = (
+        f", {report.handler_failures} settled by nobody: the exception handler failed too"
+        if report.handler_failures
+        else ""
+    )
     counts = f"{report.succeeded} succeeded, {report.failed} failed{late}, {report.timed_out} timed out"
-    done = f"{report.processed} settled in {counted(report.batches, 'batch')}"
-    return f"{done}: {counts}, {report.left} left{doubt}{unhandled}. Ended: {report.ending or 'broken'}."
+    done = f"{report.processed} settled in {quantity(report.batches, 'batch')}"
+    return f"{done}: {counts}, {report.unfinished} left{doubt}{unhandled}. Ended: {report.ending or 'broken'}."

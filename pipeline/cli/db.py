@@ -15,7 +15,7 @@ def upgrade(context: typer.Context, as_json: common.AsJson = False) -> None:
     database: Database = context.obj
     version = migrate.upgrade(database)
     if as_json:
-        common.as_json({"version": version})
+        common.print_json({"version": version})
     else:
         typer.echo(f"The database is at schema version {version}.")
 
@@ -26,6 +26,6 @@ def current(context: typer.Context, as_json: common.AsJson = False) -> None:
     database: Database = context.obj
     migrate.require_current(database)
     if as_json:
-        common.as_json({"version": migrate.head()})
+        common.print_json({"version": migrate.expected_version()})
     else:
-        typer.echo(f"The database is at schema version {migrate.head()}, as this code needs.")
+        typer.echo(f"The database is at schema version {migrate.expected_version()}, as this code needs.")

@@ -15,12 +15,12 @@ import typer
 
 from pipeline.admin import lookup
 from pipeline.cli import common, tables
-from pipeline.config import EXIT_AGAIN, EXIT_WAITING
+from pipeline.config import EXIT_ATTENTION, EXIT_RESTART
 from pipeline.domain.errors import InvalidInputError
 
-EXIT_MISSING = 1
-_MOST_SHOWN = 3  #: message ids in a table
-_IN_VAIN = ("invalid", "no task")  #: kinds that no worker will ever take, whatever is deployed
+EXIT_NOT_ALL_DONE = 1
+_MAX_PRINTED = 3  #: message ids in a table
+_UNPROCESSABLE_KINDS = ("invalid", "no task")  #: kinds that no worker will ever take, whatever is deployed
 
 app = typer.Typer(
     help="Events that came over the broker and could not be published: look, send them back, or drop them.",
@@ -31,7 +31,7 @@ Ids = Annotated[list[str] | None, typer.Argument(help="Which messages, by id, as
 All = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 
-class Fate(Enum):
+class DeadLetterAction(Enum):
     """What becomes of one message."""
 
     KEEP = auto()
@@ -40,7 +40,7 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class DeadLetter:
     """One message, without its payloads."""
 
     id: str
@@ -57,19 +57,19 @@ class Refused:
 @app.command("list")
 def list_(
     limit: common.Limit = 100,
-    check: Annotated[bool, typer.Option("--check", help=f"Exit with {EXIT_WAITING} when there is one.")] = False,
+    check: Annotated[bool, typer.Option("--check", help=f"Exit with {EXIT_ATTENTION} when there is one.")] = False,
     as_json: common.AsJson = False,
 ) -> None:
     """List refused messages with the reason of each. Payloads are not shown."""
-    found = _walked(lambda _: Fate.KEEP)
+    found = _process_letters(lambda _: DeadLetterAction.KEEP)
     if as_json:
-        common.as_json([asdict(each) for each in found[:limit]])
+        common.print_json([asdict(each) for each in found[:limit]])
     elif found:
-        _table(f"{len(found)} refused", found[:limit])
+        _print_letters(f"{len(found)} refused", found[:limit])
     else:
-        common.say("Nothing was refused.")
+        common.print_lines("Nothing was refused.")
     if check and found:
-        raise typer.Exit(EXIT_WAITING)
+        raise typer.Exit(EXIT_ATTENTION)
 
 
 @app.command("send-back")
@@ -77,91 +77,97 @@ def send_back(
     ids: Ids = None, everything: All = False, yes: common.Yes = False, as_json: common.AsJson = False
 ) -> None:
     """Give messages to the workers again, once the reason is gone. Events that are there already change nothing."""
-    _act(Fate.SEND_BACK, "sent back", _chosen(ids, everything=everything), yes=yes, as_json=as_json)
+    _act_on_letters(
+        DeadLetterAction.SEND_BACK, "sent back", _selected_ids(ids, everything=everything), yes=yes, as_json=as_json
+    )
 
 
 @app.command()
 def drop(ids: Ids = None, everything: All = False, yes: common.Yes = False, as_json: common.AsJson = False) -> None:
     """Throw messages away. The message is the only copy of its events."""
-    _act(Fate.DROP, "dropped", _chosen(ids, everything=everything), yes=yes, as_json=as_json)
+    _act_on_letters(
+        DeadLetterAction.DROP, "dropped", _selected_ids(ids, everything=everything), yes=yes, as_json=as_json
+    )
 
 
-def _chosen(ids: Sequence[str] | None, *, everything: bool) -> set[str] | None:
+def _selected_ids(ids: Sequence[str] | None, *, everything: bool) -> set[str] | None:
     """Ids of the messages that are meant; None: all."""
     if bool(ids) == everything:
         raise InvalidInputError("Say which: ids of messages as `pipeline refused list` shows them, or --all.")
     return None if everything else set(ids or ())
 
 
-def _act(fate: Fate, done: str, wanted: set[str] | None, *, yes: bool, as_json: bool) -> None:
-    def is_meant(each: Refused) -> bool:
+def _act_on_letters(fate: DeadLetterAction, done: str, wanted: set[str] | None, *, yes: bool, as_json: bool) -> None:
+    def is_meant(each: DeadLetter) -> bool:
         return wanted is None or each.id in wanted
 
     found = [
         each
-        for each in _walked(lambda each: _fate(fate, each) if yes and is_meant(each) else Fate.KEEP)
+        for each in _process_letters(
+            lambda each: _effective_action(fate, each) if yes and is_meant(each) else DeadLetterAction.KEEP
+        )
         if is_meant(each)
     ]
-    kept = [each for each in found if _fate(fate, each) is Fate.KEEP]
+    kept = [each for each in found if _effective_action(fate, each) is DeadLetterAction.KEEP]
     missing = sorted((wanted or set()) - {each.id for each in found})
     if as_json:
         moved = [each.id for each in found if each not in kept]
-        common.as_json({"done": yes, "messages": moved, "kept": [each.id for each in kept], "missing": missing})
+        common.print_json({"done": yes, "messages": moved, "kept": [each.id for each in kept], "missing": missing})
     else:
-        _say(fate, done if yes else f"would be {done}", found, kept)
-        common.say(*(f"{id_}: there is no such message" for id_ in missing))
+        _print_actions(fate, done if yes else f"would be {done}", found, kept)
+        common.print_lines(*(f"{id_}: there is no such message" for id_ in missing))
         if not yes and found:
-            common.say("Nothing was done; add --yes.")
+            common.print_lines("Nothing was done; add --yes.")
     if missing or kept:
-        raise typer.Exit(EXIT_MISSING)
+        raise typer.Exit(EXIT_NOT_ALL_DONE)
 
 
-def _say(fate: Fate, verb: str, found: Sequence[Refused], kept: Sequence[Refused]) -> None:
+def _print_actions(fate: DeadLetterAction, verb: str, found: Sequence[DeadLetter], kept: Sequence[DeadLetter]) -> None:
     for each in found:
-        common.say(f"{each.id}: {'stays' if each in kept else verb}, {_counted(each)}{_caution(fate, each)}")
+        common.print_lines(f"{each.id}: {'stays' if each in kept else verb}, {_size_text(each)}{_warning(fate, each)}")
 
 
-def _fate(fate: Fate, each: Refused) -> Fate:
+def _effective_action(fate: DeadLetterAction, each: DeadLetter) -> DeadLetterAction:
     """Sending back what nobody can ever take would only bring it here again."""
-    return Fate.KEEP if fate is Fate.SEND_BACK and each.kind in _IN_VAIN else fate
+    return DeadLetterAction.KEEP if fate is DeadLetterAction.SEND_BACK and each.kind in _UNPROCESSABLE_KINDS else fate
 
 
-def _caution(fate: Fate, each: Refused) -> str:
-    if fate is not Fate.SEND_BACK:
+def _warning(fate: DeadLetterAction, each: DeadLetter) -> str:
+    if fate is not DeadLetterAction.SEND_BACK:
         return ""
-    if each.kind in _IN_VAIN:
+    if each.kind in _UNPROCESSABLE_KINDS:
         return "; no worker can take it: let the service send it again, corrected, and drop this one"
     coming = {"unreadable": "accept its content type", "unknown task": "have that task"}
     return f"; it comes back here unless the workers {coming[each.kind]}" if each.kind in coming else ""
 
 
-def _walked(fate_of: Callable[[Refused], Fate]) -> list[Refused]:
+def _process_letters(fate_of: Callable[[DeadLetter], DeadLetterAction]) -> list[DeadLetter]:
     """Every message that is there now, in order, after its fate was done."""
     from pipeline.celery import app as celery  # it is slow to import, and most commands never need it
     from pipeline.tasks import dead_letter
 
     queues = celery.amqp.queues
     found = []
-    with _connected(celery) as channel:
-        kept, producer = queues[dead_letter.REFUSED](channel), celery.amqp.Producer(channel)
+    with _broker_channel(celery) as channel:
+        kept, producer = queues[dead_letter.DEAD_LETTER_QUEUE](channel), celery.amqp.Producer(channel)
         for _ in range(kept.queue_declare().message_count):
-            message = _next(kept)
+            message = _receive(kept)
             if message is None:
                 break
-            found.append(_read(message))
-            fate, headers = fate_of(found[-1]), dead_letter.given(message)
-            if fate is Fate.KEEP:
-                dead_letter.send(producer, message, queues[dead_letter.REFUSED], headers)
-            elif fate is Fate.SEND_BACK:
-                came = headers.get(dead_letter.FROM)
+            found.append(_dead_letter(message))
+            fate, headers = fate_of(found[-1]), dead_letter.headers_of(message)
+            if fate is DeadLetterAction.KEEP:
+                dead_letter.send_copy(producer, message, queues[dead_letter.DEAD_LETTER_QUEUE], headers)
+            elif fate is DeadLetterAction.SEND_BACK:
+                came = headers.get(dead_letter.FROM_HEADER)
                 to = queues[came if came in queues else celery.conf.task_default_queue]
-                theirs = {name: value for name, value in headers.items() if name not in dead_letter.OURS}
-                dead_letter.send(producer, message, to, theirs)
+                theirs = {name: value for name, value in headers.items() if name not in dead_letter.DEAD_LETTER_HEADERS}
+                dead_letter.send_copy(producer, message, to, theirs)
             message.ack()
     return found
 
 
-def _next(queue: Any) -> Any:
+def _receive(queue: Any) -> Any:
     """The next message, also one that cannot be unpacked: ``queue.get`` would raise, and leave it in our hands."""
     message = queue.channel.basic_get(queue=queue.name, no_ack=False)
     made = getattr(queue.channel, "message_to_python", None)
@@ -172,7 +178,7 @@ def _next(queue: Any) -> Any:
 
 
 @contextmanager
-def _connected(celery: Any) -> Iterator[Any]:
+def _broker_channel(celery: Any) -> Iterator[Any]:
     from kombu.exceptions import OperationalError
 
     with celery.connection_for_write() as connection:
@@ -185,30 +191,30 @@ def _connected(celery: Any) -> Iterator[Any]:
                 "running broker at PIPELINE_BROKER_URL; start it, or correct the URL, and do it again.",
                 err=True,
             )
-            raise typer.Exit(EXIT_AGAIN) from None
+            raise typer.Exit(EXIT_RESTART) from None
 
 
-def _read(message: Any) -> Refused:
+def _dead_letter(message: Any) -> DeadLetter:
     """What can be said of a message, whatever is in it."""
     from pipeline.tasks import dead_letter
 
-    headers, given = dead_letter.given(message), _given(message)
+    headers, given = dead_letter.headers_of(message), _arguments(message)
     events = given.get("events")
     rows = [row for row in events if isinstance(row, dict)] if isinstance(events, list) else []
-    return Refused(
-        id=str(headers.get("id") or headers.get(dead_letter.ID) or message.delivery_tag),
-        kind=str(headers.get(dead_letter.KIND, dead_letter.Kind.UNPUBLISHABLE)),
-        reason=str(headers.get(dead_letter.REASON, "")),
+    return DeadLetter(
+        id=str(headers.get("id") or headers.get(dead_letter.ID_HEADER) or message.delivery_tag),
+        kind=str(headers.get(dead_letter.KIND_HEADER, dead_letter.DeadLetterKind.UNPUBLISHABLE)),
+        reason=str(headers.get(dead_letter.REASON_HEADER, "")),
         workflow=str(given.get("workflow", "")),
         events=len(rows),
         message_ids=tuple(str(row.get("message_id", "")) for row in rows),
-        task=dead_letter.named(message),
+        task=dead_letter.task_name(message),
         content_type=str(message.content_type or ""),
         size=len(message.body or b""),
     )
 
 
-def _given(message: Any) -> dict[Any, Any]:
+def _arguments(message: Any) -> dict[Any, Any]:
     """The arguments of a message by their names; nothing if they cannot be read."""
     try:
         body = message.payload
@@ -218,22 +224,22 @@ def _given(message: Any) -> dict[Any, Any]:
         return {}
 
 
-def _table(title: str, found: Sequence[Refused]) -> None:
-    tables.listed(
+def _print_letters(title: str, found: Sequence[DeadLetter]) -> None:
+    tables.print_table(
         title,
         ("id", "kind", "workflow", "events", "message ids"),
-        [(each.id, each.kind, each.workflow, each.events, _named(each)) for each in found],
+        [(each.id, each.kind, each.workflow, each.events, _message_id_list(each)) for each in found],
         [each.reason for each in found],
         note="reason",
     )
 
 
-def _counted(each: Refused) -> str:
+def _size_text(each: DeadLetter) -> str:
     if each.kind != "unpublishable":
-        return f"{each.kind}, {lookup.many(each.size, 'byte')} for task {each.task!r}"
-    return f"{lookup.many(each.events, 'event')} for {each.workflow!r}"
+        return f"{each.kind}, {lookup.quantity(each.size, 'byte')} for task {each.task!r}"
+    return f"{lookup.quantity(each.events, 'event')} for {each.workflow!r}"
 
 
-def _named(each: Refused) -> str:
-    more = [f"and {each.events - _MOST_SHOWN} more"] if each.events > _MOST_SHOWN else []
-    return ", ".join([*each.message_ids[:_MOST_SHOWN], *more])
+def _message_id_list(each: DeadLetter) -> str:
+    more = [f"and {each.events - _MAX_PRINTED} more"] if each.events > _MAX_PRINTED else []
+    return ", ".join([*each.message_ids[:_MAX_PRINTED], *more])

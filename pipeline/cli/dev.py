@@ -35,19 +35,19 @@ def dev(
     settings = Settings.load(os.environ)
     named = ",".join(modules) if modules else ",".join(settings.workflows)
     os.environ["PIPELINE_WORKFLOWS"] = named
-    if not common.registry().workflows:
+    if not common.load_registry().workflows:
         raise InvalidInputError(
             "No workflow is known; expected modules that declare one, such as `pipeline dev examples.receipts`, or "
             "PIPELINE_WORKFLOWS."
         )
-    options = development.Options(
+    options = development.DevOptions(
         home=home or settings.home,
         workflows=named,
         concurrency=concurrency,
         flower_port=flower_port if flower else None,
     )
     try:
-        code = development.run(options, os.environ, _tell)
+        code = development.run(options, os.environ, _print_line)
     except ServersError as error:
         raise InvalidInputError(str(error)) from error
     sys.stdout.flush()
@@ -55,7 +55,7 @@ def dev(
         raise typer.Exit(code)
 
 
-def _tell(name: str, line: str) -> None:
+def _print_line(name: str, line: str) -> None:
     """One line, with the name of who says it before it; flushed, because somebody may be waiting for it."""
     prefix = Text(f"{name.ljust(_WIDEST)} │ " if name else "", style=_COLOURS.get(name, ""))
     console = Console(highlight=False, soft_wrap=True)

@@ -26,17 +26,17 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([finding.as_dict() for finding in found], indent=2))
     elif found:
-        _list(found)
+        _print_findings(found)
     else:
         typer.echo(f"All {len(invariants.INVARIANTS)} invariants hold.")
     if any(finding.severity is Severity.BROKEN for finding in found):
         raise typer.Exit(1)
 
 
-def _list(found: list[Finding]) -> None:
+def _print_findings(found: list[Finding]) -> None:
     """Subjects hold ids, so they are never folded; what is wrong and what to do stands with each of them."""
-    tables.listed(
-        lookup.many(len(found), "finding"),
+    tables.print_table(
+        lookup.quantity(len(found), "finding"),
         ("severity", "subject", "invariant"),
         [(finding.severity, finding.subject, finding.invariant) for finding in found],
         [f"{finding.detail}. {finding.advice}" for finding in found],

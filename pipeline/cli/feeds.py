@@ -12,7 +12,7 @@ from typing import BinaryIO, Self
 _CHUNK = 65_536
 
 
-class Feed:
+class LineReader:
     """Gives lines as they come, each with its end; the last one may have none."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -23,21 +23,21 @@ class Feed:
             self._fd = None
         self._lines: deque[bytes] = deque()
         self._parts: list[bytes] = []  # of a line whose end has not come
-        self._is_ended = False
+        self._is_at_end = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> bytes:
-        while not self._lines and not self._is_ended:
+        while not self._lines and not self._is_at_end:
             self._read()
         if not self._lines:
             raise StopIteration
         return self._lines.popleft()
 
-    def is_quiet(self) -> bool:
+    def would_block(self) -> bool:
         """Whether no whole line is there now, and one may still come. Waits for nothing."""
-        while not self._lines and not self._is_ended:
+        while not self._lines and not self._is_at_end:
             if self._fd is not None and not select.select([self._fd], [], [], 0)[0]:
                 return True
             self._read()
@@ -51,5 +51,5 @@ class Feed:
             self._parts = []
         self._parts.append(rest)
         if not data:
-            self._is_ended = True
+            self._is_at_end = True
             self._lines.extend(filter(None, [b"".join(self._parts)]))

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.cli import common, metrics, tables
-from pipeline.config import EXIT_AGAIN, Settings
+from pipeline.config import EXIT_RESTART, Settings
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.values import Limits
 from pipeline.ingest import lag, parking
@@ -39,15 +39,15 @@ app = typer.Typer(help="Publish what other services add to a Redis stream.", inv
 
 Stream = Annotated[str, typer.Option(help="Which stream.")]
 Group = Annotated[str, typer.Option(help="As which group. Each group gets every entry once.")]
-Consumer = Annotated[
+ConsumerOption = Annotated[
     str, typer.Option(help="Under which name; by default host and process. No two living ones share it.")
 ]
 RedisUrl = Annotated[
     str,
     typer.Option("--redis", envvar="INGEST_REDIS_URL", help="Which Redis; by default the broker.", show_envvar=True),
 ]
-Workflow = Annotated[str, typer.Option(help="Into which workflow.")]
-Topic = Annotated[str, typer.Option(help="Into which topic.")]
+WorkflowOption = Annotated[str, typer.Option(help="Into which workflow.")]
+TopicOption = Annotated[str, typer.Option(help="Into which topic.")]
 TopicField = Annotated[str | None, typer.Option(help="Key of an entry's data that names another topic.")]
 MessageIdField = Annotated[
     str | None, typer.Option(help="Key of an entry's data with its message id; without one it is stream:entry.")
@@ -61,7 +61,7 @@ ClaimIdleMs = Annotated[
     int, typer.Option(min=1, max=_WEEK, help="How long an entry is silent before it counts as stale.")
 ]
 EveryMs = Annotated[int, typer.Option(min=1, max=_HOUR, help="How long to wait when nothing is stale.")]
-WhenPoison = Annotated[OnPoison, typer.Option(help="stop: end with code 65. leave: say so and go on.")]
+OnPoisonOption = Annotated[OnPoison, typer.Option(help="stop: end with code 65. leave: say so and go on.")]
 
 
 @app.callback()
@@ -69,28 +69,28 @@ def ingest(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     *,
     stream: Stream = "",
-    workflow: Workflow = "",
-    topic: Topic = "",
+    workflow: WorkflowOption = "",
+    topic: TopicOption = "",
     group: Group = "pipeline",
-    consumer: Consumer = "",
+    consumer: ConsumerOption = "",
     redis: RedisUrl = "",
     batch: Batch = 100,
     message_id_field: MessageIdField = None,
     key_field: KeyField = None,
     topic_field: TopicField = None,
     block_ms: BlockMs = 1_000,
-    on_poison: WhenPoison = OnPoison.STOP,
+    on_poison: OnPoisonOption = OnPoison.STOP,
 ) -> None:
     """Publish new entries of a stream until SIGTERM or SIGINT. Entries go stale if it dies: see recover."""
     if context.invoked_subcommand is not None:
-        _require_behind(context, context.invoked_subcommand)
+        _refuse_misplaced_options(context, context.invoked_subcommand)
         return
     route = _route(workflow, topic, message_id_field, key_field, topic_field)
-    stop = Stop()
-    with _told(), stopped_by_signals(stop):
+    stop = StopRequest()
+    with _exit_on_error(), stopped_by_signals(stop):
         queue = _queue(redis, stream, group, consumer, block_ms=block_ms, max_read_count=batch)
         bridge = _bridge(context, queue, route, on_poison)
-        _until_stopped(bridge, redis, stop, bridge.run)
+        _run_until_stopped(bridge, redis, stop, bridge.run)
 
 
 @app.command()
@@ -98,10 +98,10 @@ def recover(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     *,
     stream: Stream,
-    workflow: Workflow,
-    topic: Topic,
+    workflow: WorkflowOption,
+    topic: TopicOption,
     group: Group = "pipeline",
-    consumer: Consumer = "",
+    consumer: ConsumerOption = "",
     redis: RedisUrl = "",
     batch: Batch = 100,
     message_id_field: MessageIdField = None,
@@ -110,16 +110,16 @@ def recover(  # noqa: PLR0913 - options of a command
     claim_idle_ms: ClaimIdleMs = 60_000,
     every_ms: EveryMs = 5_000,
     once: Annotated[bool, typer.Option("--once", help="One batch, then end.")] = False,
-    on_poison: WhenPoison = OnPoison.STOP,
+    on_poison: OnPoisonOption = OnPoison.STOP,
 ) -> None:
     """Publish entries that somebody read and never acknowledged, until SIGTERM or SIGINT."""
     route = _route(workflow, topic, message_id_field, key_field, topic_field)
-    stop = Stop()
-    with _told(), stopped_by_signals(stop):
+    stop = StopRequest()
+    with _exit_on_error(), stopped_by_signals(stop):
         queue = _queue(redis, stream, group, consumer, claim_idle_ms=claim_idle_ms, max_read_count=batch)
         bridge = _bridge(context, queue, route, on_poison)
         work = bridge.recover_once if once else lambda: bridge.recover(every_ms=every_ms)
-        _until_stopped(bridge, redis, stop, work)
+        _run_until_stopped(bridge, redis, stop, work)
 
 
 @app.command()
@@ -131,16 +131,16 @@ def backlog(
     as_json: common.AsJson = False,
 ) -> None:
     """Count what waits in a stream, and list the oldest entries that are pending. Changes nothing."""
-    with _told():
+    with _exit_on_error():
         queue = _queue(redis, stream, group, "")
         stats, pending = queue.backlog_stats(), queue.pending(limit)
     if as_json:
-        common.as_json({**asdict(stats), "entries": [asdict(entry) for entry in pending]})
+        common.print_json({**asdict(stats), "entries": [asdict(entry) for entry in pending]})
         return
-    waiting = "an unknown number" if stats.waiting is None else stats.waiting
+    waiting = "an unknown number" if stats.lag is None else stats.lag
     typer.echo(f"{stats.length} in the stream, {waiting} not delivered yet, {stats.pending} pending")
     rows = [(entry.id, entry.consumer, entry.idle_ms, entry.times_delivered) for entry in pending]
-    tables.listed(f"{len(rows)} oldest pending", ("entry", "consumer", "idle ms", "times delivered"), rows)
+    tables.print_table(f"{len(rows)} oldest pending", ("entry", "consumer", "idle ms", "times delivered"), rows)
 
 
 @app.command()
@@ -157,7 +157,7 @@ def park(  # noqa: PLR0913 - options of a command
     """Set pending entries aside: each is copied to a parking stream, then acknowledged."""
     parked: dict[str, str] = {}
     try:
-        with _told():
+        with _exit_on_error():
             queue = _queue(redis, stream, group, "")
             for entry in entries:
                 parked[entry] = str(parking.park(queue, entry, to=to, reason=reason))
@@ -165,10 +165,10 @@ def park(  # noqa: PLR0913 - options of a command
                     typer.echo(f"{entry}: parked as {parked[entry]}")
     finally:  # also what was parked before one that cannot be
         if as_json:
-            common.as_json(parked)
+            common.print_json(parked)
 
 
-def _require_behind(context: typer.Context, command: str) -> None:
+def _refuse_misplaced_options(context: typer.Context, command: str) -> None:
     """Refuse what was written before another command: it has options of its own, and would never see these."""
     given = [
         option.opts[0]
@@ -196,13 +196,13 @@ def _route(workflow: str, topic: str, message_id: str | None, key: str | None, t
 def _queue(redis: str, stream: str, group: str, consumer: str, **options: int) -> RedisStreamsQueue:
     """The queue of a loop. Without options it only looks, and does not bring a misspelt stream into being."""
     try:
-        config = QueueConfig(stream=stream, group=group, consumer=consumer or _own_name(), **options)
+        config = QueueConfig(stream=stream, group=group, consumer=consumer or _default_consumer(), **options)
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
-    return RedisStreamsQueue(connect(_url(redis), longest_block_ms=config.block_ms), config, create=bool(options))
+    return RedisStreamsQueue(connect(_redis_url(redis), longest_block_ms=config.block_ms), config, create=bool(options))
 
 
-def _url(redis: str) -> str:
+def _redis_url(redis: str) -> str:
     url = redis or Settings.load(os.environ).broker_url
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise InvalidInputError(
@@ -211,20 +211,20 @@ def _url(redis: str) -> str:
     return url
 
 
-class Stop:
+class StopRequest:
     """Remembers that somebody asked to stop, and tells the loop once there is one."""
 
     def __init__(self) -> None:
-        self.is_asked = False
+        self.is_requested = False
         self.bridge: Bridge | None = None
 
     def __call__(self) -> None:
-        self.is_asked = True
+        self.is_requested = True
         if self.bridge is not None:
             self.bridge.stop()
 
 
-def _own_name() -> str:
+def _default_consumer() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
@@ -234,42 +234,42 @@ def _bridge(context: typer.Context, queue: RedisStreamsQueue, route: Route, on_p
     migrate.require_current(unpooled)
     database = Database.connect(unpooled.engine.url.render_as_string(hide_password=False), pool_size=1)
     alive_file = Settings.load(os.environ).alive_file
-    bridge = Bridge(queue, database, route, on_poison, sign=lambda: liveness.give(alive_file))
+    bridge = Bridge(queue, database, route, on_poison, touch_liveness=lambda: liveness.touch(alive_file))
     bridge.require_target()
     return bridge
 
 
-def _until_stopped(bridge: Bridge, redis: str, stop: Stop, work: Callable[[], Any]) -> None:
-    _log()
+def _run_until_stopped(bridge: Bridge, redis: str, stop: StopRequest, work: Callable[[], Any]) -> None:
+    _set_up_logging()
     config, route = bridge.queue.config, bridge.route
     stop.bridge = bridge
-    if stop.is_asked:
+    if stop.is_requested:
         bridge.stop()
     typer.echo(f"{config.stream} to {route.workflow}/{route.topic} as {config.group}/{config.consumer}", err=True)
     try:
         # a stream that is missing was there a moment ago: the next start makes it again
-        with metrics.served(lag.watching(_url(redis), config)), _told(missing=EXIT_AGAIN):
+        with metrics.metrics_endpoint(lag.lag_gauges(_redis_url(redis), config)), _exit_on_error(missing=EXIT_RESTART):
             work()
     finally:
-        tally = bridge.tally
-        words = f"{tally.published} published, {tally.repeats} there before, {tally.poison} not usable"
-        held = f", {tally.held} held by another transaction" if tally.held else ""
+        tally = bridge.counts
+        words = f"{tally.published} published, {tally.duplicates} there before, {tally.poison} not usable"
+        held = f", {tally.locked} held by another transaction" if tally.locked else ""
         typer.echo(words + held, err=True)
 
 
-def _log() -> None:
+def _set_up_logging() -> None:
     """Write lines to standard error, as the settings say."""
     settings, handler = Settings.load(os.environ), logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    logs.dress([handler], settings.log_format)
+    logs.set_format([handler], settings.log_format)
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    logs.level(settings.log_level)
+    logs.set_level(settings.log_level)
 
 
 @contextmanager
-def _told(missing: int = EXIT_USAGE) -> Iterator[None]:
+def _exit_on_error(missing: int = EXIT_USAGE) -> Iterator[None]:
     """What we expect to go wrong becomes a sentence and an exit code."""
-    codes: dict[type[Exception], int] = {NoStreamError: missing, LockedError: EXIT_DATABASE, QueueError: EXIT_AGAIN}
+    codes: dict[type[Exception], int] = {NoStreamError: missing, LockedError: EXIT_DATABASE, QueueError: EXIT_RESTART}
     try:
         yield
     except PoisonError as error:

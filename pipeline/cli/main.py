@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
-from pipeline.cli.pipes import EXIT_UNREAD, Pipe
-from pipeline.config import EXIT_WAITING, Settings, SettingsError
-from pipeline.domain.errors import PipelineError, SchemaError
+from pipeline.cli.pipes import EXIT_BROKEN_PIPE, BrokenPipeGuard
+from pipeline.config import EXIT_ATTENTION, Settings, SettingsError
+from pipeline.domain.errors import PipelineError, SchemaVersionError
 from pipeline.embedded import servers
 from pipeline.store import migrate
-from pipeline.store.database import Database, Transaction, is_away, is_read_only, passes, plainly
+from pipeline.store.database import Database, Transaction, describe_error, is_disconnected, is_read_only, is_transient
 from pipeline.telemetry.tracing import export
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -28,9 +28,9 @@ EXIT_CODES = {
     "an act was meant for more than it takes at once",
     EXIT_USAGE: "wrong usage, a name or id that is not known, an act that is refused, or wrong settings",
     EXIT_DATABASE: "the database cannot be reached, or is not at the version this code needs",
-    EXIT_WAITING: "`pipeline attention --check`: something waits for a person",
+    EXIT_ATTENTION: "`pipeline attention --check`: something waits for a person",
     EXIT_INTERRUPTED: "interrupted with Ctrl-C",
-    EXIT_UNREAD: "the reader of its output left, as `head` does; what it did is done",
+    EXIT_BROKEN_PIPE: "the reader of its output left, as `head` does; what it did is done",
 }
 
 #: Where each command lives. What a command needs is imported when it is called: a shell should not wait for the others.
@@ -67,14 +67,14 @@ COMMANDS = {
 }
 
 #: Commands that go on and on, and speak by their log.
-_LOGS = frozenset({"chaos", "consume", "dev", "ingest", "metrics"})
+_LOGGING_COMMANDS = frozenset({"chaos", "consume", "dev", "ingest", "metrics"})
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="PIPELINE_DATABASE_URL", help="Which database.", show_envvar=True)
 ]
 
 
-def application(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
+def build_app(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
     """The command with these commands below it; with all of them, unless told otherwise."""
     made = typer.Typer(
         name="pipeline",
@@ -82,7 +82,7 @@ def application(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    made.callback()(connect)
+    made.callback()(set_up)
     for name in names:
         module, _, attribute = COMMANDS[name].partition(":")
         found = getattr(import_module(f"pipeline.cli.{module}"), attribute)
@@ -93,28 +93,28 @@ def application(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
     return made
 
 
-def connect(context: typer.Context, database_url: DatabaseUrl = None) -> None:
+def set_up(context: typer.Context, database_url: DatabaseUrl = None) -> None:
     """Every command finds its database in the context; nothing is connected before it is used."""
     if database_url:
         os.environ["PIPELINE_DATABASE_URL"] = database_url
     if context.invoked_subcommand != "dev":  # it starts the servers, or joins those that run
-        _use_embedded()
-    if context.invoked_subcommand not in _LOGS:
-        _keep_lines()
+        _use_embedded_servers()
+    if context.invoked_subcommand not in _LOGGING_COMMANDS:
+        _mute_log()
     settings = Settings.load(os.environ)
-    context.obj = _Current.unpooled(str(settings.database_url))
-    export.begin(settings.otlp_endpoint)
-    context.call_on_close(export.end)
+    context.obj = _CheckedDatabase.connect_unpooled(str(settings.database_url))
+    export.start(settings.otlp_endpoint)
+    context.call_on_close(export.stop)
 
 
-def _keep_lines() -> None:
+def _mute_log() -> None:
     """Log lines are for whoever collects them: a command says what it did in its own words."""
     logger = logging.getLogger("pipeline")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())
 
 
-class _Current(Database):
+class _CheckedDatabase(Database):
     """A database whose version is checked before it is first read or written."""
 
     is_checked = False
@@ -128,9 +128,9 @@ class _Current(Database):
             yield tx
 
 
-def _use_embedded() -> None:
+def _use_embedded_servers() -> None:
     """Without a URL, speak to the servers that `pipeline dev` runs in this folder, if it does."""
-    missing = {name: server for name, server in servers.VARIABLES.items() if not os.environ.get(name, "").strip()}
+    missing = {name: server for name, server in servers.URL_VARIABLES.items() if not os.environ.get(name, "").strip()}
     found = servers.status(Settings.load(os.environ).home) if missing else None
     if found is not None and set(found.urls) == set(missing.values()):  # else they belong to another installation
         os.environ.update({name: found.urls[server] for name, server in missing.items()})
@@ -142,26 +142,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else [*arguments]
     first = next((word for word in given if not word.startswith("-")), "")
     try:
-        with redirect_stdout(cast(TextIO, Pipe(sys.stdout))):
+        with redirect_stdout(cast(TextIO, BrokenPipeGuard(sys.stdout))):
             # all of them for help, completion and typing errors
-            application([first] if first in COMMANDS else COMMANDS)(args=given)
+            build_app([first] if first in COMMANDS else COMMANDS)(args=given)
     except SettingsError as error:
         problem.print(str(error))
         sys.exit(EXIT_USAGE)
-    except SchemaError as error:
+    except SchemaVersionError as error:
         problem.print(str(error))
         sys.exit(EXIT_DATABASE)
     except DBAPIError as error:
-        problem.print(_words(error))
+        problem.print(_describe_database_error(error))
         sys.exit(EXIT_DATABASE)
     except PipelineError as error:
         problem.print(str(error))
         sys.exit(EXIT_USAGE)
 
 
-def _words(error: DBAPIError) -> str:
-    said = plainly(error)
-    if is_away(error):
+def _describe_database_error(error: DBAPIError) -> str:
+    said = describe_error(error)
+    if is_disconnected(error):
         return (
             f"The database cannot be reached: {said}. "
             "Expected a running Postgres at PIPELINE_DATABASE_URL; start it, or correct the URL."
@@ -171,7 +171,7 @@ def _words(error: DBAPIError) -> str:
             f"The database refused: {said}. Nothing was changed, and here it never is: acts need the primary. "
             "Expected its address in PIPELINE_DATABASE_URL; reads work here too."
         )
-    if passes(error):
+    if is_transient(error):
         return f"The database gave up: {said}. What this command was about to write is not there; repeat it."
     return (
         f"The database refused: {said}. Expected the tables of `pipeline db upgrade` and a role "

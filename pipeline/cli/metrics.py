@@ -20,8 +20,8 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.telemetry.metrics import METRICS
-from pipeline.telemetry.metrics_export.meters import Meters, Registers, require
-from pipeline.telemetry.metrics_export.totals import Row
+from pipeline.telemetry.metrics_export.meters import GaugeRegistration, MetricsExport, require_exporter
+from pipeline.telemetry.metrics_export.totals import MetricPoint
 
 _HOST = "0.0.0.0"  # noqa: S104 - whoever scrapes is seldom on the same machine
 
@@ -41,40 +41,40 @@ def metrics(
     database: Database = context.obj
     settings = Settings.load(os.environ)
     if once:
-        require(settings.model_copy(update={"metrics_port": 1}))
+        require_exporter(settings.model_copy(update={"metrics_port": 1}))
         migrate.require_current(database)
-        typer.echo(_printed(database), nl=False)
+        typer.echo(_gauge_text(database), nl=False)
         return
     if port is None:
         raise InvalidInputError("Nothing says where to answer; expected --port, PIPELINE_METRICS_PORT or --once.")
     asked = settings.model_copy(update={"metrics_port": port, "metrics_host": host, "otlp_endpoint": ""})
-    require(asked)
+    require_exporter(asked)
     _serve(asked)
 
 
-def _printed(database: Database) -> str:
+def _gauge_text(database: Database) -> str:
     from pipeline.telemetry.metrics_export import server
 
     rows = [*gauges.read(database), (gauges.UP, {}, 1), (gauges.AGE, {}, 0)]
-    return server.text(_row(name, labels, float(value)) for name, labels, value in rows)[1].decode()
+    return server.exposition(_row(name, labels, float(value)) for name, labels, value in rows)[1].decode()
 
 
-def _row(name: str, labels: Any, value: float) -> Row:
+def _row(name: str, labels: Any, value: float) -> MetricPoint:
     about = METRICS[name]
-    return Row(name, about.kind, about.unit, about.words, (), tuple(sorted(labels.items())), value)
+    return MetricPoint(name, about.kind, about.unit, about.description, (), tuple(sorted(labels.items())), value)
 
 
 def _serve(settings: Settings) -> None:
-    _require_free(settings)
+    _require_free_port(settings)
     database = Database.connect(settings.database_url, pool_size=1)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    meters = Meters(settings)
+    meters = MetricsExport(settings)
     meters.begin(gauges.Gauges(database).register)
     try:
         if not meters.endpoint.bind():
-            raise _taken(settings)
+            raise _port_error(settings)
         typer.echo(f"answering on port {settings.metrics_port} of {settings.metrics_host}, at /metrics", err=True)
         ended.wait()
     finally:
@@ -82,28 +82,28 @@ def _serve(settings: Settings) -> None:
         database.dispose()
 
 
-def _require_free(settings: Settings) -> None:
+def _require_free_port(settings: Settings) -> None:
     """Look before serving begins: an endpoint says that it tries again and that nothing suffers, and here all does."""
     host = settings.metrics_host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, settings.metrics_port or 0), family=family).close()
     except OSError:
-        raise _taken(settings) from None
+        raise _port_error(settings) from None
 
 
-def _taken(settings: Settings) -> InvalidInputError:
+def _port_error(settings: Settings) -> InvalidInputError:
     return InvalidInputError(
         f"Port {settings.metrics_port} of {settings.metrics_host} cannot be used; expected one that is free."
     )
 
 
 @contextmanager
-def served(*registers: Registers) -> Iterator[None]:
+def metrics_endpoint(*registers: GaugeRegistration) -> Iterator[None]:
     """Count meanwhile, and answer Prometheus, if the settings say so."""
     settings = Settings.load(os.environ)
-    require(settings)
-    meters = Meters(settings)
+    require_exporter(settings)
+    meters = MetricsExport(settings)
     meters.begin(*registers)
     try:
         yield

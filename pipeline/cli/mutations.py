@@ -10,27 +10,35 @@ import typer
 
 from pipeline.admin import lookup, provider_export
 from pipeline.admin import mutations as client
-from pipeline.admin.advice import waits_until
+from pipeline.admin.advice import send_condition
 from pipeline.admin.mutations import MutationDetail
-from pipeline.admin.provider_export import Preview
-from pipeline.admin.resolutions import KEY, Answer, Desk, Filter, Given, Question, given_to_all
-from pipeline.admin.workflows import holding
+from pipeline.admin.provider_export import ImportPreview
+from pipeline.admin.resolutions import (
+    KEY,
+    MutationFilter,
+    MutationSummary,
+    Resolution,
+    ResolutionKind,
+    Resolutions,
+    resolutions_for,
+)
+from pipeline.admin.workflows import workflow_holds
 from pipeline.cli import common, tables
-from pipeline.cli.runs import advised, timeline
+from pipeline.cli.runs import print_advice, print_timeline
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.states import MutationStatus
-from pipeline.domain.values import Person
+from pipeline.domain.values import Actor
 
-Operation = Annotated[str | None, typer.Option(help="Only of this operation, as connector.operation.")]
-Which = Annotated[str, typer.Argument(help="Which mutation, by its id or how that begins.")]
+OperationOption = Annotated[str | None, typer.Option(help="Only of this operation, as connector.operation.")]
+MutationArgument = Annotated[str, typer.Argument(help="Which mutation, by its id or how that begins.")]
 
-_MOST = 10_000  #: answers given at once
-_SETTLED = (MutationStatus.APPLIED, MutationStatus.FAILED)
-_FOLLOWS = {
-    Answer.HAPPENED: "`next` runs with that result; nothing is sent again.",
-    Answer.DID_NOT_HAPPEN: "What it was about is released, and a fresh run does it, under a new key.",
-    Answer.SKIP: "Its events are skipped, and `next` runs and is told so.",
-    Answer.TRY_AGAIN: "The background asks the outside system again, with a fresh budget.",
+_MAX_AT_ONCE = 10_000  #: answers given at once
+_RESOLVED = (MutationStatus.APPLIED, MutationStatus.FAILED)
+_CONSEQUENCES = {
+    ResolutionKind.HAPPENED: "`next` runs with that result; nothing is sent again.",
+    ResolutionKind.DID_NOT_HAPPEN: "What it was about is released, and a fresh run does it, under a new key.",
+    ResolutionKind.SKIP: "Its events are skipped, and `next` runs and is told so.",
+    ResolutionKind.TRY_AGAIN: "The background asks the outside system again, with a fresh budget.",
 }
 
 
@@ -38,61 +46,69 @@ def mutations(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     mutation: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id or how that begins.")] = None,
     *,
-    workflow: common.Workflow = None,
-    status: Annotated[MutationStatus, typer.Option(help="Which ones.")] = MutationStatus.INDETERMINATE,
+    workflow: common.WorkflowOption = None,
+    status: Annotated[MutationStatus, typer.Option(help="MutationArgument ones.")] = MutationStatus.INDETERMINATE,
     result: Annotated[bool, typer.Option("--result", help="Show what came back; it may hold personal data.")] = False,
     limit: common.Limit = 100,
     recent: common.Recent = 10_000,
     as_json: common.AsJson = False,
 ) -> None:
     """List mutations that wait for a person, or those of another status. With an id: its timeline, and what to do."""
-    desk = Desk(context.obj, common.operations())
-    wanted = common.one(mutation)
+    desk = Resolutions(context.obj, common.registry_or_none())
+    wanted = common.single_argument(mutation)
     if wanted is not None:
-        detail = client.detail(desk, wanted, result=result)
-        common.as_json(detail.as_dict()) if as_json else _show(detail, result=result)
+        detail = client.detail(desk, wanted, with_result=result)
+        common.print_json(detail.as_dict()) if as_json else _print_detail(detail, result=result)
         return
     _check_workflow(desk, workflow)
-    only = Filter(workflow=workflow, statuses=(status,))
-    is_settled = status in _SETTLED
-    found, is_more = tables.first(
-        desk.settled(only, limit=limit + 1, recent=recent) if is_settled else desk.questions(only, limit=limit + 1),
+    only = MutationFilter(workflow=workflow, statuses=(status,))
+    is_settled = status in _RESOLVED
+    found, is_more = tables.first_rows(
+        desk.resolved_mutations(only, limit=limit + 1, recent=recent)
+        if is_settled
+        else desk.unresolved_mutations(only, limit=limit + 1),
         limit,
     )
     if as_json:
-        common.as_json([question.as_dict() for question in found])
+        common.print_json([question.as_dict() for question in found])
         return
-    _list(tables.count(f"{len(found)} {status}", "newest" if is_settled else "oldest", is_more=is_more), found)
+    _print_mutations(
+        tables.count_text(f"{len(found)} {status}", "newest" if is_settled else "oldest", is_more=is_more), found
+    )
 
 
 def resolve(  # noqa: PLR0913 - options of a command
     context: typer.Context,
-    answer: Annotated[Answer, typer.Argument(help="What happened to it, or what to do.")],
-    mutation: Annotated[str | None, typer.Argument(help="Which one. Without it, all that the options name.")] = None,
+    answer: Annotated[ResolutionKind, typer.Argument(help="What happened to it, or what to do.")],
+    mutation: Annotated[
+        str | None, typer.Argument(help="MutationArgument one. Without it, all that the options name.")
+    ] = None,
     *,
     reason: common.Reason = "",
     by: common.By = "",
     result: Annotated[str | None, typer.Option(help="With happened: its result, as JSON.")] = None,
-    workflow: common.Workflow = None,
-    operation: Operation = None,
+    workflow: common.WorkflowOption = None,
+    operation: OperationOption = None,
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
     """Settle a mutation that nobody else can settle, or many at once."""
-    bell, who = common.Bell(), common.person(by, reason)
-    desk = _desk(context, bell)
-    value = _result(result)
+    bell, who = common.WakeUps(), common.actor(by, reason)
+    desk = _resolutions(context, bell)
+    value = _parse_result(result)
     if mutation is not None:
-        mutation_id = _id(desk, mutation)
-        desk.answer(mutation_id, answer, who, result=value)
-        _said(mutation_id, answer, _FOLLOWS[answer], bell, as_json=as_json)
+        mutation_id = _find_id(desk, mutation)
+        desk.resolve(mutation_id, answer, who, result=value)
+        _print_act(mutation_id, answer, _CONSEQUENCES[answer], bell, as_json=as_json)
         return
     if workflow is None and operation is None:
         raise InvalidInputError("Nothing says which mutations; give an id, --workflow or --operation.")
     _check_workflow(desk, workflow)
-    found, is_more = tables.first(desk.questions(_filter(workflow, operation), limit=_MOST + 1), _MOST)
-    _give(desk, given_to_all(found, answer, value), who, (yes, as_json, is_more))
-    common.say("" if as_json else bell.words())
+    found, is_more = tables.first_rows(
+        desk.unresolved_mutations(_filter(workflow, operation), limit=_MAX_AT_ONCE + 1), _MAX_AT_ONCE
+    )
+    _resolve_many(desk, resolutions_for(found, answer, value), who, (yes, as_json, is_more))
+    common.print_lines("" if as_json else bell.text())
 
 
 def resolve_from(  # noqa: PLR0913 - options of a command
@@ -106,37 +122,37 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     complete: Annotated[bool, typer.Option("--complete", help="What is not in the file did not happen.")] = False,
     reason: common.Reason = "",
     by: common.By = "",
-    workflow: common.Workflow = None,
-    operation: Operation = None,
+    workflow: common.WorkflowOption = None,
+    operation: OperationOption = None,
     recent: common.Recent = 1_000_000,
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
     """Settle mutations by a provider's own records: what is in the file happened."""
-    bell = common.Bell()
-    desk = _desk(context, bell)
+    bell = common.WakeUps()
+    desk = _resolutions(context, bell)
     _check_workflow(desk, workflow)
-    asked, is_more = tables.first(
-        desk.asked_by(to, _filter(workflow, operation), limit=_MOST + 1, recent=recent), _MOST
+    asked, is_more = tables.first_rows(
+        desk.match_candidates(to, _filter(workflow, operation), limit=_MAX_AT_ONCE + 1, recent=recent), _MAX_AT_ONCE
     )
-    found = provider_export.preview(asked, provider_export.read(export), column, complete=complete)
+    found = provider_export.preview(asked, provider_export.read_rows(export), column, is_complete=complete)
     if not as_json:
-        _say(found)
-    if any(item.is_beyond for item in asked):
+        _print_preview(found)
+    if any(item.is_partial for item in asked):
         typer.echo(
             f"The ledger reaches further back than its newest {recent} rows. An older one may have the same {to}, so "
             f"nothing is answered by it: look further with --recent, or match by {KEY}.",
             err=True,
         )
-    who = replace(common.person(by, reason), evidence={"export": export.name, "column": column, "complete": complete})
-    _give(desk, list(found.given), who, (yes, as_json, is_more))
-    common.say("" if as_json else bell.words())
+    who = replace(common.actor(by, reason), evidence={"export": export.name, "column": column, "complete": complete})
+    _resolve_many(desk, list(found.resolutions), who, (yes, as_json, is_more))
+    common.print_lines("" if as_json else bell.text())
 
 
 def approve(
     context: typer.Context,
-    mutation: Which,
-    reason: common.AnyReason = "",
+    mutation: MutationArgument,
+    reason: common.OptionalReason = "",
     by: common.By = "",
     unseen: Annotated[
         bool, typer.Option("--unseen", help="Although its parameters cannot be shown here, without its code.")
@@ -144,118 +160,119 @@ def approve(
     as_json: common.AsJson = False,
 ) -> None:
     """Allow exactly the request that `pipeline mutations ID` shows. One that changed meanwhile is not sent."""
-    bell = common.Bell()
-    desk = _desk(context, bell)
-    question = desk.question(_id(desk, mutation))
+    bell = common.WakeUps()
+    desk = _resolutions(context, bell)
+    question = desk.mutation(_find_id(desk, mutation))
     if question.is_hidden and not unseen:
         raise InvalidInputError(
             f"What {question.connector}.{question.operation} would send cannot be shown here, because its code is not "
             "here. Look at it and allow it where PIPELINE_WORKFLOWS names the code, or allow it unseen with --unseen. "
             "Nothing was changed."
         )
-    desk.approve(question, common.person(by, reason))
+    desk.approve(question, common.actor(by, reason))
     with desk.db.transaction() as tx:
-        until = waits_until(question, holding(tx, question.workflow))
-    after = f", as soon as {until.words}" if until else ""
+        until = send_condition(question, workflow_holds(tx, question.workflow))
+    after = f", as soon as {until.text}" if until else ""
     follows = f"{question.title}: exactly this request is sent, once{after}."
-    _said(question.id, "approved", follows, bell, as_json=as_json)
+    _print_act(question.id, "approved", follows, bell, as_json=as_json)
 
 
 def reject(
     context: typer.Context,
-    mutation: Which,
+    mutation: MutationArgument,
     reason: common.Reason = "",
     by: common.By = "",
     as_json: common.AsJson = False,
 ) -> None:
     """Refuse a request, also one that was allowed and not sent yet: it is never sent, and its events are skipped."""
-    bell, who = common.Bell(), _with_reason(common.person(by, reason))
-    desk = _desk(context, bell)
-    mutation_id = _id(desk, mutation)
+    bell, who = common.WakeUps(), _require_reason(common.actor(by, reason))
+    desk = _resolutions(context, bell)
+    mutation_id = _find_id(desk, mutation)
     desk.reject(mutation_id, who)
-    _said(mutation_id, "rejected", _FOLLOWS[Answer.SKIP], bell, as_json=as_json)
+    _print_act(mutation_id, "rejected", _CONSEQUENCES[ResolutionKind.SKIP], bell, as_json=as_json)
 
 
 def acknowledge(
     context: typer.Context,
-    mutation: Which,
+    mutation: MutationArgument,
     reason: common.Reason = "",
     by: common.By = "",
     as_json: common.AsJson = False,
 ) -> None:
     """Say that an effect which surfaced late was dealt with; nobody is reminded of it any more."""
-    bell, who = common.Bell(), _with_reason(common.person(by, reason))
-    desk = _desk(context, bell)
-    mutation_id = _id(desk, mutation)
+    bell, who = common.WakeUps(), _require_reason(common.actor(by, reason))
+    desk = _resolutions(context, bell)
+    mutation_id = _find_id(desk, mutation)
     desk.acknowledge(mutation_id, who)
-    _said(
+    _print_act(
         mutation_id, "acknowledged", "The doctor and `pipeline attention` speak of it no more.", bell, as_json=as_json
     )
 
 
-def _desk(context: typer.Context, bell: common.Bell) -> Desk:
-    return Desk(context.obj, common.registry(), bell.workflow, bell.run)
+def _resolutions(context: typer.Context, bell: common.WakeUps) -> Resolutions:
+    return Resolutions(context.obj, common.load_registry(), bell.wake_workflow, bell.dispatch_run)
 
 
-def _id(desk: Desk, text: str) -> UUID:
+def _find_id(desk: Resolutions, text: str) -> UUID:
     with desk.db.transaction() as tx:
-        return lookup.uuid(tx, text, "mutation")
+        return lookup.find_id(tx, text, "mutation")
 
 
-def _check_workflow(desk: Desk, workflow: str | None) -> None:
+def _check_workflow(desk: Resolutions, workflow: str | None) -> None:
     if workflow is not None:
         with desk.db.transaction() as tx:
-            lookup.workflow(tx, workflow)
+            lookup.require_workflow(tx, workflow)
 
 
-def _with_reason(who: Person) -> Person:
+def _require_reason(who: Actor) -> Actor:
     if not who.reason:
         raise InvalidInputError(f"{who.name} gave no reason; expected one (-m), for whoever reads the audit later.")
     return who
 
 
-def _filter(workflow: str | None, operation: str | None) -> Filter:
+def _filter(workflow: str | None, operation: str | None) -> MutationFilter:
     connector, _, name = (operation or "").partition(".")
-    return Filter(workflow=workflow, connector=connector or None, operation=name or None)
+    return MutationFilter(workflow=workflow, connector=connector or None, operation=name or None)
 
 
-def _said(mutation_id: UUID, what: str, follows: str, bell: common.Bell, *, as_json: bool) -> None:
+def _print_act(mutation_id: UUID, what: str, follows: str, bell: common.WakeUps, *, as_json: bool) -> None:
     if as_json:
-        common.as_json({"mutation": mutation_id, "act": what, "follows": follows, "is_rung": bell.heard})
+        common.print_json({"mutation": mutation_id, "act": what, "follows": follows, "is_rung": bell.is_notified})
     else:
-        common.say(f"{mutation_id}: {what}", follows, bell.words())
+        common.print_lines(f"{mutation_id}: {what}", follows, bell.text())
 
 
-def _give(desk: Desk, given: list[Given], who: Person, options: tuple[bool, bool, bool]) -> None:
+def _resolve_many(desk: Resolutions, given: list[Resolution], who: Actor, options: tuple[bool, bool, bool]) -> None:
     yes, as_json, is_more = options
-    settled = desk.settle(given, who) if yes else None
+    settled = desk.resolve_many(given, who) if yes else None
     if as_json:
-        answers = [{"mutation": item.question.id, "answer": item.answer} for item in given]
-        taken, refused = (settled.taken, settled.refused) if settled else ([], {})
+        answers = [{"mutation": item.mutation.id, "answer": item.kind} for item in given]
+        taken, refused = (settled.updated, settled.refused) if settled else ([], {})
         told = {str(mutation): words for mutation, words in refused.items()}
-        common.as_json({"given": answers, "is_done": yes, "taken": taken, "refused": told, "is_more": is_more})
+        common.print_json({"given": answers, "is_done": yes, "taken": taken, "refused": told, "is_more": is_more})
     else:
-        title = tables.count(f"{len(given)} answers", "first", is_more=is_more)
-        _list(title, [item.question for item in given], [str(item.answer) for item in given])
+        title = tables.count_text(f"{len(given)} answers", "first", is_more=is_more)
+        _print_mutations(title, [item.mutation for item in given], [str(item.kind) for item in given])
         if settled is None:
-            common.say("Nothing was changed. Repeat with --yes to give these answers.")
+            common.print_lines("Nothing was changed. Repeat with --yes to give these answers.")
         else:
-            common.say(f"{len(settled.taken)} settled, {len(settled.refused)} refused")
-            common.say(*(f"{mutation}: {words}" for mutation, words in settled.refused.items()))
+            common.print_lines(f"{len(settled.updated)} settled, {len(settled.refused)} refused")
+            common.print_lines(*(f"{mutation}: {words}" for mutation, words in settled.refused.items()))
             if is_more:
-                common.say_more(len(given))
+                common.print_more_note(len(given))
     if settled is not None and (settled.refused or is_more):
         raise typer.Exit(1)
 
 
-def _say(found: Preview) -> None:
+def _print_preview(found: ImportPreview) -> None:
     typer.echo(
-        f"{len(found.given)} answered, {len(found.unanswered)} not in the file, {len(found.ambiguous)} ambiguous, "
-        f"{found.unmatched} rows about nothing that is asked"
+        f"{len(found.resolutions)} answered, {len(found.not_in_export)} not in the file, "
+        f"{len(found.ambiguous)} ambiguous, "
+        f"{found.unmatched_rows} rows about nothing that is asked"
     )
 
 
-def _list(title: str, found: list[Question], answers: list[str] | None = None) -> None:
+def _print_mutations(title: str, found: list[MutationSummary], answers: list[str] | None = None) -> None:
     columns = ("id", "workflow", "operation", "since", *(("answer",) if answers else ()))
     rows = [
         (
@@ -267,19 +284,19 @@ def _list(title: str, found: list[Question], answers: list[str] | None = None) -
         )
         for number, question in enumerate(found)
     ]
-    tables.listed(title, columns, rows, [_words(question) for question in found], note="what")
+    tables.print_table(title, columns, rows, [_mutation_note(question) for question in found], note="what")
 
 
-def _words(question: Question) -> str:
+def _mutation_note(question: MutationSummary) -> str:
     until = question.quiet_until
     wait = f"did_not_happen is refused before {until:%H:%M:%S}: it may still arrive" if until else ""
     parts = (question.title, f"events {', '.join(question.message_ids)}", question.error, wait)
     return "; ".join(part for part in parts if part)
 
 
-def _show(found: MutationDetail, *, result: bool) -> None:
-    question = found.question
-    tables.fields(
+def _print_detail(found: MutationDetail, *, result: bool) -> None:
+    question = found.mutation
+    tables.print_fields(
         ("mutation", question.id),
         ("what", question.title),
         ("operation", f"{question.connector}.{question.operation}"),
@@ -292,16 +309,16 @@ def _show(found: MutationDetail, *, result: bool) -> None:
         ("request", question.request_hash),
         *((f"  {name}", value) for name, value in question.params.items()),
         ("attempts", question.attempts),
-        ("looks", question.looks),
+        ("looks", question.reconcile_attempts),
     )
-    timeline(found.timeline)
+    print_timeline(found.timeline)
     if result:
-        common.say("\nresult")
-        common.as_json(found.result)
-    advised(found.advice)
+        common.print_lines("\nresult")
+        common.print_json(found.result)
+    print_advice(found.advice)
 
 
-def _result(text: str | None) -> Any:
+def _parse_result(text: str | None) -> Any:
     if text is None:
         return None
     try:

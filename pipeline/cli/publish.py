@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from pipeline.cli import common
-from pipeline.cli.feeds import Feed
-from pipeline.client.publishing import Event, Receipt, checked, event
+from pipeline.cli.feeds import LineReader
+from pipeline.client.publishing import EventInput, Receipt, parse_event, parse_events
 from pipeline.client.publishing import publish as publish_in
 from pipeline.config import Settings
 from pipeline.domain.errors import InvalidInputError
@@ -24,8 +24,8 @@ from pipeline.store.database import Database
 from pipeline.telemetry.tracing import context as tracing_context
 
 _BATCH = 500
-Batches = Iterator[tuple[list[Event], bool]]
-_LONGEST_NAME = 40  #: of a key that is quoted
+Batches = Iterator[tuple[list[EventInput], bool]]
+_MAX_KEY_LENGTH = 40  #: of a key that is quoted
 
 
 def publish(  # noqa: PLR0913 - options of a command
@@ -54,27 +54,29 @@ def publish(  # noqa: PLR0913 - options of a command
         raise InvalidInputError("--message-id names one payload; in a file each line has its own.")
     if payload is not None and message_id is None:
         raise InvalidInputError("A payload needs --message-id: the name of the fact, the same whenever it is repeated.")
-    tally = Tally()
+    tally = PublishTally()
     try:
-        with _opened(payload, file) as stream:
-            feed = None if stream is None else Feed(stream)
-            events = _one(topic, str(message_id), str(payload)) if feed is None else _lines(feed, topic)
-            _all(context.obj, workflow, _batches(events, feed), tally, replace=replace, quiet=feed is None)
+        with _open_input(payload, file) as stream:
+            feed = None if stream is None else LineReader(stream)
+            events = (
+                _single_event(topic, str(message_id), str(payload)) if feed is None else _events_from_lines(feed, topic)
+            )
+            _publish_batches(context.obj, workflow, _batches(events, feed), tally, replace=replace, quiet=feed is None)
     except BaseException:
         if tally.size:
-            typer.echo(f"{tally.words()} before this; they stay. Repeating them changes nothing.", err=True)
+            typer.echo(f"{tally.text()} before this; they stay. Repeating them changes nothing.", err=True)
         raise
-    _say(tally, workflow, as_json=as_json)
+    _print_tally(tally, workflow, as_json=as_json)
 
 
 @dataclass
-class Tally:
+class PublishTally:
     """Which message ids were new, which were there before and which were rewritten."""
 
     new: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
-    bell: common.Bell = field(default_factory=common.Bell)
+    wake_ups: common.WakeUps = field(default_factory=common.WakeUps)
 
     @property
     def size(self) -> int:
@@ -85,16 +87,16 @@ class Tally:
         self.repeated += receipt.repeated
         self.replaced += receipt.replaced
 
-    def ring(self, workflow: str) -> None:
+    def notify(self, workflow: str) -> None:
         """Tell a worker, if there is something for it."""
         if self.new or self.replaced:
-            self.bell.workflow(workflow)
+            self.wake_ups.wake_workflow(workflow)
 
-    def words(self) -> str:
+    def text(self) -> str:
         return f"{len(self.new)} new, {len(self.repeated)} repeated, {len(self.replaced)} replaced"
 
 
-def _opened(payload: str | None, file: Path | None) -> AbstractContextManager[BinaryIO | None]:
+def _open_input(payload: str | None, file: Path | None) -> AbstractContextManager[BinaryIO | None]:
     if payload is not None:
         return nullcontext(None)
     if str(file) == "-":
@@ -106,27 +108,29 @@ def _opened(payload: str | None, file: Path | None) -> AbstractContextManager[Bi
         raise InvalidInputError(f"{file} cannot be read: {error.strerror}. Expected a file of JSON lines.") from None
 
 
-def _all(database: Database, workflow: str, batches: Batches, tally: Tally, *, replace: bool, quiet: bool) -> None:
+def _publish_batches(
+    database: Database, workflow: str, batches: Batches, tally: PublishTally, *, replace: bool, quiet: bool
+) -> None:
     """Publish batches, each in a transaction of its own; what was published before an error stays."""
     limits = Limits(payload=Settings.load(os.environ).max_payload_bytes)
     columns = (SpinnerColumn(), TextColumn("{task.completed} events"))
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
         common = progress.add_task("publishing", total=None)
         for batch, is_last_for_now in batches:
-            with tracing_context.joined(os.environ.get("TRACEPARENT")), database.transaction() as tx:
+            with tracing_context.join_trace(os.environ.get("TRACEPARENT")), database.transaction() as tx:
                 receipt = publish_in(tx, workflow, batch, replace=replace, limits=limits)
             tally.add(receipt)
             progress.advance(common, len(batch))
             if is_last_for_now:
-                tally.ring(workflow)
+                tally.notify(workflow)
 
 
-def _batches(events: Iterator[Event], feed: Feed | None) -> Batches:
+def _batches(events: Iterator[EventInput], feed: LineReader | None) -> Batches:
     """Events as they come, and whether the next one may take long: those that are there do not wait for it."""
-    batch: list[Event] = []
+    batch: list[EventInput] = []
     for each in events:
         batch.append(each)
-        is_quiet = feed is not None and feed.is_quiet()
+        is_quiet = feed is not None and feed.would_block()
         if is_quiet or len(batch) == _BATCH:
             yield batch, is_quiet
             batch = []
@@ -134,55 +138,57 @@ def _batches(events: Iterator[Event], feed: Feed | None) -> Batches:
         yield batch, False
 
 
-def _one(topic: str, message_id: str, payload: str) -> Iterator[Event]:
-    yield from checked([{"topic": topic, "message_id": message_id, "payload": _json(payload, "the payload")}])
+def _single_event(topic: str, message_id: str, payload: str) -> Iterator[EventInput]:
+    yield from parse_events(
+        [{"topic": topic, "message_id": message_id, "payload": _parse_json(payload, "the payload")}]
+    )
 
 
-def _lines(lines: Iterable[bytes], topic: str) -> Iterator[Event]:
+def _events_from_lines(lines: Iterable[bytes], topic: str) -> Iterator[EventInput]:
     for number, line in enumerate(lines, start=1):
-        text = _decoded(line, number)
+        text = _decode(line, number)
         if not text.strip():
             continue
-        row = _json(text, f"line {number}")
+        row = _parse_json(text, f"line {number}")
         if not isinstance(row, dict):
             raise InvalidInputError(f"Line {number} is a {type(row).__name__}; expected an object with message_id.")
-        yield event({"topic": topic, **row}, f"Line {number}")
+        yield parse_event({"topic": topic, **row}, f"Line {number}")
 
 
-def _decoded(line: bytes, number: int) -> str:
+def _decode(line: bytes, number: int) -> str:
     try:
         return line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"Line {number} is no UTF-8 text: {error.reason} at byte {error.start}.") from None
 
 
-def _json(text: str, what: str) -> Any:
+def _parse_json(text: str, what: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        return json.loads(text, object_pairs_hook=_check_unique_keys)
     except RecursionError:
         raise InvalidInputError(f"{what.capitalize()} is nested too deeply to be read.") from None
     except ValueError as error:
         raise InvalidInputError(f"{what.capitalize()} is no JSON: {error}.") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose keys are all different: of two values for one key, parsers disagree which counts."""
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
-        raise ValueError(f"the key '{common.printable(twice[:_LONGEST_NAME])}' is there twice")
+        raise ValueError(f"the key '{common.printable(twice[:_MAX_KEY_LENGTH])}' is there twice")
     return found
 
 
-def _say(tally: Tally, workflow: str, *, as_json: bool) -> None:
+def _print_tally(tally: PublishTally, workflow: str, *, as_json: bool) -> None:
     """Ring for what is new, and say what became of it; that nobody heard is no part of the answer."""
-    tally.ring(workflow)
-    bell = tally.bell
+    tally.notify(workflow)
+    bell = tally.wake_ups
     if as_json:
-        common.as_json(
-            {"new": tally.new, "repeated": tally.repeated, "replaced": tally.replaced, "is_rung": bell.heard}
+        common.print_json(
+            {"new": tally.new, "repeated": tally.repeated, "replaced": tally.replaced, "is_rung": bell.is_notified}
         )
         return
-    typer.echo(tally.words())
-    if bell.heard is False:
-        typer.echo(bell.words(), err=True)
+    typer.echo(tally.text())
+    if bell.is_notified is False:
+        typer.echo(bell.text(), err=True)

@@ -8,9 +8,9 @@ from pipeline.admin import events as event_client
 from pipeline.admin import lookup
 from pipeline.admin import runs as client
 from pipeline.admin.advice import Advice
-from pipeline.admin.events import Event, EventDetail, EventFilter
-from pipeline.admin.runs import EventLine, Run, RunDetail, RunFilter
-from pipeline.admin.timeline import Moment
+from pipeline.admin.events import EventDetail, EventFilter, EventSummary
+from pipeline.admin.runs import EventLine, RunDetail, RunFilter, RunSummary
+from pipeline.admin.timeline import TimelineEntry
 from pipeline.cli import common, tables
 from pipeline.domain.states import DeliveryStatus, Phase, RunStatus
 from pipeline.store.database import Database
@@ -20,7 +20,7 @@ def runs(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     run: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id or how that begins.")] = None,
     *,
-    workflow: common.Workflow = None,
+    workflow: common.WorkflowOption = None,
     handler: Annotated[str | None, typer.Option(help="Only of this handler.")] = None,
     status: Annotated[RunStatus | None, typer.Option(help="Only of this status.")] = None,
     phase: Annotated[Phase | None, typer.Option(help="Only in this phase.")] = None,
@@ -30,26 +30,26 @@ def runs(  # noqa: PLR0913 - options of a command
 ) -> None:
     """List runs, newest first. With an id: its timeline, inputs, outputs, mutation, and what to do next."""
     database: Database = context.obj
-    wanted = common.one(run)
+    wanted = common.single_argument(run)
     if wanted is not None:
         detail = client.detail(database, wanted)
-        common.as_json(detail.as_dict()) if as_json else _show_run(detail)
+        common.print_json(detail.as_dict()) if as_json else _print_run(detail)
         return
     only = RunFilter(workflow=workflow, handler=handler, status=status, phase=phase)
-    found = client.listed(database, only, limit=limit + 1, recent=recent)
-    listed, is_more = tables.first(found.runs, limit)
+    found = client.list_runs(database, only, limit=limit + 1, recent=recent)
+    listed, is_more = tables.first_rows(found.runs, limit)
     if as_json:
-        common.as_json([each.as_dict() for each in listed])
+        common.print_json([each.as_dict() for each in listed])
         return
-    _list_runs(listed, database, is_more=is_more)
-    _say_partial("runs", recent, is_partial=found.is_partial)
+    _print_runs(listed, database, is_more=is_more)
+    _print_partial_note("runs", recent, is_partial=found.is_partial)
 
 
 def events(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     event: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id.")] = None,
     *,
-    workflow: common.Workflow = None,
+    workflow: common.WorkflowOption = None,
     topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
     status: Annotated[
         DeliveryStatus | None, typer.Option(help="Only those that stand like this for a consumer.")
@@ -65,56 +65,58 @@ def events(  # noqa: PLR0913 - options of a command
 ) -> None:
     """List events, newest first. With an id: its deliveries, and what each of them caused."""
     database: Database = context.obj
-    wanted = common.one(event)
+    wanted = common.single_argument(event)
     if wanted is not None:
-        detail = event_client.detail(database, wanted, payload=payload)
-        common.as_json(detail.as_dict()) if as_json else _show_event(detail, payload=payload)
+        detail = event_client.detail(database, wanted, with_payload=payload)
+        common.print_json(detail.as_dict()) if as_json else _print_event(detail, payload=payload)
         return
     only = EventFilter(workflow=workflow, topic=topic, status=status, key=key, message_id=message_id)
-    found = event_client.listed(database, only, limit=limit + 1, recent=recent)
-    listed, is_more = tables.first(found.events, limit)
+    found = event_client.list_events(database, only, limit=limit + 1, recent=recent)
+    listed, is_more = tables.first_rows(found.events, limit)
     if as_json:
-        common.as_json([each.as_dict() for each in listed])
+        common.print_json([each.as_dict() for each in listed])
         return
-    _list_events(listed, database, is_more=is_more)
-    _say_partial("events", recent, is_partial=found.is_partial)
+    _print_events(listed, database, is_more=is_more)
+    _print_partial_note("events", recent, is_partial=found.is_partial)
 
 
-def timeline(moments: tuple[Moment, ...]) -> None:
+def print_timeline(moments: tuple[TimelineEntry, ...]) -> None:
     """Print what happened, oldest first; what is planned is marked."""
     rows = [
         (
             f"{each.at:%Y-%m-%d %H:%M:%S}.{each.at.microsecond // 1000:03}",
-            ("(planned) " if each.is_planned else "") + each.what,
+            ("(planned) " if each.is_planned else "") + each.description,
             each.by or "",
         )
         for each in moments
     ]
-    tables.listed("\ntimeline", ("at", "what", "by"), rows, [each.note for each in moments], note="note")
+    tables.print_table("\ntimeline", ("at", "what", "by"), rows, [each.note for each in moments], note="note")
 
 
-def advised(advice: Advice) -> None:
+def print_advice(advice: Advice) -> None:
     """Print what to do next, with the commands on lines of their own."""
-    common.say("", "\nnext", f"  {advice.words}", *(f"  {command}" for command in advice.commands))
+    common.print_lines("", "\nnext", f"  {advice.text}", *(f"  {command}" for command in advice.commands))
 
 
-def _list_runs(found: list[Run], database: Database, *, is_more: bool) -> None:
+def _print_runs(found: list[RunSummary], database: Database, *, is_more: bool) -> None:
     with database.transaction() as tx:
         now = tx.clock()
-    tables.listed(
-        tables.count(lookup.many(len(found), "run"), "newest", is_more=is_more) if found else "No such run.",
+    tables.print_table(
+        tables.count_text(lookup.quantity(len(found), "run"), "newest", is_more=is_more) if found else "No such run.",
         ("id", "status", "age", "handler"),
         [(each.id, each.status, common.age(each.created_at, now), f"{each.workflow}/{each.handler}") for each in found],
-        [_about(each) for each in found],
+        [_run_note(each) for each in found],
         note="what",
     )
 
 
-def _list_events(found: list[Event], database: Database, *, is_more: bool) -> None:
+def _print_events(found: list[EventSummary], database: Database, *, is_more: bool) -> None:
     with database.transaction() as tx:
         now = tx.clock()
-    tables.listed(
-        tables.count(lookup.many(len(found), "event"), "newest", is_more=is_more) if found else "No such event.",
+    tables.print_table(
+        tables.count_text(lookup.quantity(len(found), "event"), "newest", is_more=is_more)
+        if found
+        else "No such event.",
         ("id", "message id", "topic", "age"),
         [
             (each.id, each.message_id, f"{each.workflow}/{each.topic}", common.age(each.created_at, now))
@@ -125,7 +127,7 @@ def _list_events(found: list[Event], database: Database, *, is_more: bool) -> No
     )
 
 
-def _about(run: Run) -> str:
+def _run_note(run: RunSummary) -> str:
     """How far it got, unless it is done, and what went wrong or what it is about."""
     words = run.error or run.title or ""
     if run.status == RunStatus.COMMITTED:
@@ -133,9 +135,9 @@ def _about(run: Run) -> str:
     return f"{run.phase}: {words}" if words else str(run.phase)
 
 
-def _show_run(found: RunDetail) -> None:
+def _print_run(found: RunDetail) -> None:
     run, mutation = found.run, found.mutation
-    tables.fields(
+    tables.print_fields(
         ("run", run.id),
         ("of", f"{run.workflow}/{run.handler}"),
         ("title", run.title),
@@ -145,61 +147,61 @@ def _show_run(found: RunDetail) -> None:
         ("error", run.error),
         ("worker", found.worker),
         ("carries", found.retry_of),
-        ("carried by", found.carried_by),
+        ("carried by", found.retried_by),
         ("mutation", mutation.id if mutation else None),
         ("  asks for", mutation.operation if mutation else None),
         ("  status", mutation.status if mutation else None),
         ("  key", mutation.idempotency_key if mutation else None),
         ("  error", mutation.error if mutation else None),
     )
-    _event_lines("inputs", found.inputs)
-    if missing := run.events - len(found.inputs):
-        common.say(f"\n{lookup.many(missing, 'input')} no longer kept, or not shown.")
-    _event_lines("outputs", found.outputs)
-    timeline(found.timeline)
-    advised(found.advice)
+    _print_event_lines("inputs", found.inputs)
+    if missing := run.input_count - len(found.inputs):
+        common.print_lines(f"\n{lookup.quantity(missing, 'input')} no longer kept, or not shown.")
+    _print_event_lines("outputs", found.outputs)
+    print_timeline(found.timeline)
+    print_advice(found.advice)
 
 
-def _show_event(found: EventDetail, *, payload: bool) -> None:
+def _print_event(found: EventDetail, *, payload: bool) -> None:
     event = found.event
-    tables.fields(
+    tables.print_fields(
         ("event", event.id),
         ("topic", f"{event.workflow}/{event.topic}"),
         ("message id", event.message_id),
         ("key", event.key),
         ("title", event.title),
-        ("published", common.moment(event.created_at)),
+        ("published", common.format_time(event.created_at)),
         ("by run", event.created_by_run_id),
         ("caused by", ", ".join(f"event {id_}" for id_ in found.caused_by)),
     )
     for delivery in found.deliveries:
         gone = " (gone from the code)" if delivery.is_retired else ""
         error = f": {delivery.error}" if delivery.error else ""
-        later = f", not before {common.moment(delivery.available_at)}" if delivery.available_at else ""
-        tables.listed(
+        later = f", not before {common.format_time(delivery.available_at)}" if delivery.available_at else ""
+        tables.print_table(
             f"\n{delivery.handler}{gone}: {delivery.status}{later}{error}",
             ("run", "status", "phase"),
             [(run.id, run.status, run.phase) for run in delivery.runs],
             [run.error or run.title or "" for run in delivery.runs],
             note="what",
         )
-        _event_lines("  caused", delivery.outputs)
+        _print_event_lines("  caused", delivery.outputs)
     if not found.deliveries:
-        common.say("\nNobody listens to its topic.")
+        common.print_lines("\nNobody listens to its topic.")
     if found.acts:
-        timeline(found.acts)
+        print_timeline(found.acts)
     if payload:
-        common.say("\npayload")
-        common.as_json(found.payload)
+        common.print_lines("\npayload")
+        common.print_json(found.payload)
 
 
-def _event_lines(title: str, events: tuple[EventLine, ...]) -> None:
+def _print_event_lines(title: str, events: tuple[EventLine, ...]) -> None:
     if events:
         rows = [(each.id, each.message_id, each.topic) for each in events]
         notes = [", ".join(each.deliveries) or "nobody listens" for each in events]
-        tables.listed(f"\n{title}", ("event", "message id", "topic"), rows, notes, note="deliveries")
+        tables.print_table(f"\n{title}", ("event", "message id", "topic"), rows, notes, note="deliveries")
 
 
-def _say_partial(what: str, recent: int, *, is_partial: bool) -> None:
+def _print_partial_note(what: str, recent: int, *, is_partial: bool) -> None:
     if is_partial:
-        common.say(f"Only the newest {recent} {what} were looked through; --recent looks further back.")
+        common.print_lines(f"Only the newest {recent} {what} were looked through; --recent looks further back.")

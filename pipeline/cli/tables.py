@@ -15,8 +15,8 @@ from rich.text import Text
 from pipeline.cli.common import printable
 
 _GAP = "  "
-_NARROWEST_NOTE = 40
-_ENDLESS = 1_000_000
+_MIN_NOTE_WIDTH = 40
+_UNLIMITED_WIDTH = 1_000_000
 #: By how a cell begins. Only for columns that say how a thing stands.
 _STYLES = {
     "error": "red",
@@ -35,23 +35,23 @@ _STYLES = {
     "applied": "green",
     "consumed": "dim",
 }
-_STYLED = frozenset({"status", "kind", "severity"})
+_STYLED_COLUMNS = frozenset({"status", "kind", "severity"})
 
 Cells = Sequence[object]
 T = TypeVar("T")
 
 
-def listed(
+def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Cells], notes: Iterable[str] = (), *, note: str = ""
 ) -> None:
     """Print rows under a title. ``notes`` holds a longer text for each row: a last column where it fits, else below."""
     out = Console(highlight=False)
-    for line in lines(
+    for line in table_lines(
         [*columns],
         [[printable(cell) for cell in row] for row in rows],
         [printable(each) for each in notes],
         note,
-        width_of(out),
+        line_width(out),
     ):
         if line is None:
             out.print(title, style="bold", markup=False, soft_wrap=True)
@@ -59,7 +59,7 @@ def listed(
             out.print(line, soft_wrap=True, markup=False)
 
 
-def lines(
+def table_lines(
     columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str], note: str, width: int
 ) -> Iterator[Text | None]:
     """The lines of a list; None stands for its title."""
@@ -68,7 +68,7 @@ def lines(
         return
     widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
     used = sum(widths) + len(_GAP) * len(widths)
-    beside = any(notes) and width - used >= min(_NARROWEST_NOTE, max(map(len, notes), default=0))
+    beside = any(notes) and width - used >= min(_MIN_NOTE_WIDTH, max(map(len, notes), default=0))
     yield _line([*columns, note] if beside else columns, widths, styled=False)
     for number, row in enumerate(rows):
         words = notes[number] if notes else ""
@@ -82,17 +82,17 @@ def lines(
             yield from (Text("    " + each, style="dim") for each in below)
 
 
-def first(found: Sequence[T], limit: int) -> tuple[list[T], bool]:
+def first_rows(found: Sequence[T], limit: int) -> tuple[list[T], bool]:
     """At most so many of what was asked for with one more, and whether there are more."""
     return [*found[:limit]], len(found) > limit
 
 
-def count(words: str, order: str, *, is_more: bool) -> str:
+def count_text(words: str, order: str, *, is_more: bool) -> str:
     """How many are listed: `50 events`, and when those are not all, which of them."""
     return f"the {order} {words}; there are more" if is_more else words
 
 
-def fields(*pairs: tuple[str, object]) -> None:
+def print_fields(*pairs: tuple[str, object]) -> None:
     """Print names and values, one under the other; empty values are left out."""
     shown = [(name, printable(value, lines=True)) for name, value in pairs if value not in (None, "", ())]
     widest = max((len(name) for name, _ in shown), default=0)
@@ -102,9 +102,9 @@ def fields(*pairs: tuple[str, object]) -> None:
         out.print(text, soft_wrap=True)
 
 
-def width_of(out: Console) -> int:
+def line_width(out: Console) -> int:
     """How wide a line may be: the terminal, COLUMNS, or without end in a pipe."""
-    return out.width if out.is_terminal or os.environ.get("COLUMNS") else _ENDLESS
+    return out.width if out.is_terminal or os.environ.get("COLUMNS") else _UNLIMITED_WIDTH
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], *, columns: Sequence[str] = (), styled: bool = True) -> Text:
@@ -112,7 +112,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], *, columns: Sequence[str]
     for number, cell in enumerate(cells):
         last = number == len(cells) - 1
         padded = cell if last or number >= len(widths) else cell.ljust(widths[number]) + _GAP
-        named = number < len(columns) and columns[number] in _STYLED
+        named = number < len(columns) and columns[number] in _STYLED_COLUMNS
         made.append(padded, style=_STYLES.get(cell.partition(":")[0].partition(",")[0], "") if named else "")
     made.rstrip()
     return made

@@ -17,12 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.admin import lookup, throughput
-from pipeline.admin.resolutions import Desk
-from pipeline.admin.throughput import Frame
-from pipeline.admin.workflows import Workflow
+from pipeline.admin.resolutions import Resolutions
+from pipeline.admin.throughput import Snapshot
+from pipeline.admin.workflows import WorkflowSummary
 from pipeline.background.sweeps import periods
 from pipeline.cli import common, tables
-from pipeline.cli.workflows import counted
+from pipeline.cli.workflows import capped_count
 from pipeline.config import Settings
 
 _STYLES = {"active": "green", "paused": "yellow", "error": "bold red"}
@@ -37,18 +37,18 @@ def top(
     as_json: common.AsJson = False,
 ) -> None:
     """Watch workflows, backlog, rates and what waits for a person. q or Ctrl-C ends it."""
-    desk = Desk(context.obj, common.operations())
+    desk = Resolutions(context.obj, common.registry_or_none())
     sweeps = periods(Settings.load(os.environ).tick)
     if as_json:
-        common.as_json(throughput.frame(desk, sweeps).as_dict())
+        common.print_json(throughput.snapshot(desk, sweeps).as_dict())
     elif once or not sys.stdout.isatty():
-        console = Console(highlight=False, width=tables.width_of(Console()))
-        console.print(drawn(throughput.frame(desk, sweeps), console.width))
+        console = Console(highlight=False, width=tables.line_width(Console()))
+        console.print(render(throughput.snapshot(desk, sweeps), console.width))
     else:
-        _watch(desk, sweeps, every)
+        _run_live(desk, sweeps, every)
 
 
-def drawn(frame: Frame, width: int) -> Group:
+def render(snapshot: Snapshot, width: int) -> Group:
     """One frame. On a narrow terminal the columns that matter least are left out."""
     rates = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     is_narrow = width < _NARROW
@@ -56,38 +56,38 @@ def drawn(frame: Frame, width: int) -> Group:
     columns += [] if is_narrow else ["stopped/s", "aside", "why"]
     for column in columns:
         rates.add_column(column, no_wrap=column != "why", justify="left")
-    for workflow in frame.workflows:
-        rates.add_row(*_cells(frame, workflow)[: len(columns)])
-    parts: list[Table | Text] = [_title(frame), Text(""), rates, Text(""), *_attention(frame)]
+    for workflow in snapshot.workflows:
+        rates.add_row(*_cells(snapshot, workflow)[: len(columns)])
+    parts: list[Table | Text] = [_title(snapshot), Text(""), rates, Text(""), *_attention(snapshot)]
     return Group(*parts)
 
 
-def _cells(frame: Frame, workflow: Workflow) -> list[Text]:
-    pace = frame.paces.get(workflow.name)
+def _cells(frame: Snapshot, workflow: WorkflowSummary) -> list[Text]:
+    pace = frame.throughput.get(workflow.name)
     status = f"{workflow.status}, maintenance" if workflow.is_in_maintenance else workflow.status
     rates = [f"{rate:.1f}" for rate in (pace.published, pace.committed, pace.stopped)] if pace else ["", "", ""]
     return [
         Text(workflow.name),
         Text(status, style="yellow" if workflow.is_in_maintenance else _STYLES.get(workflow.status, "")),
-        Text(f"{workflow.in_the_air}/{workflow.concurrency}"),
-        Text(counted(workflow.waiting)),
+        Text(f"{workflow.active_runs}/{workflow.concurrency}"),
+        Text(capped_count(workflow.waiting)),
         Text(common.age(workflow.oldest_at, frame.at)),
         *(Text(rate) for rate in rates),
         Text(str(workflow.quarantined or "")),
-        Text(common.printable(workflow.why)),
+        Text(common.printable(workflow.reason)),
     ]
 
 
-def _title(frame: Frame) -> Text:
+def _title(frame: Snapshot) -> Text:
     title = Text(
-        f"pipeline  {frame.at:%Y-%m-%d %H:%M:%S}  {lookup.many(len(frame.workflows), 'workflow')}", style="bold"
+        f"pipeline  {frame.at:%Y-%m-%d %H:%M:%S}  {lookup.quantity(len(frame.workflows), 'workflow')}", style="bold"
     )
     if frame.late_sweeps:
         title.append(f"  late: {', '.join(frame.late_sweeps)}; is beat running?", style="bold red")
     return title
 
 
-def _attention(frame: Frame) -> list[Text]:
+def _attention(frame: Snapshot) -> list[Text]:
     if not frame.attention:
         return [Text("Nothing waits for a person.", style="dim")]
     count = len(frame.attention)
@@ -97,7 +97,7 @@ def _attention(frame: Frame) -> list[Text]:
         since = common.age(item.since, frame.at)
         lines.append(
             Text(
-                f"  {since.rjust(4)}  {item.kind}  {item.workflow}  {common.printable(item.why)}",
+                f"  {since.rjust(4)}  {item.kind}  {item.workflow}  {common.printable(item.reason)}",
                 no_wrap=True,
                 overflow="ellipsis",
             )
@@ -107,32 +107,32 @@ def _attention(frame: Frame) -> list[Text]:
     return lines
 
 
-def _watch(desk: Desk, sweeps: Mapping[str, timedelta], every: float) -> None:
+def _run_live(desk: Resolutions, sweeps: Mapping[str, timedelta], every: float) -> None:
     console = Console(highlight=False)
     live = Live(console=console, screen=True, auto_refresh=False)
-    with suppress(KeyboardInterrupt), _keys() as is_asked_to_end, live:
+    with suppress(KeyboardInterrupt), _quit_key() as is_asked_to_end, live:
         while True:
-            live.update(drawn(throughput.frame(desk, sweeps), console.width), refresh=True)
+            live.update(render(throughput.snapshot(desk, sweeps), console.width), refresh=True)
             if is_asked_to_end(every):
                 return
 
 
 @contextmanager
-def _keys() -> Iterator["_Keys"]:
+def _quit_key() -> Iterator["_QuitKey"]:
     """Keys one by one, without Enter; the terminal is as it was afterwards."""
     if not sys.stdin.isatty():
-        yield _Keys(None)
+        yield _QuitKey(None)
         return
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
     try:
-        yield _Keys(descriptor)
+        yield _QuitKey(descriptor)
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-class _Keys:
+class _QuitKey:
     """Waits for a key that ends the view."""
 
     def __init__(self, descriptor: int | None) -> None:

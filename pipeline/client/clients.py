@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from sqlalchemy.exc import DBAPIError
 
-from pipeline.client.publishing import Event, Receipt, publish, sendable
+from pipeline.client.publishing import EventInput, Receipt, publish, serialize_events
 from pipeline.config import database_url_of
-from pipeline.consumer_engine.steps import Steps, TimedOutError
+from pipeline.consumer_engine.steps import StepRunner, TimedOutError
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.values import DEFAULT_LIMITS, Limits
-from pipeline.store.database import Database, passes, plainly
+from pipeline.store.database import Database, describe_error, is_transient
 from pipeline.telemetry.tracing import context
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _QUEUE = "pipeline.schedule"
 _TIMEOUT = timedelta(seconds=30)
 _UNKNOWN = "Whether the events are there is unknown; publish them again with the same message ids."
-Given = Sequence[Event | Mapping[str, Any]]
+EventInputs = Sequence[EventInput | Mapping[str, Any]]
 
 
 class UnavailableError(PipelineError):
@@ -47,7 +47,7 @@ class App(Protocol):
 class Client(Protocol):
     """What every client can do."""
 
-    def publish(self, workflow: str, given: Given, *, replace: bool = False) -> Receipt | None:
+    def publish(self, workflow: str, events: EventInputs, *, replace: bool = False) -> Receipt | None:
         """Publish events. None when a worker will find out which were new."""
         ...
 
@@ -74,22 +74,22 @@ class DatabaseClient:
             self._url, self._app = database_url_of(database_url), app
         except ValueError as error:
             raise InvalidInputError(f"The URL of the database cannot be used: {error}.") from None
-        self._limits, self._bounded = limits, _Bounded(timeout)
+        self._limits, self._bounded = limits, _BoundedCalls(timeout)
         self._pools = {os.getpid(): self._pool()}
 
-    def publish(self, workflow: str, given: Given, *, replace: bool = False) -> Receipt:
+    def publish(self, workflow: str, events: EventInputs, *, replace: bool = False) -> Receipt:
         """Publish and commit; then ring, if there is something new and somebody to ring with."""
         try:
-            receipt: Receipt = self._bounded.run(self._publish, workflow, given, replace)
+            receipt: Receipt = self._bounded.run(self._publish, workflow, events, replace)
         except TimedOutError as error:
             raise UnavailableError(f"The database did not answer in time. {_UNKNOWN}") from error
         except DBAPIError as error:
-            words = plainly(error)
-            if passes(error):
+            words = describe_error(error)
+            if is_transient(error):
                 raise UnavailableError(f"The database cannot be used: {words}. {_UNKNOWN}") from error
             raise RefusedError(f"The database refused the events: {words}. Nothing was published.") from error
         if self._app is not None and (receipt.new or receipt.replaced):
-            self._ring(workflow)
+            self._notify(workflow)
         return receipt
 
     def close(self) -> None:
@@ -105,11 +105,11 @@ class DatabaseClient:
     def _pool(self) -> Database:
         return Database.connect(self._url, pool_size=2)
 
-    def _publish(self, workflow: str, given: Given, replace: bool) -> Receipt:
+    def _publish(self, workflow: str, given: EventInputs, replace: bool) -> Receipt:
         with self._db.transaction() as tx:
             return publish(tx, workflow, given, replace=replace, limits=self._limits)
 
-    def _ring(self, workflow: str) -> None:
+    def _notify(self, workflow: str) -> None:
         assert self._app is not None
         try:
             self._bounded.send(self._app, "pipeline.schedule", args=[workflow])
@@ -121,14 +121,16 @@ class BrokerClient:
     """Hands events to the broker through the service's own Celery app. Every call ends within ``timeout``."""
 
     def __init__(self, app: App, *, limits: Limits = DEFAULT_LIMITS, timeout: timedelta = _TIMEOUT) -> None:
-        self._app, self._limits, self._bounded = app, limits, _Bounded(timeout)
+        self._app, self._limits, self._bounded = app, limits, _BoundedCalls(timeout)
 
-    def publish(self, workflow: str, given: Given, *, replace: bool = False) -> None:
+    def publish(self, workflow: str, events: EventInputs, *, replace: bool = False) -> None:
         """Send events on their way. Their form is checked here, their fit to the topic by the worker."""
-        here = context.current()
-        events = [event | {"traceparent": event["traceparent"] or here} for event in sendable(given, self._limits)]
-        kwargs = {"workflow": workflow, "events": events, "replace": replace}
-        shown = {"argsrepr": "()", "kwargsrepr": f"{len(events)} events for {workflow}"}
+        here = context.current_traceparent()
+        messages = [
+            event | {"traceparent": event["traceparent"] or here} for event in serialize_events(events, self._limits)
+        ]
+        kwargs = {"workflow": workflow, "events": messages, "replace": replace}
+        shown = {"argsrepr": "()", "kwargsrepr": f"{len(messages)} events for {workflow}"}
         try:
             self._bounded.send(self._app, "pipeline.publish", kwargs=kwargs, **shown)
         except Exception as error:
@@ -141,7 +143,7 @@ class BrokerClient:
         """Nothing is held."""
 
 
-class _Bounded:
+class _BoundedCalls:
     """Calls that end in time. One that does not return is left behind, with its connection."""
 
     def __init__(self, timeout: timedelta) -> None:
@@ -149,14 +151,14 @@ class _Bounded:
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         if not hasattr(self._local, "steps"):
-            self._local.steps = Steps()
+            self._local.steps = StepRunner()
         return self._local.steps.run(function, *args, limit=self._timeout, what="publish")
 
     def send(self, app: App, name: str, **how: Any) -> None:
         """Send a task once: a second try is the caller's."""
 
         def send() -> None:
-            with context.kept():
+            with context.preserve_context():
                 # JSON, whatever the service's own tasks use: our workers read nothing else
                 app.send_task(name, queue=_QUEUE, serializer="json", ignore_result=True, retry=False, **how)
 

@@ -17,12 +17,12 @@ from pipeline.store.database import Transaction
 _DIALECT = psycopg2.dialect()  # type: ignore[no-untyped-call]
 
 
-class RawTransaction(Transaction):
+class Psycopg2Transaction(Transaction):
     """A transaction over a connection of psycopg2."""
 
     def __init__(self, raw: Any) -> None:
         super().__init__(raw)
-        self.raw = raw
+        self._psycopg2_connection = raw
 
     def all(self, statement: TextClause, /, **params: Any) -> Sequence[Any]:
         """Every row the statement returns."""
@@ -35,7 +35,7 @@ class RawTransaction(Transaction):
         """The first row, or None."""
         return next(iter(self.all(statement, **params)), None)
 
-    def run(self, statement: TextClause, /, **params: Any) -> int:
+    def execute(self, statement: TextClause, /, **params: Any) -> int:
         """Run a statement that returns nothing and say how many rows it touched."""
         with self._cursor() as cursor:
             self._execute(cursor, statement, params)
@@ -44,7 +44,7 @@ class RawTransaction(Transaction):
 
     def _cursor(self) -> Any:
         """Plain rows, whatever kind of rows the caller's connection gives by default."""
-        return self.raw.cursor(cursor_factory=extensions.cursor)
+        return self._psycopg2_connection.cursor(cursor_factory=extensions.cursor)
 
     def _execute(self, cursor: Any, statement: TextClause, params: dict[str, Any]) -> None:
         cursor.execute(str(statement.compile(dialect=_DIALECT)), params)

@@ -13,15 +13,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import Session
 
-from pipeline.client.psycopg2_transaction import RawTransaction
+from pipeline.client.psycopg2_transaction import Psycopg2Transaction
 from pipeline.domain.errors import InvalidInputError
-from pipeline.domain.payloads import plain
+from pipeline.domain.payloads import json_payload
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
 from pipeline.store.database import Transaction
-from pipeline.transitions import events
+from pipeline.transitions import events as event_transitions
 
 
-class Event(BaseModel):
+class EventInput(BaseModel):
     """An event as other services write it. ``message_id`` names the fact: the same fact has the same id."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,7 +46,7 @@ class Receipt:
 def publish(
     connection: Any,
     workflow: str,
-    given: Sequence[Event | Mapping[str, Any]],
+    events: Sequence[EventInput | Mapping[str, Any]],
     *,
     replace: bool = False,
     limits: Limits = DEFAULT_LIMITS,
@@ -56,8 +56,8 @@ def publish(
     Nothing is committed here. Ring afterwards, or let the next tick find the events.
     """
     tx = _transaction(connection)
-    made = [_new(event) for event in checked(given)]
-    published = events.publish(tx, workflow, made, replace=replace, limits=limits)
+    made = [_to_new_event(event) for event in parse_events(events)]
+    published = event_transitions.publish(tx, workflow, made, replace=replace, limits=limits)
     names = list(dict.fromkeys((item.topic, item.message_id) for item in made))
     known = {*published.new, *published.replaced}
     return Receipt(
@@ -67,10 +67,10 @@ def publish(
     )
 
 
-def sendable(given: Sequence[Event | Mapping[str, Any]], limits: Limits) -> list[dict[str, Any]]:
+def serialize_events(events: Sequence[EventInput | Mapping[str, Any]], limits: Limits) -> list[dict[str, Any]]:
     """Events as they travel in a message, each checked as a publish would check it, as far as nobody is asked."""
-    made = [_new(event) for event in checked(given)]
-    events.event_rows(made, limits)
+    made = [_to_new_event(event) for event in parse_events(events)]
+    event_transitions.event_rows(made, limits)
     return [asdict(event) for event in made]
 
 
@@ -80,12 +80,12 @@ def _transaction(connection: Any) -> Transaction:
     if isinstance(connection, Session):
         connection = connection.connection()
     if isinstance(connection, Connection):
-        _refuse_others(connection.dialect.name)
-        _refuse_autocommit(connection.connection.dbapi_connection)
+        _require_postgres(connection.dialect.name)
+        _require_transaction(connection.connection.dbapi_connection)
         return Transaction(connection)
     if isinstance(connection, extensions.connection) and not connection.async_:
-        _refuse_autocommit(connection)
-        return RawTransaction(connection)
+        _require_transaction(connection)
+        return Psycopg2Transaction(connection)
     kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
     raise InvalidInputError(
         f"Events cannot be published through a {kind}; expected a Connection or Session of SQLAlchemy, or a connection "
@@ -94,7 +94,7 @@ def _transaction(connection: Any) -> Transaction:
     )
 
 
-def _refuse_others(kind: str) -> None:
+def _require_postgres(kind: str) -> None:
     if kind != "postgresql":
         raise InvalidInputError(
             f"Events cannot be published through a database of kind {kind}; expected the Postgres that the workflows "
@@ -102,7 +102,7 @@ def _refuse_others(kind: str) -> None:
         )
 
 
-def _refuse_autocommit(connection: Any) -> None:
+def _require_transaction(connection: Any) -> None:
     if getattr(connection, "autocommit", False):
         raise InvalidInputError(
             "Events cannot be published through a connection in autocommit: they would stay although the transaction "
@@ -110,33 +110,33 @@ def _refuse_autocommit(connection: Any) -> None:
         )
 
 
-def checked(given: Sequence[Event | Mapping[str, Any]]) -> list[Event]:
+def parse_events(events: Sequence[EventInput | Mapping[str, Any]]) -> list[EventInput]:
     """Events in their form, or an error that names the first that is not."""
-    if isinstance(given, Event | Mapping | str | bytes) or not isinstance(given, Iterable):
+    if isinstance(events, EventInput | Mapping | str | bytes) or not isinstance(events, Iterable):
         raise InvalidInputError(
-            f"A {type(given).__name__} was given where a list of events is expected; put a single event into a list."
+            f"A {type(events).__name__} was given where a list of events is expected; put a single event into a list."
         )
-    return [event(item, f"Event {number}") for number, item in enumerate(given, start=1)]
+    return [parse_event(item, f"Event {number}") for number, item in enumerate(events, start=1)]
 
 
-def event(item: Event | Mapping[str, Any], what: str) -> Event:
+def parse_event(item: EventInput | Mapping[str, Any], label: str) -> EventInput:
     """An event in its form, or an error that says what is wrong with ``what``."""
     try:
-        return item if isinstance(item, Event) else Event.model_validate(dict(item))
+        return item if isinstance(item, EventInput) else EventInput.model_validate(dict(item))
     except (ValidationError, TypeError, ValueError) as error:
-        known = ", ".join(Event.model_fields)
+        known = ", ".join(EventInput.model_fields)
         problem = f"it is a {type(item).__name__}"
         if isinstance(error, ValidationError):
             first = error.errors(include_url=False, include_input=False)[0]
             problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-        raise InvalidInputError(f"{what}: {problem}; an event has: {known}.") from None
+        raise InvalidInputError(f"{label}: {problem}; an event has: {known}.") from None
 
 
-def _new(event: Event) -> NewEvent:
+def _to_new_event(event: EventInput) -> NewEvent:
     return NewEvent(
         topic=event.topic,
         message_id=event.message_id,
-        payload=plain(event.payload, what=f"payload of {event.message_id!r}"),
+        payload=json_payload(event.payload, what=f"payload of {event.message_id!r}"),
         key=event.key,
         title=event.title,
         traceparent=event.traceparent,

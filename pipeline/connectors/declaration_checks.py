@@ -10,31 +10,31 @@ from datetime import timedelta
 from string import Formatter
 from typing import Any
 
-from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
+from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
 
 _KINDS: dict[str, type] = {
     "timeout": timedelta,
     "settle": timedelta,
     "policy": ReconcilePolicy,
-    "retry": RetryPolicy,
+    "retry": MutationRetryPolicy,
     "breaker": BreakerPolicy,
     "shows": str,
 }
 
 
-def wrong_fact(facts: Callable[[str], Any]) -> str:
+def option_problem(option: Callable[[str], Any]) -> str:
     """Which fact, asked for by its name, is of the wrong kind or makes no sense."""
     for name, kind in _KINDS.items():
-        if not isinstance(facts(name), kind):
-            return f"has {name} {facts(name)!r}; expected a {kind.__name__}"
-    if facts("timeout") <= timedelta(0):
-        return f"has timeout {facts('timeout')}; expected a positive span"
-    if facts("settle") < timedelta(0):
-        return f"has settle {facts('settle')}; expected no negative span"
+        if not isinstance(option(name), kind):
+            return f"has {name} {option(name)!r}; expected a {kind.__name__}"
+    if option("timeout") <= timedelta(0):
+        return f"has timeout {option('timeout')}; expected a positive span"
+    if option("settle") < timedelta(0):
+        return f"has settle {option('settle')}; expected no negative span"
     return ""
 
 
-def wrong_line(shows: str, names: Collection[str], *, takes_anything: bool) -> str:
+def shows_problem(shows: str, names: Collection[str], *, takes_anything: bool) -> str:
     """Why the line for people could not be put together. Its values are all text by then."""
     try:
         fields = [field for _, field, _, _ in Formatter().parse(shows) if field is not None]
@@ -50,26 +50,26 @@ def wrong_line(shows: str, names: Collection[str], *, takes_anything: bool) -> s
     return ""
 
 
-def wrong_look(look: Callable[..., Any], names: Collection[str]) -> str:
+def reconcile_problem(function: Callable[..., Any], names: Collection[str]) -> str:
     """Why a reconcile could not be called with what its mutation was given."""
     given: Mapping[str, None] = dict.fromkeys(names)
     try:
-        inspect.signature(look).bind(None, None, **given)
+        inspect.signature(function).bind(None, None, **given)
     except TypeError as error:
         takes = ", ".join(("self", "call", *names))
-        return f"cannot be asked about by {_name(look)}: {error}; expected it to take {takes}"
+        return f"cannot be asked about by {_function_name(function)}: {error}; expected it to take {takes}"
     except ValueError:
         return ""  # what is written in another language does not tell
     return ""
 
 
-def overriding(cls: type, look: Callable[..., Any]) -> Callable[..., Any]:
+def overriding_method(cls: type, function: Callable[..., Any]) -> Callable[..., Any]:
     """The method that a class has in the place of one of its bases, which may be the same."""
-    name = _name(look)
-    is_method = any(vars(base).get(name) is look for base in cls.__mro__)
+    name = _function_name(function)
+    is_method = any(vars(base).get(name) is function for base in cls.__mro__)
     found = inspect.getattr_static(cls, name, None) if is_method else None
-    return found if inspect.isfunction(found) else look
+    return found if inspect.isfunction(found) else function
 
 
-def _name(look: Callable[..., Any]) -> str:
+def _function_name(look: Callable[..., Any]) -> str:
     return str(getattr(look, "__name__", type(look).__name__))

@@ -13,34 +13,34 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
-PATIENCE = 5.0  #: seconds that a loop may take to begin with something before it is taken for blocked
+START_TIMEOUT = 5.0  #: seconds that a loop may take to begin with something before it is taken for blocked
 
 
-def answered(value: Any, within: timedelta | None = None) -> Any:
+def await_result(value: Any, timeout: timedelta | None = None) -> Any:
     """What an operation comes to. If it is async, it is waited for, and cancelled when that takes too long."""
-    return _begun(value, within).result() if inspect.isawaitable(value) else value
+    return _submit(value, timeout).result() if inspect.isawaitable(value) else value
 
 
-async def answered_elsewhere(value: Awaitable[Any]) -> Any:
+async def await_result_async(value: Awaitable[Any]) -> Any:
     """The same for whoever waits in another loop."""
-    return await asyncio.wrap_future(_begun(value))
+    return await asyncio.wrap_future(_submit(value))
 
 
-def _begun(value: Awaitable[Any], within: timedelta | None = None) -> "Future[Any]":
+def _submit(value: Awaitable[Any], within: timedelta | None = None) -> "Future[Any]":
     """Begin with it, in a new loop if the one there is does not come to it."""
     while True:
-        loop, errand = _loops.get(), _Errand(value, within)
+        loop, errand = _process_loop.get(), _LoopTask(value, within)
         loop.call_soon_threadsafe(errand.start)  # in the context of the caller
-        if errand.begun.wait(PATIENCE) or not errand.withdraw():
+        if errand.started.wait(START_TIMEOUT) or not errand.withdraw():
             return errand.future
-        _loops.give_up(loop)
+        _process_loop.discard(loop)
 
 
-class _Errand:
+class _LoopTask:
     """One answer that somebody waits for. It is begun in one loop at most."""
 
     def __init__(self, value: Awaitable[Any], within: timedelta | None) -> None:
-        self.begun = threading.Event()
+        self.started = threading.Event()
         self.future: Future[Any] = Future()
         self._value, self._within = value, None if within is None else within.total_seconds()
         self._lock, self._is_withdrawn = threading.Lock(), False
@@ -53,7 +53,7 @@ class _Errand:
         with self._lock:
             if self._is_withdrawn:
                 return
-            self.begun.set()
+            self.started.set()
         try:
             async with asyncio.timeout(self._within):
                 answer = await self._value
@@ -64,11 +64,11 @@ class _Errand:
     def withdraw(self) -> bool:
         """Keep it from being begun. False: it is too late for that."""
         with self._lock:
-            self._is_withdrawn = not self.begun.is_set()
+            self._is_withdrawn = not self.started.is_set()
         return self._is_withdrawn
 
 
-class _Loops:
+class _ProcessLoop:
     """The loop of this process, made when it is needed."""
 
     def __init__(self) -> None:
@@ -82,16 +82,16 @@ class _Loops:
                 threading.Thread(target=self._loop.run_forever, name="pipeline-connectors", daemon=True).start()
             return self._loop
 
-    def give_up(self, loop: asyncio.AbstractEventLoop) -> None:
+    def discard(self, loop: asyncio.AbstractEventLoop) -> None:
         """Leave a loop behind that is blocked; when it can, it goes on with what it has begun."""
         with self._lock:
             if self._loop is loop:
                 self._loop = None
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a new process, which has none of the threads of the one it was forked from."""
         self.__init__()  # type: ignore[misc]
 
 
-_loops = _Loops()
-os.register_at_fork(after_in_child=_loops.forget)
+_process_loop = _ProcessLoop()
+os.register_at_fork(after_in_child=_process_loop.reset_after_fork)

@@ -18,8 +18,8 @@ from urllib.parse import quote, urlsplit
 from pydantic import SecretStr
 
 from pipeline.connectors.email import message as mail
-from pipeline.connectors.email.sockets import is_here
-from pipeline.connectors.error_table import Outcome, Reading, read_status, retry_after
+from pipeline.connectors.email.sockets import is_loopback
+from pipeline.connectors.error_table import ErrorMeaning, ErrorReading, read_status, retry_after
 from pipeline.connectors.sdk import Applied, Call, NotFound, Retry, Verdict, mutation
 from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, LogicError, TransientError
 
@@ -29,14 +29,14 @@ except ImportError as missing:
     raise ImportError("The gmail connector needs httpx; install it with: pip install 'pipeline[http]'") from missing
 
 _QUOTA = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
-_LONGEST_ANSWER = 1_000_000  #: bytes; what the API says about one mail is far below
+_MAX_RESPONSE_BYTES = 1_000_000  #: bytes; what the API says about one mail is far below
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 Token = Callable[[], str] | SecretStr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
+class _GmailResponse:
     """What the API said."""
 
     status: int
@@ -60,17 +60,17 @@ class _Answer:
         )
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """Its words for people, on one line and not too many."""
         return " ".join(f"{self.status} {self.error.get('message', '')}".split())[:200]
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> ErrorReading:
         """What it says about the outcome. Quota errors come as 403 too, and are no question of access."""
         after = retry_after(self.headers.get("retry-after"), now=self._now)
         if self.status == 403 and self.reasons & _QUOTA:
-            return Reading(outcome=Outcome.NOT_NOW, after=after)
-        return Reading(outcome=read_status(self.status).outcome, after=after)
+            return ErrorReading(meaning=ErrorMeaning.NOT_NOW, after=after)
+        return ErrorReading(meaning=read_status(self.status).meaning, after=after)
 
     @property
     def _now(self) -> datetime | None:
@@ -96,7 +96,9 @@ class Gmail(mail.Mailer):
     ) -> None:
         self.name, self.token, self.user = name, token, user
         parts = urlsplit(base_url)
-        if not parts.hostname or (parts.scheme != "https" and not (parts.scheme == "http" and is_here(parts.hostname))):
+        if not parts.hostname or (
+            parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname))
+        ):
             raise InvalidInputError(f"The base_url {base_url!r} cannot be used; expected https://host.")
         self.url = f"{base_url.rstrip('/')}/gmail/v1/users/{quote(user, safe='')}/messages"
         try:
@@ -109,17 +111,17 @@ class Gmail(mail.Mailer):
 
     send = mutation(shows=mail.SHOWS, redact=mail.REDACT, settle=timedelta(minutes=2))(mail.send)
 
-    async def deliver(self, call: Call, letter: mail.Letter) -> dict[str, Any]:
+    async def deliver(self, call: Call, message: mail.MailMessage) -> dict[str, Any]:
         """Hand the letter to the API."""
-        raw = mail.written(letter, call, sender=self.sender, domain=self.domain, shows_bcc=True)
+        raw = mail.encode_message(message, call, sender=self.sender, domain=self.domain, include_bcc=True)
         body = {"raw": base64.urlsafe_b64encode(raw).decode()}
-        sent = _Sent()
+        sent = _SendTracker()
         try:
-            answer = await self._asked(call, sent, "POST", f"{self.url}/send", json=body)
+            answer = await self._request(call, sent, "POST", f"{self.url}/send", json=body)
         except HandlerError:
             raise
         except (httpx.HTTPError, TimeoutError, OSError) as error:
-            if not sent.began:
+            if not sent.has_sent:
                 raise TransientError(
                     f"Gmail could not be reached ({type(error).__name__}); nothing was sent."
                 ) from None
@@ -127,7 +129,7 @@ class Gmail(mail.Mailer):
                 f"Gmail was sent the mail and did not answer ({type(error).__name__}): whether it was taken is unknown."
             ) from None
         if answer.status != 200 or not isinstance(answer.body, dict) or not answer.body.get("id"):
-            raise self._refusal(answer)
+            raise self._response_error(answer)
         return self._result(call, answer.body)
 
     @send.reconcile
@@ -136,11 +138,11 @@ class Gmail(mail.Mailer):
         wanted = mail.message_id(call.idempotency_key, self.domain).strip("<>")
         query = {"q": f"rfc822msgid:{wanted} in:sent", "includeSpamTrash": "true"}
         try:
-            answer = await self._asked(call, _Sent(), "GET", self.url, params=query)
+            answer = await self._request(call, _SendTracker(), "GET", self.url, params=query)
         except (HandlerError, httpx.HTTPError, TimeoutError, OSError) as error:
             return Retry(f"Gmail could not be asked ({type(error).__name__})")
         if answer.status != 200:
-            return Retry(f"Gmail did not say ({self.scrubbed(answer.words)})", after=answer.reading.after)
+            return Retry(f"Gmail did not say ({self.scrub(answer.message)})", after=answer.reading.after)
         return self._verdict(call, answer.body)
 
     def _verdict(self, call: Call, body: Any) -> Verdict:
@@ -158,9 +160,9 @@ class Gmail(mail.Mailer):
         known = {"id": message.get("id"), "threadId": message.get("threadId")}
         return known | {"message_id": mail.message_id(call.idempotency_key, self.domain)}
 
-    async def _asked(self, call: Call, sent: "_Sent", method: str, url: str, **request: Any) -> _Answer:
+    async def _request(self, call: Call, sent: "_SendTracker", method: str, url: str, **request: Any) -> _GmailResponse:
         """One request within the time of the call, from the look for an address to the last byte of the answer."""
-        headers = {"authorization": f"Bearer {self._bearer()}"}
+        headers = {"authorization": f"Bearer {self._access_token()}"}
         left = call.remaining.total_seconds()
         if left <= 0:
             raise TransientError("The time for this call was over before anything was sent.")
@@ -172,11 +174,11 @@ class Gmail(mail.Mailer):
                 read = b""
                 async for chunk in response.aiter_bytes():
                     read += chunk
-                    if len(read) > _LONGEST_ANSWER:
+                    if len(read) > _MAX_RESPONSE_BYTES:
                         break
-                return _Answer(status=response.status_code, headers=response.headers, body=_json(read))
+                return _GmailResponse(status=response.status_code, headers=response.headers, body=_parse_json(read))
 
-    def _bearer(self) -> str:
+    def _access_token(self) -> str:
         """The access token of this moment. Nothing is repeated of one that cannot be used, nor of why it is missing."""
         try:
             token = self.token.get_secret_value() if isinstance(self.token, SecretStr) else self.token()
@@ -191,17 +193,17 @@ class Gmail(mail.Mailer):
         self.last_token = SecretStr(token)  # so that words are scrubbed of it
         return token
 
-    def _refusal(self, answer: _Answer) -> Exception:
+    def _response_error(self, answer: _GmailResponse) -> Exception:
         """What an answer means that is not the one that was hoped for."""
-        reading, words = answer.reading, self.scrubbed(answer.words)
-        match reading.outcome:
-            case Outcome.REFUSED:
+        reading, words = answer.reading, self.scrub(answer.message)
+        match reading.meaning:
+            case ErrorMeaning.REFUSED:
                 return LogicError(f"Gmail refused the mail ({words}); nothing was sent.")
-            case Outcome.DENIED:
+            case ErrorMeaning.DENIED:
                 return AuthError(f"Gmail gives no access ({words}); nothing was sent. Check the token and its scopes.")
-            case Outcome.NOT_NOW:
+            case ErrorMeaning.NOT_NOW:
                 return TransientError(f"Gmail takes no mail now ({words}); nothing was sent.", after=reading.after)
-            case Outcome.UNKNOWN:
+            case ErrorMeaning.UNKNOWN:
                 return ConnectionError(f"Gmail answered {words}: whether the mail was taken is unknown.")
             case _ as never:
                 assert_never(never)
@@ -212,18 +214,18 @@ class Gmail(mail.Mailer):
         return mail.Mailbox.parse(self.user).domain if "@" in self.user else "gmail.com"
 
 
-class _Sent:
+class _SendTracker:
     """Whether any byte of a request was on its way."""
 
-    began = False
+    has_sent = False
 
     async def trace(self, event: str, _: dict[str, Any]) -> None:
         """Hear from the HTTP library what it is about to do."""
         if event.endswith("send_request_headers.started"):
-            self.began = True
+            self.has_sent = True
 
 
-def _json(read: bytes) -> Any:
+def _parse_json(read: bytes) -> Any:
     try:
         return json.loads(read)
     except ValueError:

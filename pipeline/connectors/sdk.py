@@ -25,14 +25,14 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from pipeline.connectors.declaration_checks import overriding, wrong_fact, wrong_line, wrong_look
-from pipeline.connectors.error_table import Outcome, Reading, pause, read_error
-from pipeline.connectors.secrets import secrets
+from pipeline.connectors.declaration_checks import option_problem, overriding_method, reconcile_problem, shows_problem
+from pipeline.connectors.error_table import ErrorMeaning, ErrorReading, bounded_pause, read_error
+from pipeline.connectors.secrets import secret_values
 from pipeline.domain.errors import InvalidInputError, LogicError
-from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
+from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
-L = TypeVar("L", bound=Callable[..., Any])
+R = TypeVar("R", bound=Callable[..., Any])
 
 HIDDEN = "•••"
 
@@ -105,45 +105,45 @@ class Operation(Generic[F]):
     settle: timedelta = timedelta(0)
     keyed: bool = False  #: the outside system does one thing once, however often a key arrives
     policy: ReconcilePolicy = field(default_factory=ReconcilePolicy)
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    retry: MutationRetryPolicy = field(default_factory=MutationRetryPolicy)
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     redact: frozenset[str] = frozenset()  #: parameters that nobody is shown
     shows: str = ""  #: what a person reads, with parameters in braces
-    errors: Callable[[BaseException], Reading | None] | None = None
-    look: Callable[..., Any] | None = None
+    errors: Callable[[BaseException], ErrorReading | None] | None = None
+    reconcile_function: Callable[..., Any] | None = None
     name: str = ""
     signature: inspect.Signature = field(init=False)
     model: type[BaseModel] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._refuse(wrong_fact(functools.partial(getattr, self)))
+        self._refuse(option_problem(functools.partial(getattr, self)))
         self.signature = inspect.signature(self.function)
-        self.model = _model(self.function, self.signature, skip=2 if self.is_mutation else 1)
+        self.model = _params_model(self.function, self.signature, skip=2 if self.is_mutation else 1)
         wrong = sorted(set(self.redact) - set(self.model.model_fields))
-        if wrong and not self._takes_anything:
+        if wrong and not self._accepts_extra:
             self._refuse(f"redacts {wrong[0]!r}, which it does not take")
-        self._refuse(wrong_line(self.shows, self.model.model_fields, takes_anything=self._takes_anything))
+        self._refuse(shows_problem(self.shows, self.model.model_fields, takes_anything=self._accepts_extra))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def reconcile(self, look: L) -> L:
+    def reconcile(self, function: R) -> R:
         """Mark the method that finds out what became of this mutation. A subclass overrides it by its name."""
-        if self.look is not None:
-            known = getattr(self.look, "__name__", "another method")
+        if self.reconcile_function is not None:
+            known = getattr(self.reconcile_function, "__name__", "another method")
             self._refuse(f"is asked about by {known} already; a subclass overrides that by its name")
-        self.asked_by(look)
-        return look
+        self.set_reconcile_function(function)
+        return function
 
-    def asked_by(self, look: Callable[..., Any]) -> None:
+    def set_reconcile_function(self, function: Callable[..., Any]) -> None:
         """Ask by this method, if it takes what this mutation takes."""
-        if not self._takes_anything:
-            self._refuse(wrong_look(look, self.model.model_fields))
-        self.look = look
+        if not self._accepts_extra:
+            self._refuse(reconcile_problem(function, self.model.model_fields))
+        self.reconcile_function = function
 
     @property
     def can_reconcile(self) -> bool:
-        return self.look is not None
+        return self.reconcile_function is not None
 
     @property
     def grade(self) -> Grade:
@@ -157,37 +157,37 @@ class Operation(Generic[F]):
         """What the operation takes, besides the connector and the call."""
         return tuple(self.signature.parameters)[2 if self.is_mutation else 1 :]
 
-    def check(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def to_stored_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters as they are written down: as JSON, with the defaults of today. Refuses what does not fit.
 
         What was given is kept, not what validators made of it: they run once, when the function is called.
         """
-        self._fitting(params)
+        self._validate(params)
         defaults = {name: known.default for name, known in self.model.model_fields.items() if not known.is_required()}
-        written = {name: self._written(name, value) for name, value in {**defaults, **params}.items()}
-        self._fitting(written)
+        written = {name: self._to_json(name, value) for name, value in {**defaults, **params}.items()}
+        self._validate(written)
         return written
 
-    def given(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters as the function takes them: of the declared types, read back from JSON."""
-        fitting = self._fitting(params)
+        fitting = self._validate(params)
         return {name: getattr(fitting, name) for name in (*type(fitting).model_fields, *(fitting.model_extra or ()))}
 
-    def reading(self, error: BaseException) -> Reading:
+    def reading(self, error: BaseException) -> ErrorReading:
         """What an error of this operation says about its outcome. A reader that fails has told us nothing."""
         try:
             own = self.errors(error) if self.errors else None
-            read = own if isinstance(own, Reading) else read_error(error)
-            return Reading(outcome=Outcome(read.outcome), after=pause(read.after))
+            read = own if isinstance(own, ErrorReading) else read_error(error)
+            return ErrorReading(meaning=ErrorMeaning(read.meaning), after=bounded_pause(read.after))
         except Exception:
             log.exception("%s cannot read an error of its own; the outcome is unknown", self.name)
-            return Reading(outcome=Outcome.UNKNOWN)
+            return ErrorReading(meaning=ErrorMeaning.UNKNOWN)
 
-    def shown(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def redact_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters as people may see them."""
         return {name: HIDDEN if name in self.redact else value for name, value in params.items()}
 
-    def cleaned(self, text: str, params: Mapping[str, Any]) -> str:
+    def redact_text(self, text: str, params: Mapping[str, Any]) -> str:
         """Words without the values that the operation keeps from people."""
         for name in self.redact:
             for value in _leaves(params.get(name)):
@@ -197,13 +197,13 @@ class Operation(Generic[F]):
 
     def title(self, params: Mapping[str, Any]) -> str:
         """What this request would do, in a line for people."""
-        seen = {name: _plainly(value) for name, value in self.shown(params).items()}
+        seen = {name: _display_text(value) for name, value in self.redact_params(params).items()}
         if self.shows:
             with contextlib.suppress(ValueError, LookupError, AttributeError):  # a list does not fail for one line
                 return self.shows.format_map(defaultdict(str, seen))
         return ", ".join(f"{name}={value}" for name, value in seen.items())
 
-    def _written(self, name: str, value: Any) -> Any:
+    def _to_json(self, name: str, value: Any) -> Any:
         """A value as JSON; where nothing was declared it must be JSON already, which is checked later."""
         known = self.model.model_fields.get(name)
         if known is None or known.annotation is Any:
@@ -220,10 +220,10 @@ class Operation(Generic[F]):
             raise InvalidInputError(f"{getattr(self.function, '__qualname__', self.function)} {problem}.")
 
     @property
-    def _takes_anything(self) -> bool:
+    def _accepts_extra(self) -> bool:
         return self.model.model_config.get("extra") == "allow"
 
-    def _fitting(self, params: Mapping[str, Any]) -> BaseModel:
+    def _validate(self, params: Mapping[str, Any]) -> BaseModel:
         try:
             return self.model.model_validate(dict(params))
         except ValidationError as error:
@@ -244,11 +244,11 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
     settle: timedelta = timedelta(minutes=1),
     keyed: bool = False,
     policy: ReconcilePolicy | None = None,
-    retry: RetryPolicy | None = None,
+    retry: MutationRetryPolicy | None = None,
     breaker: BreakerPolicy | None = None,
     redact: Collection[str] = (),
     shows: str = "",
-    errors: Callable[[BaseException], Reading | None] | None = None,
+    errors: Callable[[BaseException], ErrorReading | None] | None = None,
 ) -> Callable[[F], Operation[F]]:
     """Mark a method that changes the outside world.
 
@@ -266,9 +266,9 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
             settle=settle,
             keyed=keyed,
             policy=policy or ReconcilePolicy(),
-            retry=retry or RetryPolicy(),
+            retry=retry or MutationRetryPolicy(),
             breaker=breaker or BreakerPolicy(),
-            redact=_names(function, redact),
+            redact=_redacted_names(function, redact),
             shows=shows,
             errors=errors,
         )
@@ -288,30 +288,30 @@ class Connector:
         known = cls.__dict__.get("_operations")
         if known is None:
             found = (inspect.getattr_static(cls, name) for name in dir(cls))
-            known = {each.name: _of_class(cls, each) for each in found if isinstance(each, Operation)}
+            known = {each.name: _for_class(cls, each) for each in found if isinstance(each, Operation)}
             cls._operations = known
         return known
 
-    def scrubbed(self, text: str) -> str:
+    def scrub(self, text: str) -> str:
         """Words without this connector's credentials, whatever put them there."""
-        for secret in secrets(self):
+        for secret in secret_values(self):
             text = text.replace(secret, HIDDEN)
         return text
 
 
-def _names(function: Callable[..., Any], redact: Collection[str]) -> frozenset[str]:
+def _redacted_names(function: Callable[..., Any], redact: Collection[str]) -> frozenset[str]:
     if isinstance(redact, str):
         raise InvalidInputError(f"{function.__qualname__} redacts {redact!r}, a text; expected the names in a list.")
     return frozenset(redact)
 
 
-def _of_class(cls: type, operation: Operation[Any]) -> Operation[Any]:
+def _for_class(cls: type, operation: Operation[Any]) -> Operation[Any]:
     """An operation as this class has it: asked about by the method that the class has under that name."""
-    look = operation.look and overriding(cls, operation.look)
-    if look is operation.look or look is None:
+    look = operation.reconcile_function and overriding_method(cls, operation.reconcile_function)
+    if look is operation.reconcile_function or look is None:
         return operation
     own = copy.copy(operation)
-    own.asked_by(look)
+    own.set_reconcile_function(look)
     return own
 
 
@@ -333,12 +333,12 @@ def _leaves(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def _plainly(value: Any) -> str:
+def _display_text(value: Any) -> str:
     """A value as people read it in a line; a list as its members."""
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
-def _model(function: Callable[..., Any], signature: inspect.Signature, skip: int) -> type[BaseModel]:
+def _params_model(function: Callable[..., Any], signature: inspect.Signature, skip: int) -> type[BaseModel]:
     """What an operation takes, as a model. Credentials are refused: they belong to the connector."""
     hints = inspect.get_annotations(function, eval_str=True)
     fields: dict[str, Any] = {}

@@ -12,14 +12,14 @@ from typing import Any
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 
-def secrets(holder: object) -> list[str]:
+def secret_values(holder: object) -> list[str]:
     """Every credential of an object as text, the longest first, so that one inside another leaves nothing behind."""
     seen = {id(holder)}
-    found = {text for part in _parts(holder) for text in _inside(part, seen)}
+    found = {text for part in _parts(holder) for text in _secrets_in(part, seen)}
     return sorted(found - {""}, key=lambda text: (-len(text), text))
 
 
-def _inside(value: Any, seen: set[int]) -> Iterator[str]:
+def _secrets_in(value: Any, seen: set[int]) -> Iterator[str]:
     """The credentials of a value. Each object is looked into once: some hold one another."""
     if isinstance(value, SecretStr | SecretBytes | Secret):
         secret = value.get_secret_value()
@@ -27,7 +27,7 @@ def _inside(value: Any, seen: set[int]) -> Iterator[str]:
     elif id(value) not in seen:
         seen.add(id(value))
         for part in _members(value):
-            yield from _inside(part, seen)
+            yield from _secrets_in(part, seen)
 
 
 def _members(value: Any) -> list[Any]:

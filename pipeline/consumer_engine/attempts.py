@@ -15,24 +15,24 @@ from typing import Any, NamedTuple
 
 from opentelemetry.trace import Span
 
-from pipeline.consumer_engine.errors import ExceptionType, TransactionException, categorised
-from pipeline.consumer_engine.guard import Behind
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException, as_transaction_exception
+from pipeline.consumer_engine.guard import AbandonedCalls
 from pipeline.consumer_engine.lifecycle import pause_before_next
 from pipeline.consumer_engine.policies import RetryPolicy
-from pipeline.consumer_engine.steps import Ended
-from pipeline.consumer_engine.stops import Stop
+from pipeline.consumer_engine.steps import CallResult
+from pipeline.consumer_engine.stops import StopToken
 from pipeline.consumer_engine.telemetry import Observer
 
-OnLeft = Callable[[], Callable[[], None]]
+OnAbandon = Callable[[], Callable[[], None]]
 
 
-class Call(NamedTuple):
+class Invoke(NamedTuple):
     """Call this and send back how it ended, after at most ``limit`` seconds if there is a limit."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     limit: float | None
-    on_left: OnLeft  #: told when the call is left behind; what it returns is told when the call has ended
+    on_abandon: OnAbandon  #: told when the call is left behind; what it returns is told when the call has ended
     is_stoppable: bool = False  #: the wait for it ends when the task is asked to end
 
 
@@ -43,34 +43,34 @@ class Pause(NamedTuple):
 
 
 Request = Any  #: a Call or a Pause; of the loop also what it asks in `pipeline.consumer_engine.loop`
-Asking = Generator[Request, Any, "Tried"]
+StepGenerator = Generator[Request, Any, "StepResult"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Host:
+class EngineContext:
     """What surrounds the attempts of one loop."""
 
     observer: Observer
-    stop: Stop = field(default_factory=Stop)
+    stop: StopToken = field(default_factory=StopToken)
     clock: Callable[[], float] = time.monotonic
     source: Any = None  #: who gives out the items
-    behind: Behind = field(default_factory=Behind)
+    abandoned: AbandonedCalls = field(default_factory=AbandonedCalls)
     is_over: bool = False  #: the loop has ended: nothing is attempted any more
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
+class StepSpec:
     """A step, the same for every item."""
 
     step: str  #: a Step, or another short name from a small set: it is a label
     function: Callable[..., Any]
     retry: RetryPolicy
     is_timed: bool = True  #: no attempt begins after the subject's time is up
-    is_cut: bool = True  #: and a running attempt ends then
-    ends_when_asked: bool = False  #: no attempt begins once the task is asked to end, and none is an error then
+    is_cut_at_deadline: bool = True  #: and a running attempt ends then
+    is_stoppable: bool = False  #: no attempt begins once the task is asked to end, and none is an error then
 
 
-class Subject:
+class StepTarget:
     """Whom a step is for: an item, or nobody in particular."""
 
     __slots__ = ("ends_at", "transaction_id")
@@ -78,7 +78,7 @@ class Subject:
     def __init__(self, transaction_id: str | None = None, ends_at: float | None = None) -> None:
         self.transaction_id, self.ends_at = transaction_id, ends_at
 
-    def left(self) -> Callable[[], None]:
+    def hold_until_ended(self) -> Callable[[], None]:
         """Code that works on it is left behind; what is returned is called when that code has ended."""
         return lambda: None
 
@@ -90,10 +90,12 @@ class Attempt:
     then, and ends when nobody waits for it any more.
     """
 
-    __slots__ = ("_host", "_is_over", "ends_at", "number", "step", "transaction_id")
+    __slots__ = ("_context", "_is_over", "ends_at", "number", "step", "transaction_id")
 
-    def __init__(self, host: Host, step: str, number: int, transaction_id: str | None, ends_at: float | None) -> None:
-        self._host = host
+    def __init__(
+        self, host: EngineContext, step: str, number: int, transaction_id: str | None, ends_at: float | None
+    ) -> None:
+        self._context = host
         self._is_over = False
         self.step = step
         self.number = number  #: from 1
@@ -103,17 +105,17 @@ class Attempt:
     @property
     def remaining(self) -> float | None:
         """Seconds left; None when there is no limit."""
-        return None if self.ends_at is None else max(0.0, self.ends_at - self._host.clock())
+        return None if self.ends_at is None else max(0.0, self.ends_at - self._context.clock())
 
     @property
     def is_over(self) -> bool:
         """Whether nobody waits for this attempt any more: what it still does has no effect on the item."""
-        return self._is_over or self._host.is_over
+        return self._is_over or self._context.is_over
 
     @property
     def source(self) -> Any:
         """Who gave out the item; for one that was handed in, the source of the task. None where there is none."""
-        return self._host.source
+        return self._context.source
 
     def end(self) -> None:
         """Nobody waits any more."""
@@ -128,52 +130,54 @@ def current_attempt() -> Attempt:
     return _CURRENT.get()
 
 
-class Tried(NamedTuple):
+class StepResult(NamedTuple):
     """How a step ended, its attempts spent or not."""
 
     value: Any = None
     error: BaseException | None = None  #: exactly what the last attempt raised; None when it was too late
     failure: TransactionException | None = None  #: the same, as one of the three kinds
     attempts: int = 0
-    is_time_up: bool = False  #: it ended because its subject's time was up
-    is_given_up: bool = False  #: it ended because the loop did, or because the task was asked to end
+    is_past_deadline: bool = False  #: it ended because its subject's time was up
+    is_stopped: bool = False  #: it ended because the loop did, or because the task was asked to end
 
 
-def tried(host: Host, work: Work, args: tuple[Any, ...], subject: Subject) -> Asking:
+def run_attempts(host: EngineContext, work: StepSpec, args: tuple[Any, ...], subject: StepTarget) -> StepGenerator:
     """Attempt a step until it returns, fails for good, or its time is up."""
-    trying = _tried(host, work, args, subject)
+    trying = _attempt_until_done(host, work, args, subject)
     if not host.observer.is_traced:
         return trying
-    return _within(host.observer, host.observer.step(work.step, work.retry, subject.transaction_id), trying)
+    return _in_span(host.observer, host.observer.step(work.step, work.retry, subject.transaction_id), trying)
 
 
-def _tried(host: Host, work: Work, args: tuple[Any, ...], subject: Subject) -> Asking:
-    last, number = _UNTRIED, 0
+def _attempt_until_done(
+    host: EngineContext, work: StepSpec, args: tuple[Any, ...], subject: StepTarget
+) -> StepGenerator:
+    last, number = _NOT_ATTEMPTED, 0
     while True:
-        if host.is_over or (work.ends_when_asked and host.stop.is_asked):
-            return last._replace(is_given_up=True)
+        if host.is_over or (work.is_stoppable and host.stop.is_requested):
+            return last._replace(is_stopped=True)
         if subject.ends_at is not None and work.is_timed and host.clock() >= subject.ends_at:
-            return last._replace(is_time_up=True)
+            return last._replace(is_past_deadline=True)
         number += 1
-        attempting = _attempted(host, work, args, subject, number)
+        attempting = _attempt_once(host, work, args, subject, number)
         if host.observer.is_traced:
             span = host.observer.attempt(work.step, work.retry, subject.transaction_id, number)
-            attempting = _within(host.observer, span, attempting)
+            attempting = _in_span(host.observer, span, attempting)
         last = yield from attempting
         if last.failure is None:
             return last
-        if work.ends_when_asked and host.stop.is_asked:
-            return last._replace(is_given_up=True)
+        if work.is_stoppable and host.stop.is_requested:
+            return last._replace(is_stopped=True)
         pause = pause_before_next(work.retry, number, last.failure.category)
-        if pause is None or last.is_time_up:
+        if pause is None or last.is_past_deadline:
             return last
-        yield from _rested(host, work, subject, pause)
+        yield from _pause_before_retry(host, work, subject, pause)
 
 
-_UNTRIED = Tried()
+_NOT_ATTEMPTED = StepResult()
 
 
-def _within(observer: Observer, span: AbstractContextManager[Span], trying: Asking) -> Asking:
+def _in_span(observer: Observer, span: AbstractContextManager[Span], trying: StepGenerator) -> StepGenerator:
     """The same, seen as a span, which the code that is called finds as its current one."""
     with span as shown:
         ended = yield from trying
@@ -182,64 +186,68 @@ def _within(observer: Observer, span: AbstractContextManager[Span], trying: Aski
     return ended
 
 
-def _attempted(host: Host, work: Work, args: tuple[Any, ...], subject: Subject, number: int) -> Asking:
+def _attempt_once(
+    host: EngineContext, work: StepSpec, args: tuple[Any, ...], subject: StepTarget, number: int
+) -> StepGenerator:
     begun = host.clock()
     limit, is_cut = _limit(work, subject, begun)
     attempt = Attempt(host, work.step, number, subject.transaction_id, None if limit is None else begun + limit)
     token = _CURRENT.set(attempt)
-    can_be_left = limit is not None or work.ends_when_asked
-    on_left = functools.partial(_left, host, subject) if can_be_left else _not_left
+    can_be_left = limit is not None or work.is_stoppable
+    on_left = functools.partial(_abandon, host, subject) if can_be_left else _refuse_abandon
     try:
-        ended: Ended = yield Call(work.function, args, limit, on_left, work.ends_when_asked)
+        ended: CallResult = yield Invoke(work.function, args, limit, on_left, work.is_stoppable)
     finally:
         attempt.end()
         _CURRENT.reset(token)
-    if ended.is_given_up:
-        return Tried(attempts=number, is_given_up=True)
-    failure = _failure(work, subject, ended, limit) if ended.is_late or ended.error is not None else None
+    if ended.is_stopped:
+        return StepResult(attempts=number, is_stopped=True)
+    failure = _failure(work, subject, ended, limit) if ended.is_timed_out or ended.error is not None else None
     if host.observer.is_metered:
         _count(host, work, number, host.clock() - begun, failure)
-        if ended.is_late and not is_cut:
+        if ended.is_timed_out and not is_cut:
             host.observer.count("pipeline.engine.timeouts", scope="step")
-    return Tried(ended.value, ended.error, failure, number, ended.is_late and is_cut)
+    return StepResult(ended.value, ended.error, failure, number, ended.is_timed_out and is_cut)
 
 
-def _left(host: Host, subject: Subject) -> Callable[[], None]:
+def _abandon(host: EngineContext, subject: StepTarget) -> Callable[[], None]:
     """A call is left behind: it counts until it has ended. Whoever tells that may tell it twice."""
-    give_back, told = subject.left(), threading.Lock()
-    host.behind.change(1)
+    give_back, told = subject.hold_until_ended(), threading.Lock()
+    host.abandoned.change(1)
     host.observer.count("pipeline.engine.left_behind", 1)
 
     def ended() -> None:
         if told.acquire(blocking=False):
-            host.behind.change(-1)
+            host.abandoned.change(-1)
             host.observer.count("pipeline.engine.left_behind", -1)
             give_back()
 
     return ended
 
 
-def _not_left() -> Callable[[], None]:
+def _refuse_abandon() -> Callable[[], None]:
     raise AssertionError("a call without a limit is not left behind")
 
 
-def _limit(work: Work, subject: Subject, now: float) -> tuple[float | None, bool]:
+def _limit(work: StepSpec, subject: StepTarget, now: float) -> tuple[float | None, bool]:
     """Seconds for an attempt that begins now, and whether it is cut before its own timeout by the time above it."""
     own = work.retry.timeout
-    if subject.ends_at is None or not work.is_cut:
+    if subject.ends_at is None or not work.is_cut_at_deadline:
         return own, False
     rest = max(0.0, subject.ends_at - now)
     return (own, False) if own is not None and own < rest else (rest, True)
 
 
-def _failure(work: Work, subject: Subject, ended: Ended, limit: float | None) -> TransactionException:
+def _failure(work: StepSpec, subject: StepTarget, ended: CallResult, limit: float | None) -> TransactionException:
     if ended.error is not None:
-        return categorised(ended.error, subject.transaction_id)
+        return as_transaction_exception(ended.error, subject.transaction_id)
     words = f"{work.step} did not return within {limit:.3g} s; it was left behind"
     return TransactionException(words, ExceptionType.TIMEOUT, subject.transaction_id)
 
 
-def _count(host: Host, work: Work, number: int, seconds: float, failure: TransactionException | None) -> None:
+def _count(
+    host: EngineContext, work: StepSpec, number: int, seconds: float, failure: TransactionException | None
+) -> None:
     result = failure.category.value if failure else "returned"
     host.observer.count("pipeline.engine.step.duration", seconds, step=str(work.step))
     host.observer.count("pipeline.consumer_engine.attempts", step=str(work.step), result=result)
@@ -247,9 +255,11 @@ def _count(host: Host, work: Work, number: int, seconds: float, failure: Transac
         host.observer.count("pipeline.engine.retries", step=str(work.step))
 
 
-def _rested(host: Host, work: Work, subject: Subject, pause: float) -> Generator[Request, Any, None]:
+def _pause_before_retry(
+    host: EngineContext, work: StepSpec, subject: StepTarget, pause: float
+) -> Generator[Request, Any, None]:
     """Wait before the next attempt, no longer than there is time, and not at all once the task is to end."""
-    if pause <= 0 or host.stop.is_asked or host.is_over:
+    if pause <= 0 or host.stop.is_requested or host.is_over:
         return
     if subject.ends_at is not None and work.is_timed:
         pause = min(pause, max(0.0, subject.ends_at - host.clock()))

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pipeline.domain.errors import PipelineError
 
 if TYPE_CHECKING:
-    from pipeline.consumer_engine.outcomes import Report
+    from pipeline.consumer_engine.outcomes import LoopReport
 
 
 class ExceptionType(StrEnum):
@@ -47,8 +47,8 @@ class TransactionException(PipelineError):  # noqa: N818 - the specification's n
 
     def to_dict(self) -> dict[str, Any]:
         """What can be stored about it."""
-        cause = None if self.__cause__ is None else said(self.__cause__)
-        message, category = said(self), self.category.value
+        cause = None if self.__cause__ is None else error_message(self.__cause__)
+        message, category = error_message(self), self.category.value
         return {"message": message, "category": category, "transaction_id": self.transaction_id, "cause": cause}
 
 
@@ -57,7 +57,7 @@ class FetchException(PipelineError):  # noqa: N818 - the specification's name
 
     category = ExceptionType.SYSTEM
 
-    def __init__(self, message: str, report: "Report | None" = None) -> None:
+    def __init__(self, message: str, report: "LoopReport | None" = None) -> None:
         self.report = report
         super().__init__(message)
 
@@ -73,22 +73,22 @@ class ConsumerLoopTimeoutException(PipelineError):  # noqa: N818 - the specifica
 
     category = ExceptionType.TIMEOUT
 
-    def __init__(self, message: str, report: "Report | None" = None) -> None:
+    def __init__(self, message: str, report: "LoopReport | None" = None) -> None:
         self.report = report
         super().__init__(message)
 
 
-class LeftBehindException(PipelineError):  # noqa: N818 - named like the others
+class AbandonedCallsException(PipelineError):  # noqa: N818 - named like the others
     """Too many calls outlived their limits and still run. What was being worked on is left, unacknowledged."""
 
     category = ExceptionType.TIMEOUT
 
-    def __init__(self, message: str, report: "Report | None" = None) -> None:
+    def __init__(self, message: str, report: "LoopReport | None" = None) -> None:
         self.report = report
         super().__init__(message)
 
 
-def said(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """What an error says; its type when it says nothing. What pydantic shows of the input is left out: it is
     the payload as a rule."""
     try:
@@ -105,14 +105,14 @@ def _problems(error: ValidationError) -> Iterator[str]:
         yield f"{'.'.join(str(part) for part in each['loc']) or 'it'}: {each['msg']}"
 
 
-def categorised(error: BaseException, transaction_id: str | None) -> TransactionException:
+def as_transaction_exception(error: BaseException, transaction_id: str | None) -> TransactionException:
     """The error as one of the three kinds, with the item it is about and what it came from.
 
     What a task raised itself is copied before the id is put in, because nothing keeps a task from
     raising the same object for two items at once.
     """
     if not isinstance(error, TransactionException):
-        return TransactionException(said(error), ExceptionType.SYSTEM, transaction_id, cause=error)
+        return TransactionException(error_message(error), ExceptionType.SYSTEM, transaction_id, cause=error)
     if error.transaction_id == transaction_id:
         return error
     own = copy.copy(error)

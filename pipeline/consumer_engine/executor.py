@@ -8,15 +8,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from pipeline.consumer_engine.attempts import Host, Subject, Tried, Work, tried
+from pipeline.consumer_engine.attempts import EngineContext, StepResult, StepSpec, StepTarget, run_attempts
 from pipeline.consumer_engine.policies import RetryPolicy
-from pipeline.consumer_engine.steps import Steps, too_late
-from pipeline.consumer_engine.stops import Stop
+from pipeline.consumer_engine.steps import StepRunner, timeout_error
+from pipeline.consumer_engine.stops import StopToken
 from pipeline.consumer_engine.telemetry import PROCESS_WIDE, Telemetry
 from pipeline.consumer_engine.threads import drive
 
 
-class StepExecutor(Steps):
+class StepExecutor(StepRunner):
     """Attempts steps one after the other. Takes the place of ``Steps``; one for each thread.
 
     When nobody listens and a step is attempted once, it costs what ``Steps`` costs. ``clean`` takes
@@ -26,29 +26,29 @@ class StepExecutor(Steps):
     def __init__(
         self,
         telemetry: Telemetry = PROCESS_WIDE,
-        stop: Stop | None = None,
-        clean: Callable[[str], str] | None = None,
+        stop: StopToken | None = None,
+        redact: Callable[[str], str] | None = None,
     ) -> None:
         super().__init__()
-        self._telemetry, self._stop, self._clean = telemetry, stop or Stop(), clean
+        self._telemetry, self._stop, self._clean = telemetry, stop or StopToken(), redact
         self._never = threading.Event()
 
     def attempt(
         self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str
     ) -> tuple[Any, BaseException | None]:
         """What the function returned, or the error it ended with. ``what`` is ``Class.step``; both are labels."""
-        if not self._telemetry.is_heard():
+        if not self._telemetry.is_enabled():
             return super().attempt(function, *args, limit=limit, what=what)
         retry = RetryPolicy.model_construct(timeout=max(0.0, limit.total_seconds()))  # no time at all is a limit too
-        ended = self.tried(function, *args, retry=retry, what=what)
+        ended = self.run_attempts(function, *args, retry=retry, what=what)
         return ended.value, self._error(ended, what, limit.total_seconds())
 
-    def tried(self, function: Callable[..., Any], *args: Any, retry: RetryPolicy, what: str) -> Tried:
+    def run_attempts(self, function: Callable[..., Any], *args: Any, retry: RetryPolicy, what: str) -> StepResult:
         """How the step ended after its attempts; its ``error`` is exactly what the function raised."""
         task, _, step = what.rpartition(".")
-        host = Host(observer=self._telemetry.of(task or step, self._clean), stop=self._stop)
-        work = Work(step=step, function=function, retry=retry)
-        return drive(tried(host, work, args, Subject()), self, self._never.wait)
+        host = EngineContext(observer=self._telemetry.observer(task or step, self._clean), stop=self._stop)
+        work = StepSpec(step=step, function=function, retry=retry)
+        return drive(run_attempts(host, work, args, StepTarget()), self, self._never.wait)
 
-    def _error(self, ended: Tried, what: str, limit: float) -> BaseException | None:
-        return too_late(what, limit) if ended.failure is not None and ended.error is None else ended.error
+    def _error(self, ended: StepResult, what: str, limit: float) -> BaseException | None:
+        return timeout_error(what, limit) if ended.failure is not None and ended.error is None else ended.error

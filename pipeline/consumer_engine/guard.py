@@ -16,7 +16,7 @@ class InFlight:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holders: dict[str, int] = {}
-        self._behind: Counter[str] = Counter()  # of the holders, those that were left behind
+        self._abandoned: Counter[str] = Counter()  # of the holders, those that were left behind
         self._waiting: dict[str, set[Callable[[], None]]] = {}
         self._stuck: set[str] = set()
 
@@ -32,32 +32,32 @@ class InFlight:
             self._holders[transaction_id] = 1
             return True
 
-    def share(self, transaction_id: str) -> Callable[[], None]:
+    def hold_abandoned(self, transaction_id: str) -> Callable[[], None]:
         """Note that code on a taken id is left behind; what is returned gives it back, to be called once."""
         with self._lock:
             self._holders[transaction_id] += 1
-            self._behind[transaction_id] += 1
-        return functools.partial(self.release, transaction_id, is_behind=True)
+            self._abandoned[transaction_id] += 1
+        return functools.partial(self.release, transaction_id, is_abandoned=True)
 
-    def release(self, transaction_id: str, *, is_behind: bool = False) -> None:
+    def release(self, transaction_id: str, *, is_abandoned: bool = False) -> None:
         """Give the id back."""
         with self._lock:
             self._holders[transaction_id] -= 1
-            self._behind[transaction_id] -= is_behind
+            self._abandoned[transaction_id] -= is_abandoned
             if self._holders[transaction_id]:
                 return
-            del self._holders[transaction_id], self._behind[transaction_id]
+            del self._holders[transaction_id], self._abandoned[transaction_id]
             self._stuck.discard(transaction_id)
             waiting = self._waiting.pop(transaction_id, set())
         for wake in waiting:
             wake()
 
-    def is_lived(self, transaction_id: str) -> bool:
+    def has_worker(self, transaction_id: str) -> bool:
         """Whether a worker holds the id, of this loop or of another of the task; else only code left behind does."""
         with self._lock:
-            return self._holders.get(transaction_id, 0) > self._behind.get(transaction_id, 0)
+            return self._holders.get(transaction_id, 0) > self._abandoned.get(transaction_id, 0)
 
-    def give_up(self, transaction_id: str) -> None:
+    def mark_stuck(self, transaction_id: str) -> None:
         """Note that somebody waited for the id in vain: as long as it is held nobody waits for it again."""
         with self._lock:
             if transaction_id in self._holders:
@@ -68,7 +68,7 @@ class InFlight:
         return transaction_id in self._stuck
 
 
-class Behind:
+class AbandonedCalls:
     """How many calls of a task were left behind and still run. Each keeps a thread, or a task, and its memory."""
 
     def __init__(self) -> None:

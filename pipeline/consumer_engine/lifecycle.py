@@ -15,8 +15,8 @@ from pipeline.consumer_engine.errors import ExceptionType
 from pipeline.consumer_engine.policies import ConsumerLoopPolicy, ConsumerSteps, RetryPolicy
 
 GRACE = 1.0  #: seconds for a bounded fetch, or a handler that has begun, when the loop is to end
-PATIENCE = 10.0  #: seconds, at least, that items wait for code that was left behind on their id
-LEFT_BEHIND = 100  #: calls that may be left behind at least; more where many items are worked on at once
+MIN_ID_WAIT = 10.0  #: seconds, at least, that items wait for code that was left behind on their id
+MIN_ABANDONED_LIMIT = 100  #: calls that may be left behind at least; more where many items are worked on at once
 
 
 class Step(StrEnum):
@@ -28,13 +28,13 @@ class Step(StrEnum):
     EXCEPTION = "exception"
 
 
-class Status(StrEnum):
+class ItemStatus(StrEnum):
     """How an item ended."""
 
     SUCCESS = "success"  #: processed, and the success handler returned
     EXCEPTION = "exception"  #: failed, and the exception handler was called
     TIMEOUT = "timeout"  #: not done within the transaction's time; the exception handler was called
-    LEFT = "left"  #: given up, unacknowledged: the loop ended, or code that was left behind holds its id
+    UNFINISHED = "left"  #: given up, unacknowledged: the loop ended, or code that was left behind holds its id
 
 
 class Ending(StrEnum):
@@ -58,7 +58,7 @@ def pause_before_next(retry: RetryPolicy, attempt: int, category: ExceptionType)
     return retry.pause(attempt - 1)
 
 
-def follows(step: Step, *, failed: bool) -> Step | None:
+def next_step(step: Step, *, failed: bool) -> Step | None:
     """The step of an item after this one, whose attempts are over; None when the item is done."""
     if step is Step.PROCESS and not failed:
         return Step.SUCCESS
@@ -67,7 +67,7 @@ def follows(step: Step, *, failed: bool) -> Step | None:
     return None
 
 
-def is_cut_by_time(step: Step) -> bool:
+def is_cut_at_deadline(step: Step) -> bool:
     """Whether a running attempt of this step ends when the time above it is up: the loop's, or the transaction's.
 
     A handler that has begun settles the item: cut in the middle and followed by the other one, the
@@ -76,48 +76,48 @@ def is_cut_by_time(step: Step) -> bool:
     return step in (Step.FETCH, Step.PROCESS)
 
 
-def begins_after_time(step: Step) -> bool:
+def can_start_after_deadline(step: Step) -> bool:
     """Whether attempts of this step begin also after the time above it is up: only those that settle a failure."""
     return step is Step.EXCEPTION
 
 
-def ended_as(step: Step, *, failed: bool, is_time_up: bool) -> Status:
+def final_status(step: Step, *, failed: bool, is_time_up: bool) -> ItemStatus:
     """How an item ended whose last step was this one; ``is_time_up`` when its clock made it fail."""
     if step is Step.SUCCESS and not failed:
-        return Status.SUCCESS
-    return Status.TIMEOUT if is_time_up else Status.EXCEPTION
+        return ItemStatus.SUCCESS
+    return ItemStatus.TIMEOUT if is_time_up else ItemStatus.EXCEPTION
 
 
-def to_ask_for(loop: ConsumerLoopPolicy, taken: int) -> int:
+def fetch_size(loop: ConsumerLoopPolicy, taken: int) -> int:
     """How many items to fetch after so many were taken: a whole batch, or what the limit leaves; 0 to end."""
     return loop.batch.size if loop.limit is None else min(loop.batch.size, max(0, loop.limit - taken))
 
 
-def rest_when_empty(loop: ConsumerLoopPolicy, empties: int) -> float | None:
+def pause_when_empty(loop: ConsumerLoopPolicy, empties: int) -> float | None:
     """Seconds to rest after empty fetch number ``empties`` in a row (from 1); None when the loop ends instead."""
     return loop.empty_queue.pause(empties - 1) if loop.streaming else None
 
 
-def rest_when_stuck(loop: ConsumerLoopPolicy, times: int) -> float:
+def pause_when_stuck(loop: ConsumerLoopPolicy, times: int) -> float:
     """Seconds to rest after batch number ``times`` in a row (from 1) of which nothing could be worked on."""
     return loop.empty_queue.pause(times - 1)
 
 
-def wait_ends_at(ends_at: float, now: float, *, is_bounded: bool, is_now: bool) -> float:
+def wait_ends_at(ends_at: float, now: float, *, is_bounded: bool, is_immediate: bool) -> float:
     """When the wait for a fetch ends that the task was asked to end in: at once, or soon if it has a limit anyway.
 
     A fetch that nobody limited is waited for: what it brings may not be given out again.
     """
-    if is_now:
+    if is_immediate:
         return now
     return min(ends_at, now + GRACE) if is_bounded else ends_at
 
 
-def patience(loop: ConsumerLoopPolicy) -> float:
+def max_id_wait(loop: ConsumerLoopPolicy) -> float:
     """Seconds that items wait for code that was left behind on their id: as long as one item may take, at least."""
-    return max(PATIENCE, loop.transaction_timeout or 0.0)
+    return max(MIN_ID_WAIT, loop.transaction_timeout or 0.0)
 
 
-def most_left_behind(loop: ConsumerLoopPolicy) -> int:
+def max_abandoned_calls(loop: ConsumerLoopPolicy) -> int:
     """How many calls may be left behind and still run before the loop ends with an error."""
-    return max(LEFT_BEHIND, 10 * loop.concurrency.value)
+    return max(MIN_ABANDONED_LIMIT, 10 * loop.concurrency.value)

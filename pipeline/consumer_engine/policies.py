@@ -14,28 +14,30 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from pipeline.consumer_engine.transactions import frozen, survives_json, thawed
+from pipeline.consumer_engine.transactions import freeze, require_json_value, thaw
 from pipeline.domain.policies import Policy
 
 
-def _number(value: Any) -> Any:
+def _refuse_bool(value: Any) -> Any:
     """Python takes true for 1; nobody who writes a policy means that."""
     if isinstance(value, bool):
         raise ValueError("expected a number, got true or false")
     return value
 
 
-_LONGEST = 10 * 365 * 86_400.0  #: ten years: waits that are much longer are refused by the operating system
-_Number = BeforeValidator(_number)
-Seconds = Annotated[float, _Number, Field(ge=0, le=_LONGEST, allow_inf_nan=False)]
+_MAX_SECONDS = 10 * 365 * 86_400.0  #: ten years: waits that are much longer are refused by the operating system
+_Number = BeforeValidator(_refuse_bool)
+Seconds = Annotated[float, _Number, Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]
 #: 0 is refused: nothing can be done in no time
-Timeout = Annotated[float, _Number, Field(gt=0, le=_LONGEST, allow_inf_nan=False)]
+Timeout = Annotated[float, _Number, Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False)]
 Multiplier = Annotated[float, _Number, Field(ge=1, allow_inf_nan=False)]
 Count = Annotated[int, _Number, Field(ge=1)]
-Arguments = Annotated[Mapping[str, Any], AfterValidator(survives_json), AfterValidator(frozen), PlainSerializer(thawed)]
+Arguments = Annotated[
+    Mapping[str, Any], AfterValidator(require_json_value), AfterValidator(freeze), PlainSerializer(thaw)
+]
 
 
-class QuietPolicy(Policy):
+class EnginePolicy(Policy):
     """A policy whose errors do not show what was given: it may hold the arguments of a source, and those secrets."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -50,7 +52,7 @@ def delay(backoff: float, multiplier: float, cap: float, index: int) -> float:
         pause = backoff * multiplier**index
     except OverflowError:
         pause = math.inf if backoff else 0.0
-    return min(pause, cap) if cap > 0 else min(pause, _LONGEST)
+    return min(pause, cap) if cap > 0 else min(pause, _MAX_SECONDS)
 
 
 def _check_bounds(name: str, value: int, least: int, most: int | None) -> None:
@@ -59,7 +61,7 @@ def _check_bounds(name: str, value: int, least: int, most: int | None) -> None:
         raise ValueError(f"{name} is {value}; expected {bounds}")
 
 
-class RetryPolicy(QuietPolicy):
+class RetryPolicy(EnginePolicy):
     """How often one step is attempted, how long each attempt may take, and the pauses between them."""
 
     max_attempts: Count = 1  #: the first one included
@@ -73,7 +75,7 @@ class RetryPolicy(QuietPolicy):
         return delay(self.backoff, self.backoff_multiplier, self.backoff_cap, index)
 
 
-class ConcurrencyPolicy(QuietPolicy):
+class ConcurrencyPolicy(EnginePolicy):
     """How many items are worked on at once."""
 
     value: Count = 1  #: items at once, exactly
@@ -86,7 +88,7 @@ class ConcurrencyPolicy(QuietPolicy):
         return self
 
 
-class BatchPolicy(QuietPolicy):
+class BatchPolicy(EnginePolicy):
     """How many items are asked for at once."""
 
     size: Count = 1  #: items asked for in one fetch, at most
@@ -100,7 +102,7 @@ class BatchPolicy(QuietPolicy):
         return self
 
 
-class EmptyQueuePolicy(QuietPolicy):
+class EmptyQueuePolicy(EnginePolicy):
     """How long a streaming loop rests when a fetch brings nothing; the pauses grow until one brings something."""
 
     backoff: Seconds = 1.0  #: seconds after the first empty fetch
@@ -113,7 +115,7 @@ class EmptyQueuePolicy(QuietPolicy):
         return delay(self.backoff, self.backoff_multiplier, self.backoff_cap, index)
 
 
-class FetchPolicy(QuietPolicy):
+class FetchPolicy(EnginePolicy):
     """How items are fetched."""
 
     retry: RetryPolicy = RetryPolicy()
@@ -121,25 +123,25 @@ class FetchPolicy(QuietPolicy):
     extra: Arguments = Field(default={}, validate_default=True, repr=False)
 
 
-class ProcessPolicy(QuietPolicy):
+class ProcessPolicy(EnginePolicy):
     """How items are processed."""
 
     retry: RetryPolicy = RetryPolicy()
 
 
-class SuccessPolicy(QuietPolicy):
+class SuccessPolicy(EnginePolicy):
     """How the success handler is called."""
 
     retry: RetryPolicy = RetryPolicy()
 
 
-class ExceptionPolicy(QuietPolicy):
+class ExceptionPolicy(EnginePolicy):
     """How the exception handler is called."""
 
     retry: RetryPolicy = RetryPolicy()
 
 
-class ConsumerSteps(QuietPolicy):
+class ConsumerSteps(EnginePolicy):
     """The four steps, each with a budget of its own."""
 
     fetch: FetchPolicy = FetchPolicy()
@@ -148,7 +150,7 @@ class ConsumerSteps(QuietPolicy):
     exception: ExceptionPolicy = ExceptionPolicy()
 
 
-class ConsumerLoopPolicy(QuietPolicy):
+class ConsumerLoopPolicy(EnginePolicy):
     """When the loop fetches, how wide it works, and when it ends."""
 
     batch: BatchPolicy = BatchPolicy()
@@ -160,7 +162,7 @@ class ConsumerLoopPolicy(QuietPolicy):
     empty_queue: EmptyQueuePolicy = EmptyQueuePolicy()
 
 
-class ConsumerPolicy(QuietPolicy):
+class ConsumerPolicy(EnginePolicy):
     """Everything that is decided for a consumer from outside."""
 
     name: str | None = None

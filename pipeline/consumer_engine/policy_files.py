@@ -16,7 +16,7 @@ PREFIX = "CONSUME_"
 Origins = Mapping[tuple[str, ...], str]  #: the variable that a path in the policy was read from
 
 _NONE = frozenset({"", "none", "null"})
-_WANTED = {  #: what a field wants, by the kind of error that pydantic gives
+_EXPECTED = {  #: what a field wants, by the kind of error that pydantic gives
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dict_type": "a table",
@@ -52,8 +52,8 @@ def load(path: Path | None, environ: Mapping[str, str], base: ConsumerPolicy | N
         raise PolicyError(where, [problem])
     values = given.model_dump()
     if path is not None:
-        values, where = _merged(values, from_file(path)), f"The policy in {path}"
-    return build(_merged(values, from_environ(environ)), where, _origins(environ))
+        values, where = _merge(values, from_file(path)), f"The policy in {path}"
+    return build(_merge(values, from_environ(environ)), where, _origins(environ))
 
 
 def build(values: Mapping[str, Any], where: str = "The policy", origins: Origins | None = None) -> ConsumerPolicy:
@@ -61,10 +61,10 @@ def build(values: Mapping[str, Any], where: str = "The policy", origins: Origins
     try:
         return ConsumerPolicy.model_validate(values)
     except ValidationError as error:
-        found = [(_variable(each["loc"], origins or {}), each) for each in error.errors()]
+        found = [(_variable_at(each["loc"], origins or {}), each) for each in error.errors()]
         if all(name for name, _ in found):
             where = "The environment"
-        raise PolicyError(where, [_sentence(each, name) for name, each in found]) from None
+        raise PolicyError(where, [_problem_text(each, name) for name, each in found]) from None
 
 
 def from_file(path: Path) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _origins(environ: Mapping[str, str], prefix: str = PREFIX) -> Origins:
     return {tuple(name.removeprefix(prefix).lower().split("__")): name for name in named}
 
 
-def _yaml(text: str) -> Any:
+def _parse_yaml(text: str) -> Any:
     try:
         import yaml  # here: only those who write YAML need it
     except ImportError:
@@ -136,35 +136,35 @@ def _yaml(text: str) -> Any:
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
     ".toml": tomllib.loads,
-    ".yaml": _yaml,
-    ".yml": _yaml,
+    ".yaml": _parse_yaml,
+    ".yml": _parse_yaml,
     ".json": json.loads,
 }
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
         if not isinstance(old, Mapping) or not isinstance(value, Mapping):
             merged[name] = value
         else:
-            merged[name] = _arguments(old, value) if name == "extra" else _merged(old, value)
+            merged[name] = _merge_arguments(old, value) if name == "extra" else _merge(old, value)
     return merged
 
 
-def _arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments for a source, one by one. The environment knows neither small letters nor numbers: a name that
     is there is kept as it is spelled, and text that stands for what is no text is read like that."""
     spelled = {str(name).lower(): name for name in below}
     merged = dict(below)
     for given, value in above.items():
         name = given if given in below else spelled.get(given, given)
-        merged[name] = _like(below.get(name), value)
+        merged[name] = _convert_like(below.get(name), value)
     return merged
 
 
-def _like(old: Any, new: Any) -> Any:
+def _convert_like(old: Any, new: Any) -> Any:
     if not isinstance(new, str) or old is None or isinstance(old, str):
         return new
     try:
@@ -173,21 +173,21 @@ def _like(old: Any, new: Any) -> Any:
         return new
 
 
-def _variable(path: tuple[Any, ...], origins: Origins) -> str | None:
+def _variable_at(path: tuple[Any, ...], origins: Origins) -> str | None:
     """The variable that is to blame for what is wrong at a path."""
     lowered = tuple(str(part).lower() for part in path)
     common = {origin: min(len(origin), len(lowered)) for origin in origins}
     return next((origins[origin] for origin, most in common.items() if origin[:most] == lowered[:most]), None)
 
 
-def _sentence(error: Any, variable: str | None) -> str:
+def _problem_text(error: Any, variable: str | None) -> str:
     path = ".".join(str(part) for part in error["loc"]) or "it"
     shown = f"{variable} ({path})" if variable else path
     if error["type"] == "extra_forbidden":
         near = get_close_matches(path, [name for name, _ in fields()], n=1)
         return f"{shown} is not a field" + (f" (did you mean {near[0]}?)" if near else "")
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected", 1)
-    wanted = f"expected {_WANTED[error['type']]}" if error["type"] in _WANTED else message
+    wanted = f"expected {_EXPECTED[error['type']]}" if error["type"] in _EXPECTED else message
     if error["type"] == "value_error" or "extra" in error["loc"]:  # what is given to a source may be secret
         return f"{shown}: {wanted}"
     return f"{shown}: {wanted}, got {'nothing' if error['input'] is None else repr(error['input'])}"

@@ -31,7 +31,7 @@ class AsyncSource(Protocol):
 
 
 @runtime_checkable
-class Acknowledges(Protocol):
+class AcknowledgingSource(Protocol):
     """A source that gives an item out again until it hears that it is done. May be async where its consumer is.
 
     The success handler that comes with a consumer acknowledges, to the source that gave the item out.
@@ -43,7 +43,7 @@ class Acknowledges(Protocol):
 
 
 @runtime_checkable
-class TakesBack(Protocol):
+class RejectingSource(Protocol):
     """A source that can be told that an item is not done. Whether to tell it is for the task to say."""
 
     def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> Any:
@@ -52,9 +52,9 @@ class TakesBack(Protocol):
 
 
 @runtime_checkable
-class Requires(Protocol):
+class PolicyCheckingSource(Protocol):
     """A source that cannot be consumed with every policy, such as one that gives out again what took too long."""
 
-    def require(self, policy: ConsumerPolicy, /) -> None:
+    def check_policy(self, policy: ConsumerPolicy, /) -> None:
         """Raise ``InvalidInputError`` where it cannot. Called before a loop fetches, with the policy it runs with."""
         ...

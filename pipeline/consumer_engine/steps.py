@@ -23,13 +23,13 @@ class TimedOutError(TransientError):
     """A step ran past its limit."""
 
 
-class Ended(NamedTuple):
+class CallResult(NamedTuple):
     """How one attempt ended: with a value, with an error, or not in time."""
 
     value: Any = None
     error: BaseException | None = None
-    is_late: bool = False  #: it was still running when its time was up
-    is_given_up: bool = False  #: it was still running when the task was asked to end
+    is_timed_out: bool = False  #: it was still running when its time was up
+    is_stopped: bool = False  #: it was still running when the task was asked to end
 
 
 class Job:
@@ -42,14 +42,14 @@ class Job:
         self.running.acquire()
         self.value: Any = None
         self.error: BaseException | None = None
-        self.is_done = self._is_left = False
+        self.is_done = self._is_abandoned = False
         self._on_end: Callable[[], None] | None = None
         self._cancel: Callable[[], None] | None = None
 
     def run(self) -> None:
         """Make the call."""
         try:
-            self.value = self.context.run(called, self.function, self.args, self._cancellable)
+            self.value = self.context.run(call_and_await, self.function, self.args, self._set_cancel)
         except BaseException as error:  # noqa: BLE001 - the thread outlives whatever the handler raises
             self.error = error
         self.is_done = True
@@ -63,20 +63,20 @@ class Job:
         if self.is_done:
             on_end()
 
-    def leave(self, on_end: Callable[[], None]) -> None:
+    def abandon(self, on_end: Callable[[], None]) -> None:
         """Nobody waits any more. Async code is cancelled; other code cannot be."""
         self.then(on_end)
-        self._is_left = True
+        self._is_abandoned = True
         if self._cancel is not None:
             self._cancel()
 
-    def _cancellable(self, cancel: Callable[[], None]) -> None:
+    def _set_cancel(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
-        if self._is_left:
+        if self._is_abandoned:
             cancel()
 
 
-class _Thread(threading.Thread):
+class _StepThread(threading.Thread):
     """A daemon, so that a step nobody waits for cannot keep the process from ending."""
 
     def __init__(self) -> None:
@@ -89,11 +89,11 @@ class _Thread(threading.Thread):
             del job  # an idle thread must not keep the last item alive
 
 
-class Steps:
+class StepRunner:
     """Runs steps one after the other, each within its limit."""
 
     def __init__(self) -> None:
-        self._thread: _Thread | None = None
+        self._thread: _StepThread | None = None
 
     def run(self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str) -> Any:
         """The value the function returns, awaited if need be; raises what it raises, or that it took too long."""
@@ -107,40 +107,40 @@ class Steps:
     ) -> tuple[Any, BaseException | None]:
         """What the function returned, or the error it ended with. What this raises itself is not the function's:
         somebody wants the waiting thread to stop."""
-        ended = self.bounded(function, args, limit=limit.total_seconds())
-        return ended.value, too_late(what, limit.total_seconds()) if ended.is_late else ended.error
+        ended = self.run_bounded(function, args, limit=limit.total_seconds())
+        return ended.value, timeout_error(what, limit.total_seconds()) if ended.is_timed_out else ended.error
 
-    def bounded(
+    def run_bounded(
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         *,
         limit: float,
-        on_left: Callable[[], Callable[[], None]] | None = None,
-    ) -> Ended:
+        on_abandon: Callable[[], Callable[[], None]] | None = None,
+    ) -> CallResult:
         """How the call ended within ``limit`` seconds.
 
         When it is left behind ``on_left`` is called, and what that returns once the code has ended after all.
         """
         job = self.begin(function, args)
         if not job.running.acquire(timeout=max(0.0, limit)):
-            self.leave(job, on_left)
-            return Ended(is_late=True)
-        return Ended(job.value, job.error)
+            self.abandon(job, on_abandon)
+            return CallResult(is_timed_out=True)
+        return CallResult(job.value, job.error)
 
     def begin(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Job:
         """Start a call that the caller waits for, or leaves."""
         job = Job(function, args)
         if self._thread is None or not self._thread.is_alive():  # a child of a fork has the object, not the thread
-            self._thread = _Thread()
+            self._thread = _StepThread()
             self._thread.start()
         self._thread.jobs.put(job)
         return job
 
-    def leave(self, job: Job, on_left: Callable[[], Callable[[], None]] | None = None) -> None:
+    def abandon(self, job: Job, on_abandon: Callable[[], Callable[[], None]] | None = None) -> None:
         """Leave a call behind, with its thread."""
         self.close()
-        job.leave(on_left() if on_left is not None else _nothing)
+        job.abandon(on_abandon() if on_abandon is not None else _no_op)
 
     def close(self) -> None:
         """Let the thread end. A step that still runs is not waited for."""
@@ -151,20 +151,22 @@ class Steps:
     __del__ = close  # whoever forgets to close leaves no thread behind
 
 
-def too_late(what: str, limit: float) -> TimedOutError:
+def timeout_error(what: str, limit: float) -> TimedOutError:
     """The error of a step that was left behind."""
     return TimedOutError(f"{what} did not return within {limit:g} s; it was left behind")
 
 
-def called(
-    function: Callable[..., Any], args: tuple[Any, ...], told: Callable[[Callable[[], None]], None] | None = None
+def call_and_await(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    on_cancellable: Callable[[Callable[[], None]], None] | None = None,
 ) -> Any:
     """What the function returns, awaited in a loop of its own if need be; ``told`` is then given how to cancel it."""
     value = function(*args)
-    return asyncio.run(_awaited(value, told)) if inspect.isawaitable(value) else value
+    return asyncio.run(_await_value(value, on_cancellable)) if inspect.isawaitable(value) else value
 
 
-async def _awaited(value: Any, told: Callable[[Callable[[], None]], None] | None) -> Any:
+async def _await_value(value: Any, told: Callable[[Callable[[], None]], None] | None) -> Any:
     task = asyncio.current_task()
     if told is not None and task is not None:
         told(functools.partial(_cancel, asyncio.get_running_loop(), task))
@@ -176,4 +178,4 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
         loop.call_soon_threadsafe(task.cancel)
 
 
-def _nothing() -> None: ...
+def _no_op() -> None: ...

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 
-class Stop:
+class StopToken:
     """Whether a task was asked to end. Once asked, it stays so.
 
     Asked politely, a loop fetches nothing more and settles what it has, without the pauses between
@@ -16,27 +16,27 @@ class Stop:
     """
 
     def __init__(self) -> None:
-        self.is_asked = False
-        self.is_now = False
+        self.is_requested = False
+        self.is_immediate = False
         self._listeners: tuple[Callable[[], None], ...] = ()
-        self._changing = threading.Lock()  # of the listeners; whoever asks only reads them
+        self._listeners_lock = threading.Lock()  # of the listeners; whoever asks only reads them
 
-    def ask(self, *, now: bool = False) -> None:
+    def request(self, *, now: bool = False) -> None:
         """End. Takes no lock: a signal may interrupt a thread that holds one."""
-        self.is_now = self.is_now or now
-        self.is_asked = True
+        self.is_immediate = self.is_immediate or now
+        self.is_requested = True
         for listener in self._listeners:
             listener()
 
     @contextmanager
-    def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
+    def subscribe(self, listener: Callable[[], None]) -> Iterator[None]:
         """Call ``listener``, which must take no lock either, whenever the task is asked."""
-        with self._changing:
+        with self._listeners_lock:
             self._listeners = (*self._listeners, listener)
         try:
             yield
         finally:
-            with self._changing:
+            with self._listeners_lock:
                 self._listeners = tuple(each for each in self._listeners if each is not listener)
 
 

@@ -14,7 +14,7 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import INVALID_SPAN, Link, Span, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pipeline.consumer_engine.errors import ExceptionType, said
+from pipeline.consumer_engine.errors import ExceptionType, error_message
 from pipeline.consumer_engine.lifecycle import Step
 from pipeline.consumer_engine.policies import RetryPolicy
 from pipeline.consumer_engine.transactions import Transaction
@@ -33,11 +33,11 @@ STEP_SPANS: Mapping[Step, str] = {
 
 #: Every metric: its kind, its unit, its labels beside the task's class, and what it counts.
 METRICS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
-    each.name: (each.kind, each.unit, tuple(label for label in each.labels if label != "task"), each.words)
-    for each in table.named("pipeline.engine.")
+    each.name: (each.kind, each.unit, tuple(label for label in each.labels if label != "task"), each.description)
+    for each in table.metrics_with_prefix("pipeline.engine.")
 }
-_LONGEST_WORDS = 500
-_NOTHING: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
+_MAX_MESSAGE = 500
+_NO_SPAN: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
 
 
 class Telemetry:
@@ -48,27 +48,27 @@ class Telemetry:
     ) -> None:
         self._tracers, self._meters = tracer_provider, meter_provider
         self._lock = threading.Lock()
-        self._made: tuple[MeterProvider, dict[str, Any]] | None = None
+        self._cached_instruments: tuple[MeterProvider, dict[str, Any]] | None = None
 
-    def is_heard(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether anybody listens at all."""
         tracers, meters = self._tracers or trace.get_tracer_provider(), self._meters or metrics.get_meter_provider()
-        return _is_heard(tracers) or _is_heard(meters)
+        return _is_configured(tracers) or _is_configured(meters)
 
-    def of(self, task: str, clean: Callable[[str], str] | None = None) -> "Observer":
+    def observer(self, task: str, redact: Callable[[str], str] | None = None) -> "Observer":
         """What watches one loop of a task; ``clean`` takes credentials out of the words that are shown."""
         tracers = self._tracers or trace.get_tracer_provider()
         meters = self._meters or metrics.get_meter_provider()
-        tracer = trace.get_tracer(SCOPE, tracer_provider=tracers) if _is_heard(tracers) else None
-        return Observer(task, tracer, self._instruments(meters) if _is_heard(meters) else None, clean)
+        tracer = trace.get_tracer(SCOPE, tracer_provider=tracers) if _is_configured(tracers) else None
+        return Observer(task, tracer, self._instruments(meters) if _is_configured(meters) else None, redact)
 
     def _instruments(self, provider: MeterProvider) -> dict[str, Any]:
         with self._lock:
-            if self._made is None or self._made[0] is not provider:
+            if self._cached_instruments is None or self._cached_instruments[0] is not provider:
                 meter = metrics.get_meter(SCOPE, meter_provider=provider)
-                made = table.instruments(meter, table.named("pipeline.engine."))
-                self._made = provider, made
-            return self._made[1]
+                made = table.instruments(meter, table.metrics_with_prefix("pipeline.engine."))
+                self._cached_instruments = provider, made
+            return self._cached_instruments[1]
 
 
 PROCESS_WIDE = Telemetry()
@@ -82,9 +82,9 @@ class Observer:
         task: str,
         tracer: trace.Tracer | None,
         instruments: dict[str, Any] | None,
-        clean: Callable[[str], str] | None = None,
+        redact: Callable[[str], str] | None = None,
     ) -> None:
-        self.task, self._tracer, self._instruments, self._clean = task, tracer, instruments, clean
+        self.task, self._tracer, self._instruments, self._redact = task, tracer, instruments, redact
         self._labels = {"task": task}
         self.is_traced, self.is_metered = tracer is not None, instruments is not None
 
@@ -103,24 +103,24 @@ class Observer:
     def item(self, transaction: Transaction) -> AbstractContextManager[Span]:
         """The span of one item. The trace that made the item is linked, not joined."""
         if self._tracer is None:
-            return _NOTHING
+            return _NO_SPAN
         named = {"task.class": self.task, "transaction_id": transaction.transaction_id}
         return self._span(ITEM_SPAN, named, _links(transaction.traceparent))
 
     def step(self, step: str, retry: RetryPolicy, transaction_id: str | None) -> AbstractContextManager[Span]:
         """The span of a step, around its attempts."""
         if self._tracer is None:
-            return _NOTHING
+            return _NO_SPAN
         name = STEP_SPANS[Step(step)] if step in STEP_SPANS else step
-        return self._span(name, self._described(step, retry, transaction_id))
+        return self._span(name, self._step_attributes(step, retry, transaction_id))
 
     def attempt(
         self, step: str, retry: RetryPolicy, transaction_id: str | None, number: int
     ) -> AbstractContextManager[Span]:
         """The span of one attempt, number ``number`` counted from 1."""
         if self._tracer is None:
-            return _NOTHING
-        described = self._described(step, retry, transaction_id)
+            return _NO_SPAN
+        described = self._step_attributes(step, retry, transaction_id)
         return self._span(f"{step}.attempt", {**described, "attempt": number - 1})
 
     def mark_ended(self, span: Span, status: str, failure: BaseException | None) -> None:
@@ -133,14 +133,14 @@ class Observer:
         """Say on a span why it failed: the type and the words of the error, never its traceback."""
         if not span.is_recording():
             return
-        words = said(failure) if self._clean is None else self._clean(said(failure))
-        words, raised = words[:_LONGEST_WORDS], failure.__cause__ or failure
+        words = error_message(failure) if self._redact is None else self._redact(error_message(failure))
+        words, raised = words[:_MAX_MESSAGE], failure.__cause__ or failure
         category = getattr(failure, "category", ExceptionType.SYSTEM)
         told = {"exception.type": type(raised).__qualname__, "exception.message": words}
         span.set_attributes({**told, "exception.category": str(category)})
         span.set_status(Status(StatusCode.ERROR, words))
 
-    def _described(self, step: str, retry: RetryPolicy, transaction_id: str | None) -> dict[str, Any]:
+    def _step_attributes(self, step: str, retry: RetryPolicy, transaction_id: str | None) -> dict[str, Any]:
         known: dict[str, Any] = {
             "task.class": self.task,
             "step": str(step),
@@ -164,7 +164,7 @@ class Observer:
             yield span
 
 
-def _is_heard(provider: object) -> bool:
+def _is_configured(provider: object) -> bool:
     """Whether somebody set up a provider: those of the bare API belong to nobody."""
     return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 

@@ -43,47 +43,47 @@ class FrozenList(list[Any]):
         return self
 
 
-def frozen(value: Any) -> Any:
+def freeze(value: Any) -> Any:
     """The value, read-only through all its dicts, lists and sets. Objects of other types are kept as they are."""
     kind = type(value)
     if kind is str or kind is int or value is None or kind in (FrozenDict, FrozenList):
         return value
     if isinstance(value, Mapping):
-        return FrozenDict({key: frozen(inner) for key, inner in value.items()})
+        return FrozenDict({key: freeze(inner) for key, inner in value.items()})
     if isinstance(value, list):
-        return FrozenList([frozen(inner) for inner in value])
+        return FrozenList([freeze(inner) for inner in value])
     if kind is tuple:
-        return tuple(frozen(inner) for inner in value)
+        return tuple(freeze(inner) for inner in value)
     return frozenset(value) if isinstance(value, set) else value
 
 
-def thawed(value: Any) -> Any:
+def thaw(value: Any) -> Any:
     """The value as plain dicts and lists, for whoever writes it out."""
     if isinstance(value, Mapping):
-        return {key: thawed(inner) for key, inner in value.items()}
+        return {key: thaw(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [thawed(inner) for inner in value]
-    return tuple(thawed(inner) for inner in value) if type(value) is tuple else value
+        return [thaw(inner) for inner in value]
+    return tuple(thaw(inner) for inner in value) if type(value) is tuple else value
 
 
-def survives_json(value: Any, path: str = "it") -> Any:
+def require_json_value(value: Any, path: str = "it") -> Any:
     """The value, if JSON gives back what it was given; else a ``ValueError`` that names the place and not the value."""
     kind = type(value)
     if isinstance(value, dict):
         for key, inner in value.items():
             if type(key) is not str:
                 raise ValueError(f"{path} has a key of type {type(key).__name__}; expected text, which JSON keeps")
-            survives_json(inner, f"{path}.{key}")
+            require_json_value(inner, f"{path}.{key}")
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            survives_json(inner, f"{path}[{number}]")
-    elif not (value is None or kind in (bool, int) or _is_plain(value)):
+            require_json_value(inner, f"{path}[{number}]")
+    elif not (value is None or kind in (bool, int) or _is_json_scalar(value)):
         found = f"something of type {kind.__name__}" if kind not in (str, float) else f"a {kind.__name__} JSON has not"
         raise ValueError(f"{path} is {found}; expected text, a number, true, false, null, a list or a table")
     return value
 
 
-def _is_plain(value: Any) -> bool:
+def _is_json_scalar(value: Any) -> bool:
     if type(value) is float:
         return math.isfinite(value)
     try:
@@ -92,7 +92,7 @@ def _is_plain(value: Any) -> bool:
         return False
 
 
-Id = Annotated[str, StringConstraints(strip_whitespace=False, min_length=1, max_length=1024, pattern=r"\S")]
+TransactionId = Annotated[str, StringConstraints(strip_whitespace=False, min_length=1, max_length=1024, pattern=r"\S")]
 
 
 class Transaction(BaseModel):
@@ -103,14 +103,14 @@ class Transaction(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    transaction_id: Id
-    payload: Annotated[Any, AfterValidator(frozen), PlainSerializer(thawed)] = None  #: opaque to the engine
+    transaction_id: TransactionId
+    payload: Annotated[Any, AfterValidator(freeze), PlainSerializer(thaw)] = None  #: opaque to the engine
     created_at: Annotated[AwareDatetime, AfterValidator(lambda at: at.astimezone(UTC))]
     source: str | None = None  #: where it comes from
     correlation_id: str | None = None  #: what it belongs to
     parent_id: str | None = None  #: the transaction it was made from
     traceparent: str | None = None  #: the trace that made it, as W3C writes it
-    metadata: Annotated[Mapping[str, Any], AfterValidator(frozen), PlainSerializer(thawed)] = frozen({})
+    metadata: Annotated[Mapping[str, Any], AfterValidator(freeze), PlainSerializer(thaw)] = freeze({})
 
     def __repr__(self) -> str:
         """Its id only: what is in a payload does not belong into logs."""

@@ -8,7 +8,7 @@ the outcome is *unknown* it keeps them too, and somebody has to find out.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipeline.domain.states import UNRESOLVED, MutationStatus, Outcome, Phase
+from pipeline.domain.states import UNRESOLVED, MutationOutcome, MutationStatus, Phase
 from pipeline.domain.workflows import AfterFailedMutation
 
 
@@ -20,7 +20,7 @@ class Side(StrEnum):
     AFTER = "after"
 
 
-class Inputs(StrEnum):
+class InputAction(StrEnum):
     """What happens to the reserved events of a stopped run."""
 
     RELEASE = "release"  #: pending again, any run may take them
@@ -32,15 +32,15 @@ class Disposition:
     """What a stopped run leaves behind for its inputs and for whoever follows it."""
 
     side: Side
-    inputs: Inputs
+    inputs: InputAction
 
     @property
     def retry_pending(self) -> bool:
         """A run that keeps its inputs must be carried forward by another one."""
-        return self.inputs is Inputs.KEEP
+        return self.inputs is InputAction.KEEP
 
 
-def side_of(phase: Phase, outcome: Outcome, mutation: MutationStatus | None) -> Side:
+def side_of(phase: Phase, outcome: MutationOutcome, mutation: MutationStatus | None) -> Side:
     """Which side of its mutation a run stands on.
 
     The ledger speaks first: while its row is unresolved no phase can make the outcome known, and
@@ -50,17 +50,17 @@ def side_of(phase: Phase, outcome: Outcome, mutation: MutationStatus | None) -> 
         return Side.UNKNOWN
     if mutation is MutationStatus.APPLIED:
         return Side.AFTER
-    if outcome is Outcome.FAILURE or phase.rank < Phase.MUTATED.rank:
+    if outcome is MutationOutcome.FAILURE or phase.rank < Phase.MUTATED.rank:
         return Side.BEFORE
     return Side.AFTER
 
 
-def dispose(side: Side, outcome: Outcome, after_failed: AfterFailedMutation) -> Disposition:
+def disposition_of(side: Side, outcome: MutationOutcome, after_failed: AfterFailedMutation) -> Disposition:
     """What a run that stops on this side leaves behind.
 
     The one exception before the boundary: a consumer that wants the same plan tried again keeps
     its inputs once the mutation is known to have failed.
     """
-    tries_again = outcome is Outcome.FAILURE and after_failed is AfterFailedMutation.MUTATE
+    tries_again = outcome is MutationOutcome.FAILURE and after_failed is AfterFailedMutation.MUTATE
     keeps = side is not Side.BEFORE or tries_again
-    return Disposition(side=side, inputs=Inputs.KEEP if keeps else Inputs.RELEASE)
+    return Disposition(side=side, inputs=InputAction.KEEP if keeps else InputAction.RELEASE)

@@ -3,14 +3,14 @@
 PipelineError
 ├── InvalidInputError           what was handed in cannot be accepted; nothing was written
 │   ├── PayloadError            not JSON, or larger than its limit
-│   └── UnknownError            no such workflow, topic, handler, event, run or mutation
+│   └── NotFoundError           no such workflow, topic, handler, event, run or mutation
 ├── IllegalTransitionError      a move that does not exist from here: a bug in the caller
 ├── StaleWriteError             the row moved on first: harmless, drop the work
 ├── ReservationError            an event that cannot be pinned was asked for
 ├── QuietPeriodError            absence is not evidence yet: ask again later
 ├── UnresolvedError             refused while a mutation's outcome is unknown
-├── OutgrownError               older code would replace a state that newer code merges
-├── SchemaError                 the database does not have the tables this version expects
+├── OutdatedCodeError           older code would replace a state that newer code merges
+├── SchemaVersionError          the database does not have the tables this version expects
 └── HandlerError                raised by handlers and connectors to say what kind of failure it is
     ├── LogicError              the code is wrong: do not try again
     │   ├── PhaseViolationError  a handler did what its phase must not do
@@ -31,7 +31,7 @@ class PipelineError(Exception):
     """Base of everything raised on purpose. Survives pickling, whatever its constructor takes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), self.args, self.__dict__)
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class InvalidInputError(PipelineError):
@@ -46,7 +46,7 @@ class PayloadError(InvalidInputError):
         super().__init__(f"{what}: {problem}; expected {expected}. Nothing was written.")
 
 
-class UnknownError(InvalidInputError):
+class NotFoundError(InvalidInputError):
     """A name or id that nothing is known by."""
 
     def __init__(self, noun: str, key: object, known: Iterable[str] = (), hint: str = "") -> None:
@@ -58,22 +58,22 @@ class UnknownError(InvalidInputError):
 class IllegalTransitionError(PipelineError):
     """A move that does not exist from where the row stands. The row is unchanged."""
 
-    def __init__(self, noun: str, key: UUID | str | int, *, asked: str, found: str, allowed: Iterable[str]) -> None:
-        self.noun, self.key, self.asked, self.found = noun, key, asked, found
+    def __init__(self, noun: str, key: UUID | str | int, *, verb: str, found: str, allowed: Iterable[str]) -> None:
+        self.noun, self.key, self.verb, self.found = noun, key, verb, found
         self.allowed = tuple(allowed)
         super().__init__(
-            f"Cannot {asked} {noun} {key}: it is {found}; "
-            f"{asked} needs it to be {' or '.join(self.allowed)}. Nothing was changed."
+            f"Cannot {verb} {noun} {key}: it is {found}; "
+            f"{verb} needs it to be {' or '.join(self.allowed)}. Nothing was changed."
         )
 
 
 class StaleWriteError(PipelineError):
     """The row moved on before this write arrived: another holder, or a recovery. Drop the work."""
 
-    def __init__(self, noun: str, key: UUID | str | int, *, asked: str, held: object, found: object) -> None:
-        self.noun, self.key, self.asked, self.held, self.found = noun, key, asked, held, found
+    def __init__(self, noun: str, key: UUID | str | int, *, verb: str, expected: object, found: object) -> None:
+        self.noun, self.key, self.verb, self.expected, self.found = noun, key, verb, expected, found
         super().__init__(
-            f"{asked} of {noun} {key} came too late: it was held as {held}, it is now {found}. "
+            f"{verb} of {noun} {key} came too late: it was held as {expected}, it is now {found}. "
             "Nothing was changed; drop this work, whoever moved the row goes on with it."
         )
 
@@ -113,7 +113,7 @@ class UnresolvedError(PipelineError):
         )
 
 
-class OutgrownError(PipelineError):
+class OutdatedCodeError(PipelineError):
     """Code that replaces its state, because it runs one by one, met a workflow whose runs may overtake each other."""
 
     def __init__(self, handlers: Iterable[tuple[str, str]]) -> None:
@@ -125,7 +125,7 @@ class OutgrownError(PipelineError):
         )
 
 
-class SchemaError(PipelineError):
+class SchemaVersionError(PipelineError):
     """The database is not at the version this code was written for."""
 
     def __init__(self, found: str | None, expected: str, *, is_newer: bool = False) -> None:
@@ -172,7 +172,7 @@ class AuthError(HandlerError):
     """Credentials or permissions are missing: a person must act."""
 
 
-def _rebuilt(kind: type[PipelineError], args: tuple[Any, ...], fields: dict[str, Any]) -> PipelineError:
+def _rebuild(kind: type[PipelineError], args: tuple[Any, ...], fields: dict[str, Any]) -> PipelineError:
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(fields)

@@ -10,11 +10,11 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import assert_never
 
-from pipeline.domain.boundary import Disposition, Inputs, Side, dispose, side_of
+from pipeline.domain.boundary import Disposition, InputAction, Side, disposition_of, side_of
 from pipeline.domain.errors import AuthError, EventError, LogicError, PipelineError, ReservationError, TransientError
 from pipeline.domain.ids import EventId
 from pipeline.domain.policies import FailurePolicy
-from pipeline.domain.states import MutationStatus, Outcome, Phase, RunStatus
+from pipeline.domain.states import MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnLogicError, OnUncertain
 
 
@@ -30,7 +30,7 @@ class FailureKind(StrEnum):
 
 
 #: What Python raises when the code is wrong.
-_MISTAKES = (
+_LOGIC_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -43,7 +43,7 @@ _MISTAKES = (
     TypeError,
     ValueError,
 )
-_PASSING = ("system", "timeout")  #: categories of the consumer engine that another run may not meet
+_TRANSIENT_CATEGORIES = ("system", "timeout")  #: categories of the consumer engine that another run may not meet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +53,19 @@ class Failure:
     kind: FailureKind
     message: str
     error_type: str = ""
-    wait: timedelta = timedelta(0)  #: how long the outside system asks to be left alone
-    quiet: timedelta = timedelta(0)  #: how long a call that did not return by its deadline may still do something
+    retry_after: timedelta = timedelta(0)  #: how long the outside system asks to be left alone
+    quiet_period: timedelta = timedelta(
+        0
+    )  #: how long a call that did not return by its deadline may still do something
     culprits: tuple[EventId, ...] = ()  #: events known to be the cause, of a run that sees more than one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RunFacts:
     """What is known of a run at the moment it stops."""
 
     phase: Phase
-    outcome: Outcome
+    outcome: MutationOutcome
     mutation: MutationStatus | None
     can_reconcile: bool  #: the operation in the ledger knows how to ask the outside system
     has_inputs: bool  #: events were reserved by it or offered to it alone
@@ -74,7 +76,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consequence:
+class StopDecision:
     """Everything a stop writes besides the error itself."""
 
     status: RunStatus
@@ -95,7 +97,7 @@ def classify(error: BaseException) -> Failure:
     match error:
         case TransientError() | ReservationError(is_race=True):
             kind = FailureKind.TRANSIENT
-        case PipelineError() if getattr(error, "category", None) in _PASSING:
+        case PipelineError() if getattr(error, "category", None) in _TRANSIENT_CATEGORIES:
             kind = FailureKind.TRANSIENT
         case AuthError():
             kind = FailureKind.AUTH
@@ -103,28 +105,28 @@ def classify(error: BaseException) -> Failure:
             kind = FailureKind.LOGIC
         case OSError():  # of the network or the disk, also one that is a ValueError too, as of an expired certificate
             kind = FailureKind.TRANSIENT
-        case _ if isinstance(error, _MISTAKES):
+        case _ if isinstance(error, _LOGIC_ERRORS):
             kind = FailureKind.LOGIC
         case MemoryError():
             kind = FailureKind.INTERNAL
         case _:
             kind = FailureKind.TRANSIENT
     culprits = (error.event_id,) if isinstance(error, EventError) and hasattr(error, "event_id") else ()
-    return Failure(kind=kind, message=_words(error), error_type=type(error).__qualname__, culprits=culprits)
+    return Failure(kind=kind, message=_message(error), error_type=type(error).__qualname__, culprits=culprits)
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """What an error says, even if saying it fails. One that is not ours is named, with the line it comes from."""
     try:
         words, name = str(error), type(error).__qualname__
         if isinstance(error, PipelineError):
             return words
-        return f"{name}: {words}{place(error)}" if words else f"{error!r}{place(error)}"
+        return f"{name}: {words}{error_location(error)}" if words else f"{error!r}{error_location(error)}"
     except Exception:  # noqa: BLE001 - the error is the handler's, and so is its __str__
         return f"{type(error).__qualname__}, which cannot say what happened"
 
 
-def place(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """The file and the line where an error was raised, in brackets; nothing when nobody raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -132,36 +134,36 @@ def place(error: BaseException) -> str:
     return f" ({PurePath(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})" if trace else ""
 
 
-def decide(failure: Failure, standing: Standing, policy: FailurePolicy, *, chance: float = 0.0) -> Consequence:
+def decide(failure: Failure, facts: RunFacts, policy: FailurePolicy, *, jitter: float = 0.0) -> StopDecision:
     """What follows when this run stops with this failure.
 
     An unresolved mutation outranks every kind of failure: first somebody finds out what happened.
     """
-    side = side_of(standing.phase, standing.outcome, standing.mutation)
-    disposition = dispose(side, standing.outcome, standing.after_failed)
+    side = side_of(facts.phase, facts.outcome, facts.mutation)
+    disposition = disposition_of(side, facts.outcome, facts.after_failed)
     if side is Side.UNKNOWN:
-        return _uncertain(standing, disposition)
+        return _uncertain(facts, disposition)
     match failure.kind:
         case FailureKind.TRANSIENT | FailureKind.CRASH:
-            return _again(failure, standing, disposition, policy, chance)
+            return _transient(failure, facts, disposition, policy, jitter)
         case FailureKind.LOGIC:
-            return _logic(standing, disposition, policy, chance)
+            return _logic(facts, disposition, policy, jitter)
         case FailureKind.AUTH:
-            return Consequence(status=RunStatus.PAUSED_APPROVAL, disposition=disposition, block=BlockKind.APPROVAL)
+            return StopDecision(status=RunStatus.PAUSED_APPROVAL, disposition=disposition, block=BlockKind.APPROVAL)
         case FailureKind.INTERNAL:
             return _exhausted(disposition)
         case FailureKind.VOID:  # nobody failed: a fresh run asks again, at once
-            return Consequence(status=RunStatus.PAUSED_TRANSIENT, disposition=disposition)
+            return StopDecision(status=RunStatus.PAUSED_TRANSIENT, disposition=disposition)
         case _ as never:
             assert_never(never)
 
 
-def _uncertain(standing: Standing, disposition: Disposition) -> Consequence:
+def _uncertain(standing: RunFacts, disposition: Disposition) -> StopDecision:
     doubt = None
     if standing.mutation is MutationStatus.IN_FLIGHT:
         doubt = MutationStatus.NEEDS_RECONCILE if standing.can_reconcile else MutationStatus.INDETERMINATE
     pauses = standing.on_uncertain is OnUncertain.PAUSE
-    return Consequence(
+    return StopDecision(
         status=RunStatus.PAUSED_RECONCILIATION,
         disposition=disposition,
         block=BlockKind.RECONCILIATION if pauses else None,
@@ -169,27 +171,27 @@ def _uncertain(standing: Standing, disposition: Disposition) -> Consequence:
     )
 
 
-def _again(
+def _transient(
     failure: Failure,
-    standing: Standing,
+    standing: RunFacts,
     disposition: Disposition,
     policy: FailurePolicy,
-    chance: float,
-) -> Consequence:
+    jitter: float,
+) -> StopDecision:
     """Another run follows after a pause. A first crash is followed at once: nobody was at fault."""
     crashed = failure.kind is FailureKind.CRASH
     failures = standing.earlier_failures + 1
     if failures >= policy.max_failures:
         return _exhausted(disposition)
     attempt = failures - 1 if crashed else failures
-    return Consequence(
+    return StopDecision(
         status=RunStatus.CRASHED if crashed else RunStatus.PAUSED_TRANSIENT,
         disposition=disposition,
-        delay=max(failure.wait, policy.backoff.delay(attempt, chance=chance) if attempt else timedelta(0)),
+        delay=max(failure.retry_after, policy.backoff.delay(attempt, jitter=jitter) if attempt else timedelta(0)),
     )
 
 
-def _logic(standing: Standing, disposition: Disposition, policy: FailurePolicy, chance: float) -> Consequence:
+def _logic(standing: RunFacts, disposition: Disposition, policy: FailurePolicy, jitter: float) -> StopDecision:
     """Maintenance stops the workflow; quarantine sets the inputs aside once they failed often enough.
 
     Only inputs that go back can be set aside. A run that must be carried forward is tried again
@@ -197,16 +199,16 @@ def _logic(standing: Standing, disposition: Disposition, policy: FailurePolicy, 
     """
     failures = standing.earlier_failures + 1
     if standing.on_logic_error is OnLogicError.MAINTENANCE or not standing.has_inputs:
-        return Consequence(status=RunStatus.FAILED_LOGIC, disposition=disposition, maintenance=True)
-    releases = disposition.inputs is Inputs.RELEASE
+        return StopDecision(status=RunStatus.FAILED_LOGIC, disposition=disposition, maintenance=True)
+    releases = disposition.inputs is InputAction.RELEASE
     spent = failures >= (policy.quarantine_after if releases else policy.max_failures)
     if not spent:
-        return Consequence(
+        return StopDecision(
             status=RunStatus.FAILED_LOGIC,
             disposition=disposition,
-            delay=policy.backoff.delay(failures, chance=chance),
+            delay=policy.backoff.delay(failures, jitter=jitter),
         )
-    return Consequence(
+    return StopDecision(
         status=RunStatus.FAILED_LOGIC,
         disposition=disposition,
         quarantine=releases,
@@ -214,5 +216,5 @@ def _logic(standing: Standing, disposition: Disposition, policy: FailurePolicy, 
     )
 
 
-def _exhausted(disposition: Disposition) -> Consequence:
-    return Consequence(status=RunStatus.FAILED_INTERNAL, disposition=disposition, block=BlockKind.INTERNAL)
+def _exhausted(disposition: Disposition) -> StopDecision:
+    return StopDecision(status=RunStatus.FAILED_INTERNAL, disposition=disposition, block=BlockKind.INTERNAL)

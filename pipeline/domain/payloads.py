@@ -19,13 +19,13 @@ from pipeline.domain.errors import PayloadError
 
 _JSON_VALUES = "a JSON object, array, string, number, boolean or null"
 _STORABLE = "text without NUL and lone surrogates"
-_DEEPEST = 64
-_LONGEST_INTEGER = 1024  #: bits
-_LONGEST_WORDS = 10_000
+_MAX_DEPTH = 64
+_MAX_INTEGER_BITS = 1024  #: bits
+_MAX_TEXT_LENGTH = 10_000
 _UNSTORABLE = ("which is not storable text", "half a surrogate pair")
-_LONGEST_QUOTE = 80  #: characters of a value that a message repeats
+_MAX_QUOTE_LENGTH = 80  #: characters of a value that a message repeats
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_READABLE = "a model that its own JSON reads back; publish what cannot be written like that as plain JSON"
+_ROUND_TRIP_MODEL = "a model that its own JSON reads back; publish what cannot be written like that as plain JSON"
 
 
 def checked_json(value: Any, *, what: str, limit: int) -> Any:
@@ -33,16 +33,16 @@ def checked_json(value: Any, *, what: str, limit: int) -> Any:
 
     Nearly every value is fine, so the first look keeps no path; the second one is for the message.
     """
-    _written(value, what, limit)
+    _serialize(value, what, limit)
     return value
 
 
-def kept_json(value: Any, *, what: str, limit: int) -> Any:
+def json_copy(value: Any, *, what: str, limit: int) -> Any:
     """A copy of ``value`` as it will be stored, so that what its owner does to it afterwards changes nothing."""
-    return json.loads(_written(value, what, limit))
+    return json.loads(_serialize(value, what, limit))
 
 
-def plain(value: Any, *, what: str) -> Any:
+def json_payload(value: Any, *, what: str) -> Any:
     """A payload as JSON: a model as whoever has no model would publish it, anything else as it is.
 
     A model that its JSON does not read back as it is would be another one for its consumers (a secret is
@@ -55,32 +55,36 @@ def plain(value: Any, *, what: str) -> Any:
     for by_alias in (True, False):
         try:
             written = value.model_dump(mode="json", by_alias=by_alias, round_trip=True, warnings=False)
-            lost = _lost(value, type(value).model_validate(deepcopy(written)), "$")  # a validator may take it apart
+            lost = _first_difference(
+                value, type(value).model_validate(deepcopy(written)), "$"
+            )  # a validator may take it apart
         except ValidationError as error:
             lost = ".".join(("$", *map(str, error.errors(include_url=False, include_input=False)[0]["loc"])))
         except ValueError:  # what pydantic raises where it has no way to write something
-            raise PayloadError(what, f"a {type(value).__qualname__} cannot be written as JSON", _READABLE) from None
+            raise PayloadError(
+                what, f"a {type(value).__qualname__} cannot be written as JSON", _ROUND_TRIP_MODEL
+            ) from None
         if lost is None:
             return written
         problem = problem or f"{lost} of a {type(value).__qualname__} would be lost or changed"
-    raise PayloadError(what, problem, _READABLE)
+    raise PayloadError(what, problem, _ROUND_TRIP_MODEL)
 
 
-def _lost(value: Any, back: Any, path: str) -> str | None:
+def _first_difference(value: Any, back: Any, path: str) -> str | None:
     """Where something differs from what came back. What a model keeps for itself is no part of it."""
     pairs: list[tuple[Any, Any, str]]
     if isinstance(value, BaseModel) and type(value) is type(back):
-        value, back = _fields(value), _fields(back)
+        value, back = _model_fields(value), _model_fields(back)
     if isinstance(value, dict) and isinstance(back, dict) and value.keys() == back.keys():
         pairs = [(item, back[key], f"{path}.{key}") for key, item in value.items()]
     elif isinstance(value, list | tuple) and isinstance(back, list | tuple) and len(value) == len(back):
         pairs = [(item, back[index], f"{path}[{index}]") for index, item in enumerate(value)]
     else:
         return None if _is_equal(value, back) else path
-    return next((lost for item in pairs if (lost := _lost(*item))), None)
+    return next((lost for item in pairs if (lost := _first_difference(*item))), None)
 
 
-def _fields(model: BaseModel) -> dict[str, Any]:
+def _model_fields(model: BaseModel) -> dict[str, Any]:
     held = model.__dict__  # not by getattr: a deprecated field would warn
     return {name: held[name] for name in type(model).model_fields if name in held} | (model.model_extra or {})
 
@@ -91,9 +95,9 @@ def _is_equal(value: Any, back: Any) -> bool:
     return bool(value == back) or (type(value) is type(back) and says is object.__eq__)
 
 
-def _written(value: Any, what: str, limit: int) -> str:
-    if not _is_fine(value, 0, [limit]):
-        _explain(value, what, limit)
+def _serialize(value: Any, what: str, limit: int) -> str:
+    if not _is_storable_json(value, 0, [limit]):
+        _raise_problem(value, what, limit)
     written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     size = len(written.encode())
     if size > limit:
@@ -101,24 +105,24 @@ def _written(value: Any, what: str, limit: int) -> str:
     return written
 
 
-def _is_fine(value: Any, depth: int, left: list[int]) -> bool:
+def _is_storable_json(value: Any, depth: int, left: list[int]) -> bool:
     left[0] -= 1  # every value takes a byte at least: stop before a shared list explodes
-    if left[0] < -1 or depth > _DEEPEST:
+    if left[0] < -1 or depth > _MAX_DEPTH:
         return False
     kind = type(value)
     if kind is str:
-        return (value.isascii() and "\0" not in value) or _storable(value)
+        return (value.isascii() and "\0" not in value) or _is_storable(value)
     if kind is dict:
         return all(
-            type(key) is str and _is_fine(key, depth, left) and _is_fine(item, depth + 1, left)
+            type(key) is str and _is_storable_json(key, depth, left) and _is_storable_json(item, depth + 1, left)
             for key, item in value.items()
         )
     if kind is list or kind is tuple:
-        return all(_is_fine(item, depth + 1, left) for item in value)
-    return value is None or kind is bool or (kind is int and value.bit_length() <= _LONGEST_INTEGER)
+        return all(_is_storable_json(item, depth + 1, left) for item in value)
+    return value is None or kind is bool or (kind is int and value.bit_length() <= _MAX_INTEGER_BITS)
 
 
-def _explain(value: Any, what: str, limit: int) -> None:
+def _raise_problem(value: Any, what: str, limit: int) -> None:
     """Look again, with a path to everything, at what did not look fine; raise if it is not."""
     for seen, (path, item, depth) in enumerate(_walk(value)):
         problem = _problem(item, path, depth)
@@ -139,19 +143,19 @@ def checked_name(value: Any, *, what: str, limit: int = 255) -> str:
     return value
 
 
-def checked_text(value: Any, *, what: str, limit: int = _LONGEST_WORDS) -> str:
+def checked_text(value: Any, *, what: str, limit: int = _MAX_TEXT_LENGTH) -> str:
     """Return text of any kind that can be stored, possibly empty."""
-    if not isinstance(value, str) or not _storable(value):
+    if not isinstance(value, str) or not _is_storable(value):
         raise PayloadError(what, f"{_quoted(value)} cannot be stored", _STORABLE)
     if len(value) > limit:
         raise PayloadError(what, f"{len(value)} characters", f"at most {limit} characters")
     return value
 
 
-def mended_text(value: str) -> str:
+def storable_text(value: str) -> str:
     """Words about a failure as they can be stored: what cannot is replaced, what is too much is cut."""
-    short = value if len(value) <= _LONGEST_WORDS else value[:_LONGEST_WORDS] + "…"
-    return "".join(char if _storable(char) else _REPLACEMENT for char in short)
+    short = value if len(value) <= _MAX_TEXT_LENGTH else value[:_MAX_TEXT_LENGTH] + "…"
+    return "".join(char if _is_storable(char) else _REPLACEMENT for char in short)
 
 
 def _walk(value: Any) -> Iterator[tuple[str, Any, int]]:
@@ -167,22 +171,22 @@ def _walk(value: Any) -> Iterator[tuple[str, Any, int]]:
 
 
 def _problem(value: Any, path: str, depth: int) -> str | None:
-    if depth > _DEEPEST:
-        return f"{path[:60]}… is nested more than {_DEEPEST} levels deep"
-    path = _cut(path)
+    if depth > _MAX_DEPTH:
+        return f"{path[:60]}… is nested more than {_MAX_DEPTH} levels deep"
+    path = _shorten(path)
     if value is None or isinstance(value, bool | list | tuple):
         return None
     if isinstance(value, dict):
-        bad = [key for key in value if not isinstance(key, str) or not _storable(key)]
+        bad = [key for key in value if not isinstance(key, str) or not _is_storable(key)]
         return f"{path} has the key {_quoted(bad[0])}, which is not storable text" if bad else None
     return _scalar_problem(value, path)
 
 
 def _scalar_problem(value: Any, path: str) -> str | None:
     match value:
-        case int() if value.bit_length() > _LONGEST_INTEGER:
+        case int() if value.bit_length() > _MAX_INTEGER_BITS:
             return f"{path} is an integer of {value.bit_length()} bits"
-        case str() if not _storable(value):
+        case str() if not _is_storable(value):
             return f"{path} has a NUL character or half a surrogate pair"
         case float() if not math.isfinite(value):
             return f"{path} is {value}, which JSON does not have"
@@ -194,13 +198,13 @@ def _scalar_problem(value: Any, path: str) -> str | None:
 
 def _quoted(value: Any) -> str:
     """A value as a message repeats it: escaped, and not longer than a line."""
-    return _cut(repr(value))
+    return _shorten(repr(value))
 
 
-def _cut(words: str) -> str:
-    short = words if len(words) <= _LONGEST_QUOTE else f"{words[:_LONGEST_QUOTE]}…"
+def _shorten(words: str) -> str:
+    short = words if len(words) <= _MAX_QUOTE_LENGTH else f"{words[:_MAX_QUOTE_LENGTH]}…"
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
 
 
-def _storable(text: str) -> bool:
+def _is_storable(text: str) -> bool:
     return not any(char == "\0" or 0xD800 <= ord(char) <= 0xDFFF for char in text)

@@ -31,7 +31,7 @@ class Backoff(Policy):
             raise ValueError(f"cap {self.cap} is below base {self.base}; expected cap >= base")
         return self
 
-    def delay(self, attempt: int, *, chance: float = 0.0) -> timedelta:
+    def delay(self, attempt: int, *, jitter: float = 0.0) -> timedelta:
         """The pause after attempt number ``attempt`` (from 1), with ``chance`` in [0, 1) as jitter.
 
         Grown step by step and cut at the cap, so no attempt number is large enough to overflow.
@@ -41,7 +41,7 @@ class Backoff(Policy):
             if pause >= self.cap or pause == timedelta(0):
                 break
             pause = min(pause * self.multiplier, self.cap)
-        return pause * (1.0 + self.jitter * chance)
+        return pause * (1.0 + self.jitter * jitter)
 
 
 class FailurePolicy(Policy):
@@ -52,7 +52,7 @@ class FailurePolicy(Policy):
     quarantine_after: int = Field(default=3, ge=1)  #: runs an event may fail before it is set aside
 
 
-class RetryPolicy(Policy):
+class MutationRetryPolicy(Policy):
     """How often one mutation is attempted when the outside system says that it did not happen this time."""
 
     max_attempts: int = Field(default=3, ge=1, le=100)
@@ -69,21 +69,23 @@ class ReconcilePolicy(Policy):
     max_attempts: int = Field(default=5, ge=1)
     backoff: Backoff = Backoff(base=timedelta(seconds=10), cap=timedelta(minutes=10))
     immediate_timeout: timedelta = Field(default=timedelta(seconds=30), gt=timedelta(0))
-    watch: tuple[timedelta, ...] = (timedelta(minutes=10), timedelta(hours=1), timedelta(hours=24))
+    monitor_after: tuple[timedelta, ...] = (timedelta(minutes=10), timedelta(hours=1), timedelta(hours=24))
 
     @model_validator(mode="after")
-    def _watch_grows(self) -> Self:
-        if any(span <= before for before, span in pairwise((timedelta(0), *self.watch))):
-            raise ValueError(f"watch {[str(span) for span in self.watch]} does not grow; expected each span longer")
+    def _monitor_after_grows(self) -> Self:
+        if any(span <= before for before, span in pairwise((timedelta(0), *self.monitor_after))):
+            raise ValueError(
+                f"watch {[str(span) for span in self.monitor_after]} does not grow; expected each span longer"
+            )
         return self
 
 
 class BreakerPolicy(Policy):
     """When an operation's outcomes are so often unknown that no new mutation of it is started."""
 
-    share: float = Field(default=0.5, gt=0.0, le=1.0)  #: of the last calls, so many unknown
-    at_least: int = Field(default=10, ge=1)  #: unknown calls; fewer prove nothing
-    last: int = Field(default=50, ge=1, le=1000)  #: calls that are looked at
+    unknown_share: float = Field(default=0.5, gt=0.0, le=1.0)  #: of the last calls, so many unknown
+    min_unknown: int = Field(default=10, ge=1)  #: unknown calls; fewer prove nothing
+    last_calls: int = Field(default=50, ge=1, le=1000)  #: calls that are looked at
     window: timedelta = Field(default=timedelta(minutes=10), gt=timedelta(0))  #: and how far back
     probe_every: timedelta = Field(default=timedelta(seconds=30), gt=timedelta(0))
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from pipeline.domain.policies import WakePolicy
-from pipeline.domain.workflows import Desired, HandlerKind
+from pipeline.domain.workflows import DesiredStatus, HandlerKind
 
 
-class Held(StrEnum):
+class HoldReason(StrEnum):
     """Why a workflow starts nothing right now."""
 
     PAUSED = "paused"
@@ -24,15 +24,15 @@ class Held(StrEnum):
 class WorkflowFacts:
     """What the scheduler knows of a workflow, read under its lock."""
 
-    desired: Desired
+    desired: DesiredStatus
     maintenance: bool
     blocks: int
     concurrency: int
-    in_the_air: int  #: active runs
+    active_runs: int  #: active runs
 
     @property
-    def free(self) -> int:
-        return max(0, self.concurrency - self.in_the_air)
+    def free_capacity(self) -> int:
+        return max(0, self.concurrency - self.active_runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,10 @@ class HandlerFacts:
     has_unseen: bool  #: a pending event that the last empty prepare cannot have seen
     has_retry: bool  #: a stopped run waits to be carried forward
     oldest_pending_id: int | None
-    is_tried: bool = False  #: no worker took its runs, and one is in the air to see whether one does now
+    has_probe_run: bool = False  #: no worker took its runs, and one is in the air to see whether one does now
 
 
-class Reason(StrEnum):
+class DueReason(StrEnum):
     """Why a handler is due."""
 
     RETRY = "retry"
@@ -58,51 +58,51 @@ class Reason(StrEnum):
     SLOT = "slot"
 
 
-def held_by(facts: WorkflowFacts) -> Held | None:
+def hold_reason(facts: WorkflowFacts) -> HoldReason | None:
     """The first reason to start nothing, or None when the workflow may start a run."""
-    if facts.desired is Desired.PAUSED:
-        return Held.PAUSED
+    if facts.desired is DesiredStatus.PAUSED:
+        return HoldReason.PAUSED
     if facts.maintenance:
-        return Held.MAINTENANCE
+        return HoldReason.MAINTENANCE
     if facts.blocks:
-        return Held.BLOCKED
-    if not facts.free:
-        return Held.FULL
+        return HoldReason.BLOCKED
+    if not facts.free_capacity:
+        return HoldReason.FULL
     return None
 
 
-def due(facts: HandlerFacts, now: datetime) -> Reason | None:
+def due_reason(facts: HandlerFacts, now: datetime) -> DueReason | None:
     """Why this handler should start a run now, or None.
 
     A backoff holds everything, and so does the one run that is tried of a handler whose runs no worker took. An
     empty prepare is not asked again until an event arrives that it cannot have seen, or the time it asked for has
     come: no busy loop, and nothing is missed.
     """
-    if facts.is_tried or (facts.retry_at is not None and facts.retry_at > now):
+    if facts.has_probe_run or (facts.retry_at is not None and facts.retry_at > now):
         return None
     if facts.has_retry:
-        return Reason.RETRY
+        return DueReason.RETRY
     if facts.kind is HandlerKind.PRODUCER:
-        return Reason.SLOT if facts.next_run_at is not None and facts.next_run_at <= now else None
+        return DueReason.SLOT if facts.next_run_at is not None and facts.next_run_at <= now else None
     if facts.has_unseen:
-        return Reason.EVENTS
+        return DueReason.EVENTS
     if facts.wake_at is not None and facts.wake_at <= now:
-        return Reason.WAKE
+        return DueReason.WAKE
     return None
 
 
-_ORDER = {Reason.RETRY: 0, Reason.EVENTS: 1, Reason.WAKE: 1, Reason.SLOT: 2}
+_PRIORITY = {DueReason.RETRY: 0, DueReason.EVENTS: 1, DueReason.WAKE: 1, DueReason.SLOT: 2}
 
 
-def priority(reason: Reason, facts: HandlerFacts) -> tuple[int, int]:
+def priority(reason: DueReason, facts: HandlerFacts) -> tuple[int, int]:
     """Sort key: carry forward first, consumers before producers, the oldest pending event first."""
     oldest = facts.oldest_pending_id
-    return _ORDER[reason], oldest if oldest is not None else 2**63
+    return _PRIORITY[reason], oldest if oldest is not None else 2**63
 
 
-def clamp_wake_at(asked: datetime, now: datetime, policy: WakePolicy) -> datetime:
+def clamp_wake_at(requested: datetime, now: datetime, policy: WakePolicy) -> datetime:
     """The time a prepare will really be called again: neither a busy loop nor a forgotten one."""
-    return min(max(asked, now + policy.soonest), now + policy.latest)
+    return min(max(requested, now + policy.soonest), now + policy.latest)
 
 
 def next_slot(slot: datetime, every: timedelta, now: datetime) -> datetime:
@@ -115,10 +115,10 @@ def next_slot(slot: datetime, every: timedelta, now: datetime) -> datetime:
     return first + every * ((now - first) // every + 1)
 
 
-def cohort_size(backlog: int, free: int, *, per_run: timedelta, lease: timedelta, most: int) -> int:
+def cohort_size(backlog: int, free: int, *, per_run: timedelta, lease: timedelta, max_size: int) -> int:
     """How many runs travel together: the backlog's share, kept well under a lease of work.
 
     Under light load one; a slow handler gets small cohorts so that it cannot hold many runs hostage.
     """
-    by_time = most if per_run <= timedelta(0) else max(1, int(lease / 4 / per_run))
-    return max(0, min(backlog, free, by_time, most))
+    by_time = max_size if per_run <= timedelta(0) else max(1, int(lease / 4 / per_run))
+    return max(0, min(backlog, free, by_time, max_size))

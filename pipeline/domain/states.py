@@ -24,7 +24,7 @@ class Phase(StrEnum):
 
 PHASES: tuple[Phase, ...] = tuple(Phase)
 
-ADVANCES: Mapping[Phase, frozenset[Phase]] = {
+PHASE_TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     Phase.PENDING: frozenset({Phase.PREPARING}),
     Phase.PREPARING: frozenset({Phase.PREPARED, Phase.COMMITTED}),  # a producer commits from here
     Phase.PREPARED: frozenset({Phase.MUTATING, Phase.MUTATED, Phase.EMITTING}),
@@ -35,7 +35,7 @@ ADVANCES: Mapping[Phase, frozenset[Phase]] = {
 }
 
 #: Where a run may come into being: fresh, or carrying a stopped run forward.
-BIRTHS: frozenset[Phase] = frozenset({Phase.PENDING, Phase.PREPARED, Phase.EMITTING})
+INITIAL_PHASES: frozenset[Phase] = frozenset({Phase.PENDING, Phase.PREPARED, Phase.EMITTING})
 
 
 class RunStatus(StrEnum):
@@ -51,7 +51,7 @@ class RunStatus(StrEnum):
     CRASHED = "crashed"  #: its worker vanished; recovery has put its inputs where they belong
 
 
-class Outcome(StrEnum):
+class MutationOutcome(StrEnum):
     """What became of the run's mutation, as the run remembers it."""
 
     NONE = ""  #: no mutation was asked for, or none is decided yet
@@ -61,7 +61,7 @@ class Outcome(StrEnum):
 
 
 #: A status leaves ``active`` once. The way back exists only for a run whose approval was granted.
-STATUS_MOVES: Mapping[RunStatus, frozenset[RunStatus]] = {
+RUN_STATUS_TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = {
     RunStatus.ACTIVE: frozenset(RunStatus) - {RunStatus.ACTIVE},
     RunStatus.PAUSED_APPROVAL: frozenset({RunStatus.ACTIVE}),
     **{status: frozenset() for status in RunStatus if status not in (RunStatus.ACTIVE, RunStatus.PAUSED_APPROVAL)},
@@ -79,7 +79,7 @@ class MutationStatus(StrEnum):
     INDETERMINATE = "indeterminate"  #: nobody can know; a person must settle it
 
 
-MOVES: Mapping[MutationStatus, frozenset[MutationStatus]] = {
+MUTATION_TRANSITIONS: Mapping[MutationStatus, frozenset[MutationStatus]] = {
     MutationStatus.PENDING: frozenset({MutationStatus.IN_FLIGHT, MutationStatus.FAILED}),
     MutationStatus.IN_FLIGHT: frozenset(
         {
@@ -105,7 +105,7 @@ UNRESOLVED: frozenset[MutationStatus] = frozenset(
 )
 
 #: Nothing more will happen to it.
-SETTLED: frozenset[MutationStatus] = frozenset({MutationStatus.APPLIED, MutationStatus.FAILED})
+RESOLVED: frozenset[MutationStatus] = frozenset({MutationStatus.APPLIED, MutationStatus.FAILED})
 
 
 class Resolver(StrEnum):
@@ -113,8 +113,8 @@ class Resolver(StrEnum):
 
     CALL = "call"  #: the outside system answered the call itself
     RECONCILE = "reconcile"  #: the outside system was asked afterwards
-    PERSON = "person"  #: somebody said what happened
-    PERSON_SKIP = "person_skip"  #: somebody decided to go on without it
+    OPERATOR = "person"  #: somebody said what happened
+    OPERATOR_SKIP = "person_skip"  #: somebody decided to go on without it
     VOID = "void"  #: it was approved, but its run stopped before it was sent
 
 
@@ -140,7 +140,7 @@ class DeliveryStatus(StrEnum):
     QUARANTINED = "quarantined"  #: set aside with the error that its runs met
 
 
-DELIVERY_MOVES: Mapping[DeliveryStatus, frozenset[DeliveryStatus]] = {
+DELIVERY_TRANSITIONS: Mapping[DeliveryStatus, frozenset[DeliveryStatus]] = {
     DeliveryStatus.PENDING: frozenset({DeliveryStatus.RESERVED, DeliveryStatus.SKIPPED, DeliveryStatus.QUARANTINED}),
     DeliveryStatus.RESERVED: frozenset(
         {

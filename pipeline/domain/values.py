@@ -38,7 +38,7 @@ DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Person:
+class Actor:
     """Somebody who decides, and what they say about it. Kept in the audit, so it must be storable."""
 
     name: str
@@ -52,7 +52,7 @@ class Person:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RunLease:
     """A run as its worker holds it. Every write by that worker carries the fence."""
 
     run_id: RunId
@@ -80,10 +80,10 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedRun:
     """What a prepare decided."""
 
-    held: Held
+    lease: RunLease
     reservations: tuple[Reservation, ...] = ()
     data: Any = None
     ui: Any = None
@@ -95,7 +95,7 @@ class Prepared:
 class Request:
     """The one mutation a run asks for, exactly as it will be sent."""
 
-    held: Held
+    lease: RunLease
     connector: str
     operation: str
     params: Any
@@ -103,13 +103,13 @@ class Request:
     idempotency_key: str
     timeout: timedelta
     settle: timedelta = timedelta(0)
-    watch: timedelta | None = None  #: when it is looked for again after it was settled on weak evidence
+    monitor_after: timedelta | None = None  #: when it is looked for again after it was settled on weak evidence
     reconcilable: bool = False
     needs_approval: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class AppliedMutation:
     """It happened. With a fence when the worker that sent it says so, without when found out later."""
 
     mutation_id: MutationId
@@ -118,29 +118,29 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class FailedMutation:
     """It did not happen, and what that rests on."""
 
     mutation_id: MutationId
     error: str
     evidence: Evidence
-    asked_at: datetime | None = None  #: when the look began that did not find it; None: just now
+    reconcile_started_at: datetime | None = None  #: when the look began that did not find it; None: just now
     fence: Fence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class RunFailure:
     """A run that cannot go on, and why."""
 
-    held: Held
+    lease: RunLease
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Emitted:
+class RunOutput:
     """What ``next`` (or a producer) produced. ``state`` counts only when ``has_state`` is set."""
 
-    held: Held
+    lease: RunLease
     events: tuple[NewEvent, ...] = ()
     state: Any = None
     has_state: bool = False

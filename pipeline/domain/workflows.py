@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 #: More runs or events at once than this is a mistake, not a plan.
-MOST_AT_ONCE = 100_000
+MAX_AT_ONCE = 100_000
 
 
-class Desired(StrEnum):
+class DesiredStatus(StrEnum):
     """What a person wants of the workflow."""
 
     ACTIVE = "active"
@@ -52,7 +52,7 @@ class OnUncertain(StrEnum):
     CONTAIN = "contain"  #: only the run's own events are held
 
 
-def may_overtake(concurrency: int, on_uncertain: str) -> bool:
+def can_overtake(concurrency: int, on_uncertain: str) -> bool:
     """Whether a run of a workflow may end after one that began later. What such runs return as state must be merged."""
     return concurrency > 1 or on_uncertain == OnUncertain.CONTAIN
 
@@ -85,10 +85,10 @@ class SessionResult(StrEnum):
     FAILED = "failed"
 
 
-def shown_status(desired: Desired, blocks: Iterable[BlockKind]) -> WorkflowStatus:
+def workflow_status(desired: DesiredStatus, blocks: Iterable[BlockKind]) -> WorkflowStatus:
     """A person's pause wins; then what needs a person; then what the background is working on."""
     kinds = frozenset(blocks)
-    if desired is Desired.PAUSED:
+    if desired is DesiredStatus.PAUSED:
         return WorkflowStatus.PAUSED
     if kinds & CLEARED_BY_RESUME:
         return WorkflowStatus.ERROR

@@ -27,16 +27,16 @@ POSTGRES_GLOBS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Postgres:
+class PostgresPrograms:
     """A directory that holds `postgres` and `initdb` of one version."""
 
     directory: Path
     major: int
     #: the part of a wheel that must travel together if the programs have to be copied elsewhere
-    tree: Path | None = None
+    wheel_tree: Path | None = None
 
 
-def find_postgres(environ: Mapping[str, str]) -> Postgres:
+def find_postgres(environ: Mapping[str, str]) -> PostgresPrograms:
     """The Postgres to start: the one named, else the newest installed, else the one in the wheel."""
     if named := environ.get("PIPELINE_POSTGRES_BIN"):
         found = _postgres_in(Path(named).expanduser())
@@ -87,7 +87,7 @@ def _installed_postgres(environ: Mapping[str, str]) -> Iterator[Path]:
         yield from Path("/").glob(pattern.removeprefix("/"))
 
 
-def _postgres_in(directory: Path) -> Postgres | None:
+def _postgres_in(directory: Path) -> PostgresPrograms | None:
     if not all((directory / program).is_file() for program in ("postgres", "initdb")):
         return None
     try:
@@ -100,7 +100,7 @@ def _postgres_in(directory: Path) -> Postgres | None:
     if version is None or int(version[1]) < MINIMUM_POSTGRES:
         return None
     tree = directory.parent if directory.parent in _wheel_postgres() else None
-    return Postgres(directory=directory, major=int(version[1]), tree=tree)
+    return PostgresPrograms(directory=directory, major=int(version[1]), wheel_tree=tree)
 
 
 def _wheel_postgres() -> list[Path]:

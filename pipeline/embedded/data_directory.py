@@ -16,7 +16,7 @@ from pipeline.embedded import binaries, processes
 from pipeline.embedded.processes import Account, ServersError
 
 
-def data_place(home: Path, account: Account | None) -> Path:
+def prepare_data_directory(home: Path, account: Account | None) -> Path:
     """The directory for password and data, owned by the account and reachable for it."""
     place = home / "postgres"
     if place.is_dir():
@@ -25,14 +25,14 @@ def data_place(home: Path, account: Account | None) -> Path:
         place.unlink()
     if account is None or _can_enter(home, account):
         place.mkdir(mode=0o700)
-        give(place, account)
+        change_owner(place, account)
         return place.resolve()
-    target = _elsewhere(home)
-    _clear(target, account)
-    _sweep(target.parent, account)
+    target = _temporary_directory(home)
+    _remove_leftovers(target, account)
+    _remove_abandoned(target.parent, account)
     place.symlink_to(target)  # before there is anything to lead to, so that no sweep takes it for abandoned
     target.mkdir(mode=0o700)
-    give(target, account)
+    change_owner(target, account)
     (target / "home").write_text(str(home))
     return target
 
@@ -40,49 +40,49 @@ def data_place(home: Path, account: Account | None) -> Path:
 def remove_data(home: Path) -> None:
     """Delete the home and, where it has one, its place under the temporary directory."""
     place = home / "postgres"
-    if place.is_symlink() and place.resolve() == _elsewhere(home):
+    if place.is_symlink() and place.resolve() == _temporary_directory(home):
         shutil.rmtree(place.resolve(), ignore_errors=True)
     shutil.rmtree(home, ignore_errors=True)
 
 
-def reachable_programs(found: binaries.Postgres, place: Path, account: Account | None) -> Path:
+def reachable_programs(found: binaries.PostgresPrograms, place: Path, account: Account | None) -> Path:
     """The directory of the programs, copied beside the data when the account cannot reach them.
 
     Programs in a wheel find their libraries by relative paths, so package and libraries are copied together.
     """
     if account is None or _can_run(found.directory / "initdb", account):
         return found.directory
-    if found.tree is None:
+    if found.wheel_tree is None:
         raise ServersError(
             f"the account {account.name!r}, which runs Postgres because root must not, cannot run the "
             f"programs in {found.directory}: install postgresql on the system or set PIPELINE_DATABASE_URL"
         )
-    package = found.tree.parent
+    package = found.wheel_tree.parent
     copies = place / f"programs-{found.major}"
-    target = copies / package.name / found.tree.name
+    target = copies / package.name / found.wheel_tree.name
     if not target.exists():
         libraries = package.with_name(f"{package.name}.libs")
         if libraries.exists():
             shutil.copytree(libraries, copies / libraries.name, dirs_exist_ok=True)
         draft = target.with_name(f".{target.name}.new")
         shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(found.tree, draft)
+        shutil.copytree(found.wheel_tree, draft)
         draft.rename(target)
     return target / "bin"
 
 
-def give(path: Path, account: Account | None) -> None:
+def change_owner(path: Path, account: Account | None) -> None:
     """Make the account the owner; nothing to do when we run everything ourselves."""
     if account is not None:
         os.chown(path, account.uid, account.gid)
 
 
-def _elsewhere(home: Path) -> Path:
+def _temporary_directory(home: Path) -> Path:
     digest = hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:16]
     return Path(tempfile.gettempdir()).resolve() / f"pipeline-{digest}"
 
 
-def _clear(target: Path, account: Account) -> None:
+def _remove_leftovers(target: Path, account: Account) -> None:
     """Remove what a deleted home left; refuse what somebody else put under our name."""
     if not os.path.lexists(target):
         return
@@ -91,7 +91,7 @@ def _clear(target: Path, account: Account) -> None:
     shutil.rmtree(target)
 
 
-def _sweep(directory: Path, account: Account) -> None:
+def _remove_abandoned(directory: Path, account: Account) -> None:
     """Remove the data of homes that are gone: a test run that deletes its home would leave it here forever."""
     for place in directory.glob("pipeline-*"):
         if _is_ours(place, account) and _is_abandoned(place):

@@ -9,16 +9,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.embedded import locks, processes, servers
-from pipeline.embedded.process_group import Program, Together
+from pipeline.embedded.process_group import ProcessGroup, Program
 from pipeline.store import migrate
 from pipeline.store.database import Database
 
 _SERVERS_STOP_WITHIN = 15.0
-HERE = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class DevOptions:
     """What a person chose."""
 
     home: Path
@@ -27,13 +27,13 @@ class Options:
     flower_port: int | None = 5555  #: None: without Flower
 
 
-def run(options: Options, environ: Mapping[str, str], tell: Callable[[str, str], None]) -> int:
+def run(options: DevOptions, environ: Mapping[str, str], print_line: Callable[[str, str], None]) -> int:
     """Run everything until asked to stop; 1 when the worker or beat keeps ending."""
-    said = _Teller(tell)
+    said = _LineWriter(print_line)
     with servers.running(options.home, environ) as urls:
-        db = Database.unpooled(urls.database_url)
+        db = Database.connect_unpooled(urls.database_url)
         said("", f"Postgres and Redis are up; schema version {migrate.upgrade(db)}.")
-        port = _port(options.flower_port)
+        port = _flower_port(options.flower_port)
         given = {
             **environ,
             "PIPELINE_DATABASE_URL": urls.database_url,
@@ -41,14 +41,14 @@ def run(options: Options, environ: Mapping[str, str], tell: Callable[[str, str],
             "PIPELINE_WORKFLOWS": options.workflows,
             "PYTHONUNBUFFERED": "1",
         }
-        for line in _welcome(options, port):
+        for line in _start_lines(options, port):
             said("", line)
-        code = Together(_programs(options, port), given, Path.cwd(), said).run()
-    _see_servers_off(options.home, environ, said)
+        code = ProcessGroup(_programs(options, port), given, Path.cwd(), said).run()
+    _report_stop(options.home, environ, said)
     return code
 
 
-class _Teller:
+class _LineWriter:
     """Passes lines on until nobody can hear them any more, as after a terminal was closed."""
 
     def __init__(self, tell: Callable[[str, str], None]) -> None:
@@ -62,7 +62,7 @@ class _Teller:
                 self._tell = lambda *_: None
 
 
-def _programs(options: Options, port: int | None) -> list[Program]:
+def _programs(options: DevOptions, port: int | None) -> list[Program]:
     def celery(*arguments: str) -> tuple[str, ...]:
         return (sys.executable, "-W", "ignore", "-m", "celery", "-q", "-A", "pipeline", *arguments)
 
@@ -76,26 +76,26 @@ def _programs(options: Options, port: int | None) -> list[Program]:
         ),
     ]
     if port is not None:
-        flower = celery("flower", f"--address={HERE}", f"--port={port}", "--logging=error")
-        found.append(Program(name="flower", command=flower, is_needed=False))
+        flower = celery("flower", f"--address={LOCALHOST}", f"--port={port}", "--logging=error")
+        found.append(Program(name="flower", command=flower, is_required=False))
     return found
 
 
-def _port(wanted: int | None) -> int | None:
+def _flower_port(wanted: int | None) -> int | None:
     """The port for Flower: the one that was asked for if it is free. None when Flower is not there, or not wanted."""
     if wanted is None or find_spec("flower") is None:
         return None
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HERE, wanted))
+            probe.bind((LOCALHOST, wanted))
         except OSError:
             return processes.free_port()
     return wanted
 
 
-def _welcome(options: Options, port: int | None) -> list[str]:
-    flower = f"Flower: http://{HERE}:{port}" if port else "Flower is left out; it comes with the extra `flower`."
+def _start_lines(options: DevOptions, port: int | None) -> list[str]:
+    flower = f"Flower: http://{LOCALHOST}:{port}" if port else "Flower is left out; it comes with the extra `flower`."
     if options.flower_port is None:
         flower = ""
     lines = [
@@ -107,9 +107,9 @@ def _welcome(options: Options, port: int | None) -> list[str]:
     return [line for line in lines if line]
 
 
-def _see_servers_off(home: Path, environ: Mapping[str, str], said: _Teller) -> None:
+def _report_stop(home: Path, environ: Mapping[str, str], said: _LineWriter) -> None:
     """The servers end by themselves when nobody uses them; say so only when they are gone."""
-    if all(environ.get(name, "").strip() for name in servers.VARIABLES):
+    if all(environ.get(name, "").strip() for name in servers.URL_VARIABLES):
         said("", "Stopped. Postgres and Redis were given by URL and were left alone.")
         return
     gone = processes.wait_until(lambda: not locks.is_held(home / "supervisor.lock"), within=_SERVERS_STOP_WITHIN)

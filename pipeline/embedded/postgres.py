@@ -13,11 +13,11 @@ import psycopg2  # type: ignore[import-untyped]
 from pipeline.embedded import binaries, data_directory, processes
 from pipeline.embedded.locks import read_or_create
 from pipeline.embedded.processes import ServersError
-from pipeline.embedded.server_process import Child
+from pipeline.embedded.server_process import EmbeddedServer
 
 USER = "pipeline"
 DATABASE = "pipeline"
-ZOMBIE_PATIENCE = 5.0
+ZOMBIE_TIMEOUT = 5.0
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -28,17 +28,17 @@ SETTINGS = {
 }
 
 
-class Postgres(Child):
+class EmbeddedPostgres(EmbeddedServer):
     """One Postgres cluster with the database `pipeline` in it."""
 
     name = "postgres"
     stop_signal = signal.SIGINT  # "fast": ends the sessions, writes a checkpoint and leaves in order
 
-    def __init__(self, home: Path, found: binaries.Postgres) -> None:
+    def __init__(self, home: Path, found: binaries.PostgresPrograms) -> None:
         super().__init__(home)
         self.account = processes.server_account()
         self._home = home
-        self._found = found
+        self._postgres_programs = found
         self._programs = found.directory
         self._data = home
         self._password = ""
@@ -48,10 +48,10 @@ class Postgres(Child):
         return f"postgresql+psycopg2://{USER}:{self._password}@127.0.0.1:{self.port}/{DATABASE}"
 
     def prepare(self) -> None:
-        place = data_directory.data_place(self._home, self.account)
-        self._programs = data_directory.reachable_programs(self._found, place, self.account)
+        place = data_directory.prepare_data_directory(self._home, self.account)
+        self._programs = data_directory.reachable_programs(self._postgres_programs, place, self.account)
         self._password = read_or_create(place / "password", lambda: secrets.token_urlsafe(24))
-        self._data = place / str(self._found.major)
+        self._data = place / str(self._postgres_programs.major)
         if self._data.exists():
             self._clear_orphan()
         else:
@@ -62,7 +62,7 @@ class Postgres(Child):
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return [self._programs / "postgres", "-D", self._data, *options]
 
-    def answers(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether a session can be opened; the first one that can makes sure the database exists."""
         try:
             connection = psycopg2.connect(
@@ -90,7 +90,7 @@ class Postgres(Child):
         draft = place / f".{self._data.name}.new"
         shutil.rmtree(draft, ignore_errors=True)
         password_file = place / "password"
-        data_directory.give(password_file, self.account)
+        data_directory.change_owner(password_file, self.account)
         command: list[str | Path] = [self._programs / "initdb", "-D", draft, "-U", USER]
         command += [f"--pwfile={password_file}", "--auth=scram-sha-256"]
         command += ["--encoding=UTF8", "--locale=C", "--data-checksums"]
@@ -110,6 +110,6 @@ class Postgres(Child):
         if pid is None:
             return
         processes.stop_orphan(pid, self._data, self.stop_signal, within=30)
-        processes.wait_until(lambda: not claim.exists() or not processes.exists(pid), within=ZOMBIE_PATIENCE)
+        processes.wait_until(lambda: not claim.exists() or not processes.pid_exists(pid), within=ZOMBIE_TIMEOUT)
         if claim.exists() and not processes.is_running(pid):
             claim.unlink()

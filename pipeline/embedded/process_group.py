@@ -19,16 +19,16 @@ from typing import IO
 from pipeline.config import EXIT_UNSAFE
 from pipeline.embedded import processes
 
-LOOK_EVERY = 0.1
-MOST_RESTARTS = 5
-RESTARTS_COUNTED_FOR = 60.0
+POLL_INTERVAL = 0.1
+MAX_RESTARTS = 5
+RESTART_WINDOW = 60.0
 STOP_WITHIN = 60.0
 KILL_WITHIN = 10.0
-_ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 #: Runs in the child before it becomes the program, so that the kernel ends it when we die. A process of its own
 #: instead of code between fork and exec: we have threads by then, and their locks are not to be met there.
-_TIE = f"""
+_BOOTSTRAP = f"""
 import ctypes, os, sys
 if sys.platform.startswith("linux"):
     ctypes.CDLL(None).prctl({processes.PR_SET_PDEATHSIG}, {int(signal.SIGTERM)})
@@ -37,7 +37,7 @@ if sys.platform.startswith("linux"):
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
-Say = Callable[[str, str], None]
+PrintLine = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,14 @@ class Program:
 
     name: str
     command: tuple[str, ...]
-    is_needed: bool = True
+    is_required: bool = True
 
 
-class _Running:
+class _ManagedProcess:
     """A program as it runs, in a session of its own: a Ctrl-C in the terminal reaches the supervisor alone."""
 
-    def __init__(self, program: Program, environ: Mapping[str, str], folder: Path, say: Say) -> None:
-        self.program, self._environ, self._folder, self._say = program, dict(environ), folder, say
+    def __init__(self, program: Program, environ: Mapping[str, str], folder: Path, say: PrintLine) -> None:
+        self.program, self._environ, self._folder, self._print_line = program, dict(environ), folder, say
         self._restarts: list[float] = []
         self.is_given_up = False
         self.start()
@@ -61,7 +61,7 @@ class _Running:
     def start(self) -> None:
         """Start it. Called on the main thread, which the kernel ties the program's life to."""
         self.process = subprocess.Popen(
-            [sys.executable, "-S", "-c", _TIE, str(os.getpid()), *self.program.command],
+            [sys.executable, "-S", "-c", _BOOTSTRAP, str(os.getpid()), *self.program.command],
             cwd=self._folder,
             env=self._environ,
             stdin=subprocess.DEVNULL,
@@ -71,13 +71,13 @@ class _Running:
         )
         output = self.process.stdout
         assert output is not None
-        threading.Thread(target=self._pass_on, args=(output,), daemon=True).start()
+        threading.Thread(target=self._forward_output, args=(output,), daemon=True).start()
 
     def may_restart(self) -> bool:
         """Whether it has not ended too often lately. Exit code 78 means that a new start cures nothing."""
         now = time.monotonic()
-        self._restarts = [at for at in self._restarts if now - at < RESTARTS_COUNTED_FOR] + [now]
-        return self.process.returncode != EXIT_UNSAFE and len(self._restarts) <= MOST_RESTARTS
+        self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW] + [now]
+        return self.process.returncode != EXIT_UNSAFE and len(self._restarts) <= MAX_RESTARTS
 
     def ask_to_stop(self) -> None:
         if self.process.poll() is None:
@@ -90,69 +90,71 @@ class _Running:
         except (ProcessLookupError, PermissionError):
             return
 
-    def _pass_on(self, output: IO[bytes]) -> None:
+    def _forward_output(self, output: IO[bytes]) -> None:
         with output:
             for line in output:
-                self._say(self.program.name, line.decode(errors="replace").rstrip())
+                self._print_line(self.program.name, line.decode(errors="replace").rstrip())
 
 
-class Together:
+class ProcessGroup:
     """Programs under one supervisor."""
 
-    def __init__(self, programs: Sequence[Program], environ: Mapping[str, str], folder: Path, say: Say) -> None:
-        self._programs, self._environ, self._folder, self._say = programs, environ, folder, say
-        self._asked = 0
-        self._running: list[_Running] = []
+    def __init__(self, programs: Sequence[Program], environ: Mapping[str, str], folder: Path, say: PrintLine) -> None:
+        self._programs, self._environ, self._folder, self._print_line = programs, environ, folder, say
+        self._stop_requests = 0
+        self._running: list[_ManagedProcess] = []
 
     def run(self) -> int:
         """Run until asked to stop (0), or until a needed program keeps ending (1). Nothing lives on afterwards."""
-        before = {asked: signal.signal(asked, self._ask) for asked in _ASKED}
+        before = {asked: signal.signal(asked, self._count_stop_request) for asked in _STOP_SIGNALS}
         try:
-            self._running = [_Running(each, self._environ, self._folder, self._say) for each in self._programs]
-            return self._watch()
+            self._running = [
+                _ManagedProcess(each, self._environ, self._folder, self._print_line) for each in self._programs
+            ]
+            return self._supervise()
         finally:
             self._stop()
             for asked, handler in before.items():
                 signal.signal(asked, handler)
 
-    def _ask(self, *_: object) -> None:
-        self._asked += 1
+    def _count_stop_request(self, *_: object) -> None:
+        self._stop_requests += 1
 
-    def _watch(self) -> int:
+    def _supervise(self) -> int:
         pause = threading.Event()
-        while not self._asked:
+        while not self._stop_requests:
             for each in self._running:
-                if each.process.poll() is not None and not each.is_given_up and not self._bring_back(each):
+                if each.process.poll() is not None and not each.is_given_up and not self._restart(each):
                     return 1
-            pause.wait(LOOK_EVERY)
+            pause.wait(POLL_INTERVAL)
         return 0
 
-    def _bring_back(self, each: _Running) -> bool:
+    def _restart(self, each: _ManagedProcess) -> bool:
         """Start a program again that ended. False: it is needed and there is no use."""
         name, code = each.program.name, each.process.returncode
         each.kill()  # what it may have left behind
         if each.may_restart():
-            self._say(name, f"ended with exit code {code}; it is started again")
+            self._print_line(name, f"ended with exit code {code}; it is started again")
             each.start()
             return True
         each.is_given_up = True
-        if each.program.is_needed:
-            self._say(name, f"ended with exit code {code} and is not started again; its last lines say why")
+        if each.program.is_required:
+            self._print_line(name, f"ended with exit code {code} and is not started again; its last lines say why")
             return False
-        self._say(name, f"ended with exit code {code}; going on without it")
+        self._print_line(name, f"ended with exit code {code}; going on without it")
         return True
 
     def _stop(self) -> None:
         """Ask all to stop, wait for what they have in hand, and end what does not come to an end."""
-        patience = self._asked  # before it is said that asking again ends everything
+        patience = self._stop_requests  # before it is said that asking again ends everything
         if any(each.process.poll() is None for each in self._running):
-            self._say("", "Stopping: what is in hand is finished first. Ctrl-C again ends everything at once.")
+            self._print_line("", "Stopping: what is in hand is finished first. Ctrl-C again ends everything at once.")
         for each in self._running:
             each.ask_to_stop()
-        processes.wait_until(lambda: self._are_gone() or self._asked > patience, within=STOP_WITHIN)
+        processes.wait_until(lambda: self._have_all_ended() or self._stop_requests > patience, within=STOP_WITHIN)
         for each in self._running:
             each.kill()
-        processes.wait_until(self._are_gone, within=KILL_WITHIN)
+        processes.wait_until(self._have_all_ended, within=KILL_WITHIN)
 
-    def _are_gone(self) -> bool:
+    def _have_all_ended(self) -> bool:
         return all(each.process.poll() is not None for each in self._running)

@@ -179,7 +179,7 @@ def _owns(pid: int, directory: Path) -> bool:
         return str(directory) in _command_line(pid)
 
 
-def exists(pid: int) -> bool:
+def pid_exists(pid: int) -> bool:
     """Whether the process id is taken, be it by a process that ended and was not collected yet."""
     try:
         os.kill(pid, 0)
@@ -192,7 +192,7 @@ def exists(pid: int) -> bool:
 
 def is_running(pid: int) -> bool:
     """Whether the process still runs; one that ended but was not yet collected by its parent does not."""
-    if not exists(pid):
+    if not pid_exists(pid):
         return False
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

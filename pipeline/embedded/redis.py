@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.embedded import processes
 from pipeline.embedded.locks import read_or_create, write_private
-from pipeline.embedded.server_process import Child
+from pipeline.embedded.server_process import EmbeddedServer
 
 CONFIG = """\
 bind 127.0.0.1
@@ -23,7 +23,7 @@ save ""
 """
 
 
-class Redis(Child):
+class EmbeddedRedis(EmbeddedServer):
     """Redis or Valkey; the password is in a file only we can read, never on a command line."""
 
     name = "redis"
@@ -48,11 +48,11 @@ class Redis(Child):
 
     def command(self) -> list[str | Path]:
         config = self._directory / "redis.conf"
-        values = {"directory": _quoted(self._directory), "pid_file": _quoted(self._pid_file)}
+        values = {"directory": _quote(self._directory), "pid_file": _quote(self._pid_file)}
         write_private(config, CONFIG.format(port=self.port, password=self._password, **values))
         return [self._program, config]
 
-    def answers(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether it takes the password and has read its data back; asked by hand, no client needed."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
@@ -63,6 +63,6 @@ class Redis(Child):
             return False
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     """A path as the configuration file wants it, whatever characters it has."""
     return json.dumps(str(path), ensure_ascii=False)

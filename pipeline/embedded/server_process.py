@@ -12,12 +12,12 @@ from pipeline.embedded.processes import Account, ServersError
 
 START_ATTEMPTS = 3
 RESTART_ATTEMPTS = 30
-RETRY_AFTER = 0.3
+RETRY_DELAY = 0.3
 START_WITHIN = 60.0
 STOP_WITHIN = 30.0
 
 
-class Child(ABC):
+class EmbeddedServer(ABC):
     """A server process that the supervisor owns.
 
     The port is chosen once, so a server that dies and is started again is found under the same URL.
@@ -46,7 +46,7 @@ class Child(ABC):
         """What to run; asked after the port has been chosen."""
 
     @abstractmethod
-    def answers(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether users can be served now."""
 
     @property
@@ -61,33 +61,33 @@ class Child(ABC):
         self.prepare()
         for _ in range(START_ATTEMPTS):  # another program may have taken the port since we looked
             self.port = processes.free_port()
-            if self._launch():
+            if self._start_once():
                 return
-        raise self._failure()
+        raise self._start_error()
 
     def restart(self) -> None:
         """Bring a server that died back under the URL its users already have."""
         self.stop()
         self.prepare()
         for _ in range(RESTART_ATTEMPTS):  # what is left of the dead server may hold its memory a little longer
-            if self._launch():
+            if self._start_once():
                 return
-        raise self._failure()
+        raise self._start_error()
 
     def stop(self) -> None:
         if self._process is not None:
             processes.stop(self._process, self.stop_signal, within=STOP_WITHIN)
 
-    def _launch(self) -> bool:
+    def _start_once(self) -> bool:
         self._process = processes.start(
             self.command(), log=self.log, account=self.account, stop_signal=self.stop_signal
         )
-        processes.wait_until(lambda: not self.is_alive() or self.answers(), within=START_WITHIN)
-        if self.is_alive() and self.answers():
+        processes.wait_until(lambda: not self.is_alive() or self.is_ready(), within=START_WITHIN)
+        if self.is_alive() and self.is_ready():
             return True
         self.stop()
-        threading.Event().wait(RETRY_AFTER)
+        threading.Event().wait(RETRY_DELAY)
         return False
 
-    def _failure(self) -> ServersError:
+    def _start_error(self) -> ServersError:
         return ServersError(f"{self.name} did not start. The end of {self.log}:\n{processes.tail(self.log)}")

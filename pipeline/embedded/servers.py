@@ -22,12 +22,12 @@ from pipeline.embedded import data_directory, locks
 from pipeline.embedded.locks import Lock, read_locked
 from pipeline.embedded.processes import ServersError, wait_until
 
-__all__ = ["Servers", "ServersError", "Status", "remove", "running", "status", "stop"]
+__all__ = ["ServerStatus", "Servers", "ServersError", "remove", "running", "status", "stop"]
 
-VARIABLES = {"PIPELINE_DATABASE_URL": "postgres", "PIPELINE_BROKER_URL": "redis"}
+URL_VARIABLES = {"PIPELINE_DATABASE_URL": "postgres", "PIPELINE_BROKER_URL": "redis"}
 START_WITHIN = 120.0
 STOP_WITHIN = 90.0
-LOOK_EVERY = 0.02
+POLL_INTERVAL = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class ServerStatus:
     """What a living supervisor says about its servers: which processes they are and how to reach them."""
 
     supervisor_pid: int
@@ -53,11 +53,11 @@ class Status:
 @contextmanager
 def running(home: Path, environ: Mapping[str, str] = os.environ) -> Iterator[Servers]:
     """Start the servers of this home or join them; they stay up at least until the block is left."""
-    given = _given(environ)
-    if len(given) == len(VARIABLES):
+    given = _urls_from_environment(environ)
+    if len(given) == len(URL_VARIABLES):
         yield _servers(given)
         return
-    home = _make(home)
+    home = _make_home(home)
     with Lock(home / "users.lock") as membership:
         if not wait_until(membership.try_shared, within=STOP_WITHIN):
             raise ServersError(f"the servers of {home} are stopping and do not come to an end; see its logs")
@@ -65,13 +65,13 @@ def running(home: Path, environ: Mapping[str, str] = os.environ) -> Iterator[Ser
         yield _servers({**found.urls, **given})
 
 
-def status(home: Path) -> Status | None:
+def status(home: Path) -> ServerStatus | None:
     """The servers of this home, or None when they are not running."""
     text = read_locked(home / "servers.json")
     if text is None:
         return None
     posted = json.loads(text)
-    return Status(supervisor_pid=posted["supervisor"], pids=posted["pids"], urls=posted["urls"])
+    return ServerStatus(supervisor_pid=posted["supervisor"], pids=posted["pids"], urls=posted["urls"])
 
 
 def stop(home: Path) -> bool:
@@ -92,15 +92,15 @@ def remove(home: Path) -> None:
     data_directory.remove_data(home)
 
 
-def _given(environ: Mapping[str, str]) -> dict[str, str]:
+def _urls_from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The servers that need not be started, with their URLs as our settings read them."""
-    named = {name: environ[name] for name in VARIABLES if environ.get(name, "").strip()}
+    named = {name: environ[name] for name in URL_VARIABLES if environ.get(name, "").strip()}
     settings = Settings.load(named)
     urls = {"PIPELINE_DATABASE_URL": settings.database_url, "PIPELINE_BROKER_URL": settings.broker_url}
-    return {VARIABLES[name]: urls[name] for name in named}
+    return {URL_VARIABLES[name]: urls[name] for name in named}
 
 
-def _make(home: Path) -> Path:
+def _make_home(home: Path) -> Path:
     """Create the home; root lets other accounts pass through, since Postgres runs under one."""
     try:
         home.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def _make(home: Path) -> Path:
     return home.resolve()
 
 
-def _join_or_start(home: Path, environ: Mapping[str, str]) -> Status:
+def _join_or_start(home: Path, environ: Mapping[str, str]) -> ServerStatus:
     """The running servers; whoever gets the supervisor's lock starts them, all others wait for the notice."""
     deadline = time.monotonic() + START_WITHIN
     pause = threading.Event()
@@ -120,7 +120,7 @@ def _join_or_start(home: Path, environ: Mapping[str, str]) -> Status:
         with Lock(home / "supervisor.lock") as lock:
             if lock.try_exclusive():
                 _start(home, lock, environ)
-        pause.wait(LOOK_EVERY)
+        pause.wait(POLL_INTERVAL)
     raise ServersError(f"the servers of {home} did not come up in time; see {home / 'supervisor.log'}")
 
 
@@ -147,7 +147,7 @@ def _start(home: Path, lock: Lock, environ: Mapping[str, str]) -> None:
 
 
 def _servers(urls: Mapping[str, str]) -> Servers:
-    missing = [name for name in VARIABLES.values() if name not in urls]
+    missing = [name for name in URL_VARIABLES.values() if name not in urls]
     if missing:
         raise ServersError(
             f"the running servers were started without {' and '.join(missing)}, by a process that had a URL "

@@ -18,15 +18,15 @@ from pathlib import Path
 
 from pipeline.embedded import binaries, processes
 from pipeline.embedded.locks import Lock, publish_locked
-from pipeline.embedded.postgres import Postgres
+from pipeline.embedded.postgres import EmbeddedPostgres
 from pipeline.embedded.processes import ServersError
-from pipeline.embedded.redis import Redis
-from pipeline.embedded.server_process import Child
+from pipeline.embedded.redis import EmbeddedRedis
+from pipeline.embedded.server_process import EmbeddedServer
 
 READY = "ready"
-LOOK_EVERY = 0.1
-MOST_RESTARTS = 20
-RESTARTS_COUNTED_FOR = 60.0
+POLL_INTERVAL = 0.1
+MAX_RESTARTS = 20
+RESTART_WINDOW = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,13 +63,13 @@ def _serve_in_background(home: Path, report: int) -> int:
     try:
         Supervisor(home, os.environ).run(report)
     except ServersError as error:
-        _say(report, str(error))
+        _report(report, str(error))
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
 
 
-def _say(report: int, text: str) -> None:
+def _report(report: int, text: str) -> None:
     """Tell the process that waits for us; it may have gone away, which changes nothing for us."""
     try:
         os.write(report, text.encode())
@@ -83,50 +83,50 @@ class Supervisor:
 
     def __init__(self, home: Path, environ: Mapping[str, str]) -> None:
         self._home = home
-        self._board = home / "servers.json"
-        self._posted: Lock | None = None
-        self._children: list[Child] = []
+        self._status_file = home / "servers.json"
+        self._status_lock: Lock | None = None
+        self._children: list[EmbeddedServer] = []
         self._restarts: list[float] = []
         if not environ.get("PIPELINE_DATABASE_URL", "").strip():
-            self._children.append(Postgres(home, binaries.find_postgres(environ)))
+            self._children.append(EmbeddedPostgres(home, binaries.find_postgres(environ)))
         if not environ.get("PIPELINE_BROKER_URL", "").strip():
-            self._children.append(Redis(home, binaries.find_redis(environ)))
+            self._children.append(EmbeddedRedis(home, binaries.find_redis(environ)))
 
     def run(self, report: int) -> None:
         """Serve until no user is left or somebody asks us to stop; the servers are down when this returns."""
         for asked in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(asked, _leave)
+            signal.signal(asked, _exit)
         with ExitStack() as undo:
             undo.callback(self._stop_all)
             for child in self._children:
                 child.start()
-            self._post()
-            _say(report, READY)
-            self._watch(undo.enter_context(Lock(self._home / "users.lock")))
+            self._publish_status()
+            _report(report, READY)
+            self._supervise(undo.enter_context(Lock(self._home / "users.lock")))
 
-    def _watch(self, users: Lock) -> None:
+    def _supervise(self, users: Lock) -> None:
         pause = threading.Event()
         while not users.try_exclusive():
             for child in self._children:
                 if not child.is_alive():
-                    self._bring_back(child)
-            pause.wait(LOOK_EVERY)
+                    self._restart(child)
+            pause.wait(POLL_INTERVAL)
 
-    def _bring_back(self, child: Child) -> None:
+    def _restart(self, child: EmbeddedServer) -> None:
         """Start a server that died again, under the same URL, unless it keeps dying."""
         now = time.monotonic()
-        self._restarts = [at for at in self._restarts if now - at < RESTARTS_COUNTED_FOR] + [now]
-        if len(self._restarts) > MOST_RESTARTS:
+        self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW] + [now]
+        if len(self._restarts) > MAX_RESTARTS:
             raise ServersError(f"{child.name} keeps dying; see {child.log}")
         child.restart()
-        self._post()
+        self._publish_status()
 
-    def _post(self) -> None:
+    def _publish_status(self) -> None:
         """Tell users where the servers are; the lock on the file says that we still live."""
         urls = {child.name: child.url for child in self._children}
         pids = {child.name: child.pid for child in self._children}
         text = json.dumps({"supervisor": os.getpid(), "urls": urls, "pids": pids}, indent=2)
-        previous, self._posted = self._posted, publish_locked(self._board, text)
+        previous, self._status_lock = self._status_lock, publish_locked(self._status_file, text)
         if previous is not None:
             previous.close()
 
@@ -134,12 +134,12 @@ class Supervisor:
         """Take the notice down first, so that nobody joins servers that are about to go."""
         for late in (signal.SIGTERM, signal.SIGINT):
             signal.signal(late, signal.SIG_IGN)
-        self._board.unlink(missing_ok=True)
+        self._status_file.unlink(missing_ok=True)
         for child in reversed(self._children):
             child.stop()
 
 
-def _leave(_signal: int, _frame: object) -> None:
+def _exit(_signal: int, _frame: object) -> None:
     raise SystemExit(0)
 
 

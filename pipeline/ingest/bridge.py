@@ -10,12 +10,12 @@ from typing import Any
 
 from sqlalchemy.exc import OperationalError
 
-from pipeline.domain.errors import InvalidInputError, PayloadError, UnknownError
+from pipeline.domain.errors import InvalidInputError, NotFoundError, PayloadError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
 from pipeline.ingest.errors import LockedError, PoisonEntry, PoisonError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
-from pipeline.ingest.recovery import pause
+from pipeline.ingest.recovery import wait_interruptibly
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import work
 from pipeline.telemetry.tracing import context
@@ -38,14 +38,14 @@ class Route:
     def event(self, message: QueueMessage) -> NewEvent:
         """The event that a message becomes, or a PayloadError that says what is wrong with it."""
         return NewEvent(
-            topic=self._named(message, self.topic_field, "topic") or self.topic,
-            message_id=self._named(message, self.message_id_field, "message id") or entry_name(message),
-            key=self._named(message, self.key_field, "key"),
+            topic=self._field_text(message, self.topic_field, "topic") or self.topic,
+            message_id=self._field_text(message, self.message_id_field, "message id") or qualified_entry_id(message),
+            key=self._field_text(message, self.key_field, "key"),
             payload=message.payload,
             traceparent=_traceparent(message),
         )
 
-    def _named(self, message: QueueMessage, name: str | None, what: str) -> str | None:
+    def _field_text(self, message: QueueMessage, name: str | None, what: str) -> str | None:
         """What the producer put into this field; a whole number counts as its digits, nothing as nothing."""
         value: Any = None if name is None else message.payload.get(name)
         if value is None:
@@ -53,7 +53,7 @@ class Route:
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):
-            raise PayloadError(f"{what} in field {name!r}", f"it is {_kind(value)}", "text or a whole number")
+            raise PayloadError(f"{what} in field {name!r}", f"it is {_json_type(value)}", "text or a whole number")
         return checked_name(value, what=f"{what} in field {name!r}")
 
 
@@ -62,15 +62,15 @@ def _traceparent(message: QueueMessage) -> str | None:
     if message.traceparent is not None:
         return message.traceparent
     given = message.payload.get("traceparent")
-    return given if isinstance(given, str) and context.parsed(given) is not None else None
+    return given if isinstance(given, str) and context.parse_traceparent(given) is not None else None
 
 
-def entry_name(message: QueueMessage) -> str:
+def qualified_entry_id(message: QueueMessage) -> str:
     """A message id for an entry that brings none: the ids of two streams may be the same."""
     return f"{message.stream}:{message.id}"
 
 
-def require_short(stream: str) -> None:
+def require_short_stream(stream: str) -> None:
     """Refuse a stream whose name leaves no room for an entry's id in a message id."""
     try:
         checked_name(f"{stream}:{'9' * _LONGEST_ENTRY_ID}", what="stream")
@@ -78,50 +78,50 @@ def require_short(stream: str) -> None:
         raise InvalidInputError(f"Stream {stream[:60]!r} cannot be part of a message id: {error.problem}.") from None
 
 
-def _kind(value: Any) -> str:
+def _json_type(value: Any) -> str:
     return {bool: "a boolean", float: "a fraction", list: "an array", dict: "an object"}.get(type(value), "no name")
 
 
-Ready = list[tuple[QueueMessage, NewEvent]]
-_UNTRUE = (" Nothing was written.", " Nothing was published.")  #: the rest of the batch was
+RoutedBatch = list[tuple[QueueMessage, NewEvent]]
+_UNTRUE_ENDINGS = (" Nothing was written.", " Nothing was published.")  #: the rest of the batch was
 
 
-def sifted(tx: Transaction, route: Route, ready: Ready) -> tuple[Ready, list[PoisonEntry]]:
+def split_publishable(tx: Transaction, route: Route, ready: RoutedBatch) -> tuple[RoutedBatch, list[PoisonEntry]]:
     """The entries that can become events, and those that cannot with the reason."""
     schema_of = {row.name: row.schema for row in work.topics(tx, route.workflow)}
-    good: Ready = []
+    good: RoutedBatch = []
     bad: list[PoisonEntry] = []
     for message, event in ready:
         try:
-            _check(tx, route, event, schema_of)
+            _check_event(tx, route, event, schema_of)
         except InvalidInputError as error:
-            bad.append(poison(message, error))
+            bad.append(poison_entry(message, error))
         else:
             good.append((message, event))
     return good, bad
 
 
-def poison(message: QueueMessage, error: InvalidInputError) -> PoisonEntry:
+def poison_entry(message: QueueMessage, error: InvalidInputError) -> PoisonEntry:
     """An entry that was read well and cannot become an event."""
     words = str(error)
-    for untrue in _UNTRUE:
+    for untrue in _UNTRUE_ENDINGS:
         words = words.removesuffix(untrue)
     return PoisonEntry(message.id, message.fields, words.rstrip("."))
 
 
-def _check(tx: Transaction, route: Route, event: NewEvent, schema_of: dict[str, Any]) -> None:
+def _check_event(tx: Transaction, route: Route, event: NewEvent, schema_of: dict[str, Any]) -> None:
     events.event_rows([event], route.limits)
     if event.topic not in schema_of:
-        raise events.unknown_topic(tx, route.workflow, event.topic)
+        raise events.unknown_topic_error(tx, route.workflow, event.topic)
     if schema_of[event.topic] is not None:
         what = f"payload of {event.message_id!r}"
-        payload_schemas.check(schema_of[event.topic], event.payload, what=what, topic=event.topic)
+        payload_schemas.check_payload(schema_of[event.topic], event.payload, what=what, topic=event.topic)
 
 
 logger = logging.getLogger("pipeline.ingest")
 LOCK_WAIT = timedelta(seconds=5)  #: how long a batch waits for another transaction with the same message ids
 _SHORT_WAIT = timedelta(milliseconds=50)  #: the same, once it is known that somebody holds some of them
-_MOST_LOOKS = 200  #: tries to tell the held entries of a batch from the rest
+_MAX_LOCK_PROBES = 200  #: tries to tell the held entries of a batch from the rest
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
@@ -133,13 +133,13 @@ class OnPoison(StrEnum):
 
 
 @dataclass(slots=True)
-class Tally:
+class BridgeCounts:
     """What a bridge has done so far."""
 
     published: int = 0  #: events that are new
-    repeats: int = 0  #: entries whose event was there already
+    duplicates: int = 0  #: entries whose event was there already
     poison: int = 0  #: deliveries of entries that cannot become an event
-    held: int = 0  #: entries left pending by a recovery, since another transaction held their message ids
+    locked: int = 0  #: entries left pending by a recovery, since another transaction held their message ids
 
 
 @dataclass
@@ -150,12 +150,12 @@ class Bridge:
     database: Database
     route: Route
     on_poison: OnPoison = OnPoison.STOP
-    tally: Tally = field(default_factory=Tally)
-    sign: Callable[[], None] = lambda: None  #: called each time round, as a sign of life
+    counts: BridgeCounts = field(default_factory=BridgeCounts)
+    touch_liveness: Callable[[], None] = lambda: None  #: called each time round, as a sign of life
     lock_wait: timedelta = LOCK_WAIT
 
     def __post_init__(self) -> None:
-        require_short(self.queue.config.stream)
+        require_short_stream(self.queue.config.stream)
         self._is_stopping = False
 
     def require_target(self) -> None:
@@ -163,11 +163,11 @@ class Bridge:
         with self.database.transaction() as tx:
             names = work.workflow_names(tx)
             if self.route.workflow not in names:
-                raise UnknownError("workflow", self.route.workflow, names, "Nothing was read.")
+                raise NotFoundError("workflow", self.route.workflow, names, "Nothing was read.")
             topics = [row.name for row in work.topics(tx, self.route.workflow)]
         if self.route.topic not in topics:
             what = f"topic of workflow {self.route.workflow!r} named"
-            raise UnknownError(what, self.route.topic, topics, "Nothing was read.")
+            raise NotFoundError(what, self.route.topic, topics, "Nothing was read.")
 
     def stop(self) -> None:
         """Begin no further read. The batch in hand is finished first."""
@@ -176,28 +176,28 @@ class Bridge:
     def run(self) -> None:
         """Publish what is new, until ``stop``. A batch that has to wait too long for a lock ends it, pending."""
         while not self._is_stopping:
-            self.sign()
+            self.touch_liveness()
             self.read_once()
 
     def recover(self, *, every_ms: int = 5_000) -> None:
         """Publish what went stale, until ``stop``."""
         while not self._is_stopping:
-            self.sign()
+            self.touch_liveness()
             if self.recover_once() == 0:
-                pause(every_ms / 1000, lambda: self._is_stopping)
+                wait_interruptibly(every_ms / 1000, lambda: self._is_stopping)
 
     def read_once(self, block_ms: int | None = None) -> int:
         """Read one batch of new entries, publish it, and say how many there were."""
-        return self._turn(lambda: self.queue.read(block_ms), self._publish)
+        return self._process_batch(lambda: self.queue.read(block_ms), self._publish)
 
     def recover_once(self) -> int:
         """Claim one batch of stale entries, publish it, and say how many there were."""
-        return self._turn(
-            lambda: self.queue.claim_stale(count=self.queue.config.max_read_count), self._publish_what_is_free
+        return self._process_batch(
+            lambda: self.queue.claim_stale(count=self.queue.config.max_read_count), self._publish_unlocked
         )
 
-    def _turn(
-        self, fetch: Callable[[], list[QueueMessage]], publish: Callable[[Ready, list[PoisonEntry]], None]
+    def _process_batch(
+        self, fetch: Callable[[], list[QueueMessage]], publish: Callable[[RoutedBatch, list[PoisonEntry]], None]
     ) -> int:
         """One batch on its way. An error before the acknowledgement leaves all of it pending."""
         bad: list[PoisonEntry] = []
@@ -206,48 +206,48 @@ class Bridge:
         except PoisonError as error:
             messages, bad = error.messages, list(error.entries)
         count = len(messages) + len(bad)
-        ready = self._routed(messages, bad)
+        ready = self._route_messages(messages, bad)
         try:
             if ready:
                 publish(ready, bad)
         finally:
             if bad:
-                self._name(bad)
+                self._log_poison(bad)
         if bad and self.on_poison is OnPoison.STOP:
             raise PoisonError(self.queue.config.stream, bad)
         return count
 
-    def _routed(self, messages: Sequence[QueueMessage], bad: list[PoisonEntry]) -> Ready:
-        ready: Ready = []
+    def _route_messages(self, messages: Sequence[QueueMessage], bad: list[PoisonEntry]) -> RoutedBatch:
+        ready: RoutedBatch = []
         for message in messages:
             try:
                 ready.append((message, self.route.event(message)))
             except PayloadError as error:
-                bad.append(poison(message, error))
+                bad.append(poison_entry(message, error))
         return ready
 
-    def _publish(self, ready: Ready, bad: list[PoisonEntry], wait: timedelta | None = None) -> None:
+    def _publish(self, ready: RoutedBatch, bad: list[PoisonEntry], wait: timedelta | None = None) -> None:
         refused: list[PoisonEntry] = []
-        with self._unlocked(ready), self.database.transaction() as tx:
-            tx.wait_at_most(wait or self.lock_wait)
+        with self._translate_lock_timeout(ready), self.database.transaction() as tx:
+            tx.set_lock_timeout(wait or self.lock_wait)
             try:
-                new, good = self._written(tx, ready), ready
+                new, good = self._write(tx, ready), ready
             except InvalidInputError:  # refused as a whole, and nothing was written: find out which ones it is about
-                good, refused = sifted(tx, self.route, ready)
-                new = self._written(tx, good)
-        self.tally.published += new
-        self.tally.repeats += len(good) - new
+                good, refused = split_publishable(tx, self.route, ready)
+                new = self._write(tx, good)
+        self.counts.published += new
+        self.counts.duplicates += len(good) - new
         bad += refused
         self.queue.ack(*(message for message, _ in good))
 
-    def _publish_what_is_free(self, ready: Ready, bad: list[PoisonEntry]) -> None:
+    def _publish_unlocked(self, ready: RoutedBatch, bad: list[PoisonEntry]) -> None:
         """As ``_publish``; what another transaction holds is told from the rest by halves, and left pending."""
         try:
             return self._publish(ready, bad)
         except LockedError:
             waiting, looks = [ready], 0
-        while waiting and looks < _MOST_LOOKS and not self._is_stopping:
-            self.sign()
+        while waiting and looks < _MAX_LOCK_PROBES and not self._is_stopping:
+            self.touch_liveness()
             part, looks = waiting.pop(), looks + 1
             try:
                 self._publish(part, bad, _SHORT_WAIT)
@@ -256,20 +256,20 @@ class Bridge:
                 if middle:
                     waiting += [part[middle:], part[:middle]]
                 else:
-                    self.tally.held += 1
+                    self.counts.locked += 1
                     logger.warning("%s", error)
         left = sum(len(part) for part in waiting)
-        self.tally.held += left
+        self.counts.locked += left
         if left:
             logger.warning("%d entries of the same batch were not tried any more; they stay pending", left)
         return None
 
-    def _written(self, tx: Transaction, ready: Ready) -> int:
+    def _write(self, tx: Transaction, ready: RoutedBatch) -> int:
         made = [event for _, event in ready]
         return len(events.publish(tx, self.route.workflow, made, limits=self.route.limits).new)
 
     @contextmanager
-    def _unlocked(self, ready: Ready) -> Iterator[None]:
+    def _translate_lock_timeout(self, ready: RoutedBatch) -> Iterator[None]:
         try:
             yield
         except OperationalError as error:
@@ -282,8 +282,8 @@ class Bridge:
                 "end. It stays pending for a recovery. Look for old transactions in pg_stat_activity."
             ) from error
 
-    def _name(self, bad: Sequence[PoisonEntry]) -> None:
+    def _log_poison(self, bad: Sequence[PoisonEntry]) -> None:
         """A line for each: somebody has to find and park it."""
-        self.tally.poison += len(bad)
+        self.counts.poison += len(bad)
         for entry in bad:
             logger.error("entry %s of stream %r cannot be used: %s", entry.id, self.queue.config.stream, entry.problem)

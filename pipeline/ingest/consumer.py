@@ -8,7 +8,7 @@ to stop.
 from collections.abc import Callable, Iterator
 
 from pipeline.ingest.queue import QueueConfig, QueueMessage, RedisStreamsQueue
-from pipeline.ingest.transactions import DbFactory, Tx, handled
+from pipeline.ingest.transactions import DbFactory, Tx, handle_in_transaction
 
 
 class QueueConsumer:
@@ -60,5 +60,5 @@ class QueueConsumer:
         handler does must bear repeating.
         """
         for message in self.iter_messages():
-            handled(message, handler, db_factory)
+            handle_in_transaction(message, handler, db_factory)
             self.ack(message)

@@ -15,10 +15,10 @@ from pipeline.consumer_engine.policies import ConsumerPolicy, RetryPolicy
 from pipeline.consumer_engine.transactions import Transaction
 from pipeline.domain.errors import InvalidInputError
 from pipeline.ingest import parking
-from pipeline.ingest.bridge import entry_name
+from pipeline.ingest.bridge import qualified_entry_id
 from pipeline.ingest.errors import PoisonError
-from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, positive
-from pipeline.ingest.redis_client import require_room
+from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, require_positive
+from pipeline.ingest.redis_client import require_socket_timeout
 
 logger = logging.getLogger("pipeline.ingest")
 MARGIN = 5.0  #: seconds between the end of the longest life and the first claim
@@ -44,17 +44,17 @@ class StreamSource:
     def __init__(self, queue: RedisStreamsQueue, policy: ConsumerPolicy, *, recovers: bool = False) -> None:
         self._queue, self._recovers = queue, recovers
         #: Where items were promised an end, somebody may recover them: no loop may then work without one.
-        self._is_bounded = recovers or not math.isinf(longest_life(policy))
+        self._is_bounded = recovers or not math.isinf(max_processing_time(policy))
         self._poison: PoisonError | None = None
-        self.require(policy)
+        self.check_policy(policy)
 
-    def require(self, policy: ConsumerPolicy, /) -> None:
+    def check_policy(self, policy: ConsumerPolicy, /) -> None:
         """Refuse a policy under which an entry could be claimed while a worker is still at it, or delivered to nobody.
 
         The engine asks with the policy of each loop: the one given here may be changed by a file, the
         environment or an argument.
         """
-        require_room_to_live(self._queue, policy, is_bounded=self._is_bounded)
+        require_claim_idle(self._queue, policy, is_bounded=self._is_bounded)
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> list[Transaction]:
         """At most so many items, waiting for the first as the queue is set to, or for ``block_ms``.
@@ -76,7 +76,7 @@ class StreamSource:
             self._poison, found = error, list(error.messages)
             if not found:
                 self._raise_poison()
-        return [_item(message) for message in found]
+        return [_transaction(message) for message in found]
 
     def ack_transaction(self, transaction: Transaction, /) -> Any:
         """It is done: the entry is not pending any more."""
@@ -105,9 +105,9 @@ class AsyncStreamSource:
     def __init__(self, queue: RedisStreamsQueue, policy: ConsumerPolicy, *, recovers: bool = False) -> None:
         self._source = StreamSource(queue, policy, recovers=recovers)
 
-    def require(self, policy: ConsumerPolicy, /) -> None:
+    def check_policy(self, policy: ConsumerPolicy, /) -> None:
         """Refuse a policy that the stream cannot bear."""
-        self._source.require(policy)
+        self._source.check_policy(policy)
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> list[Transaction]:
         """At most so many items."""
@@ -122,21 +122,21 @@ class AsyncStreamSource:
         await asyncio.to_thread(self._source.nack_transaction, transaction, requeue)
 
 
-def longest_life(policy: ConsumerPolicy) -> float:
+def max_processing_time(policy: ConsumerPolicy) -> float:
     """Seconds from a fetch until the last item of its batch is settled, at worst; infinite where nothing bounds it.
 
     The time of an item does not cut a success handler that has begun: one attempt may run on beyond it.
     """
     steps, loop = policy.steps, policy.loop
     working = _budget(steps.process.retry) + _budget(steps.success.retry)
-    limit = _or_for_ever(loop.transaction_timeout) + _or_for_ever(steps.success.retry.timeout)
+    limit = _or_infinite(loop.transaction_timeout) + _or_infinite(steps.success.retry.timeout)
     one = min(working, limit) + _budget(steps.exception.retry)
     return one * math.ceil(loop.batch.size / loop.concurrency.value)
 
 
-def require_room_to_live(queue: RedisStreamsQueue, policy: ConsumerPolicy, *, is_bounded: bool) -> None:
+def require_claim_idle(queue: RedisStreamsQueue, policy: ConsumerPolicy, *, is_bounded: bool) -> None:
     """Refuse settings under which an entry could be claimed while a worker is still at it."""
-    idle, life = queue.config.claim_idle_ms / 1000, longest_life(policy)
+    idle, life = queue.config.claim_idle_ms / 1000, max_processing_time(policy)
     if math.isinf(life):
         if is_bounded:
             raise InvalidInputError(
@@ -148,10 +148,10 @@ def require_room_to_live(queue: RedisStreamsQueue, policy: ConsumerPolicy, *, is
             f"claim_idle_ms is {queue.config.claim_idle_ms}, and an item may take {life:g} s from fetch to settlement; "
             f"expected at least {math.ceil((life + MARGIN) * 1000)}, so that no two workers are at one entry."
         )
-    _require_room_to_fetch(queue, policy)
+    _require_fetch_limits(queue, policy)
 
 
-def _require_room_to_fetch(queue: RedisStreamsQueue, policy: ConsumerPolicy) -> None:
+def _require_fetch_limits(queue: RedisStreamsQueue, policy: ConsumerPolicy) -> None:
     size, most = policy.loop.batch.size, queue.config.max_read_count
     if most < size:
         raise InvalidInputError(
@@ -160,7 +160,7 @@ def _require_room_to_fetch(queue: RedisStreamsQueue, policy: ConsumerPolicy) -> 
         )
     block_ms = policy.steps.fetch.extra.get("block_ms", queue.config.block_ms)
     try:
-        require_room(queue.client, positive("steps.fetch.extra.block_ms", block_ms))
+        require_socket_timeout(queue.client, require_positive("steps.fetch.extra.block_ms", block_ms))
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
     timeout, block = policy.steps.fetch.retry.timeout, block_ms / 1000
@@ -171,7 +171,7 @@ def _require_room_to_fetch(queue: RedisStreamsQueue, policy: ConsumerPolicy) -> 
         )
 
 
-def _or_for_ever(timeout: float | None) -> float:
+def _or_infinite(timeout: float | None) -> float:
     return math.inf if timeout is None else timeout
 
 
@@ -181,10 +181,10 @@ def _budget(retry: RetryPolicy) -> float:
     return retry.max_attempts * retry.timeout + sum(retry.pause(index) for index in range(retry.max_attempts - 1))
 
 
-def _item(message: QueueMessage) -> Transaction:
+def _transaction(message: QueueMessage) -> Transaction:
     added_ms = min(int(message.id.partition("-")[0]), _LATEST_MS)
     return Transaction(
-        transaction_id=entry_name(message),
+        transaction_id=qualified_entry_id(message),
         payload=dict(message.payload),
         created_at=_EPOCH + timedelta(milliseconds=added_ms),
         source=message.stream,

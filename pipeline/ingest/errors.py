@@ -32,9 +32,9 @@ class LockedError(PipelineError):
     """Another transaction has held the message ids of a batch for too long. The batch stays pending."""
 
 
-def plain(words: str, limit: int = _LONGEST_PROBLEM) -> str:
+def printable_text(text: str, limit: int = _LONGEST_PROBLEM) -> str:
     """Words that quote a producer, as they may stand in a log: bounded, and without characters that move the cursor."""
-    short = words if len(words) <= limit else f"{words[:limit]}…"
+    short = text if len(text) <= limit else f"{text[:limit]}…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)
 
 
@@ -48,7 +48,7 @@ class PoisonEntry:
     is_gone: bool = False  #: trimmed or deleted before it was acknowledged: nobody can use it any more
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "problem", plain(self.problem))
+        object.__setattr__(self, "problem", printable_text(self.problem))
 
 
 class PoisonError(QueueError):

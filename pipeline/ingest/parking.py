@@ -20,7 +20,7 @@ def park(queue: RedisStreamsQueue, entry_id: str, *, to: str | None = None, reas
     config = queue.config
     target = to or f"{config.stream}{SUFFIX}"
     _check(entry_id, target, config.stream)
-    with queue.asking("park an entry"):
+    with queue.translate_errors("park an entry"):
         found: Any = queue.client.xpending_range(config.stream, config.group, entry_id, entry_id, 1)
         if not found:
             raise InvalidInputError(
@@ -29,7 +29,7 @@ def park(queue: RedisStreamsQueue, entry_id: str, *, to: str | None = None, reas
             )
         entries: Any = queue.client.xrange(config.stream, entry_id, entry_id)
         fields: Pairs = entries[0][1] if entries else ()
-        fields += _origin(fields, f"{config.stream} {entry_id}", config.group, reason)
+        fields += _origin_fields(fields, f"{config.stream} {entry_id}", config.group, reason)
         ask: Any = queue.client.execute_command  # xadd takes a dict, and a dict has each name once
         copy = ask("XADD", target, "*", *(word for pair in fields for word in pair))
         queue.client.xack(config.stream, config.group, entry_id)
@@ -43,7 +43,7 @@ def _check(entry_id: str, target: str, stream: str) -> None:
         raise InvalidInputError(f"{entry_id!a} is not the id of an entry; expected one such as 1700000000000-0.")
 
 
-def _origin(fields: Pairs, *values: str) -> Pairs:
+def _origin_fields(fields: Pairs, *values: str) -> Pairs:
     """Three fields whose names the entry does not have: one that was parked before has the plain ones."""
     taken, number = {name for name, _ in fields}, 1
     while True:

@@ -18,21 +18,21 @@ from opentelemetry.metrics import Meter, get_meter
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError, plain
-from pipeline.ingest.redis_client import require_honest, require_room
+from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError, printable_text
+from pipeline.ingest.redis_client import require_socket_timeout, require_usable_client
 from pipeline.telemetry import metrics as table
 from pipeline.telemetry.tracing import context
 
-FIELD = b"data"
+DATA_FIELD = b"data"
 _TRACEPARENT, _TRACESTATE = b"traceparent", b"tracestate"
-_KNOWN = frozenset({FIELD, _TRACEPARENT, _TRACESTATE})
+_KNOWN_FIELDS = frozenset({DATA_FIELD, _TRACEPARENT, _TRACESTATE})
 Entry = tuple[bytes, Pairs]
 _MOST_NAMES, _LONGEST_NAME = 5, 40
 
 
 def keep_pairs(client: Redis) -> None:
     """From now on this client answers with entries as they are: it belongs to a queue, and nobody is surprised."""
-    client.set_response_callback("XREADGROUP", _streams)
+    client.set_response_callback("XREADGROUP", _parse_streams)
     for command in ("XCLAIM", "XRANGE"):
         client.set_response_callback(command, entries_of)
 
@@ -42,7 +42,7 @@ def entries_of(reply: Any, **_: Any) -> list[Entry]:
     return [(entry[0], _pairs(entry[1])) for entry in reply or () if entry is not None]
 
 
-def _streams(reply: Any, **_: Any) -> list[tuple[bytes, list[Entry]]]:
+def _parse_streams(reply: Any, **_: Any) -> list[tuple[bytes, list[Entry]]]:
     return [(name, entries_of(found)) for name, found in reply or ()]
 
 
@@ -54,13 +54,17 @@ def _pairs(flat: Sequence[bytes] | None) -> Pairs:
 def payload_of(fields: Pairs) -> dict[str, Any]:
     """The JSON object of an entry, or a ValueError that says what is wrong with it."""
     found = dict(fields)
-    if FIELD not in found or len(found) != len(fields) or not found.keys() <= _KNOWN:
+    if DATA_FIELD not in found or len(found) != len(fields) or not found.keys() <= _KNOWN_FIELDS:
         raise ValueError(
-            f"its fields are {_names(fields)}; expected exactly one, data, and beside it at most one traceparent "
+            f"its fields are {_field_names(fields)}; expected exactly one, data, and beside it at most one traceparent "
             "and one tracestate"
         )
     try:
-        payload = json.loads(str(found[FIELD], "utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
+        payload = json.loads(
+            str(found[DATA_FIELD], "utf-8"),
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_object_without_duplicates,
+        )
     except RecursionError:
         raise ValueError("its data is nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -75,40 +79,40 @@ def payload_of(fields: Pairs) -> dict[str, Any]:
 def traceparent_of(fields: Pairs) -> str | None:
     """The trace that made an entry; None for nothing, and for what is no trace: it never costs the entry."""
     given = dict(fields).get(_TRACEPARENT, b"").decode(errors="replace")
-    return given if context.parsed(given) is not None else None
+    return given if context.parse_traceparent(given) is not None else None
 
 
-def written(payload: Mapping[str, Any]) -> bytes:
+def encode_payload(payload: Mapping[str, Any]) -> bytes:
     """A payload as an entry holds it."""
     if not isinstance(payload, dict):
         raise QueueError(f"The payload is a {type(payload).__name__}; expected a dict. Nothing was added.")
     try:
         return json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise QueueError(f"The payload is no JSON: {plain(str(error))}. Nothing was added.") from error
+        raise QueueError(f"The payload is no JSON: {printable_text(str(error))}. Nothing was added.") from error
 
 
-def _names(fields: Pairs) -> str:
-    shown = [_shown(name.decode(errors="replace")) for name, _ in fields[:_MOST_NAMES]]
+def _field_names(fields: Pairs) -> str:
+    shown = [_name_text(name.decode(errors="replace")) for name, _ in fields[:_MOST_NAMES]]
     more = [f"{len(fields) - _MOST_NAMES} more"] if len(fields) > _MOST_NAMES else []
     return ", ".join(shown + more) or "none"
 
 
-def _shown(name: str) -> str:
-    return plain(name, _LONGEST_NAME)
+def _name_text(name: str) -> str:
+    return printable_text(name, _LONGEST_NAME)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose keys are all different: of two values for one key, parsers disagree which counts."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the key '{_shown(name)}' is there twice")
+            raise ValueError(f"the key '{_name_text(name)}' is there twice")
         found[name] = value
     return found
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
@@ -119,24 +123,26 @@ class QueueMetrics:
     """Counters and one histogram, by stream. A failure to count never reaches the caller."""
 
     def __init__(self, stream: str, meter: Meter | None = None) -> None:
-        instruments = table.instruments(meter or get_meter("pipeline.ingest"), table.named("pipeline.queue."))
+        instruments = table.instruments(
+            meter or get_meter("pipeline.ingest"), table.metrics_with_prefix("pipeline.queue.")
+        )
         self._labels = {"stream": stream}
         self._read, self._acked, self._claimed, self._latency = (
             instruments[f"pipeline.queue.{name}"]
             for name in ("messages_read", "acks", "messages_claimed", "read_latency")
         )
 
-    def read(self, count: int, seconds: float) -> None:
+    def count_read(self, count: int, seconds: float) -> None:
         """A read came back with so many entries."""
         if count:
             _count(self._read.add, count, self._labels)
             _count(self._latency.record, seconds, self._labels)
 
-    def acked(self, count: int) -> None:
+    def count_acked(self, count: int) -> None:
         """Redis took an acknowledgement of so many entries, whether or not they were pending."""
         _count(self._acked.add, count, self._labels)
 
-    def claimed(self, count: int) -> None:
+    def count_claimed(self, count: int) -> None:
         """So many stale entries changed hands."""
         if count:
             _count(self._claimed.add, count, self._labels)
@@ -149,7 +155,7 @@ def _count(record: Callable[..., Any], amount: float, labels: dict[str, str]) ->
         logger.debug("a metric was not recorded", exc_info=True)
 
 
-_GONE = "it is gone from the stream, trimmed or deleted before it was acknowledged"
+_GONE_PROBLEM = "it is gone from the stream, trimmed or deleted before it was acknowledged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +174,10 @@ class QueueConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
                 raise ValueError(f"{name} is {value!r}; expected non-empty text.")
-            if _is_broken(value):
+            if _is_unencodable(value):
                 raise ValueError(f"{name} is {value!a}; expected text that can be written as UTF-8.")
         for name in ("claim_idle_ms", "block_ms", "max_read_count"):
-            positive(name, getattr(self, name))
+            require_positive(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +198,7 @@ class BacklogStats:
     """How much there is, as of one look."""
 
     length: int  #: entries in the stream, acknowledged ones included
-    waiting: int | None  #: entries not delivered to the group yet; None where Redis cannot tell
+    lag: int | None  #: entries not delivered to the group yet; None where Redis cannot tell
     pending: int  #: entries delivered and not acknowledged
     by_consumer: Mapping[str, int]  #: pending entries of each consumer that has any
     oldest_pending_id: str | None
@@ -217,7 +223,7 @@ class RedisStreamsQueue:
 
         The client is the queue's own from now on.
         """
-        require_honest(client, config.block_ms)
+        require_usable_client(client, config.block_ms)
         keep_pairs(client)
         self.client, self.config = client, config
         self._metrics = QueueMetrics(config.stream, meter)
@@ -226,26 +232,26 @@ class RedisStreamsQueue:
 
     def enqueue(self, payload: Mapping[str, Any]) -> str:
         """Add an entry and return its id. Not idempotent: after a failure nobody knows whether it is there."""
-        with self.asking("add an entry"):
-            added: Any = self.client.xadd(self.config.stream, {FIELD: written(payload)})
+        with self.translate_errors("add an entry"):
+            added: Any = self.client.xadd(self.config.stream, {DATA_FIELD: encode_payload(payload)})
         return _text(added)
 
     def read(self, block_ms: int | None = None, count: int | None = None) -> list[QueueMessage]:
         """New entries, waiting for the first at most so long; empty when there was none."""
-        block = self.config.block_ms if block_ms is None else positive("block_ms", block_ms)
-        most = self.config.max_read_count if count is None else positive("count", count)
+        block = self.config.block_ms if block_ms is None else require_positive("block_ms", block_ms)
+        most = self.config.max_read_count if count is None else require_positive("count", count)
         if most > self.config.max_read_count:
             raise ValueError(
                 f"count is {most}; expected at most max_read_count, which is {self.config.max_read_count}."
             )
-        require_room(self.client, block)
+        require_socket_timeout(self.client, block)
         began = time.monotonic()
-        with self.asking("read"):
+        with self.translate_errors("read"):
             reply: Any = self.client.xreadgroup(
                 self.config.group, self.config.consumer, {self.config.stream: ">"}, count=most, block=block
             )
         entries: list[Entry] = [entry for _, found in reply or () for entry in found]
-        self._metrics.read(len(entries), time.monotonic() - began)
+        self._metrics.count_read(len(entries), time.monotonic() - began)
         return self._messages(entries, {})
 
     def ack(self, *messages: QueueMessage) -> None:
@@ -258,9 +264,9 @@ class RedisStreamsQueue:
                 )
         if not messages:
             return
-        with self.asking("acknowledge"):
+        with self.translate_errors("acknowledge"):
             self.client.xack(self.config.stream, self.config.group, *(message.id for message in messages))
-        self._metrics.acked(len(messages))
+        self._metrics.count_acked(len(messages))
 
     def claim_stale(self, min_idle_ms: int | None = None, count: int = 1) -> list[QueueMessage]:
         """Take over entries that were silent for so long, whoever holds them: this consumer's own too.
@@ -269,26 +275,26 @@ class RedisStreamsQueue:
         work on it is then worked on twice: the idle time must be longer than any work takes. Entries that
         are gone from the stream are lost, and raised as poison; newer servers forget them at this very claim.
         """
-        idle = self.config.claim_idle_ms if min_idle_ms is None else positive("min_idle_ms", min_idle_ms)
-        found = self.pending(positive("count", count), min_idle_ms=idle)
+        idle = self.config.claim_idle_ms if min_idle_ms is None else require_positive("min_idle_ms", min_idle_ms)
+        found = self.pending(require_positive("count", count), min_idle_ms=idle)
         if not found:
             return []
         config = self.config
-        with self.asking("claim"):
+        with self.translate_errors("claim"):
             reply: Any = self.client.xclaim(
                 config.stream, config.group, config.consumer, idle, [entry.id for entry in found]
             )
         entries: list[Entry] = reply
-        self._metrics.claimed(len(entries))
+        self._metrics.count_claimed(len(entries))
         held = {_text(id_) for id_, _ in entries}
-        gone = [entry.id for entry in found if entry.id not in held and not self._is_there(entry.id)]
+        gone = [entry.id for entry in found if entry.id not in held and not self._has_entry(entry.id)]
         return self._messages(entries, {entry.id: entry.times_delivered + 1 for entry in found}, gone)
 
     def pending(self, count: int, *, min_idle_ms: int | None = None) -> list[PendingEntry]:
         """The oldest entries that are delivered and not acknowledged, at most so many. Changes nothing."""
-        with self.asking("look at pending entries"):
+        with self.translate_errors("look at pending entries"):
             reply: Any = self.client.xpending_range(
-                self.config.stream, self.config.group, "-", "+", positive("count", count), idle=min_idle_ms
+                self.config.stream, self.config.group, "-", "+", require_positive("count", count), idle=min_idle_ms
             )
         return [
             PendingEntry(
@@ -302,7 +308,7 @@ class RedisStreamsQueue:
 
     def backlog_stats(self) -> BacklogStats:
         """Count what waits. Three looks that change nothing, not one instant; never done unless asked for."""
-        with self.asking("count the backlog"):
+        with self.translate_errors("count the backlog"):
             length: Any = self.client.xlen(self.config.stream)
             groups: Any = self.client.xinfo_groups(self.config.stream)
             summary: Any = self.client.xpending(self.config.stream, self.config.group)
@@ -310,7 +316,7 @@ class RedisStreamsQueue:
         lag = next((group.get("lag") for group in groups if _text(group["name"]) == self.config.group), None)
         return BacklogStats(
             length=length,
-            waiting=lag,
+            lag=lag,
             pending=summary["pending"],
             by_consumer={_text(row["name"]): row["pending"] for row in summary["consumers"]},
             oldest_pending_id=oldest[0].id if oldest else None,
@@ -318,22 +324,22 @@ class RedisStreamsQueue:
         )
 
     def _create_group(self) -> None:
-        with self.asking("create the group"):
+        with self.translate_errors("create the group"):
             try:
                 self.client.xgroup_create(self.config.stream, self.config.group, id="0-0", mkstream=True)
             except ResponseError as error:
                 if not str(error).startswith("BUSYGROUP"):
                     raise
 
-    def _is_there(self, entry: str) -> bool:
-        with self.asking("look for an entry"):
+    def _has_entry(self, entry: str) -> bool:
+        with self.translate_errors("look for an entry"):
             return bool(self.client.xrange(self.config.stream, entry, entry))
 
     def _messages(
         self, entries: Sequence[Entry], delivered: Mapping[str, int], gone: Sequence[str] = ()
     ) -> list[QueueMessage]:
         """What can be read. If something cannot, all of it travels with the error: it is delivered already."""
-        messages, poison = [], [PoisonEntry(id_, (), _GONE, is_gone=True) for id_ in gone]
+        messages, poison = [], [PoisonEntry(id_, (), _GONE_PROBLEM, is_gone=True) for id_ in gone]
         for raw_id, fields in entries:
             id_ = _text(raw_id)
             try:
@@ -357,7 +363,7 @@ class RedisStreamsQueue:
         return messages
 
     @contextmanager
-    def asking(self, what: str) -> Iterator[None]:
+    def translate_errors(self, action: str) -> Iterator[None]:
         """Redis's failures become the queue's own error, with what was being asked and what to do about it."""
         where = f"(stream {self.config.stream!r}, group {self.config.group!r})"
         try:
@@ -370,22 +376,22 @@ class RedisStreamsQueue:
                 advice = "Check both names; if somebody removed them, the next start of `pipeline ingest` makes them."
             elif str(error).startswith("WRONGTYPE"):
                 kind, advice = NoStreamError, "The key holds something that is no stream; correct the name."
-            raise kind(f"Redis refused to {what} {where}: {str(error).rstrip('.')}. {advice}") from error
+            raise kind(f"Redis refused to {action} {where}: {str(error).rstrip('.')}. {advice}") from error
         except RedisError as error:
             raise QueueError(
-                f"Redis failed to {what} {where}: {str(error).rstrip('.')}. "
+                f"Redis failed to {action} {where}: {str(error).rstrip('.')}. "
                 "Nothing was tried again; start again once Redis answers."
             ) from error
 
 
-def positive(name: str, value: Any) -> int:
+def require_positive(name: str, value: Any) -> int:
     """A whole number above zero. Redis would take 0 for 'wait for ever' and nothing for 'do not wait'."""
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ValueError(f"{name} is {value!r}; expected a whole number above 0.")
     return value
 
 
-def _is_broken(value: str) -> bool:
+def _is_unencodable(value: str) -> bool:
     try:
         value.encode()
     except UnicodeEncodeError:

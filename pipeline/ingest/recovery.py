@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, positive
-from pipeline.ingest.transactions import DbFactory, Tx, handled
+from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, require_positive
+from pipeline.ingest.transactions import DbFactory, Tx, handle_in_transaction
 
-_LOOK_EVERY = 0.1  #: seconds between looks at the flag while waiting
+_POLL_EVERY = 0.1  #: seconds between looks at the flag while waiting
 
 
 class RecoveryRunner:
@@ -34,10 +34,10 @@ class RecoveryRunner:
         every_ms: int = 5_000,
     ) -> None:
         """Claim, handle, commit, acknowledge, until ``stop``; look again after a while when nothing is stale."""
-        positive("every_ms", every_ms)
+        require_positive("every_ms", every_ms)
         while not self._is_stopping:
             if self.run_once(handler, db_factory, min_idle_ms=min_idle_ms) == 0:
-                pause(every_ms / 1000, lambda: self._is_stopping)
+                wait_interruptibly(every_ms / 1000, lambda: self._is_stopping)
 
     def run_once(
         self,
@@ -45,21 +45,21 @@ class RecoveryRunner:
         db_factory: DbFactory[Tx],
         *,
         min_idle_ms: int | None = None,
-        most: int = 100,
+        limit: int = 100,
     ) -> int:
         """Work on at most so many stale messages and say how many there were."""
-        for done in range(positive("most", most)):
+        for done in range(require_positive("most", limit)):
             found = [] if self._is_stopping else self._queue.claim_stale(min_idle_ms, 1)
             if not found:
                 return done
-            handled(found[0], handler, db_factory)
+            handle_in_transaction(found[0], handler, db_factory)
             self._queue.ack(found[0])
-        return most
+        return limit
 
 
-def pause(seconds: float, is_over: Callable[[], bool]) -> None:
+def wait_interruptibly(seconds: float, is_over: Callable[[], bool]) -> None:
     """Wait so long, or until it is over. The flag is looked at and not waited for: signals may set it."""
     ends_at = time.monotonic() + seconds
     never = threading.Event()
     while not is_over() and (left := ends_at - time.monotonic()) > 0:
-        never.wait(min(left, _LOOK_EVERY))
+        never.wait(min(left, _POLL_EVERY))

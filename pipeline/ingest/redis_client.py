@@ -18,9 +18,9 @@ from redis.retry import Retry
 from pipeline.domain.errors import InvalidInputError
 from pipeline.ingest.errors import QueueError
 
-CONNECT_WITHIN = 5.0  #: seconds
-ROOM = 5.0  #: seconds that the answer to a blocking read may be late
-_LEAST_ROOM = 1.0
+CONNECT_TIMEOUT = 5.0  #: seconds
+READ_MARGIN = 5.0  #: seconds that the answer to a blocking read may be late
+_MIN_READ_MARGIN = 1.0
 _EXPECTED = "expected redis://:password@host:6379/0, with special characters percent-encoded"
 
 
@@ -29,14 +29,14 @@ def connect(url: str, *, longest_block_ms: int = 5_000) -> Redis:
     ours = {
         "retry": Retry(NoBackoff(), 0),
         "retry_on_error": [],
-        "socket_timeout": longest_block_ms / 1000 + ROOM,
-        "socket_connect_timeout": CONNECT_WITHIN,
+        "socket_timeout": longest_block_ms / 1000 + READ_MARGIN,
+        "socket_connect_timeout": CONNECT_TIMEOUT,
         "socket_keepalive": True,
         "health_check_interval": 0,
         "decode_responses": False,
         "protocol": 2,
     }
-    theirs = _options(url)
+    theirs = _url_options(url)
     if theirs.get("connection_class") is UnixDomainSocketConnection:
         del ours["socket_keepalive"]  # the kernel knows when the other side of a file is gone
     try:
@@ -56,7 +56,7 @@ def connect(url: str, *, longest_block_ms: int = 5_000) -> Redis:
     return made
 
 
-def _options(url: str) -> dict[str, Any]:
+def _url_options(url: str) -> dict[str, Any]:
     """What the URL says. Our own settings win over it: the URL is often the broker's, and tuned for that."""
     try:
         found: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]
@@ -67,7 +67,7 @@ def _options(url: str) -> dict[str, Any]:
     return found
 
 
-def require_honest(client: Redis, block_ms: int) -> None:
+def require_usable_client(client: Redis, block_ms: int) -> None:
     """Refuse a client that would retry or reconnect on its own, cut a blocking read short, or answer in another shape.
 
     What is not said is the library's to choose, and its choice changed before: it counts as wrong.
@@ -84,12 +84,12 @@ def require_honest(client: Redis, block_ms: int) -> None:
     found = [problem for problem, is_there in problems.items() if is_there]
     if found:
         raise ValueError(f"This Redis client cannot be used: {'; '.join(found)}. Make it with ingest.client.connect.")
-    require_room(client, block_ms)
+    require_socket_timeout(client, block_ms)
 
 
-def require_room(client: Redis, block_ms: int) -> None:
+def require_socket_timeout(client: Redis, block_ms: int) -> None:
     """Refuse a read that blocks longer than the socket waits: its entries would be delivered to nobody."""
-    timeout, needed = client.get_connection_kwargs()["socket_timeout"], block_ms / 1000 + _LEAST_ROOM
+    timeout, needed = client.get_connection_kwargs()["socket_timeout"], block_ms / 1000 + _MIN_READ_MARGIN
     if timeout is not None and timeout < needed:
         raise ValueError(
             f"A read that blocks for {block_ms} ms needs a socket timeout of at least {needed:g} s; this client's is "

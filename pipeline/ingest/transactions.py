@@ -19,26 +19,28 @@ class DbTx(Protocol):
 
 
 Tx = TypeVar("Tx", bound=DbTx)
-Made = TypeVar("Made", bound=DbTx, covariant=True)
+TxCo = TypeVar("TxCo", bound=DbTx, covariant=True)
 T = TypeVar("T")
 
 
-class DbFactory(Protocol[Made]):
+class DbFactory(Protocol[TxCo]):
     """Opens transactions."""
 
-    def begin(self) -> Made:
+    def begin(self) -> TxCo:
         """A transaction of its own for one message."""
         ...
 
 
-def handled(message: QueueMessage, handler: Callable[[QueueMessage, Tx], None], db_factory: DbFactory[Tx]) -> None:
+def handle_in_transaction(
+    message: QueueMessage, handler: Callable[[QueueMessage, Tx], None], db_factory: DbFactory[Tx]
+) -> None:
     """Hand the message to the handler once, in a transaction of its own, and commit.
 
     Whatever goes wrong is raised as it is, interruptions too. A rollback that fails as well is a note on
     it, never in its place.
     """
     tx = db_factory.begin()
-    _require_verbs(db_factory, tx)
+    _require_commit_and_rollback(db_factory, tx)
     try:
         handler(message, tx)
         tx.commit()
@@ -50,7 +52,7 @@ def handled(message: QueueMessage, handler: Callable[[QueueMessage, Tx], None], 
         raise
 
 
-def _require_verbs(db_factory: object, tx: object) -> None:
+def _require_commit_and_rollback(db_factory: object, tx: object) -> None:
     """What begins as a context manager would be handed over unopened, and fail only after the handler's work."""
     if not (callable(getattr(tx, "commit", None)) and callable(getattr(tx, "rollback", None))):
         raise InvalidInputError(
@@ -59,7 +61,7 @@ def _require_verbs(db_factory: object, tx: object) -> None:
         )
 
 
-class Scope(Generic[T]):
+class ContextManagerTx(Generic[T]):
     """A context manager that commits when it ends well, as a transaction with verbs. ``tx`` is what it yields."""
 
     def __init__(self, manager: AbstractContextManager[T]) -> None:
@@ -77,23 +79,23 @@ class Scope(Generic[T]):
         manager, self._manager = self._manager, None
         if manager is None:
             return
-        undo = _UndoError()
+        undo = _RollbackError()
         try:
-            manager.__exit__(_UndoError, undo, None)
-        except _UndoError:
+            manager.__exit__(_RollbackError, undo, None)
+        except _RollbackError:
             return
 
 
-class Scopes(Generic[T]):
+class ContextManagerTxFactory(Generic[T]):
     """A factory over anything that makes such context managers: ``Database.transaction``, ``Engine.begin``."""
 
     def __init__(self, manager: Callable[[], AbstractContextManager[T]]) -> None:
         self._manager = manager
 
-    def begin(self) -> Scope[T]:
+    def begin(self) -> ContextManagerTx[T]:
         """Enter one."""
-        return Scope(self._manager())
+        return ContextManagerTx(self._manager())
 
 
-class _UndoError(Exception):
+class _RollbackError(Exception):
     """Tells a context manager to undo its work."""

@@ -21,7 +21,7 @@ from pipeline.telemetry import metrics, transition_log
 _IDENTITY = text("SELECT system_identifier || '/' || current_database() AS identity FROM pg_control_system()")
 _CLOCK = text("SELECT pipeline.clock()")
 #: A server that vanished without a word, as in a failover, is noticed within half a minute.
-_NOTICES_SILENCE = {
+_TCP_KEEPALIVE = {
     "keepalives": 1,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -29,38 +29,38 @@ _NOTICES_SILENCE = {
     "tcp_user_timeout": 25_000,
 }
 #: Somebody's transaction that holds a lock and does not end must not hold up a whole installation.
-LOCK_WAIT = timedelta(seconds=10)
-SHORT_LOCK_WAIT = timedelta(milliseconds=500)  #: once such a transaction was met
-_LARGEST_PART = 32 * 1024 * 1024  #: characters; Postgres takes eight times as much
-_WAIT_AT_MOST = text("SELECT set_config('lock_timeout', :wait, true)")
+LOCK_TIMEOUT = timedelta(seconds=10)
+SHORT_LOCK_TIMEOUT = timedelta(milliseconds=500)  #: once such a transaction was met
+_MAX_PART_LENGTH = 32 * 1024 * 1024  #: characters; Postgres takes eight times as much
+_SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :wait, true)")
 #: What the role, the database or PGOPTIONS say about it is meant, and stays.
-_WAIT_FOR_LOCKS = "SELECT set_config('lock_timeout', %s, false) WHERE current_setting('lock_timeout') = '0'"
-_MOVE_CLOCK = text("SELECT set_config('pipeline.clock_offset', :offset, true)")
+_SET_DEFAULT_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, false) WHERE current_setting('lock_timeout') = '0'"
+_SET_CLOCK_OFFSET = text("SELECT set_config('pipeline.clock_offset', :offset, true)")
 
 
 #: What a later call may find mended: connections, shutdowns, resources, locks, deadlocks, a standby that is read-only.
-_PASSES = ("08", "25", "40", "53", "55", "57")
+_TRANSIENT_SQLSTATES = ("08", "25", "40", "53", "55", "57")
 
 
-_MEANINGS = {
+_EXPLANATIONS = {
     "25006": "this database is read-only, as a standby is",
     "55P03": "another transaction holds what this one needs, and does not end; look for old ones in pg_stat_activity",
 }
 
 
-def passes(error: DBAPIError) -> bool:
+def is_transient(error: DBAPIError) -> bool:
     """Whether an error of the database is about its state, and not about what it was given."""
     state = getattr(error.orig, "pgcode", None)
-    return state is None or state[:2] in _PASSES
+    return state is None or state[:2] in _TRANSIENT_SQLSTATES
 
 
-def plainly(error: DBAPIError) -> str:
+def describe_error(error: DBAPIError) -> str:
     """What the database said, and what it means where its own words do not tell."""
     said = str(error.orig).strip()
-    return f"{said} ({meaning})" if (meaning := _MEANINGS.get(getattr(error.orig, "pgcode", None) or "")) else said
+    return f"{said} ({meaning})" if (meaning := _EXPLANATIONS.get(getattr(error.orig, "pgcode", None) or "")) else said
 
 
-def is_locked_out(error: BaseException) -> bool:
+def is_lock_timeout(error: BaseException) -> bool:
     """Whether another transaction held what was needed for longer than this one was to wait."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "pgcode", None) == "55P03"
 
@@ -70,7 +70,7 @@ def is_read_only(error: DBAPIError) -> bool:
     return getattr(error.orig, "pgcode", None) == "25006"
 
 
-def is_away(error: DBAPIError) -> bool:
+def is_disconnected(error: DBAPIError) -> bool:
     """Whether there was nobody to talk to, or the connection ended."""
     state = getattr(error.orig, "pgcode", None)
     return state is None or state[:2] == "08" or state[:3] == "57P"
@@ -85,7 +85,7 @@ class Transaction:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._lines: list[tuple[str, dict[str, Any]]] = []
+        self._log: list[tuple[str, dict[str, Any]]] = []
         self._counts: list[tuple[str, Mapping[str, str], float]] = []
 
     def all(self, statement: TextClause, /, **params: Any) -> Sequence[Row[Any]]:
@@ -96,7 +96,7 @@ class Transaction:
         """The first row, or None: zero rows is an answer."""
         return self.connection.execute(statement, params).first()
 
-    def run(self, statement: TextClause, /, **params: Any) -> int:
+    def execute(self, statement: TextClause, /, **params: Any) -> int:
         """Run a statement that returns nothing and say how many rows it touched."""
         return self.connection.execute(statement, params).rowcount
 
@@ -107,41 +107,41 @@ class Transaction:
         now: datetime = row[0]
         return now
 
-    def wait_at_most(self, wait: timedelta) -> None:
+    def set_lock_timeout(self, timeout: timedelta) -> None:
         """From now on, wait no longer than this for any one lock."""
-        self.all(_WAIT_AT_MOST, wait=_milliseconds(wait))
+        self.all(_SET_LOCK_TIMEOUT, wait=_milliseconds(timeout))
 
-    def announce(self, name: str, **fields: Any) -> None:
+    def log_on_commit(self, name: str, **fields: Any) -> None:
         """Queue a line about a transition, to be said once it is true. An unknown name is a bug, found here."""
-        transition_log.check(name)
-        self._lines.append((name, fields))
+        transition_log.check_name(name)
+        self._log.append((name, fields))
 
-    def count(self, metric: str, labels: Mapping[str, str], value: float = 1) -> None:
+    def count_on_commit(self, metric: str, labels: Mapping[str, str], value: float = 1) -> None:
         """Queue a count or a measurement, to be taken once it is true. Costs nothing when nobody counts."""
         if metrics.is_on():
             self._counts.append((metric, labels, value))
 
-    def speak(self) -> None:
+    def flush_log(self) -> None:
         """Say and count what was queued. Called after the commit."""
-        queued, self._lines = self._lines, []
+        queued, self._log = self._log, []
         counts, self._counts = self._counts, []
         for name, fields in queued:
-            transition_log.say(name, fields)
+            transition_log.write(name, fields)
         if queued and metrics.is_on():
-            metrics.transitions(queued)
+            metrics.count_transitions(queued)
         for metric, labels, value in counts:
-            metrics.note(metric, labels, value)
+            metrics.record(metric, labels, value)
 
 
 class Database:
     """A pool of connections to one database."""
 
-    def __init__(self, engine: Engine, *, offset: timedelta = timedelta(0)) -> None:
+    def __init__(self, engine: Engine, *, clock_offset: timedelta = timedelta(0)) -> None:
         self.engine = engine
-        self.offset = offset
+        self.clock_offset = clock_offset
 
     @classmethod
-    def connect(cls, url: str, *, pool_size: int = 5, lock_wait: timedelta = LOCK_WAIT) -> Self:
+    def connect(cls, url: str, *, pool_size: int = 5, lock_timeout: timedelta = LOCK_TIMEOUT) -> Self:
         """A pool that survives a restart of Postgres: a dead connection is replaced before use.
 
         A statement waits for any one lock no longer than ``lock_wait``.
@@ -152,17 +152,17 @@ class Database:
             max_overflow=pool_size,
             pool_pre_ping=True,
             hide_parameters=True,  # an error is logged and shown to people; what was sent with it is not
-            connect_args={"application_name": "pipeline", "connect_timeout": 10, **_NOTICES_SILENCE},
+            connect_args={"application_name": "pipeline", "connect_timeout": 10, **_TCP_KEEPALIVE},
         )
-        event.listen(engine, "connect", _tuned)
-        event.listen(engine, "connect", _waiting(lock_wait))
+        event.listen(engine, "connect", _tune)
+        event.listen(engine, "connect", _lock_timeout_setter(lock_timeout))
         return cls(engine)
 
     @classmethod
-    def unpooled(cls, url: str) -> Self:
+    def connect_unpooled(cls, url: str) -> Self:
         """One connection per transaction, closed after it: for commands and for tests that fork."""
         engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": 10})
-        event.listen(engine, "connect", _waiting(LOCK_WAIT))
+        event.listen(engine, "connect", _lock_timeout_setter(LOCK_TIMEOUT))
         return cls(engine)
 
     @contextmanager
@@ -170,14 +170,14 @@ class Database:
         """Commit on success, roll back on any error, then say what became true."""
         with self.engine.begin() as connection:
             tx = Transaction(connection)
-            if self.offset:
-                tx.all(_MOVE_CLOCK, offset=interval(self.offset))
+            if self.clock_offset:
+                tx.all(_SET_CLOCK_OFFSET, offset=interval(self.clock_offset))
             yield tx
-        tx.speak()
+        tx.flush_log()
 
-    def advance(self, by: timedelta) -> None:
+    def advance_clock(self, by: timedelta) -> None:
         """Move this pool's clock forward. Tests travel in time with it; production never calls it."""
-        self.offset += by
+        self.clock_offset += by
 
     def dispose(self) -> None:
         """Close the pool, as a forked child must before it first connects."""
@@ -191,7 +191,7 @@ def identity(tx: Transaction) -> str:
     return str(row.identity)
 
 
-def _tuned(connection: Any, _: object) -> None:
+def _tune(connection: Any, _: object) -> None:
     """Our statements look up rows by key in tables that may just have been filled.
 
     Compiling one costs more than running it, and until the first ANALYZE a fresh table looks small
@@ -202,12 +202,12 @@ def _tuned(connection: Any, _: object) -> None:
     connection.commit()
 
 
-def _waiting(lock_wait: timedelta) -> Callable[[Any, object], None]:
+def _lock_timeout_setter(lock_wait: timedelta) -> Callable[[Any, object], None]:
     """What lets new connections wait for a lock no longer than this."""
 
     def bounded(connection: Any, _: object) -> None:
         with connection.cursor() as cursor:
-            cursor.execute(_WAIT_FOR_LOCKS, (_milliseconds(lock_wait),))
+            cursor.execute(_SET_DEFAULT_LOCK_TIMEOUT, (_milliseconds(lock_wait),))
         connection.commit()
 
     return bounded
@@ -217,18 +217,18 @@ def _milliseconds(wait: timedelta) -> str:
     return f"{max(1, wait // timedelta(milliseconds=1))}ms"
 
 
-def encoded(rows: Sequence[Mapping[str, Any]]) -> str:
+def encode_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows for ``jsonb_to_recordset``: one parameter carries a cohort of any size."""
     return json.dumps([dict(row) for row in rows], default=_as_text, allow_nan=False)
 
 
-def encoded_parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def encode_row_parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Rows in as few parameters as Postgres takes: a value of JSON has a largest size."""
     part: list[str] = []
     size = 0
     for row in rows:
         written = json.dumps(dict(row), default=_as_text, allow_nan=False)
-        if part and size + len(written) > _LARGEST_PART:
+        if part and size + len(written) > _MAX_PART_LENGTH:
             yield f"[{','.join(part)}]"
             part, size = [], 0
         part.append(written)

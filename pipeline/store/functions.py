@@ -57,7 +57,7 @@ END
 $$
 """
 
-REFUSE_TAKING = """
+REFUSE_TRANSFER = """
 CREATE FUNCTION pipeline.refuse_taking() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = NEW.run_id AND r.retry_of = OLD.run_id) THEN
@@ -70,7 +70,7 @@ END
 $$
 """
 
-REFUSE_SKIPPING = """
+REFUSE_SKIP = """
 CREATE FUNCTION pipeline.refuse_skipping() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = OLD.run_id AND r.mutation_outcome = 'skipped') THEN
@@ -95,7 +95,7 @@ WHEN (OLD.finished_at IS NOT NULL AND NEW.status <> OLD.status)
 EXECUTE FUNCTION pipeline.refuse('a finished run keeps its status; work goes on in a new run')
 """
 
-SETTLED_STAYS_SETTLED = """
+RESOLVED_STAYS_RESOLVED = """
 CREATE TRIGGER mutations_settled_stays_settled BEFORE UPDATE OF status ON pipeline.mutations FOR EACH ROW
 WHEN (OLD.status IN ('applied', 'failed') AND NEW.status <> OLD.status)
 EXECUTE FUNCTION pipeline.refuse('a settled mutation keeps its verdict')
@@ -113,41 +113,41 @@ WHEN (OLD.status = 'reserved' AND NEW.status IN ('pending', 'quarantined'))
 EXECUTE FUNCTION pipeline.refuse_release()
 """
 
-TAKING_GUARDED = """
+TRANSFER_GUARDED = """
 CREATE TRIGGER deliveries_taking_guarded BEFORE UPDATE OF run_id ON pipeline.deliveries FOR EACH ROW
 WHEN (OLD.status = 'reserved' AND NEW.run_id <> OLD.run_id)
 EXECUTE FUNCTION pipeline.refuse_taking()
 """
 
-SKIPPING_GUARDED = """
+SKIP_GUARDED = """
 CREATE TRIGGER deliveries_skipping_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
 WHEN (OLD.status = 'reserved' AND NEW.status = 'skipped')
 EXECUTE FUNCTION pipeline.refuse_skipping()
 """
 
-HELD_STAYS = """
+OPEN_NOT_DELETED = """
 CREATE TRIGGER deliveries_held_stays BEFORE DELETE ON pipeline.deliveries FOR EACH ROW
 WHEN (OLD.status IN ('pending', 'reserved', 'quarantined'))
 EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
 """
 
 #: The oldest version of the code that this schema still works with. A migration that only adds leaves it as it is.
-WORKS_WITH = """
+OLDEST_COMPATIBLE_CODE = """
 CREATE FUNCTION pipeline.works_with() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '0007' $$
 """
 
-BEFORE_TABLES: tuple[str, ...] = (CLOCK, UUID7, EVENT_IDS, NEXT_EVENT_ID, WORKS_WITH)
+BEFORE_TABLES: tuple[str, ...] = (CLOCK, UUID7, EVENT_IDS, NEXT_EVENT_ID, OLDEST_COMPATIBLE_CODE)
 AFTER_TABLES: tuple[str, ...] = (
     REFUSE,
     REFUSE_RELEASE,
-    REFUSE_TAKING,
-    REFUSE_SKIPPING,
+    REFUSE_TRANSFER,
+    REFUSE_SKIP,
     PHASE_ONLY_GROWS,
     STOPPED_STAYS_STOPPED,
-    SETTLED_STAYS_SETTLED,
+    RESOLVED_STAYS_RESOLVED,
     DONE_STAYS_DONE,
     RELEASE_GUARDED,
-    TAKING_GUARDED,
-    SKIPPING_GUARDED,
-    HELD_STAYS,
+    TRANSFER_GUARDED,
+    SKIP_GUARDED,
+    OPEN_NOT_DELETED,
 )

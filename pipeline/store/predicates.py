@@ -4,7 +4,7 @@ Each takes SQL expressions for what the statement knows of the consumer. A consu
 """
 
 
-def key_is_free(*, ordered: str, handler: str, workflow: str) -> str:
+def is_key_free(*, ordered: str, handler: str, workflow: str) -> str:
     """Nobody holds the key: no event of it is reserved or offered, and none before this one backs off.
 
     A skipped event holds its key until the run that tells ``next`` of it has committed. Such runs are few, so the
@@ -29,7 +29,7 @@ def key_is_free(*, ordered: str, handler: str, workflow: str) -> str:
       ) r CROSS JOIN LATERAL unnest(r.event_ids) AS i(event_id) WHERE r.mutation_outcome = 'skipped')), false)))"""
 
 
-def is_near(*, ordered: str, handler: str, batch: str) -> str:
+def is_in_next_slice(*, ordered: str, handler: str, batch: str) -> str:
     """It would be in the slice that its key offers next.
 
     Behind as many declined events of its key as a slice holds it would not, and offering those again is no news to
@@ -44,7 +44,7 @@ def is_near(*, ordered: str, handler: str, batch: str) -> str:
       ) k) ->> d.key AS bigint), 9223372036854775807))"""
 
 
-def is_listened_to(*, ordered: str) -> str:
+def is_subscribed(*, ordered: str) -> str:
     """The consumer is subscribed to its topic: one that no run can see stands in nobody's way."""
     return f"""(NOT {ordered} OR (SELECT true FROM pipeline.events t JOIN pipeline.subscriptions s
       ON s.workflow = t.workflow AND s.topic = t.topic

@@ -28,11 +28,11 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.types import UserDefinedType
 
-from pipeline.domain.states import DeliveryStatus, MutationStatus, Outcome, Phase, Resolver, RunStatus
+from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import (
     AfterFailedMutation,
     BlockKind,
-    Desired,
+    DesiredStatus,
     HandlerKind,
     OnLogicError,
     OnUncertain,
@@ -52,7 +52,7 @@ metadata = MetaData(
 )
 
 
-def one_of(column: str, members: type[StrEnum]) -> CheckConstraint:
+def enum_check(column: str, members: type[StrEnum]) -> CheckConstraint:
     """The column holds a member of the enum and nothing else."""
     return CheckConstraint(f"{column} IN ({_quoted(members)})", name=f"{column}_known")
 
@@ -66,17 +66,17 @@ def check(name: str, rule: str) -> CheckConstraint:
     return CheckConstraint(rule, name=name)
 
 
-def instant(name: str, **kwargs: Any) -> Column[Any]:
+def timestamp_column(name: str, **kwargs: Any) -> Column[Any]:
     """A point in time, with its zone."""
     return Column(name, TIMESTAMP(timezone=True), **kwargs)
 
 
-def now(name: str) -> Column[Any]:
+def insert_time_column(name: str) -> Column[Any]:
     """The time at which the row came into being."""
-    return instant(name, nullable=False, server_default=text("pipeline.clock()"))
+    return timestamp_column(name, nullable=False, server_default=text("pipeline.clock()"))
 
 
-def words(name: str, default: str | None = None, **kwargs: Any) -> Column[Any]:
+def text_column(name: str, default: str | None = None, **kwargs: Any) -> Column[Any]:
     """Text that is always there."""
     server_default = None if default is None else text(f"'{default}'")
     return Column(name, Text, nullable=False, server_default=server_default, **kwargs)
@@ -98,7 +98,7 @@ class Xid8(_PostgresType):
     name = "xid8"
 
 
-class Snapshot(_PostgresType):
+class PgSnapshot(_PostgresType):
     """Which transactions were visible at one instant."""
 
     name = "pg_snapshot"
@@ -109,22 +109,22 @@ workflows = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("version", Integer, nullable=False, server_default=text("1")),
-    words("fingerprint", ""),
+    text_column("fingerprint", ""),
     Column("releases", ARRAY(Text), nullable=False, server_default=text("'{}'")),
-    words("desired", Desired.ACTIVE),
+    text_column("desired", DesiredStatus.ACTIVE),
     Column("maintenance", Boolean, nullable=False, server_default=text("false")),
     Column("maintenance_reason", Text),
-    instant("maintenance_since"),
+    timestamp_column("maintenance_since"),
     Column("concurrency", Integer, nullable=False, server_default=text("1")),
-    words("on_uncertain", OnUncertain.PAUSE),
-    words("on_logic_error", OnLogicError.MAINTENANCE),
+    text_column("on_uncertain", OnUncertain.PAUSE),
+    text_column("on_logic_error", OnLogicError.MAINTENANCE),
     Column("keep_done", Interval),
     Column("keep_ledger", Interval),
     Column("archives", Boolean, nullable=False, server_default=text("false")),
-    now("created_at"),
-    one_of("desired", Desired),
-    one_of("on_uncertain", OnUncertain),
-    one_of("on_logic_error", OnLogicError),
+    insert_time_column("created_at"),
+    enum_check("desired", DesiredStatus),
+    enum_check("on_uncertain", OnUncertain),
+    enum_check("on_logic_error", OnLogicError),
     check("concurrency_positive", "concurrency >= 1"),
     check("maintenance_has_since", "maintenance = (maintenance_since IS NOT NULL)"),
     check("ledger_outlives_done", "(keep_ledger IS NOT NULL) <= coalesce(keep_ledger >= keep_done, false)"),
@@ -133,8 +133,8 @@ workflows = Table(
 topics = Table(
     "topics",
     metadata,
-    words("workflow"),
-    words("name"),
+    text_column("workflow"),
+    text_column("name"),
     Column("schema", JSONB),
     PrimaryKeyConstraint("workflow", "name"),
 )
@@ -144,27 +144,27 @@ handlers = Table(
     metadata,
     Column("id", Integer, Identity(always=True), primary_key=True),
     Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
-    words("name"),
-    words("kind"),
+    text_column("name"),
+    text_column("kind"),
     Column("batch", Integer, nullable=False, server_default=text("1")),
     Column("ordered", Boolean, nullable=False, server_default=text("false")),
-    words("after_failed_mutation", AfterFailedMutation.PREPARE),
+    text_column("after_failed_mutation", AfterFailedMutation.PREPARE),
     Column("failure_policy", JSONB, nullable=False, server_default=text("'{}'")),
     Column("retired", Boolean, nullable=False, server_default=text("false")),
     Column("state", JSONB),
-    instant("wake_at"),
+    timestamp_column("wake_at"),
     Column("schedule", Text),
-    instant("next_run_at"),
-    instant("retry_at"),
+    timestamp_column("next_run_at"),
+    timestamp_column("retry_at"),
     Column("consecutive_failures", Integer, nullable=False, server_default=text("0")),
-    Column("idle_snapshot", Snapshot),
-    instant("idle_at"),
+    Column("idle_snapshot", PgSnapshot),
+    timestamp_column("idle_at"),
     Column("low_watermark", BigInteger, nullable=False, server_default=text("0")),
     Column("horizon", BigInteger),
     Column("horizon_xmax", Xid8),
     UniqueConstraint("workflow", "name"),
-    one_of("kind", HandlerKind),
-    one_of("after_failed_mutation", AfterFailedMutation),
+    enum_check("kind", HandlerKind),
+    enum_check("after_failed_mutation", AfterFailedMutation),
     check("batch_positive", "batch >= 1"),
     check("horizon_complete", "(horizon IS NULL) = (horizon_xmax IS NULL)"),
 )
@@ -172,8 +172,8 @@ handlers = Table(
 subscriptions = Table(
     "subscriptions",
     metadata,
-    words("workflow"),
-    words("topic"),
+    text_column("workflow"),
+    text_column("topic"),
     Column("handler_id", Integer, ForeignKey(handlers.c.id), nullable=False),
     PrimaryKeyConstraint("workflow", "topic", "handler_id"),
 )
@@ -182,16 +182,16 @@ events = Table(
     "events",
     metadata,
     Column("id", BigInteger, primary_key=True, server_default=text("pipeline.next_event_id()")),
-    words("workflow"),
-    words("topic"),
-    words("message_id"),
+    text_column("workflow"),
+    text_column("topic"),
+    text_column("message_id"),
     Column("key", Text),
     Column("title", Text),
     Column("payload", JSONB, nullable=False),
     Column("caused_by", ARRAY(BigInteger), nullable=False, server_default=text("'{}'")),
     Column("created_by_run_id", Uuid),
     Column("traceparent", Text),
-    now("created_at"),
+    insert_time_column("created_at"),
     UniqueConstraint("workflow", "topic", "message_id"),
     Index("events_created_by", "created_by_run_id", postgresql_where=text("created_by_run_id IS NOT NULL")),
 )
@@ -209,18 +209,18 @@ deliveries = Table(
     metadata,
     Column("event_id", BigInteger, nullable=False),
     Column("handler_id", Integer, nullable=False),
-    words("status", DeliveryStatus.PENDING),
+    text_column("status", DeliveryStatus.PENDING),
     Column("run_id", Uuid),
     Column("offered_to", Uuid),
     Column("key", Text),
-    instant("available_at"),
+    timestamp_column("available_at"),
     Column("failures", SmallInteger, nullable=False, server_default=text("0")),
     Column("declined", Boolean, nullable=False, server_default=text("false")),
     Column("suspect", Boolean, nullable=False, server_default=text("false")),
     Column("error", Text),
     Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
     PrimaryKeyConstraint("event_id", "handler_id"),
-    one_of("status", DeliveryStatus),
+    enum_check("status", DeliveryStatus),
     check("reserved_has_owner", "(status IN ('reserved', 'consumed')) <= (run_id IS NOT NULL)"),
     check("open_has_no_owner", "(status IN ('pending', 'quarantined')) <= (run_id IS NULL)"),
     check("only_pending_is_offered", "(offered_to IS NOT NULL) <= (status = 'pending')"),
@@ -254,13 +254,13 @@ sessions = Table(
     metadata,
     Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
     Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
-    now("started_at"),
-    instant("finished_at"),
+    insert_time_column("started_at"),
+    timestamp_column("finished_at"),
     Column("result", Text),
     Column("error", Text),
     Column("run_count", Integer),
     Column("cost", Numeric),
-    one_of("result", SessionResult),
+    enum_check("result", SessionResult),
     check("finished_has_result", "(finished_at IS NULL) = (result IS NULL)"),
     Index(
         "sessions_one_open",
@@ -274,12 +274,12 @@ runs = Table(
     "runs",
     metadata,
     Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
-    words("workflow"),
+    text_column("workflow"),
     Column("handler_id", Integer, nullable=False),
     Column("session_id", Uuid, nullable=False),
-    words("phase", Phase.PENDING),
-    words("status", RunStatus.ACTIVE),
-    words("mutation_outcome", Outcome.NONE),
+    text_column("phase", Phase.PENDING),
+    text_column("status", RunStatus.ACTIVE),
+    text_column("mutation_outcome", MutationOutcome.NONE),
     Column("mutation_id", Uuid),
     Column("offered", ARRAY(BigInteger)),
     Column("event_ids", ARRAY(BigInteger), nullable=False, server_default=text("'{}'")),
@@ -289,21 +289,21 @@ runs = Table(
     Column("error_type", Text),
     Column("retry_of", Uuid),
     Column("retry_pending", Boolean, nullable=False, server_default=text("false")),
-    instant("retry_at"),
+    timestamp_column("retry_at"),
     Column("attempt", Integer, nullable=False, server_default=text("1")),
     Column("fence", BigInteger, nullable=False, server_default=text("0")),
-    instant("lease_expires_at"),
+    timestamp_column("lease_expires_at"),
     Column("worker", Text),
-    instant("dispatched_at"),
-    Column("snapshot", Snapshot),
+    timestamp_column("dispatched_at"),
+    Column("snapshot", PgSnapshot),
     Column("traceparent", Text),
     Column("cost", Numeric),
-    now("created_at"),
-    instant("started_at"),
-    instant("finished_at"),
-    one_of("phase", Phase),
-    one_of("status", RunStatus),
-    one_of("mutation_outcome", Outcome),
+    insert_time_column("created_at"),
+    timestamp_column("started_at"),
+    timestamp_column("finished_at"),
+    enum_check("phase", Phase),
+    enum_check("status", RunStatus),
+    enum_check("mutation_outcome", MutationOutcome),
     check("committed_together", "(phase = 'committed') = (status = 'committed')"),
     check(
         "finished_unless_moving",
@@ -331,13 +331,13 @@ mutations = Table(
     metadata,
     Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
     Column("run_id", Uuid, ForeignKey(runs.c.id), nullable=False),
-    words("workflow"),
-    words("connector"),
-    words("operation"),
+    text_column("workflow"),
+    text_column("connector"),
+    text_column("operation"),
     Column("params", JSONB, nullable=False),
-    words("request_hash"),
-    words("idempotency_key"),
-    words("status"),
+    text_column("request_hash"),
+    text_column("idempotency_key"),
+    text_column("status"),
     Column("reconcilable", Boolean, nullable=False),
     Column("settle", Interval, nullable=False),
     Column("timeout", Interval, nullable=False),
@@ -345,25 +345,25 @@ mutations = Table(
     Column("error", Text),
     Column("attempts", Integer, nullable=False, server_default=text("0")),
     Column("approved_by", Text),
-    instant("approved_at"),
-    instant("sent_at"),
-    instant("send_deadline"),
-    instant("quiet_until"),
+    timestamp_column("approved_at"),
+    timestamp_column("sent_at"),
+    timestamp_column("send_deadline"),
+    timestamp_column("quiet_until"),
     Column("reconcile_attempts", Integer, nullable=False, server_default=text("0")),
-    instant("next_reconcile_at"),
+    timestamp_column("next_reconcile_at"),
     Column("resolved_by", Text),
-    instant("resolved_at"),
-    now("created_at"),
-    instant("doubted_at"),
+    timestamp_column("resolved_at"),
+    insert_time_column("created_at"),
+    timestamp_column("doubted_at"),
     Column("watch", Interval),
-    instant("watch_at"),
+    timestamp_column("watch_at"),
     Column("watched", SmallInteger, nullable=False, server_default=text("0")),
-    instant("surfaced_at"),
+    timestamp_column("surfaced_at"),
     Column("surfaced", JSONB),
     Column("acknowledged_by", Text),
     UniqueConstraint("run_id"),
-    one_of("status", MutationStatus),
-    one_of("resolved_by", Resolver),
+    enum_check("status", MutationStatus),
+    enum_check("resolved_by", Resolver),
     check("settled_has_resolver", "(status IN ('applied', 'failed')) = (resolved_by IS NOT NULL)"),
     check("settled_has_time", "(resolved_by IS NULL) = (resolved_at IS NULL)"),
     check("doubt_is_booked", "(status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)"),
@@ -395,11 +395,11 @@ blocks = Table(
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
     Column("run_id", Uuid, ForeignKey(runs.c.id), nullable=False),
-    words("kind"),
-    words("reason"),
-    now("since"),
-    instant("closed_at"),
-    one_of("kind", BlockKind),
+    text_column("kind"),
+    text_column("reason"),
+    insert_time_column("since"),
+    timestamp_column("closed_at"),
+    enum_check("kind", BlockKind),
     Index("blocks_open", "run_id", "kind", unique=True, postgresql_where=text("closed_at IS NULL")),
     Index("blocks_run", "run_id"),
     Index("blocks_open_of_workflow", "workflow", postgresql_where=text("closed_at IS NULL")),
@@ -409,14 +409,14 @@ audit = Table(
     "audit",
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
-    now("at"),
-    words("actor"),
-    words("act"),
+    insert_time_column("at"),
+    text_column("actor"),
+    text_column("act"),
     Column("workflow", Text),
     Column("run_id", Uuid),
     Column("mutation_id", Uuid),
     Column("event_id", BigInteger),
-    words("reason", ""),
+    text_column("reason", ""),
     Column("evidence", JSONB),
     Index("audit_mutation", "mutation_id", postgresql_where=text("mutation_id IS NOT NULL")),
     Index("audit_run", "run_id", postgresql_where=text("run_id IS NOT NULL")),
@@ -428,9 +428,9 @@ maintenance_tasks = Table(
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
-    words("reason"),
-    now("opened_at"),
-    instant("closed_at"),
+    text_column("reason"),
+    insert_time_column("opened_at"),
+    timestamp_column("closed_at"),
     Index("maintenance_tasks_one_open", "workflow", unique=True, postgresql_where=text("closed_at IS NULL")),
 )
 
@@ -439,16 +439,16 @@ sweeps = Table(
     "sweeps",
     metadata,
     Column("name", Text, primary_key=True),
-    now("last_run_at"),
+    insert_time_column("last_run_at"),
     Column("report", JSONB),
 )
 
 notices = Table(
     "notices",
     metadata,
-    words("kind"),
-    words("subject"),
-    now("announced_at"),
+    text_column("kind"),
+    text_column("subject"),
+    insert_time_column("announced_at"),
     PrimaryKeyConstraint("kind", "subject"),
 )
 
@@ -456,14 +456,14 @@ notices = Table(
 breakers = Table(
     "breakers",
     metadata,
-    words("connector"),
-    words("operation"),
-    words("reason"),
+    text_column("connector"),
+    text_column("operation"),
+    text_column("reason"),
     Column("opened_by", Text),
-    now("opened_at"),
+    insert_time_column("opened_at"),
     Column("probe_every", Interval, nullable=False),
-    instant("probe_at"),
-    instant("closed_at"),
+    timestamp_column("probe_at"),
+    timestamp_column("closed_at"),
     PrimaryKeyConstraint("connector", "operation"),
 )
 
@@ -472,17 +472,17 @@ walks = Table(
     "walks",
     metadata,
     Column("name", Text, primary_key=True),
-    words("position"),
+    text_column("position"),
 )
 
 #: What workflows no longer keep and do not want dropped. Nothing reads it: copy it elsewhere and empty it at will.
 archive = Table(
     "archive",
     metadata,
-    words("kind"),
-    words("id"),
+    text_column("kind"),
+    text_column("id"),
     Column("workflow", Text),
-    now("archived_at"),
+    insert_time_column("archived_at"),
     Column("content", JSONB, nullable=False),
     PrimaryKeyConstraint("kind", "id"),
 )

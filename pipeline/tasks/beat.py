@@ -10,11 +10,11 @@ from pipeline.config import Settings
 from pipeline.worker import liveness
 
 
-class Clock(PersistentScheduler):  # type: ignore[misc]  # celery ships no types
+class LivenessScheduler(PersistentScheduler):  # type: ignore[misc]  # celery ships no types
     """Celery's own scheduler. Its signs wait for no broker, and end when its process is frozen or gone."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         file = Settings.load(os.environ).alive_file
         if file is not None:
-            threading.Thread(target=liveness.keep_giving, args=(file,), name="pipeline-signs", daemon=True).start()
+            threading.Thread(target=liveness.touch_forever, args=(file,), name="pipeline-signs", daemon=True).start()
         super().__init__(*args, **options)

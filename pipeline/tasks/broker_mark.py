@@ -12,17 +12,17 @@ from pipeline.store.database import Database, identity
 
 log = logging.getLogger(__name__)
 
-MARK = "pipeline.database"
+OWNER_KEY = "pipeline.database"
 
 
-def check(db: Database, broker_url: str) -> None:
+def check_broker_owner(db: Database, broker_url: str) -> None:
     """Say it loudly when the broker bears the mark of another database. Whatever cannot be asked is not answered."""
     if broker_url.startswith("amqp"):
         return
     try:
         with db.transaction() as tx:
             ours = identity(tx)
-        found = _marked(ours)
+        found = _broker_owner(ours)
     except Exception as error:  # noqa: BLE001 - a worker that can do its work does it all the same
         log.info("whether another installation uses this broker cannot be told: %s", error)
         return
@@ -33,14 +33,14 @@ def check(db: Database, broker_url: str) -> None:
             "If it is the same database and has moved, delete the key %s from this Redis and start again",
             ours,
             found,
-            MARK,
+            OWNER_KEY,
         )
 
 
-def _marked(ours: str) -> str:
+def _broker_owner(ours: str) -> str:
     """The mark that is there; ours, if there was none."""
     with app.connection_for_write(connect_timeout=2) as connection, connection.channel() as channel:
         client: Any = channel.client
-        client.set(MARK, ours, nx=True)
-        found = client.get(MARK)
+        client.set(OWNER_KEY, ours, nx=True)
+        found = client.get(OWNER_KEY)
     return found.decode(errors="replace") if isinstance(found, bytes) else str(found)

@@ -19,15 +19,20 @@ from pipeline.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-REFUSED = "pipeline.refused"
-REASON, KIND, FROM, ID = "refused", "refused-kind", "refused-from", "refused-id"  #: headers in which a worker says why
-OURS = (REASON, KIND, FROM, ID)
-_KEPT = ("correlation_id", "reply_to", "delivery_mode")  #: properties that travel with a message
+DEAD_LETTER_QUEUE = "pipeline.refused"
+REASON_HEADER, KIND_HEADER, FROM_HEADER, ID_HEADER = (
+    "refused",
+    "refused-kind",
+    "refused-from",
+    "refused-id",
+)  #: headers in which a worker says why
+DEAD_LETTER_HEADERS = (REASON_HEADER, KIND_HEADER, FROM_HEADER, ID_HEADER)
+_COPIED_PROPERTIES = ("correlation_id", "reply_to", "delivery_mode")  #: properties that travel with a message
 _NO_TYPE = "application/data"  #: what kombu takes a message for that names no type
-_LONGEST = 100  #: letters of a name from outside
+_MAX_NAME = 100  #: letters of a name from outside
 
 
-class Kind(StrEnum):
+class DeadLetterKind(StrEnum):
     """Why a message was refused, in a word."""
 
     UNPUBLISHABLE = "unpublishable"  #: a publish whose events cannot be published
@@ -37,28 +42,33 @@ class Kind(StrEnum):
     NO_TASK = "no task"  #: it names no task at all
 
 
-def count(kind: Kind, amount: int = 1) -> None:
+def count_dead_letter(kind: DeadLetterKind, amount: int = 1) -> None:
     """Count a message that was refused."""
-    metrics.note("pipeline.publish.refused", {"kind": str(kind)}, amount)
+    metrics.record("pipeline.publish.refused", {"kind": str(kind)}, amount)
 
 
-def count_none() -> None:
+def count_zeros() -> None:
     """Begin every kind at zero: whoever watches a counter sees its first step only from there."""
-    for kind in Kind:
-        count(kind, 0)
+    for kind in DeadLetterKind:
+        count_dead_letter(kind, 0)
 
 
-def keep(message: Any, kind: Kind, words: str) -> None:
+def move_to_dead_letters(message: Any, kind: DeadLetterKind, reason: str) -> None:
     """Move a message to the queue as it came. Raises what the broker does; then nothing was moved."""
-    headers = given(message)
+    headers = headers_of(message)
     came = (message.delivery_info or {}).get("routing_key")
-    said = {REASON: words, KIND: str(kind), FROM: str(came or ""), ID: str(headers.get("id") or uuid4())}
+    said = {
+        REASON_HEADER: reason,
+        KIND_HEADER: str(kind),
+        FROM_HEADER: str(came or ""),
+        ID_HEADER: str(headers.get("id") or uuid4()),
+    }
     with app.producer_or_acquire() as producer:
         # made here: the table of queues would make it one of those that this worker knows
-        send(producer, message, app.amqp.queues.new_missing(REFUSED), headers | said)
+        send_copy(producer, message, app.amqp.queues.new_missing(DEAD_LETTER_QUEUE), headers | said)
 
 
-def send(producer: Any, message: Any, to: Any, headers: Mapping[str, Any]) -> None:
+def send_copy(producer: Any, message: Any, to: Any, headers: Mapping[str, Any]) -> None:
     """The same message into a queue. When this returns, the broker has it."""
     body = message.body
     producer.publish(
@@ -70,11 +80,11 @@ def send(producer: Any, message: Any, to: Any, headers: Mapping[str, Any]) -> No
         content_type=message.content_type or _NO_TYPE,
         content_encoding=message.content_encoding or "binary",
         retry=False,
-        **{name: message.properties[name] for name in _KEPT if message.properties.get(name)},
+        **{name: message.properties[name] for name in _COPIED_PROPERTIES if message.properties.get(name)},
     )
 
 
-def given(message: Any) -> dict[str, Any]:
+def headers_of(message: Any) -> dict[str, Any]:
     """The headers of a message, true for the body that it has now: kombu has unpacked it, if it could."""
     headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
     if not message.errors:
@@ -82,28 +92,28 @@ def given(message: Any) -> dict[str, Any]:
     return headers
 
 
-def named(message: Any) -> str:
+def task_name(message: Any) -> str:
     """The task that a message names, as it may be shown; empty if it names none."""
     try:
-        task = given(message).get("task") or message.payload.get("task")  # by Celery's first protocol in the body
+        task = headers_of(message).get("task") or message.payload.get("task")  # by Celery's first protocol in the body
     except Exception:  # noqa: BLE001 - it cannot be read, or is of another form
         task = None
-    return str(task or "")[:_LONGEST]
+    return str(task or "")[:_MAX_NAME]
 
 
-def depth(patience: float = 2.0) -> int | None:
+def dead_letter_depth(timeout: float = 2.0) -> int | None:
     """How many messages wait for a person; None when the broker does not say so in time."""
     found: list[int] = []
-    asking = threading.Thread(target=_ask, args=(found, patience), name="pipeline-refused", daemon=True)
+    asking = threading.Thread(target=_read_depth, args=(found, timeout), name="pipeline-refused", daemon=True)
     asking.start()
-    asking.join(patience)
+    asking.join(timeout)
     return found[0] if found else None
 
 
-def _ask(found: list[int], patience: float) -> None:
+def _read_depth(found: list[int], patience: float) -> None:
     try:
         with app.connection_for_read(connect_timeout=patience) as connection, connection.channel() as channel:
-            found.append(int(channel.queue_declare(queue=REFUSED, passive=True).message_count))
+            found.append(int(channel.queue_declare(queue=DEAD_LETTER_QUEUE, passive=True).message_count))
     except ChannelError:  # a queue that nobody wrote to may not exist
         found.append(0)
     except Exception as error:  # noqa: BLE001 - whoever asked says that there was no answer
@@ -111,34 +121,34 @@ def _ask(found: list[int], patience: float) -> None:
 
 
 #: What a message of no possible form makes Celery raise; it would end the worker, and then the next one.
-_MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
-_PAUSE = 1.0  #: seconds
+_MALFORMED_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
+_REQUEUE_DELAY = 1.0  #: seconds
 
 
-class Keeping(Consumer):  # type: ignore[misc]  # celery ships no types
+class DeadLetterConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     """Celery's consumer, except that it discards nothing."""
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         """A body that cannot be read."""
-        words = f"content of type {_type(message)} cannot be read; expected JSON (serializer='json')"
-        self._keep(message, Kind.UNREADABLE, words, exc)
+        words = f"content of type {_content_type(message)} cannot be read; expected JSON (serializer='json')"
+        self._dead_letter(message, DeadLetterKind.UNREADABLE, words, exc)
 
     def on_unknown_message(self, body: Any, message: Any) -> None:  # noqa: ARG002 - as Celery calls it
         """A message that names no task."""
-        self._keep(message, Kind.NO_TASK, "it names no task", None)
+        self._dead_letter(message, DeadLetterKind.NO_TASK, "it names no task", None)
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:  # noqa: ARG002
         """A task that is not there, or not yet."""
-        words = f"there is no task {named(message)!r}; expected pipeline.publish"
-        self._keep(message, Kind.UNKNOWN_TASK, words, exc)
+        words = f"there is no task {task_name(message)!r}; expected pipeline.publish"
+        self._dead_letter(message, DeadLetterKind.UNKNOWN_TASK, words, exc)
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:  # noqa: ARG002
         """A task in a form that it cannot have, or of a content type that is not accepted."""
         if isinstance(exc, ContentDisallowed):
             self.on_decode_error(message, exc)
         else:
-            words = f"the task {named(message)!r} has a form that no task can have"
-            self._keep(message, Kind.INVALID, words, exc)
+            words = f"the task {task_name(message)!r} has a form that no task can have"
+            self._dead_letter(message, DeadLetterKind.INVALID, words, exc)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         """What is called with every message."""
@@ -147,30 +157,30 @@ class Keeping(Consumer):  # type: ignore[misc]  # celery ships no types
         def received(message: Any) -> Any:
             try:
                 return handle(message)
-            except _MALFORMED as error:
+            except _MALFORMED_ERRORS as error:
                 if message.acknowledged:
                     raise
                 return self.on_invalid_task(None, message, error)
 
         return received
 
-    def _keep(self, message: Any, kind: Kind, words: str, cause: Exception | None) -> None:
+    def _dead_letter(self, message: Any, kind: DeadLetterKind, words: str, cause: Exception | None) -> None:
         """Move it and say so; if it cannot be moved, hand it back."""
         why = f"{words} ({type(cause).__name__})" if cause is not None else words
         what = "a message of %d bytes, type %s, task %r, was refused: %s"
-        about = (len(message.body or b""), _type(message), named(message), why)
+        about = (len(message.body or b""), _content_type(message), task_name(message), why)
         errors = (*self.connection_errors, *self.channel_errors)
         try:
-            keep(message, kind, why)
+            move_to_dead_letters(message, kind, why)
         except Exception as error:  # noqa: BLE001 - the message is the only copy, whatever the broker says
-            log.error(what + ". It cannot be moved to %s and goes back: %s", *about, REFUSED, error)
+            log.error(what + ". It cannot be moved to %s and goes back: %s", *about, DEAD_LETTER_QUEUE, error)
             # later: it comes again at once, and the broker may be in trouble for a while
-            self.timer.call_after(_PAUSE, message.reject_log_error, (log, errors, True))
+            self.timer.call_after(_REQUEUE_DELAY, message.reject_log_error, (log, errors, True))
         else:
-            log.error(what + ". It was moved to %s; `pipeline refused list` shows it", *about, REFUSED)
-            count(kind)
+            log.error(what + ". It was moved to %s; `pipeline refused list` shows it", *about, DEAD_LETTER_QUEUE)
+            count_dead_letter(kind)
             message.ack_log_error(log, errors)
 
 
-def _type(message: Any) -> str:
+def _content_type(message: Any) -> str:
     return str(message.content_type or "unknown")[:100]

@@ -10,24 +10,24 @@ from uuid import UUID
 from celery import chain
 from kombu.exceptions import OperationalError
 
-from pipeline.background.messages import Message
+from pipeline.background.messages import DispatchMessage
 from pipeline.celery import app
 from pipeline.telemetry.tracing import context
 
 log = logging.getLogger(__name__)
 
-_MOST_HOPS = 8
+_MAX_HOPS = 8
 _PHASES = ("pipeline.prepare", "pipeline.mutate", "pipeline.next")
 
 
-def send(message: Message, hops: int = 0) -> bool:
+def dispatch(message: DispatchMessage, hops: int = 0) -> bool:
     """Ring for these runs; the phases that follow are chained, and each of them claims anew. False: nobody heard."""
     names = _PHASES[_PHASES.index(message.task) :] if message.task in _PHASES else (message.task,)
-    ids = list(message.ids)
-    shown = {"argsrepr": shown_ids(ids), "kwargsrepr": message.about or "{}"}
+    ids = list(message.run_ids)
+    shown = {"argsrepr": describe_ids(ids), "kwargsrepr": message.description or "{}"}
     given = [app.signature(name, args=(ids, hops), immutable=True, options=shown) for name in names]
     try:
-        with context.kept():
+        with context.preserve_context():
             chain(*given).apply_async()
     except OperationalError as error:
         log.warning("the broker cannot be reached; the next tick rings again for %d runs: %s", len(ids), error)
@@ -35,21 +35,21 @@ def send(message: Message, hops: int = 0) -> bool:
     return True
 
 
-def shown_ids(ids: Sequence[str]) -> str:
+def describe_ids(ids: Sequence[str]) -> str:
     """The runs of a message for whoever watches messages: one whole id, which can be looked up, and how many."""
     return f"run {ids[0]}" if len(ids) == 1 else f"{len(ids)} runs from {ids[0]}"
 
 
-def pass_on(task: str, ids: Sequence[UUID], hops: int) -> None:
+def redispatch_unknown(task: str, ids: Sequence[UUID], hops: int) -> None:
     """Ring once more for runs that this worker does not know: another on the same queue may. Then the tick does."""
-    if ids and hops < _MOST_HOPS:
-        send(Message(task=task, ids=tuple(str(id_) for id_ in ids)), hops + 1)
+    if ids and hops < _MAX_HOPS:
+        dispatch(DispatchMessage(task=task, run_ids=tuple(str(id_) for id_ in ids)), hops + 1)
 
 
-def poke(workflow: str) -> bool:
+def wake_workflow(workflow: str) -> bool:
     """Tell a worker that a workflow may have work. False: the broker is away, and the next tick finds it."""
     try:
-        with context.kept():
+        with context.preserve_context():
             app.send_task("pipeline.schedule", args=(workflow,), expires=60)
     except OperationalError as error:
         log.warning("the broker cannot be reached; the next tick finds the work of %r: %s", workflow, error)
@@ -57,13 +57,13 @@ def poke(workflow: str) -> bool:
     return True
 
 
-def reconcile_one(mutation_id: str) -> None:
+def dispatch_reconcile(mutation_id: str) -> None:
     """Ring for the reconciliation of one mutation."""
-    with context.kept():
+    with context.preserve_context():
         app.send_task("pipeline.reconcile", args=(mutation_id,), expires=300)
 
 
-def sweep(name: str) -> None:
+def dispatch_sweep(name: str) -> None:
     """Ring for a sweep."""
-    with context.kept():
+    with context.preserve_context():
         app.send_task("pipeline.sweep", args=(name,), expires=60)

@@ -15,61 +15,61 @@ from pipeline.store.database import Database
 from pipeline.store.reads import gauges, work
 from pipeline.tasks import dead_letter
 from pipeline.telemetry import metrics
-from pipeline.telemetry.metrics_export.meters import Meters, require
+from pipeline.telemetry.metrics_export.meters import MetricsExport, require_exporter
 
 log = logging.getLogger(__name__)
 
 #: Of these transitions alerts ask how fast they come.
-RATED = ("mutation.applied", "mutation.failed", "mutation.escalated")
+ALERTED_TRANSITIONS = ("mutation.applied", "mutation.failed", "mutation.escalated")
 
-_meters: Meters | None = None
+_export: MetricsExport | None = None
 
 
-def open_(settings: Settings, pool: str) -> None:
+def open_metrics(settings: Settings, pool: str) -> None:
     """When the worker starts, before its pool does. What is not installed is said now."""
-    global _meters
-    require(settings)
-    _meters = Meters(settings, forks="prefork" in pool)
-    _meters.open()
+    global _export
+    require_exporter(settings)
+    _export = MetricsExport(settings, is_forking="prefork" in pool)
+    _export.open_channel()
 
 
-def begin(settings: Settings, workflows: Iterable[str]) -> None:
+def start_metrics(settings: Settings, workflows: Iterable[str]) -> None:
     """In the main process, once it is ready: add up, and answer whoever asks."""
-    meters = _meters or Meters(settings)
-    if meters.is_wanted:
+    meters = _export or MetricsExport(settings)
+    if meters.is_enabled:
         db = Database.connect(settings.database_url, pool_size=1)
         meters.begin(Gauges(db).register)
-        count_none({*workflows, *_registered(db)})  # its sweeps rescue the runs of others, too
+        count_zeros({*workflows, *_registered_workflows(db)})  # its sweeps rescue the runs of others, too
 
 
-def begin_child(workflows: Iterable[str]) -> None:
+def start_child_metrics(workflows: Iterable[str]) -> None:
     """In a process of the pool."""
-    if _meters is not None and _meters.is_wanted:
-        _meters.begin_child()
-        count_none(workflows)
+    if _export is not None and _export.is_enabled:
+        _export.begin_child()
+        count_zeros(workflows)
 
 
-def count_none(workflows: Iterable[str]) -> None:
+def count_zeros(workflows: Iterable[str]) -> None:
     """Begin at zero what alerts rate: of a series whose first value is 200, Prometheus sees no step at all."""
-    dead_letter.count_none()
+    dead_letter.count_zeros()
     for workflow in workflows:
-        metrics.note("pipeline.rescues", {"workflow": workflow}, 0)
-        for name in RATED:
-            metrics.note("pipeline.transitions", {"transition": name, "workflow": workflow}, 0)
+        metrics.record("pipeline.rescues", {"workflow": workflow}, 0)
+        for name in ALERTED_TRANSITIONS:
+            metrics.record("pipeline.transitions", {"transition": name, "workflow": workflow}, 0)
 
 
-def _registered(db: Database) -> list[str]:
+def _registered_workflows(db: Database) -> list[str]:
     """The workflows that the database knows; none while it does not answer."""
     try:
         with db.transaction() as tx:
-            gauges.carefully(tx)
+            gauges.limit_reads(tx)
             return work.workflow_names(tx)
     except SQLAlchemyError:
         log.debug("the database was not asked for its workflows", exc_info=True)
         return []
 
 
-def end() -> None:
+def stop_metrics() -> None:
     """Let the last numbers of this process out."""
-    if _meters is not None:
-        _meters.end()
+    if _export is not None:
+        _export.end()

@@ -8,57 +8,57 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from pipeline.background.messages import Message
+from pipeline.background.messages import DispatchMessage
 from pipeline.celery import app
 from pipeline.tasks import messages
-from pipeline.tasks.process import host
-from pipeline.worker.runner import Ran
+from pipeline.tasks.process import current_process
+from pipeline.worker.runner import PhaseResult
 
 
 @app.task(name="pipeline.prepare", bind=True)
 def prepare(self: Any, ids: list[str], hops: int = 0) -> None:
     """Select and pin the inputs of a cohort."""
-    _go_on(self, host().runner.prepare(_uuids(ids)), hops)
+    _continue_chain(self, current_process().runner.prepare(_uuids(ids)), hops)
 
 
 @app.task(name="pipeline.mutate", bind=True)
 def mutate(self: Any, ids: list[str], hops: int = 0) -> None:
     """Carry out the mutations of a cohort."""
-    _go_on(self, host().runner.mutate(_uuids(ids), functools.partial(_hand_on, self)), hops)
+    _continue_chain(self, current_process().runner.mutate(_uuids(ids), functools.partial(_dispatch_next, self)), hops)
 
 
 @app.task(name="pipeline.next", bind=True)
 def next_(self: Any, ids: list[str], hops: int = 0) -> None:
     """Publish, consume and commit; then start what became due."""
-    ran = host().runner.next(_uuids(ids))
-    _go_on(self, ran, hops)
-    host().scheduler.schedule(ran.workflows)
+    ran = current_process().runner.next(_uuids(ids))
+    _continue_chain(self, ran, hops)
+    current_process().scheduler.schedule(ran.workflows)
 
 
 @app.task(name="pipeline.produce", bind=True)
 def produce(self: Any, ids: list[str], hops: int = 0) -> None:
     """Run producers; then start what became due."""
-    ran = host().runner.produce(_uuids(ids))
-    _go_on(self, ran, hops)
-    host().scheduler.schedule(ran.workflows)
+    ran = current_process().runner.produce(_uuids(ids))
+    _continue_chain(self, ran, hops)
+    current_process().scheduler.schedule(ran.workflows)
 
 
 @app.task(name="pipeline.schedule")
 def schedule(workflow: str) -> None:
     """Start what is due in a workflow."""
-    host().scheduler.schedule([workflow])
+    current_process().scheduler.schedule([workflow])
 
 
-def _go_on(task: Any, ran: Ran, hops: int) -> None:
+def _continue_chain(task: Any, ran: PhaseResult, hops: int) -> None:
     """Let the chain go on with what is left of the cohort; with nothing left it ends here."""
-    messages.pass_on(task.name, ran.strange, hops)
-    if not ran.onward:
+    messages.redispatch_unknown(task.name, ran.unknown_handler_runs, hops)
+    if not ran.continuing:
         task.request.chain = None
 
 
-def _hand_on(task: Any, ids: Sequence[UUID]) -> None:
+def _dispatch_next(task: Any, ids: Sequence[UUID]) -> None:
     about = task.request.get("kwargsrepr") or ""
-    messages.send(Message(task="pipeline.next", ids=tuple(str(id_) for id_ in ids), about=about))
+    messages.dispatch(DispatchMessage(task="pipeline.next", run_ids=tuple(str(id_) for id_ in ids), description=about))
 
 
 def _uuids(ids: Sequence[str]) -> list[UUID]:

@@ -10,18 +10,18 @@ from pipeline.background.scheduler import Scheduler
 from pipeline.background.sweeps import Sweeps, periods
 from pipeline.config import Settings
 from pipeline.domain.values import Limits
-from pipeline.store.database import LOCK_WAIT, Database
+from pipeline.store.database import LOCK_TIMEOUT, Database
 from pipeline.tasks import messages
 from pipeline.worker.leases import Leases
 from pipeline.worker.runner import Runner
-from pipeline.worker.settings import RuntimePolicy
+from pipeline.worker.settings import WorkerPolicy
 from pipeline.workflows.registry import Registry
 
 _random = secrets.SystemRandom()
 
 
 @dataclass
-class Host:
+class WorkerProcess:
     """Settings, pool, registry, runner and scheduler of one process."""
 
     settings: Settings
@@ -30,8 +30,10 @@ class Host:
     @cached_property
     def db(self) -> Database:
         settings = self.settings
-        wait = min(LOCK_WAIT, settings.lease / 4)  # a write that waits for a lock must not cost its runs their leases
-        return Database.connect(settings.database_url, pool_size=settings.pool_size, lock_wait=wait)
+        wait = min(
+            LOCK_TIMEOUT, settings.lease / 4
+        )  # a write that waits for a lock must not cost its runs their leases
+        return Database.connect(settings.database_url, pool_size=settings.pool_size, lock_timeout=wait)
 
     @cached_property
     def registry(self) -> Registry:
@@ -42,9 +44,9 @@ class Host:
         return Leases(self.db, lease=self.settings.lease, every=self.settings.heartbeat)
 
     @cached_property
-    def policy(self) -> RuntimePolicy:
+    def policy(self) -> WorkerPolicy:
         settings = self.settings
-        return RuntimePolicy(
+        return WorkerPolicy(
             lease=settings.lease,
             step_limit=settings.step_time_limit,
             cohort_budget=min(settings.prepare_time_limit, settings.next_time_limit) / 2,
@@ -63,8 +65,10 @@ class Host:
 
     @cached_property
     def scheduler(self) -> Scheduler:
-        settings, speeds = self.settings, self.runner.speeds
-        return Scheduler(self.db, messages.send, lease=settings.lease, most=settings.cohort, per_run=speeds.per_run)
+        settings, speeds = self.settings, self.runner.durations
+        return Scheduler(
+            self.db, messages.dispatch, lease=settings.lease, max_cohort_size=settings.cohort, per_run=speeds.per_run
+        )
 
     @cached_property
     def notifier(self) -> Notifier:
@@ -79,21 +83,21 @@ class Host:
             db=self.db,
             registry=self.registry,
             scheduler=self.scheduler,
-            chance=_random.random,
-            silence=self.settings.silence,
-            reconcile_one=messages.reconcile_one,
+            jitter=_random.random,
+            redispatch_after=self.settings.silence,
+            dispatch_reconcile=messages.dispatch_reconcile,
             notifier=self.notifier,
             periods=periods(self.settings.tick),
         )
 
 
-_hosts: dict[int, Host] = {}
+_processes: dict[int, WorkerProcess] = {}
 
 
-def host() -> Host:
+def current_process() -> WorkerProcess:
     """The host of this process; a forked child gets one of its own."""
     pid = os.getpid()
-    if pid not in _hosts:
-        _hosts.clear()
-        _hosts[pid] = Host(settings=Settings.load(os.environ), pid=pid)
-    return _hosts[pid]
+    if pid not in _processes:
+        _processes.clear()
+        _processes[pid] = WorkerProcess(settings=Settings.load(os.environ), pid=pid)
+    return _processes[pid]

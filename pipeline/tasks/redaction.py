@@ -10,23 +10,23 @@ from typing import Any
 from celery.worker.request import Request
 
 
-def counted(workflow: object, events: object) -> str:
+def publish_summary(workflow: object, events: object) -> str:
     """A publish in a few words: how many events, and for which workflow."""
     count = len(events) if isinstance(events, Sized) else 0
     return f"{count} event{'' if count == 1 else 's'} for {str(workflow)[:100]}"
 
 
-def options(workflow: object, events: object) -> dict[str, str]:
+def publish_repr(workflow: object, events: object) -> dict[str, str]:
     """How a publish is described in its own message."""
-    return {"argsrepr": "()", "kwargsrepr": counted(workflow, events)}
+    return {"argsrepr": "()", "kwargsrepr": publish_summary(workflow, events)}
 
 
-class Counted(Request):  # type: ignore[misc]  # celery ships no types
+class RedactedRequest(Request):  # type: ignore[misc]  # celery ships no types
     """A received publish, of which only counts are told."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         given = dict(zip(("workflow", "events"), self._args or (), strict=False)) | (self._kwargs or {})
-        said = options(given.get("workflow"), given.get("events"))
+        said = publish_repr(given.get("workflow"), given.get("events"))
         self._argsrepr, self._kwargsrepr = said["argsrepr"], said["kwargsrepr"]
         self._request_dict.update(said)

@@ -14,9 +14,9 @@ from opentelemetry.trace import Status, StatusCode
 from pipeline.telemetry.tracing import export
 
 
-def begin(endpoint: str, *, forks: bool = False) -> None:
+def start_tracing(endpoint: str, *, forks: bool = False) -> None:
     """Trace this process. One that forks its workers traces only what it does itself."""
-    provider = export.begin(endpoint, process_wide=not forks)
+    provider = export.start(endpoint, process_wide=not forks)
     if provider is None or forks:
         return
     from opentelemetry.instrumentation.celery import CeleryInstrumentor
@@ -27,15 +27,15 @@ def begin(endpoint: str, *, forks: bool = False) -> None:
     instrumentor.instrument(tracer_provider=provider, use_span_links=True)
     signals.task_failure.disconnect(instrumentor._trace_failure)
     signals.task_retry.disconnect(instrumentor._trace_retry)
-    signals.task_failure.connect(_failed)
+    signals.task_failure.connect(_mark_failed)
 
 
-def end() -> None:
+def stop_tracing() -> None:
     """Let the last spans of this process out."""
-    export.end()
+    export.stop()
 
 
-def _failed(exception: BaseException | None = None, **_: Any) -> None:
+def _mark_failed(exception: BaseException | None = None, **_: Any) -> None:
     """Say on the span of a task of which kind its error was."""
     words = type(exception).__qualname__
     span = trace.get_current_span()

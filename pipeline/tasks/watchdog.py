@@ -15,122 +15,126 @@ from celery.worker import state
 from kombu.exceptions import ChannelError
 
 from pipeline.celery import app
-from pipeline.config import EXIT_AGAIN
+from pipeline.config import EXIT_RESTART
 from pipeline.store.reads import work
 from pipeline.tasks import messages
-from pipeline.tasks.process import Host
+from pipeline.tasks.process import WorkerProcess
 from pipeline.worker import liveness
 from pipeline.worker.runner import process_name
 
 log = logging.getLogger(__name__)
 
-_LAST_WORDS = 10.0  #: seconds between asking the worker to stop and ending its process
+_STOP_GRACE_SECONDS = 10.0  #: seconds between asking the worker to stop and ending its process
 
 
-class Stall:
+class StallDetector:
     """Decides whether a worker has stopped consuming: idle for too long although messages wait for it."""
 
     def __init__(self, patience: timedelta) -> None:
-        self.patience = patience.total_seconds()
+        self.timeout = patience.total_seconds()
         self._since: float | None = None
         self._taken = -1
 
-    def seen(self, *, taken: int, busy: bool, waiting: bool, now: float) -> bool:
+    def observe(self, *, taken: int, is_busy: bool, has_waiting: bool, now: float) -> bool:
         """Take note of a moment: messages taken so far, whether some are being worked on, whether others wait."""
-        idle = waiting and not busy and taken == self._taken
+        idle = has_waiting and not is_busy and taken == self._taken
         self._taken = taken
         if not idle:
             self._since = None
             return False
         if self._since is None:
             self._since = now
-        return now - self._since >= self.patience
+        return now - self._since >= self.timeout
 
 
-class Guardian:
+class Watchdog:
     """Looks every second, and at what costs a query every fifth."""
 
-    def __init__(self, here: Host, pool: Any, every: float = 1.0) -> None:
-        self.here, self.pool, self.every = here, pool, every
-        self.stall = Stall(here.settings.stall)
+    def __init__(self, here: WorkerProcess, pool: Any, every: float = 1.0) -> None:
+        self.process, self.pool, self.every = here, pool, every
+        self.stall = StallDetector(here.settings.stall)
         self._children = self._pids()
-        self._turn = 0
-        self._born = time.monotonic()
+        self._round = 0
+        self._started_at = time.monotonic()
         self._stop = threading.Event()
 
     def run(self) -> None:
         while not self._stop.wait(self.every):
-            self._turn += 1
-            duties = (self.see_children, self.stand_in, self.see_stall) if self._turn % 5 == 0 else (self.see_children,)
+            self._round += 1
+            duties = (
+                (self.recover_dead_children, self.dispatch_late_sweeps, self.exit_if_stalled)
+                if self._round % 5 == 0
+                else (self.recover_dead_children,)
+            )
             for duty in duties:
                 try:
                     duty()
                 except Exception:
                     log.exception("the guardian failed to %s and goes on", duty.__name__)
 
-    def see_children(self) -> None:
+    def recover_dead_children(self) -> None:
         """Recover at once what a child held that is gone."""
         now = self._pids()
         for pid in self._children - now:
-            self.here.sweeps.forsake(process_name(pid))
+            self.process.sweeps.recover_process(process_name(pid))
         self._children = now
 
-    def stand_in(self) -> None:
+    def dispatch_late_sweeps(self) -> None:
         """Ring for sweeps that beat has not rung for; the slot keeps several stand-ins from doing it twice."""
-        lives = timedelta(seconds=time.monotonic() - self._born)
-        with self.here.db.transaction() as tx:
-            idle = work.late_sweeps(tx, self.here.sweeps.periods)
-            late = work.late_sweeps(tx, self.here.sweeps.periods, since=lives)
+        lives = timedelta(seconds=time.monotonic() - self._started_at)
+        with self.process.db.transaction() as tx:
+            idle = work.overdue_sweeps(tx, self.process.sweeps.periods)
+            late = work.overdue_sweeps(tx, self.process.sweeps.periods, since=lives)
         if late:
             log.warning("beat is late with %s: standing in for it; is it running?", ", ".join(late))
         for name in idle:  # one that never ran is rung for at once, and beat blamed for it only later
-            messages.sweep(name)
+            messages.dispatch_sweep(name)
 
-    def see_stall(self) -> None:
+    def exit_if_stalled(self) -> None:
         """End this worker if it takes no messages although some wait for it."""
         stops = state.should_stop is not None or state.should_terminate is not None
-        stalled = self.stall.seen(
+        stalled = self.stall.observe(
             taken=sum(state.total_count.values()),
-            busy=bool(stops or state.active_requests or state.reserved_requests),
-            waiting=_waiting(),
+            is_busy=bool(stops or state.active_requests or state.reserved_requests),
+            has_waiting=_has_waiting_messages(),
             now=time.monotonic(),
         )
         if stalled:
-            self._end()
+            self._exit()
 
-    def _end(self) -> None:
+    def _exit(self) -> None:
         log.critical(
             "this worker has taken no message for %g s although some wait for it: its connection to the broker is "
             "dead without knowing it. It ends with exit code %d; nothing is lost, let its supervisor start it again",
-            self.stall.patience,
-            EXIT_AGAIN,
+            self.stall.timeout,
+            EXIT_RESTART,
         )
-        state.should_stop = EXIT_AGAIN
-        self._stop.wait(_LAST_WORDS)
-        os._exit(EXIT_AGAIN)  # the thread that should have stopped is the one that is stuck
+        state.should_stop = EXIT_RESTART
+        self._stop.wait(_STOP_GRACE_SECONDS)
+        os._exit(EXIT_RESTART)  # the thread that should have stopped is the one that is stuck
 
     def _pids(self) -> set[int]:
         processes = getattr(getattr(self.pool, "_pool", None), "_pool", None) or ()
         return {process.pid for process in processes if getattr(process, "pid", None)}
 
 
-def start(here: Host, pool: Any) -> None:
+def start_watchdog(process: WorkerProcess, pool: Any) -> None:
     """Watch over this worker until its process ends. Its signs of life wait for no server, so they are given apart."""
-    threading.Thread(target=Guardian(here, pool).run, name="pipeline-guardian", daemon=True).start()
-    if here.settings.alive_file is not None:
-        threading.Thread(target=liveness.keep_giving, args=(here.settings.alive_file,), daemon=True).start()
+    threading.Thread(target=Watchdog(process, pool).run, name="pipeline-guardian", daemon=True).start()
+    if process.settings.alive_file is not None:
+        threading.Thread(target=liveness.touch_forever, args=(process.settings.alive_file,), daemon=True).start()
 
 
-def _waiting() -> bool:
+def _has_waiting_messages() -> bool:
     """Whether a queue that this worker consumes holds messages nobody has taken; not while the broker is away."""
     with app.connection_for_read(connect_timeout=2) as connection:
         try:
-            return any(_size(connection, queue) for queue in list(app.amqp.queues.consume_from))
+            return any(_queue_depth(connection, queue) for queue in list(app.amqp.queues.consume_from))
         except connection.connection_errors:
             return False
 
 
-def _size(connection: Any, queue: str) -> int:
+def _queue_depth(connection: Any, queue: str) -> int:
     with connection.channel() as channel:
         try:
             return int(channel.queue_declare(queue=queue, passive=True).message_count)

@@ -9,65 +9,65 @@ from uuid import UUID
 from pipeline.telemetry import metrics
 
 
-class Cohort:
+class PhaseTimer:
     """Runs that were claimed together, each until what it did is recorded."""
 
     def __init__(self, phase: str, runs: Sequence[Any]) -> None:
-        self.phase, self.begun = phase, time.monotonic()
-        self.open: dict[UUID, str] = {run.id: run.workflow for run in runs}
-        self._token = _COHORT.set(self)
+        self.phase, self.started_at = phase, time.monotonic()
+        self.running: dict[UUID, str] = {run.id: run.workflow for run in runs}
+        self._token = _TIMER.set(self)
 
-    def over(self, run_ids: Iterable[UUID], result: str) -> None:
+    def finish(self, run_ids: Iterable[UUID], result: str) -> None:
         """The phase is over for these runs. One that was given back, or is another's by now, is not counted."""
-        seconds = time.monotonic() - self.begun
+        seconds = time.monotonic() - self.started_at
         for run_id in run_ids:
-            workflow = self.open.pop(run_id, None)
+            workflow = self.running.pop(run_id, None)
             if workflow is not None:
                 labels = {"workflow": workflow, "phase": self.phase, "result": result}
-                metrics.note("pipeline.phase.duration", labels, seconds)
+                metrics.record("pipeline.phase.duration", labels, seconds)
 
     def close(self) -> None:
         """The phase is over for all of them."""
-        _COHORT.reset(self._token)
+        _TIMER.reset(self._token)
 
 
-class _Nobody:
+class _NoTimer:
     """In the place of a cohort when nobody counts."""
 
     def close(self) -> None:
         return
 
 
-_NOBODY = _Nobody()
-_COHORT: ContextVar[Cohort | None] = ContextVar("pipeline_counted_cohort", default=None)
+_NO_TIMER = _NoTimer()
+_TIMER: ContextVar[PhaseTimer | None] = ContextVar("pipeline_counted_cohort", default=None)
 
 
-def watch(phase: str, claimed: Sequence[Any], *, ignored: int) -> Cohort | _Nobody:
+def start_phase(phase: str, claimed: Sequence[Any], *, ignored: int) -> PhaseTimer | _NoTimer:
     """Count what a message claimed, and begin to time the phase. To be closed when it is over."""
     if not metrics.is_on():
-        return _NOBODY
+        return _NO_TIMER
     if ignored:
-        metrics.note("pipeline.deliveries.ignored", {"task": f"pipeline.{phase}"}, ignored)
+        metrics.record("pipeline.deliveries.ignored", {"task": f"pipeline.{phase}"}, ignored)
     if not claimed:
-        return _NOBODY
-    metrics.note("pipeline.cohort.size", {"phase": phase}, len(claimed))
-    return Cohort(phase, claimed)
+        return _NO_TIMER
+    metrics.record("pipeline.cohort.size", {"phase": phase}, len(claimed))
+    return PhaseTimer(phase, claimed)
 
 
-def done(run_ids: Iterable[UUID]) -> None:
+def record_done(run_ids: Iterable[UUID]) -> None:
     """What the phase did for these runs is recorded."""
-    cohort = _COHORT.get()
+    cohort = _TIMER.get()
     if cohort is not None:
-        cohort.over(run_ids, "done")
+        cohort.finish(run_ids, "done")
 
 
-def failed(run_ids: Iterable[UUID]) -> None:
+def record_failed(run_ids: Iterable[UUID]) -> None:
     """These runs were stopped in the phase."""
-    cohort = _COHORT.get()
+    cohort = _TIMER.get()
     if cohort is not None:
-        cohort.over(run_ids, "failed")
+        cohort.finish(run_ids, "failed")
 
 
-def is_counted() -> bool:
+def is_timed() -> bool:
     """Whether the phase that runs here is timed."""
-    return _COHORT.get() is not None
+    return _TIMER.get() is not None

@@ -15,36 +15,36 @@ from uuid import UUID
 
 from opentelemetry import trace
 
-MOST_FIELDS, LONGEST_FIELD = 24, 200
-LONGEST_MESSAGE, LONGEST_STACK = 4_000, 16_000
+MAX_FIELDS, MAX_FIELD_LENGTH = 24, 200
+MAX_MESSAGE_LENGTH, MAX_STACK_LENGTH = 4_000, 16_000
 #: Celery shows the arguments of tasks there, at a level that is for its own developers.
-QUIET = ("celery.pool", "celery.worker.strategy")
+QUIET_LOGGERS = ("celery.pool", "celery.worker.strategy")
 
-_LINES = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_LINE_BREAKS = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 #: What every record has; the rest was put beside it by whoever wrote the line.
-_USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
+_STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 
 
-def dress(handlers: list[logging.Handler], form: str) -> None:
+def set_format(handlers: list[logging.Handler], form: str) -> None:
     """Let these handlers write in this form: ``json``, or ``pretty`` as they did, with the trace added."""
     for handler in handlers:
         if form == "json":
-            handler.setFormatter(Json())
-        elif not isinstance(handler.formatter, Pretty):
-            handler.setFormatter(Pretty(handler.formatter or logging.Formatter()))
+            handler.setFormatter(JsonFormatter())
+        elif not isinstance(handler.formatter, PrettyFormatter):
+            handler.setFormatter(PrettyFormatter(handler.formatter or logging.Formatter()))
 
 
-def level(name: str | None) -> None:
+def set_level(name: str | None) -> None:
     """Say our own lines from this level on, whatever level the others have; None leaves it to them."""
     if name is not None:
         logging.getLogger("pipeline").setLevel(name.upper())
-    for quiet in map(logging.getLogger, QUIET):
+    for quiet in map(logging.getLogger, QUIET_LOGGERS):
         if quiet.getEffectiveLevel() < logging.INFO:
             quiet.setLevel(logging.INFO)
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """A record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -53,34 +53,34 @@ class Json(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _cut(record.getMessage(), LONGEST_MESSAGE),
+            "message": _shorten(record.getMessage(), MAX_MESSAGE_LENGTH),
             "process": record.process,
         }
-        line |= _traced(record)
-        for name, value in _beside(record):
+        line |= _trace_fields(record)
+        for name, value in _extra_fields(record):
             line.setdefault(name, value)
         if record.exc_info and record.exc_info[0] is not None:
             line["error_type"] = record.exc_info[0].__qualname__
-            line["stack"] = _cut(self.formatException(record.exc_info)[-LONGEST_STACK:], LONGEST_STACK)
+            line["stack"] = _shorten(self.formatException(record.exc_info)[-MAX_STACK_LENGTH:], MAX_STACK_LENGTH)
         return json.dumps(line, default=str)  # in ASCII: nothing in it ends a line
 
 
-class Pretty(logging.Formatter):
+class PrettyFormatter(logging.Formatter):
     """Lines as somebody else forms them, with the trace at the end of the first when there is one."""
 
     def __init__(self, usual: logging.Formatter) -> None:
         super().__init__()
-        self.usual = usual
+        self.inner = usual
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, and what follows it."""
-        first, *rest = _LINES.split(self.usual.format(record))
-        traced = _traced(record)
+        first, *rest = _LINE_BREAKS.split(self.inner.format(record))
+        traced = _trace_fields(record)
         name = f" trace_id={traced['trace_id']}" if traced else ""
         return "\n".join([first + name, *(f"    {line}" for line in rest)])  # no text can pass for a line of its own
 
 
-def _traced(record: logging.LogRecord) -> Mapping[str, str]:
+def _trace_fields(record: logging.LogRecord) -> Mapping[str, str]:
     """The trace the line itself names, else the one it was written in."""
     if hasattr(record, "trace_id"):
         return {"trace_id": str(record.trace_id), "span_id": str(getattr(record, "span_id", ""))}
@@ -88,16 +88,16 @@ def _traced(record: logging.LogRecord) -> Mapping[str, str]:
     return {"trace_id": f"{of.trace_id:032x}", "span_id": f"{of.span_id:016x}"} if of.is_valid else {}
 
 
-def _beside(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
+def _extra_fields(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
     """Fields beside the message: as many as fit, and only what is one short value."""
     found = 0
     for name, value in vars(record).items():
-        if name in _USUAL or not isinstance(value, str | int | float | UUID | datetime | None):
+        if name in _STANDARD_ATTRIBUTES or not isinstance(value, str | int | float | UUID | datetime | None):
             continue
         found += 1
-        if found > MOST_FIELDS:
+        if found > MAX_FIELDS:
             return
-        yield name, value if _is_plain(value) else _cut(str(value), LONGEST_FIELD)
+        yield name, value if _is_plain(value) else _shorten(str(value), MAX_FIELD_LENGTH)
 
 
 def _is_plain(value: object) -> bool:
@@ -105,6 +105,6 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _cut(text: str, longest: int) -> str:
+def _shorten(text: str, longest: int) -> str:
     whole = text.encode("utf-8", "replace").decode()  # half a character is none
     return whole if len(whole) <= longest else f"{whole[: longest - 1]}…"

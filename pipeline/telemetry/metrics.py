@@ -18,10 +18,28 @@ SCOPE = "pipeline"
 COUNTER, HISTOGRAM, GAUGE, UP_DOWN = "counter", "histogram", "gauge", "up-down counter"
 
 #: Seconds of a call, a phase, a sweep: their limits are minutes.
-QUICK = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+SHORT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 #: Seconds of what may wait for a rate limit, a person or the next morning.
-PATIENT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
-SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+LONG_BUCKETS = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    900.0,
+    3600.0,
+    14400.0,
+    86400.0,
+)
+SIZE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 
 class Metric(NamedTuple):
@@ -31,7 +49,7 @@ class Metric(NamedTuple):
     kind: str
     unit: str  #: as OpenTelemetry writes it: ``s``, or what is counted in braces
     labels: tuple[str, ...]
-    words: str
+    description: str
     bounds: tuple[float, ...] = ()  #: of a histogram's buckets
 
     @property
@@ -71,7 +89,7 @@ _COUNTED = (
         "s",
         ("workflow", "handler"),
         "from the publish of a run's oldest input to its commit",
-        PATIENT,
+        LONG_BUCKETS,
     ),
     Metric(
         "pipeline.phase.duration",
@@ -79,9 +97,9 @@ _COUNTED = (
         "s",
         ("workflow", "phase", "result"),
         "a phase of one run, from its claim until what it did is recorded; `done` or `failed`",
-        QUICK,
+        SHORT_BUCKETS,
     ),
-    Metric("pipeline.cohort.size", HISTOGRAM, "{run}", ("phase",), "runs that one message claimed", SIZES),
+    Metric("pipeline.cohort.size", HISTOGRAM, "{run}", ("phase",), "runs that one message claimed", SIZE_BUCKETS),
     Metric(
         "pipeline.deliveries.ignored",
         COUNTER,
@@ -96,7 +114,7 @@ _COUNTED = (
         "s",
         (*_EFFECT, "outcome"),
         "one call of a mutation: `applied`, `failed`, `again` (it will be attempted again) or `unknown`",
-        QUICK,
+        SHORT_BUCKETS,
     ),
     Metric(
         "pipeline.reconcile.looks",
@@ -111,7 +129,7 @@ _COUNTED = (
         "s",
         (*_EFFECT, "verdict"),
         "from the first doubt about a mutation until it was settled: `applied`, `failed` or `skipped`",
-        (*PATIENT, 604_800.0),
+        (*LONG_BUCKETS, 604_800.0),
     ),
     Metric(
         "pipeline.publish.refused",
@@ -120,7 +138,7 @@ _COUNTED = (
         ("kind",),
         "messages that no worker could work on, moved to `pipeline.refused` for a person, by why",
     ),
-    Metric("pipeline.sweep.duration", HISTOGRAM, "s", ("sweep",), "one pass of a sweep", QUICK),
+    Metric("pipeline.sweep.duration", HISTOGRAM, "s", ("sweep",), "one pass of a sweep", SHORT_BUCKETS),
 )
 
 _ENGINE = (
@@ -131,7 +149,7 @@ _ENGINE = (
         "s",
         (*_TASK, "status"),
         "from start of work to end of an item",
-        QUICK,
+        SHORT_BUCKETS,
     ),
     Metric("pipeline.engine.in_flight", UP_DOWN, "{item}", _TASK, "items being worked on"),
     Metric(
@@ -142,14 +160,14 @@ _ENGINE = (
         "attempts, by how they ended",
     ),
     Metric("pipeline.engine.retries", COUNTER, "{attempt}", (*_TASK, "step"), "attempts after the first"),
-    Metric("pipeline.engine.step.duration", HISTOGRAM, "s", (*_TASK, "step"), "one attempt of a step", QUICK),
+    Metric("pipeline.engine.step.duration", HISTOGRAM, "s", (*_TASK, "step"), "one attempt of a step", SHORT_BUCKETS),
     Metric(
         "pipeline.engine.backoff",
         HISTOGRAM,
         "s",
         (*_TASK, "step"),
         "pauses; `empty` is the rest after an empty fetch",
-        QUICK,
+        SHORT_BUCKETS,
     ),
     Metric(
         "pipeline.engine.timeouts",
@@ -158,7 +176,7 @@ _ENGINE = (
         (*_TASK, "scope"),
         "times that were up: step, transaction or loop",
     ),
-    Metric("pipeline.engine.batch.size", HISTOGRAM, "{item}", _TASK, "items in one fetch", SIZES),
+    Metric("pipeline.engine.batch.size", HISTOGRAM, "{item}", _TASK, "items in one fetch", SIZE_BUCKETS),
     Metric("pipeline.engine.oversize_batches", COUNTER, "{batch}", _TASK, "fetches that gave more than was asked for"),
     Metric(
         "pipeline.engine.deferred", COUNTER, "{item}", _TASK, "items that waited because their id was being worked on"
@@ -170,7 +188,7 @@ _QUEUE = (
     Metric("pipeline.queue.messages_read", COUNTER, "{entry}", _STREAM, "entries delivered by reads"),
     Metric("pipeline.queue.acks", COUNTER, "{entry}", _STREAM, "entries acknowledged"),
     Metric("pipeline.queue.messages_claimed", COUNTER, "{entry}", _STREAM, "stale entries taken over"),
-    Metric("pipeline.queue.read_latency", HISTOGRAM, "s", _STREAM, "time of reads that found something", QUICK),
+    Metric("pipeline.queue.read_latency", HISTOGRAM, "s", _STREAM, "time of reads that found something", SHORT_BUCKETS),
     Metric("pipeline.queue.lag", GAUGE, "{entry}", _GROUP, "entries of the stream that the group has not been given"),
     Metric("pipeline.queue.pending", GAUGE, "{entry}", _GROUP, "entries that were read and not acknowledged"),
 )
@@ -218,27 +236,27 @@ METRICS: Mapping[str, Metric] = {each.name: each for each in (*_COUNTED, *_GAUGE
 #: A line about several things at once counts as many.
 _AMOUNTS = {"event.published": "events"}
 
-_own: Any = None  #: the provider that ``meters`` made; else the one of the process counts
-_made: tuple[Any, Mapping[str, Any]] | None = None
+_provider: Any = None  #: the provider that ``meters`` made; else the one of the process counts
+_cached_instruments: tuple[Any, Mapping[str, Any]] | None = None
 
 
-def use(provider: Any) -> None:
+def use_provider(provider: Any) -> None:
     """Count with this provider; None: with that of the process, if somebody sets one up."""
-    global _own
-    _own = provider
+    global _provider
+    _provider = provider
 
 
 def is_on() -> bool:
     """Whether anybody counts."""
-    return _own is not None or is_heard(api.get_meter_provider())
+    return _provider is not None or is_configured(api.get_meter_provider())
 
 
-def is_heard(provider: object) -> bool:
+def is_configured(provider: object) -> bool:
     """Whether somebody set up a provider: those of the bare API belong to nobody."""
     return not type(provider).__module__.startswith("opentelemetry.metrics")
 
 
-def note(name: str, labels: Mapping[str, str], value: float = 1) -> None:
+def record(name: str, labels: Mapping[str, str], value: float = 1) -> None:
     """Add to a counter, or record a value of a histogram. A meter that fails undoes nothing of what it counts."""
     tell = _instruments()[name]
     try:
@@ -247,14 +265,14 @@ def note(name: str, labels: Mapping[str, str], value: float = 1) -> None:
         log.debug("%s was not counted", name, exc_info=True)
 
 
-def transitions(lines: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+def count_transitions(lines: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     """Count what has become true: the lines of one transaction, those of one kind at once."""
     counts: Counter[tuple[str, str]] = Counter()
     for name, fields in lines:
         amount = fields[_AMOUNTS[name]] if name in _AMOUNTS else 1
         counts[name, str(fields.get("workflow") or "")] += amount
     for (name, workflow), amount in counts.items():
-        note("pipeline.transitions", {"transition": name, "workflow": workflow}, amount)
+        record("pipeline.transitions", {"transition": name, "workflow": workflow}, amount)
 
 
 def instruments(meter: api.Meter, of: Sequence[Metric]) -> dict[str, Any]:
@@ -262,26 +280,26 @@ def instruments(meter: api.Meter, of: Sequence[Metric]) -> dict[str, Any]:
     return {each.name: _instrument(meter, each) for each in of if each.kind != GAUGE}
 
 
-def named(prefix: str) -> list[Metric]:
+def metrics_with_prefix(prefix: str) -> list[Metric]:
     """The metrics whose names begin like this."""
     return [each for each in METRICS.values() if each.name.startswith(prefix)]
 
 
 def _instruments() -> Mapping[str, Any]:
     """How each metric is told, at the provider that counts now."""
-    global _made
-    provider = _own if _own is not None else api.get_meter_provider()
-    if _made is None or _made[0] is not provider:
+    global _cached_instruments
+    provider = _provider if _provider is not None else api.get_meter_provider()
+    if _cached_instruments is None or _cached_instruments[0] is not provider:
         made = instruments(provider.get_meter(SCOPE), _COUNTED)
         tell = {
             each.name: made[each.name].record if each.kind == HISTOGRAM else made[each.name].add for each in _COUNTED
         }
-        _made = provider, tell
-    return _made[1]
+        _cached_instruments = provider, tell
+    return _cached_instruments[1]
 
 
 def _instrument(meter: api.Meter, of: Metric) -> Any:
-    about = {"unit": of.unit, "description": of.words}
+    about = {"unit": of.unit, "description": of.description}
     if of.kind == HISTOGRAM:
         return meter.create_histogram(of.name, explicit_bucket_boundaries_advisory=of.bounds, **about)
     make = meter.create_up_down_counter if of.kind == UP_DOWN else meter.create_counter

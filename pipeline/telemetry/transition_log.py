@@ -53,7 +53,7 @@ TRANSITIONS: Mapping[str, str] = {
 
 
 #: Said as warnings: from here on something stands still until a person acts.
-NEEDS_A_PERSON = frozenset(
+NEEDS_OPERATOR = frozenset(
     {
         "mutation.escalated",
         "mutation.surfaced",
@@ -65,18 +65,18 @@ NEEDS_A_PERSON = frozenset(
 )
 
 
-def check(name: str) -> None:
+def check_name(name: str) -> None:
     """Refuse a name that is not in the table: a bug, to be found before anything is written."""
     if name not in TRANSITIONS:
         raise LookupError(f"{name!r} is not a transition; add it to pipeline.telemetry.transition_log.TRANSITIONS")
 
 
-def say(name: str, fields: Mapping[str, Any]) -> None:
+def write(name: str, fields: Mapping[str, Any]) -> None:
     """Write one transition to the log."""
-    check(name)
-    if logger.isEnabledFor(logging.INFO) or name in NEEDS_A_PERSON:
+    check_name(name)
+    if logger.isEnabledFor(logging.INFO) or name in NEEDS_OPERATOR:
         shown = "".join(f" {field}={value}" for field, value in fields.items())
-        of = context.of_known(fields.get("run_id"))
+        of = context.bound_run(fields.get("run_id"))
         traced = {} if of is None else {"trace_id": f"{of.trace_id:032x}", "span_id": f"{of.span_id:016x}"}
-        level = logging.WARNING if name in NEEDS_A_PERSON else logging.INFO
+        level = logging.WARNING if name in NEEDS_OPERATOR else logging.INFO
         logger.log(level, "%s%s", name, shown, extra={"transition": name, **fields, **traced})

@@ -19,18 +19,18 @@ def assert_deliveries(run: Inline, topic: Topic, *statuses: str, by: str | None 
     assert found, f"topic {topic.name!r} has no event for {by or 'any consumer'}"
     expected = list(statuses) if len(statuses) > 1 else [*statuses] * len(found)
     actual = [row.status for row in found]
-    assert actual == expected, f"events of {topic.name!r} are {actual}, expected {expected}\n{story(run)}"
+    assert actual == expected, f"events of {topic.name!r} are {actual}, expected {expected}\n{describe_state(run)}"
 
 
 def assert_runs(run: Inline, *statuses: str, handler: str | None = None) -> Sequence[Row[tuple[object, ...]]]:
     """The runs ended like this, oldest first. Returns them."""
     found = [row for row in run.runs() if handler in (None, row.handler)]
     actual = [row.status for row in found]
-    assert actual == list(statuses), f"runs are {actual}, expected {list(statuses)}\n{story(run)}"
+    assert actual == list(statuses), f"runs are {actual}, expected {list(statuses)}\n{describe_state(run)}"
     return found
 
 
-def story(run: Inline) -> str:
+def describe_state(run: Inline) -> str:
     """Runs and ledger in words, one line each."""
     lines = [
         f"run {row.id} of {row.handler}: {row.phase}, {row.status}{': ' + row.error if row.error else ''}"

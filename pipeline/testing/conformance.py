@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from pipeline.connectors import event_loop
-from pipeline.connectors.error_table import Outcome, Reading
+from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
 from pipeline.connectors.sdk import Applied, Call, Connector, Grade, NotFound, Operation, Verdict
 from pipeline.domain.errors import InvalidInputError
 from pipeline.testing.fault_proxy import Fault, FaultyProxy
@@ -44,7 +44,7 @@ class Case(StrEnum):
 
 
 CASES = tuple(Case)
-Standing = Literal["pass", "fail", "not applicable"]
+CaseStatus = Literal["pass", "fail", "not applicable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +60,15 @@ class Subject:
     params: Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
     effects: Callable[[str], int]
     proxy: FaultyProxy
-    http: bool = True
+    is_http: bool = True
     timeout: timedelta = timedelta(seconds=1)
     settle: timedelta | None = None  #: the operation's own unless given
     slack: float = 0.5  #: the share of the timeout by which a call may overrun it
-    parts: Collection[str] = ()  #: parts of a result that a reconcile must give back: ``id``, ``body.id``
+    result_parts: Collection[str] = ()  #: parts of a result that a reconcile must give back: ``id``, ``body.id``
     secrets: Collection[str] = ()  #: words that no error may hold, besides the connector's ``SecretStr`` attributes
 
     @property
-    def declared(self) -> Operation[Any]:
+    def declared_operation(self) -> Operation[Any]:
         """The operation as the connector declares it."""
         known = {name: each for name, each in type(self.connector).operations().items() if each.is_mutation}
         if self.operation not in known:
@@ -77,80 +77,82 @@ class Subject:
 
 
 @dataclass(slots=True, kw_only=True)
-class Finding:
+class CaseResult:
     """How one case went, in words."""
 
     case: Case
-    standing: Standing = "pass"
-    words: list[str] = field(default_factory=list)
-    keyed: bool = False  #: the key was seen to be honoured
-    told: bool = False  #: a reconcile found what is there
-    lied: bool = False  #: a reconcile said what is not so
+    status: CaseStatus = "pass"
+    notes: list[str] = field(default_factory=list)
+    is_key_honoured: bool = False  #: the key was seen to be honoured
+    has_found_effect: bool = False  #: a reconcile found what is there
+    has_lied: bool = False  #: a reconcile said what is not so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ConformanceReport:
     """What the cases have shown about one operation."""
 
     name: str
-    declared: Grade
-    findings: tuple[Finding, ...]
+    declared_grade: Grade
+    results: tuple[CaseResult, ...]
 
     @property
-    def measured(self) -> Grade:
+    def measured_grade(self) -> Grade:
         """The grade that was seen at work."""
-        keyed = any(finding.keyed for finding in self.findings)
-        if any(finding.told for finding in self.findings) and not any(finding.lied for finding in self.findings):
+        keyed = any(finding.is_key_honoured for finding in self.results)
+        if any(finding.has_found_effect for finding in self.results) and not any(
+            finding.has_lied for finding in self.results
+        ):
             return Grade.A if keyed else Grade.B
         return Grade.C if keyed else Grade.D
 
     def require(self, grade: Grade | None = None) -> None:
         """Fail with the whole table unless every case holds and the grade is at least this, and the declared one."""
-        wanted = min(grade or self.declared, self.declared)  # A is the best, and the first of the alphabet
-        if self.measured > wanted or any(finding.standing == "fail" for finding in self.findings):
+        wanted = min(grade or self.declared_grade, self.declared_grade)  # A is the best, and the first of the alphabet
+        if self.measured_grade > wanted or any(finding.status == "fail" for finding in self.results):
             raise AssertionError(f"expected grade {wanted} and no failure\n{self}")
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: declared {self.declared}, measured {self.measured}"]
-        for finding in self.findings:
-            first, *more = finding.words or [""]
-            lines.append(f"  {finding.case:<20} {finding.standing:<15} {first}".rstrip())
+        lines = [f"{self.name}: declared {self.declared_grade}, measured {self.measured_grade}"]
+        for finding in self.results:
+            first, *more = finding.notes or [""]
+            lines.append(f"  {finding.case:<20} {finding.status:<15} {first}".rstrip())
             lines += [f"{'':<39}{words}" for words in more]
         return "\n".join(lines)
 
 
-def conformance(subject: Subject, cases: Collection[Case] = CASES) -> Report:
+def conformance(subject: Subject, cases: Collection[Case] = CASES) -> ConformanceReport:
     """Try the cases, one after the other, and measure the grade."""
-    findings = tuple(examined(subject, case) for case in cases)
+    findings = tuple(run_case(subject, case) for case in cases)
     name = f"{subject.connector.name}.{subject.operation}"
-    return Report(name=name, declared=subject.declared.grade, findings=findings)
+    return ConformanceReport(name=name, declared_grade=subject.declared_operation.grade, results=findings)
 
 
-def check(subject: Subject, case: Case) -> Finding:
+def check(subject: Subject, case: Case) -> CaseResult:
     """Try one case, for a test per case; raises AssertionError that says what was wrong."""
-    finding = examined(subject, case)
-    if finding.standing == "fail":
-        raise AssertionError(f"{subject.connector.name}.{subject.operation}, {case}: {'; '.join(finding.words)}")
+    finding = run_case(subject, case)
+    if finding.status == "fail":
+        raise AssertionError(f"{subject.connector.name}.{subject.operation}, {case}: {'; '.join(finding.notes)}")
     return finding
 
 
-def examined(subject: Subject, case: Case) -> Finding:
+def run_case(subject: Subject, case: Case) -> CaseResult:
     """Try one case and say how it went."""
-    if case in _HTTP_ONLY and not subject.http:
-        return Finding(case=case, standing="not applicable", words=["only for HTTP"])
-    if case in _LOOKING and not subject.declared.can_reconcile:
-        return Finding(case=case, standing="not applicable", words=["nobody can be asked"])
-    subject.proxy.release()
-    trial = _Trial(subject, case)
+    if case in _HTTP_ONLY and not subject.is_http:
+        return CaseResult(case=case, status="not applicable", notes=["only for HTTP"])
+    if case in _RECONCILE_CASES and not subject.declared_operation.can_reconcile:
+        return CaseResult(case=case, status="not applicable", notes=["nobody can be asked"])
+    subject.proxy.restore()
+    trial = _CaseRun(subject, case)
     try:
-        _TRIALS[case](trial)
+        _CASE_FUNCTIONS[case](trial)
     finally:
-        subject.proxy.release()
-    return trial.finding
+        subject.proxy.restore()
+    return trial.result
 
 
 @dataclass(slots=True)
-class _Ended:
+class _CallEnd:
     """How a call ended. One without a time did not end, and was left behind."""
 
     value: Any = None
@@ -158,129 +160,131 @@ class _Ended:
     at: float | None = None
 
 
-class _Trial:
+class _CaseRun:
     """One case being tried, with what is noticed on the way."""
 
     def __init__(self, subject: Subject, case: Case) -> None:
-        self.subject, self.proxy, self.operation = subject, subject.proxy, subject.declared
-        self.finding = Finding(case=case)
+        self.subject, self.proxy, self.operation = subject, subject.proxy, subject.declared_operation
+        self.result = CaseResult(case=case)
         self.settle = self.operation.settle if subject.settle is None else subject.settle
         self.quiet_until = 0.0  #: before it, not finding something proves nothing
-        self.fresh()
+        self.renew_key()
 
-    def fresh(self) -> None:
+    def renew_key(self) -> None:
         """Go on with a key that nobody has seen."""
-        self.key = f"conformance:{self.finding.case}:{secrets.token_hex(6)}"
+        self.key = f"conformance:{self.result.case}:{secrets.token_hex(6)}"
 
     @property
-    def count(self) -> int:
+    def effect_count(self) -> int:
         """How often it really happened."""
         return self.subject.effects(self.key)
 
-    def wrong(self, words: str, *, lied: bool = False) -> None:
+    def fail(self, note: str, *, has_lied: bool = False) -> None:
         """Write down what was not as it was said to be, without credentials."""
-        self.finding.standing, self.finding.lied = "fail", self.finding.lied or lied
-        self.note(self.subject.connector.scrubbed(words))
+        self.result.status, self.result.has_lied = "fail", self.result.has_lied or has_lied
+        self.note(self.subject.connector.scrub(note))
 
-    def note(self, words: str) -> None:
+    def note(self, text: str) -> None:
         """Write down what is worth knowing, once."""
-        self.finding.words += [words] if words not in self.finding.words else []
+        self.result.notes += [text] if text not in self.result.notes else []
 
-    def send(self, ends_at: float | None = None) -> _Ended:
+    def send(self, ends_at: float | None = None) -> _CallEnd:
         """Call the mutation once. Checks what holds for every call, then lets late requests travel on."""
         call = Call(idempotency_key=self.key, ends_at=ends_at or Call.within("", self.subject.timeout).ends_at)
-        before = len(self.proxy.seen)
-        ended, margin = self._bounded(self.operation.function, call, "the call")
-        if self.proxy.waits:
-            self.wrong("no request met the fault: the connector must reach its server through the proxy")
-        self.proxy.release()
-        sent = [seen.at for seen in self.proxy.seen[before:] if seen.carries]
+        before = len(self.proxy.requests)
+        ended, margin = self._call_bounded(self.operation.function, call, "the call")
+        if self.proxy.pending_faults:
+            self.fail("no request met the fault: the connector must reach its server through the proxy")
+        self.proxy.restore()
+        sent = [seen.at for seen in self.proxy.requests[before:] if seen.has_effect]
         if len(sent) > 1:
-            self.wrong(f"one call sent {len(sent)} requests: it must not retry inside, the runtime does that")
+            self.fail(f"one call sent {len(sent)} requests: it must not retry inside, the runtime does that")
         if any(at > call.ends_at + (0 if ends_at else margin) for at in sent):
-            self.wrong("the call sent something after its deadline")
+            self.fail("the call sent something after its deadline")
         self.quiet_until = max(call.ends_at, ended.at or time.monotonic()) + self.settle.total_seconds()
         return ended
 
-    def look(self) -> Verdict | None:
+    def reconcile(self) -> Verdict | None:
         """Ask what became of it. None when nobody can be asked, or the asking failed: that says nothing."""
-        if self.operation.look is None:
+        if self.operation.reconcile_function is None:
             return None
-        is_there, counts = self.count > 0, time.monotonic() >= self.quiet_until
-        ended, _ = self._bounded(self.operation.look, Call.within(self.key, self.subject.timeout), "reconcile")
+        is_there, counts = self.effect_count > 0, time.monotonic() >= self.quiet_until
+        ended, _ = self._call_bounded(
+            self.operation.reconcile_function, Call.within(self.key, self.subject.timeout), "reconcile"
+        )
         if ended.at is None or ended.error is not None:
             return None
-        self.keeps_secrets(repr(ended.value), "a verdict")
+        self.check_secrets(repr(ended.value), "a verdict")
         match ended.value:
-            case Applied() if not self.count:
-                self.wrong("reconcile says Applied, and it is not there", lied=True)
+            case Applied() if not self.effect_count:
+                self.fail("reconcile says Applied, and it is not there", has_lied=True)
             case NotFound() if is_there and counts:
-                self.wrong("reconcile says NotFound although it is there and the settle window is over", lied=True)
+                self.fail("reconcile says NotFound although it is there and the settle window is over", has_lied=True)
             case other if not isinstance(other, Verdict):
-                self.wrong(f"reconcile returned {other!r}; expected Applied, NotFound or Retry", lied=True)
+                self.fail(f"reconcile returned {other!r}; expected Applied, NotFound or Retry", has_lied=True)
         return ended.value if isinstance(ended.value, Verdict) else None
 
-    def judge(self, ended: _Ended, expected: int) -> Reading | None:
+    def check_outcome(self, ended: _CallEnd, expected: int) -> ErrorReading | None:
         """Compare what was said with what is so, at once and when the settle window is over."""
         reading = self.reading(ended)
-        says_no = reading is not None and reading.outcome is not Outcome.UNKNOWN
-        first, verdict = self.count, self.look()
-        if says_no or not self.count or (self.operation.can_reconcile and not isinstance(verdict, Applied)):
-            self.settled()
-            self.look()
-        count = max(first, self.count)
+        says_no = reading is not None and reading.meaning is not ErrorMeaning.UNKNOWN
+        first, verdict = self.effect_count, self.reconcile()
+        if says_no or not self.effect_count or (self.operation.can_reconcile and not isinstance(verdict, Applied)):
+            self.wait_until_settled()
+            self.reconcile()
+        count = max(first, self.effect_count)
         if reading is None and count != 1:
-            self.wrong(f"it returned a result, which says that it happened once; it happened {count} times")
+            self.fail(f"it returned a result, which says that it happened once; it happened {count} times")
         elif reading is not None and says_no and count:
-            self.wrong(f"its error reads {reading.outcome.value!r}, which says that it did not happen; it did")
+            self.fail(f"its error reads {reading.meaning.value!r}, which says that it did not happen; it did")
         elif count > 1:
-            self.wrong(f"one call happened {count} times")
-        elif count != expected and self.finding.standing == "pass":
+            self.fail(f"one call happened {count} times")
+        elif count != expected and self.result.status == "pass":
             words = "the proxy's `carries` must pick the request that has the effect, and `effects` must count it"
-            self.wrong(f"not staged: it happened {count} times instead of {expected}; {words}")
+            self.fail(f"not staged: it happened {count} times instead of {expected}; {words}")
         return reading
 
-    def reading(self, ended: _Ended) -> Reading | None:
+    def reading(self, ended: _CallEnd) -> ErrorReading | None:
         """What the end of a call says; None says that it happened."""
         if ended.at is None:
-            return Reading(outcome=Outcome.UNKNOWN)
+            return ErrorReading(meaning=ErrorMeaning.UNKNOWN)
         return None if ended.error is None else self.operation.reading(ended.error)
 
-    def settled(self) -> None:
+    def wait_until_settled(self) -> None:
         """Wait until not finding something proves that it is not there, and late requests have arrived."""
         threading.Event().wait(max(0.0, self.quiet_until - time.monotonic()))
-        while any(seen.fault is Fault.COMMITS_LATE and not seen.is_over for seen in self.proxy.seen):
+        while any(seen.fault is Fault.COMMITS_LATE and not seen.is_over for seen in self.proxy.requests):
             threading.Event().wait(0.01)
 
-    def keeps_secrets(self, text: str, where: str) -> None:
+    def check_secrets(self, text: str, where: str) -> None:
         """See that nothing secret stands in what others will read."""
-        if self.subject.connector.scrubbed(text) != text or any(word in text for word in self.subject.secrets):
-            self.wrong(f"a credential stands in {where}, where it would be written down and shown")
+        if self.subject.connector.scrub(text) != text or any(word in text for word in self.subject.secrets):
+            self.fail(f"a credential stands in {where}, where it would be written down and shown")
 
-    def _bounded(self, function: Callable[..., Any], call: Call, what: str) -> tuple[_Ended, float]:
+    def _call_bounded(self, function: Callable[..., Any], call: Call, what: str) -> tuple[_CallEnd, float]:
         """Run a call as a worker does, and not for ever; with by how much a moment may be mistaken."""
         made = self.subject.params
-        given = self.operation.given(self.operation.check(made(self.key) if callable(made) else made))
-        ended = _Ended()
+        given = self.operation.arguments(self.operation.to_stored_params(made(self.key) if callable(made) else made))
+        ended = _CallEnd()
 
         def run() -> None:
             try:
-                ended.value = event_loop.answered(function(self.subject.connector, call, **given))
+                ended.value = event_loop.await_result(function(self.subject.connector, call, **given))
             except BaseException as error:  # noqa: BLE001 - whatever it raises is what is looked at
                 ended.error = error
             ended.at = time.monotonic()
 
         allowed = (self.subject.timeout * self.subject.slack).total_seconds()
-        hiccup = _waited(run, until=max(call.ends_at, time.monotonic()) + 2 * allowed + 0.5)
+        hiccup = _run_with_deadline(run, until=max(call.ends_at, time.monotonic()) + 2 * allowed + 0.5)
         over = (ended.at or time.monotonic()) - call.ends_at
         if ended.at is None or over > allowed + hiccup:
-            self.wrong(f"{what} ran {over:.2f} s past its deadline; at most {allowed:g} s are allowed")
+            self.fail(f"{what} ran {over:.2f} s past its deadline; at most {allowed:g} s are allowed")
         if ended.error is not None:
-            self.keeps_secrets("".join(traceback.format_exception(ended.error)) + repr(ended.error), "an error")
+            self.check_secrets("".join(traceback.format_exception(ended.error)) + repr(ended.error), "an error")
         return ended, hiccup + allowed / 5
 
 
-def _waited(run: Callable[[], None], until: float) -> float:
+def _run_with_deadline(run: Callable[[], None], until: float) -> float:
     """Run it beside, until then. By how much a thread woke late: that a machine is busy is not the call's fault."""
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -291,79 +295,79 @@ def _waited(run: Callable[[], None], until: float) -> float:
     return worst
 
 
-def _applied(trial: _Trial) -> None:
+def _applied(trial: _CaseRun) -> None:
     ended = trial.send()
     if ended.error is not None:
-        trial.wrong(f"nothing was in its way, and it raised {ended.error!r}")
-    trial.judge(ended, expected=1)
-    trial.keeps_secrets(repr(trial.subject.connector), "the connector's repr")
+        trial.fail(f"nothing was in its way, and it raised {ended.error!r}")
+    trial.check_outcome(ended, expected=1)
+    trial.check_secrets(repr(trial.subject.connector), "the connector's repr")
 
 
-def _broken(trial: _Trial) -> None:
-    fault, expected = _FAULTS[trial.finding.case]
+def _with_fault(trial: _CaseRun) -> None:
+    fault, expected = _FAULT_CASES[trial.result.case]
     delay = trial.settle / 2 if fault is Fault.COMMITS_LATE else trial.subject.timeout / 5
     for status in (500, 502, 504) if fault is Fault.FAILS_AFTER else (0,):  # a 503 may be a promise that it did not
-        trial.fresh()
+        trial.renew_key()
         trial.proxy.will(fault, delay=delay, status=status)
-        reading = trial.judge(trial.send(), expected)
-    if fault is Fault.BUSY and reading != Reading(outcome=Outcome.NOT_NOW, after=trial.proxy.retry_after):
+        reading = trial.check_outcome(trial.send(), expected)
+    if fault is Fault.BUSY and reading != ErrorReading(meaning=ErrorMeaning.NOT_NOW, after=trial.proxy.retry_after):
         trial.note(f"expected 'not now', and after {trial.proxy.retry_after} as the server asked; it reads {reading}")
 
 
-def _refused_connection(trial: _Trial) -> None:
-    trial.proxy.refuse()
-    reading = trial.judge(trial.send(), expected=0)
-    if reading is None or reading.outcome is not Outcome.NOT_NOW:
+def _refused_connection(trial: _CaseRun) -> None:
+    trial.proxy.refuse_connections()
+    reading = trial.check_outcome(trial.send(), expected=0)
+    if reading is None or reading.meaning is not ErrorMeaning.NOT_NOW:
         trial.note("expected 'not now': nothing can have happened; errors= may say so if no redirect is followed")
 
 
-def _duplicate(trial: _Trial) -> None:
+def _duplicate(trial: _CaseRun) -> None:
     first, second = trial.reading(trial.send()), trial.reading(trial.send())
-    trial.settled()
-    trial.finding.keyed = first is None and trial.count == 1
-    if trial.operation.keyed and not trial.finding.keyed:
-        trial.wrong(f"it says that the key is honoured; the same call twice happened {trial.count} times")
-    if trial.finding.keyed and second is not None and second.outcome is not Outcome.UNKNOWN:
-        trial.wrong(f"the second call reads {second.outcome.value!r}: it did not happen; but the first one did")
-    if trial.finding.keyed and not trial.operation.keyed:
+    trial.wait_until_settled()
+    trial.result.is_key_honoured = first is None and trial.effect_count == 1
+    if trial.operation.keyed and not trial.result.is_key_honoured:
+        trial.fail(f"it says that the key is honoured; the same call twice happened {trial.effect_count} times")
+    if trial.result.is_key_honoured and second is not None and second.meaning is not ErrorMeaning.UNKNOWN:
+        trial.fail(f"the second call reads {second.meaning.value!r}: it did not happen; but the first one did")
+    if trial.result.is_key_honoured and not trial.operation.keyed:
         trial.note("the key was honoured, although the operation does not say so")
 
 
-def _too_late(trial: _Trial) -> None:
-    trial.judge(trial.send(ends_at=time.monotonic() - 0.001), expected=0)
+def _too_late(trial: _CaseRun) -> None:
+    trial.check_outcome(trial.send(ends_at=time.monotonic() - 0.001), expected=0)
 
 
-def _reconcile_before(trial: _Trial) -> None:
-    verdict = trial.look()
-    if trial.count:
-        trial.wrong("it happened while reconcile was looking: a reconcile must not send anything", lied=True)
+def _reconcile_before(trial: _CaseRun) -> None:
+    verdict = trial.reconcile()
+    if trial.effect_count:
+        trial.fail("it happened while reconcile was looking: a reconcile must not send anything", has_lied=True)
     if not isinstance(verdict, NotFound):
         trial.note("it never says NotFound: what did not happen stays a question for a person")
 
 
-def _reconcile_after(trial: _Trial) -> None:
+def _reconcile_after(trial: _CaseRun) -> None:
     ended = trial.send()
-    trial.settled()
-    verdict = trial.look()
+    trial.wait_until_settled()
+    verdict = trial.reconcile()
     if not isinstance(verdict, Applied):
-        trial.wrong(f"it happened, and reconcile does not find it: {verdict!r}")
+        trial.fail(f"it happened, and reconcile does not find it: {verdict!r}")
         return
-    trial.finding.told = True
-    for part in trial.subject.parts:
+    trial.result.has_found_effect = True
+    for part in trial.subject.result_parts:
         said, found = _part(ended.value, part), _part(verdict.result, part)
         if said != found:
-            trial.wrong(f"the result of the call has {part}={said!r}, that of reconcile has {found!r}")
+            trial.fail(f"the result of the call has {part}={said!r}, that of reconcile has {found!r}")
 
 
-def _reconcile_cut_off(trial: _Trial) -> None:
+def _reconcile_cut_off(trial: _CaseRun) -> None:
     trial.send()
-    trial.settled()
-    trial.proxy.refuse()
-    trial.look()
-    for fault in (Fault.TIMES_OUT_BEFORE, Fault.UNAVAILABLE if trial.subject.http else Fault.RESETS_BEFORE):
-        trial.proxy.release()
+    trial.wait_until_settled()
+    trial.proxy.refuse_connections()
+    trial.reconcile()
+    for fault in (Fault.TIMES_OUT_BEFORE, Fault.UNAVAILABLE if trial.subject.is_http else Fault.RESETS_BEFORE):
+        trial.proxy.restore()
         trial.proxy.will(fault, any_request=True)
-        trial.look()
+        trial.reconcile()
 
 
 def _part(value: Any, path: str) -> Any:
@@ -373,8 +377,8 @@ def _part(value: Any, path: str) -> Any:
 
 
 _HTTP_ONLY = frozenset({Case.ERROR_AFTER_COMMIT, Case.BUSY})
-_LOOKING = frozenset({Case.RECONCILE_BEFORE, Case.RECONCILE_AFTER, Case.RECONCILE_CUT_OFF})
-_FAULTS: Mapping[Case, tuple[Fault, int]] = {  # and how often it happens nevertheless
+_RECONCILE_CASES = frozenset({Case.RECONCILE_BEFORE, Case.RECONCILE_AFTER, Case.RECONCILE_CUT_OFF})
+_FAULT_CASES: Mapping[Case, tuple[Fault, int]] = {  # and how often it happens nevertheless
     Case.TIMEOUT_BEFORE_SEND: (Fault.TIMES_OUT_BEFORE, 0),
     Case.RESET_BEFORE_SEND: (Fault.RESETS_BEFORE, 0),
     Case.RESET_AFTER_SEND: (Fault.RESETS_AFTER, 1),
@@ -384,8 +388,8 @@ _FAULTS: Mapping[Case, tuple[Fault, int]] = {  # and how often it happens nevert
     Case.SLOW_COMMIT: (Fault.COMMITS_LATE, 1),
     Case.BUSY: (Fault.BUSY, 0),
 }
-_TRIALS: Mapping[Case, Callable[[_Trial], None]] = {
-    **dict.fromkeys(_FAULTS, _broken),
+_CASE_FUNCTIONS: Mapping[Case, Callable[[_CaseRun], None]] = {
+    **dict.fromkeys(_FAULT_CASES, _with_fault),
     Case.APPLIED: _applied,
     Case.REFUSED_CONNECTION: _refused_connection,
     Case.DUPLICATE: _duplicate,

@@ -15,15 +15,15 @@ TEMPLATE = "pipeline_template"
 
 
 @contextmanager
-def cloned(server_url: str, name: str) -> Iterator[str]:
+def clone_database(server_url: str, name: str) -> Iterator[str]:
     """A migrated database of this name, dropped at the end. The role must be allowed to create databases."""
     admin = create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-    template = f"{TEMPLATE}_{migrate.head()}"
+    template = f"{TEMPLATE}_{migrate.expected_version()}"
     with admin.connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(4711)"))
         if not connection.scalar(text("SELECT true FROM pg_database WHERE datname = :n"), {"n": template}):
             connection.execute(text(f'CREATE DATABASE "{template}"'))
-            migrate.upgrade(Database.unpooled(_url(server_url, template)))
+            migrate.upgrade(Database.connect_unpooled(_url(server_url, template)))
         connection.execute(text(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'))
         connection.execute(text("SELECT pg_advisory_unlock(4711)"))
     try:
@@ -33,7 +33,7 @@ def cloned(server_url: str, name: str) -> Iterator[str]:
             connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
 
 
-def emptied(db: Database) -> None:
+def delete_all_rows(db: Database) -> None:
     """Delete every row. Faster than a new clone, and the sequences go on, so no test can lean on an id."""
     with db.engine.begin() as connection:
         connection.execute(text("SET LOCAL session_replication_role = replica"))  # no trigger: rows may be in any state

@@ -22,10 +22,10 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Self
 
-Rule = Callable[[bytes], bool]
+Predicate = Callable[[bytes], bool]
 
-_TICK = 0.01  #: how soon a waiting line notices that it is wanted
-_PATIENCE = 10.0  #: how long a server may take to answer what was forwarded
+_POLL_INTERVAL = 0.01  #: how soon a waiting line notices that it is wanted
+_SERVER_TIMEOUT = 10.0  #: how long a server may take to answer what was forwarded
 
 
 class Fault(StrEnum):
@@ -46,18 +46,18 @@ class Fault(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
+class ProxiedRequest:
     """A request that came to the proxy."""
 
     at: float  #: when its first byte came, on this process's monotonic clock
     data: bytes
-    carries: bool
+    has_effect: bool
     fault: Fault
     is_over: bool = False  #: nothing more will be done with it, late as it may be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _PlannedFault:
     """What to do with the next request that fits."""
 
     fault: Fault
@@ -76,20 +76,20 @@ class FaultyProxy:
         host: str,
         port: int,
         *,
-        ends: Rule | None = None,
-        carries: Rule | None = None,
-        quiet: timedelta = timedelta(milliseconds=50),
+        is_complete: Predicate | None = None,
+        has_effect: Predicate | None = None,
+        idle_gap: timedelta = timedelta(milliseconds=50),
     ) -> None:
         self.server = (host, port)
-        self.ends, self.quiet = ends, quiet.total_seconds()
-        self.carries = carries or (lambda _: True)
-        self.seen: list[Seen] = []
-        self._plans: deque[_Plan] = deque()
-        self._lines: set[_Line] = set()
+        self.is_complete, self.idle_gap = is_complete, idle_gap.total_seconds()
+        self.has_effect = has_effect or (lambda _: True)
+        self.requests: list[ProxiedRequest] = []
+        self._faults: deque[_PlannedFault] = deque()
+        self._connections: set[_ProxyConnection] = set()
         self._lock = threading.Lock()
-        self._porter: threading.Thread | None = None
-        self._door = _bound(0)
-        self.host, self.port = self._door.getsockname()[:2]
+        self._acceptor: threading.Thread | None = None
+        self._listener = _bind(0)
+        self.host, self.port = self._listener.getsockname()[:2]
         self._accept()
 
     @property
@@ -110,39 +110,40 @@ class FaultyProxy:
         ``status`` is what ``FAILS_AFTER`` answers with.
         """
         plans = [
-            _Plan(fault=fault, delay=delay.total_seconds(), status=status, any_request=any_request) for fault in faults
+            _PlannedFault(fault=fault, delay=delay.total_seconds(), status=status, any_request=any_request)
+            for fault in faults
         ]
         with self._lock:
-            self._plans.extend(plans)
+            self._faults.extend(plans)
 
     @property
-    def waits(self) -> int:
+    def pending_faults(self) -> int:
         """How many faults no request has met yet."""
-        return len(self._plans)
+        return len(self._faults)
 
-    def refuse(self) -> None:
+    def refuse_connections(self) -> None:
         """Be like a server that is down: cut every line, and refuse connections until ``release``."""
-        self._shut()
-        self._door = _bound(self.port)  # bound and deaf: the port stays ours, and connections to it are refused
+        self._stop_accepting()
+        self._listener = _bind(self.port)  # bound and deaf: the port stays ours, and connections to it are refused
         with self._lock:
-            lines = list(self._lines)
+            lines = list(self._connections)
         for line in lines:
-            line.cut.set()
+            line.reset.set()
         for line in lines:
-            line.join(_PATIENCE)
+            line.join(_SERVER_TIMEOUT)
 
-    def release(self) -> None:
+    def restore(self) -> None:
         """Forget the script, accept connections, end what is held. A late commit takes its client for gone."""
         with self._lock:
-            self._plans.clear()
-            for line in self._lines:
-                line.let_go.set()
+            self._faults.clear()
+            for line in self._connections:
+                line.released.set()
         self._accept()
 
     def close(self) -> None:
         """End every line and give the port back."""
-        self.refuse()
-        self._door.close()
+        self.refuse_connections()
+        self._listener.close()
 
     def __enter__(self) -> Self:
         return self
@@ -150,74 +151,76 @@ class FaultyProxy:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def plan(self, line: "_Line", data: bytes, at: float) -> tuple[Seen, _Plan | None]:
+    def next_fault(
+        self, line: "_ProxyConnection", data: bytes, at: float
+    ) -> tuple[ProxiedRequest, _PlannedFault | None]:
         """Write a request down, and take what is to be done with it from the script. Called by the lines."""
-        carries = self.carries(data)
+        carries = self.has_effect(data)
         with self._lock:
-            line.let_go.clear()  # what was released so far, a fault of the script from here on is not
-            fits = bool(self._plans) and (carries or self._plans[0].any_request)
-            plan = self._plans.popleft() if fits else None
-            seen = Seen(at=at, data=data, carries=carries, fault=plan.fault if plan else Fault.PASSES)
-            self.seen.append(seen)
+            line.released.clear()  # what was released so far, a fault of the script from here on is not
+            fits = bool(self._faults) and (carries or self._faults[0].any_request)
+            plan = self._faults.popleft() if fits else None
+            seen = ProxiedRequest(at=at, data=data, has_effect=carries, fault=plan.fault if plan else Fault.PASSES)
+            self.requests.append(seen)
         return seen, plan
 
-    def forget(self, line: "_Line") -> None:
+    def remove(self, line: "_ProxyConnection") -> None:
         """A line has ended. Called by the lines."""
         with self._lock:
-            self._lines.discard(line)
+            self._connections.discard(line)
 
     def _accept(self) -> None:
         """Let clients in, if nobody does so yet."""
-        if self._porter is None:
-            self._door.listen(64)
-            self._door.settimeout(_TICK)
-            self._porter = threading.Thread(target=self._welcome, name="faulty-proxy", daemon=True)
-            self._porter.start()
+        if self._acceptor is None:
+            self._listener.listen(64)
+            self._listener.settimeout(_POLL_INTERVAL)
+            self._acceptor = threading.Thread(target=self._accept_loop, name="faulty-proxy", daemon=True)
+            self._acceptor.start()
 
-    def _shut(self) -> None:
+    def _stop_accepting(self) -> None:
         """Let nobody in any more. The porter is waited for: a socket that somebody listens at is not closed."""
-        porter, self._porter = self._porter, None
+        porter, self._acceptor = self._acceptor, None
         if porter is not None:
-            porter.join(_PATIENCE)
-        self._door.close()
+            porter.join(_SERVER_TIMEOUT)
+        self._listener.close()
 
-    def _welcome(self) -> None:
-        while self._porter is threading.current_thread():
+    def _accept_loop(self) -> None:
+        while self._acceptor is threading.current_thread():
             with contextlib.suppress(TimeoutError):
-                line = _Line(self, self._door.accept()[0])
+                line = _ProxyConnection(self, self._listener.accept()[0])
                 with self._lock:
-                    self._lines.add(line)
+                    self._connections.add(line)
                 line.start()
 
 
-class _CutError(Exception):
+class _ResetError(Exception):
     """The client is to see its connection reset."""
 
 
-class _Line(threading.Thread):
+class _ProxyConnection(threading.Thread):
     """One connection through the proxy. This thread reads from the client, another one from the server."""
 
     def __init__(self, proxy: FaultyProxy, client: socket.socket) -> None:
         super().__init__(name="faulty-line", daemon=True)
         self.proxy, self.client = proxy, client
         self.server: socket.socket | None = None
-        self.cut, self.let_go = threading.Event(), threading.Event()
+        self.reset, self.released = threading.Event(), threading.Event()
         self._answered = threading.Event()
-        self._drops = False  #: what the server says is kept from the client
+        self._drops_response = False  #: what the server says is kept from the client
         self._pause = self._drip = 0.0
-        self._client_gone = False
-        self._answers = threading.Thread(target=self._pass_answers, name="faulty-answers", daemon=True)
+        self._is_client_gone = False
+        self._response_thread = threading.Thread(target=self._relay_responses, name="faulty-answers", daemon=True)
 
     def run(self) -> None:
         """Carry requests until either side ends, then leave nothing open."""
         try:
-            self.server = socket.create_connection(self.proxy.server, timeout=_PATIENCE)
+            self.server = socket.create_connection(self.proxy.server, timeout=_SERVER_TIMEOUT)
             self.server.settimeout(None)
             for side in (self.client, self.server):
                 side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._answers.start()
-            self._carry()
-        except (_CutError, OSError):
+            self._response_thread.start()
+            self._relay()
+        except (_ResetError, OSError):
             with contextlib.suppress(OSError):
                 self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         finally:
@@ -228,76 +231,76 @@ class _Line(threading.Thread):
         if self.server is not None:
             with contextlib.suppress(OSError):
                 self.server.shutdown(socket.SHUT_RDWR)
-            if self._answers.ident is not None:
-                self._answers.join(_PATIENCE)
+            if self._response_thread.ident is not None:
+                self._response_thread.join(_SERVER_TIMEOUT)
             self.server.close()
-        self.proxy.forget(self)
+        self.proxy.remove(self)
 
-    def _carry(self) -> None:
-        while not self._client_gone:
+    def _relay(self) -> None:
+        while not self._is_client_gone:
             data, at = self._request()
             if data:
-                seen, plan = self.proxy.plan(self, data, at)
+                seen, plan = self.proxy.next_fault(self, data, at)
                 try:
-                    self._act(data, seen.fault, plan)
+                    self._apply_fault(data, seen.fault, plan)
                 finally:
                     seen.is_over = True
         assert self.server is not None
         with contextlib.suppress(OSError):
             self.server.shutdown(socket.SHUT_WR)  # it may have more to say to a client that only stopped sending
-        while self._answers.is_alive() and not self.cut.wait(_TICK):
+        while self._response_thread.is_alive() and not self.reset.wait(_POLL_INTERVAL):
             pass
 
-    def _act(self, data: bytes, fault: Fault, plan: _Plan | None) -> None:
+    def _apply_fault(self, data: bytes, fault: Fault, plan: _PlannedFault | None) -> None:
         """Do with a request what the script says."""
         match fault:
             case Fault.PASSES:
                 self._forward(data)
             case Fault.TIMES_OUT_BEFORE:
-                self._hold()
-                raise _CutError
+                self._hold_client()
+                raise _ResetError
             case Fault.RESETS_BEFORE:
-                raise _CutError
+                raise _ResetError
             case Fault.BUSY:
-                self._say(429, f"Retry-After: {self.proxy.retry_after.total_seconds():.0f}\r\n")
+                self._respond(429, f"Retry-After: {self.proxy.retry_after.total_seconds():.0f}\r\n")
             case Fault.UNAVAILABLE:
-                self._say(503)
+                self._respond(503)
             case Fault.SENDS_TWICE:
                 self._send_a_copy(data)
                 self._forward(data)
             case _:
                 assert plan is not None
-                self._after(data, plan)
+                self._forward_with_fault(data, plan)
 
-    def _after(self, data: bytes, plan: _Plan) -> None:
+    def _forward_with_fault(self, data: bytes, plan: _PlannedFault) -> None:
         """The faults of requests that reach the server."""
-        self._drops = plan.fault not in (Fault.ANSWERS_LATE, Fault.DRIPS)
+        self._drops_response = plan.fault not in (Fault.ANSWERS_LATE, Fault.DRIPS)
         self._drip = plan.delay if plan.fault is Fault.DRIPS else 0.0
         self._pause = plan.delay if plan.fault is Fault.ANSWERS_LATE else 0.0
         if plan.fault is Fault.COMMITS_LATE:
-            self._hold()
+            self._hold_client()
             threading.Event().wait(plan.delay)
         self._forward(data)
-        if not self._drops:
+        if not self._drops_response:
             return
-        self._answered.wait(_PATIENCE if self._answers.is_alive() else 0)
+        self._answered.wait(_SERVER_TIMEOUT if self._response_thread.is_alive() else 0)
         if plan.fault is Fault.FAILS_AFTER:
-            self._say(plan.status)
+            self._respond(plan.status)
         if plan.fault is Fault.TIMES_OUT_AFTER:
-            self._hold()
-        raise _CutError
+            self._hold_client()
+        raise _ResetError
 
     def _request(self) -> tuple[bytes, float]:
         """One whole request, and when it began; what came so far when the client is gone."""
         data, at, last = b"", 0.0, 0.0
         while not self._is_whole(data, last):
-            piece = self._piece()
+            piece = self._read_chunk()
             if piece is None:
                 continue
             last = time.monotonic()
             at = at or last
             if not piece:
-                self._client_gone = True
+                self._is_client_gone = True
                 break
             data += piece
         return data, at
@@ -305,23 +308,25 @@ class _Line(threading.Thread):
     def _is_whole(self, data: bytes, last: float) -> bool:
         if not data:
             return False
-        return self.proxy.ends(data) if self.proxy.ends else time.monotonic() - last >= self.proxy.quiet
+        return (
+            self.proxy.is_complete(data) if self.proxy.is_complete else time.monotonic() - last >= self.proxy.idle_gap
+        )
 
-    def _piece(self) -> bytes | None:
+    def _read_chunk(self) -> bytes | None:
         """What the client sent; None when it sent nothing yet, nothing when it is gone."""
-        if self.cut.is_set():
-            raise _CutError
-        if not select.select([self.client], [], [], _TICK)[0]:
+        if self.reset.is_set():
+            raise _ResetError
+        if not select.select([self.client], [], [], _POLL_INTERVAL)[0]:
             return None
         try:
             return self.client.recv(1 << 16)
         except OSError:
             return b""
 
-    def _hold(self) -> None:
+    def _hold_client(self) -> None:
         """Keep the client waiting until it goes, or is let go. What else it sends is kept from the server."""
-        while not (self._client_gone or self.let_go.is_set()):
-            self._client_gone = self._piece() == b""
+        while not (self._is_client_gone or self.released.is_set()):
+            self._is_client_gone = self._read_chunk() == b""
 
     def _forward(self, data: bytes) -> None:
         assert self.server is not None
@@ -329,44 +334,44 @@ class _Line(threading.Thread):
         self.server.sendall(data)
 
     def _send_a_copy(self, data: bytes) -> None:
-        with socket.create_connection(self.proxy.server, timeout=_PATIENCE) as server:
+        with socket.create_connection(self.proxy.server, timeout=_SERVER_TIMEOUT) as server:
             server.sendall(data)
             server.recv(1 << 16)
 
-    def _say(self, status: int, headers: str = "") -> None:
+    def _respond(self, status: int, headers: str = "") -> None:
         """Answer in the server's place, and end the line as a server would: the client has all of it."""
         head = f"HTTP/1.1 {status} said by the proxy\r\n{headers}Content-Length: 0\r\nConnection: close\r\n\r\n"
         self.client.sendall(head.encode())
         self.client.shutdown(socket.SHUT_WR)
-        self._hold()
-        raise _CutError
+        self._hold_client()
+        raise _ResetError
 
-    def _pass_answers(self) -> None:
+    def _relay_responses(self) -> None:
         """What the server says goes to the client, unless the script keeps it back."""
         assert self.server is not None
         with contextlib.suppress(OSError):
             while data := self.server.recv(1 << 16):
                 self._answered.set()
                 if self._pause:
-                    self.cut.wait(self._pause)
-                for piece in self._pieces(data):
-                    if not self._drops:
+                    self.reset.wait(self._pause)
+                for piece in self._chunks(data):
+                    if not self._drops_response:
                         self.client.sendall(piece)
-            if not self._drops:
+            if not self._drops_response:
                 self.client.shutdown(socket.SHUT_WR)
         self._answered.set()  # a server that has ended its line will not answer any more
 
-    def _pieces(self, data: bytes) -> Iterator[bytes]:
+    def _chunks(self, data: bytes) -> Iterator[bytes]:
         if not self._drip:
             yield data
             return
         for at in range(len(data)):
             yield data[at : at + 1]
-            if self.let_go.wait(self._drip) or self.cut.is_set():
+            if self.released.wait(self._drip) or self.reset.is_set():
                 return
 
 
-def http_request(data: bytes) -> bool:
+def is_complete_http_request(data: bytes) -> bool:
     """Whether this is a whole HTTP/1.1 request: its head, and the body its head promises."""
     head, gap, body = data.partition(b"\r\n\r\n")
     pairs = (line.partition(b":") for line in head.split(b"\r\n")[1:])
@@ -377,12 +382,12 @@ def http_request(data: bytes) -> bool:
     return bool(gap) and len(body) >= (int(length) if length.isdigit() else 0)
 
 
-def whole_lines(data: bytes) -> bool:
+def is_complete_lines(data: bytes) -> bool:
     """Whether this ends with a line's end, as requests of SMTP, IMAP and Redis do."""
     return data.endswith(b"\r\n")
 
 
-def postgres_messages(data: bytes) -> bool:
+def is_complete_postgres_messages(data: bytes) -> bool:
     """Whether this is made of whole messages of a Postgres client."""
     at = 0
     while at + 5 <= len(data):
@@ -391,7 +396,7 @@ def postgres_messages(data: bytes) -> bool:
     return at == len(data)
 
 
-def _bound(port: int) -> socket.socket:
+def _bind(port: int) -> socket.socket:
     door = socket.socket()
     door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     door.bind(("127.0.0.1", port))

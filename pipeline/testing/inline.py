@@ -14,25 +14,25 @@ from uuid import UUID
 
 from sqlalchemy import Row, text
 
-from pipeline.background.messages import Message
+from pipeline.background.messages import DispatchMessage
 from pipeline.background.scheduler import Scheduler
 from pipeline.background.sweeps import Sweeps
 from pipeline.connectors.sdk import Connector
 from pipeline.domain.ids import MutationId
-from pipeline.domain.payloads import plain
-from pipeline.domain.values import NewEvent, Person
+from pipeline.domain.payloads import json_payload
+from pipeline.domain.values import Actor, NewEvent
 from pipeline.store.database import Database
 from pipeline.transitions import events, resolution
 from pipeline.worker import crash_points
-from pipeline.worker.crash_points import Point
+from pipeline.worker.crash_points import CrashPoint
 from pipeline.worker.leases import Leases
 from pipeline.worker.runner import Runner
-from pipeline.worker.settings import RuntimePolicy
+from pipeline.worker.settings import WorkerPolicy
 from pipeline.workflows.authoring import Topic, Workflow
-from pipeline.workflows.registration import sync
+from pipeline.workflows.registration import register_workflows
 from pipeline.workflows.registry import Registry
 
-_FOLLOWS = {"pipeline.prepare": "pipeline.mutate", "pipeline.mutate": "pipeline.next"}
+_NEXT_TASKS = {"pipeline.prepare": "pipeline.mutate", "pipeline.mutate": "pipeline.next"}
 _RUNS = text(
     "SELECT r.*, h.name AS handler FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id ORDER BY r.id"
 )
@@ -45,14 +45,14 @@ FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id JOIN pipe
 WHERE e.workflow = :workflow AND e.topic = :topic ORDER BY e.id, h.name
 """)
 _STATE = text("SELECT state FROM pipeline.handlers WHERE workflow = :workflow AND name = :name")
-TESTER = Person(name="tester", reason="the test says so")
+TESTER = Actor(name="tester", reason="the test says so")
 
 
-class Crashed(BaseException):
+class WorkerCrash(BaseException):
     """The worker died at a point the test asked for. Nothing of the workflow can catch it."""
 
 
-class _StillLeases(Leases):
+class _ManualLeases(Leases):
     """Leases without a thread: in a test time passes when the test says so, and so does a heartbeat."""
 
     def _start(self) -> None:
@@ -67,7 +67,7 @@ class Inline:
         db: Database,
         workflows: Iterable[Workflow],
         connectors: Iterable[Connector] = (),
-        policy: RuntimePolicy | None = None,
+        policy: WorkerPolicy | None = None,
         cohort: int = 50,
     ) -> None:
         self.db = db
@@ -76,28 +76,28 @@ class Inline:
             self.registry.add_connector(connector)
         for workflow in workflows:
             self.registry.add(workflow)
-        self.policy = policy or RuntimePolicy()
-        self.messages: deque[Message] = deque()
+        self.policy = policy or WorkerPolicy()
+        self.messages: deque[DispatchMessage] = deque()
         #: What the broker makes of a message that is sent: nothing loses it, two double it.
-        self.broker: Callable[[Message], Iterable[Message]] = lambda message: (message,)
+        self.broker: Callable[[DispatchMessage], Iterable[DispatchMessage]] = lambda message: (message,)
         #: Which of so many waiting messages is delivered next.
-        self.pick: Callable[[int], int] = lambda _: 0
-        self._delivering: Message | None = None
-        self.scheduler = Scheduler(db, self.send, lease=self.policy.lease, most=cohort)
+        self.pick_next: Callable[[int], int] = lambda _: 0
+        self._delivering: DispatchMessage | None = None
+        self.scheduler = Scheduler(db, self.send, lease=self.policy.lease, max_cohort_size=cohort)
         self.sweeps = Sweeps(
             db=db,
             registry=self.registry,
             scheduler=self.scheduler,
-            chance=lambda: 0.0,
-            silence=timedelta(seconds=60),
-            reconcile_one=self._look,
+            jitter=lambda: 0.0,
+            redispatch_after=timedelta(seconds=60),
+            dispatch_reconcile=self._reconcile,
         )
         self.start_worker()
-        sync(db, self.registry)
+        register_workflows(db, self.registry)
 
     def start_worker(self) -> None:
         """A new worker: what an earlier one held in memory is gone."""
-        self.leases = _StillLeases(self.db, lease=self.policy.lease, every=timedelta(hours=1))
+        self.leases = _ManualLeases(self.db, lease=self.policy.lease, every=timedelta(hours=1))
         self.runner = Runner(self.db, self.registry, self.leases, self.policy, lambda: 0.0)
 
     def close(self) -> None:
@@ -110,83 +110,85 @@ class Inline:
             count = len(tx.all(_EVENTS, workflow=topic.workflow, topic=topic.name))
             named = [(f"{prefix}{count + n}", payload) for n, payload in enumerate(payloads, start=1)]
             new = [
-                NewEvent(topic=topic.name, message_id=id_, payload=plain(payload, what=f"payload of {id_!r}"), key=key)
+                NewEvent(
+                    topic=topic.name, message_id=id_, payload=json_payload(payload, what=f"payload of {id_!r}"), key=key
+                )
                 for id_, payload in named
             ]
             events.publish(tx, topic.workflow, new)
 
-    def run(self, *, most: int = 10_000) -> None:
+    def run(self, *, max_messages: int = 10_000) -> None:
         """Start what is due and deliver messages until nothing is left to do."""
-        for _ in range(most):
+        for _ in range(max_messages):
             if not self.messages:
                 self.scheduler.schedule(self.registry.workflows)
             if not self.messages:
                 return
-            chosen = self.pick(len(self.messages))
+            chosen = self.pick_next(len(self.messages))
             message = self.messages[chosen]
             del self.messages[chosen]
             self.deliver(message)
-        raise AssertionError(f"still busy after {most} messages: a workflow that feeds itself?")
+        raise AssertionError(f"still busy after {max_messages} messages: a workflow that feeds itself?")
 
-    def send(self, message: Message) -> None:
+    def send(self, message: DispatchMessage) -> None:
         """Hand a message to the broker."""
         self.messages.extend(self.broker(message))
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: DispatchMessage) -> None:
         """Deliver one message as a worker receives it; the one that follows it in its chain is sent afterwards."""
         self._delivering = message
         if message.task == "pipeline.produce":
-            self.scheduler.schedule(self.runner.produce(_uuids(message.ids)).workflows)
-        elif self._phase(message.task, message.ids) and message.task in _FOLLOWS:
-            self.send(Message(task=_FOLLOWS[message.task], ids=message.ids))
+            self.scheduler.schedule(self.runner.produce(_uuids(message.run_ids)).workflows)
+        elif self._phase(message.task, message.run_ids) and message.task in _NEXT_TASKS:
+            self.send(DispatchMessage(task=_NEXT_TASKS[message.task], run_ids=message.run_ids))
         self._delivering = None
 
     def advance(self, by: timedelta) -> None:
         """Move the clock of this database forward, for every connection of the harness."""
-        self.db.advance(by)
+        self.db.advance_clock(by)
 
     def now(self) -> datetime:
         """What the clock of this database says."""
         with self.db.transaction() as tx:
             return tx.clock()
 
-    def settle(self, *, rounds: int = 20) -> None:
+    def run_until_idle(self, *, max_rounds: int = 20) -> None:
         """Let time pass and every sweep run until the workflow rests: two rounds in which nothing was left to do.
 
         One is not enough, because a sweep may have booked work for a little later. What the clock alone begins does
         not keep it from resting if it comes to its end at once: a producer on its slot, a wake that finds nothing.
         """
         quiet = 0
-        for _ in range(rounds):
+        for _ in range(max_rounds):
             newest = self._newest_event()
-            before = self._work(newest)
+            before = self._open_work(newest)
             self.advance(timedelta(minutes=15))
             for name in ("rescue", "reconcile", "maintenance", "sessions", "tick"):
                 getattr(self.sweeps, name)()
             self.run()
-            quiet = 0 if self._busy() or self._work(newest) != before else quiet + 1
+            quiet = 0 if self._is_busy() or self._open_work(newest) != before else quiet + 1
             if quiet == 2:
                 return
-        raise AssertionError(f"not at rest after {rounds} rounds: work that comes back for ever?")
+        raise AssertionError(f"not at rest after {max_rounds} rounds: work that comes back for ever?")
 
     @contextmanager
-    def crash_at(self, point: Point, *, times: int = 1, redeliver: bool = False) -> Iterator[None]:
+    def crash_at(self, point: CrashPoint, *, times: int = 1, redeliver: bool = False) -> Iterator[None]:
         """Let the worker die when it reaches a point; afterwards a new one takes its place.
 
         The message it was working on is lost, or comes back at once with ``redeliver``: brokers do both.
         """
         left = times
 
-        def die(reached: Point) -> None:
+        def die(reached: CrashPoint) -> None:
             nonlocal left
             if reached is point and left:
                 left -= 1
-                raise Crashed(point)
+                raise WorkerCrash(point)
 
-        with self.at_points(die):
+        with self.on_crash_points(die):
             try:
                 yield
-            except Crashed:
+            except WorkerCrash:
                 self.start_worker()
                 if redeliver and self._delivering is not None:
                     self.messages.append(self._delivering)
@@ -194,21 +196,21 @@ class Inline:
             raise AssertionError(f"the worker never reached {point!r}, so nothing was proved")
 
     @contextmanager
-    def at_points(self, act: Callable[[Point], None]) -> Iterator[None]:
+    def on_crash_points(self, action: Callable[[CrashPoint], None]) -> Iterator[None]:
         """Do something whenever a worker passes a named point."""
-        before, crash_points.on_reach = crash_points.on_reach, act
+        before, crash_points.on_reach = crash_points.on_reach, action
         try:
             yield
         finally:
             crash_points.on_reach = before
 
-    def approve(self, mutation: Row[Any], by: Person = TESTER) -> None:
+    def approve(self, mutation: Row[Any], by: Actor = TESTER) -> None:
         """A person allows exactly this request."""
         with self.db.transaction() as tx:
             resolution.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash)
-        self.send(Message(task="pipeline.mutate", ids=(str(mutation.run_id),)))
+        self.send(DispatchMessage(task="pipeline.mutate", run_ids=(str(mutation.run_id),)))
 
-    def reject(self, mutation: Row[Any], by: Person = TESTER) -> None:
+    def reject(self, mutation: Row[Any], by: Actor = TESTER) -> None:
         """A person refuses this request: it is skipped."""
         with self.db.transaction() as tx:
             resolution.reject(tx, MutationId(mutation.id), by)
@@ -241,24 +243,24 @@ class Inline:
 
     def _phase(self, task: str, ids: Sequence[str]) -> bool:
         if task == "pipeline.prepare":
-            return bool(self.runner.prepare(_uuids(ids)).onward)
+            return bool(self.runner.prepare(_uuids(ids)).continuing)
         if task == "pipeline.mutate":
-            return bool(self.runner.mutate(_uuids(ids), self._hand_on).onward)
+            return bool(self.runner.mutate(_uuids(ids), self._dispatch_next).continuing)
         self.scheduler.schedule(self.runner.next(_uuids(ids)).workflows)
         return False
 
-    def _hand_on(self, ids: Sequence[UUID]) -> None:
-        self.send(Message(task="pipeline.next", ids=tuple(str(id_) for id_ in ids)))
+    def _dispatch_next(self, ids: Sequence[UUID]) -> None:
+        self.send(DispatchMessage(task="pipeline.next", run_ids=tuple(str(id_) for id_ in ids)))
 
-    def _look(self, mutation_id: str) -> None:
-        self.sweeps.look(MutationId(UUID(mutation_id)))
+    def _reconcile(self, mutation_id: str) -> None:
+        self.sweeps.reconcile_one(MutationId(UUID(mutation_id)))
 
     def _newest_event(self) -> int:
         with self.db.transaction() as tx:
             row = tx.first(_NEWEST)
         return row.id if row else 0
 
-    def _work(self, newest: int) -> set[tuple[UUID, str]]:
+    def _open_work(self, newest: int) -> set[tuple[UUID, str]]:
         """Every run and where it stands, without those that committed at once and took no event up to the newest."""
         return {
             (run.id, run.status)
@@ -266,7 +268,7 @@ class Inline:
             if run.status != "committed" or run.retry_of or any(id_ <= newest for id_ in run.event_ids)
         }
 
-    def _busy(self) -> bool:
+    def _is_busy(self) -> bool:
         return any(run.finished_at is None and run.status == "active" for run in self.runs())
 
 

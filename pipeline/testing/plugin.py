@@ -39,7 +39,7 @@ def _pipeline_pool(pipeline_servers: "Servers") -> "Iterator[Database]":
     from pipeline.testing import databases
 
     name = f"pipeline_test_{os.getpid()}_{secrets.token_hex(4)}"
-    with databases.cloned(pipeline_servers.database_url, name) as url:
+    with databases.clone_database(pipeline_servers.database_url, name) as url:
         pool = Database.connect(url, pool_size=8)
         yield pool
         pool.dispose()
@@ -59,7 +59,7 @@ def pipeline_db(_pipeline_pool: "Database") -> "Iterator[Database]":
             found = invariants.findings(tx)
         assert found == [], "the test left behind what must never be; see `pipeline doctor`"
     finally:
-        databases.emptied(db)
+        databases.delete_all_rows(db)
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from typing import Any
 
 from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Operation, Retry, Verdict
 from pipeline.domain.errors import AuthError, LogicError, TransientError
-from pipeline.domain.policies import RetryPolicy
+from pipeline.domain.policies import MutationRetryPolicy
 
-When = Callable[[dict[str, Any]], bool]
+Predicate = Callable[[dict[str, Any]], bool]
 
 
 class Does(StrEnum):
@@ -46,7 +46,7 @@ _ERRORS: Mapping[Does, Callable[[], BaseException]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
+class RecordedEffect:
     """Something that really happened in the outside world."""
 
     operation: str
@@ -55,35 +55,35 @@ class Effect:
 
 
 @dataclass(slots=True)
-class _Line:
+class _ScriptLine:
     """Behaviour for the next calls that match."""
 
     operation: str | None
-    when: When
-    left: deque[Does]
+    when: Predicate
+    remaining: deque[Does]
 
 
 class Scripted(Connector):
     """A connector that follows a script. Made by ``scripted``."""
 
-    def __init__(self, answer: Callable[[Effect], Any]) -> None:
-        self.answer = answer
-        self.effects: list[Effect] = []
-        self.calls: list[Effect] = []  #: every call of a mutation, whether it applied or not
-        self.looks: list[str] = []  #: the keys that were asked about
-        self._lines: list[_Line] = []
-        self._silent = 0
+    def __init__(self, answer: Callable[[RecordedEffect], Any]) -> None:
+        self.make_result = answer
+        self.effects: list[RecordedEffect] = []
+        self.calls: list[RecordedEffect] = []  #: every call of a mutation, whether it applied or not
+        self.reconciled_keys: list[str] = []  #: the keys that were asked about
+        self._lines: list[_ScriptLine] = []
+        self._undecided = 0
         self._lock = threading.Lock()
         self._never = threading.Event()
 
-    def will(self, *does: Does, operation: str | None = None, when: When | None = None) -> None:
+    def will(self, *does: Does, operation: str | None = None, when: Predicate | None = None) -> None:
         """Let the next matching calls do this, one after the other; ``when`` looks at the parameters."""
         with self._lock:
-            self._lines.append(_Line(operation, when or (lambda _: True), deque(does)))
+            self._lines.append(_ScriptLine(operation, when or (lambda _: True), deque(does)))
 
     def cannot_tell(self, times: int = 1) -> None:
         """Let the next so many looks answer that they cannot tell yet."""
-        self._silent += times
+        self._undecided += times
 
     def times(self, **params: Any) -> int:
         """How often an effect with at least these parameters really happened."""
@@ -91,7 +91,7 @@ class Scripted(Connector):
             return sum(params.items() <= effect.params.items() for effect in self.effects)
 
     def _act(self, operation: str, call: Call, params: dict[str, Any]) -> Any:
-        effect = Effect(operation=operation, key=call.idempotency_key, params=params)
+        effect = RecordedEffect(operation=operation, key=call.idempotency_key, params=params)
         with self._lock:
             does = self._next(operation, params)
             self.calls.append(effect)
@@ -101,23 +101,23 @@ class Scripted(Connector):
             self._never.wait(call.remaining.total_seconds() + 0.2)
         if does in _ERRORS:
             raise _ERRORS[does]()
-        return self.answer(effect)
+        return self.make_result(effect)
 
     def _next(self, operation: str, params: dict[str, Any]) -> Does:
         for line in self._lines:
-            if line.left and line.operation in (None, operation) and line.when(params):
-                return line.left.popleft()
+            if line.remaining and line.operation in (None, operation) and line.when(params):
+                return line.remaining.popleft()
         return Does.APPLIES
 
-    def _look(self, operation: str, call: Call) -> Verdict:
+    def _reconcile(self, operation: str, call: Call) -> Verdict:
         with self._lock:
-            self.looks.append(call.idempotency_key)
-            if self._silent:
-                self._silent -= 1
+            self.reconciled_keys.append(call.idempotency_key)
+            if self._undecided:
+                self._undecided -= 1
                 return Retry("the script says: cannot tell yet")
             known = {(effect.operation, effect.key): effect for effect in self.effects}
         found = known.get((operation, call.idempotency_key))
-        return Applied(self.answer(found)) if found else NotFound()
+        return Applied(self.make_result(found)) if found else NotFound()
 
 
 def scripted(
@@ -125,8 +125,8 @@ def scripted(
     *,
     mutations: Iterable[str] = ("send",),
     reads: Mapping[str, Callable[..., Any]] | None = None,
-    answer: Callable[[Effect], Any] | None = None,
-    reconciles: bool = True,
+    make_result: Callable[[RecordedEffect], Any] | None = None,
+    can_reconcile: bool = True,
     timeout: timedelta = timedelta(seconds=5),
     **bounds: Any,
 ) -> Scripted:
@@ -135,14 +135,14 @@ def scripted(
     ``answer`` makes the result of what was applied. ``bounds`` are those of ``pipeline.mutation``, such as ``settle``
     and ``policy``. A call that fails is not attempted again inside its run, unless ``retry`` says so.
     """
-    bounds.setdefault("retry", RetryPolicy(max_attempts=1))
+    bounds.setdefault("retry", MutationRetryPolicy(max_attempts=1))
     operations: dict[str, Any] = {read: _read(function) for read, function in (reads or {}).items()}
     for mutation in mutations:
         operation = Operation(function=_sender(mutation), is_mutation=True, timeout=timeout, **bounds)
-        operation.look = _looker(mutation) if reconciles else None
+        operation.reconcile_function = _reconciler(mutation) if can_reconcile else None
         operations[mutation] = operation
     kind = type(f"Scripted_{name}", (Scripted,), {"name": name, **operations})
-    made: Scripted = kind(answer or (lambda effect: {"id": effect.key}))
+    made: Scripted = kind(make_result or (lambda effect: {"id": effect.key}))
     return made
 
 
@@ -160,8 +160,8 @@ def _sender(name: str) -> Callable[..., Any]:
     return send
 
 
-def _looker(name: str) -> Callable[..., Any]:
+def _reconciler(name: str) -> Callable[..., Any]:
     def look(self: Scripted, call: Call, **_: Any) -> Verdict:
-        return self._look(name, call)
+        return self._reconcile(name, call)
 
     return look

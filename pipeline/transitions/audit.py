@@ -5,14 +5,14 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from pipeline.domain.values import Person
+from pipeline.domain.values import Actor
 from pipeline.store.database import Transaction
 from pipeline.store.writes import audit as audit_store
 
 
-def record(tx: Transaction, by: Person, act: str, **subject: Any) -> None:
+def record(tx: Transaction, by: Actor, act: str, **subject: Any) -> None:
     """Keep who did what to which workflow, run, mutation or event, with their words and evidence."""
-    tx.run(
+    tx.execute(
         audit_store.INSERT_AUDIT,
         actor=by.name,
         act=act,

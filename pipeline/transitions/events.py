@@ -11,12 +11,12 @@ from uuid import UUID
 
 from sqlalchemy import Row, TextClause
 
-from pipeline.domain.errors import IllegalTransitionError, UnknownError
+from pipeline.domain.errors import IllegalTransitionError, NotFoundError
 from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import checked_json, checked_name, checked_text
 from pipeline.domain.states import DeliveryStatus
-from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent, Person
-from pipeline.store.database import Transaction, encoded_parts
+from pipeline.domain.values import DEFAULT_LIMITS, Actor, Limits, NewEvent
+from pipeline.store.database import Transaction, encode_row_parts
 from pipeline.store.reads import work
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import workflows as workflow_store
@@ -25,7 +25,7 @@ from pipeline.transitions import audit, payload_schemas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class PublishResult:
     """What a publish wrote: ids by message id. A message id that is missing was there before."""
 
     new: dict[tuple[str, str], EventId]
@@ -39,7 +39,7 @@ def publish(
     *,
     replace: bool = False,
     limits: Limits = DEFAULT_LIMITS,
-) -> Published:
+) -> PublishResult:
     """Add events to topics of a workflow and hand them to its consumers.
 
     Payloads of topics that declare a schema must fit it. With ``replace`` the payload (and the title, if
@@ -47,23 +47,25 @@ def publish(
     keeps what that run saw. Keys never change.
     """
     checked_name(workflow, what="workflow name")
-    rows = event_rows(_once(events, replace=replace), limits)
+    rows = event_rows(_deduplicate(events, replace=replace), limits)
     _check_topics(tx, workflow, events)
     if replace:
-        tx.all(workflow_store.LOCK, names=[workflow])  # no run comes into being between the look and the write
+        tx.all(
+            workflow_store.LOCK_WORKFLOWS, names=[workflow]
+        )  # no run comes into being between the look and the write
     new: dict[tuple[str, str], EventId] = {}
-    for part in encoded_parts(rows):
+    for part in encode_row_parts(rows):
         new |= _by_message(tx.all(event_store.PUBLISH, workflow=workflow, rows=part))
     repeats = [row for row in rows if (row["topic"], row["message_id"]) not in new]
     rewritten: dict[tuple[str, str], EventId] = {}
-    for part in encoded_parts(repeats) if replace else ():
+    for part in encode_row_parts(repeats) if replace else ():
         rewritten |= _by_message(tx.all(event_store.REPLACE, workflow=workflow, rows=part))
     if new:
-        tx.announce("event.published", workflow=workflow, events=len(new), repeats=len(repeats))
-    return Published(new=new, replaced=rewritten)
+        tx.log_on_commit("event.published", workflow=workflow, events=len(new), repeats=len(repeats))
+    return PublishResult(new=new, replaced=rewritten)
 
 
-def _once(events: Sequence[NewEvent], *, replace: bool) -> Sequence[NewEvent]:
+def _deduplicate(events: Sequence[NewEvent], *, replace: bool) -> Sequence[NewEvent]:
     """Each fact once: of several with one name the first counts, and with ``replace`` the last, as one by one."""
     facts: dict[tuple[str, str], NewEvent] = {}
     for event in events:
@@ -77,28 +79,30 @@ def _check_topics(tx: Transaction, workflow: str, events: Sequence[NewEvent]) ->
     declared = {row.name: row.schema for row in work.topics(tx, workflow)}
     for event in events:
         if event.topic not in declared:
-            raise unknown_topic(tx, workflow, event.topic)
+            raise unknown_topic_error(tx, workflow, event.topic)
         if declared[event.topic] is not None:
             what = f"payload of {event.message_id!r}"
-            payload_schemas.check(declared[event.topic], event.payload, what=what, topic=event.topic)
+            payload_schemas.check_payload(declared[event.topic], event.payload, what=what, topic=event.topic)
 
 
-def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> Row[Any]:
+def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> Row[Any]:
     """A person goes on without an event that no run holds."""
     needs = [DeliveryStatus.PENDING, DeliveryStatus.QUARANTINED]
-    return _act(tx, event_store.SKIP_ONE, (workflow, handler, event_id), by, "skip", needs)
+    return _act_on_delivery(tx, event_store.SKIP_ONE, (workflow, handler, event_id), by, "skip", needs)
 
 
-def quarantine(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> Row[Any]:
+def quarantine(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> Row[Any]:
     """A person sets a pending event aside."""
     target = (workflow, handler, event_id)
-    return _act(tx, event_store.QUARANTINE_ONE, target, by, "quarantine", [DeliveryStatus.PENDING], error=by.reason)
+    return _act_on_delivery(
+        tx, event_store.QUARANTINE_ONE, target, by, "quarantine", [DeliveryStatus.PENDING], error=by.reason
+    )
 
 
-def release(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> Row[Any]:
+def release(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> Row[Any]:
     """A person hands a quarantined event back; it counts as new, with its failures forgotten."""
     target = (workflow, handler, event_id)
-    return _act(tx, event_store.RELEASE_ONE, target, by, "release", [DeliveryStatus.QUARANTINED])
+    return _act_on_delivery(tx, event_store.RELEASE_ONE, target, by, "release", [DeliveryStatus.QUARANTINED])
 
 
 def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | None = None) -> list[dict[str, Any]]:
@@ -106,7 +110,7 @@ def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | Non
 
     What comes from outside belongs to the trace it is published in, unless it names another.
     """
-    here = context.current() if run_id is None else None
+    here = context.current_traceparent() if run_id is None else None
     return [
         {
             "n": number,
@@ -122,24 +126,24 @@ def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | Non
     ]
 
 
-def unknown_topic(tx: Transaction, workflow: str, topic: str) -> UnknownError:
+def unknown_topic_error(tx: Transaction, workflow: str, topic: str) -> NotFoundError:
     """The error for a publish that found no such topic, or no such workflow at all."""
     names = work.workflow_names(tx)
     if workflow not in names:
-        return UnknownError("workflow", workflow, names)
+        return NotFoundError("workflow", workflow, names)
     known = [row.name for row in work.topics(tx, workflow)]
-    return UnknownError(f"topic of workflow {workflow!r} named", topic, known, "Nothing was published.")
+    return NotFoundError(f"topic of workflow {workflow!r} named", topic, known, "Nothing was published.")
 
 
 def _by_message(rows: Sequence[Row[Any]]) -> dict[tuple[str, str], EventId]:
     return {(row.topic, row.message_id): EventId(row.id) for row in rows}
 
 
-def _act(
+def _act_on_delivery(
     tx: Transaction,
     statement: TextClause,
     target: tuple[str, str, EventId],
-    by: Person,
+    by: Actor,
     verb: str,
     needs: Sequence[DeliveryStatus],
     **params: Any,
@@ -148,21 +152,21 @@ def _act(
     workflow, handler, event_id = target
     row = work.handler(tx, workflow, handler)
     if row is None and work.workflow(tx, workflow) is None:
-        raise UnknownError("workflow", workflow, work.workflow_names(tx))
+        raise NotFoundError("workflow", workflow, work.workflow_names(tx))
     if row is None:
         known = [known.name for known in work.handlers(tx, workflow)]
-        raise UnknownError(f"handler of workflow {workflow!r} named", handler, known)
+        raise NotFoundError(f"handler of workflow {workflow!r} named", handler, known)
     key = {"event_id": event_id, "handler_id": row.id}
     found = tx.first(event_store.LOCK_ONE, **key)
     if found is None:
-        raise UnknownError(f"event for handler {handler!r} with id", event_id)
+        raise NotFoundError(f"event for handler {handler!r} with id", event_id)
     done = tx.first(statement, **key, **params)
     if done is None:
         offered = ", offered to a run" if found.offered_to else ""
-        raise IllegalTransitionError("event", event_id, asked=verb, found=f"{found.status}{offered}", allowed=needs)
+        raise IllegalTransitionError("event", event_id, verb=verb, found=f"{found.status}{offered}", allowed=needs)
     audit.record(tx, by, f"event.{verb}", workflow=workflow, event_id=event_id)
-    tx.announce(_PAST[verb], workflow=workflow, handler=handler, event_id=event_id, actor=by.name)
+    tx.log_on_commit(_TRANSITION_NAMES[verb], workflow=workflow, handler=handler, event_id=event_id, actor=by.name)
     return done
 
 
-_PAST = {"skip": "event.skipped", "quarantine": "event.quarantined", "release": "event.released"}
+_TRANSITION_NAMES = {"skip": "event.skipped", "quarantine": "event.quarantined", "release": "event.released"}

@@ -15,43 +15,47 @@ from sqlalchemy import Row
 from pipeline.domain.errors import (
     IllegalTransitionError,
     InvalidInputError,
+    NotFoundError,
     PipelineError,
     QuietPeriodError,
     StaleWriteError,
-    UnknownError,
 )
 from pipeline.domain.ids import Fence, MutationId, RunId
-from pipeline.domain.payloads import checked_json, checked_name, mended_text
+from pipeline.domain.payloads import checked_json, checked_name, storable_text
 from pipeline.domain.states import MutationStatus, Phase, Resolver
-from pipeline.domain.values import DEFAULT_LIMITS, Applied, Failed, Held, Limits, Request
+from pipeline.domain.values import DEFAULT_LIMITS, AppliedMutation, FailedMutation, Limits, Request, RunLease
 from pipeline.domain.workflows import AfterFailedMutation
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
-from pipeline.transitions.reconciliation import certain
-from pipeline.transitions.results import Landing, Move, land
+from pipeline.transitions.reconciliation import record_time_to_resolution
+from pipeline.transitions.results import BatchResult, Transition, match_results
 
 IN_DOUBT = [MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE]
 
 
-def begin_mutation(tx: Transaction, cohort: Sequence[Request], limits: Limits = DEFAULT_LIMITS) -> Landing[Row[Any]]:
+def begin_mutation(
+    tx: Transaction, cohort: Sequence[Request], limits: Limits = DEFAULT_LIMITS
+) -> BatchResult[Row[Any]]:
     """Write each request into the ledger: in flight, or pending a person's approval.
 
     The lease must still be held and is extended to cover the send deadline, so nobody can take the
     run for dead while its request may still leave.
     """
-    _refuse_doubled(cohort)
-    landed = mutation_store.guarded(tx, mutation_store.BEGIN, [_request_row(item, limits) for item in cohort])
+    _check_requests(cohort)
+    landed = mutation_store.execute_rows(tx, mutation_store.BEGIN, [_request_row(item, limits) for item in cohort])
     for row in landed:
-        tx.announce("run.mutating", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, status=row.status)
-    move = Move(verb="begin_mutation", phases=[Phase.PREPARED], also=" with inputs")
-    return land(tx, [item.held for item in cohort], landed, key=lambda row: row.run_id, move=move)
+        tx.log_on_commit(
+            "run.mutating", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, status=row.status
+        )
+    move = Transition(verb="begin_mutation", phases=[Phase.PREPARED], condition=" with inputs")
+    return match_results(tx, [item.lease for item in cohort], landed, key=lambda row: row.run_id, transition=move)
 
 
 def send(
-    tx: Transaction, cohort: Sequence[Held], bounds: Mapping[Held, tuple[timedelta, timedelta]] | None = None
-) -> Landing[Row[Any]]:
+    tx: Transaction, cohort: Sequence[RunLease], bounds: Mapping[RunLease, tuple[timedelta, timedelta]] | None = None
+) -> BatchResult[Row[Any]]:
     """Put approved mutations in flight, exactly as they were approved.
 
     ``bounds`` are timeout and settle window as the code has them now: it may be newer than the request.
@@ -61,31 +65,33 @@ def send(
         for held in cohort
         for timeout, settle in [(bounds or {}).get(held, (None, None))]
     ]
-    landed = mutation_store.guarded(tx, mutation_store.SEND, rows)
+    landed = mutation_store.execute_rows(tx, mutation_store.SEND, rows)
     for row in landed:
-        tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
-    move = Move(verb="send", phases=[Phase.MUTATING], also=" with an approved mutation")
-    return land(tx, cohort, landed, key=lambda row: row.run_id, move=move)
+        tx.log_on_commit("mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
+    move = Transition(verb="send", phases=[Phase.MUTATING], condition=" with an approved mutation")
+    return match_results(tx, cohort, landed, key=lambda row: row.run_id, transition=move)
 
 
-def resend(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
+def resend(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[Row[Any]]:
     """Attempt mutations again that are known not to have happened: counted, and with a new deadline, before they go."""
-    landed = mutation_store.guarded(
+    landed = mutation_store.execute_rows(
         tx, mutation_store.RESEND, [{"run": held.run_id, "fence": held.fence} for held in cohort]
     )
     for row in landed:
-        tx.announce("mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, attempt=row.attempts)
-    move = Move(verb="resend", phases=[Phase.MUTATING], also=" with a mutation in flight")
-    return land(tx, cohort, landed, key=lambda row: row.run_id, move=move)
+        tx.log_on_commit(
+            "mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, attempt=row.attempts
+        )
+    move = Transition(verb="resend", phases=[Phase.MUTATING], condition=" with a mutation in flight")
+    return match_results(tx, cohort, landed, key=lambda row: row.run_id, transition=move)
 
 
 def apply(
     tx: Transaction,
-    cohort: Sequence[Applied],
+    cohort: Sequence[AppliedMutation],
     *,
     by: Resolver = Resolver.CALL,
     limits: Limits = DEFAULT_LIMITS,
-) -> Landing[Row[Any]]:
+) -> BatchResult[Row[Any]]:
     """It happened: the run's outcome is success and whatever held its workflow back is gone."""
     rows = [
         {
@@ -95,14 +101,16 @@ def apply(
         }
         for item in cohort
     ]
-    landed = mutation_store.guarded(tx, mutation_store.APPLY, rows, resolved_by=by)
+    landed = mutation_store.execute_rows(tx, mutation_store.APPLY, rows, resolved_by=by)
     for row in landed:
-        tx.announce("mutation.applied", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=by)
-        certain(tx, row, "applied")
-    return _land(tx, {item.mutation_id: item.fence for item in cohort}, landed, "apply")
+        tx.log_on_commit(
+            "mutation.applied", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=by
+        )
+        record_time_to_resolution(tx, row, "applied")
+    return _match_mutations(tx, {item.mutation_id: item.fence for item in cohort}, landed, "apply")
 
 
-def fail(tx: Transaction, cohort: Sequence[Failed], *, by: Resolver = Resolver.CALL) -> Landing[Row[Any]]:
+def fail(tx: Transaction, cohort: Sequence[FailedMutation], *, by: Resolver = Resolver.CALL) -> BatchResult[Row[Any]]:
     """It did not happen. Refused during the quiet period when that rests on absence alone.
 
     Of a run that was stopped in doubt the inputs go back at once, unless its consumer wants the same
@@ -113,19 +121,21 @@ def fail(tx: Transaction, cohort: Sequence[Failed], *, by: Resolver = Resolver.C
         {
             "mutation_id": item.mutation_id,
             "fence": item.fence,
-            "error": mended_text(item.error),
+            "error": storable_text(item.error),
             "evidence": item.evidence,
-            "asked_at": item.asked_at,
+            "asked_at": item.reconcile_started_at,
         }
         for item in cohort
     ]
-    landed = mutation_store.guarded(tx, mutation_store.FAIL, rows, resolved_by=by)
+    landed = mutation_store.execute_rows(tx, mutation_store.FAIL, rows, resolved_by=by)
     _release_inputs(tx, landed)
     for row in landed:
-        tx.announce("mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=by)
-        certain(tx, row, "failed")
-    times = {item.mutation_id: item.asked_at for item in cohort}
-    return _land(tx, {item.mutation_id: item.fence for item in cohort}, landed, "fail", times)
+        tx.log_on_commit(
+            "mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=by
+        )
+        record_time_to_resolution(tx, row, "failed")
+    times = {item.mutation_id: item.reconcile_started_at for item in cohort}
+    return _match_mutations(tx, {item.mutation_id: item.fence for item in cohort}, landed, "fail", times)
 
 
 def _release_inputs(tx: Transaction, failed: Sequence[Row[Any]]) -> None:
@@ -142,41 +152,45 @@ def _release_inputs(tx: Transaction, failed: Sequence[Row[Any]]) -> None:
         if row.fence is None and row.after_failed_mutation == AfterFailedMutation.PREPARE
     ]
     if rows:
-        event_store.hand_back(tx, rows)
+        event_store.release_inputs(tx, rows)
 
 
-def _land(
+def _match_mutations(
     tx: Transaction,
-    asked: dict[MutationId, Fence | None],
+    fences: dict[MutationId, Fence | None],
     landed: Sequence[Row[Any]],
     verb: str,
-    times: Mapping[MutationId, datetime | None] | None = None,
-) -> Landing[Row[Any]]:
+    started_at: Mapping[MutationId, datetime | None] | None = None,
+) -> BatchResult[Row[Any]]:
     there = {row.id for row in landed}
-    missing = [id_ for id_ in asked if id_ not in there]
+    missing = [id_ for id_ in fences if id_ not in there]
     rows = {row.id: row for row in work.mutations(tx, missing)} if missing else {}
     now = tx.clock() if missing else None
     refused: dict[UUID, PipelineError] = {}
     for id_ in missing:
         row = rows.get(id_)
         if row is None:
-            refused[id_] = UnknownError("mutation", id_, hint="Nothing was changed.")
-        elif verb == "fail" and _is_quiet(row, (times or {}).get(id_) or now) and _counts(row, asked[id_]):
+            refused[id_] = NotFoundError("mutation", id_, hint="Nothing was changed.")
+        elif (
+            verb == "fail"
+            and _is_in_quiet_period(row, (started_at or {}).get(id_) or now)
+            and _waits_for_quiet_only(row, fences[id_])
+        ):
             refused[id_] = QuietPeriodError(id_, row.quiet_until)
-        elif asked[id_] is not None:
-            held = f"fence {asked[id_]}, {MutationStatus.IN_FLIGHT}"
+        elif fences[id_] is not None:
+            held = f"fence {fences[id_]}, {MutationStatus.IN_FLIGHT}"
             found = f"fence {row.fence}, {row.status}"
-            refused[id_] = StaleWriteError("mutation", id_, asked=verb, held=held, found=found)
+            refused[id_] = StaleWriteError("mutation", id_, verb=verb, expected=held, found=found)
         else:
             refused[id_] = illegal_transition(row, verb, IN_DOUBT)
-    return Landing(landed=tuple(landed), refused=refused)
+    return BatchResult(updated=tuple(landed), refused=refused)
 
 
-def _is_quiet(row: Row[Any], asked_at: datetime | None) -> bool:
+def _is_in_quiet_period(row: Row[Any], asked_at: datetime | None) -> bool:
     return bool(row.quiet_until and asked_at and row.quiet_until > asked_at)
 
 
-def _counts(row: Row[Any], fence: Fence | None) -> bool:
+def _waits_for_quiet_only(row: Row[Any], fence: Fence | None) -> bool:
     """Whether only the quiet period stands in the way of this verdict."""
     if fence is None:
         return row.status in IN_DOUBT
@@ -185,15 +199,15 @@ def _counts(row: Row[Any], fence: Fence | None) -> bool:
 
 def illegal_transition(row: Row[Any], verb: str, needs: Sequence[str]) -> IllegalTransitionError:
     found = f"{row.status} (its run is {row.run_phase}, {row.run_status})"
-    return IllegalTransitionError("mutation", row.id, asked=verb, found=found, allowed=needs)
+    return IllegalTransitionError("mutation", row.id, verb=verb, found=found, allowed=needs)
 
 
-def _refuse_doubled(cohort: Sequence[Request]) -> None:
+def _check_requests(cohort: Sequence[Request]) -> None:
     seen: set[RunId] = set()
     for item in cohort:
-        if item.held.run_id in seen:
-            raise InvalidInputError(f"Run {item.held.run_id} asks for two mutations at once; expected one per run.")
-        seen.add(item.held.run_id)
+        if item.lease.run_id in seen:
+            raise InvalidInputError(f"Run {item.lease.run_id} asks for two mutations at once; expected one per run.")
+        seen.add(item.lease.run_id)
         for name, span in (("timeout", item.timeout), ("settle", item.settle)):
             if span < timedelta(0) or (name == "timeout" and not span):
                 raise InvalidInputError(
@@ -202,10 +216,10 @@ def _refuse_doubled(cohort: Sequence[Request]) -> None:
 
 
 def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
-    what = f"params of {item.connector}.{item.operation} for run {item.held.run_id}"
+    what = f"params of {item.connector}.{item.operation} for run {item.lease.run_id}"
     return {
-        "run": item.held.run_id,
-        "fence": item.held.fence,
+        "run": item.lease.run_id,
+        "fence": item.lease.fence,
         "connector": checked_name(item.connector, what="connector"),
         "operation": checked_name(item.operation, what="operation"),
         "params": checked_json(item.params, what=what, limit=limits.params),
@@ -213,7 +227,7 @@ def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
         "idempotency_key": checked_name(item.idempotency_key, what="idempotency key"),
         "timeout": item.timeout,
         "settle": item.settle,
-        "watch": item.watch,
+        "watch": item.monitor_after,
         "reconcilable": item.reconcilable,
         "needs_approval": item.needs_approval,
     }

@@ -11,39 +11,39 @@ from pipeline.store.reads import attention
 from pipeline.store.writes import notices as notice_store
 from pipeline.store.writes import retention as retention_store
 
-_WALK = "notices"
+_CURSOR = "notices"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class NoticePage:
     """What people are told of in one go."""
 
     rows: Sequence[Row[Any]]
-    skipped: int  #: older ones that nobody took at the last tries
+    offset: int  #: older ones that nobody took at the last tries
     is_full: bool  #: there may be more behind it
 
 
-def next_page(tx: Transaction, *, most: int = 100) -> Page:
+def next_page(tx: Transaction, *, limit: int = 100) -> NoticePage:
     """Forget what is over, and say what people were not told of yet, oldest first.
 
     It goes on behind what could not be delivered the last time, and begins anew when it has come to the end: a crowd
     that a receiver refuses keeps nobody else waiting, and is tried again.
     """
-    tx.run(notice_store.FORGET_NOTICES_OF_THE_PAST)
-    place = tx.first(retention_store.POSITION, name=_WALK)
+    tx.execute(notice_store.DELETE_ENDED_NOTICES)
+    place = tx.first(retention_store.CURSOR, name=_CURSOR)
     skipped = int(place.position) if place else 0
-    rows = attention.unannounced(tx, limit=most, skip=skipped)
-    return Page(rows=rows, skipped=skipped, is_full=len(rows) == most)
+    rows = attention.undelivered_notices(tx, limit=limit, offset=skipped)
+    return NoticePage(rows=rows, offset=skipped, is_full=len(rows) == limit)
 
 
-def turn_page(tx: Transaction, page: Page, *, delivered: int, undelivered: int) -> None:
+def save_position(tx: Transaction, page: NoticePage, *, delivered: int, undelivered: int) -> None:
     """Let the next page begin behind those that could not be delivered, or anew when this was the last."""
     is_last = not page.is_full and delivered + undelivered == len(page.rows)
-    position = 0 if is_last else page.skipped + undelivered
-    if position != page.skipped:
-        tx.run(retention_store.SET_POSITION, name=_WALK, position=str(position))
+    position = 0 if is_last else page.offset + undelivered
+    if position != page.offset:
+        tx.execute(retention_store.SET_CURSOR, name=_CURSOR, position=str(position))
 
 
-def announced(tx: Transaction, kind: str, subject: str) -> None:
+def mark_delivered(tx: Transaction, kind: str, subject: str) -> None:
     """Remember that a notice was delivered, so that it is not sent again while it lasts."""
-    tx.run(notice_store.INSERT_NOTICE, kind=kind, subject=subject)
+    tx.execute(notice_store.INSERT_NOTICE, kind=kind, subject=subject)

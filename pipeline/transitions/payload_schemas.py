@@ -61,12 +61,12 @@ _FORMATS: dict[str, Any] = {
 }
 
 
-def of(model: type[BaseModel]) -> dict[str, Any]:
+def json_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The schema by which payloads of a model are checked. What validators add to it is in no schema."""
-    return model.model_json_schema(schema_generator=_Generator)
+    return model.model_json_schema(schema_generator=_SchemaGenerator)
 
 
-def check(schema: Any, payload: Any, *, what: str, topic: str) -> None:
+def check_payload(schema: Any, payload: Any, *, what: str, topic: str) -> None:
     """Raise with the first thing that does not fit. What was given is not repeated: it may be private."""
     known = schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True)  # some connections give text
     problem = best_match(_validator(known).iter_errors(payload))
@@ -90,11 +90,11 @@ def _checker() -> FormatChecker:
     """Knows the formats above, and takes a text of any other."""
     checker = FormatChecker(formats=())
     for name, kind in _FORMATS.items():
-        checker.checks(name, raises=ValueError)(_Readable(kind))
+        checker.checks(name, raises=ValueError)(_FormatCheck(kind))
     return checker
 
 
-class _Readable:
+class _FormatCheck:
     """Whether a text can be read as something of a kind. What is no text has no format."""
 
     def __init__(self, kind: Any) -> None:
@@ -106,7 +106,7 @@ class _Readable:
         return True
 
 
-class _Generator(GenerateJsonSchema):
+class _SchemaGenerator(GenerateJsonSchema):
     """As pydantic writes schemas, which say nothing about the text of a decimal."""
 
     def decimal_schema(self, schema: DecimalSchema) -> JsonSchemaValue:

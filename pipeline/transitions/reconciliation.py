@@ -8,85 +8,87 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from pipeline.domain.ids import MutationId, RunId
-from pipeline.domain.payloads import mended_text
-from pipeline.domain.values import Person
+from pipeline.domain.payloads import storable_text
+from pipeline.domain.values import Actor
 from pipeline.domain.workflows import BlockKind, OnUncertain
-from pipeline.store.database import Transaction, encoded
+from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import ledger, work
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import workflows as workflow_store
 from pipeline.transitions import audit
 
-_AGAIN = timedelta(seconds=30)  #: until somebody else may try
-_LONG = timedelta(hours=1)  #: without a look, and a person is asked
+_DEFER_FOR = timedelta(seconds=30)  #: until somebody else may try
+_ESCALATE_AFTER = timedelta(hours=1)  #: without a look, and a person is asked
 _SWEEP = "reconcile"
-_LEFT, _ASKED_AGAIN = "mutation.left", "mutation.try_again"
+_DEFERRED, _TRIED_AGAIN = "mutation.left", "mutation.try_again"
 
 
-def leave(tx: Transaction, row: Row[Any], why: str) -> None:
+def defer(tx: Transaction, row: Row[Any], reason: str) -> None:
     """Put off a look at a doubt that this process cannot take; an hour after the last real one, ask a person.
 
     That a look was left is kept with the number of looks so far: while the number stays, nobody has looked.
     One that came too early is not in the number: that it put the next off to the end of the quiet period tells it.
     """
     mutation_id = MutationId(row.id)
-    last = ledger.last_act(tx, row.id, [_LEFT, _ASKED_AGAIN])
+    last = ledger.last_act(tx, row.id, [_DEFERRED, _TRIED_AGAIN])
     since = None if last is None and row.reconcile_attempts else row.doubted_at
     if last is not None:
-        is_same = last.act == _LEFT and last.evidence["looks"] == row.reconcile_attempts
+        is_same = last.act == _DEFERRED and last.evidence["looks"] == row.reconcile_attempts
         was_early = row.next_reconcile_at == row.quiet_until
         since = last.at if is_same and not was_early else None
-    if since is not None and tx.clock() - since > _LONG:
-        escalate(tx, [mutation_id], why)
+    if since is not None and tx.clock() - since > _ESCALATE_AFTER:
+        escalate(tx, [mutation_id], reason)
         return
     if last is None or since is None:
-        by = Person(name=_SWEEP, reason=why, evidence={"looks": row.reconcile_attempts})
-        audit.record(tx, by, _LEFT, workflow=row.workflow, run_id=row.run_id, mutation_id=row.id)
-    postpone(tx, mutation_id, after=_AGAIN)
+        by = Actor(name=_SWEEP, reason=reason, evidence={"looks": row.reconcile_attempts})
+        audit.record(tx, by, _DEFERRED, workflow=row.workflow, run_id=row.run_id, mutation_id=row.id)
+    postpone(tx, mutation_id, after=_DEFER_FOR)
 
 
-def certain(tx: Transaction, row: Row[Any], verdict: str) -> None:
+def record_time_to_resolution(tx: Transaction, row: Row[Any], verdict: str) -> None:
     """A mutation is settled. One that was never in doubt tells nothing."""
     if row.doubted_at is not None:
         told = {"connector": row.connector, "operation": row.operation, "verdict": verdict}
-        tx.count("pipeline.mutation.certainty", told, (row.resolved_at - row.doubted_at).total_seconds())
+        tx.count_on_commit("pipeline.mutation.certainty", told, (row.resolved_at - row.doubted_at).total_seconds())
 
 
-def book(tx: Transaction, looks: Sequence[tuple[MutationId, int, timedelta]]) -> tuple[Row[Any], ...]:
+def book(tx: Transaction, attempts: Sequence[tuple[MutationId, int, timedelta]]) -> tuple[Row[Any], ...]:
     """Book the next look before this one begins: (mutation, attempts so far, delay).
 
     A reconcile that takes its worker down has then already been counted and cannot spin. What is
     missing from the answer was booked by somebody else or is no longer in doubt.
     """
-    rows = [{"mutation_id": id_, "attempts": attempts, "delay": delay} for id_, attempts, delay in looks]
-    return tuple(mutation_store.guarded(tx, mutation_store.BOOK, rows))
+    rows = [{"mutation_id": id_, "attempts": count, "delay": delay} for id_, count, delay in attempts]
+    return tuple(mutation_store.execute_rows(tx, mutation_store.BOOK, rows))
 
 
 def postpone(
     tx: Transaction, mutation_id: MutationId, *, after: timedelta | None = None, until_quiet: bool = False
 ) -> None:
     """Look later: when the outside system wants to be asked again, or when not finding it proves something."""
-    tx.run(mutation_store.POSTPONE, id=mutation_id, after=after, until_quiet=until_quiet)
+    tx.execute(mutation_store.POSTPONE, id=mutation_id, after=after, until_quiet=until_quiet)
 
 
-def escalate(tx: Transaction, ids: Sequence[UUID], reason: str, *, said: str = "") -> tuple[Row[Any], ...]:
+def escalate(tx: Transaction, ids: Sequence[UUID], reason: str, *, detail: str = "") -> tuple[Row[Any], ...]:
     """Nobody can know: a person must settle it. The workflow waits, or only the run's events do.
 
     ``said`` are words of the outside world: the person finds them in the ledger, and nobody in the log.
     """
-    reason = mended_text(reason)
-    kept = mended_text(f"{reason}: {said}") if said else reason
-    tx.all(workflow_store.LOCK_OF_RUNS, ids=_run_ids(tx, ids))
-    landed = run_store.by_ids(tx, mutation_store.ESCALATE, ids, reason=kept)
+    reason = storable_text(reason)
+    kept = storable_text(f"{reason}: {detail}") if detail else reason
+    tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=_run_ids(tx, ids))
+    landed = run_store.execute_ids(tx, mutation_store.ESCALATE, ids, reason=kept)
     blocks = [
         {"workflow": row.workflow, "run": row.run_id, "kind": BlockKind.RECONCILIATION, "reason": kept}
         for row in landed
-        if _pauses(tx, row.workflow)
+        if _pauses_on_uncertain(tx, row.workflow)
     ]
-    tx.all(workflow_store.INSERT_BLOCKS, rows=encoded(blocks))
+    tx.all(workflow_store.INSERT_BLOCKS, rows=encode_rows(blocks))
     for row in landed:
-        tx.announce("mutation.escalated", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, reason=reason)
+        tx.log_on_commit(
+            "mutation.escalated", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, reason=reason
+        )
     return tuple(landed)
 
 
@@ -94,6 +96,6 @@ def _run_ids(tx: Transaction, ids: Sequence[UUID]) -> list[str]:
     return [str(RunId(row.run_id)) for row in work.mutations(tx, ids)]
 
 
-def _pauses(tx: Transaction, workflow: str) -> bool:
+def _pauses_on_uncertain(tx: Transaction, workflow: str) -> bool:
     row = work.workflow(tx, workflow)
     return row is not None and row.on_uncertain == OnUncertain.PAUSE

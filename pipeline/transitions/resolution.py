@@ -5,14 +5,11 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from pipeline.domain.errors import (
-    StaleWriteError,
-    UnknownError,
-)
+from pipeline.domain.errors import NotFoundError, StaleWriteError
 from pipeline.domain.ids import MutationId
-from pipeline.domain.payloads import checked_name, mended_text
+from pipeline.domain.payloads import checked_name, storable_text
 from pipeline.domain.states import Evidence, MutationStatus, Resolver
-from pipeline.domain.values import Applied, Failed, Person
+from pipeline.domain.values import Actor, AppliedMutation, FailedMutation
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
 from pipeline.store.writes import events as event_store
@@ -21,93 +18,101 @@ from pipeline.store.writes import notices as notice_store
 from pipeline.store.writes import runs as run_store
 from pipeline.transitions import audit
 from pipeline.transitions.mutations import IN_DOUBT, apply, fail, illegal_transition
-from pipeline.transitions.reconciliation import certain
+from pipeline.transitions.reconciliation import record_time_to_resolution
 
 
-def acknowledge(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
+def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[Any]:
     """A person has dealt with an effect that surfaced late; the doctor speaks of it no more."""
     row = tx.first(mutation_store.ACKNOWLEDGE, id=mutation_id, by=by.name)
     if row is None:
-        raise illegal_transition(_found(tx, mutation_id), "acknowledge", ["surfaced, and not acknowledged yet"])
-    tx.announce("mutation.acknowledged", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
+        raise illegal_transition(_mutation_row(tx, mutation_id), "acknowledge", ["surfaced, and not acknowledged yet"])
+    tx.log_on_commit(
+        "mutation.acknowledged", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name
+    )
     audit.record(tx, by, "mutation.acknowledge", **audit.subject_of(row))
     return row
 
 
-def happened(tx: Transaction, mutation_id: MutationId, by: Person, result: Any = None) -> Row[Any]:
+def happened(tx: Transaction, mutation_id: MutationId, by: Actor, result: Any = None) -> Row[Any]:
     """A person asserts that it happened, and with which result."""
-    item = Applied(mutation_id=mutation_id, result=result)
-    row = apply(tx, [item], by=Resolver.PERSON).only()
+    item = AppliedMutation(mutation_id=mutation_id, result=result)
+    row = apply(tx, [item], by=Resolver.OPERATOR).only()
     audit.record(tx, by, "mutation.happened", **audit.subject_of(row))
     return row
 
 
-def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
+def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[Any]:
     """A person asserts that it did not happen. Refused while the request may still be travelling."""
     error = by.reason or f"{by.name} says it did not happen"
-    item = Failed(mutation_id=mutation_id, error=error, evidence=Evidence.ABSENCE)
-    row = fail(tx, [item], by=Resolver.PERSON).only()
+    item = FailedMutation(mutation_id=mutation_id, error=error, evidence=Evidence.ABSENCE)
+    row = fail(tx, [item], by=Resolver.OPERATOR).only()
     audit.record(tx, by, "mutation.did_not_happen", **audit.subject_of(row))
     return row
 
 
-def skip(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
+def skip(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[Any]:
     """A person goes on without it: its events are skipped and ``next`` runs with that status."""
-    row = _skip(tx, mutation_id, by, "skip", IN_DOUBT)
-    tx.announce("mutation.skipped", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
-    certain(tx, row, "skipped")
+    row = _resolve_as_skipped(tx, mutation_id, by, "skip", IN_DOUBT)
+    tx.log_on_commit("mutation.skipped", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
+    record_time_to_resolution(tx, row, "skipped")
     audit.record(tx, by, "mutation.skip", **audit.subject_of(row))
     return row
 
 
-def reject(tx: Transaction, mutation_id: MutationId, by: Person) -> Row[Any]:
+def reject(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[Any]:
     """A person refuses a request, or takes an approval back while it was not sent: it is skipped."""
-    row = _skip(tx, mutation_id, by, "reject", [MutationStatus.PENDING])
-    tx.announce("mutation.rejected", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
+    row = _resolve_as_skipped(tx, mutation_id, by, "reject", [MutationStatus.PENDING])
+    tx.log_on_commit("mutation.rejected", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.reject", **audit.subject_of(row))
     return row
 
 
-def approve(tx: Transaction, mutation_id: MutationId, by: Person, *, request_hash: str) -> Row[Any]:
+def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash: str) -> Row[Any]:
     """A person allows exactly the request with this hash; the run goes back to the mutate task."""
     asked = checked_name(request_hash, what="request hash")
     row = tx.first(mutation_store.APPROVE, id=mutation_id, request_hash=asked, approved_by=by.name)
     if row is None:
-        found = _found(tx, mutation_id)
+        found = _mutation_row(tx, mutation_id)
         if found.status == MutationStatus.PENDING and found.request_hash != request_hash:
-            raise StaleWriteError("mutation", mutation_id, asked="approve", held=request_hash, found=found.request_hash)
+            raise StaleWriteError(
+                "mutation", mutation_id, verb="approve", expected=request_hash, found=found.request_hash
+            )
         raise illegal_transition(found, "approve", [f"{MutationStatus.PENDING} and not approved yet"])
-    tx.announce("mutation.approved", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
+    tx.log_on_commit("mutation.approved", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.approve", **audit.subject_of(row))
     return row
 
 
-def try_again(tx: Transaction, mutation_id: MutationId, by: Person, *, can_look: bool = False) -> Row[Any]:
+def try_again(tx: Transaction, mutation_id: MutationId, by: Actor, *, can_reconcile: bool = False) -> Row[Any]:
     """A person asks the background to look again, with a fresh budget; ``can_look``: its operation can by now."""
-    row = tx.first(mutation_store.TRY_AGAIN, id=mutation_id, can_look=can_look)
-    tx.run(notice_store.FORGET_NOTICE, kind="indeterminate", subject=f"mutation {mutation_id}")
+    row = tx.first(mutation_store.TRY_AGAIN, id=mutation_id, can_look=can_reconcile)
+    tx.execute(notice_store.DELETE_NOTICE, kind="indeterminate", subject=f"mutation {mutation_id}")
     if row is None:
-        found = _found(tx, mutation_id)
+        found = _mutation_row(tx, mutation_id)
         needs = [f"{MutationStatus.INDETERMINATE} and of an operation that can reconcile, as far as is known here"]
         raise illegal_transition(found, "try again", needs)
-    tx.announce("mutation.asked_again", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
+    tx.log_on_commit(
+        "mutation.asked_again", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name
+    )
     audit.record(tx, by, "mutation.try_again", **audit.subject_of(row))
     return row
 
 
-def _skip(tx: Transaction, mutation_id: MutationId, by: Person, verb: str, needs: Sequence[MutationStatus]) -> Row[Any]:
-    found = _found(tx, mutation_id)
+def _resolve_as_skipped(
+    tx: Transaction, mutation_id: MutationId, by: Actor, verb: str, needs: Sequence[MutationStatus]
+) -> Row[Any]:
+    found = _mutation_row(tx, mutation_id)
     if found.status not in needs:
         raise illegal_transition(found, verb, needs)
-    row = tx.first(mutation_store.SKIP, id=mutation_id, error=mended_text(by.reason or f"{verb} by {by.name}"))
+    row = tx.first(mutation_store.SKIP, id=mutation_id, error=storable_text(by.reason or f"{verb} by {by.name}"))
     if row is None:
-        raise illegal_transition(_found(tx, mutation_id), verb, needs)
-    run_store.by_ids(tx, event_store.SKIP_INPUTS, [row.run_id])
+        raise illegal_transition(_mutation_row(tx, mutation_id), verb, needs)
+    run_store.execute_ids(tx, event_store.SKIP_INPUTS, [row.run_id])
     return row
 
 
-def _found(tx: Transaction, mutation_id: MutationId) -> Row[Any]:
+def _mutation_row(tx: Transaction, mutation_id: MutationId) -> Row[Any]:
     rows = work.mutations(tx, [mutation_id])
     if not rows:
-        raise UnknownError("mutation", mutation_id, hint="Nothing was changed.")
+        raise NotFoundError("mutation", mutation_id, hint="Nothing was changed.")
     return rows[0]

@@ -13,13 +13,13 @@ from sqlalchemy import Row
 
 from pipeline.domain.errors import (
     IllegalTransitionError,
+    NotFoundError,
     PipelineError,
     ReservationError,
     StaleWriteError,
-    UnknownError,
 )
 from pipeline.domain.states import DeliveryStatus, Phase, RunStatus
-from pipeline.domain.values import Held, Prepared
+from pipeline.domain.values import PreparedRun, RunLease
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
 
@@ -27,22 +27,22 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Landing(Generic[T]):
+class BatchResult(Generic[T]):
     """The answer of every set-based verb."""
 
-    landed: tuple[T, ...]
+    updated: tuple[T, ...]
     refused: Mapping[UUID, PipelineError] = field(default_factory=dict)
 
     def only(self) -> T:
         """The one row a cohort of one is about; raises why there is none."""
         for error in self.refused.values():
             raise error
-        (row,) = self.landed
+        (row,) = self.updated
         return row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class Transition:
     """A move as an error names it: the verb, the phases it starts from, and what else it needs.
 
     ``explain`` says why a row that is held in the right phase was refused all the same.
@@ -50,68 +50,70 @@ class Move:
 
     verb: str
     phases: Sequence[Phase]
-    also: str = ""
+    condition: str = ""
     explain: Callable[[Row[Any]], PipelineError] | None = None
 
     @property
     def needs(self) -> list[str]:
-        return [f"{phase}{self.also}" for phase in self.phases]
+        return [f"{phase}{self.condition}" for phase in self.phases]
 
 
-def land(
+def match_results(
     tx: Transaction,
-    asked: Sequence[Held],
-    landed: Sequence[T],
+    leases: Sequence[RunLease],
+    updated: Sequence[T],
     *,
     key: Callable[[T], UUID],
-    move: Move,
-) -> Landing[T]:
+    transition: Transition,
+) -> BatchResult[T]:
     """Pair a cohort with what landed of it. The reasons cost a query only when something is missing."""
-    there = {key(row) for row in landed}
-    missing = [held for held in asked if held.run_id not in there]
+    there = {key(row) for row in updated}
+    missing = [held for held in leases if held.run_id not in there]
     found = {row.id: row for row in work.runs(tx, [held.run_id for held in missing])} if missing else {}
-    refused: dict[UUID, PipelineError] = {held.run_id: _reason(held, found.get(held.run_id), move) for held in missing}
-    return Landing(landed=tuple(landed), refused=refused)
+    refused: dict[UUID, PipelineError] = {
+        held.run_id: _refusal(held, found.get(held.run_id), transition) for held in missing
+    }
+    return BatchResult(updated=tuple(updated), refused=refused)
 
 
-def _reason(held: Held, row: Row[Any] | None, move: Move) -> PipelineError:
+def _refusal(held: RunLease, row: Row[Any] | None, move: Transition) -> PipelineError:
     """Not there; not ours any more (held by another, stopped, done, lapsed); or ours, but without this move."""
     if row is None:
-        return UnknownError("run", held.run_id, hint="Nothing was changed.")
+        return NotFoundError("run", held.run_id, hint="Nothing was changed.")
     ours = row.fence == held.fence and row.status == RunStatus.ACTIVE
     if ours and row.phase in move.phases and move.explain:
         return move.explain(row)
     state = f"{row.phase}, {row.status}"
     if ours and row.is_leased:
-        return IllegalTransitionError("run", held.run_id, asked=move.verb, found=state, allowed=move.needs)
+        return IllegalTransitionError("run", held.run_id, verb=move.verb, found=state, allowed=move.needs)
     lease = "leased" if row.is_leased else "not leased"
     found = f"fence {row.fence}, {state}, {lease}"
-    return StaleWriteError("run", held.run_id, asked=move.verb, held=f"fence {held.fence}", found=found)
+    return StaleWriteError("run", held.run_id, verb=move.verb, expected=f"fence {held.fence}", found=found)
 
 
-def wanted(item: Prepared) -> tuple[list[int], list[str]]:
+def requested_events(item: PreparedRun) -> tuple[list[int], list[str]]:
     """The events a prepare wants to pin and the topic it says each is on; asking twice is asking once."""
     topic_of = {int(event): r.topic for r in item.reservations for event in r.ids}
     return list(topic_of), list(topic_of.values())
 
 
-def reservation_error(tx: Transaction, run: Row[Any], item: Prepared) -> PipelineError:
+def reservation_error(tx: Transaction, run: Row[Any], item: PreparedRun) -> PipelineError:
     """Look again at what could not be reserved and say why, event by event.
 
     A run that is refused although it asks for nothing is no consumer's run.
     """
-    events, topics = wanted(item)
+    events, topics = requested_events(item)
     if not events:
         return IllegalTransitionError(
-            "run", run.id, asked="finish_prepare", found=f"{run.phase}, of a producer", allowed=["of a consumer"]
+            "run", run.id, verb="finish_prepare", found=f"{run.phase}, of a producer", allowed=["of a consumer"]
         )
     rows = work.refused_inputs(tx, run.handler_id, events, topics)
-    reasons = {row.event_id: why for row in rows if (why := _why(row, run))}
+    reasons = {row.event_id: why for row in rows if (why := _refusal_reason(row, run))}
     moved_on = all(row.found_topic == row.topic and row.status is not None for row in rows)
     return ReservationError(run.id, reasons or dict.fromkeys(events, "another run took it just now"), is_race=moved_on)
 
 
-def _why(row: Row[Any], run: Row[Any]) -> str | None:
+def _refusal_reason(row: Row[Any], run: Row[Any]) -> str | None:
     """The first of these that is true of an event, or None when nothing speaks against it any more."""
     reasons = (
         (row.found_topic is None, "there is no such event"),

@@ -15,41 +15,41 @@ from pipeline.store.writes import retention as retention_store
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _PrunedTable:
     statement: TextClause
-    limit: str  #: the shortest of these ends the walk
+    retention_field: str  #: the shortest of these ends the walk
     start: str = "00000000-0000-0000-0000-000000000000"
 
 
 #: In this order: a run goes after its inputs, a session after its runs, an act after its mutation.
-WALKS: Mapping[str, _Walk] = {
-    "events": _Walk(retention_store.EVENTS, "done", "0"),
-    "runs": _Walk(retention_store.RUNS, "done"),
-    "sessions": _Walk(retention_store.SESSIONS, "done"),
-    "audit": _Walk(retention_store.AUDIT, "ledger", "0"),
+PRUNED_TABLES: Mapping[str, _PrunedTable] = {
+    "events": _PrunedTable(retention_store.PRUNE_EVENTS, "done", "0"),
+    "runs": _PrunedTable(retention_store.PRUNE_RUNS, "done"),
+    "sessions": _PrunedTable(retention_store.PRUNE_SESSIONS, "done"),
+    "audit": _PrunedTable(retention_store.PRUNE_AUDIT, "ledger", "0"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class PrunedPage:
     """What became of one page."""
 
     dropped: int
     is_last: bool  #: everything behind it is too young
 
 
-def drop_page(tx: Transaction, name: str, *, most: int = 1000) -> Page:
+def prune_page(tx: Transaction, name: str, *, limit: int = 1000) -> PrunedPage:
     """Look at the next rows of a walk and let go of those that no workflow keeps any longer."""
-    walk, shortest = WALKS[name], tx.first(retention_store.SHORTEST)
+    walk, shortest = PRUNED_TABLES[name], tx.first(retention_store.SHORTEST_RETENTION)
     assert shortest is not None
-    limit = getattr(shortest, walk.limit)
-    if limit is None:
-        return Page(dropped=0, is_last=True)
-    tx.run(retention_store.HOLD_SUBSCRIPTIONS)
-    place = tx.first(retention_store.POSITION, name=name)
+    kept_for = getattr(shortest, walk.retention_field)
+    if kept_for is None:
+        return PrunedPage(dropped=0, is_last=True)
+    tx.execute(retention_store.LOCK_SUBSCRIPTIONS_SHARED)
+    place = tx.first(retention_store.CURSOR, name=name)
     position = place.position if place else walk.start
-    page = tx.first(walk.statement, position=position, most=most, shortest=limit)
+    page = tx.first(walk.statement, position=position, most=limit, shortest=kept_for)
     assert page is not None
-    is_last = page.seen < most or page.is_young
-    tx.run(retention_store.SET_POSITION, name=name, position=walk.start if is_last else str(page.position))
-    return Page(dropped=page.dropped, is_last=is_last)
+    is_last = page.seen < limit or page.is_young
+    tx.execute(retention_store.SET_CURSOR, name=name, position=walk.start if is_last else str(page.position))
+    return PrunedPage(dropped=page.dropped, is_last=is_last)

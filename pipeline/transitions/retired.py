@@ -10,9 +10,9 @@ from sqlalchemy import Row
 
 from pipeline.domain.errors import IllegalTransitionError
 from pipeline.domain.ids import EventId
-from pipeline.domain.payloads import mended_text
+from pipeline.domain.payloads import storable_text
 from pipeline.domain.states import MutationStatus, RunStatus
-from pipeline.domain.values import Person
+from pipeline.domain.values import Actor
 from pipeline.store.database import Transaction
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
@@ -20,10 +20,10 @@ from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import workflows as workflow_store
 from pipeline.transitions import audit, events
 
-_SETTLED = ("pending", "applied", "failed")
+_NOT_IN_DOUBT = ("pending", "applied", "failed")
 
 
-def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Person) -> None:
+def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> None:
     """Go on without an event, and without the run of a retired handler that holds it.
 
     All inputs of that run go with it: they are consumed if its mutation happened, else skipped; what it had asked
@@ -31,43 +31,43 @@ def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Pe
     for an answer, and while a worker has it.
     """
     key = {"workflow": workflow, "handler": handler, "event_id": event_id}
-    found = tx.first(run_store.LEFT_BEHIND, **key)
+    found = tx.first(run_store.RUN_OF_RETIRED_HANDLER, **key)
     if found is None:
         events.skip(tx, workflow, handler, event_id, by)
         return
-    tx.all(workflow_store.LOCK_OF_RUNS, ids=[str(found.id)])
-    run = tx.first(run_store.LOCK_LEFT_BEHIND, id=found.id)
+    tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(found.id)])
+    run = tx.first(run_store.LOCK_RUN_OF_RETIRED_HANDLER, id=found.id)
     if run is None:
         return  # ended meanwhile, and all its inputs with it
-    _refuse_unanswered(run, event_id)
-    for row in run_store.by_ids(tx, mutation_store.VOID, [run.id]):
-        tx.announce("mutation.failed", run_id=run.id, mutation_id=row.id, workflow=workflow, resolved_by="void")
-    words = mended_text(by.reason or f"its handler is gone from the code; skipped by {by.name}")
-    ended = tx.first(run_store.GIVE_UP, id=run.id, error=words)
+    _refuse_unresolved(run, event_id)
+    for row in run_store.execute_ids(tx, mutation_store.VOID, [run.id]):
+        tx.log_on_commit("mutation.failed", run_id=run.id, mutation_id=row.id, workflow=workflow, resolved_by="void")
+    words = storable_text(by.reason or f"its handler is gone from the code; skipped by {by.name}")
+    ended = tx.first(run_store.END_RUN_OF_RETIRED_HANDLER, id=run.id, error=words)
     assert ended is not None
-    _let_go(tx, ended, happened=run.mutation_status == MutationStatus.APPLIED)
+    _end_inputs(tx, ended, happened=run.mutation_status == MutationStatus.APPLIED)
     audit.record(tx, by, "event.skip", workflow=workflow, run_id=run.id, event_id=event_id)
-    tx.announce(
+    tx.log_on_commit(
         "run.stopped", run_id=run.id, workflow=workflow, handler=handler, phase=ended.phase, status=ended.status
     )
-    tx.announce("event.skipped", workflow=workflow, handler=handler, event_id=event_id, actor=by.name)
+    tx.log_on_commit("event.skipped", workflow=workflow, handler=handler, event_id=event_id, actor=by.name)
 
 
-def _let_go(tx: Transaction, run: Row[Any], *, happened: bool) -> None:
+def _end_inputs(tx: Transaction, run: Row[Any], *, happened: bool) -> None:
     if happened:
-        run_store.by_ids(tx, event_store.CONSUME_INPUTS, [run.id])
+        run_store.execute_ids(tx, event_store.CONSUME_INPUTS, [run.id])
         return
     kept = {"run": run.id, "handler_id": run.handler_id, "events": run.event_ids, "quarantine": False}
-    for row in event_store.hand_back(tx, [kept]):
+    for row in event_store.release_inputs(tx, [kept]):
         tx.first(event_store.SKIP_ONE, event_id=row.event_id, handler_id=run.handler_id)
 
 
-def _refuse_unanswered(run: Row[Any], event_id: EventId) -> None:
+def _refuse_unresolved(run: Row[Any], event_id: EventId) -> None:
     asks = run.status == RunStatus.PAUSED_APPROVAL and run.finished_at is None
-    unknown = run.mutation_status is not None and run.mutation_status not in _SETTLED
+    unknown = run.mutation_status is not None and run.mutation_status not in _NOT_IN_DOUBT
     if run.lease_expires_at is None and not asks and not unknown:
         return
     doubt = f"mutation {run.mutation_id} is {run.mutation_status or MutationStatus.PENDING}"
     found = f"held by run {run.id}, which " + ("a worker has" if run.lease_expires_at else f"waits: {doubt}")
     allowed = ["answered first: reject its request, or resolve its mutation"]
-    raise IllegalTransitionError("event", event_id, asked="skip", found=found, allowed=allowed)
+    raise IllegalTransitionError("event", event_id, verb="skip", found=found, allowed=allowed)

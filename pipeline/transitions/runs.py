@@ -14,18 +14,18 @@ from uuid import UUID
 
 from sqlalchemy import Row, TextClause
 
-from pipeline.domain.errors import IllegalTransitionError, OutgrownError, PipelineError
+from pipeline.domain.errors import IllegalTransitionError, OutdatedCodeError, PipelineError
 from pipeline.domain.ids import RunId
 from pipeline.domain.payloads import checked_json
-from pipeline.domain.states import Outcome, Phase, RunStatus
-from pipeline.domain.values import DEFAULT_LIMITS, Emitted, Held, Limits, Prepared
-from pipeline.store.database import Transaction, encoded
+from pipeline.domain.states import MutationOutcome, Phase, RunStatus
+from pipeline.domain.values import DEFAULT_LIMITS, Limits, PreparedRun, RunLease, RunOutput
+from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import work
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import runs as run_store
-from pipeline.transitions.events import event_rows, unknown_topic
-from pipeline.transitions.results import Landing, Move, land, reservation_error, wanted
+from pipeline.transitions.events import event_rows, unknown_topic_error
+from pipeline.transitions.results import BatchResult, Transition, match_results, requested_events, reservation_error
 
 Merge = Callable[[Any, Any], Any]
 
@@ -36,69 +36,91 @@ class Claims:
 
     claimed: tuple[Row[Any], ...]  #: held now: do the phase
     passed: tuple[RunId, ...]  #: already past it: a redelivery, hand them on
-    left: tuple[RunId, ...]  #: stopped, held by another, or strange: leave them alone
-    strange: tuple[RunId, ...] = ()  #: of handlers the claimer does not know: for another worker
-    idle: int = 0  #: of those that are past it, how many have nothing to do in it
+    unavailable: tuple[RunId, ...]  #: stopped, held by another, or strange: leave them alone
+    unknown_handler: tuple[RunId, ...] = ()  #: of handlers the claimer does not know: for another worker
+    idle_count: int = 0  #: of those that are past it, how many have nothing to do in it
 
 
 def claim_prepare(
-    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, known: run_store.Known = None
+    tx: Transaction,
+    ids: Sequence[UUID],
+    *,
+    lease_duration: timedelta,
+    worker: str,
+    known_handlers: run_store.KnownHandlers = None,
 ) -> Claims:
     """Take consumer runs to select their inputs."""
-    return _claim(tx, run_store.CLAIM_PREPARE, ids, Phase.PREPARING, _Claimer(lease, worker, known))
+    return _claim(tx, run_store.CLAIM_PREPARE, ids, Phase.PREPARING, _Claimer(lease_duration, worker, known_handlers))
 
 
 def claim_produce(
-    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, known: run_store.Known = None
+    tx: Transaction,
+    ids: Sequence[UUID],
+    *,
+    lease_duration: timedelta,
+    worker: str,
+    known_handlers: run_store.KnownHandlers = None,
 ) -> Claims:
     """Take producer runs."""
-    return _claim(tx, run_store.CLAIM_PRODUCE, ids, Phase.PREPARING, _Claimer(lease, worker, known))
+    return _claim(tx, run_store.CLAIM_PRODUCE, ids, Phase.PREPARING, _Claimer(lease_duration, worker, known_handlers))
 
 
 def claim_mutate(
-    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, known: run_store.Known = None
+    tx: Transaction,
+    ids: Sequence[UUID],
+    *,
+    lease_duration: timedelta,
+    worker: str,
+    known_handlers: run_store.KnownHandlers = None,
 ) -> Claims:
     """Take runs that have inputs and may ask for a mutation, or whose request was approved."""
-    return _claim(tx, run_store.CLAIM_MUTATE, ids, Phase.MUTATING, _Claimer(lease, worker, known))
+    return _claim(tx, run_store.CLAIM_MUTATE, ids, Phase.MUTATING, _Claimer(lease_duration, worker, known_handlers))
 
 
 def claim_next(
-    tx: Transaction, ids: Sequence[UUID], *, lease: timedelta, worker: str, known: run_store.Known = None
+    tx: Transaction,
+    ids: Sequence[UUID],
+    *,
+    lease_duration: timedelta,
+    worker: str,
+    known_handlers: run_store.KnownHandlers = None,
 ) -> Claims:
     """Take runs whose outcome is known, or that had nothing to do, to emit and commit."""
-    return _claim(tx, run_store.CLAIM_NEXT, ids, Phase.EMITTING, _Claimer(lease, worker, known))
+    return _claim(tx, run_store.CLAIM_NEXT, ids, Phase.EMITTING, _Claimer(lease_duration, worker, known_handlers))
 
 
-def finish_prepare(tx: Transaction, cohort: Sequence[Prepared], limits: Limits = DEFAULT_LIMITS) -> Landing[Row[Any]]:
+def finish_prepare(
+    tx: Transaction, cohort: Sequence[PreparedRun], limits: Limits = DEFAULT_LIMITS
+) -> BatchResult[Row[Any]]:
     """Pin the inputs of each run and save its plan: all of a run's events, or none of them."""
-    landed = run_store.guarded(tx, run_store.FINISH_PREPARE, [_prepared_row(item, limits) for item in cohort])
+    landed = run_store.execute_rows(tx, run_store.FINISH_PREPARE, [_prepared_row(item, limits) for item in cohort])
     for run in landed:
-        tx.announce("run.prepared", run_id=run.id, workflow=run.workflow, events=len(run.event_ids))
-    items = {item.held.run_id: item for item in cohort}
-    move = Move(
+        tx.log_on_commit("run.prepared", run_id=run.id, workflow=run.workflow, events=len(run.event_ids))
+    items = {item.lease.run_id: item for item in cohort}
+    move = Transition(
         verb="finish_prepare",
         phases=[Phase.PREPARING],
         explain=lambda run: reservation_error(tx, run, items[run.id]),
     )
-    return _land(tx, [item.held for item in cohort], landed, move)
+    return _match_runs(tx, [item.lease for item in cohort], landed, move)
 
 
-def no_mutation(tx: Transaction, cohort: Sequence[Held]) -> Landing[Row[Any]]:
+def no_mutation(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[Row[Any]]:
     """The mutate handler asked for nothing: the phase is over with an empty outcome."""
-    landed = run_store.guarded(tx, run_store.NO_MUTATION, _held_rows(cohort))
+    landed = run_store.execute_rows(tx, run_store.NO_MUTATION, _lease_rows(cohort))
     for run in landed:
-        tx.announce("run.mutated", run_id=run.id, workflow=run.workflow, outcome=Outcome.NONE)
-    return _land(tx, cohort, landed, Move(verb="no_mutation", phases=[Phase.PREPARED]))
+        tx.log_on_commit("run.mutated", run_id=run.id, workflow=run.workflow, outcome=MutationOutcome.NONE)
+    return _match_runs(tx, cohort, landed, Transition(verb="no_mutation", phases=[Phase.PREPARED]))
 
 
 def commit(
     tx: Transaction,
-    cohort: Sequence[Emitted],
+    cohort: Sequence[RunOutput],
     *,
     merge: Mapping[int, Merge] | None = None,
     limits: Limits = DEFAULT_LIMITS,
-    alone: Collection[int] = (),
-) -> Landing[Row[Any]]:
+    exclusive_handlers: Collection[int] = (),
+) -> BatchResult[Row[Any]]:
     """Publish, consume and finish, for every run that is still held; save the states they returned.
 
     ``merge`` maps a handler's id to the function that folds a returned state into the current one,
@@ -107,102 +129,108 @@ def commit(
     replace what newer code merges.
     """
     landing = _commit(tx, event_store.COMMIT, cohort, Phase.EMITTING, limits)
-    for run in landing.landed:
+    for run in landing.updated:
         _refuse_lost_inputs(run)
-    _save_states(tx, cohort, landing, merge or {}, limits, alone)
+    _save_states(tx, cohort, landing, merge or {}, limits, exclusive_handlers)
     return landing
 
 
-def commit_producer(tx: Transaction, cohort: Sequence[Emitted], limits: Limits = DEFAULT_LIMITS) -> Landing[Row[Any]]:
+def commit_producer(
+    tx: Transaction, cohort: Sequence[RunOutput], limits: Limits = DEFAULT_LIMITS
+) -> BatchResult[Row[Any]]:
     """Publish what producers made, save their state and book their next slot."""
     landing = _commit(tx, event_store.COMMIT_PRODUCER, cohort, Phase.PREPARING, limits)
     _save_states(tx, cohort, landing, {}, limits)
     return landing
 
 
-def heartbeat(tx: Transaction, cohort: Sequence[Held], *, lease: timedelta) -> Landing[Row[Any]]:
+def heartbeat(tx: Transaction, cohort: Sequence[RunLease], *, lease_duration: timedelta) -> BatchResult[Row[Any]]:
     """Extend leases. A run that is refused is no longer the caller's: stop working on it."""
-    landed = run_store.guarded(tx, run_store.HEARTBEAT, _held_rows(cohort), lease=lease)
-    return _land(tx, cohort, landed, Move(verb="heartbeat", phases=list(Phase), also=" and claimed"))
+    landed = run_store.execute_rows(tx, run_store.HEARTBEAT, _lease_rows(cohort), lease=lease_duration)
+    return _match_runs(tx, cohort, landed, Transition(verb="heartbeat", phases=list(Phase), condition=" and claimed"))
 
 
-def release(tx: Transaction, cohort: Sequence[Held], *, later: bool = False) -> Landing[Row[Any]]:
+def hand_back(tx: Transaction, cohort: Sequence[RunLease], *, is_delayed: bool = False) -> BatchResult[Row[Any]]:
     """Give runs back. A run whose mutation may be in the air is never given back.
 
     The next tick rings for them; ``later`` lets the usual silence pass first.
     """
-    landed = run_store.guarded(tx, run_store.RELEASE, _held_rows(cohort), later=later)
+    landed = run_store.execute_rows(tx, run_store.HAND_BACK, _lease_rows(cohort), later=is_delayed)
     for run in landed:
-        tx.announce("run.released", run_id=run.id, workflow=run.workflow, phase=run.phase)
-    move = Move(verb="release", phases=[Phase.PREPARING, Phase.PREPARED, Phase.EMITTING], also=" or not sent yet")
-    return _land(tx, cohort, landed, move)
+        tx.log_on_commit("run.released", run_id=run.id, workflow=run.workflow, phase=run.phase)
+    move = Transition(
+        verb="release", phases=[Phase.PREPARING, Phase.PREPARED, Phase.EMITTING], condition=" or not sent yet"
+    )
+    return _match_runs(tx, cohort, landed, move)
 
 
-def forsake(tx: Transaction, worker: str) -> tuple[RunId, ...]:
+def expire_leases_of_process(tx: Transaction, worker: str) -> tuple[RunId, ...]:
     """Let the leases of a process lapse at once, because it is known to be gone. Recovery then finds its runs."""
-    return tuple(RunId(row.id) for row in tx.all(run_store.FORSAKE, worker=worker))
+    return tuple(RunId(row.id) for row in tx.all(run_store.EXPIRE_LEASES_OF_PROCESS, worker=worker))
 
 
-def dispatched(tx: Transaction, ids: Sequence[UUID]) -> tuple[RunId, ...]:
+def mark_dispatched(tx: Transaction, ids: Sequence[UUID]) -> tuple[RunId, ...]:
     """Remember that a message was sent for runs nobody holds, so that the sweep waits before it repeats."""
-    return tuple(RunId(row.id) for row in run_store.by_ids(tx, run_store.DISPATCHED, ids))
+    return tuple(RunId(row.id) for row in run_store.execute_ids(tx, run_store.MARK_DISPATCHED, ids))
 
 
 @dataclass(frozen=True, slots=True)
 class _Claimer:
     """Who claims: for how long, under which name, and which handlers it can run."""
 
-    lease: timedelta
+    lease_duration: timedelta
     worker: str
-    known: run_store.Known
+    known_handlers: run_store.KnownHandlers
 
 
 def _claim(tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: Phase, claimer: _Claimer) -> Claims:
-    claimed = run_store.claim(tx, statement, ids, claimer.lease, claimer.worker, claimer.known)
+    claimed = run_store.claim(tx, statement, ids, claimer.lease_duration, claimer.worker, claimer.known_handlers)
     mine = {row.id for row in claimed}
     missing = [id_ for id_ in ids if id_ not in mine]
     found = work.runs(tx, missing) if missing else ()
     passed = tuple(RunId(row.id) for row in found if _is_past(row, target))
     left = tuple(RunId(id_) for id_ in missing if id_ not in passed)
-    strange = tuple(RunId(row.id) for row in run_store.unheard(tx, left, claimer.known))
+    strange = tuple(RunId(row.id) for row in run_store.requeue_unknown(tx, left, claimer.known_handlers))
     for row in claimed:
         by = claimer.worker
-        tx.announce("run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=by)
+        tx.log_on_commit(
+            "run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=by
+        )
     resting = sorted({row.handler_id for row in claimed if row.is_unheard})
     if resting:  # a worker knows them after all
-        tx.all(handler_store.LOCK_STATES, ids=resting)
-        tx.run(handler_store.HEARD, ids=resting)
-    idle = sum(_skips(row, target) for row in found)
-    return Claims(claimed=tuple(claimed), passed=passed, left=left, strange=strange, idle=idle)
+        tx.all(handler_store.LOCK_HANDLER_STATES, ids=resting)
+        tx.execute(handler_store.CLEAR_UNCLAIMED, ids=resting)
+    idle = sum(_has_nothing_to_mutate(row, target) for row in found)
+    return Claims(claimed=tuple(claimed), passed=passed, unavailable=left, unknown_handler=strange, idle_count=idle)
 
 
 def _is_past(row: Row[Any], target: Phase) -> bool:
     """Whether a run needs this phase no more: it has it behind it, or has nothing to mutate."""
     if row.status not in (RunStatus.ACTIVE, RunStatus.COMMITTED):
         return False
-    return Phase(row.phase).rank > target.rank or _skips(row, target)
+    return Phase(row.phase).rank > target.rank or _has_nothing_to_mutate(row, target)
 
 
-def _skips(row: Row[Any], target: Phase) -> bool:
+def _has_nothing_to_mutate(row: Row[Any], target: Phase) -> bool:
     """Whether a run without inputs is between prepare and next: it has nothing to mutate."""
     return target is Phase.MUTATING and row.phase == Phase.PREPARED and not row.event_ids
 
 
 def _commit(
-    tx: Transaction, statement: TextClause, cohort: Sequence[Emitted], needs: Phase, limits: Limits
-) -> Landing[Row[Any]]:
-    published = [row for item in cohort for row in event_rows(item.events, limits, run_id=item.held.run_id)]
+    tx: Transaction, statement: TextClause, cohort: Sequence[RunOutput], needs: Phase, limits: Limits
+) -> BatchResult[Row[Any]]:
+    published = [row for item in cohort for row in event_rows(item.events, limits, run_id=item.lease.run_id)]
     rows = [_emitted_row(item, limits) for item in cohort]
-    landed = run_store.guarded(tx, statement, rows, events=encoded(published))
-    topics = {item.held.run_id: [event.topic for event in item.events] for item in cohort}
+    landed = run_store.execute_rows(tx, statement, rows, events=encode_rows(published))
+    topics = {item.lease.run_id: [event.topic for event in item.events] for item in cohort}
     for run in landed:
         new = run.published_count
         if new:
             repeats = len(topics[run.id]) - new
-            tx.announce("event.published", run_id=run.id, workflow=run.workflow, events=new, repeats=repeats)
-        tx.announce("run.committed", run_id=run.id, workflow=run.workflow)
-    move = Move(verb="commit", phases=[needs], explain=lambda run: _why_not_committed(tx, run, topics[run.id]))
-    return _land(tx, [item.held for item in cohort], landed, move)
+            tx.log_on_commit("event.published", run_id=run.id, workflow=run.workflow, events=new, repeats=repeats)
+        tx.log_on_commit("run.committed", run_id=run.id, workflow=run.workflow)
+    move = Transition(verb="commit", phases=[needs], explain=lambda run: _why_not_committed(tx, run, topics[run.id]))
+    return _match_runs(tx, [item.lease for item in cohort], landed, move)
 
 
 def _why_not_committed(tx: Transaction, run: Row[Any], topics: Sequence[str]) -> PipelineError:
@@ -210,65 +238,65 @@ def _why_not_committed(tx: Transaction, run: Row[Any], topics: Sequence[str]) ->
     known = {row.name for row in work.topics(tx, run.workflow)}
     for topic in topics:
         if topic not in known:
-            return unknown_topic(tx, run.workflow, topic)
+            return unknown_topic_error(tx, run.workflow, topic)
     found = f"{run.phase}, {run.status}, of another kind of handler"
-    return IllegalTransitionError("run", run.id, asked="commit", found=found, allowed=[f"{run.phase} of this kind"])
+    return IllegalTransitionError("run", run.id, verb="commit", found=found, allowed=[f"{run.phase} of this kind"])
 
 
 def _save_states(
     tx: Transaction,
-    cohort: Sequence[Emitted],
-    landing: Landing[Row[Any]],
+    cohort: Sequence[RunOutput],
+    landing: BatchResult[Row[Any]],
     merge: Mapping[int, Merge],
     limits: Limits,
-    alone: Collection[int] = (),
+    exclusive_handlers: Collection[int] = (),
 ) -> None:
     """Fold the states of the runs that landed into their handlers, in run order, under row locks."""
-    handler_of = {row.id: row.handler_id for row in landing.landed}
-    returned = [item for item in cohort if item.has_state and item.held.run_id in handler_of]
+    handler_of = {row.id: row.handler_id for row in landing.updated}
+    returned = [item for item in cohort if item.has_state and item.lease.run_id in handler_of]
     if not returned:
         return
-    ids = sorted({handler_of[item.held.run_id] for item in returned})
-    current = {row.id: row.state for row in tx.all(handler_store.LOCK_STATES, ids=ids)}
-    replacing = [handler for handler in ids if handler in alone and handler not in merge]
+    ids = sorted({handler_of[item.lease.run_id] for item in returned})
+    current = {row.id: row.state for row in tx.all(handler_store.LOCK_HANDLER_STATES, ids=ids)}
+    replacing = [handler for handler in ids if handler in exclusive_handlers and handler not in merge]
     shared = tx.all(handler_store.SHARED_STATES, ids=replacing) if replacing else ()
     if shared:
-        raise OutgrownError((row.workflow, row.name) for row in shared)
-    for item in sorted(returned, key=lambda item: item.held.run_id):
-        handler = handler_of[item.held.run_id]
+        raise OutdatedCodeError((row.workflow, row.name) for row in shared)
+    for item in sorted(returned, key=lambda item: item.lease.run_id):
+        handler = handler_of[item.lease.run_id]
         fold = merge.get(handler)
         state = fold(current[handler], item.state) if fold else item.state
-        current[handler] = checked_json(state, what=f"state after run {item.held.run_id}", limit=limits.state)
+        current[handler] = checked_json(state, what=f"state after run {item.lease.run_id}", limit=limits.state)
     for handler in ids:
-        tx.run(handler_store.SET_STATE, id=handler, state=json.dumps(current[handler]))
+        tx.execute(handler_store.SET_STATE, id=handler, state=json.dumps(current[handler]))
 
 
 def _refuse_lost_inputs(run: Row[Any]) -> None:
     """A commit that does not consume exactly what it reserved would lose or repeat an event."""
-    skipped = run.mutation_outcome == Outcome.SKIPPED
+    skipped = run.mutation_outcome == MutationOutcome.SKIPPED
     expected = 0 if skipped else len(run.event_ids)
     if run.consumed_count != expected:
         raise IllegalTransitionError(
             "run",
             run.id,
-            asked="commit",
+            verb="commit",
             found=f"owner of {run.consumed_count} of its {expected} reserved events",
             allowed=["owner of every event it reserved"],
         )
 
 
-def _prepared_row(item: Prepared, limits: Limits) -> dict[str, Any]:
-    events, topics = wanted(item)
+def _prepared_row(item: PreparedRun, limits: Limits) -> dict[str, Any]:
+    events, topics = requested_events(item)
     result = {
         "reservations": [{"topic": r.topic, "ids": list(r.ids)} for r in item.reservations],
         "data": item.data,
         "ui": item.ui,
         "approval": item.needs_approval,
     }
-    checked_json(result, what=f"PrepareResult of run {item.held.run_id}", limit=limits.prepare_result)
+    checked_json(result, what=f"PrepareResult of run {item.lease.run_id}", limit=limits.prepare_result)
     return {
-        "run": item.held.run_id,
-        "fence": item.held.fence,
+        "run": item.lease.run_id,
+        "fence": item.lease.fence,
         "events": events,
         "topics": topics,
         "result": result,
@@ -276,21 +304,23 @@ def _prepared_row(item: Prepared, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _emitted_row(item: Emitted, limits: Limits) -> dict[str, Any]:
+def _emitted_row(item: RunOutput, limits: Limits) -> dict[str, Any]:
     if item.has_state:
-        checked_json(item.state, what=f"state returned by run {item.held.run_id}", limit=limits.state)
+        checked_json(item.state, what=f"state returned by run {item.lease.run_id}", limit=limits.state)
     return {
-        "run": item.held.run_id,
-        "fence": item.held.fence,
+        "run": item.lease.run_id,
+        "fence": item.lease.fence,
         "state": item.state if item.has_state else None,
         "cost": str(item.cost) if item.cost is not None else None,
         "next_run_at": item.next_run_at,
     }
 
 
-def _held_rows(cohort: Sequence[Held]) -> list[dict[str, Any]]:
+def _lease_rows(cohort: Sequence[RunLease]) -> list[dict[str, Any]]:
     return [{"run": held.run_id, "fence": held.fence} for held in cohort]
 
 
-def _land(tx: Transaction, asked: Sequence[Held], landed: Sequence[Row[Any]], move: Move) -> Landing[Row[Any]]:
-    return land(tx, asked, landed, key=lambda row: row.id, move=move)
+def _match_runs(
+    tx: Transaction, asked: Sequence[RunLease], landed: Sequence[Row[Any]], move: Transition
+) -> BatchResult[Row[Any]]:
+    return match_results(tx, asked, landed, key=lambda row: row.id, transition=move)

@@ -19,9 +19,9 @@ def finish(tx: Transaction, ids: Sequence[UUID]) -> tuple[SessionId, ...]:
     A run that stopped has ended its session as failed already, so what is open here went well.
     """
     wanted = [str(id_) for id_ in ids]
-    tx.all(session_store.LOCK_OF_SESSIONS, ids=wanted)
+    tx.all(session_store.LOCK_WORKFLOWS_OF_SESSIONS, ids=wanted)
     tx.all(session_store.LOCK_SESSIONS, ids=wanted)
     finished = tx.all(session_store.FINISH_SESSIONS, ids=wanted)
     for row in finished:
-        tx.announce("session.finished", session_id=row.id, workflow=row.workflow, result=SessionResult.COMPLETED)
+        tx.log_on_commit("session.finished", session_id=row.id, workflow=row.workflow, result=SessionResult.COMPLETED)
     return tuple(SessionId(row.id) for row in finished)

@@ -12,11 +12,11 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from pipeline.domain.boundary import Side, side_of
-from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, UnknownError
+from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, NotFoundError
 from pipeline.domain.ids import RunId
-from pipeline.domain.scheduling import Held, WorkflowFacts, held_by
-from pipeline.domain.states import MutationStatus, Outcome, Phase
-from pipeline.domain.workflows import Desired, HandlerKind
+from pipeline.domain.scheduling import HoldReason, WorkflowFacts, hold_reason
+from pipeline.domain.states import MutationOutcome, MutationStatus, Phase
+from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
 from pipeline.store.writes import runs as run_store
@@ -28,14 +28,14 @@ _LOOK_AHEAD = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class StartResult:
     """Runs created, or the reason why there are none."""
 
     runs: tuple[Row[Any], ...] = ()
-    held: Held | None = None
+    hold_reason: HoldReason | None = None
 
 
-def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, alone: bool = False) -> Started:
+def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, is_unsliced: bool = False) -> StartResult:
     """Create up to ``count`` runs of a handler, each with a slice of events nobody else will see.
 
     A workflow with one place is single-threaded: while a run waits for approval, or waits to be
@@ -48,18 +48,18 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, alone
     """
     if count < 1:
         raise InvalidInputError(f"start was asked for {count} runs of {handler!r}; expected at least 1.")
-    facts, row = _facts(tx, workflow), _handler(tx, workflow, handler)
-    held = held_by(facts)
+    facts, row = _workflow_facts(tx, workflow), _handler(tx, workflow, handler)
+    held = hold_reason(facts)
     if held:
-        return Started(held=held)
+        return StartResult(hold_reason=held)
     if facts.concurrency == 1 and work.waiting_runs(tx, workflow):
-        return Started(held=Held.FULL)
+        return StartResult(hold_reason=HoldReason.FULL)
     session_id = _open_session(tx, workflow)
     is_single, given = facts.concurrency == 1, {"workflow": workflow, "handler_id": row.id, "session_id": session_id}
-    if alone or is_single or row.kind == HandlerKind.PRODUCER or (row.wake_at and row.wake_at <= tx.clock()):
-        created = tx.all(run_store.INSERT_WHOLE, **given, is_single=is_single)
+    if is_unsliced or is_single or row.kind == HandlerKind.PRODUCER or (row.wake_at and row.wake_at <= tx.clock()):
+        created = tx.all(run_store.INSERT_UNSLICED, **given, is_single=is_single)
     else:
-        wanted = min(count, facts.free)
+        wanted = min(count, facts.free_capacity)
         created = tx.all(
             run_store.INSERT_SLICED,
             **given,
@@ -70,11 +70,11 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, alone
             window=wanted * row.batch + (_LOOK_AHEAD if row.ordered else 0),
         )
     for run in created:
-        tx.announce("run.started", run_id=run.id, workflow=workflow, handler=handler)
-    return _started(tx, created, session_id)
+        tx.log_on_commit("run.started", run_id=run.id, workflow=workflow, handler=handler)
+    return _start_result(tx, created, session_id)
 
 
-def retry(tx: Transaction, stopped: Sequence[UUID]) -> Started:
+def retry(tx: Transaction, stopped: Sequence[UUID]) -> StartResult:
     """Carry stopped runs of one workflow forward as new runs that own their inputs.
 
     Reservations move in the same statement, so at every instant exactly one run owns them. A run
@@ -82,33 +82,35 @@ def retry(tx: Transaction, stopped: Sequence[UUID]) -> Started:
     that stands before its mutation is a bug: its inputs were released.
     """
     if not stopped:
-        return Started()
+        return StartResult()
     rows = work.runs(tx, stopped)
     workflow = _one_workflow(rows, stopped)
-    facts = _facts(tx, workflow)
+    facts = _workflow_facts(tx, workflow)
     _refuse_before_boundary(tx, rows)
-    held = held_by(facts)
+    held = hold_reason(facts)
     if held:
-        return Started(held=held)
+        return StartResult(hold_reason=held)
     session_id = _open_session(tx, workflow)
-    created = run_store.by_ids(tx, run_store.INSERT_RETRIES, stopped, session_id=session_id, count=facts.free)
+    created = run_store.execute_ids(
+        tx, run_store.INSERT_RETRIES, stopped, session_id=session_id, count=facts.free_capacity
+    )
     for run in created:
-        tx.announce("run.retried", run_id=run.id, retry_of=run.retry_of, workflow=workflow)
-    return _started(tx, created, session_id)
+        tx.log_on_commit("run.retried", run_id=run.id, retry_of=run.retry_of, workflow=workflow)
+    return _start_result(tx, created, session_id)
 
 
-def _facts(tx: Transaction, workflow: str) -> WorkflowFacts:
+def _workflow_facts(tx: Transaction, workflow: str) -> WorkflowFacts:
     """The workflow's switches, read after its lock is held and therefore not stale."""
-    if not tx.all(workflow_store.LOCK, names=[workflow]):
-        raise UnknownError("workflow", workflow, work.workflow_names(tx))
+    if not tx.all(workflow_store.LOCK_WORKFLOWS, names=[workflow]):
+        raise NotFoundError("workflow", workflow, work.workflow_names(tx))
     row = work.workflow(tx, workflow)
     assert row is not None
     return WorkflowFacts(
-        desired=Desired(row.desired),
+        desired=DesiredStatus(row.desired),
         maintenance=row.maintenance,
         blocks=len(work.open_blocks(tx, workflow)),
         concurrency=row.concurrency,
-        in_the_air=work.runs_in_the_air(tx, workflow),
+        active_runs=work.active_run_count(tx, workflow),
     )
 
 
@@ -116,9 +118,9 @@ def _handler(tx: Transaction, workflow: str, name: str) -> Row[Any]:
     row = work.handler(tx, workflow, name)
     if row is None:
         known = [handler.name for handler in work.handlers(tx, workflow)]
-        raise UnknownError(f"handler of workflow {workflow!r} named", name, known)
+        raise NotFoundError(f"handler of workflow {workflow!r} named", name, known)
     if row.retired:
-        raise UnknownError(
+        raise NotFoundError(
             f"handler of workflow {workflow!r} named",
             name,
             hint="It was retired: the workflow's code has none any more.",
@@ -133,18 +135,18 @@ def _open_session(tx: Transaction, workflow: str) -> UUID:
     return session_id
 
 
-def _started(tx: Transaction, created: Sequence[Row[Any]], session_id: UUID) -> Started:
+def _start_result(tx: Transaction, created: Sequence[Row[Any]], session_id: UUID) -> StartResult:
     """What was created; a session that got no run is as if it had never been opened."""
     if not created:
-        tx.run(session_store.DISCARD_SESSION, id=session_id)
-    return Started(runs=tuple(created))
+        tx.execute(session_store.DISCARD_SESSION, id=session_id)
+    return StartResult(runs=tuple(created))
 
 
 def _one_workflow(rows: Sequence[Row[Any]], asked: Sequence[UUID]) -> str:
     there = {row.id for row in rows}
     for run_id in asked:
         if run_id not in there:
-            raise UnknownError("run", run_id, hint="Nothing was changed.")
+            raise NotFoundError("run", run_id, hint="Nothing was changed.")
     workflows = sorted({row.workflow for row in rows})
     if len(workflows) > 1:
         raise InvalidInputError(f"Runs of one workflow at a time can be retried; these are of {', '.join(workflows)}.")
@@ -152,13 +154,13 @@ def _one_workflow(rows: Sequence[Row[Any]], asked: Sequence[UUID]) -> str:
 
 
 def _refuse_before_boundary(tx: Transaction, rows: Sequence[Row[Any]]) -> None:
-    carried = work.carried_runs(tx, [run.id for run in rows])
+    carried = work.retried_run_ids(tx, [run.id for run in rows])
     ledger = {row.id: row for row in work.mutations(tx, [r.mutation_id for r in rows if r.mutation_id])}
     for run in rows:
         mutation = ledger.get(run.mutation_id)
         side = side_of(
             Phase(run.phase),
-            Outcome(run.mutation_outcome),
+            MutationOutcome(run.mutation_outcome),
             MutationStatus(mutation.status) if mutation is not None else None,
         )
         keeps_inputs = run.retry_pending or run.finished_at is None or run.id in carried
@@ -166,7 +168,7 @@ def _refuse_before_boundary(tx: Transaction, rows: Sequence[Row[Any]]) -> None:
             raise IllegalTransitionError(
                 "run",
                 RunId(run.id),
-                asked="retry",
+                verb="retry",
                 found=f"{run.phase}, {run.status}, before its mutation",
                 allowed=["stopped after its mutation with its inputs kept"],
             )

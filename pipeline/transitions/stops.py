@@ -13,35 +13,35 @@ from uuid import UUID
 from pydantic import ValidationError
 from sqlalchemy import Row
 
-from pipeline.domain.boundary import Inputs, Side
-from pipeline.domain.failures import Consequence, Failure, FailureKind, Standing, decide
+from pipeline.domain.boundary import InputAction, Side
+from pipeline.domain.failures import Failure, FailureKind, RunFacts, StopDecision, decide
 from pipeline.domain.ids import EventId
-from pipeline.domain.payloads import mended_text
+from pipeline.domain.payloads import storable_text
 from pipeline.domain.policies import FailurePolicy
-from pipeline.domain.states import DeliveryStatus, MutationStatus, Outcome, Phase
-from pipeline.domain.values import Stopped
+from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase
+from pipeline.domain.values import RunFailure
 from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain
-from pipeline.store.database import Transaction, encoded
+from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
-from pipeline.transitions.results import Landing, Move, land
+from pipeline.transitions.results import BatchResult, Transition, match_results
 from pipeline.transitions.workflows import block, enter_maintenance
 
-LAPSED = "its worker stopped extending its lease"
-UNHEARD = "every worker that was asked to take it said that it does not know its handler"
+LEASE_LAPSED = "its worker stopped extending its lease"
+HANDLER_UNKNOWN = "every worker that was asked to take it said that it does not know its handler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class StoppedRun:
     """A run that was stopped, as it stood, and what followed."""
 
     run: Row[Any]
     failure: Failure
-    consequence: Consequence
+    decision: StopDecision
 
     @property
     def run_id(self) -> UUID:
@@ -49,44 +49,50 @@ class Ended:
         return run_id
 
 
-def stop(tx: Transaction, cohort: Sequence[Stopped], *, chance: float = 0.0) -> Landing[Ended]:
+def stop(tx: Transaction, cohort: Sequence[RunFailure], *, jitter: float = 0.0) -> BatchResult[StoppedRun]:
     """Stop runs their worker holds. ``chance`` in [0, 1) spreads the pause before the next try."""
-    rows = [{"run": item.held.run_id, "fence": item.held.fence} for item in cohort]
-    failures = {item.held.run_id: _mended(item.failure) for item in cohort}
-    ended = _stop(tx, rows, failures, chance)
-    held = [item.held for item in cohort]
-    return land(tx, held, ended, key=lambda item: item.run_id, move=Move(verb="stop", phases=list(Phase)))
+    rows = [{"run": item.lease.run_id, "fence": item.lease.fence} for item in cohort]
+    failures = {item.lease.run_id: _storable_failure(item.failure) for item in cohort}
+    ended = _stop(tx, rows, failures, jitter)
+    held = [item.lease for item in cohort]
+    return match_results(
+        tx, held, ended, key=lambda item: item.run_id, transition=Transition(verb="stop", phases=list(Phase))
+    )
 
 
-def rescue(tx: Transaction, ids: Sequence[UUID], *, chance: float = 0.0, words: str = LAPSED) -> tuple[Ended, ...]:
+def rescue(
+    tx: Transaction, ids: Sequence[UUID], *, jitter: float = 0.0, message: str = LEASE_LAPSED
+) -> tuple[StoppedRun, ...]:
     """Stop runs whose lease has lapsed. One that was extended, finished or rescued meanwhile is left alone.
 
     Safe to run twice at once: the row lock and the guard on the lapsed lease let one of two rescuers
     through, and the worker that comes back finds its fence stale.
     """
     rows = [{"run": run_id, "fence": None} for run_id in ids]
-    failure = Failure(kind=FailureKind.CRASH, message=words, error_type="WorkerLost")
-    return _stop(tx, rows, dict.fromkeys(ids, failure), chance)
+    failure = Failure(kind=FailureKind.CRASH, message=message, error_type="WorkerLost")
+    return _stop(tx, rows, dict.fromkeys(ids, failure), jitter)
 
 
-def take_back(tx: Transaction, ids: Sequence[UUID]) -> tuple[Row[Any], ...]:
+def withdraw_unclaimed(tx: Transaction, ids: Sequence[UUID]) -> tuple[Row[Any], ...]:
     """Stop runs that no worker takes, so that others get their places; their handlers rest before one is tried again.
 
     What has asked nothing of the world ends as if it had never been; what has its outcome waits to be carried
     forward. Nobody was at fault, so no failure is counted. The rest of a handler is lifted by the first worker that
     takes one of its runs, or that starts and knows it.
     """
-    tx.all(workflow_store.LOCK_OF_RUNS, ids=[str(run_id) for run_id in ids])
-    unheard = run_store.by_ids(tx, run_store.LOCK_UNHEARD, ids)
+    tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(run_id) for run_id in ids])
+    unheard = run_store.execute_ids(tx, run_store.LOCK_UNCLAIMED, ids)
     if not unheard:
         return ()
-    taken = tuple(run_store.by_ids(tx, run_store.TAKE_BACK, [run.id for run in unheard], error=UNHEARD))
-    _hand_back_unheard(tx, [run for run in taken if not run.retry_pending])
+    taken = tuple(
+        run_store.execute_ids(tx, run_store.WITHDRAW_UNCLAIMED, [run.id for run in unheard], error=HANDLER_UNKNOWN)
+    )
+    _release_withdrawn_inputs(tx, [run for run in taken if not run.retry_pending])
     handlers = sorted({run.handler_id for run in unheard})
-    tx.all(handler_store.LOCK_STATES, ids=handlers)
-    tx.run(handler_store.REST, ids=handlers)
+    tx.all(handler_store.LOCK_HANDLER_STATES, ids=handlers)
+    tx.execute(handler_store.BACK_OFF_UNCLAIMED, ids=handlers)
     for run in taken:
-        tx.announce(
+        tx.log_on_commit(
             "run.stopped",
             run_id=run.id,
             workflow=run.workflow,
@@ -96,11 +102,11 @@ def take_back(tx: Transaction, ids: Sequence[UUID]) -> tuple[Row[Any], ...]:
             side=Side.AFTER if run.retry_pending else Side.BEFORE,
         )
         told = {"workflow": run.workflow, "handler": run.handler, "status": str(run.status)}
-        tx.count("pipeline.runs.stopped", told)
+        tx.count_on_commit("pipeline.runs.stopped", told)
     return taken
 
 
-def _hand_back_unheard(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
+def _release_withdrawn_inputs(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
     rows = [
         {
             "run": run.id,
@@ -111,43 +117,43 @@ def _hand_back_unheard(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
         for run in ended
     ]
     if rows:
-        event_store.hand_back(tx, rows)
+        event_store.release_inputs(tx, rows)
 
 
-def _mended(failure: Failure) -> Failure:
+def _storable_failure(failure: Failure) -> Failure:
     """A failure is recorded whatever it says: words that Postgres cannot hold are replaced."""
-    return replace(failure, message=mended_text(failure.message), error_type=mended_text(failure.error_type))
+    return replace(failure, message=storable_text(failure.message), error_type=storable_text(failure.error_type))
 
 
 def _stop(
-    tx: Transaction, rows: Sequence[dict[str, Any]], failures: dict[Any, Failure], chance: float
-) -> tuple[Ended, ...]:
-    tx.all(workflow_store.LOCK_OF_RUNS, ids=[str(row["run"]) for row in rows])
-    locked = [row.id for row in run_store.guarded(tx, run_store.LOCK_TO_STOP, rows)]
+    tx: Transaction, rows: Sequence[dict[str, Any]], failures: dict[Any, Failure], jitter: float
+) -> tuple[StoppedRun, ...]:
+    tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(row["run"]) for row in rows])
+    locked = [row.id for row in run_store.execute_rows(tx, run_store.LOCK_TO_STOP, rows)]
     if not locked:
         return ()
-    for row in run_store.by_ids(tx, mutation_store.VOID, locked):
-        tx.announce(
+    for row in run_store.execute_ids(tx, mutation_store.VOID, locked):
+        tx.log_on_commit(
             "mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=row.resolved_by
         )
     blamed = [{"run": run_id, "culprits": _culprits(failures[run_id])} for run_id in locked]
     ended = tuple(
-        Ended(run=run, failure=failures[run.id], consequence=_decide(run, failures[run.id], chance))
-        for run in run_store.guarded(tx, run_store.STANDINGS, blamed)
+        StoppedRun(run=run, failure=failures[run.id], decision=_decide(run, failures[run.id], jitter))
+        for run in run_store.execute_rows(tx, run_store.RUN_FACTS, blamed)
     )
-    _write(tx, ended)
+    _write_decisions(tx, ended)
     return ended
 
 
-def _decide(run: Row[Any], failure: Failure, chance: float) -> Consequence:
-    policy = _policy(run)
-    has_inputs = bool(_blamed(run, failure))
+def _decide(run: Row[Any], failure: Failure, jitter: float) -> StopDecision:
+    policy = _failure_policy(run)
+    has_inputs = bool(_blamed_events(run, failure))
     earlier = max(run.input_failures, run.attempt - 1)
     if run.offered is None and not (has_inputs and failure.kind is FailureKind.LOGIC):
         earlier = max(earlier, run.consecutive_failures)  # wrong code counts against the event it met, and no other
-    standing = Standing(
+    standing = RunFacts(
         phase=Phase(run.phase),
-        outcome=Outcome(run.mutation_outcome),
+        outcome=MutationOutcome(run.mutation_outcome),
         mutation=MutationStatus(run.mutation_status) if run.mutation_status else None,
         can_reconcile=bool(run.reconcilable),
         has_inputs=has_inputs,
@@ -156,10 +162,10 @@ def _decide(run: Row[Any], failure: Failure, chance: float) -> Consequence:
         on_uncertain=OnUncertain(run.on_uncertain),
         on_logic_error=OnLogicError(run.on_logic_error),
     )
-    return decide(failure, standing, policy, chance=chance)
+    return decide(failure, standing, policy, jitter=jitter)
 
 
-def _policy(run: Row[Any]) -> FailurePolicy:
+def _failure_policy(run: Row[Any]) -> FailurePolicy:
     """The handler's policy; one that cannot be read must not keep a run from being stopped."""
     try:
         return FailurePolicy.model_validate(run.failure_policy)
@@ -167,89 +173,89 @@ def _policy(run: Row[Any]) -> FailurePolicy:
         return FailurePolicy()
 
 
-def _write(tx: Transaction, ended: Sequence[Ended]) -> None:
+def _write_decisions(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
     """Write all consequences, locking run, mutation, events, handler, session and block in that order."""
-    run_store.guarded(tx, run_store.STOP, [_run_row(item) for item in ended])
+    run_store.execute_rows(tx, run_store.STOP, [_run_row(item) for item in ended])
     _doubt(tx, ended)
-    _hand_back(tx, ended)
+    _release_inputs(tx, ended)
     _back_off(tx, ended)
     tx.all(session_store.LOCK_SESSIONS, ids=[str(item.run.session_id) for item in ended])
-    tx.all(session_store.END_SESSIONS, rows=encoded([_session_row(item) for item in ended]))
+    tx.all(session_store.END_SESSIONS, rows=encode_rows([_session_row(item) for item in ended]))
     for item in ended:
         reason = item.failure.message
-        if item.consequence.block:
-            block(tx, item.run.workflow, item.run_id, item.consequence.block, reason)
-        if item.consequence.maintenance:
+        if item.decision.block:
+            block(tx, item.run.workflow, item.run_id, item.decision.block, reason)
+        if item.decision.maintenance:
             enter_maintenance(tx, item.run.workflow, reason)
-        tx.announce(
+        tx.log_on_commit(
             "run.stopped",
             run_id=item.run_id,
             workflow=item.run.workflow,
             handler=item.run.handler,
             phase=item.run.phase,
-            status=item.consequence.status,
-            side=item.consequence.disposition.side,
+            status=item.decision.status,
+            side=item.decision.disposition.side,
         )
-        told = {"workflow": item.run.workflow, "handler": item.run.handler, "status": str(item.consequence.status)}
-        tx.count("pipeline.runs.stopped", told)
+        told = {"workflow": item.run.workflow, "handler": item.run.handler, "status": str(item.decision.status)}
+        tx.count_on_commit("pipeline.runs.stopped", told)
 
 
-def _doubt(tx: Transaction, ended: Sequence[Ended]) -> None:
+def _doubt(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
     rows = [
         {
             "mutation_id": item.run.mutation_id,
-            "status": item.consequence.doubt,
+            "status": item.decision.doubt,
             "error": item.failure.message,
-            "quiet": item.failure.quiet,
+            "quiet": item.failure.quiet_period,
         }
         for item in ended
-        if item.consequence.doubt
+        if item.decision.doubt
     ]
-    for row in mutation_store.guarded(tx, mutation_store.DOUBT, rows) if rows else ():
+    for row in mutation_store.execute_rows(tx, mutation_store.DOUBT, rows) if rows else ():
         escalated = row.status == MutationStatus.INDETERMINATE
         name = "mutation.escalated" if escalated else "mutation.doubted"
-        tx.announce(name, run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
+        tx.log_on_commit(name, run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
 
 
-def _hand_back(tx: Transaction, ended: Sequence[Ended]) -> None:
+def _release_inputs(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
     """Inputs of released runs become pending; slices that were never reserved are offered to nobody."""
     rows = [
         row
         for item in ended
-        if item.consequence.disposition.inputs is Inputs.RELEASE
-        for row in (_blamed_row(item), _spared_row(item))
+        if item.decision.disposition.inputs is InputAction.RELEASE
+        for row in (_blamed_events_row(item), _other_events_row(item))
         if row["events"]
     ]
-    returned = event_store.hand_back(tx, rows) if rows else ()
+    returned = event_store.release_inputs(tx, rows) if rows else ()
     runs = {item.run_id: item.run for item in ended}
     for row in returned:
         if row.status == DeliveryStatus.QUARANTINED:
             of = runs[row.run]
-            tx.announce(
+            tx.log_on_commit(
                 "event.quarantined", run_id=of.id, workflow=of.workflow, handler=of.handler, event_id=row.event_id
             )
 
 
-def _blamed_row(item: Ended) -> dict[str, Any]:
+def _blamed_events_row(item: StoppedRun) -> dict[str, Any]:
     return {
         "run": item.run_id,
         "handler_id": item.run.handler_id,
-        "events": sorted(_blamed(item.run, item.failure)),
+        "events": sorted(_blamed_events(item.run, item.failure)),
         "unheld": item.run.offered is None and not item.run.event_ids,
-        "quarantine": item.consequence.quarantine,
+        "quarantine": item.decision.quarantine,
         "error": item.failure.message,
         "counts": item.failure.kind is not FailureKind.VOID,
         "suspect": item.failure.kind is FailureKind.CRASH,
-        "delay": item.consequence.delay if item.run.offered is not None else None,
+        "delay": item.decision.delay if item.run.offered is not None else None,
     }
 
 
-def _spared_row(item: Ended) -> dict[str, Any]:
+def _other_events_row(item: StoppedRun) -> dict[str, Any]:
     """What only happened to be there when another event was the cause: back at once, and nothing is counted."""
     return {
         "run": item.run_id,
         "handler_id": item.run.handler_id,
-        "events": sorted(_inputs(item.run) - _blamed(item.run, item.failure)),
+        "events": sorted(_inputs(item.run) - _blamed_events(item.run, item.failure)),
         "quarantine": False,
         "counts": False,
         "suspect": False,
@@ -261,7 +267,7 @@ def _inputs(run: Row[Any]) -> set[int]:
     return set(run.event_ids or run.offered or ())
 
 
-def _blamed(run: Row[Any], failure: Failure) -> set[int]:
+def _blamed_events(run: Row[Any], failure: Failure) -> set[int]:
     """The events a failure is put down to: the culprits if they are known and this run's to blame, else its inputs."""
     inputs, culprits = _inputs(run), {int(event) for event in _culprits(failure)}
     is_choosing_among_all = run.offered is None and not run.event_ids
@@ -273,7 +279,7 @@ def _culprits(failure: Failure) -> tuple[EventId, ...]:
     return failure.culprits if failure.kind is FailureKind.LOGIC else ()
 
 
-def _back_off(tx: Transaction, ended: Sequence[Ended]) -> None:
+def _back_off(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
     """A handler that runs alone waits as a whole; among slices only the failed inputs wait.
 
     Once the cause is set aside nothing is left to wait for, and the next failure is the first in a row.
@@ -281,28 +287,28 @@ def _back_off(tx: Transaction, ended: Sequence[Ended]) -> None:
     rows = [
         {
             "handler_id": item.run.handler_id,
-            "delay": item.consequence.delay,
-            "is_over": item.consequence.quarantine,
+            "delay": item.decision.delay,
+            "is_over": item.decision.quarantine,
         }
         for item in ended
         if item.run.offered is None
-        and item.consequence.disposition.inputs is Inputs.RELEASE
+        and item.decision.disposition.inputs is InputAction.RELEASE
         and item.failure.kind is not FailureKind.VOID
     ]
     if rows:
-        tx.run(handler_store.BACK_OFF, rows=encoded(rows))
+        tx.execute(handler_store.BACK_OFF, rows=encode_rows(rows))
 
 
-def _run_row(item: Ended) -> dict[str, Any]:
+def _run_row(item: StoppedRun) -> dict[str, Any]:
     return {
         "run": item.run_id,
-        "status": item.consequence.status,
+        "status": item.decision.status,
         "error": item.failure.message,
         "error_type": item.failure.error_type,
-        "retry_pending": item.consequence.disposition.retry_pending,
-        "delay": item.consequence.delay,
+        "retry_pending": item.decision.disposition.retry_pending,
+        "delay": item.decision.delay,
     }
 
 
-def _session_row(item: Ended) -> dict[str, Any]:
+def _session_row(item: StoppedRun) -> dict[str, Any]:
     return {"session_id": item.run.session_id, "error": item.failure.message}

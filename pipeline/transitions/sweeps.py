@@ -11,7 +11,7 @@ from pipeline.store.database import Transaction
 from pipeline.store.writes import sweeps as sweep_store
 
 
-def take(tx: Transaction, name: str, every: timedelta) -> bool:
+def take_slot(tx: Transaction, name: str, every: timedelta) -> bool:
     """Whether this caller may run the sweep now: nobody has within three quarters of its period.
 
     A run that Postgres's clock, since set back, put into the future counts as none.
@@ -19,6 +19,6 @@ def take(tx: Transaction, name: str, every: timedelta) -> bool:
     return tx.first(sweep_store.TAKE_SLOT, name=name, pause=every * 0.75) is not None
 
 
-def report(tx: Transaction, name: str, counts: Mapping[str, int]) -> None:
+def save_report(tx: Transaction, name: str, counts: Mapping[str, int]) -> None:
     """Remember what the last run of a sweep did."""
-    tx.run(sweep_store.REPORT_SLOT, name=name, report=json.dumps(dict(counts)))
+    tx.execute(sweep_store.REPORT_SLOT, name=name, report=json.dumps(dict(counts)))

@@ -7,10 +7,10 @@ set with the failure that causes it; the task that asks somebody to mend the cod
 from collections.abc import Collection, Sequence
 from uuid import UUID
 
-from pipeline.domain.errors import InvalidInputError, UnknownError, UnresolvedError
-from pipeline.domain.values import Person
-from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, Desired
-from pipeline.store.database import Transaction, encoded
+from pipeline.domain.errors import InvalidInputError, NotFoundError, UnresolvedError
+from pipeline.domain.values import Actor
+from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus
+from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import work
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
@@ -19,23 +19,23 @@ from pipeline.store.writes import workflows as workflow_store
 from pipeline.transitions import audit
 
 
-def heard(tx: Transaction, workflow: str, names: Collection[str]) -> None:
+def clear_unclaimed(tx: Transaction, workflow: str, names: Collection[str]) -> None:
     """A worker that knows these handlers has begun: what rested because nobody took its runs is due again."""
     ids = sorted(row.id for row in work.handlers(tx, workflow) if row.name in names and row.retry_at is not None)
     if ids:
-        tx.all(handler_store.LOCK_STATES, ids=ids)
-        tx.run(handler_store.HEARD, ids=ids)
+        tx.all(handler_store.LOCK_HANDLER_STATES, ids=ids)
+        tx.execute(handler_store.CLEAR_UNCLAIMED, ids=ids)
 
 
-def pause(tx: Transaction, workflow: str, by: Person) -> None:
+def pause(tx: Transaction, workflow: str, by: Actor) -> None:
     """A person pauses a workflow. Runs in the air go on; no new one starts."""
     _lock(tx, workflow)
-    if tx.first(workflow_store.SET_DESIRED, name=workflow, desired=Desired.PAUSED):
+    if tx.first(workflow_store.SET_DESIRED, name=workflow, desired=DesiredStatus.PAUSED):
         audit.record(tx, by, "workflow.pause", workflow=workflow)
-        tx.announce("workflow.paused", workflow=workflow, actor=by.name)
+        tx.log_on_commit("workflow.paused", workflow=workflow, actor=by.name)
 
 
-def resume(tx: Transaction, workflow: str, by: Person) -> None:
+def resume(tx: Transaction, workflow: str, by: Actor) -> None:
     """A person resumes a workflow: lifts what only waited for a person, and forgets every failure so far.
 
     Refused, with the mutations named, while an unknown outcome holds the workflow back.
@@ -44,47 +44,47 @@ def resume(tx: Transaction, workflow: str, by: Person) -> None:
     unresolved = work.blocking_mutations(tx, workflow)
     if unresolved:
         raise UnresolvedError(workflow, unresolved)
-    tx.first(workflow_store.SET_DESIRED, name=workflow, desired=Desired.ACTIVE)
+    tx.first(workflow_store.SET_DESIRED, name=workflow, desired=DesiredStatus.ACTIVE)
     unblock(tx, workflow, sorted(CLEARED_BY_RESUME))
-    _forgive(tx, workflow)
+    _reset_failures(tx, workflow)
     audit.record(tx, by, "workflow.resume", workflow=workflow)
-    tx.announce("workflow.resumed", workflow=workflow, actor=by.name)
+    tx.log_on_commit("workflow.resumed", workflow=workflow, actor=by.name)
 
 
 def block(tx: Transaction, workflow: str, run_id: UUID, kind: BlockKind, reason: str) -> None:
     """Hold a workflow back for one cause. The same cause twice is one block."""
     row = {"workflow": workflow, "run": run_id, "kind": kind, "reason": reason}
-    if tx.all(workflow_store.INSERT_BLOCKS, rows=encoded([row])):
-        tx.announce("workflow.blocked", workflow=workflow, run_id=run_id, kind=kind)
+    if tx.all(workflow_store.INSERT_BLOCKS, rows=encode_rows([row])):
+        tx.log_on_commit("workflow.blocked", workflow=workflow, run_id=run_id, kind=kind)
 
 
 def unblock(tx: Transaction, workflow: str, kinds: Sequence[BlockKind]) -> None:
     """Lift a workflow's blocks of these kinds."""
     for row in tx.all(workflow_store.CLOSE_BLOCKS, workflow=workflow, kinds=[kind.value for kind in kinds]):
-        tx.announce("workflow.unblocked", workflow=workflow, run_id=row.run_id, kind=row.kind)
+        tx.log_on_commit("workflow.unblocked", workflow=workflow, run_id=row.run_id, kind=row.kind)
 
 
-def enter_maintenance(tx: Transaction, workflow: str, reason: str, by: Person | None = None) -> None:
+def enter_maintenance(tx: Transaction, workflow: str, reason: str, by: Actor | None = None) -> None:
     """Start nothing until the code has changed. What a person asks for is kept in the audit."""
     _lock(tx, workflow)
     if tx.first(workflow_store.ENTER_MAINTENANCE, name=workflow, reason=reason):
         if by is not None:
             audit.record(tx, by, "workflow.enter_maintenance", workflow=workflow)
-        tx.announce("workflow.maintenance_entered", workflow=workflow)
+        tx.log_on_commit("workflow.maintenance_entered", workflow=workflow)
 
 
 def open_maintenance_task(tx: Transaction, workflow: str) -> bool:
     """Ask somebody to mend a workflow in maintenance; False if that was done already, or is not needed."""
-    return tx.first(workflow_store.OPEN_TASK, name=workflow) is not None
+    return tx.first(workflow_store.OPEN_MAINTENANCE_TASK, name=workflow) is not None
 
 
-def exit_maintenance(tx: Transaction, workflow: str, by: Person) -> None:
+def exit_maintenance(tx: Transaction, workflow: str, by: Actor) -> None:
     """The code was mended. What waited to be carried forward is still waiting and goes on first."""
     _lock(tx, workflow)
     if tx.first(workflow_store.EXIT_MAINTENANCE, name=workflow):
-        _forgive(tx, workflow)
+        _reset_failures(tx, workflow)
         audit.record(tx, by, "workflow.exit_maintenance", workflow=workflow)
-        tx.announce("workflow.maintenance_exited", workflow=workflow, actor=by.name)
+        tx.log_on_commit("workflow.maintenance_exited", workflow=workflow, actor=by.name)
 
 
 def raise_watermarks(tx: Transaction) -> None:
@@ -98,18 +98,22 @@ def raise_watermarks(tx: Transaction) -> None:
     assert row is not None
     if not row.is_first:
         raise InvalidInputError("raise_watermarks must be the first act of its transaction; nothing was changed.")
-    tx.all(handler_store.LOCK_HANDLERS)
-    tx.run(handler_store.RAISE_WATERMARKS)
-    tx.run(handler_store.SET_HORIZON, horizon=row.last_value)
-    tx.run(handler_store.FORGET_STRANGE_SNAPSHOTS)
+    tx.all(handler_store.LOCK_ALL_HANDLERS)
+    tx.execute(handler_store.RAISE_WATERMARKS)
+    tx.execute(handler_store.SET_HORIZON, horizon=row.last_value)
+    tx.execute(handler_store.CLEAR_FOREIGN_SNAPSHOTS)
 
 
-def _forgive(tx: Transaction, workflow: str) -> None:
+def _reset_failures(tx: Transaction, workflow: str) -> None:
     """Whoever mended the cause gets the whole budget again, for handlers, for waiting runs and for events."""
-    for statement in (handler_store.FORGIVE, run_store.FORGIVE_RUNS, event_store.FORGIVE_EVENTS):
-        tx.run(statement, workflow=workflow)
+    for statement in (
+        handler_store.RESET_HANDLER_FAILURES,
+        run_store.RESET_RUN_FAILURES,
+        event_store.RESET_EVENT_FAILURES,
+    ):
+        tx.execute(statement, workflow=workflow)
 
 
 def _lock(tx: Transaction, workflow: str) -> None:
-    if not tx.all(workflow_store.LOCK, names=[workflow]):
-        raise UnknownError("workflow", workflow, work.workflow_names(tx))
+    if not tx.all(workflow_store.LOCK_WORKFLOWS, names=[workflow]):
+        raise NotFoundError("workflow", workflow, work.workflow_names(tx))

@@ -11,48 +11,50 @@ from sqlalchemy import Row
 
 from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Call, Connector, Operation
-from pipeline.consumer_engine.calls import Finished
+from pipeline.consumer_engine.calls import FinishedCall
 from pipeline.domain.errors import TransientError
 from pipeline.domain.ids import Fence, MutationId
 from pipeline.domain.states import Evidence
-from pipeline.domain.values import Applied, Failed, Held, Limits
+from pipeline.domain.values import AppliedMutation, FailedMutation, Limits, RunLease
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions.breakers import OperationName
-from pipeline.worker.outcomes import Judged, Step, storable, told
+from pipeline.worker.outcomes import CallDecision, NextAction, storable_result, verdict_label
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
+class PendingCall:
     """One mutation in the air, being looked for, or waiting for its next attempt."""
 
-    held: Held
+    lease: RunLease
     mutation: Row[Any]
     connector: Connector
     operation: Operation[Any]
     ends_at: float  #: on the monotonic clock; nothing may be sent after it, whatever froze this process meanwhile
-    asleep: float  #: what ``asleep`` said when that time began
-    landed_at: float  #: on the monotonic clock, when its commit had returned: never earlier than ``sent_at``
-    asked_at: datetime | None = None  #: of its look, by the database's clock, rather too early than too late
-    overdue: bool = False
-    unsent: bool = False  #: refused here, before anything left
-    probes: bool = False  #: let through by an open breaker, to see whether an answer comes back
-    looks: bool = False
-    doubt: str = ""
-    launched_at: float = 0.0  #: on the monotonic clock, of the call or look that is in the air
+    suspended_before: float  #: what ``asleep`` said when that time began
+    committed_at: float  #: on the monotonic clock, when its commit had returned: never earlier than ``sent_at``
+    reconcile_started_at: datetime | None = (
+        None  #: of its look, by the database's clock, rather too early than too late
+    )
+    is_overdue: bool = False
+    is_unsent: bool = False  #: refused here, before anything left
+    is_probe: bool = False  #: let through by an open breaker, to see whether an answer comes back
+    is_reconcile: bool = False
+    doubt_reason: str = ""
+    started_at: float = 0.0  #: on the monotonic clock, of the call or look that is in the air
     span: Any = None  #: of the call or look that is in the air, when somebody listens
 
     @property
-    def name(self) -> OperationName:
+    def operation_name(self) -> OperationName:
         return self.mutation.connector, self.mutation.operation
 
     @property
     def is_late(self) -> bool:
         """Whether the time to send it has passed, counting what the machine slept meanwhile."""
-        return time.monotonic() + asleep() - self.asleep >= self.ends_at
+        return time.monotonic() + suspended_seconds() - self.suspended_before >= self.ends_at
 
 
-def asleep() -> float:
+def suspended_seconds() -> float:
     """For how many seconds this machine was suspended since it booted, which the monotonic clock does not count.
 
     Zero where the platform does not tell.
@@ -61,47 +63,47 @@ def asleep() -> float:
     return 0.0 if clock is None else time.clock_gettime(clock) - time.monotonic()
 
 
-def called(function: Callable[..., Any], flight: Flight, call: Call) -> Any:
+def call_provider(function: Callable[..., Any], flight: PendingCall, call: Call) -> Any:
     """Call the outside system, unless the time for it has passed."""
-    if _is_over(flight, call):
+    if _is_out_of_time(flight, call):
         refuse_late()
-    with spans.inside(flight.span):
-        answer = function(flight.connector, call, **flight.operation.given(flight.mutation.params))
-        return event_loop.answered(_in_time(answer, flight, call) if inspect.isawaitable(answer) else answer)
+    with spans.activate(flight.span):
+        answer = function(flight.connector, call, **flight.operation.arguments(flight.mutation.params))
+        return event_loop.await_result(_await_in_time(answer, flight, call) if inspect.isawaitable(answer) else answer)
 
 
-async def _in_time(answer: Awaitable[Any], flight: Flight, call: Call) -> Any:
+async def _await_in_time(answer: Awaitable[Any], flight: PendingCall, call: Call) -> Any:
     """The same at the moment at which the loop comes to it: nothing of an async call was sent before."""
-    if _is_over(flight, call):
+    if _is_out_of_time(flight, call):
         getattr(answer, "close", refuse_late)()
         refuse_late()
     return await answer
 
 
-def _is_over(flight: Flight, call: Call) -> bool:
+def _is_out_of_time(flight: PendingCall, call: Call) -> bool:
     """Whether the time for a call or a look has passed."""
-    return not call.remaining or (not flight.looks and flight.is_late)
+    return not call.remaining or (not flight.is_reconcile and flight.is_late)
 
 
-def counted(flight: Flight, judged: Judged, finished: Finished) -> None:
+def record_metrics(flight: PendingCall, judged: CallDecision, finished: FinishedCall) -> None:
     """Count how a call or a look ended. What was refused here before anything left is neither."""
-    if flight.unsent or not metrics.is_on():
+    if flight.is_unsent or not metrics.is_on():
         return
     about = {"connector": flight.mutation.connector, "operation": flight.mutation.operation}
-    if flight.looks:
-        metrics.note("pipeline.reconcile.looks", {**about, "verdict": told(finished.value)})
+    if flight.is_reconcile:
+        metrics.record("pipeline.reconcile.looks", {**about, "verdict": verdict_label(finished.value)})
     else:
-        seconds = time.monotonic() - flight.launched_at
-        metrics.note("pipeline.mutation.duration", {**about, "outcome": _OUTCOMES[judged.step]}, seconds)
+        seconds = time.monotonic() - flight.started_at
+        metrics.record("pipeline.mutation.duration", {**about, "outcome": _OUTCOME_LABELS[judged.action]}, seconds)
 
 
 #: What a call came to, in one word.
-_OUTCOMES = {
-    Step.APPLIED: "applied",
-    Step.FAILED: "failed",
-    Step.AGAIN: "again",
-    Step.LOOK: "unknown",
-    Step.DOUBT: "unknown",
+_OUTCOME_LABELS = {
+    NextAction.APPLIED: "applied",
+    NextAction.FAILED: "failed",
+    NextAction.RETRY: "again",
+    NextAction.RECONCILE: "unknown",
+    NextAction.DOUBT: "unknown",
 }
 
 
@@ -115,25 +117,27 @@ def refuse_late(*_: Any, **__: Any) -> Any:
     raise TransientError("the time for its mutation had passed before anything was sent")
 
 
-def is_approved(flight: Flight) -> bool:
+def is_approved(flight: PendingCall) -> bool:
     """Whether a person allowed it, however long ago it was asked for."""
     return flight.mutation.approved_at is not None
 
 
-def is_applied(judged: Judged) -> bool:
+def is_applied(judged: CallDecision) -> bool:
     """Whether it happened."""
-    return judged.step is Step.APPLIED
+    return judged.action is NextAction.APPLIED
 
 
-def applied(flight: Flight, judged: Judged, limits: Limits) -> Applied:
+def applied_mutation(flight: PendingCall, judged: CallDecision, limits: Limits) -> AppliedMutation:
     """It happened, whatever its result looks like."""
-    result = storable(judged.result, limits, ".".join(flight.name))
-    return Applied(mutation_id=MutationId(flight.mutation.id), result=result, fence=Fence(flight.held.fence))
+    result = storable_result(judged.result, limits, ".".join(flight.operation_name))
+    return AppliedMutation(mutation_id=MutationId(flight.mutation.id), result=result, fence=Fence(flight.lease.fence))
 
 
-def failed(flight: Flight, judged: Judged) -> Failed:
+def failed_mutation(flight: PendingCall, judged: CallDecision) -> FailedMutation:
     """It did not happen: somebody said so, or it was not found."""
-    evidence = Evidence.DEFINITE if judged.step is Step.FAILED else Evidence.ABSENCE
+    evidence = Evidence.DEFINITE if judged.action is NextAction.FAILED else Evidence.ABSENCE
     mutation_id = MutationId(flight.mutation.id)
-    fence, asked_at = flight.held.fence, flight.asked_at
-    return Failed(mutation_id=mutation_id, error=judged.reason, evidence=evidence, asked_at=asked_at, fence=fence)
+    fence, asked_at = flight.lease.fence, flight.reconcile_started_at
+    return FailedMutation(
+        mutation_id=mutation_id, error=judged.reason, evidence=evidence, reconcile_started_at=asked_at, fence=fence
+    )

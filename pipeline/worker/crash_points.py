@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 
-class Point(StrEnum):
+class CrashPoint(StrEnum):
     """Where a worker can die, named by what is already true there."""
 
     PREPARE_CLAIMED = "prepare claimed"
@@ -26,10 +26,10 @@ class Point(StrEnum):
     STARTED = "started"  #: runs exist, their message was not sent
 
 
-on_reach: Callable[[Point], None] | None = None
+on_reach: Callable[[CrashPoint], None] | None = None
 
 
-def reach(point: Point) -> None:
+def reach(point: CrashPoint) -> None:
     """Pass through a point."""
     if on_reach is not None:
         on_reach(point)

@@ -14,7 +14,7 @@ from datetime import timedelta
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.domain.ids import Fence, RunId
-from pipeline.domain.values import Held
+from pipeline.domain.values import RunLease
 from pipeline.store.database import Database
 from pipeline.transitions import runs
 
@@ -27,42 +27,42 @@ class Leases:
     def __init__(self, db: Database, *, lease: timedelta, every: timedelta) -> None:
         self.db, self.lease, self.every = db, lease, every
         self._held: dict[RunId, Fence] = {}
-        self._lost: set[Held] = set()
+        self._lost: set[RunLease] = set()
         self._lock = threading.Lock()
         self._pid = 0
         self._stop = threading.Event()
 
-    def hold(self, held: Iterable[Held]) -> None:
+    def hold(self, leases: Iterable[RunLease]) -> None:
         """Begin to extend these leases."""
         self._start()
         with self._lock:
-            self._held.update({item.run_id: item.fence for item in held})
+            self._held.update({item.run_id: item.fence for item in leases})
 
-    def drop(self, held: Iterable[Held]) -> None:
+    def drop(self, leases: Iterable[RunLease]) -> None:
         """The work is done, or given up: extend these no longer."""
         with self._lock:
-            for item in held:
+            for item in leases:
                 if self._held.get(item.run_id) == item.fence:
                     del self._held[item.run_id]
                 self._lost.discard(item)
 
-    def holds(self, held: Held) -> bool:
+    def is_held(self, lease: RunLease) -> bool:
         """Whether this run is still extended here."""
-        return self._held.get(held.run_id) == held.fence
+        return self._held.get(lease.run_id) == lease.fence
 
-    def is_lost(self, held: Held) -> bool:
+    def is_lost(self, lease: RunLease) -> bool:
         """Whether somebody else was found to own this run."""
-        return held in self._lost
+        return lease in self._lost
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Extend every lease once."""
         with self._lock:
-            mine = [Held(run_id, fence) for run_id, fence in self._held.items()]
+            mine = [RunLease(run_id, fence) for run_id, fence in self._held.items()]
         if not mine:
             return
         try:
             with self.db.transaction() as tx:
-                refused = runs.heartbeat(tx, mine, lease=self.lease).refused
+                refused = runs.heartbeat(tx, mine, lease_duration=self.lease).refused
         except SQLAlchemyError as error:
             log.warning("leases could not be extended, trying again in %s: %s", self.every, error)
             return
@@ -72,15 +72,15 @@ class Leases:
                     del self._held[held.run_id]
                     self._lost.add(held)
 
-    def release(self) -> None:
+    def hand_back_all(self) -> None:
         """Give back what can be given back: a clean shutdown need not wait for its leases to lapse."""
         self._stop.set()
         with self._lock:
-            mine = [Held(run_id, fence) for run_id, fence in self._held.items()]
+            mine = [RunLease(run_id, fence) for run_id, fence in self._held.items()]
             self._held.clear()
         if mine:
             with self.db.transaction() as tx:
-                runs.release(tx, mine)
+                runs.hand_back(tx, mine)
 
     def _start(self) -> None:
         with self._lock:
@@ -92,4 +92,4 @@ class Leases:
 
     def _run(self, stop: threading.Event) -> None:
         while not stop.wait(self.every.total_seconds()):
-            self.beat()
+            self.heartbeat()

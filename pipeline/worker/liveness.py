@@ -8,15 +8,15 @@ import threading
 from pathlib import Path
 
 
-def give(file: Path | None) -> None:
+def touch(file: Path | None) -> None:
     """Touch the file, if one is wanted; its directory has to exist."""
     if file is not None:
         file.touch()
 
 
-def keep_giving(file: Path, every: float = 1.0) -> None:
+def touch_forever(file: Path, every: float = 1.0) -> None:
     """Touch the file every second, as long as this process goes round."""
     pause = threading.Event()
     while True:
-        give(file)
+        touch(file)
         pause.wait(every)

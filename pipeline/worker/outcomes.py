@@ -10,42 +10,42 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
-from pipeline.connectors.error_table import Outcome, Reading
+from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
 from pipeline.connectors.sdk import Applied as Found
 from pipeline.connectors.sdk import Connector, NotFound, Operation, Retry
-from pipeline.consumer_engine.calls import Finished
+from pipeline.consumer_engine.calls import FinishedCall
 from pipeline.consumer_engine.steps import TimedOutError
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.failures import Failure, FailureKind, classify
-from pipeline.domain.payloads import kept_json
+from pipeline.domain.payloads import json_copy
 from pipeline.domain.values import Limits
 
 log = logging.getLogger(__name__)
 
-_KINDS = {
-    Outcome.REFUSED: FailureKind.LOGIC,
-    Outcome.NOT_NOW: FailureKind.TRANSIENT,
-    Outcome.DENIED: FailureKind.AUTH,
+_FAILURE_KINDS = {
+    ErrorMeaning.REFUSED: FailureKind.LOGIC,
+    ErrorMeaning.NOT_NOW: FailureKind.TRANSIENT,
+    ErrorMeaning.DENIED: FailureKind.AUTH,
 }
-_UNKNOWN = Reading(outcome=Outcome.UNKNOWN)
+_UNKNOWN_READING = ErrorReading(meaning=ErrorMeaning.UNKNOWN)
 
 
-class Step(StrEnum):
+class NextAction(StrEnum):
     """What the mutator does next with a mutation."""
 
     APPLIED = "applied"  #: it happened
     FAILED = "failed"  #: it did not happen: the outside system said so
     ABSENT = "absent"  #: it was looked for and not found
-    AGAIN = "again"  #: it did not happen this time: attempt it again after a pause
-    LOOK = "look"  #: nobody knows: look once, at once
+    RETRY = "again"  #: it did not happen this time: attempt it again after a pause
+    RECONCILE = "look"  #: nobody knows: look once, at once
     DOUBT = "doubt"  #: nobody knows: the background asks, or a person
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class CallDecision:
     """A step, and what it needs."""
 
-    step: Step
+    action: NextAction
     result: Any = None
     failure: Failure | None = None
     pause: timedelta = timedelta(0)
@@ -55,85 +55,89 @@ class Judged:
         return self.failure.message if self.failure else ""
 
     @property
-    def is_answered(self) -> bool:
+    def has_response(self) -> bool:
         """Whether somebody must have answered: a refused connection, too, is known not to have happened this time."""
         return self.failure is None or self.failure.kind is not FailureKind.TRANSIENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class CallFacts:
     """What is known of a mutation when its call or look has ended."""
 
     connector: Connector
     operation: Operation[Any]
     params: dict[str, Any]
     attempts: int
-    left: timedelta  #: how long the cohort may still take
-    looked: bool = False  #: what ended is a look, not the call
-    overdue: bool = False  #: the call did not return by its deadline, and may still be at it
-    doubt: str = ""  #: why the call's own outcome is unknown
+    time_left: timedelta  #: how long the cohort may still take
+    is_reconcile: bool = False  #: what ended is a look, not the call
+    is_overdue: bool = False  #: the call did not return by its deadline, and may still be at it
+    doubt_reason: str = ""  #: why the call's own outcome is unknown
 
 
-def judge(tried: Tried, finished: Finished, *, chance: float = 0.0) -> Judged:
+def decide(tried: CallFacts, finished: FinishedCall, *, jitter: float = 0.0) -> CallDecision:
     """What follows from how this call or look ended. An end that cannot be read is a doubt, and nobody else's."""
     try:
-        return _after_look(tried, finished) if tried.looked else _after_call(tried, finished, chance)
+        return _after_reconcile(tried, finished) if tried.is_reconcile else _after_call(tried, finished, jitter)
     except Exception as error:
         log.exception("how %s.%s ended could not be judged", tried.connector.name, tried.operation.name)
         words = f"how it ended could not be judged ({type(error).__name__})"  # what the error says is not scrubbed
-        return Judged(step=Step.DOUBT, failure=_doubt(tried, words, overdue=tried.overdue))
+        return CallDecision(action=NextAction.DOUBT, failure=_unknown_outcome(tried, words, overdue=tried.is_overdue))
 
 
-def _after_call(tried: Tried, finished: Finished, chance: float) -> Judged:
+def _after_call(tried: CallFacts, finished: FinishedCall, chance: float) -> CallDecision:
     if finished.error is None:
-        return Judged(step=Step.APPLIED, result=finished.value)
-    reading = _UNKNOWN if isinstance(finished.error, TimedOutError) else tried.operation.reading(finished.error)
-    words = said(tried, finished.error)
-    if reading.outcome is Outcome.UNKNOWN:
-        failure = _doubt(tried, words, overdue=isinstance(finished.error, TimedOutError))
-        return Judged(step=Step.LOOK if tried.operation.can_reconcile else Step.DOUBT, failure=failure)
+        return CallDecision(action=NextAction.APPLIED, result=finished.value)
+    reading = _UNKNOWN_READING if isinstance(finished.error, TimedOutError) else tried.operation.reading(finished.error)
+    words = error_message(tried, finished.error)
+    if reading.meaning is ErrorMeaning.UNKNOWN:
+        failure = _unknown_outcome(tried, words, overdue=isinstance(finished.error, TimedOutError))
+        return CallDecision(
+            action=NextAction.RECONCILE if tried.operation.can_reconcile else NextAction.DOUBT, failure=failure
+        )
     failure = Failure(
-        kind=_KINDS[reading.outcome],
+        kind=_FAILURE_KINDS[reading.meaning],
         message=words,
         error_type=type(finished.error).__qualname__,
-        wait=reading.after or timedelta(0),
+        retry_after=reading.after or timedelta(0),
     )
-    pause = max(failure.wait, tried.operation.retry.backoff.delay(tried.attempts, chance=chance))
-    fits = pause + tried.operation.timeout <= tried.left
-    if reading.outcome is Outcome.NOT_NOW and tried.attempts < tried.operation.retry.max_attempts and fits:
-        return Judged(step=Step.AGAIN, failure=failure, pause=pause)
-    return Judged(step=Step.FAILED, failure=failure)
+    pause = max(failure.retry_after, tried.operation.retry.backoff.delay(tried.attempts, jitter=chance))
+    fits = pause + tried.operation.timeout <= tried.time_left
+    if reading.meaning is ErrorMeaning.NOT_NOW and tried.attempts < tried.operation.retry.max_attempts and fits:
+        return CallDecision(action=NextAction.RETRY, failure=failure, pause=pause)
+    return CallDecision(action=NextAction.FAILED, failure=failure)
 
 
-def _after_look(tried: Tried, finished: Finished) -> Judged:
+def _after_reconcile(tried: CallFacts, finished: FinishedCall) -> CallDecision:
     if isinstance(finished.value, Found):
-        return Judged(step=Step.APPLIED, result=finished.value.result)
+        return CallDecision(action=NextAction.APPLIED, result=finished.value.result)
     asked = str(finished.value.reason) if isinstance(finished.value, NotFound | Retry) else ""
-    asked = clean(tried.connector, tried.operation, tried.params, asked)
-    words = f"{tried.doubt}; a look says: {asked}" if tried.doubt and asked else asked or tried.doubt
-    failure = _doubt(tried, words, overdue=tried.overdue)
-    absent = isinstance(finished.value, NotFound) and not tried.overdue
-    return Judged(step=Step.ABSENT if absent else Step.DOUBT, failure=failure)
+    asked = redact(tried.connector, tried.operation, tried.params, asked)
+    words = (
+        f"{tried.doubt_reason}; a look says: {asked}" if tried.doubt_reason and asked else asked or tried.doubt_reason
+    )
+    failure = _unknown_outcome(tried, words, overdue=tried.is_overdue)
+    absent = isinstance(finished.value, NotFound) and not tried.is_overdue
+    return CallDecision(action=NextAction.ABSENT if absent else NextAction.DOUBT, failure=failure)
 
 
-def _doubt(tried: Tried, words: str, *, overdue: bool) -> Failure:
+def _unknown_outcome(tried: CallFacts, words: str, *, overdue: bool) -> Failure:
     """Why nobody knows. A call that outlives its deadline gets as much time again before absence proves anything."""
     quiet = tried.operation.timeout if overdue else timedelta(0)
-    return Failure(kind=FailureKind.TRANSIENT, message=words, error_type="UnknownOutcome", quiet=quiet)
+    return Failure(kind=FailureKind.TRANSIENT, message=words, error_type="UnknownOutcome", quiet_period=quiet)
 
 
-def told(verdict: Any) -> str:
+def verdict_label(verdict: Any) -> str:
     """A verdict in one word; a look that failed, hung or said something else told nothing."""
-    return _WORDS.get(type(verdict), "nothing")
+    return _VERDICT_LABELS.get(type(verdict), "nothing")
 
 
-_WORDS = {Found: "applied", NotFound: "not found", Retry: "retry"}
+_VERDICT_LABELS = {Found: "applied", NotFound: "not found", Retry: "retry"}
 
 
-def storable(result: Any, limits: Limits, what: str) -> Any:
+def storable_result(result: Any, limits: Limits, what: str) -> Any:
     """A result as it can be kept; one that cannot is described instead, because it happened all the same."""
     try:
-        return kept_json(result, what="result", limit=limits.result)
+        return json_copy(result, what="result", limit=limits.result)
     except PayloadError as error:
         problem = f"{error.problem}; expected {error.expected}"
     except Exception as error:  # noqa: BLE001 - an answer may be an object with code of its own
@@ -142,11 +146,11 @@ def storable(result: Any, limits: Limits, what: str) -> Any:
     return {"unstorable": problem}
 
 
-def said(tried: Tried, error: BaseException) -> str:
+def error_message(tried: CallFacts, error: BaseException) -> str:
     """What an error says, without credentials and without what the operation keeps from people."""
-    return clean(tried.connector, tried.operation, tried.params, classify(error).message)
+    return redact(tried.connector, tried.operation, tried.params, classify(error).message)
 
 
-def clean(connector: Connector, operation: Operation[Any], params: dict[str, Any], text: str) -> str:
+def redact(connector: Connector, operation: Operation[Any], params: dict[str, Any], text: str) -> str:
     """Words about an operation as they may be stored, logged and shown."""
-    return operation.cleaned(connector.scrubbed(text), params)
+    return operation.redact_text(connector.scrub(text), params)

@@ -24,40 +24,47 @@ from pipeline.domain.failures import Failure, classify
 from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.scheduling import clamp_wake_at, next_slot
-from pipeline.domain.states import Outcome
-from pipeline.domain.values import DEFAULT_LIMITS, Emitted, Held, Limits, Reservation
-from pipeline.domain.values import Prepared as Plan
+from pipeline.domain.states import MutationOutcome
+from pipeline.domain.values import DEFAULT_LIMITS, Limits, Reservation, RunLease, RunOutput
+from pipeline.domain.values import PreparedRun as Plan
 from pipeline.store.database import Database
 from pipeline.store.reads import work
 from pipeline.telemetry.tracing import spans
 from pipeline.workflows.authoring import Consumer, Producer
 from pipeline.workflows.contexts import (
-    RUNNING,
+    CURRENT_CONTEXT,
     Context,
-    Given,
+    ContextInputs,
     MutateContext,
     NextContext,
     PrepareContext,
     ProducerContext,
 )
-from pipeline.workflows.handler_types import Asked, Event, MutationResult, Prepared, PrepareResult, ResultStatus
+from pipeline.workflows.handler_types import (
+    Event,
+    MutationResult,
+    Prepared,
+    PrepareResult,
+    RequestedMutation,
+    ResultStatus,
+)
 from pipeline.workflows.registry import Registry, first_slot
 
 log = logging.getLogger(__name__)
 
 #: A handler is called once in a phase, and the phase has a span and is timed: spans and numbers of the step and of its
 #: one attempt would say the same again, and cost as much as all the others together.
-SILENT = Telemetry(NoOpTracerProvider(), NoOpMeterProvider())
-_STATUS = {
-    Outcome.SUCCESS: ResultStatus.APPLIED,
-    Outcome.SKIPPED: ResultStatus.SKIPPED,
-    Outcome.NONE: ResultStatus.NONE,
+NO_TELEMETRY = Telemetry(NoOpTracerProvider(), NoOpMeterProvider())
+_RESULT_STATUSES = {
+    MutationOutcome.SUCCESS: ResultStatus.APPLIED,
+    MutationOutcome.SKIPPED: ResultStatus.SKIPPED,
+    MutationOutcome.NONE: ResultStatus.NONE,
 }
 
 
-def held(run: Row[Any]) -> Held:
+def lease_of(run: Row[Any]) -> RunLease:
     """The run as its claimer holds it."""
-    return Held(RunId(run.id), Fence(run.fence))
+    return RunLease(RunId(run.id), Fence(run.fence))
 
 
 class Phases:
@@ -73,7 +80,7 @@ class Phases:
     def steps(self) -> StepExecutor:
         """The steps of this thread: in a pool of threads several phases run at once."""
         if not hasattr(self._local, "steps"):
-            self._local.steps = StepExecutor(SILENT, clean=self._scrubbed)
+            self._local.steps = StepExecutor(NO_TELEMETRY, redact=self._redact)
         steps: StepExecutor = self._local.steps
         return steps
 
@@ -89,39 +96,49 @@ class Phases:
         """Ask a consumer what it wants to do."""
         consumer = self.registry.consumer(run.workflow, run.handler)
         reader = _Reader(self.db, run, offered)
-        context = PrepareContext(self._given(run), consumer.subscribes, reader)
-        returned = self._step(context, consumer.instance.prepare, run.handler_state, what=f"{run.handler}.prepare")
+        context = PrepareContext(self._context_inputs(run), consumer.subscribes, reader)
+        returned = self._call_handler(
+            context, consumer.instance.prepare, run.handler_state, what=f"{run.handler}.prepare"
+        )
         if isinstance(returned, Failure):
-            return returned if returned.culprits or len(reader.shown) != 1 else replace(returned, culprits=reader.shown)
+            return (
+                returned
+                if returned.culprits or len(reader.last_peeked_ids) != 1
+                else replace(returned, culprits=reader.last_peeked_ids)
+            )
         try:
             plan = _plan(run, consumer, returned, self.limits)
         except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
             return classify(error)
-        if spans.is_watched():
-            spans.linked(run.id, reader.taken(plan))
+        if spans.is_traced():
+            spans.link_inputs(run.id, reader.reserved_rows(plan))
         return plan
 
-    def mutate(self, run: Row[Any]) -> Asked | Failure | None:
+    def mutate(self, run: Row[Any]) -> RequestedMutation | Failure | None:
         """Ask a consumer for its one mutation."""
         consumer = self.registry.consumer(run.workflow, run.handler)
-        context = MutateContext(self._given(run))
-        returned = self._step(context, consumer.instance.mutate, prepared(run), what=f"{run.handler}.mutate")
+        context = MutateContext(self._context_inputs(run))
+        returned = self._call_handler(context, consumer.instance.mutate, saved_plan(run), what=f"{run.handler}.mutate")
         if isinstance(returned, Failure):
             return returned
-        if returned is not None and returned is not context.asked:
+        if returned is not None and returned is not context.requested:
             problem = f"{run.handler}.mutate returned a {type(returned).__name__}"
             return classify(LogicError(f"{problem}; expected what ctx.<connector>.<mutation>(...) returns, or nothing"))
-        return context.asked
+        return context.requested
 
-    def next(self, run: Row[Any]) -> Emitted | Failure:
+    def next(self, run: Row[Any]) -> RunOutput | Failure:
         """Ask a consumer what follows."""
         consumer = self.registry.consumer(run.workflow, run.handler)
-        context = NextContext(self._given(run), consumer.publishes)
-        result = MutationResult(status=_STATUS[Outcome(run.mutation_outcome)], value=run.mutation_result)
-        returned = self._step(context, consumer.instance.next, prepared(run), result, what=f"{run.handler}.next")
+        context = NextContext(self._context_inputs(run), consumer.publishes)
+        result = MutationResult(
+            status=_RESULT_STATUSES[MutationOutcome(run.mutation_outcome)], value=run.mutation_result
+        )
+        returned = self._call_handler(
+            context, consumer.instance.next, saved_plan(run), result, what=f"{run.handler}.next"
+        )
         if isinstance(returned, Failure):
             return returned
-        overlap = self.registry.workflows[run.workflow].overlap
+        overlap = self.registry.workflows[run.workflow].overlap_reason
         if returned is not None and consumer.merge is None and overlap is not None:
             return classify(
                 LogicError(
@@ -129,59 +146,63 @@ class Phases:
                     'merge(current, returned) on the consumer, or set concurrency=1 and on_uncertain="pause"'
                 )
             )
-        return self._emitted(run, context.published, returned)
+        return self._checked_emission(run, context.published, returned)
 
-    def merge(self, consumer: Consumer) -> Callable[[Any, Any], Any] | None:
+    def merge_function(self, consumer: Consumer) -> Callable[[Any, Any], Any] | None:
         """How a consumer folds a returned state into the current one, if it does, within the limit of a step."""
         if consumer.merge is None:
             return None
         return functools.partial(self.steps.run, consumer.merge, limit=self.step_limit, what=f"{consumer.name}.merge")
 
-    def produce(self, run: Row[Any], slot: datetime) -> Emitted | Failure:
+    def produce(self, run: Row[Any], slot: datetime) -> RunOutput | Failure:
         """Ask a producer for events."""
         producer = self.registry.producer(run.workflow, run.handler)
-        context = ProducerContext(self._given(run), producer.publishes)
-        returned = self._step(context, producer.function, run.handler_state, what=run.handler)
+        context = ProducerContext(self._context_inputs(run), producer.publishes)
+        returned = self._call_handler(context, producer.function, run.handler_state, what=run.handler)
         if isinstance(returned, Failure):
             return returned
-        return self._emitted(run, context.published, returned, next_run_at=slot_after(producer, slot, run.now))
+        return self._checked_emission(run, context.published, returned, next_run_at=slot_after(producer, slot, run.now))
 
-    def _given(self, run: Row[Any]) -> Given:
-        return Given(now=run.now, connectors=self.registry.connectors, limits=self.limits)
+    def _context_inputs(self, run: Row[Any]) -> ContextInputs:
+        return ContextInputs(now=run.now, connectors=self.registry.connectors, limits=self.limits)
 
-    def _emitted(
+    def _checked_emission(
         self, run: Row[Any], published: Sequence[Any], state: Any, next_run_at: datetime | None = None
-    ) -> Emitted | Failure:
+    ) -> RunOutput | Failure:
         try:
             checked_json(state, what=f"state returned by {run.handler}", limit=self.limits.state)
         except PayloadError as error:
             return classify(error)
-        if (here := spans.here()) is not None:
+        if (here := spans.publisher_traceparent()) is not None:
             published = [replace(event, traceparent=here) for event in published]
-        return Emitted(
-            held=held(run), events=tuple(published), state=state, has_state=state is not None, next_run_at=next_run_at
+        return RunOutput(
+            lease=lease_of(run),
+            events=tuple(published),
+            state=state,
+            has_state=state is not None,
+            next_run_at=next_run_at,
         )
 
-    def _step(self, context: Context, function: Any, *args: Any, what: str) -> Any:
+    def _call_handler(self, context: Context, function: Any, *args: Any, what: str) -> Any:
         """The handler's answer, or its failure; a violation counts even when the handler swallowed it."""
-        token = RUNNING.set(context)
+        token = CURRENT_CONTEXT.set(context)
         try:
             returned, error = self.steps.attempt(function, context, *args, limit=self.step_limit, what=what)
         finally:
             context.close()
-            RUNNING.reset(token)
+            CURRENT_CONTEXT.reset(token)
         failed = context.violation or error
         if failed is None:
             return returned
         said = classify(failed)
         where = "".join(traceback.format_tb(failed.__traceback__))  # its words may quote a payload
         log.warning("%s failed with %s; `pipeline runs` has its words\n%s", what, type(failed).__qualname__, where)
-        return replace(said, message=self._scrubbed(said.message))
+        return replace(said, message=self._redact(said.message))
 
-    def _scrubbed(self, text: str) -> str:
+    def _redact(self, text: str) -> str:
         """Words without the credentials of any connector: a read may have put them there."""
         for connector in self.registry.connectors.values():
-            text = connector.scrubbed(text)
+            text = connector.scrub(text)
         return text
 
 
@@ -190,21 +211,21 @@ class _Reader:
 
     def __init__(self, db: Database, run: Row[Any], offered: Sequence[Row[Any]] | None) -> None:
         self.db, self.run, self.offered = db, run, offered
-        self.shown: tuple[EventId, ...] = ()  #: what the last peek showed
+        self.last_peeked_ids: tuple[EventId, ...] = ()  #: what the last peek showed
         self._rows: Sequence[Any] = offered or ()
 
     def peek(self, topic: str, limit: int) -> Sequence[Any]:
         if self.offered is not None:
             return [row for row in self.offered if row.topic == topic][:limit]
         with self.db.transaction() as tx:
-            rows = work.peeked(
+            rows = work.reservable_events(
                 tx, self.run, topic, limit=limit, low_watermark=self.run.low_watermark, ordered=self.run.ordered
             )
-        self.shown = tuple(EventId(row.id) for row in rows)
+        self.last_peeked_ids = tuple(EventId(row.id) for row in rows)
         self._rows = [*self._rows, *rows]
         return rows
 
-    def taken(self, plan: Plan) -> Sequence[Any]:
+    def reserved_rows(self, plan: Plan) -> Sequence[Any]:
         """Those of the events it has shown that a plan reserves."""
         ids = {id_ for reservation in plan.reservations for id_ in reservation.ids}
         return [row for row in self._rows if row.id in ids]
@@ -214,7 +235,7 @@ class _Reader:
             return work.delivered_events(tx, self.run.handler_id, topic, ids)
 
 
-def prepared(run: Row[Any]) -> Prepared:
+def saved_plan(run: Row[Any]) -> Prepared:
     """The saved plan as handlers see it."""
     saved = run.prepare_result or {}
     ids = tuple(EventId(event) for event in run.event_ids)
@@ -252,7 +273,7 @@ def _plan(run: Row[Any], consumer: Consumer, returned: Any, limits: Limits) -> P
     wake_at = returned.wake_at and clamp_wake_at(returned.wake_at, run.now, consumer.wake)
     asks = consumer.requires_approval if returned.approval is None else returned.approval
     return Plan(
-        held=held(run),
+        lease=lease_of(run),
         reservations=tuple(Reservation(topic=topic, ids=tuple(ids)) for topic, ids in reserved.items()),
         data=returned.data,
         ui=returned.ui,

@@ -9,7 +9,7 @@ from pipeline.domain.policies import Policy
 from pipeline.domain.values import DEFAULT_LIMITS, Limits
 
 
-class RuntimePolicy(Policy):
+class WorkerPolicy(Policy):
     """Bounds of one worker process."""
 
     lease: timedelta = timedelta(seconds=60)
@@ -24,14 +24,14 @@ class RuntimePolicy(Policy):
 _WEIGHT = 0.3  #: of what was seen last; the rest is what was seen before
 
 
-class Speeds:
+class HandlerDurations:
     """Moving averages by handler and phase, shared by the threads of a process."""
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, str], float] = {}
         self._lock = threading.Lock()
 
-    def seen(self, handler_id: int, phase: str, seconds: float) -> None:
+    def record(self, handler_id: int, phase: str, seconds: float) -> None:
         """Take note of one run."""
         with self._lock:
             before = self._seconds.get((handler_id, phase), seconds)

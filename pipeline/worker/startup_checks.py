@@ -22,17 +22,17 @@ def require_safe(db: Database, registry: Registry, settings: Settings, *, pool: 
     """Raise with everything that is unsafe, or return."""
     migrate.require_current(db)
     problems = [
-        *_idle(registry),
-        *_green(pool),
-        *_short_leases(registry, settings.lease),
-        *_short_limits(registry, settings.mutate_time_limit),
-        *_skew(db, settings.lease - 2 * settings.heartbeat),
+        *_missing_workflows(registry),
+        *_greenlet_pool(pool),
+        *_timeouts_over_lease(registry, settings.lease),
+        *_timeouts_over_task_limit(registry, settings.mutate_time_limit),
+        *_clock_skew(db, settings.lease - 2 * settings.heartbeat),
     ]
     if problems:
         raise UnsafeError(problems)
 
 
-def _idle(registry: Registry) -> Iterator[str]:
+def _missing_workflows(registry: Registry) -> Iterator[str]:
     """A worker without workflows would take messages that others are waiting for."""
     if not registry.workflows:
         yield (
@@ -41,13 +41,13 @@ def _idle(registry: Registry) -> Iterator[str]:
         )
 
 
-def _green(pool: str) -> Iterator[str]:
+def _greenlet_pool(pool: str) -> Iterator[str]:
     """Greenlets share one thread: a blocking driver would stop the heartbeat of every run in the process."""
     if pool.rpartition(".")[2] in ("gevent", "eventlet"):
         yield f"the pool {pool.rpartition('.')[2]} cannot keep leases alive; use prefork, threads or solo"
 
 
-def _short_leases(registry: Registry, lease: timedelta) -> Iterator[str]:
+def _timeouts_over_lease(registry: Registry, lease: timedelta) -> Iterator[str]:
     """A mutation that may take longer than a lease could still be sent when somebody else owns the run."""
     for connector in registry.connectors.values():
         for name, operation in type(connector).operations().items():
@@ -58,7 +58,7 @@ def _short_leases(registry: Registry, lease: timedelta) -> Iterator[str]:
                 )
 
 
-def _short_limits(registry: Registry, limit: timedelta) -> Iterator[str]:
+def _timeouts_over_task_limit(registry: Registry, limit: timedelta) -> Iterator[str]:
     """The last wave starts when half of the task's time is over: a call and a look must fit into the rest."""
     for connector in registry.connectors.values():
         for name, operation in type(connector).operations().items():
@@ -71,7 +71,7 @@ def _short_limits(registry: Registry, limit: timedelta) -> Iterator[str]:
                 )
 
 
-def _skew(db: Database, margin: timedelta) -> Iterator[str]:
+def _clock_skew(db: Database, margin: timedelta) -> Iterator[str]:
     """Deadlines are measured here and leases there: the two clocks must agree within the lease's margin."""
     with db.transaction() as tx:
         before = datetime.now(UTC)  # noqa: TID251 - this host's clock is what is being checked

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
-from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain, StartAt, may_overtake
+from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain, StartAt, can_overtake
 from pipeline.workflows import declaration_checks
 from pipeline.workflows.handler_types import Event, PrepareResult
 
@@ -93,8 +93,8 @@ class Workflow:
         on_logic_error: str = OnLogicError.MAINTENANCE,
         retention: Retention | None = None,
     ) -> None:
-        where = _caller()
-        self.name = _declared(lambda: checked_name(name, what="workflow name"), where)
+        where = _declaration_site()
+        self.name = _check_declaration(lambda: checked_name(name, what="workflow name"), where)
         problem = declaration_checks.workflow_problem(version, concurrency, retention or Retention())
         if problem:
             raise DeclarationError(f"workflow {name!r} {problem}", where)
@@ -108,16 +108,16 @@ class Workflow:
         self.producers: dict[str, Producer] = {}
 
     @property
-    def overlap(self) -> str | None:
+    def overlap_reason(self) -> str | None:
         """Why a run may end after one that began later, in words; None if it may not."""
-        if not may_overtake(self.concurrency, self.on_uncertain):
+        if not can_overtake(self.concurrency, self.on_uncertain):
             return None
         return f"runs {self.concurrency} at once" if self.concurrency > 1 else "goes on past a doubt"
 
     def topic(self, name: str, schema: type[BaseModel] | None = None) -> Topic:
         """Declare a topic; with a model, every payload is checked against it."""
-        where = _caller()
-        _declared(lambda: checked_name(name, what="topic"), where)
+        where = _declaration_site()
+        _check_declaration(lambda: checked_name(name, what="topic"), where)
         if name in self.topics:
             raise DeclarationError(f"topic {name!r} is declared twice in workflow {self.name!r}", where)
         problem = declaration_checks.schema_problem(name, schema)
@@ -134,9 +134,9 @@ class Workflow:
         **options: Unpack[declaration_checks.ConsumerOptions],
     ) -> Callable[[C], C]:
         """Declare a class with ``prepare``, ``mutate`` and ``next`` as a consumer."""
-        where = _caller()
+        where = _declaration_site()
         _refuse_bare(bare, "consumer(subscribes=[topic])", where)
-        subscribed, published = _listed(subscribes, where), _listed(publishes, where)
+        subscribed, published = _topic_tuple(subscribes, where), _topic_tuple(publishes, where)
 
         def declare(cls: C) -> C:
             rest: dict[str, Any] = dict(options)
@@ -149,7 +149,7 @@ class Workflow:
 
     def effect(self, topic: Topic, **options: Unpack[declaration_checks.ConsumerOptions]) -> Callable[[F], F]:
         """Declare the common case in one function: one event, at most one mutation."""
-        where = _caller()
+        where = _declaration_site()
         if not isinstance(topic, Topic):
             raise DeclarationError(f"effect was given {topic!r}; expected @workflow.effect(topic)", where)
 
@@ -160,7 +160,7 @@ class Workflow:
             problem = f"effect {name} {wrong}" if wrong else declaration_checks.signature_problem(function, 2, name)
             if problem:
                 raise DeclarationError(problem, where)
-            instance = Effect(topic, function)
+            instance = EffectConsumer(topic, function)
             self._add_consumer(name, instance, where, subscribes=(topic,), publishes=(), **rest)
             return function
 
@@ -175,14 +175,14 @@ class Workflow:
         **options: Unpack[declaration_checks.ProducerOptions],
     ) -> Callable[[F], F]:
         """Declare a function that runs on a schedule and publishes what it finds."""
-        where = _caller()
+        where = _declaration_site()
         _refuse_bare(bare, "producer(every=timedelta(...))", where)
-        published = _listed(publishes, where)
+        published = _topic_tuple(publishes, where)
 
         def declare(function: F) -> F:
             rest: dict[str, Any] = dict(options)
             name = rest.pop("name", None) or function.__name__
-            self._refuse_taken(name, where)
+            self._refuse_duplicate_handler(name, where)
             wrong = declaration_checks.option_problem(
                 rest, declaration_checks.PRODUCER_OPTIONS, "every", "cron", "publishes"
             )
@@ -191,7 +191,7 @@ class Workflow:
             )
             if wrong or problem:
                 raise DeclarationError(f"producer {name} {wrong}" if wrong else str(problem), where)
-            self._known(published, where)
+            self._refuse_unknown_topics(published, where)
             self.producers[name] = Producer(
                 name=name, function=function, publishes=published, every=every, cron=cron, **rest
             )
@@ -209,10 +209,10 @@ class Workflow:
         publishes: tuple[Topic, ...],
         **options: Any,
     ) -> None:
-        self._refuse_taken(name, where)
-        self._known(subscribes, where)
-        self._known(publishes, where)
-        problem = declaration_checks.consumer_problem(instance, name, subscribes, options, self.overlap)
+        self._refuse_duplicate_handler(name, where)
+        self._refuse_unknown_topics(subscribes, where)
+        self._refuse_unknown_topics(publishes, where)
+        problem = declaration_checks.consumer_problem(instance, name, subscribes, options, self.overlap_reason)
         if problem:
             raise DeclarationError(problem, where)
         for option, kind in (("after_failed_mutation", AfterFailedMutation), ("start_at", StartAt)):
@@ -221,15 +221,15 @@ class Workflow:
         self.consumers[name] = Consumer(
             name=name, instance=instance, subscribes=subscribes, publishes=publishes, **options
         )
-        asks = instance.function if isinstance(instance, Effect) else instance.mutate
-        declaration_checks.warn_after_request(asks, name if isinstance(instance, Effect) else f"{name}.mutate")
+        asks = instance.function if isinstance(instance, EffectConsumer) else instance.mutate
+        declaration_checks.warn_after_request(asks, name if isinstance(instance, EffectConsumer) else f"{name}.mutate")
 
-    def _refuse_taken(self, name: str, where: str) -> None:
-        _declared(lambda: checked_name(name, what="handler name"), where)
+    def _refuse_duplicate_handler(self, name: str, where: str) -> None:
+        _check_declaration(lambda: checked_name(name, what="handler name"), where)
         if name in self.consumers or name in self.producers:
             raise DeclarationError(f"workflow {self.name!r} has a handler named {name!r} already", where)
 
-    def _known(self, topics: tuple[Topic, ...], where: str) -> None:
+    def _refuse_unknown_topics(self, topics: tuple[Topic, ...], where: str) -> None:
         for topic in topics:
             if not isinstance(topic, Topic) or self.topics.get(topic.name) is not topic:
                 shown = getattr(topic, "name", topic)
@@ -241,12 +241,12 @@ class Workflow:
                 )
 
 
-def _refuse_bare(bare: tuple[Any, ...], instead: str, where: str) -> None:
+def _refuse_bare(bare: tuple[Any, ...], expected: str, where: str) -> None:
     if bare:
-        raise DeclarationError(f"was given {bare[0]!r}; expected @workflow.{instead}", where)
+        raise DeclarationError(f"was given {bare[0]!r}; expected @workflow.{expected}", where)
 
 
-def _listed(topics: Any, where: str) -> tuple[Topic, ...]:
+def _topic_tuple(topics: Any, where: str) -> tuple[Topic, ...]:
     """The topics of a list, read once: a generator has nothing left for the second time."""
     if isinstance(topics, Topic | str) or not isinstance(topics, Iterable):
         raise DeclarationError(f"{topics!r} was given where a list of topics is expected", where)
@@ -262,7 +262,7 @@ def _instance(cls: Any, name: str, where: str) -> Any:
         raise DeclarationError(f"{name}() cannot be made without arguments: {error!r}", where) from error
 
 
-class Effect:
+class EffectConsumer:
     """The consumer behind ``Workflow.effect``: takes the oldest event and asks for what the function asks for."""
 
     def __init__(self, topic: Topic, function: Callable[..., Any]) -> None:
@@ -274,50 +274,50 @@ class Effect:
         pending = ctx.peek(self.topic, limit=1)
         if not pending:
             return PrepareResult.nothing()
-        return PrepareResult(reserve=pending, data=pinned(pending[0]))
+        return PrepareResult(reserve=pending, data=serialize_event(pending[0]))
 
     def mutate(self, ctx: Any, prepared: Any) -> Any:
         """Hand the pinned event to the function."""
-        return self.function(ctx, unpinned(self.topic, prepared.data))
+        return self.function(ctx, deserialize_event(self.topic, prepared.data))
 
     def next(self, ctx: Any, prepared: Any, result: Any) -> None:
         """Nothing follows."""
         del ctx, prepared, result
 
 
-def pinned(event: Event) -> dict[str, Any]:
+def serialize_event(event: Event) -> dict[str, Any]:
     """An event as it can be kept in a plan: as it was published, because the model reads it again from there."""
     return {
         "id": event.id,
         "message_id": event.message_id,
-        "payload": event.stored,
+        "payload": event.raw_payload,
         "key": event.key,
         "title": event.title,
         "created_at": event.created_at and event.created_at.isoformat(),
     }
 
 
-def unpinned(topic: Topic, data: dict[str, Any]) -> Event:
+def deserialize_event(topic: Topic, data: dict[str, Any]) -> Event:
     """The event that was kept in a plan, its payload read by the topic's model once."""
     created_at = data.get("created_at")  # plans of earlier code have none
     return Event(
         id=data["id"],
         topic=topic.name,
         message_id=data["message_id"],
-        payload=typed(topic, data["payload"]),
+        payload=parse_payload(topic, data["payload"]),
         key=data["key"],
         title=data["title"],
         created_at=created_at and datetime.fromisoformat(created_at),
-        stored=data["payload"],
+        raw_payload=data["payload"],
     )
 
 
-def typed(topic: Topic, payload: Any) -> Any:
+def parse_payload(topic: Topic, payload: Any) -> Any:
     """A payload as the topic's model, where it has one. It reads a copy: a validator may change what it is given."""
     return topic.schema.model_validate(deepcopy(payload)) if topic.schema else payload
 
 
-def _caller() -> str:
+def _declaration_site() -> str:
     """File and line of the declaration: the first frame outside this module."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__") == __name__:
@@ -327,7 +327,7 @@ def _caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _declared(check: Callable[[], Any], where: str) -> Any:
+def _check_declaration(check: Callable[[], Any], where: str) -> Any:
     try:
         return check()
     except InvalidInputError as error:

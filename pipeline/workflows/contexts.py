@@ -19,28 +19,28 @@ from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Connector, Operation
 from pipeline.domain.errors import EventError, LogicError, PhaseViolationError
 from pipeline.domain.ids import EventId
-from pipeline.domain.payloads import checked_name, checked_text, kept_json, plain
+from pipeline.domain.payloads import checked_name, checked_text, json_copy, json_payload
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
 from pipeline.telemetry.tracing import spans
-from pipeline.workflows.authoring import Topic, typed
-from pipeline.workflows.handler_types import Asked, Event
+from pipeline.workflows.authoring import Topic, parse_payload
+from pipeline.workflows.handler_types import Event, RequestedMutation
 
 #: What belongs to another phase, for whoever looks for it in this one.
-_ELSEWHERE = {
+_OTHER_PHASE_HINTS = {
     "peek": "Events are looked at in prepare; pass what you need on in data",
     "get_by_ids": "Events are looked at in prepare; pass what you need on in data",
     "publish": "Events are published in next, or by a producer",
 }
 #: What a context has of its own: a connector of such a name could not be reached.
-RESERVED = frozenset({*_ELSEWHERE, "now", "violation", "close", "asked", "published"})
+RESERVED_NAMES = frozenset({*_OTHER_PHASE_HINTS, "now", "violation", "close", "requested", "published"})
 _IDS_END = 2**63  #: ids of events are positive and fit into eight bytes
 
 #: The context of the phase that runs here. A violation counts against it, whichever context was misused.
-RUNNING: ContextVar["Context | None"] = ContextVar("pipeline_running_context", default=None)
-_RETURNED = "Pass the topic that workflow.topic(...) returned"
+CURRENT_CONTEXT: ContextVar["Context | None"] = ContextVar("pipeline_running_context", default=None)
+_TOPIC_HINT = "Pass the topic that workflow.topic(...) returned"
 
 
-class Reader(Protocol):
+class EventReader(Protocol):
     """How a prepare looks at its topics."""
 
     def peek(self, topic: str, limit: int) -> Sequence[Any]: ...
@@ -49,7 +49,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class ContextInputs:
     """What every context is made from."""
 
     now: datetime
@@ -60,7 +60,7 @@ class Given:
 class Context:
     """Open while its phase runs; remembers the first thing it had to refuse."""
 
-    def __init__(self, phase: str, given: Given) -> None:
+    def __init__(self, phase: str, given: ContextInputs) -> None:
         self._phase, self._connectors, self._limits = phase, given.connectors, given.limits
         self._is_open = True
         self.now = given.now
@@ -70,17 +70,17 @@ class Context:
         """The phase is over."""
         self._is_open = False
 
-    def _refuse(self, what: str, instead: str) -> NoReturn:
-        error = PhaseViolationError(f"{what} in {self._phase}. {instead}")
-        for context in (self, RUNNING.get()):
+    def _refuse(self, what: str, hint: str) -> NoReturn:
+        error = PhaseViolationError(f"{what} in {self._phase}. {hint}")
+        for context in (self, CURRENT_CONTEXT.get()):
             if context is not None:
                 context.violation = context.violation or error
         raise error
 
-    def _used(self, what: str) -> None:
+    def _require_usable(self, what: str) -> None:
         if not self._is_open:
             self._refuse(f"{what} after the phase had ended", "A context works only inside the call it was given to")
-        if RUNNING.get() not in (None, self):  # none in a thread that the handler started
+        if CURRENT_CONTEXT.get() not in (None, self):  # none in a thread that the handler started
             self._refuse(f"{what} through the context of another run", "Use the context that this call was given")
 
     def __getattr__(self, name: str) -> Any:
@@ -89,20 +89,22 @@ class Context:
         connector = self._connectors.get(name)
         if connector is None:
             known = ", ".join(sorted(self._connectors)) or "none"
-            instead = _ELSEWHERE.get(name) or f"There is no such operation or connector; connectors are: {known}"
+            instead = (
+                _OTHER_PHASE_HINTS.get(name) or f"There is no such operation or connector; connectors are: {known}"
+            )
             self._refuse(f"ctx.{name} was used", instead)
-        return _Bound(connector, self._operation)
+        return _ConnectorProxy(connector, self._call_operation)
 
-    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+    def _call_operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
         given = f"({', '.join(params)})"
         self._refuse(f"{connector.name}.{operation.name}{given} was called", "This phase may not touch outside systems")
 
 
-class _Bound:
+class _ConnectorProxy:
     """``ctx.mail``: its attributes are the connector's operations, as far as the phase allows them."""
 
     def __init__(self, connector: Connector, act: Callable[[Connector, Operation[Any], dict[str, Any]], Any]) -> None:
-        self._connector, self._act = connector, act
+        self._connector, self._call_operation = connector, act
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         operation = type(self._connector).operations().get(name)
@@ -115,37 +117,37 @@ class _Bound:
                 known = ", ".join(operation.parameters)
                 what = f"{self._connector.name}.{name} was called with positional arguments"
                 raise LogicError(f"{what}; it takes keyword arguments: {known}")
-            return self._act(self._connector, operation, params)
+            return self._call_operation(self._connector, operation, params)
 
         return call
 
 
-def _answer(connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+def _read(connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
     """What a read found. A handler that is not async itself need not know whether the connector is."""
-    span = spans.read(connector.name, operation.name)
+    span = spans.start_read(connector.name, operation.name)
     try:
-        with spans.inside(span):
-            value = operation.function(connector, **operation.given(params))
+        with spans.activate(span):
+            value = operation.function(connector, **operation.arguments(params))
             if inspect.isawaitable(value):
                 if _is_in_loop():
-                    return _awaited(value, span)
-                value = event_loop.answered(value)
+                    return _await_read(value, span)
+                value = event_loop.await_result(value)
     except BaseException as error:
-        spans.ended(span, error=error)
+        spans.end_span(span, error=error)
         raise
-    spans.ended(span)
+    spans.end_span(span)
     return value
 
 
-async def _awaited(value: Any, span: Any) -> Any:
+async def _await_read(value: Any, span: Any) -> Any:
     """An answer that an async handler waits for itself."""
     try:
-        with spans.inside(span):
-            answer = await event_loop.answered_elsewhere(value)
+        with spans.activate(span):
+            answer = await event_loop.await_result_async(value)
     except BaseException as error:
-        spans.ended(span, error=error)
+        spans.end_span(span, error=error)
         raise
-    spans.ended(span)
+    spans.end_span(span)
     return answer
 
 
@@ -160,60 +162,60 @@ def _is_in_loop() -> bool:
 class PrepareContext(Context):
     """Looks: at subscribed topics, and at outside systems."""
 
-    def __init__(self, given: Given, topics: Sequence[Topic], reader: Reader) -> None:
+    def __init__(self, given: ContextInputs, topics: Sequence[Topic], reader: EventReader) -> None:
         super().__init__("prepare", given)
         self._topics = {topic.name: topic for topic in topics}
         self._reader = reader
 
     def peek(self, topic: Topic, limit: int = 100) -> list[Event]:
         """Pending events of a subscribed topic, oldest first."""
-        name = self._subscribed(topic, "peek")
+        name = self._require_subscribed(topic, "peek")
         if type(limit) is not int or limit < 1:
             raise LogicError(f"peek of topic {name!r} with limit={limit!r}; expected a positive integer")
-        return self._shown(topic, self._reader.peek(name, limit))
+        return self._events(topic, self._reader.peek(name, limit))
 
     def get_by_ids(self, topic: Topic, ids: Sequence[EventId]) -> list[Event]:
         """Events of a subscribed topic by their ids, whatever became of them."""
-        name = self._subscribed(topic, "get_by_ids")
+        name = self._require_subscribed(topic, "get_by_ids")
         wrong = [id_ for id_ in ids if type(id_) is not int or not 0 <= id_ < _IDS_END]
         if wrong:
             raise LogicError(f"get_by_ids of topic {name!r} with {wrong[0]!r}; expected ids of events")
-        return self._shown(topic, self._reader.get(name, ids))
+        return self._events(topic, self._reader.get(name, ids))
 
-    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
-        self._used(f"{connector.name}.{operation.name} was called")
+    def _call_operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+        self._require_usable(f"{connector.name}.{operation.name} was called")
         if operation.is_mutation:
             what = f"the mutation {connector.name}.{operation.name} was asked for"
             self._refuse(what, "Put what it needs into data and ask for it in mutate")
-        return _answer(connector, operation, params)
+        return _read(connector, operation, params)
 
-    def _subscribed(self, topic: Topic, verb: str) -> str:
-        self._used(verb)
+    def _require_subscribed(self, topic: Topic, verb: str) -> str:
+        self._require_usable(verb)
         name = getattr(topic, "name", str(topic))
         if self._topics.get(name) is not topic:
             known = ", ".join(sorted(self._topics))
-            self._refuse(f"{verb} of topic {name!r}", f"This consumer is subscribed to: {known}. {_RETURNED}")
+            self._refuse(f"{verb} of topic {name!r}", f"This consumer is subscribed to: {known}. {_TOPIC_HINT}")
         return name
 
-    def _shown(self, topic: Topic, rows: Sequence[Any]) -> list[Event]:
+    def _events(self, topic: Topic, rows: Sequence[Any]) -> list[Event]:
         return [
             Event(
                 id=EventId(row.id),
                 topic=topic.name,
                 message_id=row.message_id,
-                payload=_fitting(topic, row),
+                payload=_parsed_payload(topic, row),
                 key=row.key,
                 title=row.title,
                 created_at=row.created_at,
-                stored=row.payload,
+                raw_payload=row.payload,
             )
             for row in rows
         ]
 
 
-def _fitting(topic: Topic, row: Any) -> Any:
+def _parsed_payload(topic: Topic, row: Any) -> Any:
     try:
-        return typed(topic, row.payload)
+        return parse_payload(topic, row.payload)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "$"
@@ -225,29 +227,31 @@ def _fitting(topic: Topic, row: Any) -> Any:
 class MutateContext(Context):
     """Asks for at most one mutation. The host carries it out after the handler has returned."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: ContextInputs) -> None:
         super().__init__("mutate", given)
-        self.asked: Asked | None = None
+        self.requested: RequestedMutation | None = None
 
-    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+    def _call_operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
         what = f"{connector.name}.{operation.name} was called"
-        self._used(what)
+        self._require_usable(what)
         if not operation.is_mutation:
             self._refuse(f"the read {what}", "Read in prepare and pass what you found in data")
-        if self.asked is not None:
-            first = f"{self.asked.connector}.{self.asked.operation}"
+        if self.requested is not None:
+            first = f"{self.requested.connector}.{self.requested.operation}"
             self._refuse(f"a second mutation {what}", f"{first} was asked for already, and a run has one")
-        kept = kept_json(
-            operation.check(params), what=f"parameters of {connector.name}.{operation.name}", limit=self._limits.params
+        kept = json_copy(
+            operation.to_stored_params(params),
+            what=f"parameters of {connector.name}.{operation.name}",
+            limit=self._limits.params,
         )
-        self.asked = Asked(connector=connector.name, operation=operation.name, params=kept)
-        return self.asked
+        self.requested = RequestedMutation(connector=connector.name, operation=operation.name, params=kept)
+        return self.requested
 
 
-class Publishing(Context):
+class PublishingContext(Context):
     """Publishes to declared topics."""
 
-    def __init__(self, phase: str, given: Given, topics: Sequence[Topic]) -> None:
+    def __init__(self, phase: str, given: ContextInputs, topics: Sequence[Topic]) -> None:
         super().__init__(phase, given)
         self._topics = {topic.name: topic for topic in topics}
         self.published: list[NewEvent] = []
@@ -256,15 +260,15 @@ class Publishing(Context):
         self, topic: Topic, *, message_id: str, payload: Any = None, key: str | None = None, title: str | None = None
     ) -> None:
         """Publish an event with the commit of this run; a message id that exists already is a no-op."""
-        self._used("publish")
+        self._require_usable("publish")
         name = getattr(topic, "name", str(topic))
         if self._topics.get(name) is not topic:
             known = ", ".join(sorted(self._topics)) or "none"
-            self._refuse(f"publish to topic {name!r}", f"This handler declares publishes: {known}. {_RETURNED}")
+            self._refuse(f"publish to topic {name!r}", f"This handler declares publishes: {known}. {_TOPIC_HINT}")
         what = f"payload of {message_id!r}"
-        body = plain(payload, what=what)
-        typed(topic, body)
-        body = kept_json(body, what=what, limit=self._limits.payload)
+        body = json_payload(payload, what=what)
+        parse_payload(topic, body)
+        body = json_copy(body, what=what, limit=self._limits.payload)
         checked_name(message_id, what="message id")
         if key is not None:
             checked_name(key, what="key")
@@ -273,22 +277,22 @@ class Publishing(Context):
         self.published.append(NewEvent(topic=name, message_id=message_id, payload=body, key=key, title=title))
 
 
-class NextContext(Publishing):
+class NextContext(PublishingContext):
     """Publishes what follows from the mutation."""
 
-    def __init__(self, given: Given, topics: Sequence[Topic]) -> None:
+    def __init__(self, given: ContextInputs, topics: Sequence[Topic]) -> None:
         super().__init__("next", given, topics)
 
 
-class ProducerContext(Publishing):
+class ProducerContext(PublishingContext):
     """Looks at outside systems and publishes what it finds."""
 
-    def __init__(self, given: Given, topics: Sequence[Topic]) -> None:
+    def __init__(self, given: ContextInputs, topics: Sequence[Topic]) -> None:
         super().__init__("a producer", given, topics)
 
-    def _operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
-        self._used(f"{connector.name}.{operation.name} was called")
+    def _call_operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
+        self._require_usable(f"{connector.name}.{operation.name} was called")
         if operation.is_mutation:
             what = f"the mutation {connector.name}.{operation.name} was asked for"
             self._refuse(what, "Publish an event and let a consumer do it")
-        return _answer(connector, operation, params)
+        return _read(connector, operation, params)

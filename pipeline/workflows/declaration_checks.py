@@ -13,12 +13,12 @@ from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError
 
 from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
-from pipeline.domain.workflows import MOST_AT_ONCE
+from pipeline.domain.workflows import MAX_AT_ONCE
 from pipeline.transitions import payload_schemas
 
 _LONGEST_PAUSE = timedelta(days=366)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-_PHASES = {"prepare": 2, "mutate": 2, "next": 3}
+_PHASE_ARGUMENTS = {"prepare": 2, "mutate": 2, "next": 3}
 _HIGHEST_VERSION = 2**31 - 1  # of the column it is kept in
 
 
@@ -60,7 +60,7 @@ def workflow_problem(version: Any, concurrency: Any, retention: Any) -> str | No
 def _count_problem(name: str, value: int) -> str | None:
     if value < 1:
         return f"has {name}={value}; expected at least 1"
-    return f"has {name}={value}; expected at most {MOST_AT_ONCE}" if value > MOST_AT_ONCE else None
+    return f"has {name}={value}; expected at most {MAX_AT_ONCE}" if value > MAX_AT_ONCE else None
 
 
 def schema_problem(name: str, schema: Any) -> str | None:
@@ -70,7 +70,7 @@ def schema_problem(name: str, schema: Any) -> str | None:
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
         return f"the schema of topic {name!r} is {schema!r}; expected a pydantic model"
     try:
-        problem = payload_schemas.pattern_problem(payload_schemas.of(schema))
+        problem = payload_schemas.pattern_problem(payload_schemas.json_schema(schema))
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         return (
             f"the schema of topic {name!r}, {schema.__name__}, cannot be told as JSON Schema, with which services "
@@ -118,11 +118,11 @@ def signature_problem(function: Callable[..., Any], count: int, name: str) -> st
 
 
 def consumer_problem(
-    instance: Any, name: str, subscribes: Sequence[Any], options: dict[str, Any], overlap: str | None
+    instance: Any, name: str, subscribes: Sequence[Any], options: dict[str, Any], overlap_reason: str | None
 ) -> str | None:
     """The first thing wrong with a consumer. ``overlap`` says why its runs may end in another order, if they may."""
     merges = getattr(instance, "merge", None) is not None
-    loses_state = overlap is not None and not merges and _returns_state(instance)
+    loses_state = overlap_reason is not None and not merges and _returns_state(instance)
     wrong = option_problem(options, CONSUMER_OPTIONS, "publishes", "subscribes")
     wrong = wrong or _count_problem("batch", options.get("batch", 1))
     problems = (
@@ -130,12 +130,12 @@ def consumer_problem(
         (not subscribes, "subscribes to nothing; expected at least one topic"),
         (
             loses_state,
-            f"returns state and its workflow {overlap}, which would lose updates; "
+            f"returns state and its workflow {overlap_reason}, which would lose updates; "
             'define merge(current, returned), or let it run one by one (concurrency=1 and on_uncertain="pause")',
         ),
     )
     first = next((f"consumer {name} {words}" for holds, words in problems if holds), None)
-    calls = {**_PHASES, "merge": 2} if merges else _PHASES
+    calls = {**_PHASE_ARGUMENTS, "merge": 2} if merges else _PHASE_ARGUMENTS
     return first or next(
         (problem for phase in calls if (problem := _call_problem(instance, name, phase, calls[phase]))), None
     )
@@ -166,7 +166,7 @@ def _lines_after_request(function: ast.AST, context: str) -> Iterator[int]:
     for node in ast.walk(function):
         for block in _blocks(node):
             for statement, later in itertools.pairwise(block):
-                if _goes_on(statement, context) and not isinstance(later, ast.Return):
+                if _continues_after_request(statement, context) and not isinstance(later, ast.Return):
                     yield later.lineno
 
 
@@ -180,13 +180,15 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
         yield handler.body
 
 
-def _goes_on(statement: ast.stmt, context: str) -> bool:
+def _continues_after_request(statement: ast.stmt, context: str) -> bool:
     """Whether control may come to the next statement after a request was made in this one."""
     inside = (block for block in _blocks(statement) if not isinstance(block[-1:] and block[-1], ast.Return | ast.Raise))
-    return _asks(statement, context) or any(_goes_on(each, context) for block in inside for each in block)
+    return _is_request(statement, context) or any(
+        _continues_after_request(each, context) for block in inside for each in block
+    )
 
 
-def _asks(statement: ast.stmt, context: str) -> bool:
+def _is_request(statement: ast.stmt, context: str) -> bool:
     """A call of the form ctx.connector.operation(...) as a statement or an assignment."""
     if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
         return False
@@ -206,7 +208,7 @@ def _returns_state(instance: Any) -> bool:
     if annotated not in (inspect.Signature.empty, Any, "Any"):
         return annotated not in (None, "None")
     tree = _tree(method)
-    return tree is not None and any(_is_state(node) for node in _own_nodes(tree))
+    return tree is not None and any(_returns_value(node) for node in _own_nodes(tree))
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
@@ -217,7 +219,7 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
             yield from _own_nodes(node)
 
 
-def _is_state(node: ast.AST) -> bool:
+def _returns_value(node: ast.AST) -> bool:
     """A value is returned that is certainly one: what a call returns may be nothing."""
     if not isinstance(node, ast.Return):
         return False

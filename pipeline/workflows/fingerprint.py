@@ -21,11 +21,11 @@ _STANDARD = Path(sysconfig.get_path("stdlib"))
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 #: What a file imports: how many packages up it begins, the module, and the names from it.
-_Imports = tuple[tuple[int, str, tuple[str, ...]], ...]
+_ImportTable = tuple[tuple[int, str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ModulePath:
     """A module by its name, and the folder in which that name is looked up."""
 
     root: Path
@@ -39,7 +39,7 @@ class _Place:
         found = next((file for file in either if os.path.isfile(file)), None)  # raises nothing
         return None if found is None or _OURS in found.parents else found
 
-    def imported(self, level: int, module: str, names: tuple[str, ...]) -> Iterator["_Place"]:
+    def imports(self, level: int, module: str, names: tuple[str, ...]) -> Iterator["_ModulePath"]:
         """The modules that one import may load: what it names, each name in it, and the packages they are in."""
         parts = self.name.split(".")
         if self.file is not None and self.file.name == "__init__.py":
@@ -47,8 +47,8 @@ class _Place:
         base = parts[: max(0, len(parts) - level)] if level else []
         full = [*base, *module.split(".")] if module else base
         for end in range(1, len(full) + 1):
-            yield _Place(self.root, ".".join(full[:end]))
-        yield from (_Place(self.root, ".".join([*full, name])) for name in names)
+            yield _ModulePath(self.root, ".".join(full[:end]))
+        yield from (_ModulePath(self.root, ".".join([*full, name])) for name in names)
 
 
 def is_own(module: ModuleType | None, package: str) -> bool:
@@ -66,34 +66,36 @@ def digests(code: Iterable[Any]) -> set[str]:
     Where that is a folder of installed packages, only the package that the code is in is its own.
     """
     modules = {module for item in code if (module := inspect.getmodule(item))}
-    found: dict[Path | str, str] = {module.__name__: _loaded(module) for module in modules if not _place(module)}
-    todo = [place for module in modules if (place := _place(module))]
+    found: dict[Path | str, str] = {
+        module.__name__: _source_text(module) for module in modules if not _module_path(module)
+    }
+    todo = [place for module in modules if (place := _module_path(module))]
     packages = {_top(place.name) for place in todo}
     seen = set(todo)
     while todo:
         place = todo.pop()
         if (file := place.file) is None:
             continue
-        found[file], imports = _known(file)
-        for each in (each for given in imports for each in place.imported(*given)):
+        found[file], imports = _cached_imports(file)
+        for each in (each for given in imports for each in place.imports(*given)):
             if each not in seen and (_top(each.name) in packages or not _is_installed(each.root)):
                 seen.add(each)
                 todo.append(each)
     return set(found.values())
 
 
-def _place(module: ModuleType) -> _Place | None:
+def _module_path(module: ModuleType) -> _ModulePath | None:
     """Where to look for a module, or None when it has no source file whose imports could be followed."""
     file = Path(str(getattr(module, "__file__", None) or "")).absolute()
     steps = module.__name__.split(".")
     path = file.parent if file.name == "__init__.py" else file.with_suffix("")
     fits = list(path.parts[-len(steps) :]) == steps
     # a script, or a module that was given another name, is looked for beside itself
-    found = _Place(path.parents[len(steps) - 1], module.__name__) if fits else _Place(file.parent, file.stem)
+    found = _ModulePath(path.parents[len(steps) - 1], module.__name__) if fits else _ModulePath(file.parent, file.stem)
     return found if found.file == file else None
 
 
-def _loaded(module: ModuleType) -> str:
+def _source_text(module: ModuleType) -> str:
     """What can be told of a module that is in no file, such as one in an archive."""
     try:
         return inspect.getsource(module)
@@ -101,7 +103,7 @@ def _loaded(module: ModuleType) -> str:
         return module.__name__
 
 
-def _known(file: Path) -> tuple[str, _Imports]:
+def _cached_imports(file: Path) -> tuple[str, _ImportTable]:
     try:
         stat = file.stat()
         return _read(file, stat.st_mtime_ns, stat.st_size)
@@ -110,7 +112,7 @@ def _known(file: Path) -> tuple[str, _Imports]:
 
 
 @cache
-def _read(file: Path, changed_at: int, size: int) -> tuple[str, _Imports]:
+def _read(file: Path, changed_at: int, size: int) -> tuple[str, _ImportTable]:
     """The digest of a file and its imports, wherever in it they stand. A file that changed is read again."""
     del changed_at, size
     source = file.read_bytes()

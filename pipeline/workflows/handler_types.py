@@ -23,7 +23,7 @@ class Event:
     key: str | None = None
     title: str | None = None
     created_at: datetime | None = None
-    stored: Any = field(default=None, repr=False, compare=False)  #: the payload as it was published
+    raw_payload: Any = field(default=None, repr=False, compare=False)  #: the payload as it was published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,31 +80,31 @@ class MutationResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestedMutation:
     """The one mutation a mutate handler asked for. Awaiting it, as an ``async def mutate`` may, is asking too."""
 
     connector: str
     operation: str
     params: dict[str, Any] = field(default_factory=dict)
 
-    def __await__(self) -> "Generator[None, None, Asked]":
+    def __await__(self) -> "Generator[None, None, RequestedMutation]":
         yield from ()
         return self
 
 
 def request_hash(connector: str, operation: str, params: Any) -> str:
     """What names a request exactly: approving it is approving this."""
-    written = json.dumps([connector, operation, _as_kept(params)], sort_keys=True)
+    written = json.dumps([connector, operation, _as_stored(params)], sort_keys=True)
     return hashlib.sha256(written.encode()).hexdigest()
 
 
-def _as_kept(value: Any) -> Any:
+def _as_stored(value: Any) -> Any:
     """A value of JSON as the ledger returns it: Postgres writes a large float as an integer, and no negative zero."""
     match value:
         case dict():
-            return {key: _as_kept(item) for key, item in value.items()}
+            return {key: _as_stored(item) for key, item in value.items()}
         case list() | tuple():
-            return [_as_kept(item) for item in value]
+            return [_as_stored(item) for item in value]
         case float():
             written = repr(value)
             return int(Decimal(written)) if "e+" in written else value or 0.0

@@ -2,19 +2,19 @@
 
 import logging
 
-from pipeline.domain.values import Person
+from pipeline.domain.values import Actor
 from pipeline.store.database import Database
 from pipeline.transitions import registration, workflows
-from pipeline.transitions.registration import Registered
+from pipeline.transitions.registration import Registration
 from pipeline.workflows.authoring import Workflow
 from pipeline.workflows.registry import Registry, spec_of
 
 log = logging.getLogger(__name__)
 
-HOST = Person(name="host", reason="the workflow's code has changed")
+DEPLOYMENT = Actor(name="host", reason="the workflow's code has changed")
 
 
-def sync(db: Database, registry: Registry) -> None:
+def register_workflows(db: Database, registry: Registry) -> None:
     """Register every known workflow. New code ends the maintenance that the old code caused.
 
     Older code takes nothing away from the newer, and says what it was given back: an old worker that is restarted
@@ -24,16 +24,18 @@ def sync(db: Database, registry: Registry) -> None:
         with db.transaction() as tx:
             registered = registration.register(tx, spec_of(workflow, tx.clock()))
             if registered.is_new_code:
-                workflows.exit_maintenance(tx, workflow.name, HOST)
+                workflows.exit_maintenance(tx, workflow.name, DEPLOYMENT)
         if registered.is_older:
-            _say_older(workflow, registered)
+            _log_older_code(workflow, registered)
     for name in registry.workflows:
         with db.transaction() as tx:
-            workflows.heard(tx, name, {handler for workflow, handler in registry.handlers if workflow == name})
+            workflows.clear_unclaimed(
+                tx, name, {handler for workflow, handler in registry.handlers if workflow == name}
+            )
 
 
-def _say_older(workflow: Workflow, registered: Registered) -> None:
-    given = f"; given back were {', '.join(registered.given_back)}" if registered.given_back else ""
+def _log_older_code(workflow: Workflow, registered: Registration) -> None:
+    given = f"; given back were {', '.join(registered.restored)}" if registered.restored else ""
     if registered.version > workflow.version:
         said = f"is registered with version {registered.version} and this worker has {workflow.version}: it serves"
         log.warning("workflow %r %s what both have, and takes nothing away%s", workflow.name, said, given)

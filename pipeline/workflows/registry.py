@@ -16,15 +16,15 @@ from typing import Any
 from cronsim import CronSim
 
 from pipeline.connectors.sdk import Connector, Operation
-from pipeline.domain.errors import InvalidInputError, PipelineError, UnknownError
+from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind
 from pipeline.transitions import payload_schemas
 from pipeline.workflows import fingerprint as workflows_fingerprint
 from pipeline.workflows.authoring import Consumer, DeclarationError, Producer, Workflow, workflows_of
-from pipeline.workflows.contexts import RESERVED
+from pipeline.workflows.contexts import RESERVED_NAMES
 
-ENTRY_POINTS = "pipeline.workflows"
+ENTRY_POINT_GROUP = "pipeline.workflows"
 
 
 @dataclass
@@ -38,13 +38,13 @@ class Registry:
     def load(cls, modules: Iterable[str], connectors: Iterable[Connector] = ()) -> "Registry":
         """Import the modules, and those that installed packages offer; collect their workflows and connectors."""
         registry = cls()
-        look_here()
+        add_current_folder_to_path()
         for connector in connectors:
             registry.add_connector(connector)
         named = [("PIPELINE_WORKFLOWS", name) for name in modules]
-        offered = [(f"The package {entry.name!r}", entry.module) for entry in entry_points(group=ENTRY_POINTS)]
+        offered = [(f"The package {entry.name!r}", entry.module) for entry in entry_points(group=ENTRY_POINT_GROUP)]
         for who, name in [*named, *offered]:
-            module = _imported(who, name)
+            module = _import_module(who, name)
             for workflow in workflows_of(module.__name__):
                 registry.add(workflow)
             for value in vars(module).values():
@@ -57,7 +57,7 @@ class Registry:
         known = self.workflows.get(workflow.name)
         if known is not None and known is not workflow:
             raise DeclarationError(f"workflow {workflow.name!r} is declared at {known.where} as well", workflow.where)
-        _refuse_unfed(workflow)
+        _refuse_unused(workflow)
         self.workflows[workflow.name] = workflow
 
     def add_connector(self, connector: Connector) -> None:
@@ -65,10 +65,10 @@ class Registry:
         shown = type(connector).__qualname__
         if not connector.name:
             raise InvalidInputError(f"{shown} has no name; set name = '...' on the class.")
-        if not connector.name.isidentifier() or connector.name.startswith("_") or connector.name in RESERVED:
+        if not connector.name.isidentifier() or connector.name.startswith("_") or connector.name in RESERVED_NAMES:
             raise InvalidInputError(
                 f"{shown} is named {connector.name!r}, which cannot be reached as ctx.{connector.name}; expected a "
-                f"Python name other than {', '.join(sorted(RESERVED))}."
+                f"Python name other than {', '.join(sorted(RESERVED_NAMES))}."
             )
         known = self.connectors.get(connector.name)
         if known is not None and known is not connector:
@@ -97,7 +97,7 @@ class Registry:
         found = self.workflow(workflow).consumers.get(handler)
         if found is None:
             known = self.workflow(workflow).consumers
-            raise UnknownError(f"consumer of workflow {workflow!r} named", handler, known)
+            raise NotFoundError(f"consumer of workflow {workflow!r} named", handler, known)
         return found
 
     def producer(self, workflow: str, handler: str) -> Producer:
@@ -105,18 +105,18 @@ class Registry:
         found = self.workflow(workflow).producers.get(handler)
         if found is None:
             known = self.workflow(workflow).producers
-            raise UnknownError(f"producer of workflow {workflow!r} named", handler, known)
+            raise NotFoundError(f"producer of workflow {workflow!r} named", handler, known)
         return found
 
     def workflow(self, name: str) -> Workflow:
         """A workflow this process knows."""
         found = self.workflows.get(name)
         if found is None:
-            raise UnknownError("workflow", name, self.workflows)
+            raise NotFoundError("workflow", name, self.workflows)
         return found
 
 
-def look_here() -> None:
+def add_current_folder_to_path() -> None:
     """Find modules in the current folder too, for workers and commands alike, as `python -m` does.
 
     `celery -A pipeline` looks there only while it imports us.
@@ -129,7 +129,7 @@ def look_here() -> None:
         sys.path.insert(0, here)
 
 
-def _imported(who: str, name: str) -> ModuleType:
+def _import_module(who: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except PipelineError:
@@ -149,7 +149,7 @@ def _imported(who: str, name: str) -> ModuleType:
 def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
     """What the database needs to know of a workflow. A producer is due first at its first slot from now."""
     topics = tuple(
-        TopicSpec(name=topic.name, schema=payload_schemas.of(topic.schema) if topic.schema else None)
+        TopicSpec(name=topic.name, schema=payload_schemas.json_schema(topic.schema) if topic.schema else None)
         for topic in workflow.topics.values()
     )
     consumers = tuple(
@@ -226,7 +226,7 @@ def _source(code: Any) -> str:
         return str(getattr(code, "__qualname__", None) or getattr(code, "__name__", ""))
 
 
-def _refuse_unfed(workflow: Workflow) -> None:
+def _refuse_unused(workflow: Workflow) -> None:
     """A topic nobody feeds or reads is a slip of the pen, and so is a workflow without handlers.
 
     A topic that is only subscribed to is fine: services feed it from outside.

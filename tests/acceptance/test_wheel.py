@@ -71,5 +71,5 @@ def test_the_celery_command_finds_the_app_of_the_installed_wheel(python: Path, t
 def test_the_installed_wheel_migrates_an_empty_database(python: Path, tmp_path: Path, embedded: Servers) -> None:
     with databases.empty(embedded.database_url, f"wheel_{os.getpid()}") as url:
         said = run(python.parent / "pipeline", "--database-url", url, "db", "upgrade", cwd=tmp_path)
-        assert said == f"The database is at schema version {migrate.head()}.\n"
+        assert said == f"The database is at schema version {migrate.expected_version()}.\n"
         assert "invariants hold" in run(python.parent / "pipeline", "--database-url", url, "doctor", cwd=tmp_path)

@@ -56,7 +56,7 @@ def pipeline(
     """Run a command on the database of this test, as wide as ``columns``."""
     monkeypatch.setenv("PIPELINE_DATABASE_URL", database_url)
     monkeypatch.setenv("PIPELINE_BROKER_URL", embedded.broker_url)
-    monkeypatch.setenv("PIPELINE_WORKFLOWS", "tests.support.counter")
+    monkeypatch.setenv("PIPELINE_WORKFLOWS", "tests.support.unanswered_mail_workflow")
     monkeypatch.setenv("USER", "ada")
     monkeypatch.setenv("LOGNAME", "ada")
 

@@ -29,7 +29,7 @@ def test_a_broken_promise_is_named_with_its_row_and_what_to_do_and_exits_1(db: D
     (event,) = some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING))
     with db.transaction() as tx:
-        tx.run(text("UPDATE pipeline.runs SET retry_pending = false WHERE id = :id"), id=run.id)
+        tx.execute(text("UPDATE pipeline.runs SET retry_pending = false WHERE id = :id"), id=run.id)
     done = pipeline("doctor")
     assert done.code == 1
     for words in ("no-orphaned-reservation", f"event {event}", str(run.id), "do not edit the rows"):
@@ -44,10 +44,14 @@ def test_overdue_work_is_shown_and_is_not_a_broken_promise(db: Database, pipelin
     a_workflow(db)
     run = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:
-        tx.run(text("UPDATE pipeline.runs SET lease_expires_at = now() - interval '1 hour' WHERE id = :id"), id=run.id)
+        tx.execute(
+            text("UPDATE pipeline.runs SET lease_expires_at = now() - interval '1 hour' WHERE id = :id"), id=run.id
+        )
     done = pipeline("doctor", "--json")
     assert done.code == 0
     (finding,) = done.json
     assert (finding["invariant"], finding["severity"]) == ("leases-are-recovered", "overdue")
     with db.transaction() as tx:
-        tx.run(text("UPDATE pipeline.runs SET lease_expires_at = now() + interval '1 hour' WHERE id = :id"), id=run.id)
+        tx.execute(
+            text("UPDATE pipeline.runs SET lease_expires_at = now() + interval '1 hour' WHERE id = :id"), id=run.id
+        )

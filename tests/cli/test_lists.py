@@ -11,7 +11,7 @@ from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from pipeline.transitions import workflows
-from tests.cli import scenes
+from tests.cli import scenarios
 from tests.cli.conftest import Pipeline
 from tests.factories import SOMEBODY, a_run, a_workflow, some_events, stopped
 
@@ -38,7 +38,7 @@ shop     active, maintenance  AA     1/4   0        AA             1        main
 def three_workflows(db: Database) -> None:
     """One held back by a block, one by a person, one in maintenance with a run in the air."""
     a_workflow(db)
-    scenes.a_blocked_workflow(db)
+    scenarios.a_blocked_workflow(db)
     a_workflow(db, "mails")
     a_workflow(db, "shop", concurrency=4)
     some_events(db, "s1", workflow="shop")
@@ -103,7 +103,7 @@ def test_whoever_has_no_code_sees_what_waits_without_what_the_code_would_explain
     db: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_workflow(db)
-    row = scenes.a_question(db)
+    row = scenarios.a_question(db)
     monkeypatch.setenv("PIPELINE_WORKFLOWS", "not.there")
     found = pipeline("mutations", str(row.id))
     assert (found.code, "Requests are shown without their parameters." in found.err) == (0, True)
@@ -151,8 +151,8 @@ UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU  committed              AA   billing/send""
 
 def test_runs_are_listed_newest_first_and_filtered(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db, concurrency=9, on_uncertain="contain")
-    done = scenes.a_done_order(db)
-    scenes.a_question(db, "order-2")
+    done = scenarios.a_done_order(db)
+    scenarios.a_question(db, "order-2")
     some_events(db, "order-3")
     failed = stopped(db, a_run(db, Phase.PREPARED))
     assert pipeline("runs", columns=80).plain() == RUNS_AT_80
@@ -204,7 +204,7 @@ def test_one_run_is_shown_with_its_inputs_outputs_mutation_timeline_and_what_is_
     db: Database, pipeline: Pipeline
 ) -> None:
     a_workflow(db)
-    run = scenes.a_done_order(db)
+    run = scenarios.a_done_order(db)
     assert pipeline("runs", str(run.id), columns=80).plain() == RUN_AT_80
     told = pipeline("runs", "show", str(run.id)[:23], "--json").json
     assert (told["run"]["id"], told["mutation"]["status"]) == (str(run.id), "applied")
@@ -214,7 +214,7 @@ def test_one_run_is_shown_with_its_inputs_outputs_mutation_timeline_and_what_is_
 
 def test_a_stopped_run_says_what_to_type(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    blocked = scenes.a_blocked_workflow(db)
+    blocked = scenarios.a_blocked_workflow(db)
     told = pipeline("runs", str(blocked.id), "--json").json
     assert told["advice"]["commands"] == ['pipeline resume billing -m "why"']
     assert [moment["what"] for moment in told["timeline"]][-2:] == ["stopped", "workflow held back"]
@@ -229,7 +229,7 @@ def test_an_id_that_is_none_or_not_there_or_of_several_is_refused_with_what_was_
     db: Database, pipeline: Pipeline
 ) -> None:
     a_workflow(db, concurrency=9)
-    runs = [scenes.a_done_order(db, f"order-{n}") for n in range(2)]
+    runs = [scenarios.a_done_order(db, f"order-{n}") for n in range(2)]
     assert "'x' is not the id of a run; expected a UUID" in pipeline("runs", "x").err
     assert "There is no run 'ffff'" in pipeline("runs", "ffff").err
     assert "There is no mutation 'ffff'" in pipeline("mutations", "ffff").err
@@ -244,7 +244,7 @@ def test_an_id_that_is_none_or_not_there_or_of_several_is_refused_with_what_was_
 
 def test_events_are_found_by_workflow_topic_status_key_and_message_id(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    scenes.a_done_order(db)
+    scenarios.a_done_order(db)
     (waits,) = some_events(db, "order-2", key="ada")
     listed = pipeline("events", columns=80)
     assert "order-2             billing/orders.paid" in listed.out
@@ -267,7 +267,7 @@ def test_events_are_found_by_workflow_topic_status_key_and_message_id(db: Databa
 
 def test_one_event_is_shown_with_its_deliveries_and_what_each_caused(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db, consumers=("send", "count"))
-    run = scenes.a_done_order(db)
+    run = scenarios.a_done_order(db)
     event = run.event_ids[0]
     shown = pipeline("events", "show", str(event), columns=80).out
     for words in ("send: consumed", str(run.id), "receipt of order-1", "count: pending"):

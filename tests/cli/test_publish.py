@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from pipeline import Workflow
 from pipeline.cli import common, feeds
-from pipeline.cli.main import application
+from pipeline.cli.main import build_app
 from pipeline.domain.errors import InvalidInputError, PayloadError
 from pipeline.store.database import Database
 from pipeline.testing.inline import Inline
@@ -32,7 +32,7 @@ def run(db: Database, database_url: str, embedded: Any) -> Run:
 
     def invoke(*arguments: str, given: str | bytes = "", **environ: str) -> Result:
         return CliRunner().invoke(
-            application(), ["publish", "shop", "orders", *arguments], input=given, env=urls | environ
+            build_app(), ["publish", "shop", "orders", *arguments], input=given, env=urls | environ
         )
 
     return invoke
@@ -79,7 +79,7 @@ def test_a_bad_line_is_named_by_its_number_and_what_went_before_is_told_and_stay
 def test_an_interruption_tells_what_went_before(run: Run, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline.cli import publish as command
 
-    monkeypatch.setattr(command, "_json", interrupted_at(1200, command._json))
+    monkeypatch.setattr(command, "_parse_json", interrupted_at(1200, command._parse_json))
     done = run("--file", "-", given=lines(2000))
     assert "1000 new, 0 repeated, 0 replaced before this; they stay" in done.stderr
     assert published(db) == 1000
@@ -125,7 +125,7 @@ def test_what_came_through_a_pipe_is_published_and_rung_for_while_more_may_come(
     run: Run, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rung: list[int] = []
-    monkeypatch.setattr(common.Bell, "workflow", lambda self, name: rung.append(published(db)))
+    monkeypatch.setattr(common.WakeUps, "wake_workflow", lambda self, name: rung.append(published(db)))
     os.mkfifo(tmp_path / "live")
     with ThreadPoolExecutor() as pool:
         done = pool.submit(run, "--file", str(tmp_path / "live"), "--json")
@@ -141,7 +141,7 @@ def test_what_came_through_a_pipe_is_published_and_rung_for_while_more_may_come(
 def test_lines_are_given_as_they_are_however_they_come(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "_CHUNK", size)
     given = b"one\r\n\ntwo\rstill two\n" + b"x" * 20 + b"\nlast"
-    assert list(feeds.Feed(io.BytesIO(given))) == list(io.BytesIO(given))
-    assert list(feeds.Feed(io.BytesIO(b""))) == []
-    ended = feeds.Feed(io.BytesIO(b"one"))
-    assert [ended.is_quiet(), next(ended), ended.is_quiet()] == [False, b"one", False]
+    assert list(feeds.LineReader(io.BytesIO(given))) == list(io.BytesIO(given))
+    assert list(feeds.LineReader(io.BytesIO(b""))) == []
+    ended = feeds.LineReader(io.BytesIO(b"one"))
+    assert [ended.would_block(), next(ended), ended.would_block()] == [False, b"one", False]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pipeline.store.database import Database
-from tests.cli import scenes
+from tests.cli import scenarios
 from tests.cli.conftest import Pipeline
 from tests.factories import a_workflow
 from tests.support.wait import wait_for
@@ -33,8 +33,8 @@ billing   paused  0/1   0        AA      R.R   R.R
 
 def test_one_frame_has_workflows_rates_and_what_waits(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    scenes.a_done_order(db)
-    row = scenes.a_question(db, "order-2")
+    scenarios.a_done_order(db)
+    row = scenarios.a_question(db, "order-2")
     frame = pipeline("top", "--once", columns=80)
     title, _, rest = frame.plain().partition("\n\n")
     assert "1 workflow" in title
@@ -51,7 +51,7 @@ def test_one_frame_has_workflows_rates_and_what_waits(db: Database, pipeline: Pi
 
 def test_a_narrow_terminal_cuts_and_folds_no_id(db: Database, database_url: str) -> None:
     a_workflow(db)
-    run = scenes.a_done_order(db)
+    run = scenarios.a_done_order(db)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
     environ |= {"PIPELINE_DATABASE_URL": database_url, "TERM": "xterm", "COLUMNS": "40"}
     ours, theirs = pty.openpty()

@@ -4,14 +4,14 @@ from typing import Any
 
 from pipeline.domain.ids import EventId
 from pipeline.domain.states import Phase
-from pipeline.domain.values import HandlerSpec, NewEvent, Prepared, Reservation, TopicSpec, WorkflowSpec
+from pipeline.domain.values import HandlerSpec, NewEvent, PreparedRun, Reservation, TopicSpec, WorkflowSpec
 from pipeline.store.database import Database
 from pipeline.store.reads import work
 from pipeline.transitions import registration, runs, starts
-from tests.cli import scenes
+from tests.cli import scenarios
 from tests.cli.conftest import Pipeline
 from tests.factories import IN, LEASE, OUT, a_run, a_workflow, committed, held, some_events, stopped, the_run
-from tests.support.reads import rows
+from tests.support.table_reads import rows
 
 
 def two_steps(db: Database) -> tuple[Any, Any]:
@@ -23,7 +23,7 @@ def two_steps(db: Database) -> tuple[Any, Any]:
     )
     with db.transaction() as tx:
         registration.register(tx, spec)
-    first = scenes.a_done_order(db, "order-1")
+    first = scenarios.a_done_order(db, "order-1")
     second = a_filed_receipt(db)
     return first, second
 
@@ -31,11 +31,11 @@ def two_steps(db: Database) -> tuple[Any, Any]:
 def a_filed_receipt(db: Database) -> Any:
     with db.transaction() as tx:
         (run,) = starts.start(tx, "billing", "file").runs
-        (run,) = runs.claim_prepare(tx, [run.id], lease=LEASE, worker="w").claimed
-        (event,) = work.peeked(tx, run, OUT, limit=1)
+        (run,) = runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (event,) = work.reservable_events(tx, run, OUT, limit=1)
         reserved = Reservation(topic=OUT, ids=(EventId(event.id),))
-        runs.finish_prepare(tx, [Prepared(held=held(run), reservations=(reserved,))]).only()
-        (run,) = runs.claim_mutate(tx, [run.id], lease=LEASE, worker="w").claimed
+        runs.finish_prepare(tx, [PreparedRun(lease=held(run), reservations=(reserved,))]).only()
+        (run,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
         runs.no_mutation(tx, [held(run)]).only()
     return committed(db, the_run(db, run.id), published=[NewEvent(topic="filed", message_id="filed-1", payload={})])
 
@@ -77,7 +77,7 @@ def marks(node: dict[str, Any]) -> int:
 
 def test_a_result_is_found_by_what_the_outside_system_called_it(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    row = scenes.a_question(db)
+    row = scenarios.a_question(db)
     given = '{"charge": {"id": "ch_123", "number": 77001}}'
     assert pipeline("resolve", "happened", str(row.id), "-m", "seen", "--result", given).code == 0
     for asked in ("ch_123", "external:77001", f"key:run:{row.run_id}"):

@@ -7,7 +7,7 @@ from pydantic import SecretStr
 from sqlalchemy import Engine
 
 from pipeline.embedded.servers import Servers
-from tests.connectors.servers_sql import Bank, judging, target
+from tests.connectors.sql_database import Bank, judging, target
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from pipeline.connectors.email import Email, EmailWithSent, Imap, Smtp, Tls
-from pipeline.connectors.email.message import Letter, Mailbox, written
-from pipeline.connectors.error_table import Outcome
+from pipeline.connectors.email.message import Mailbox, MailMessage, encode_message
+from pipeline.connectors.error_table import ErrorMeaning
 from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
 from pipeline.domain.errors import InvalidInputError, LogicError
-from tests.connectors import servers_mail as servers
-from tests.connectors.servers_http import unused_port, with_time
-from tests.connectors.servers_mail import KEY, MAIL, ImapServer, Loop, Script, SmtpServer, look, mailer, outcome, send
+from tests.connectors import mail_servers as servers
+from tests.connectors.http_server import unused_port, with_time
+from tests.connectors.mail_servers import KEY, MAIL, ImapServer, Loop, Script, SmtpServer, look, mailer, outcome, send
 from tests.support.certificates import certificate_file
 from tests.support.wait import wait_for
 
@@ -101,7 +101,7 @@ def test_lines_that_look_like_the_end_of_the_mail_do_not_end_it(smtp: SmtpServer
 
 def test_a_server_that_takes_only_ascii_addresses_is_not_sent_others(loop: Loop) -> None:
     with servers.smtp_server(loop, enable_SMTPUTF8=False) as server:
-        assert outcome(mailer(server.port), to="ünal@example.org") is Outcome.REFUSED
+        assert outcome(mailer(server.port), to="ünal@example.org") is ErrorMeaning.REFUSED
         assert send(mailer(server.port), to="Ünal <unal@bücher.example>", subject="ü")
         assert server.handler.received[0].recipients == ["unal@xn--bcher-kva.example"]
 
@@ -111,8 +111,8 @@ def test_a_mail_is_read_back_as_it_was_written_and_nothing_in_it_starts_a_line_o
     subject: str, name: str, text: str
 ) -> None:
     box = Mailbox(local="ann", domain="example.org", name=name)
-    letter, call = Letter(to=(box, box), subject=subject, text=text), Call(idempotency_key=KEY, ends_at=0.0)
-    raw = written(letter, call, sender=None, domain="example.com")
+    letter, call = MailMessage(to=(box, box), subject=subject, text=text), Call(idempotency_key=KEY, ends_at=0.0)
+    raw = encode_message(letter, call, sender=None, domain="example.com")
     assert not re.search(rb"[^\r]\n|\r[^\n]", raw)
     assert max(map(len, raw.split(b"\r\n"))) <= 998
     head = servers.Received("", [], raw).message
@@ -144,7 +144,7 @@ def test_a_mail_is_read_back_as_it_was_written_and_nothing_in_it_starts_a_line_o
 )
 def test_what_cannot_be_sent_is_refused_before_anything_is_written_down(params: dict[str, Any], words: str) -> None:
     with pytest.raises(LogicError) as caught:
-        OPERATION.check(MAIL | params)
+        OPERATION.to_stored_params(MAIL | params)
     assert words in str(caught.value)
     assert "s3cret" not in str(caught.value), "who is hidden is not named"
 
@@ -159,30 +159,34 @@ def test_parameters_that_nobody_checked_are_refused_as_well(smtp: SmtpServer) ->
 
 
 def test_people_are_shown_who_gets_a_mail_about_what_and_no_more() -> None:
-    params = OPERATION.check(MAIL | {"bcc": "eve@example.org", "html": "<p>private</p>"})
+    params = OPERATION.to_stored_params(MAIL | {"bcc": "eve@example.org", "html": "<p>private</p>"})
     assert OPERATION.title(params) == "Mail to ann@example.org: Your order"
-    assert {name for name, value in OPERATION.shown(params).items() if value == "•••"} == {"bcc", "text", "html"}
+    assert {name for name, value in OPERATION.redact_params(params).items() if value == "•••"} == {
+        "bcc",
+        "text",
+        "html",
+    }
 
 
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        (Script(mail="451 later"), Outcome.NOT_NOW),
-        (Script(mail="550 no"), Outcome.REFUSED),
-        (Script(mail="530 log in first"), Outcome.DENIED),
-        (Script(recipients={"ann@example.org": "450 later"}), Outcome.NOT_NOW),
-        (Script(recipients={"ann@example.org": "550 no such user"}), Outcome.REFUSED),
-        (Script(recipients={"ann@example.org": "421 closing"}), Outcome.NOT_NOW),
-        (Script(before_data="451 later"), Outcome.NOT_NOW),
-        (Script(before_data="554 no"), Outcome.REFUSED),
-        (Script(data="451 later"), Outcome.NOT_NOW),
-        (Script(data="552 too big"), Outcome.REFUSED),
-        (Script(data="354 go on"), Outcome.UNKNOWN),
+        (Script(mail="451 later"), ErrorMeaning.NOT_NOW),
+        (Script(mail="550 no"), ErrorMeaning.REFUSED),
+        (Script(mail="530 log in first"), ErrorMeaning.DENIED),
+        (Script(recipients={"ann@example.org": "450 later"}), ErrorMeaning.NOT_NOW),
+        (Script(recipients={"ann@example.org": "550 no such user"}), ErrorMeaning.REFUSED),
+        (Script(recipients={"ann@example.org": "421 closing"}), ErrorMeaning.NOT_NOW),
+        (Script(before_data="451 later"), ErrorMeaning.NOT_NOW),
+        (Script(before_data="554 no"), ErrorMeaning.REFUSED),
+        (Script(data="451 later"), ErrorMeaning.NOT_NOW),
+        (Script(data="552 too big"), ErrorMeaning.REFUSED),
+        (Script(data="354 go on"), ErrorMeaning.UNKNOWN),
     ],
     ids=str,
 )
 def test_an_answer_says_that_it_did_not_happen_and_whether_to_try_again_or_says_nothing(
-    smtp: SmtpServer, script: Script, expected: Outcome
+    smtp: SmtpServer, script: Script, expected: ErrorMeaning
 ) -> None:
     smtp.handler.script = script
     assert outcome(mailer(smtp.port)) is expected
@@ -206,7 +210,7 @@ def test_one_refused_recipient_keeps_the_mail_from_everybody_and_is_named_unless
     refusals = {"bob@example.org": "450 later", "eve@example.org": "550 5.1.1 <eve@example.org> unknown"}
     smtp.handler.script = Script(recipients=refusals)
     error = servers.failure(mailer(smtp.port), cc="bob@example.org", bcc=HIDDEN_TOO)
-    assert OPERATION.reading(error).outcome is Outcome.REFUSED, "one of them would be refused again"
+    assert OPERATION.reading(error).meaning is ErrorMeaning.REFUSED, "one of them would be refused again"
     assert "bob@example.org (450 later)" in str(error)
     assert "somebody in bcc (550 5.1.1)" in str(error)
     assert "eve" not in str(error)
@@ -216,11 +220,11 @@ def test_one_refused_recipient_keeps_the_mail_from_everybody_and_is_named_unless
 
 
 def test_a_server_that_is_not_there_or_a_time_that_is_over_means_not_now(smtp: SmtpServer) -> None:
-    assert outcome(mailer(smtp.port), within=0.0) is Outcome.NOT_NOW
+    assert outcome(mailer(smtp.port), within=0.0) is ErrorMeaning.NOT_NOW
     assert smtp.handler.commands == []
-    assert outcome(mailer(unused_port())) is Outcome.NOT_NOW
+    assert outcome(mailer(unused_port())) is ErrorMeaning.NOT_NOW
     nowhere = Email(smtp=Smtp(host="nowhere.invalid", port=25, tls=Tls.NONE), sender="a@example.com")
-    assert outcome(nowhere) is Outcome.NOT_NOW
+    assert outcome(nowhere) is ErrorMeaning.NOT_NOW
 
 
 def test_a_server_that_does_not_take_leave_does_not_make_the_news_of_a_sent_mail_late(smtp: SmtpServer) -> None:
@@ -235,13 +239,13 @@ def test_a_server_that_never_gets_anywhere_is_left_in_time_and_nothing_happened(
     with servers.raw_server(talk) as port:
         for tls in (Tls.NONE, Tls.IMPLICIT):
             began = time.monotonic()
-            assert outcome(mailer(port, tls=tls), within=0.3) is Outcome.NOT_NOW
+            assert outcome(mailer(port, tls=tls), within=0.3) is ErrorMeaning.NOT_NOW
             assert time.monotonic() - began < 40
 
 
 def test_a_mail_that_is_larger_than_the_server_takes_is_refused_and_a_large_one_arrives(loop: Loop) -> None:
     with servers.smtp_server(loop, data_size_limit=8_000_000) as server:
-        assert outcome(mailer(server.port), text="ü" * 3_000_000, within=90.0) is Outcome.REFUSED
+        assert outcome(mailer(server.port), text="ü" * 3_000_000, within=90.0) is ErrorMeaning.REFUSED
         assert "MAIL" not in server.handler.commands, "the size is said before anything is sent"
         send(mailer(server.port), text="x" * 5_000_000, within=90.0)
         assert len(server.handler.received[0].raw) > 5_000_000
@@ -251,7 +255,7 @@ def test_a_login_is_used_and_a_wrong_one_is_a_matter_for_a_person_who_does_not_s
     assert send(mailer(smtp.port, username=servers.USER, password=SecretStr(servers.PASSWORD)))
     wrong = mailer(smtp.port, username=servers.USER, password=SecretStr("wr0ng-one"))
     error = servers.failure(wrong)
-    assert OPERATION.reading(error).outcome is Outcome.DENIED
+    assert OPERATION.reading(error).meaning is ErrorMeaning.DENIED
     assert "535" in str(error)
     assert "wr0ng-one" not in f"{error!r} {wrong!r} {vars(wrong)} {error.__cause__!r}"
 
@@ -259,9 +263,10 @@ def test_a_login_is_used_and_a_wrong_one_is_a_matter_for_a_person_who_does_not_s
 def test_a_server_without_login_or_encryption_is_a_matter_for_a_person(loop: Loop) -> None:
     with servers.smtp_server(loop, authenticator=None, auth_exclude_mechanism=["LOGIN", "PLAIN"]) as server:
         assert (
-            outcome(mailer(server.port, username=servers.USER, password=SecretStr(servers.PASSWORD))) is Outcome.DENIED
+            outcome(mailer(server.port, username=servers.USER, password=SecretStr(servers.PASSWORD)))
+            is ErrorMeaning.DENIED
         )
-        assert outcome(mailer(server.port, tls=Tls.STARTTLS)) is Outcome.DENIED
+        assert outcome(mailer(server.port, tls=Tls.STARTTLS)) is ErrorMeaning.DENIED
 
 
 @pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
@@ -285,7 +290,7 @@ def test_encrypted_connections_work_for_both_servers_if_the_certificate_is_trust
         smtp.handler.script = Script(after="drip")
         with_time(lambda seconds: servers.unanswered(trusting, seconds))
         smtp.handler.script = Script()
-        assert outcome(mailer(smtp.port, tls=tls)) is Outcome.DENIED, "nobody vouches for the certificate"
+        assert outcome(mailer(smtp.port, tls=tls)) is ErrorMeaning.DENIED, "nobody vouches for the certificate"
         assert smtp.handler.times(KEY) == 2
 
 
@@ -351,7 +356,7 @@ def test_a_missing_copy_proves_nothing_where_we_file_and_absence_where_the_serve
     smtp: SmtpServer, imap: ImapServer
 ) -> None:
     smtp.handler.script = Script(after="cut", takes=True)
-    assert outcome(servers.with_sent(smtp.port, imap.port)) is Outcome.UNKNOWN
+    assert outcome(servers.with_sent(smtp.port, imap.port)) is ErrorMeaning.UNKNOWN
     verdict = look(servers.with_sent(smtp.port, imap.port))
     assert isinstance(verdict, Retry)
     assert "proves nothing" in verdict.reason

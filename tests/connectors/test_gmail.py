@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from pipeline.connectors.error_table import Outcome, Reading
+from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
 from pipeline.connectors.gmail import Gmail
 from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
-from pipeline.consumer_engine.steps import called
+from pipeline.consumer_engine.steps import call_and_await
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
-from tests.connectors import servers_mail as servers
-from tests.connectors.servers_http import unused_port, with_time
-from tests.connectors.servers_mail import KEY, MAIL
-from tests.connectors.stand_in_gmail import TOKEN, Fault, StandIn, stand_in
+from tests.connectors import mail_servers as servers
+from tests.connectors.fake_gmail import TOKEN, Fault, StandIn, stand_in
+from tests.connectors.http_server import unused_port, with_time
+from tests.connectors.mail_servers import KEY, MAIL
 from tests.support.rule import rule
 
 OPERATION = Gmail.operations()["send"]
@@ -40,8 +40,8 @@ def gmail(api: StandIn, token: Any = None, **settings: Any) -> Gmail:
 
 def run(function: Callable[..., Any], connector: Gmail, within: float, key: str, params: dict[str, Any]) -> Any:
     """Call as the host does: parameters read back from JSON, what is returned awaited."""
-    given = OPERATION.given(OPERATION.check(MAIL | params))
-    return called(lambda: function(connector, Call.within(key, timedelta(seconds=within)), **given), ())
+    given = OPERATION.arguments(OPERATION.to_stored_params(MAIL | params))
+    return call_and_await(lambda: function(connector, Call.within(key, timedelta(seconds=within)), **given), ())
 
 
 def send(connector: Gmail, *, within: float = 20.0, key: str = KEY, **params: Any) -> Any:
@@ -49,11 +49,11 @@ def send(connector: Gmail, *, within: float = 20.0, key: str = KEY, **params: An
 
 
 def look(connector: Gmail, *, within: float = 20.0, key: str = KEY) -> Any:
-    assert OPERATION.look is not None
-    return run(OPERATION.look, connector, within, key, {})
+    assert OPERATION.reconcile_function is not None
+    return run(OPERATION.reconcile_function, connector, within, key, {})
 
 
-def reading(connector: Gmail, **call: Any) -> Reading:
+def reading(connector: Gmail, **call: Any) -> ErrorReading:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - which one it is, is what the callers look at
         send(connector, **call)
     assert TOKEN not in f"{caught.value!r} {caught.value.__cause__!r}"
@@ -97,32 +97,32 @@ DATED = {"retry-after": "Thu, 01 Jan 2026 00:01:00 GMT", "date": "Thu, 01 Jan 20
 @pytest.mark.parametrize(
     ("fault", "outcome", "after"),
     [
-        (Fault(400, "invalidArgument"), Outcome.REFUSED, None),
-        (Fault(404, "notFound"), Outcome.REFUSED, None),
-        (Fault(413, "tooLarge"), Outcome.REFUSED, None),
-        (Fault(401, "authError"), Outcome.DENIED, None),
-        (Fault(403, "insufficientPermissions"), Outcome.DENIED, None),
-        (Fault(403, body=b"<html>"), Outcome.DENIED, None),
-        (Fault(403, "rateLimitExceeded", QUOTA), Outcome.NOT_NOW, 17),
-        (Fault(403, "userRateLimitExceeded"), Outcome.NOT_NOW, None),
-        (Fault(429, "userRateLimitExceeded", QUOTA), Outcome.NOT_NOW, 17),
-        (Fault(429, "rateLimitExceeded", DATED), Outcome.NOT_NOW, 60),
-        (Fault(500, "backendError"), Outcome.UNKNOWN, None),
-        (Fault(503, "backendError", commits=True), Outcome.UNKNOWN, None),
-        (Fault(302, headers={"location": "/elsewhere"}), Outcome.UNKNOWN, None),
-        (Fault(200, body=b"<html>welcome to the hotel"), Outcome.UNKNOWN, None),
-        (Fault(200, body=b"{}", commits=True), Outcome.UNKNOWN, None),
-        (Fault(), Outcome.UNKNOWN, None),
-        (Fault(commits=True), Outcome.UNKNOWN, None),
+        (Fault(400, "invalidArgument"), ErrorMeaning.REFUSED, None),
+        (Fault(404, "notFound"), ErrorMeaning.REFUSED, None),
+        (Fault(413, "tooLarge"), ErrorMeaning.REFUSED, None),
+        (Fault(401, "authError"), ErrorMeaning.DENIED, None),
+        (Fault(403, "insufficientPermissions"), ErrorMeaning.DENIED, None),
+        (Fault(403, body=b"<html>"), ErrorMeaning.DENIED, None),
+        (Fault(403, "rateLimitExceeded", QUOTA), ErrorMeaning.NOT_NOW, 17),
+        (Fault(403, "userRateLimitExceeded"), ErrorMeaning.NOT_NOW, None),
+        (Fault(429, "userRateLimitExceeded", QUOTA), ErrorMeaning.NOT_NOW, 17),
+        (Fault(429, "rateLimitExceeded", DATED), ErrorMeaning.NOT_NOW, 60),
+        (Fault(500, "backendError"), ErrorMeaning.UNKNOWN, None),
+        (Fault(503, "backendError", commits=True), ErrorMeaning.UNKNOWN, None),
+        (Fault(302, headers={"location": "/elsewhere"}), ErrorMeaning.UNKNOWN, None),
+        (Fault(200, body=b"<html>welcome to the hotel"), ErrorMeaning.UNKNOWN, None),
+        (Fault(200, body=b"{}", commits=True), ErrorMeaning.UNKNOWN, None),
+        (Fault(), ErrorMeaning.UNKNOWN, None),
+        (Fault(commits=True), ErrorMeaning.UNKNOWN, None),
     ],
     ids=str,
 )
 def test_an_answer_says_what_became_of_the_mail_or_that_nobody_knows(
-    api: StandIn, fault: Fault, outcome: Outcome, after: int | None
+    api: StandIn, fault: Fault, outcome: ErrorMeaning, after: int | None
 ) -> None:
     api.faults.append(fault)
     found = reading(gmail(api))
-    assert found.outcome is outcome
+    assert found.meaning is outcome
     assert found.after == (timedelta(seconds=after) if after else None)
     assert api.times(KEY) == fault.commits
     assert len(api.requests) == 1, "nothing is sent twice and no redirect is followed"
@@ -132,7 +132,7 @@ def test_an_answer_says_what_became_of_the_mail_or_that_nobody_knows(
 def test_a_mail_without_an_answer_is_found_if_it_was_taken(api: StandIn) -> None:
     for commits, verdict in ((False, NotFound), (True, Applied)):
         api.faults.append(Fault(commits=commits))
-        assert reading(gmail(api)).outcome is Outcome.UNKNOWN
+        assert reading(gmail(api)).meaning is ErrorMeaning.UNKNOWN
         assert isinstance(look(gmail(api)), verdict)
 
 
@@ -142,7 +142,7 @@ def test_a_server_that_never_finishes_is_left_in_time(api: StandIn, fault: Fault
         api.faults.clear()
         api.faults.extend([fault, fault])
         began = time.monotonic()
-        assert reading(gmail(api), within=seconds).outcome is Outcome.UNKNOWN
+        assert reading(gmail(api), within=seconds).meaning is ErrorMeaning.UNKNOWN
         assert isinstance(look(gmail(api), within=0.5), Retry)
         assert time.monotonic() - began < 40
 
@@ -151,11 +151,11 @@ def test_a_server_that_never_finishes_is_left_in_time(api: StandIn, fault: Fault
 
 def test_what_never_reached_the_server_did_not_happen(api: StandIn) -> None:
     nowhere = gmail(api, base_url=f"http://127.0.0.1:{unused_port()}")
-    assert reading(nowhere).outcome is Outcome.NOT_NOW
+    assert reading(nowhere).meaning is ErrorMeaning.NOT_NOW
     assert isinstance(look(nowhere), Retry)
-    assert reading(gmail(api), within=0.0).outcome is Outcome.NOT_NOW
+    assert reading(gmail(api), within=0.0).meaning is ErrorMeaning.NOT_NOW
     with servers.raw_server(servers.silent) as port:  # no handshake, so nothing of the mail goes out
-        assert reading(gmail(api, base_url=f"https://127.0.0.1:{port}"), within=0.5).outcome is Outcome.NOT_NOW
+        assert reading(gmail(api, base_url=f"https://127.0.0.1:{port}"), within=0.5).meaning is ErrorMeaning.NOT_NOW
     assert api.requests == []
 
 
@@ -186,7 +186,7 @@ def test_only_a_clear_answer_is_taken_for_absence(api: StandIn, fault: Fault) ->
 def test_a_token_may_be_made_anew_for_each_request(api: StandIn) -> None:
     tokens = iter(["an-old-one", TOKEN])
     connector = gmail(api, token=lambda: next(tokens))
-    assert reading(connector).outcome is Outcome.DENIED
+    assert reading(connector).meaning is ErrorMeaning.DENIED
     assert send(connector)["id"]
     assert TOKEN not in f"{connector!r} {vars(connector)}"
 
@@ -199,11 +199,11 @@ def test_a_token_that_cannot_be_had_or_used_sends_nothing_and_is_not_repeated(ap
         raise AuthError("log in again")
 
     for token, outcome in (
-        (broken, Outcome.NOT_NOW),
-        (expired, Outcome.DENIED),
-        (lambda: f"{TOKEN}\nX: y", Outcome.DENIED),
+        (broken, ErrorMeaning.NOT_NOW),
+        (expired, ErrorMeaning.DENIED),
+        (lambda: f"{TOKEN}\nX: y", ErrorMeaning.DENIED),
     ):
-        assert reading(gmail(api, token=token)).outcome is outcome
+        assert reading(gmail(api, token=token)).meaning is outcome
         verdict = look(gmail(api, token=token))
         assert isinstance(verdict, Retry)
         assert TOKEN not in verdict.reason
@@ -221,8 +221,8 @@ def test_bad_input_is_refused_before_anything_is_written_down_and_people_see_no_
     wrong: list[dict[str, Any]] = [{"to": []}, {"to": "ann"}, {"subject": "a\nb"}, {"headers": {"Bcc": "eve@x.org"}}]
     for params in wrong:
         with pytest.raises(LogicError):
-            OPERATION.check(MAIL | params)
-    assert OPERATION.title(OPERATION.check(MAIL)) == "Mail to ann@example.org: Your order"
+            OPERATION.to_stored_params(MAIL | params)
+    assert OPERATION.title(OPERATION.to_stored_params(MAIL)) == "Mail to ann@example.org: Your order"
     assert OPERATION.redact == {"bcc", "text", "html"}
 
 

@@ -11,12 +11,12 @@ from uuid import UUID, uuid4
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from pipeline.connectors.error_table import Outcome, Reading
-from pipeline.connectors.http import Http, UnclearAnswerError, delete, get, patch, post, put
+from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
+from pipeline.connectors.http import Http, UnclearResponseError, delete, get, patch, post, put
 from pipeline.connectors.sdk import Applied, Call, Grade, Operation, Retry
 from pipeline.domain.errors import AuthError, LogicError, TransientError
-from tests.connectors import servers_http as server
-from tests.connectors.servers_http import World, ask, call, do, with_time, world
+from tests.connectors import http_server as server
+from tests.connectors.http_server import World, ask, call, do, with_time, world
 
 TOKEN = "sk-very-secret-token"
 
@@ -63,9 +63,9 @@ def crm(outside: World) -> Iterator[Crm]:
     made.close_connections()
 
 
-def reading(crm: Http, operation: str, to: Call | None = None, **params: Any) -> Reading:
+def reading(crm: Http, operation: str, to: Call | None = None, **params: Any) -> ErrorReading:
     """What the error of this call says."""
-    with pytest.raises((LogicError, TransientError, AuthError, UnclearAnswerError)) as caught:
+    with pytest.raises((LogicError, TransientError, AuthError, UnclearResponseError)) as caught:
         do(crm, operation, to, **params)
     assert TOKEN not in str(caught.value)
     return type(crm).operations()[operation].reading(caught.value)
@@ -174,22 +174,24 @@ def test_typed_parameters_and_a_typed_body_arrive_as_json(crm: Crm, outside: Wor
 @pytest.mark.parametrize(
     ("behaviour", "expected"),
     [
-        (server.says(400), Reading(outcome=Outcome.REFUSED)),
-        (server.says(404), Reading(outcome=Outcome.REFUSED)),
-        (server.says(401), Reading(outcome=Outcome.DENIED)),
-        (server.says(403), Reading(outcome=Outcome.DENIED)),
-        (server.says(429, Retry_After="7"), Reading(outcome=Outcome.NOT_NOW, after=timedelta(seconds=7))),
-        (server.says(429), Reading(outcome=Outcome.NOT_NOW)),
-        (server.says(409), Reading(outcome=Outcome.UNKNOWN)),
-        (server.says(500), Reading(outcome=Outcome.UNKNOWN)),
-        (server.says(503, Retry_After="7"), Reading(outcome=Outcome.UNKNOWN)),
-        (server.fails_after, Reading(outcome=Outcome.UNKNOWN)),
-        (server.resets_before, Reading(outcome=Outcome.UNKNOWN)),
-        (server.resets_after, Reading(outcome=Outcome.UNKNOWN)),
-        (server.breaks_off, Reading(outcome=Outcome.UNKNOWN)),
+        (server.says(400), ErrorReading(meaning=ErrorMeaning.REFUSED)),
+        (server.says(404), ErrorReading(meaning=ErrorMeaning.REFUSED)),
+        (server.says(401), ErrorReading(meaning=ErrorMeaning.DENIED)),
+        (server.says(403), ErrorReading(meaning=ErrorMeaning.DENIED)),
+        (server.says(429, Retry_After="7"), ErrorReading(meaning=ErrorMeaning.NOT_NOW, after=timedelta(seconds=7))),
+        (server.says(429), ErrorReading(meaning=ErrorMeaning.NOT_NOW)),
+        (server.says(409), ErrorReading(meaning=ErrorMeaning.UNKNOWN)),
+        (server.says(500), ErrorReading(meaning=ErrorMeaning.UNKNOWN)),
+        (server.says(503, Retry_After="7"), ErrorReading(meaning=ErrorMeaning.UNKNOWN)),
+        (server.fails_after, ErrorReading(meaning=ErrorMeaning.UNKNOWN)),
+        (server.resets_before, ErrorReading(meaning=ErrorMeaning.UNKNOWN)),
+        (server.resets_after, ErrorReading(meaning=ErrorMeaning.UNKNOWN)),
+        (server.breaks_off, ErrorReading(meaning=ErrorMeaning.UNKNOWN)),
     ],
 )
-def test_an_error_says_what_is_known(crm: Crm, outside: World, behaviour: server.Behaviour, expected: Reading) -> None:
+def test_an_error_says_what_is_known(
+    crm: Crm, outside: World, behaviour: server.Behaviour, expected: ErrorReading
+) -> None:
     outside.will(behaviour)
     assert reading(crm, "charge", json={}) == expected
     assert len(outside.seen) == 1
@@ -211,24 +213,24 @@ def test_a_retry_after_that_names_an_instant_counts_from_the_date_of_the_answer(
 def test_an_operation_says_itself_what_its_statuses_mean(crm: Crm, outside: World) -> None:
     outside.will(server.says(409, b'{"id": 1}'), server.says(422), server.says(503, Retry_After="3"), server.says(500))
     assert do(crm, "note", id=1)["body"] == {"id": 1}
-    assert reading(crm, "note", id=1).outcome is Outcome.UNKNOWN
-    assert reading(crm, "note", id=1) == Reading(outcome=Outcome.NOT_NOW, after=timedelta(seconds=3))
-    assert reading(crm, "note", id=1).outcome is Outcome.REFUSED
+    assert reading(crm, "note", id=1).meaning is ErrorMeaning.UNKNOWN
+    assert reading(crm, "note", id=1) == ErrorReading(meaning=ErrorMeaning.NOT_NOW, after=timedelta(seconds=3))
+    assert reading(crm, "note", id=1).meaning is ErrorMeaning.REFUSED
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_no_redirect_is_followed(crm: Crm, outside: World, status: int) -> None:
     outside.will(server.says(status, Location="/charges"))
-    assert reading(crm, "charge").outcome is Outcome.UNKNOWN
+    assert reading(crm, "charge").meaning is ErrorMeaning.UNKNOWN
     assert len(outside.seen) == 1
     assert outside.effects == []
 
 
 def test_where_nobody_listens_nothing_was_sent() -> None:
     crm = Crm(f"http://127.0.0.1:{server.unused_port()}", token=SecretStr(TOKEN))
-    assert reading(crm, "charge").outcome is Outcome.NOT_NOW
+    assert reading(crm, "charge").meaning is ErrorMeaning.NOT_NOW
     nowhere = Crm("http://no-such-host.invalid", token=SecretStr(TOKEN))
-    assert reading(nowhere, "charge").outcome is Outcome.NOT_NOW
+    assert reading(nowhere, "charge").meaning is ErrorMeaning.NOT_NOW
     assert isinstance(ask(crm, "charge"), Retry)
 
 
@@ -242,7 +244,7 @@ def test_a_call_ends_by_its_deadline_whatever_the_server_does(
         outside.mutations.clear()
         outside.will(behaviour)
         began = time.monotonic()
-        assert reading(crm, "charge", call(seconds=seconds)).outcome is Outcome.UNKNOWN
+        assert reading(crm, "charge", call(seconds=seconds)).meaning is ErrorMeaning.UNKNOWN
         assert 0.8 * seconds < time.monotonic() - began < 40
 
     with_time(unanswered)
@@ -254,7 +256,7 @@ def test_a_call_ends_by_its_deadline_whatever_the_server_does(
 
 def test_nothing_is_sent_once_the_deadline_has_passed(crm: Crm, outside: World) -> None:
     do(crm, "charge")
-    assert reading(crm, "charge", call("late", seconds=-1)).outcome is Outcome.NOT_NOW
+    assert reading(crm, "charge", call("late", seconds=-1)).meaning is ErrorMeaning.NOT_NOW
     assert isinstance(ask(crm, "charge", call("late", seconds=-1)), Retry)
     assert len(outside.seen) == 1
 
@@ -265,7 +267,7 @@ def test_a_server_that_stops_reading_is_not_waited_for_beyond_the_deadline() -> 
     def unread(seconds: float) -> None:
         with server.deaf(takes=1) as url:
             began = time.monotonic()
-            with pytest.raises(UnclearAnswerError, match="may or may not"):
+            with pytest.raises(UnclearResponseError, match="may or may not"):
                 Crm.charge.function(Crm(url), call(seconds=2 * seconds), json=much)
             assert time.monotonic() - began < 60
 
@@ -275,7 +277,7 @@ def test_a_server_that_stops_reading_is_not_waited_for_beyond_the_deadline() -> 
 def test_a_server_that_lets_nobody_in_costs_no_more_than_the_deadline() -> None:
     with server.deaf(takes=0) as url:
         began = time.monotonic()
-        assert reading(Crm(url), "charge", call(seconds=0.5)).outcome is Outcome.NOT_NOW
+        assert reading(Crm(url), "charge", call(seconds=0.5)).meaning is ErrorMeaning.NOT_NOW
         assert time.monotonic() - began < 40
 
 
@@ -285,7 +287,7 @@ def test_a_name_that_takes_too_long_to_look_up_costs_no_more_than_the_deadline(
     never = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(90) and [])
     began = time.monotonic()
-    assert reading(Crm("http://slow.example.com"), "charge", call(seconds=0.3)).outcome is Outcome.NOT_NOW
+    assert reading(Crm("http://slow.example.com"), "charge", call(seconds=0.3)).meaning is ErrorMeaning.NOT_NOW
     assert time.monotonic() - began < 60
     never.set()
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from pipeline.connectors.error_table import Outcome
+from pipeline.connectors.error_table import ErrorMeaning
 from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
 from pipeline.domain.errors import LogicError, TransientError
-from tests.connectors.servers_http import ask, call, do, with_time
-from tests.connectors.servers_sql import Bank, booking, count, ends, inside, is_blocked, outcome
+from tests.connectors.http_server import ask, call, do, with_time
+from tests.connectors.sql_database import Bank, booking, count, ends, inside, is_blocked, outcome
 from tests.support.wait import wait_for
 
 
@@ -25,7 +25,7 @@ def test_a_transaction_is_an_ordinary_operation_of_grade_a() -> None:
     assert total.parameters == ("account",)
     assert not total.is_mutation
     with pytest.raises(LogicError, match="book was given a wrong cents"):
-        book.check({"account": "a", "cents": "many"})
+        book.to_stored_params({"account": "a", "cents": "many"})
 
 
 def test_an_effect_and_its_key_are_one_transaction(bank: Bank, judge: Engine) -> None:
@@ -42,7 +42,7 @@ def test_the_same_key_gives_the_same_result_and_does_nothing_again(bank: Bank, j
     assert do(bank, "book", account="a", cents=5) == first
     assert ask(bank, "book", account="a", cents=5) == Applied(first)
     assert count(judge) == 1
-    assert outcome(bank, "run")[0] is Outcome.REFUSED  # the key of another operation
+    assert outcome(bank, "run")[0] is ErrorMeaning.REFUSED  # the key of another operation
 
 
 def test_a_key_that_nobody_used_is_not_found(bank: Bank, judge: Engine) -> None:
@@ -99,7 +99,7 @@ def test_a_second_caller_who_cannot_wait_longer_does_not_know(bank: Bank) -> Non
 
     def impatient(seconds: float) -> None:
         word, words = outcome(other, "run", call("k", seconds))
-        assert word is Outcome.UNKNOWN
+        assert word is ErrorMeaning.UNKNOWN
         assert "may be carrying out the same call" in words
 
     with inside(bank, call("k", 90), ends(True)):
@@ -130,7 +130,7 @@ def test_a_key_that_is_held_after_the_deadline_is_given_back(
         worked.clear()
         to = call("k", seconds)
         frozen[:] = [to]
-        assert outcome(bank, "run", to)[0] is Outcome.NOT_NOW
+        assert outcome(bank, "run", to)[0] is ErrorMeaning.NOT_NOW
         assert (bool(worked), frozen) == (is_worked, [])
 
     bank.step = step
@@ -140,7 +140,7 @@ def test_a_key_that_is_held_after_the_deadline_is_given_back(
 
 
 def test_nothing_is_sent_once_the_deadline_has_passed(bank: Bank, judge: Engine) -> None:
-    assert outcome(bank, "book", call(seconds=-1), account="a", cents=5)[0] is Outcome.NOT_NOW
+    assert outcome(bank, "book", call(seconds=-1), account="a", cents=5)[0] is ErrorMeaning.NOT_NOW
     assert count(judge) == 0
 
 
@@ -153,7 +153,7 @@ def test_work_that_takes_too_long_is_stopped_at_the_deadline(bank: Bank, judge: 
 
     bank.step = step
     began = time.monotonic()
-    assert outcome(bank, "run", call("k", 1.2))[0] is Outcome.NOT_NOW
+    assert outcome(bank, "run", call("k", 1.2))[0] is ErrorMeaning.NOT_NOW
     assert time.monotonic() - began < 40
     assert count(judge) == 0
     assert isinstance(ask(bank, "run", call("k")), NotFound)

@@ -13,21 +13,12 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
-from pipeline.connectors.error_table import Outcome
+from pipeline.connectors.error_table import ErrorMeaning
 from pipeline.connectors.sdk import Applied, Call, NotFound, Retry
 from pipeline.connectors.sql import Sql, create_effects_table, query, transaction
 from pipeline.domain.errors import InvalidInputError, LogicError, TransientError
-from tests.connectors.servers_http import ask, call, do, unused_port
-from tests.connectors.servers_sql import (
-    Bank,
-    Step,
-    booking,
-    count,
-    cutting,
-    inside,
-    outcome,
-    terminate,
-)
+from tests.connectors.http_server import ask, call, do, unused_port
+from tests.connectors.sql_database import Bank, Step, booking, count, cutting, inside, outcome, terminate
 
 PAGE = "docs/reference/connectors-sql.md"
 FORBIDDEN = "CREATE ROLE nobody_special; SET LOCAL ROLE nobody_special; SELECT * FROM bookings"
@@ -40,21 +31,21 @@ def fails(connection: Connection, _: Call) -> None:
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
-        (fails, Outcome.REFUSED),
-        (lambda c, _: c.execute(text("SELECT nonsense")), Outcome.REFUSED),
-        (lambda c, _: c.execute(text("SELECT 1/0")), Outcome.REFUSED),
-        (lambda c, _: c.execute(text("INSERT INTO children VALUES (7)")) and None, Outcome.REFUSED),
-        (lambda c, _: booking(c) or object(), Outcome.REFUSED),
-        (lambda c, _: booking(c) or [][1], Outcome.REFUSED),
-        (lambda c, _: c.execute(text(FORBIDDEN)), Outcome.DENIED),
-        (lambda c, _: c.execute(text("DO 'BEGIN RAISE serialization_failure; END'")), Outcome.NOT_NOW),
-        (lambda c, _: c.rollback(), Outcome.UNKNOWN),
-        (lambda c, _: c.execute(text("ROLLBACK")) and None, Outcome.REFUSED),
+        (fails, ErrorMeaning.REFUSED),
+        (lambda c, _: c.execute(text("SELECT nonsense")), ErrorMeaning.REFUSED),
+        (lambda c, _: c.execute(text("SELECT 1/0")), ErrorMeaning.REFUSED),
+        (lambda c, _: c.execute(text("INSERT INTO children VALUES (7)")) and None, ErrorMeaning.REFUSED),
+        (lambda c, _: booking(c) or object(), ErrorMeaning.REFUSED),
+        (lambda c, _: booking(c) or [][1], ErrorMeaning.REFUSED),
+        (lambda c, _: c.execute(text(FORBIDDEN)), ErrorMeaning.DENIED),
+        (lambda c, _: c.execute(text("DO 'BEGIN RAISE serialization_failure; END'")), ErrorMeaning.NOT_NOW),
+        (lambda c, _: c.rollback(), ErrorMeaning.UNKNOWN),
+        (lambda c, _: c.execute(text("ROLLBACK")) and None, ErrorMeaning.REFUSED),
     ],
     ids=["check", "syntax", "data", "at commit", "no json", "a bug", "no right", "another chosen", "ended", "undone"],
 )
 def test_what_goes_wrong_before_the_commit_did_not_happen(
-    bank: Bank, judge: Engine, step: Step, expected: Outcome
+    bank: Bank, judge: Engine, step: Step, expected: ErrorMeaning
 ) -> None:
     bank.step = step
     word, words = outcome(bank, "run", call("k"))
@@ -72,7 +63,7 @@ def test_a_function_that_commits_by_itself_is_found_out_and_its_effect_is_found(
 
     bank.step = step
     word, words = outcome(bank, "run", call("k"))
-    assert word is Outcome.UNKNOWN
+    assert word is ErrorMeaning.UNKNOWN
     assert "ended its own transaction" in words
     assert ask(bank, "run", call("k")) == Applied(None)
     assert count(judge) == 1
@@ -86,7 +77,7 @@ def test_errors_do_not_show_what_is_hidden(bank: Bank) -> None:
 
     typed = Typed(engine=bank.engine)
     word, words = outcome(typed, "misuse", account="4111-1111")
-    assert word is Outcome.REFUSED
+    assert word is ErrorMeaning.REFUSED
     assert "invalid input syntax" in words
     assert "4111" not in words
 
@@ -108,7 +99,7 @@ def test_a_backend_killed_at_commit_leaves_a_doubt_that_a_look_settles(bank: Ban
         terminate(judge, "query = 'COMMIT' AND wait_event = 'PgSleep'")
         error = ended.exception(60)
     assert error is not None
-    assert Bank.operations()["run"].reading(error).outcome is Outcome.UNKNOWN
+    assert Bank.operations()["run"].reading(error).meaning is ErrorMeaning.UNKNOWN
     assert isinstance(ask(bank, "run", call("k")), NotFound)
     assert count(judge, "slow") == 0
 
@@ -121,7 +112,7 @@ def test_a_line_cut_at_commit_leaves_a_doubt_that_a_look_settles(
         cut = Bank(through)
         word, words = outcome(cut, "book", call("k"), account="a", cents=5)
         cut.engine.dispose()
-    assert word is Outcome.UNKNOWN
+    assert word is ErrorMeaning.UNKNOWN
     assert "COMMIT was sent" in words
     verdict = ask(bank, "book", call("k"), account="a", cents=5)
     assert verdict == Applied({"key": "k", "cents": 5}) if hears else isinstance(verdict, NotFound)
@@ -131,7 +122,7 @@ def test_a_line_cut_at_commit_leaves_a_doubt_that_a_look_settles(
 def test_where_nobody_listens_nothing_was_done(url: str) -> None:
     away = Bank(make_url(url).set(port=unused_port()).render_as_string(hide_password=False))
     word, words = outcome(away, "book", account="a", cents=5)
-    assert word is Outcome.NOT_NOW
+    assert word is ErrorMeaning.NOT_NOW
     assert str(make_url(url).password) not in words
     assert isinstance(ask(away, "book", account="a", cents=5), Retry)
     with pytest.raises(TransientError):
@@ -141,16 +132,16 @@ def test_where_nobody_listens_nothing_was_done(url: str) -> None:
 def test_a_wrong_password_is_a_matter_for_a_person_and_stays_hidden(url: str) -> None:
     wrong = Bank(SecretStr(make_url(url).set(password="hunter2hunter2").render_as_string(hide_password=False)))
     word, words = outcome(wrong, "book", account="a", cents=5)
-    assert word is Outcome.DENIED, words
+    assert word is ErrorMeaning.DENIED, words
     assert isinstance(ask(wrong, "book", account="a", cents=5), Retry)
     assert "hunter2" not in f"{words} {wrong!r} {vars(wrong)!r} {wrong.engine!r}"
-    assert "hunter2" not in wrong.scrubbed("it was hunter2hunter2")
+    assert "hunter2" not in wrong.scrub("it was hunter2hunter2")
 
 
 def test_without_the_table_nothing_is_done_and_it_is_said_how_to_make_it(url: str, judge: Engine) -> None:
     elsewhere = Bank(url, schema="elsewhere")
     word, words = outcome(elsewhere, "book", account="a", cents=5)
-    assert word is Outcome.REFUSED
+    assert word is ErrorMeaning.REFUSED
     assert "create_effects_table" in words
     assert count(judge) == 0
     assert isinstance(ask(elsewhere, "book", account="a", cents=5), Retry)
@@ -165,7 +156,7 @@ def test_without_the_table_nothing_is_done_and_it_is_said_how_to_make_it(url: st
 
 def test_an_engine_without_transactions_is_refused(url: str, judge: Engine) -> None:
     alone = Bank(engine=create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT"))
-    assert outcome(alone, "book", account="a", cents=5)[0] is Outcome.REFUSED
+    assert outcome(alone, "book", account="a", cents=5)[0] is ErrorMeaning.REFUSED
     assert count(judge) == 0
 
 
@@ -223,7 +214,7 @@ def test_other_databases_do_it_once_too(tmp_path: Path) -> None:
         connection.execute(text("CREATE TABLE bookings (account text, cents integer CHECK (cents <> 13))"))
     light = Bank(engine=engine)
     assert isinstance(ask(light, "book", account="a", cents=5), NotFound)
-    assert outcome(light, "book", account="a", cents=13)[0] is Outcome.REFUSED
+    assert outcome(light, "book", account="a", cents=13)[0] is ErrorMeaning.REFUSED
     first = do(light, "book", account="a", cents=5)
     assert do(light, "book", account="a", cents=5) == first
     assert ask(light, "book", account="a", cents=5) == Applied(first)

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from pipeline.config import TIME_LIMIT_GRACE, Settings
-from tests.acceptance.runtime.test_signs_of_life import PROBE
+from tests.acceptance.test_liveness import PROBE
 from tests.deploy import promql
-from tests.deploy.known import DEPLOY, metrics
+from tests.deploy.known_names import DEPLOY, metrics
 
 KUBECTL = shutil.which("kubectl")
 needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed; it puts the overlays together")

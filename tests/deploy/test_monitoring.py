@@ -14,8 +14,8 @@ import yaml
 from pipeline.store.reads.invariants import INVARIANTS
 from pipeline.telemetry.transition_log import TRANSITIONS
 from tests.deploy import promql
-from tests.deploy.known import DEPLOY, metrics, rules
-from tests.support.source import ROOT
+from tests.deploy.known_names import DEPLOY, metrics, rules
+from tests.support.source_code import ROOT
 
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")

@@ -16,11 +16,11 @@ from pipeline.embedded import servers
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Effect, scripted
+from pipeline.testing.scripted import RecordedEffect, scripted
 from pipeline.transitions import breakers, events, workflows
-from pipeline.worker.crash_points import Point
+from pipeline.worker.crash_points import CrashPoint
 from tests.support import databases
-from tests.support.handlers import Shop
+from tests.support.scripted_consumers import Shop
 from tests.support.wait import wait_for
 
 SEND = ("mail", "send")
@@ -36,8 +36,8 @@ class Place:
         self.shop = Shop()
         self.shop.mail = scripted("mail", timeout=timedelta(seconds=30))  # no pause of the machine leaves a doubt
         self.name = f"restore_{os.getpid()}_{next(_NUMBERS)}"
-        url = stack.enter_context(databases.cloned(server_url, self.name))
-        self.live = self.shop.inline(Database.unpooled(url))
+        url = stack.enter_context(databases.clone_database(server_url, self.name))
+        self.live = self.shop.inline(Database.connect_unpooled(url))
 
     def backup(self) -> Inline:
         """The database as it is now, to go on from later."""
@@ -53,7 +53,7 @@ class Place:
             connection.execute(text(f'CREATE DATABASE "{copy}" TEMPLATE "{self.name}"'))
         self.stack.callback(drop)
         url = make_url(self.server_url).set(database=copy).render_as_string(hide_password=False)
-        return self.shop.inline(Database.unpooled(url))
+        return self.shop.inline(Database.connect_unpooled(url))
 
 
 @pytest.fixture
@@ -70,12 +70,14 @@ def is_whole(run: Inline) -> bool:
 def test_what_was_in_flight_at_the_restore_point_is_looked_up_and_not_sent_again(place: Place) -> None:
     live, mail = place.live, place.shop.mail
     live.publish(place.shop.orders, {"n": 1})
-    with live.crash_at(Point.IN_FLIGHT):
+    with live.crash_at(CrashPoint.IN_FLIGHT):
         live.run()
     restored = place.backup()
     (row,) = live.ledger()
-    mail.effects.append(Effect(operation="send", key=row.idempotency_key, params={"n": 1}))  # it arrived after all
-    restored.settle()
+    mail.effects.append(
+        RecordedEffect(operation="send", key=row.idempotency_key, params={"n": 1})
+    )  # it arrived after all
+    restored.run_until_idle()
     assert [row.status for row in restored.ledger()] == ["applied"]
     assert mail.times(n=1) == 1
     assert is_whole(restored)
@@ -84,11 +86,11 @@ def test_what_was_in_flight_at_the_restore_point_is_looked_up_and_not_sent_again
 def test_what_was_prepared_at_the_restore_point_is_sent_again_under_the_same_key(place: Place) -> None:
     live, mail = place.live, place.shop.mail
     live.publish(place.shop.orders, {"n": 1})
-    with live.crash_at(Point.PREPARE_SAVED):
+    with live.crash_at(CrashPoint.PREPARE_SAVED):
         live.run()
     restored = place.backup()
     for each in (live, restored):
-        each.settle()
+        each.run_until_idle()
     assert mail.times(n=1) == 2
     assert len({effect.key for effect in mail.effects}) == 1
 
@@ -107,22 +109,22 @@ def test_paused_and_with_its_breakers_open_nothing_is_sent_until_the_window_is_s
     live, mail, orders = place.live, place.shop.mail, place.shop.orders
     live.publish(orders, {"n": 1}, {"n": 2})
     restored = place.backup()
-    with live.crash_at(Point.COMMITTED):  # one order is done, then the old database is lost
+    with live.crash_at(CrashPoint.COMMITTED):  # one order is done, then the old database is lost
         live.run()
     assert len(mail.effects) == 1
     (done,) = [effect.params["n"] for effect in mail.effects]
 
     with restored.db.transaction() as tx:
         workflows.pause(tx, "shop", TESTER)
-        breakers.open_(tx, SEND, TESTER)
-    restored.settle()
+        breakers.open_by_operator(tx, SEND, TESTER)
+    restored.run_until_idle()
     assert len(mail.effects) == 1, "an open breaker let something through"
     waiting = {row.payload["n"]: row for row in restored.deliveries(orders)}
     with restored.db.transaction() as tx:
         events.skip(tx, "shop", "Send", EventId(waiting[done].event_id), TESTER)
-        breakers.close(tx, SEND, TESTER)
+        breakers.close_by_operator(tx, SEND, TESTER)
         workflows.resume(tx, "shop", TESTER)
-    restored.settle()
+    restored.run_until_idle()
     assert (mail.times(n=1), mail.times(n=2)) == (1, 1)
     assert is_whole(restored)
 
@@ -130,14 +132,14 @@ def test_paused_and_with_its_breakers_open_nothing_is_sent_until_the_window_is_s
 def test_a_pause_alone_lets_runs_end_that_are_on_their_way_and_an_open_breaker_does_not(place: Place) -> None:
     live, mail = place.live, place.shop.mail
     live.publish(place.shop.orders, {"n": 1})
-    with live.crash_at(Point.PREPARE_SAVED):
+    with live.crash_at(CrashPoint.PREPARE_SAVED):
         live.run()
     restored = place.backup()
     for each in (live, restored):
         with each.db.transaction() as tx:
             workflows.pause(tx, "shop", TESTER)
     with restored.db.transaction() as tx:
-        breakers.open_(tx, SEND, TESTER)
+        breakers.open_by_operator(tx, SEND, TESTER)
     for each in (live, restored):
         for _ in range(3):  # behind a breaker it comes back for ever, and sends nothing
             each.advance(timedelta(minutes=15))

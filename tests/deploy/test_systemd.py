@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from pipeline.cli.main import application
-from pipeline.config import EXIT_AGAIN, EXIT_UNSAFE, TIME_LIMIT_GRACE, Settings
-from tests.deploy.known import DEPLOY
+from pipeline.cli.main import build_app
+from pipeline.config import EXIT_RESTART, EXIT_UNSAFE, TIME_LIMIT_GRACE, Settings
+from tests.deploy.known_names import DEPLOY
 
 PLACE = DEPLOY / "systemd"
 UNITS = sorted(PLACE.glob("*.service"))
@@ -77,7 +77,7 @@ def test_what_a_unit_starts_is_a_command_of_ours(unit: Path) -> None:
         assert arguments[:2] == ["-A", "pipeline"]
         assert arguments[2] in ("worker", "beat", "flower")
         return
-    command: Any = get_command(application())
+    command: Any = get_command(build_app())
     while arguments and arguments[0] in getattr(command, "commands", {}):
         command = command.commands[arguments.pop(0)]
     command.make_context("it", arguments)
@@ -87,7 +87,7 @@ def test_a_worker_is_started_again_unless_somebody_has_to_change_something_first
     worker = PLACE / "pipeline-worker@.service"
     assert values(worker, "Restart") == ["always"]
     assert values(worker, "RestartPreventExitStatus") == [str(EXIT_UNSAFE)]
-    assert values(worker, "SuccessExitStatus") == [str(EXIT_AGAIN)]
+    assert values(worker, "SuccessExitStatus") == [str(EXIT_RESTART)]
     assert values(PLACE / "pipeline-.service.d/10-common.conf", "StartLimitIntervalSec") == ["0"]
 
 

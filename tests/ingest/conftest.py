@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from pipeline.embedded import servers
-from tests.ingest.streams import Place
-from tests.support.cluster import own_broker
+from tests.ingest.redis_streams import Place
+from tests.support.installation import own_broker
 
 _NUMBERS = count()
 

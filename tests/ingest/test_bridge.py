@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy import text
 
-from pipeline.domain.errors import InvalidInputError, UnknownError
+from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.domain.values import Limits, TopicSpec, WorkflowSpec
 from pipeline.ingest import parking
 from pipeline.ingest.bridge import Bridge, OnPoison, Route
@@ -16,8 +16,8 @@ from pipeline.ingest.errors import PoisonError, QueueError
 from pipeline.store.database import Database
 from pipeline.transitions import registration
 from tests.factories import IN, OUT, a_workflow
-from tests.ingest.programs import published
-from tests.ingest.streams import Place, in_thread
+from tests.ingest.ingest_processes import published
+from tests.ingest.redis_streams import Place, in_thread
 from tests.support.rule import rule
 from tests.support.wait import wait_for
 
@@ -54,7 +54,7 @@ def test_an_entry_becomes_an_event_named_by_its_stream_and_id_and_is_acknowledge
         (IN, f"{place.stream}:{second}", None, {"order": "2"}),
     ]
     assert place.pending() == {}
-    assert (bridge.tally.published, bridge.tally.repeats) == (2, 0)
+    assert (bridge.counts.published, bridge.counts.duplicates) == (2, 0)
 
 
 def test_fields_of_the_producer_name_message_id_key_and_topic(place: Place, db: Database) -> None:
@@ -76,7 +76,7 @@ def test_a_message_id_that_was_published_before_is_acknowledged_and_changes_noth
     place.add({"id": "a", "n": 3})
     one_turn(bridge)
     assert [row.payload["n"] for row in rows(db)] == [1]
-    assert (bridge.tally.published, bridge.tally.repeats, place.pending()) == (1, 2, {})
+    assert (bridge.counts.published, bridge.counts.duplicates, place.pending()) == (1, 2, {})
 
 
 POISON: dict[str, tuple[dict[str, Any] | bytes, str]] = {
@@ -160,7 +160,7 @@ def test_poison_may_be_left_behind_aloud(place: Place, db: Database, caplog: pyt
     assert named(caplog) == sorted(bad, key=caplog.text.index)
     assert "xxxx" not in caplog.text, "payloads do not belong into logs"
     assert list(place.pending()) == bad
-    assert (bridge.tally.published, bridge.tally.poison) == (1, len(bad))
+    assert (bridge.counts.published, bridge.counts.poison) == (1, len(bad))
 
 
 def test_every_poison_entry_of_a_batch_is_named_and_the_error_counts_them(
@@ -191,7 +191,7 @@ def test_entries_that_were_trimmed_while_pending_are_named_and_counted_by_a_reco
     place.make_stale()
     place.raw.xdel(place.stream, gone)
     assert bridge.recover_once() == 2
-    assert (bridge.tally.published, bridge.tally.poison) == (1, 1)
+    assert (bridge.counts.published, bridge.counts.poison) == (1, 1)
     assert f"entry {gone} of stream {place.stream!r} cannot be used: it is gone" in caplog.text
     assert published(db) == {f"{place.stream}:{kept}": 1}
 
@@ -275,13 +275,13 @@ def test_an_error_of_the_database_leaves_the_batch_pending_and_is_raised(place: 
     bridge = a_bridge(place, db)
     entries = place.add({"n": 1}, {"n": 2})
     with db.transaction() as tx:
-        tx.run(text("ALTER TABLE pipeline.deliveries RENAME TO elsewhere"))
+        tx.execute(text("ALTER TABLE pipeline.deliveries RENAME TO elsewhere"))
     try:
         with pytest.raises(Exception, match="deliveries"):
             one_turn(bridge)
     finally:
         with db.transaction() as tx:
-            tx.run(text("ALTER TABLE pipeline.elsewhere RENAME TO deliveries"))
+            tx.execute(text("ALTER TABLE pipeline.elsewhere RENAME TO deliveries"))
     assert list(place.pending()) == entries
     assert published(db) == {}
 
@@ -290,7 +290,7 @@ def test_an_error_of_the_database_leaves_the_batch_pending_and_is_raised(place: 
 def commits_fail(db: Database) -> Iterator[None]:
     """Whoever adds an event gets as far as the commit, and there Postgres says no."""
     with db.transaction() as tx:
-        tx.run(
+        tx.execute(
             text("""
             CREATE FUNCTION refuse_today() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not today'; END $$;
             CREATE CONSTRAINT TRIGGER not_today AFTER INSERT ON pipeline.events
@@ -299,7 +299,7 @@ def commits_fail(db: Database) -> Iterator[None]:
         )
     yield
     with db.transaction() as tx:
-        tx.run(text("DROP TRIGGER IF EXISTS not_today ON pipeline.events; DROP FUNCTION IF EXISTS refuse_today()"))
+        tx.execute(text("DROP TRIGGER IF EXISTS not_today ON pipeline.events; DROP FUNCTION IF EXISTS refuse_today()"))
 
 
 @rule("Q-3")
@@ -310,7 +310,7 @@ def test_nothing_is_acknowledged_when_the_commit_fails(place: Place, db: Databas
     with pytest.raises(Exception, match="not today"):
         one_turn(bridge)
     assert list(place.pending()) == entries
-    assert (published(db), bridge.tally.published) == ({}, 0)
+    assert (published(db), bridge.counts.published) == ({}, 0)
 
 
 def test_what_went_stale_is_published_once_by_a_recovery(place: Place, db: Database) -> None:
@@ -330,7 +330,7 @@ def test_a_recovery_goes_on_until_it_is_stopped(place: Place, db: Database) -> N
     place.add({"n": 1})
     place.queue("dead").read()
     place.make_stale()
-    wait_for(lambda: bridge.tally.published == 1)
+    wait_for(lambda: bridge.counts.published == 1)
     bridge.stop()
     loop.outcome()
 
@@ -340,7 +340,7 @@ def test_a_target_that_does_not_exist_is_refused_before_anything_is_read(
     place: Place, db: Database, workflow: str, topic: str
 ) -> None:
     bridge = a_bridge(place, db, workflow=workflow, topic=topic)
-    with pytest.raises(UnknownError, match=r"Known: .*Nothing was read"):
+    with pytest.raises(NotFoundError, match=r"Known: .*Nothing was read"):
         bridge.require_target()
 
 

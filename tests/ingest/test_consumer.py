@@ -18,7 +18,7 @@ from pipeline.embedded import servers
 from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.errors import PoisonError, QueueError
 from pipeline.ingest.signals import SIGNALS, stopped_by_signals
-from tests.ingest.streams import Ledger, Place, in_thread
+from tests.ingest.redis_streams import Ledger, Place, in_thread
 from tests.support.rule import rule
 from tests.support.wait import wait_for
 
@@ -212,7 +212,7 @@ def test_q12_a_redis_that_freezes_is_an_error_when_the_block_is_well_over(
     mortal: tuple[Place, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, home = mortal
-    monkeypatch.setattr("pipeline.ingest.redis_client.ROOM", 1.0)
+    monkeypatch.setattr("pipeline.ingest.redis_client.READ_MARGIN", 1.0)
     consumer = wait_for(lambda: connected(place))
     found = servers.status(home)
     assert found is not None

@@ -9,9 +9,9 @@ from opentelemetry.metrics import CallbackOptions, NoOpMeter
 
 from pipeline.ingest import lag, redis_client
 from pipeline.ingest.errors import QueueError
-from pipeline.ingest.lag import Looks, looked, watching
+from pipeline.ingest.lag import BacklogReader, lag_gauges, read_backlog
 from pipeline.ingest.queue import BacklogStats
-from tests.ingest.streams import Place, in_thread
+from tests.ingest.redis_streams import Place, in_thread
 from tests.support.wait import wait_for
 
 Scrape = Callable[[], dict[str, object]]
@@ -22,9 +22,9 @@ ENOUGH = 60.0  # seconds
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the machine stands still. A test of patience says otherwise."""
-    monkeypatch.setattr(lag, "PATIENCE", ENOUGH)
-    monkeypatch.setattr(redis_client, "ROOM", ENOUGH)
-    monkeypatch.setattr(redis_client, "CONNECT_WITHIN", ENOUGH)
+    monkeypatch.setattr(lag, "SCRAPE_TIMEOUT", ENOUGH)
+    monkeypatch.setattr(redis_client, "READ_MARGIN", ENOUGH)
+    monkeypatch.setattr(redis_client, "CONNECT_TIMEOUT", ENOUGH)
 
 
 class Asking(NoOpMeter):
@@ -46,7 +46,7 @@ class Asking(NoOpMeter):
 def scrape(place: Place) -> Scrape:
     """The gauges of a stream, as one scrape after the other finds them."""
     meter = Asking()
-    watching(place.url, place.queue().config)(meter)
+    lag_gauges(place.url, place.queue().config)(meter)
     return meter
 
 
@@ -66,7 +66,7 @@ class Scripted:
             raise QueueError("Redis is away")
         return BacklogStats(
             length=9,
-            waiting=self.count,
+            lag=self.count,
             pending=0,
             by_consumer={},
             oldest_pending_id=None,
@@ -100,26 +100,26 @@ def test_a_look_does_not_wait_for_a_read_that_waits(place: Place, scrape: Scrape
 def test_a_look_closes_its_connection(quiet: Place) -> None:
     config, before = quiet.queue().config, _connections(quiet)
     for _ in range(3):
-        assert looked(quiet.url, config).length == 0
+        assert read_backlog(quiet.url, config).length == 0
     wait_for(lambda: _connections(quiet) <= before)
 
 
 def test_a_redis_that_is_not_there_is_a_failure_of_the_queue(place: Place) -> None:
     with pytest.raises(QueueError, match="Redis cannot be reached"):
-        looked("redis://127.0.0.1:1/0", place.queue().config)
+        read_backlog("redis://127.0.0.1:1/0", place.queue().config)
 
 
 def test_one_look_serves_both_gauges_and_the_next_scrape_has_its_own() -> None:
     look = Scripted()
-    looks = Looks(look)
+    looks = BacklogReader(look)
     assert [_waiting(looks, name) for name in (LAG, PENDING, LAG, PENDING)] == [1, 1, 2, 2]
     assert look.count == 2
 
 
 def test_a_look_that_fails_is_not_repeated_for_the_other_gauge() -> None:
     look = Scripted()
-    look.fails, looks = True, Looks(look)
-    assert [looks.seen(LAG), looks.seen(PENDING), look.count] == [None, None, 1]
+    look.fails, looks = True, BacklogReader(look)
+    assert [looks.stats_for(LAG), looks.stats_for(PENDING), look.count] == [None, None, 1]
     look.fails = False
     assert _waiting(looks, LAG) == 2
 
@@ -128,13 +128,13 @@ def test_a_look_that_hangs_is_waited_for_once_and_no_other_begins_until_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     look = Scripted()
-    looks = Looks(look)
+    looks = BacklogReader(look)
     look.may_end.clear()
-    monkeypatch.setattr(lag, "PATIENCE", 0.01)
-    assert [looks.seen(name) for name in (LAG, PENDING)] == [None, None]
+    monkeypatch.setattr(lag, "SCRAPE_TIMEOUT", 0.01)
+    assert [looks.stats_for(name) for name in (LAG, PENDING)] == [None, None]
     wait_for(lambda: look.count == 1)
-    assert [looks.seen(name) for name in (LAG, PENDING)] == [None, None]
-    monkeypatch.setattr(lag, "PATIENCE", ENOUGH)
+    assert [looks.stats_for(name) for name in (LAG, PENDING)] == [None, None]
+    monkeypatch.setattr(lag, "SCRAPE_TIMEOUT", ENOUGH)
     look.may_end.set()
     wait_for(lambda: _waiting(looks, LAG) == 2, why="the second look of all")
 
@@ -144,6 +144,6 @@ def _connections(place: Place) -> int:
     return len(rows)
 
 
-def _waiting(looks: Looks, name: str) -> int | None:
-    stats = looks.seen(name)
-    return None if stats is None else stats.waiting
+def _waiting(looks: BacklogReader, name: str) -> int | None:
+    stats = looks.stats_for(name)
+    return None if stats is None else stats.lag

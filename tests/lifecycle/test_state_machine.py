@@ -9,8 +9,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from pipeline.domain.failures import FailureKind
 from pipeline.store.database import Database
-from tests.lifecycle.acts import Acts
-from tests.lifecycle.machine import CLAIM
+from tests.lifecycle.operator_steps import Acts
+from tests.lifecycle.state_machine import CLAIM
 from tests.support import databases
 
 pytestmark = pytest.mark.timeout(600)  # thousands of small transactions: minutes on a busy machine
@@ -28,7 +28,9 @@ def test_random_verbs_crashes_and_persons_agree_with_the_model(db: Database) -> 
             print_blob=True,
         ),
     )
-    databases.emptied(db)  # each step was checked; that work of the last example waits where it ended says nothing
+    databases.delete_all_rows(
+        db
+    )  # each step was checked; that work of the last example waits where it ended says nothing
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -17,4 +17,4 @@ _NUMBERS = count(1)
 def bare(embedded: servers.Servers) -> Iterator[Database]:
     """A database without anything in it."""
     with databases.empty(embedded.database_url, f"migrate_{os.getpid()}_{next(_NUMBERS)}") as url:
-        yield Database.unpooled(url)
+        yield Database.connect_unpooled(url)

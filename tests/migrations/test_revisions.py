@@ -15,17 +15,17 @@ _VERBS = frozenset({"add", "alter", "backfill", "change", "create", "drop", "mov
 
 def revisions() -> list[Script]:
     """Oldest first."""
-    return list(ScriptDirectory(str(migrate.migrations())).walk_revisions())[::-1]
+    return list(ScriptDirectory(str(migrate.migrations_path())).walk_revisions())[::-1]
 
 
 def test_there_is_one_head_and_one_base() -> None:
-    scripts = ScriptDirectory(str(migrate.migrations()))
-    assert scripts.get_heads() == [migrate.head()]
+    scripts = ScriptDirectory(str(migrate.migrations_path()))
+    assert scripts.get_heads() == [migrate.expected_version()]
     assert len(scripts.get_bases()) == 1
 
 
 def test_every_file_in_the_folder_is_a_revision() -> None:
-    files = {path.name for path in (migrate.migrations() / "versions").glob("*.py")}
+    files = {path.name for path in (migrate.migrations_path() / "versions").glob("*.py")}
     assert files == {_file(revision) for revision in revisions()}
 
 

@@ -12,14 +12,14 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 
-from pipeline.domain.errors import SchemaError
+from pipeline.domain.errors import SchemaVersionError
 from pipeline.embedded import servers
 from pipeline.store import functions, migrate
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.store.schema import SCHEMA, metadata
-from tests.support import catalog, databases
-from tests.support.handlers import Shop
+from tests.support import databases, schema_catalog
+from tests.support.scripted_consumers import Shop
 from tests.support.wait import wait_for
 
 BASE = "base"
@@ -42,9 +42,9 @@ WHERE l.locktype = 'advisory' AND NOT l.granted AND d.datname = current_database
 """)
 
 
-def picture(db: Database) -> catalog.Picture:
+def picture(db: Database) -> schema_catalog.Picture:
     with db.engine.connect() as connection:
-        return catalog.picture(connection)
+        return schema_catalog.picture(connection)
 
 
 def created(db: Database) -> None:
@@ -64,36 +64,38 @@ def literally(connection: Connection, statement: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def pictures(embedded: servers.Servers) -> tuple[catalog.Picture, catalog.Picture]:
+def pictures(embedded: servers.Servers) -> tuple[schema_catalog.Picture, schema_catalog.Picture]:
     """The schema as the migrations build it, and as the code declares it."""
     name = f"picture_{os.getpid()}"
     with databases.empty(embedded.database_url, name) as url:
-        migrate.upgrade(Database.unpooled(url))
-        migrated = picture(Database.unpooled(url))
+        migrate.upgrade(Database.connect_unpooled(url))
+        migrated = picture(Database.connect_unpooled(url))
     with databases.empty(embedded.database_url, name) as url:
-        created(Database.unpooled(url))
-        declared = picture(Database.unpooled(url))
+        created(Database.connect_unpooled(url))
+        declared = picture(Database.connect_unpooled(url))
     return migrated, declared
 
 
 @pytest.mark.parametrize("part", ["tables", "columns", "constraints", "indexes", "triggers", "functions", "sequences"])
 def test_migrating_from_empty_builds_exactly_what_the_code_declares(
-    pictures: tuple[catalog.Picture, catalog.Picture], part: str
+    pictures: tuple[schema_catalog.Picture, schema_catalog.Picture], part: str
 ) -> None:
     migrated, declared = pictures
     assert migrated[part], f"the picture shows no {part} at all"
     assert migrated[part] == declared[part]
 
 
-def test_the_picture_has_no_part_that_is_not_compared(pictures: tuple[catalog.Picture, catalog.Picture]) -> None:
+def test_the_picture_has_no_part_that_is_not_compared(
+    pictures: tuple[schema_catalog.Picture, schema_catalog.Picture],
+) -> None:
     migrated, declared = pictures
     assert migrated == declared
 
 
 def test_upgrade_returns_the_head_and_the_database_is_at_it(bare: Database) -> None:
-    assert migrate.upgrade(bare) == migrate.head() != ""
+    assert migrate.upgrade(bare) == migrate.expected_version() != ""
     with bare.engine.connect() as connection:
-        assert migrate.current(connection) == migrate.head()
+        assert migrate.current_version(connection) == migrate.expected_version()
 
 
 def test_going_down_leaves_nothing_but_the_schema_and_the_version_table(bare: Database) -> None:
@@ -103,7 +105,7 @@ def test_going_down_leaves_nothing_but_the_schema_and_the_version_table(bare: Da
         assert connection.scalars(_TABLES).all() == ["pipeline.alembic_version"]
         assert connection.scalars(_ROUTINES).all() == []
         assert connection.scalars(_TYPES).all() == []
-        assert migrate.current(connection) is None
+        assert migrate.current_version(connection) is None
 
 
 def test_up_down_up_leaves_the_same_database_as_up(bare: Database) -> None:
@@ -117,7 +119,7 @@ def test_up_down_up_leaves_the_same_database_as_up(bare: Database) -> None:
 def test_an_upgrade_of_a_current_database_changes_nothing(bare: Database) -> None:
     migrate.upgrade(bare)
     once = picture(bare)
-    assert migrate.upgrade(bare) == migrate.head()
+    assert migrate.upgrade(bare) == migrate.expected_version()
     assert picture(bare) == once
 
 
@@ -142,7 +144,7 @@ def test_two_upgrades_at_once_are_one_after_the_other(bare: Database) -> None:
         wait_for(lambda: door.scalar(_WAITING) == 2, why="both upgrades wait")
     for thread in threads:
         thread.join(timeout=30)
-    assert answers == [migrate.head()] * 2
+    assert answers == [migrate.expected_version()] * 2
     migrate.require_current(bare)
 
 
@@ -155,13 +157,13 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(bare: Database) ->
         migrate.upgrade(bare)
     assert picture(bare) == before
     with bare.engine.connect() as connection:
-        assert migrate.current(connection) is None
+        assert migrate.current_version(connection) is None
 
 
 def test_a_database_that_was_never_migrated_is_refused_with_the_command_that_mends_it(bare: Database) -> None:
-    with pytest.raises(SchemaError, match="pipeline db upgrade") as refusal:
+    with pytest.raises(SchemaVersionError, match="pipeline db upgrade") as refusal:
         migrate.require_current(bare)
-    assert (refusal.value.found, refusal.value.expected) == (None, migrate.head())
+    assert (refusal.value.found, refusal.value.expected) == (None, migrate.expected_version())
     assert "none" in str(refusal.value)
 
 
@@ -190,11 +192,11 @@ def test_a_database_at_a_version_that_does_not_fit_is_refused_with_both_versions
     bare: Database, version: str, statements: tuple[str, ...]
 ) -> None:
     migrated_by_others(bare, version, *statements)
-    with pytest.raises(SchemaError) as refusal:
+    with pytest.raises(SchemaVersionError) as refusal:
         migrate.require_current(bare)
-    assert (refusal.value.found, refusal.value.expected) == (version, migrate.head())
+    assert (refusal.value.found, refusal.value.expected) == (version, migrate.expected_version())
     assert version in str(refusal.value)
-    assert migrate.head() in str(refusal.value)
+    assert migrate.expected_version() in str(refusal.value)
 
 
 def test_this_code_goes_on_and_starts_again_on_a_schema_to_which_a_later_release_only_added(bare: Database) -> None:
@@ -219,7 +221,7 @@ def test_a_database_that_was_taken_down_again_is_refused(bare: Database) -> None
     migrate.upgrade(bare)
     migrate.require_current(bare)
     migrate.downgrade(bare, BASE)
-    with pytest.raises(SchemaError, match="pipeline db upgrade"):
+    with pytest.raises(SchemaVersionError, match="pipeline db upgrade"):
         migrate.require_current(bare)
 
 
@@ -251,7 +253,7 @@ def test_migrations_run_from_a_path_and_with_a_password_that_have_percent_signs(
         assert done.returncode == 0, done.stderr
         where, version = done.stdout.split("\n")[:2]
         assert where.startswith(str(place))
-        assert version == migrate.head()
+        assert version == migrate.expected_version()
         migrate.require_current(bare)
     finally:
         with bare.engine.begin() as connection:

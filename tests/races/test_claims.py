@@ -9,10 +9,10 @@ from sqlalchemy import Row
 from pipeline.background import rescuer
 from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
 from pipeline.domain.states import Evidence, Phase, RunStatus
-from pipeline.domain.values import Applied, Emitted, Failed, Held, Prepared, Stopped
+from pipeline.domain.values import AppliedMutation, FailedMutation, PreparedRun, RunFailure, RunLease, RunOutput
 from pipeline.store.database import Database, Transaction
 from pipeline.transitions import mutations, resolution, runs, stops
-from pipeline.transitions.results import Landing
+from pipeline.transitions.results import BatchResult
 from tests.factories import (
     LEASE,
     SOMEBODY,
@@ -30,7 +30,7 @@ from tests.factories import (
     the_mutation,
     the_run,
 )
-from tests.support.races import raced
+from tests.support.concurrent_transactions import raced
 
 CLAIMS = {
     Phase.PENDING: runs.claim_prepare,
@@ -46,24 +46,24 @@ def test_of_two_claims_of_one_run_one_gets_it(db: Database, phase: Phase) -> Non
     run = a_run(db, phase)
     if run.lease_expires_at:
         with db.transaction() as tx:
-            runs.release(tx, [held(run)]).only()
+            runs.hand_back(tx, [held(run)]).only()
     claim = CLAIMS[phase]
     with db.transaction() as first:
-        mine = claim(first, [run.id], lease=LEASE, worker="one")
+        mine = claim(first, [run.id], lease_duration=LEASE, worker="one")
         with db.transaction() as second:
-            theirs = claim(second, [run.id], lease=LEASE, worker="two")
+            theirs = claim(second, [run.id], lease_duration=LEASE, worker="two")
     with db.transaction() as tx:
-        later = claim(tx, [run.id], lease=LEASE, worker="two")
+        later = claim(tx, [run.id], lease_duration=LEASE, worker="two")
     assert [row.worker for row in mine.claimed] == ["one"]
-    assert (theirs.claimed, theirs.left) == ((), (run.id,))
-    assert (later.claimed, later.left) == ((), (run.id,))
+    assert (theirs.claimed, theirs.unavailable) == ((), (run.id,))
+    assert (later.claimed, later.unavailable) == ((), (run.id,))
 
 
 def test_a_heartbeat_that_lands_first_keeps_the_run_from_its_rescuer(db: Database) -> None:
     run = lapsed_run(db, Phase.PREPARING)
     ended = raced(
         db,
-        lambda tx: runs.heartbeat(tx, [held(run)], lease=LEASE).only(),
+        lambda tx: runs.heartbeat(tx, [held(run)], lease_duration=LEASE).only(),
         lambda tx: stops.rescue(tx, [run.id]),
     )
     assert ended.result() == ()
@@ -75,7 +75,7 @@ def test_a_rescue_that_lands_first_leaves_the_worker_a_stale_fence(db: Database)
     ended = raced(
         db,
         lambda tx: stops.rescue(tx, [run.id]),
-        lambda tx: runs.commit(tx, [Emitted(held=held(run))]).only(),
+        lambda tx: runs.commit(tx, [RunOutput(lease=held(run))]).only(),
     )
     with pytest.raises(StaleWriteError):
         ended.result()
@@ -86,7 +86,7 @@ def test_a_commit_that_lands_first_leaves_the_rescuer_nothing(db: Database) -> N
     run = lapsed_run(db, Phase.EMITTING)
     ended = raced(
         db,
-        lambda tx: runs.commit(tx, [Emitted(held=held(run))]).only(),
+        lambda tx: runs.commit(tx, [RunOutput(lease=held(run))]).only(),
         lambda tx: stops.rescue(tx, [run.id]),
     )
     assert ended.result() == ()
@@ -100,25 +100,25 @@ def test_of_two_rescuers_one_rescues(db: Database) -> None:
     assert the_mutation(db, run.mutation_id).status == "needs_reconcile"
 
 
-ZOMBIE_WRITES: dict[str, tuple[Phase, Callable[[Transaction, Row[Any]], Landing[Any]]]] = {
-    "finish_prepare": (Phase.PREPARING, lambda tx, run: runs.finish_prepare(tx, [Prepared(held=held(run))])),
+ZOMBIE_WRITES: dict[str, tuple[Phase, Callable[[Transaction, Row[Any]], BatchResult[Any]]]] = {
+    "finish_prepare": (Phase.PREPARING, lambda tx, run: runs.finish_prepare(tx, [PreparedRun(lease=held(run))])),
     "begin_mutation": (Phase.PREPARED, lambda tx, run: mutations.begin_mutation(tx, [a_request(run)])),
     "no_mutation": (Phase.PREPARED, lambda tx, run: runs.no_mutation(tx, [held(run)])),
     "apply": (
         Phase.MUTATING,
-        lambda tx, run: mutations.apply(tx, [Applied(mutation_id=run.mutation_id, fence=run.fence)]),
+        lambda tx, run: mutations.apply(tx, [AppliedMutation(mutation_id=run.mutation_id, fence=run.fence)]),
     ),
     "fail": (
         Phase.MUTATING,
         lambda tx, run: mutations.fail(
             tx,
-            [Failed(mutation_id=run.mutation_id, error="", evidence=Evidence.DEFINITE, fence=run.fence)],
+            [FailedMutation(mutation_id=run.mutation_id, error="", evidence=Evidence.DEFINITE, fence=run.fence)],
         ),
     ),
-    "commit": (Phase.EMITTING, lambda tx, run: runs.commit(tx, [Emitted(held=held(run))])),
-    "stop": (Phase.EMITTING, lambda tx, run: stops.stop(tx, [Stopped(held=held(run), failure=a_failure())])),
-    "heartbeat": (Phase.EMITTING, lambda tx, run: runs.heartbeat(tx, [held(run)], lease=LEASE)),
-    "release": (Phase.EMITTING, lambda tx, run: runs.release(tx, [held(run)])),
+    "commit": (Phase.EMITTING, lambda tx, run: runs.commit(tx, [RunOutput(lease=held(run))])),
+    "stop": (Phase.EMITTING, lambda tx, run: stops.stop(tx, [RunFailure(lease=held(run), failure=a_failure())])),
+    "heartbeat": (Phase.EMITTING, lambda tx, run: runs.heartbeat(tx, [held(run)], lease_duration=LEASE)),
+    "release": (Phase.EMITTING, lambda tx, run: runs.hand_back(tx, [held(run)])),
 }
 
 
@@ -145,11 +145,11 @@ def test_an_old_claim_is_fenced_off_by_a_newer_one(db: Database) -> None:
     some_events(db, "m1")
     old = a_run(db, Phase.EMITTING)
     with db.transaction() as tx:
-        runs.release(tx, [held(old)]).only()
+        runs.hand_back(tx, [held(old)]).only()
     new = claimed_next(db, old)
     assert new.fence == old.fence + 1
     with pytest.raises(StaleWriteError, match=f"fence {old.fence}"), db.transaction() as tx:
-        runs.commit(tx, [Emitted(held=Held(old.id, old.fence))]).only()
+        runs.commit(tx, [RunOutput(lease=RunLease(old.id, old.fence))]).only()
     committed(db, new)
 
 
@@ -185,7 +185,7 @@ def test_a_skip_against_the_commit_of_the_run_that_carries_forward_is_refused(db
     rescuer.recover_crashed_runs(db)
     retry = claimed_next(db, carried_forward(db, the_run(db, run.id)))
     with db.transaction() as tx:
-        runs.commit(tx, [Emitted(held=held(retry))]).only()
+        runs.commit(tx, [RunOutput(lease=held(retry))]).only()
         with pytest.raises(IllegalTransitionError), db.transaction() as person:
             resolution.skip(person, run.mutation_id, SOMEBODY)
     assert event_status(db, retry.event_ids[0]) == "consumed"
@@ -196,5 +196,5 @@ def lapsed_run(db: Database, phase: Phase) -> Row[Any]:
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, phase)
-    db.advance(LEASE + TIMEOUT)
+    db.advance_clock(LEASE + TIMEOUT)
     return run

@@ -8,15 +8,15 @@ from sqlalchemy import Row, text
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, ReservationError
 from pipeline.domain.ids import EventId
 from pipeline.domain.states import Phase
-from pipeline.domain.values import HandlerSpec, NewEvent, Prepared, Reservation, TopicSpec, WorkflowSpec
+from pipeline.domain.values import HandlerSpec, NewEvent, PreparedRun, Reservation, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import StartAt
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import work
 from pipeline.transitions import events, registration, runs, starts, workflows
 from tests.factories import IN, SOMEBODY, a_run, a_workflow, committed, event_status, held, some_events
-from tests.support.moves import watermark_at_least
-from tests.support.races import meanwhile, raced, wait_until_blocked_by
-from tests.support.reads import one
+from tests.support.concurrent_transactions import meanwhile, raced, wait_until_blocked_by
+from tests.support.table_reads import one
+from tests.support.transition_steps import watermark_at_least
 
 _TWIN = text("""
 INSERT INTO pipeline.runs (workflow, handler_id, session_id, phase, fence, lease_expires_at)
@@ -58,14 +58,14 @@ def test_two_runs_of_one_cohort_cannot_reserve_one_event(db: Database) -> None:
     (event,) = some_events(db, "m1")
     first = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:
-        tx.run(_TWIN, id=first.id)
+        tx.execute(_TWIN, id=first.id)
         twin = tx.first(text("SELECT * FROM pipeline.runs WHERE id <> :id"), id=first.id)
         assert twin is not None
         landing = runs.finish_prepare(tx, [reserving(first, event), reserving(twin, event)])
-    assert len(landing.landed) == 1
+    assert len(landing.updated) == 1
     (refused,) = landing.refused.values()
     assert isinstance(refused, ReservationError)
-    assert one(db, "SELECT run_id FROM pipeline.deliveries").run_id == landing.landed[0].id
+    assert one(db, "SELECT run_id FROM pipeline.deliveries").run_id == landing.updated[0].id
 
 
 def test_a_person_who_skips_an_event_first_refuses_the_run_that_wanted_it(db: Database) -> None:
@@ -114,14 +114,14 @@ def test_an_event_committed_late_by_a_slow_publisher_is_not_missed_by_a_resting_
         some_events(db, "fast")
         run = a_run(db, Phase.PREPARING)
         with db.transaction() as tx:
-            assert [row.message_id for row in work.peeked(tx, run, IN)] == ["fast"]
-            rested = runs.finish_prepare(tx, [Prepared(held=held(run))]).only()
+            assert [row.message_id for row in work.reservable_events(tx, run, IN)] == ["fast"]
+            rested = runs.finish_prepare(tx, [PreparedRun(lease=held(run))]).only()
         committed(db, rested)
         assert not has_unseen(db), "what could be seen was seen"
     assert has_unseen(db), "the slow event came after"
     run = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:
-        assert [row.message_id for row in work.peeked(tx, run, IN)] == ["slow", "fast"]
+        assert [row.message_id for row in work.reservable_events(tx, run, IN)] == ["slow", "fast"]
 
 
 def test_an_event_committed_between_claim_and_rest_is_not_missed(db: Database) -> None:
@@ -129,7 +129,7 @@ def test_an_event_committed_between_claim_and_rest_is_not_missed(db: Database) -
     run = a_run(db, Phase.PREPARING)
     some_events(db, "m1")
     with db.transaction() as tx:
-        runs.finish_prepare(tx, [Prepared(held=held(run))]).only()
+        runs.finish_prepare(tx, [PreparedRun(lease=held(run))]).only()
     assert has_unseen(db)
 
 
@@ -183,7 +183,7 @@ def test_a_consumer_that_joins_from_the_start_gets_the_event_a_publisher_had_not
     some_events(db, "after")
     run = a_run(db, Phase.PREPARING, handler="audit")
     with db.transaction() as tx:
-        assert [row.message_id for row in work.peeked(tx, run, IN)] == ["before", "during", "after"]
+        assert [row.message_id for row in work.reservable_events(tx, run, IN)] == ["before", "during", "after"]
 
 
 def join_from_the_start(tx: Transaction) -> None:
@@ -198,13 +198,13 @@ def join_from_the_start(tx: Transaction) -> None:
     registration.register(tx, spec)
 
 
-def reserving(run: Row[Any], *ids: EventId) -> Prepared:
-    return Prepared(held=held(run), reservations=(Reservation(topic=IN, ids=ids),))
+def reserving(run: Row[Any], *ids: EventId) -> PreparedRun:
+    return PreparedRun(lease=held(run), reservations=(Reservation(topic=IN, ids=ids),))
 
 
 def has_unseen(db: Database) -> bool:
     with db.transaction() as tx:
-        (facts,) = [row for row in work.due_facts(tx, "billing") if row.name == "send"]
+        (facts,) = [row for row in work.handler_facts(tx, "billing") if row.name == "send"]
     return bool(facts.has_unseen)
 
 

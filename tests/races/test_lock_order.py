@@ -9,7 +9,7 @@ from sqlalchemy import Row, text
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import Evidence, Phase
-from pipeline.domain.values import Applied, Emitted, Failed, Stopped
+from pipeline.domain.values import AppliedMutation, FailedMutation, RunFailure, RunOutput
 from pipeline.store.database import Database, Transaction
 from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops, workflows
 from tests.factories import (
@@ -26,7 +26,7 @@ from tests.factories import (
     stopped,
     the_run,
 )
-from tests.support.races import meanwhile, wait_until_blocked_by
+from tests.support.concurrent_transactions import meanwhile, wait_until_blocked_by
 
 Act = Callable[[Transaction, Row[Any]], object]
 
@@ -38,14 +38,14 @@ LOCK_EVENTS = text("SELECT 1 FROM pipeline.deliveries FOR UPDATE NOWAIT")
 
 def crashed(db: Database) -> Row[Any]:
     run = a_run(db, Phase.MUTATING)
-    db.advance(LEASE + TIMEOUT)
+    db.advance_clock(LEASE + TIMEOUT)
     rescuer.recover_crashed_runs(db)
     return the_run(db, run.id)
 
 
 def resting(db: Database) -> Row[Any]:
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
-    db.advance(LEASE)
+    db.advance_clock(LEASE)
     return run
 
 
@@ -55,7 +55,7 @@ WORKFLOW_FIRST: dict[str, tuple[Callable[[Database], Row[Any]], Act]] = {
     "retry": (resting, lambda tx, run: starts.retry(tx, [run.id])),
     "stop": (
         lambda db: a_run(db, Phase.MUTATING),
-        lambda tx, run: stops.stop(tx, [Stopped(held=held(run), failure=a_failure())]),
+        lambda tx, run: stops.stop(tx, [RunFailure(lease=held(run), failure=a_failure())]),
     ),
     "rescue": (lambda db: a_run(db, Phase.MUTATING), lambda tx, run: stops.rescue(tx, [run.id])),
     "escalate": (crashed, lambda tx, run: reconciliation.escalate(tx, [run.mutation_id], "asked")),
@@ -71,12 +71,12 @@ RUN_FIRST: dict[str, tuple[Callable[[Database], Row[Any]], Act]] = {
     ),
     "apply": (
         lambda db: a_run(db, Phase.MUTATING),
-        lambda tx, run: mutations.apply(tx, [Applied(mutation_id=run.mutation_id, fence=run.fence)]),
+        lambda tx, run: mutations.apply(tx, [AppliedMutation(mutation_id=run.mutation_id, fence=run.fence)]),
     ),
     "fail": (
         lambda db: a_run(db, Phase.MUTATING),
         lambda tx, run: mutations.fail(
-            tx, [Failed(mutation_id=run.mutation_id, error="", evidence=Evidence.DEFINITE, fence=run.fence)]
+            tx, [FailedMutation(mutation_id=run.mutation_id, error="", evidence=Evidence.DEFINITE, fence=run.fence)]
         ),
     ),
     "happened": (crashed, lambda tx, run: resolution.happened(tx, run.mutation_id, SOMEBODY)),
@@ -84,12 +84,12 @@ RUN_FIRST: dict[str, tuple[Callable[[Database], Row[Any]], Act]] = {
     "skip": (crashed, lambda tx, run: resolution.skip(tx, run.mutation_id, SOMEBODY)),
     "commit": (
         lambda db: a_run(db, Phase.EMITTING),
-        lambda tx, run: runs.commit(tx, [Emitted(held=held(run))]),
+        lambda tx, run: runs.commit(tx, [RunOutput(lease=held(run))]),
     ),
     "no_mutation": (lambda db: a_run(db, Phase.PREPARED), lambda tx, run: runs.no_mutation(tx, [held(run)])),
     "stop": (
         lambda db: a_run(db, Phase.MUTATING),
-        lambda tx, run: stops.stop(tx, [Stopped(held=held(run), failure=a_failure())]),
+        lambda tx, run: stops.stop(tx, [RunFailure(lease=held(run), failure=a_failure())]),
     ),
 }
 
@@ -135,5 +135,5 @@ def test_neither_a_publisher_nor_a_committing_worker_waits_for_the_workflow(db: 
         some_events(db, "m2")
         run = applied(db, run)
         with db.transaction() as tx:
-            (run,) = runs.claim_next(tx, [run.id], lease=LEASE, worker="w").claimed
-            runs.commit(tx, [Emitted(held=held(run))]).only()
+            (run,) = runs.claim_next(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+            runs.commit(tx, [RunOutput(lease=held(run))]).only()

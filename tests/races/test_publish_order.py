@@ -5,10 +5,10 @@ from sqlalchemy import text
 from pipeline.domain.values import NewEvent
 from pipeline.store.database import Database, Transaction
 from pipeline.transitions import events
-from pipeline.transitions.events import Published
+from pipeline.transitions.events import PublishResult
 from tests.factories import IN, a_workflow
-from tests.support.races import meanwhile
-from tests.support.reads import one
+from tests.support.concurrent_transactions import meanwhile
+from tests.support.table_reads import one
 from tests.support.wait import wait_for
 
 _WAITING = text("""
@@ -27,7 +27,7 @@ def waiting(db: Database) -> int:
 def test_two_publishers_of_overlapping_events_in_opposite_orders_both_succeed(db: Database) -> None:
     a_workflow(db)
 
-    def publish(tx: Transaction, *names: str) -> Published:
+    def publish(tx: Transaction, *names: str) -> PublishResult:
         return events.publish(tx, "billing", [NewEvent(topic=IN, message_id=name, payload={}) for name in names])
 
     with (

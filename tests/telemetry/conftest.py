@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.metrics.conftest import _patient, _servers, installation
-from tests.support.seen import Seen, seeing
+from tests.support.recorded_spans import Seen, seeing
+from tests.telemetry.metrics.conftest import _patient, _servers, installation
 
 __all__ = ["_patient", "_servers", "installation"]
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from pipeline.telemetry import logs
-from tests.support.seen import Seen
+from tests.support.recorded_spans import Seen
 
 RUN = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 
@@ -17,7 +17,7 @@ RUN = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 def line(message: str = "done", *args: Any, exc_info: Any = None, **fields: Any) -> dict[str, Any]:
     record = logging.LogRecord("somebody", logging.INFO, __file__, 1, message, args, exc_info)
     record.__dict__.update(fields)
-    text = logs.Json().format(record)
+    text = logs.JsonFormatter().format(record)
     assert "\n" not in text
     found: dict[str, Any] = json.loads(text)
     return found
@@ -49,7 +49,7 @@ def test_structures_beside_a_line_are_left_out_because_they_may_be_arguments_of_
 
 def test_what_others_put_beside_their_lines_is_bounded() -> None:
     found = line("x" * 10_000, long="y" * 10_000, **{f"field{n}": n for n in range(1000)})
-    assert len(found) <= logs.MOST_FIELDS + 10
+    assert len(found) <= logs.MAX_FIELDS + 10
     assert len(json.dumps(found)) < 8_000
 
 
@@ -66,7 +66,7 @@ def test_what_json_has_no_word_for_is_written_as_text() -> None:
 def test_a_line_written_inside_a_span_names_its_trace(seen: Seen) -> None:
     with seen.tracer.start_as_current_span("work") as span:
         found = line()
-        pretty = logs.Pretty(logging.Formatter("%(message)s")).format(
+        pretty = logs.PrettyFormatter(logging.Formatter("%(message)s")).format(
             logging.LogRecord("x", 20, "", 1, "first\nsecond", (), None)
         )
     trace_id = f"{span.get_span_context().trace_id:032x}"
@@ -78,9 +78,9 @@ def test_a_line_written_inside_a_span_names_its_trace(seen: Seen) -> None:
 def test_no_text_can_pass_for_a_line_of_its_own(end: str) -> None:
     said = f"LogicError: no{end}run.committed run_id=1"
     record = logging.LogRecord("x", 20, "", 1, "%s", (said,), None)
-    pretty = logs.Pretty(logging.Formatter("%(message)s")).format(record)
+    pretty = logs.PrettyFormatter(logging.Formatter("%(message)s")).format(record)
     assert pretty == "LogicError: no\n    run.committed run_id=1"
-    assert len(logs.Json().format(record).splitlines()) == 1
+    assert len(logs.JsonFormatter().format(record).splitlines()) == 1
 
 
 def test_a_line_that_names_its_own_trace_keeps_it(seen: Seen) -> None:
@@ -91,22 +91,22 @@ def test_a_line_that_names_its_own_trace_keeps_it(seen: Seen) -> None:
 def test_without_a_trace_a_pretty_line_is_what_it_was() -> None:
     usual = logging.Formatter("%(levelname)s %(message)s")
     record = logging.LogRecord("x", 20, "", 1, "done", (), None)
-    assert logs.Pretty(usual).format(record) == usual.format(record)
+    assert logs.PrettyFormatter(usual).format(record) == usual.format(record)
 
 
 @pytest.mark.parametrize("form", ["json", "pretty"])
 def test_a_handler_that_is_dressed_twice_is_dressed_once(form: str) -> None:
     handler = logging.StreamHandler()
-    logs.dress([handler], form)
-    logs.dress([handler], form)
-    assert not isinstance(getattr(handler.formatter, "usual", None), logs.Pretty)
+    logs.set_format([handler], form)
+    logs.set_format([handler], form)
+    assert not isinstance(getattr(handler.formatter, "usual", None), logs.PrettyFormatter)
 
 
 @pytest.mark.parametrize(("asked", "said"), [("DEBUG", "INFO"), ("INFO", "INFO"), ("ERROR", "ERROR")])
 def test_what_celery_says_of_every_message_is_never_said_below_the_level_that_was_asked_for(
     asked: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "QUIET", ("asked", "asked.quiet"))
+    monkeypatch.setattr(logs, "QUIET_LOGGERS", ("asked", "asked.quiet"))
     logging.getLogger("asked").setLevel(asked)
-    logs.level(None)
+    logs.set_level(None)
     assert logging.getLevelName(logging.getLogger("asked.quiet").getEffectiveLevel()) == said

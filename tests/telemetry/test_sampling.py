@@ -9,8 +9,8 @@ from pipeline import TransientError
 from pipeline.client.publishing import publish
 from pipeline.store.database import Database
 from pipeline.telemetry.tracing import export, spans
-from tests.support.handlers import Shop, at_once
-from tests.support.seen import Seen, about
+from tests.support.recorded_spans import Seen, about
+from tests.support.scripted_consumers import Shop, at_once
 
 OUTSIDE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -25,21 +25,21 @@ def test_a_retry_is_sampled_as_the_run_that_began_its_trace(db: Database, ratio:
             raise TransientError("not now")
 
     found = Seen()
-    found.provider.sampler = export.fair(ParentBasedTraceIdRatio(ratio))
-    spans.use(found.provider)
+    found.provider.sampler = export.rotated_id_sampler(ParentBasedTraceIdRatio(ratio))
+    spans.use_provider(found.provider)
     try:
         run = Shop(next=next_, failures=at_once()).started(db)
         run.run()
     finally:
-        spans.use(None)
+        spans.use_provider(None)
     assert len(tries) == 3
     assert len([span for span in found.named("run") if about(span, "mutation.outcome") == ("success",)]) == runs
 
 
 def test_a_sampler_that_is_always_off_keeps_back_what_a_caller_sampled_too(db: Database) -> None:
     found = Seen()
-    found.provider.sampler = export.fair(ALWAYS_OFF)
-    spans.use(found.provider)
+    found.provider.sampler = export.rotated_id_sampler(ALWAYS_OFF)
+    spans.use_provider(found.provider)
     try:
         shop = Shop()
         run = shop.inline(db)
@@ -48,7 +48,7 @@ def test_a_sampler_that_is_always_off_keeps_back_what_a_caller_sampled_too(db: D
             publish(tx, "shop", [event])
         run.run()
     finally:
-        spans.use(None)
+        spans.use_provider(None)
     assert len(shop.mail.effects) == 1
     assert found.named("run") == []
 
@@ -58,5 +58,5 @@ def test_the_standard_switches_keep_tracing_from_beginning(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert export.begin("http://127.0.0.1:1", process_wide=False) is None
+    assert export.start("http://127.0.0.1:1", process_wide=False) is None
     assert not spans.is_on()

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from pipeline.connectors.email import message as mail
 from pipeline.connectors.email.imap import Imap, SentFolderError
 from pipeline.connectors.email.smtp import Envelope, deliver
-from pipeline.connectors.email.sockets import Place, Tls, TlsMode, checked_login
+from pipeline.connectors.email.sockets import ServerAddress, Tls, TlsMode, checked_login
 from pipeline.connectors.sdk import HIDDEN, Applied, Call, NotFound, Retry, Verdict, mutation
 from pipeline.domain.errors import InvalidInputError
 
@@ -37,12 +37,12 @@ class Smtp:
     ca_file: str | None = None  #: certificates to trust instead of the system's
 
     def __post_init__(self) -> None:
-        _ = self.place  # refuses what cannot be a server
+        _ = self.server  # refuses what cannot be a server
 
     @property
-    def place(self) -> Place:
+    def server(self) -> ServerAddress:
         """The server with its port."""
-        return Place.checked(self.host, self.port, self.tls, self.ca_file, ports=_PORTS)
+        return ServerAddress.create(self.host, self.port, self.tls, self.ca_file, ports=_PORTS)
 
 
 class Email(mail.Mailer):
@@ -58,9 +58,9 @@ class Email(mail.Mailer):
         name: str = "email",
     ) -> None:
         self.name = name
-        self.place = smtp.place
+        self.server = smtp.server
         self.username, self.password = username, password
-        self._login = checked_login(self.place, username, password)
+        self._login = checked_login(self.server, username, password)
         try:
             self.sender = mail.Mailbox.parse(sender)
         except ValueError as error:
@@ -68,21 +68,21 @@ class Email(mail.Mailer):
 
     send = mutation(shows=mail.SHOWS, redact=mail.REDACT)(mail.send)
 
-    def deliver(self, call: Call, letter: mail.Letter) -> dict[str, Any]:
+    def deliver(self, call: Call, message: mail.MailMessage) -> dict[str, Any]:
         """Hand the letter to the server: all recipients or none. The result says what it answered."""
-        return self._delivered(call, letter, self._written(call, letter))
+        return self._deliver_encoded(call, message, self._encode(call, message))
 
-    def _written(self, call: Call, letter: mail.Letter) -> bytes:
-        return mail.written(letter, call, sender=self.sender, domain=self.sender.domain)
+    def _encode(self, call: Call, letter: mail.MailMessage) -> bytes:
+        return mail.encode_message(letter, call, sender=self.sender, domain=self.sender.domain)
 
-    def _delivered(self, call: Call, letter: mail.Letter, raw: bytes) -> dict[str, Any]:
+    def _deliver_encoded(self, call: Call, letter: mail.MailMessage, raw: bytes) -> dict[str, Any]:
         def hide(words: str) -> str:
-            for address in letter.hidden:
+            for address in letter.bcc_only:
                 words = re.sub(re.escape(address), HIDDEN, words, flags=re.IGNORECASE)
-            return self.scrubbed(words)
+            return self.scrub(words)
 
-        envelope = Envelope(sender=self.sender.spec, recipients=letter.recipients, raw=raw, hidden=letter.hidden)
-        reply = deliver(self.place, self._login, envelope, call, hide)
+        envelope = Envelope(sender=self.sender.address, recipients=letter.recipients, raw=raw, bcc_only=letter.bcc_only)
+        reply = deliver(self.server, self._login, envelope, call, hide)
         return {"message_id": mail.message_id(call.idempotency_key, self.sender.domain), "reply": reply}
 
 
@@ -111,10 +111,10 @@ class EmailWithSent(Email):
 
     send = mutation(shows=mail.SHOWS, redact=mail.REDACT, settle=timedelta(minutes=2))(mail.send)
 
-    def deliver(self, call: Call, letter: mail.Letter) -> dict[str, Any]:
+    def deliver(self, call: Call, message: mail.MailMessage) -> dict[str, Any]:
         """Hand the letter to the server, then file a copy where that is ours to do."""
-        raw = self._written(call, letter)
-        result = self._delivered(call, letter, raw)
+        raw = self._encode(call, message)
+        result = self._deliver_encoded(call, message, raw)
         return result | {"filed": self._file(call, raw)} if self.file_sent else result
 
     def _file(self, call: Call, raw: bytes) -> bool:
@@ -123,7 +123,7 @@ class EmailWithSent(Email):
         try:
             self.sent.file(raw, ends_at)
         except SentFolderError as error:
-            log.warning("a mail was sent, but no copy could be filed: %s", self.scrubbed(str(error)))
+            log.warning("a mail was sent, but no copy could be filed: %s", self.scrub(str(error)))
             return False
         return True
 
@@ -131,9 +131,9 @@ class EmailWithSent(Email):
     def find_sent(self, call: Call, **_: Any) -> Verdict:
         """Look for the copy. One proves that the mail was sent; none proves something only if the server files."""
         try:
-            is_there = self.sent.holds(mail.local_id(call.idempotency_key), call.ends_at)
+            is_there = self.sent.has_message(mail.local_id(call.idempotency_key), call.ends_at)
         except SentFolderError as error:
-            return Retry(f"the folder of sent mail could not be searched: {self.scrubbed(str(error))}")
+            return Retry(f"the folder of sent mail could not be searched: {self.scrub(str(error))}")
         if is_there:
             result = {"message_id": mail.message_id(call.idempotency_key, self.sender.domain), "reply": ""}
             return Applied(result | {"filed": True} if self.file_sent else result)

@@ -12,12 +12,12 @@ from pydantic import SecretStr
 
 from pipeline.connectors.email.sockets import (
     BoundedSocket,
-    Place,
+    ServerAddress,
     Tls,
     TlsMode,
     checked_login,
-    connected,
-    context,
+    open_socket,
+    tls_context,
 )
 from pipeline.domain.errors import InvalidInputError
 
@@ -42,39 +42,41 @@ class Imap:
     ca_file: str | None = None
 
     def __post_init__(self) -> None:
-        checked_login(self.place, self.username, self.password)
+        checked_login(self.server, self.username, self.password)
         if not self.folder or not self.folder.isprintable():
             raise InvalidInputError(f"The folder {self.folder!r} has no printable name; expected one such as 'Sent'.")
 
     @property
-    def place(self) -> Place:
+    def server(self) -> ServerAddress:
         """The server."""
-        return Place.checked(self.host, self.port, self.tls, self.ca_file, ports=_PORTS)
+        return ServerAddress.create(self.host, self.port, self.tls, self.ca_file, ports=_PORTS)
 
     def file(self, raw: bytes, ends_at: float) -> None:
         """Put a copy into the folder."""
         with _session(self, ends_at) as client:
-            _ok(client.append(_folder(self.folder), r"(\Seen)", "", raw), f"cannot file into {self.folder!r}")
+            _require_ok(
+                client.append(_encode_folder(self.folder), r"(\Seen)", "", raw), f"cannot file into {self.folder!r}"
+            )
 
-    def holds(self, part_of_id: str, ends_at: float) -> bool:
+    def has_message(self, part_of_id: str, ends_at: float) -> bool:
         """Whether the folder has a mail whose Message-ID contains this."""
         with _session(self, ends_at) as client:
-            _ok(client.select(_folder(self.folder), readonly=True), f"cannot open {self.folder!r}")
-            found = _ok(client.uid("SEARCH", "HEADER", "Message-ID", f'"{part_of_id}"'), "cannot search")
+            _require_ok(client.select(_encode_folder(self.folder), readonly=True), f"cannot open {self.folder!r}")
+            found = _require_ok(client.uid("SEARCH", "HEADER", "Message-ID", f'"{part_of_id}"'), "cannot search")
             if not any(isinstance(each, bytes) for each in found):
                 raise SentFolderError("the server searched and did not say what it found")
             return any(each.split() for each in found if isinstance(each, bytes))
 
 
-class _Client(imaplib.IMAP4):
+class _ImapClient(imaplib.IMAP4):
     """A dialogue that ends in time."""
 
-    def __init__(self, place: Place, ends_at: float) -> None:
-        self.place, self.ends_at = place, ends_at
+    def __init__(self, place: ServerAddress, ends_at: float) -> None:
+        self.server, self.ends_at = place, ends_at
         super().__init__(place.host, place.port)
 
     def _create_socket(self, _: float | None) -> Any:
-        return connected(self.place, self.ends_at)
+        return open_socket(self.server, self.ends_at)
 
     def shutdown(self) -> None:
         """Close the connection without waiting for the other side."""
@@ -83,28 +85,28 @@ class _Client(imaplib.IMAP4):
 
 
 @contextlib.contextmanager
-def _session(imap: Imap, ends_at: float) -> Iterator[_Client]:
+def _session(imap: Imap, ends_at: float) -> Iterator[_ImapClient]:
     """A dialogue after its login. Whatever goes wrong in it is one kind of error, without secrets."""
     try:
-        client = _Client(imap.place, ends_at)
+        client = _ImapClient(imap.server, ends_at)
         try:
-            if imap.place.tls is Tls.STARTTLS:
+            if imap.server.tls is Tls.STARTTLS:
                 _encrypt(client)
             _log_in(client, imap)
             yield client
         finally:
             client.shutdown()
     except SentFolderError as error:
-        raise SentFolderError(f"{imap.place} {error}") from None
+        raise SentFolderError(f"{imap.server} {error}") from None
     except imaplib.IMAP4.error as error:
-        raise SentFolderError(f"{imap.place} refused: {_words(error.args[0] if error.args else '')}") from None
+        raise SentFolderError(f"{imap.server} refused: {_one_line(error.args[0] if error.args else '')}") from None
     except (OSError, ValueError) as error:
-        raise SentFolderError(f"{imap.place} could not be spoken to ({type(error).__name__})") from None
+        raise SentFolderError(f"{imap.server} could not be spoken to ({type(error).__name__})") from None
 
 
-def _log_in(client: _Client, imap: Imap) -> None:
+def _log_in(client: _ImapClient, imap: Imap) -> None:
     """Show who we are. Words of the server are not repeated here, for some repeat what was sent."""
-    name = imap.username if _ATOM.fullmatch(imap.username) else _quoted(imap.username)
+    name = imap.username if _ATOM.fullmatch(imap.username) else _quote(imap.username)
     try:
         client.login(name, imap.password.get_secret_value())
     except imaplib.IMAP4.abort:
@@ -113,33 +115,33 @@ def _log_in(client: _Client, imap: Imap) -> None:
         raise SentFolderError("does not accept the login") from None
 
 
-def _encrypt(client: _Client) -> None:
+def _encrypt(client: _ImapClient) -> None:
     if isinstance(client.sock, BoundedSocket):
-        client.sock.settimeout(client.sock.left())
-    client.starttls(ssl_context=context(client.place, client.ends_at))
+        client.sock.settimeout(client.sock.seconds_left())
+    client.starttls(ssl_context=tls_context(client.server, client.ends_at))
 
 
-def _ok(answer: tuple[str, list[Any]], otherwise: str) -> list[Any]:
+def _require_ok(answer: tuple[str, list[Any]], otherwise: str) -> list[Any]:
     kind, data = answer
     if kind != "OK":
-        raise SentFolderError(f"{otherwise}: {_words(data[0] if data else '')}")
+        raise SentFolderError(f"{otherwise}: {_one_line(data[0] if data else '')}")
     return data
 
 
-def _words(said: object) -> str:
+def _one_line(said: object) -> str:
     text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())[:200]
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
-def _folder(name: str) -> str:
+def _encode_folder(name: str) -> str:
     """The name of a folder as IMAP writes it: runs beyond ASCII in a base64 of their own."""
 
     def run(found: re.Match[str]) -> str:
         packed = base64.b64encode(found[0].encode("utf-16-be")).rstrip(b"=").decode().replace("/", ",")
         return f"&{packed}-"
 
-    return _quoted(re.sub(r"[^\x20-\x7e]+", run, name.replace("&", "&-")))
+    return _quote(re.sub(r"[^\x20-\x7e]+", run, name.replace("&", "&-")))

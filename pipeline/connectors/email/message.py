@@ -29,13 +29,13 @@ _LOCAL = re.compile(r"[\w!#$%&'*+/=?^`{|}~-]+(\.[\w!#$%&'*+/=?^`{|}~-]+)*")
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+( [A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,70}")
-_LONGEST_WORD = 900  #: a line of a mail may have 998 characters, and a word cannot be broken
-_ADDRESSED = {"from", "sender", "to", "cc", "bcc", "reply-to", "return-path"}
-_OURS = _ADDRESSED | {"subject", "date", "message-id", "received", "mime-version", KEY_HEADER.lower()}
+_MAX_WORD = 900  #: a line of a mail may have 998 characters, and a word cannot be broken
+_ADDRESS_HEADERS = {"from", "sender", "to", "cc", "bcc", "reply-to", "return-path"}
+_RESERVED_HEADERS = _ADDRESS_HEADERS | {"subject", "date", "message-id", "received", "mime-version", KEY_HEADER.lower()}
 _CONTENT = SMTP.clone(cte_type="7bit")  # every server takes seven bits
 
 
-def one_line(text: str) -> str:
+def require_one_line(text: str) -> str:
     """The text, if it can stand in a header. Anything that some program takes for a line break is refused."""
     for character in text:
         if unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs") and character != "\t":
@@ -57,15 +57,15 @@ class Mailbox:
     @classmethod
     def parse(cls, text: str) -> Self:
         """The one address in the text. Refuses what mail servers would, without repeating it: it may be hidden."""
-        named = _NAMED.fullmatch(one_line(text).strip())
+        named = _NAMED.fullmatch(require_one_line(text).strip())
         name, spec = (named["name"], named["spec"]) if named else ("", text.strip())
         local, at, domain = spec.rpartition("@")
         if not at or not _LOCAL.fullmatch(local) or len(local.encode()) > 64:
             raise ValueError(f"it is not a mail address; {_EXAMPLE}")
-        return cls(local=local, domain=_ascii_domain(domain), name=_unquoted(name).strip())
+        return cls(local=local, domain=_ascii_domain(domain), name=_unquote(name).strip())
 
     @property
-    def spec(self) -> str:
+    def address(self) -> str:
         """The bare address, as a mail server takes it."""
         return f"{self.local}@{self.domain}"
 
@@ -73,14 +73,14 @@ class Mailbox:
     def header(self) -> str:
         """The address as it stands in a header."""
         if not self.name:
-            return self.spec
+            return self.address
         if not self.name.isascii() or "=?" in self.name or len(self.name) > 60:
             shown = Header(self.name, "utf-8", maxlinelen=70).encode(linesep="\r\n")
         elif _PLAIN_NAME.fullmatch(self.name):
             shown = self.name
         else:
             shown = '"' + re.sub(r'(["\\])', r"\\\1", self.name) + '"'
-        return f"{shown} <{self.spec}>"
+        return f"{shown} <{self.address}>"
 
 
 def _ascii_domain(domain: str) -> str:
@@ -93,13 +93,13 @@ def _ascii_domain(domain: str) -> str:
     return made
 
 
-def _unquoted(name: str) -> str:
+def _unquote(name: str) -> str:
     if len(name) >= 2 and name[0] == name[-1] == '"':
         return re.sub(r"\\(.)", r"\1", name[1:-1])
     return name
 
 
-def addresses(value: Iterable[str] | str | None) -> tuple[Mailbox, ...]:
+def parse_addresses(value: Iterable[str] | str | None) -> tuple[Mailbox, ...]:
     """Every address, whether one was given or several."""
     return tuple(Mailbox.parse(each) for each in ([value] if isinstance(value, str) else value or ()))
 
@@ -117,7 +117,7 @@ def _checked_addresses(value: Any) -> Any:
     return value if isinstance(value, str) else list(several)
 
 
-def _somebody(value: list[str] | str) -> list[str] | str:
+def _require_recipient(value: list[str] | str) -> list[str] | str:
     if not value:
         raise ValueError("there is nobody in it; expected at least one mail address")
     return value
@@ -128,23 +128,23 @@ def checked_headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a header; expected letters, digits and hyphens")
-        if name.lower() in _OURS or name.lower().startswith(("content-", "resent-")):
+        if name.lower() in _RESERVED_HEADERS or name.lower().startswith(("content-", "resent-")):
             raise ValueError(f"{name} is written by the connector; expected other headers only")
         try:
-            one_line(value)
+            require_one_line(value)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return headers
 
 
-Line = Annotated[str, AfterValidator(one_line)]
+Line = Annotated[str, AfterValidator(require_one_line)]
 Recipients = Annotated[list[str] | str, BeforeValidator(_checked_addresses)]
-To = Annotated[list[str] | str, AfterValidator(_somebody), BeforeValidator(_checked_addresses)]
+To = Annotated[list[str] | str, AfterValidator(_require_recipient), BeforeValidator(_checked_addresses)]
 Headers = Annotated[dict[str, str], AfterValidator(checked_headers)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class MailMessage:
     """What is to be said, and to whom."""
 
     to: tuple[Mailbox, ...]
@@ -159,12 +159,12 @@ class Letter:
     @property
     def recipients(self) -> tuple[str, ...]:
         """Everybody who gets it, once each."""
-        return tuple(dict.fromkeys(each.spec for each in (*self.to, *self.cc, *self.bcc)))
+        return tuple(dict.fromkeys(each.address for each in (*self.to, *self.cc, *self.bcc)))
 
     @property
-    def hidden(self) -> frozenset[str]:
+    def bcc_only(self) -> frozenset[str]:
         """Who gets it without anybody being told."""
-        return frozenset(each.spec for each in self.bcc) - {each.spec for each in (*self.to, *self.cc)}
+        return frozenset(each.address for each in self.bcc) - {each.address for each in (*self.to, *self.cc)}
 
 
 def message_id(key: str, domain: str) -> str:
@@ -177,17 +177,21 @@ def local_id(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:40]
 
 
-def written(letter: Letter, call: Call, *, sender: Mailbox | None, domain: str, shows_bcc: bool = False) -> bytes:
+def encode_message(
+    message: MailMessage, call: Call, *, sender: Mailbox | None, domain: str, include_bcc: bool = False
+) -> bytes:
     """The whole mail as it travels. Who is in ``bcc`` is in it only where the server takes its recipients from there.
 
     The date is this machine's, as on any mail: nothing is decided by it.
     """
-    with _refusing("mail"):
-        return _heads(letter, call, sender=sender, domain=domain, shows_bcc=shows_bcc) + _content(letter, call)
+    with _translate_value_errors("mail"):
+        return _header_block(message, call, sender=sender, domain=domain, shows_bcc=include_bcc) + _content(
+            message, call
+        )
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def _translate_value_errors(what: str) -> Iterator[None]:
     """What cannot be put into a mail was never sent: say so, instead of leaving the outcome in doubt."""
     try:
         yield
@@ -197,11 +201,11 @@ def _refusing(what: str) -> Iterator[None]:
         raise LogicError(f"The {what} cannot be written: {error}.") from None
 
 
-def _heads(letter: Letter, call: Call, *, sender: Mailbox | None, domain: str, shows_bcc: bool) -> bytes:
+def _header_block(letter: MailMessage, call: Call, *, sender: Mailbox | None, domain: str, shows_bcc: bool) -> bytes:
     heads = [
         *(("From", each.header) for each in [sender] if each),
-        *_lists(To=letter.to, Cc=letter.cc, Bcc=letter.bcc if shows_bcc else ()),
-        *_lists(**{"Reply-To": letter.reply_to}),
+        *_address_lines(To=letter.to, Cc=letter.cc, Bcc=letter.bcc if shows_bcc else ()),
+        *_address_lines(**{"Reply-To": letter.reply_to}),
         ("Subject", header_text("Subject", letter.subject)),
         ("Date", formatdate()),
         ("Message-ID", message_id(call.idempotency_key, domain)),
@@ -211,21 +215,21 @@ def _heads(letter: Letter, call: Call, *, sender: Mailbox | None, domain: str, s
     return "".join(f"{name}: {value}\r\n" for name, value in heads).encode()
 
 
-def _lists(**lists: tuple[Mailbox, ...]) -> list[tuple[str, str]]:
+def _address_lines(**lists: tuple[Mailbox, ...]) -> list[tuple[str, str]]:
     return [(name, ",\r\n ".join(each.header for each in boxes)) for name, boxes in lists.items() if boxes]
 
 
 def header_text(name: str, text: str) -> str:
     """Text as it stands in a header: as it is if every program would read it back the same, else encoded."""
-    one_line(text)
+    require_one_line(text)
     words = text.split(" ")
     is_plain = text.isascii() and text.isprintable() and "=?" not in text
-    if is_plain and (not text or all(0 < len(word) < _LONGEST_WORD for word in words)):
+    if is_plain and (not text or all(0 < len(word) < _MAX_WORD for word in words)):
         return Header(text, "us-ascii", header_name=name).encode(splitchars=" ", linesep="\r\n")
     return Header(text, "utf-8", header_name=name).encode(linesep="\r\n")
 
 
-def _content(letter: Letter, call: Call) -> bytes:
+def _content(letter: MailMessage, call: Call) -> bytes:
     message = EmailMessage(policy=_CONTENT)
     message.set_content(letter.text, charset="utf-8")
     if letter.html is not None:
@@ -237,7 +241,7 @@ def _content(letter: Letter, call: Call) -> bytes:
 class Mailer(Connector):
     """A connector that delivers letters. What ``send`` takes is the same for all of them."""
 
-    def deliver(self, call: Call, letter: Letter) -> Any:
+    def deliver(self, call: Call, message: MailMessage) -> Any:
         """Hand the letter over, and return what is known of it."""
         raise NotImplementedError
 
@@ -256,15 +260,15 @@ def send(  # noqa: PLR0913 - the parts of a mail, given by name
     headers: Headers | None = None,
 ) -> Any:
     """Send one mail to everybody named, or to nobody."""
-    with _refusing("list of recipients"):
-        letter = Letter(
-            to=addresses(_somebody(to)),
+    with _translate_value_errors("list of recipients"):
+        letter = MailMessage(
+            to=parse_addresses(_require_recipient(to)),
             subject=subject,
             text=text,
             html=html,
-            cc=addresses(cc),
-            bcc=addresses(bcc),
-            reply_to=addresses(reply_to),
+            cc=parse_addresses(cc),
+            bcc=parse_addresses(bcc),
+            reply_to=parse_addresses(reply_to),
             headers=headers or {},
         )
     return self.deliver(call, letter)

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.connectors.email.sockets import BoundedSocket, Login, Place, Tls, connected, context
+from pipeline.connectors.email.sockets import BoundedSocket, Login, ServerAddress, Tls, open_socket, tls_context
 from pipeline.connectors.sdk import Call
 from pipeline.domain.errors import AuthError, HandlerError, LogicError, TransientError
 
 _NO_ACCESS = frozenset({530, 534, 535, 538})
-_LONGEST_WORDS = 200
+_MAX_REPLY_TEXT = 200
 _ENHANCED = re.compile(r"[245]\.\d{1,3}\.\d{1,3}")
 
-Hide = Callable[[str], str]
+Redact = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,35 +33,35 @@ class Envelope:
     sender: str
     recipients: tuple[str, ...]
     raw: bytes
-    hidden: frozenset[str]  #: recipients that no error may name
+    bcc_only: frozenset[str]  #: recipients that no error may name
 
     @property
     def is_ascii(self) -> bool:
         return all(address.isascii() for address in (self.sender, *self.recipients))
 
 
-def deliver(place: Place, login: Login | None, envelope: Envelope, call: Call, hide: Hide) -> str:
+def deliver(server: ServerAddress, login: Login | None, envelope: Envelope, call: Call, redact: Redact) -> str:
     """Hand the mail over; what the server answered. ``hide`` takes out of its words what nobody may read."""
-    with _nothing_happened(place, hide):
-        client = _Client(place, call.ends_at)
+    with _errors_before_send(server, redact):
+        client = _SmtpClient(server, call.ends_at)
     with contextlib.closing(client):
-        with _nothing_happened(place, hide):
+        with _errors_before_send(server, redact):
             client.greet()
             client.log_in(login)
-            client.address(envelope, hide)
-            client.write(envelope.raw)
-        answer = client.end(hide)
-        client.leave()
+            client.send_envelope(envelope, redact)
+            client.send_data(envelope.raw)
+        answer = client.end_data(redact)
+        client.quit_quickly()
     return answer
 
 
-class _Client(smtplib.SMTP):
+class _SmtpClient(smtplib.SMTP):
     """A dialogue that ends in time."""
 
-    def __init__(self, place: Place, ends_at: float) -> None:
-        self.place, self.ends_at = place, ends_at
-        opened = connected(place, ends_at)
-        super().__init__(local_hostname=_literal(opened.getsockname()[0]))
+    def __init__(self, place: ServerAddress, ends_at: float) -> None:
+        self.server, self.ends_at = place, ends_at
+        opened = open_socket(place, ends_at)
+        super().__init__(local_hostname=_address_literal(opened.getsockname()[0]))
         self.sock = opened
         self._host = place.host  # what STARTTLS checks the certificate against
 
@@ -71,9 +71,9 @@ class _Client(smtplib.SMTP):
         if code != 220:
             raise smtplib.SMTPConnectError(code, words)
         self.ehlo_or_helo_if_needed()
-        if self.place.tls is Tls.STARTTLS:
-            self._left()
-            code, words = self.starttls(context=context(self.place, self.ends_at))
+        if self.server.tls is Tls.STARTTLS:
+            self._limit_to_time_left()
+            code, words = self.starttls(context=tls_context(self.server, self.ends_at))
             if code != 220:
                 raise smtplib.SMTPConnectError(code, words)
             self.ehlo_or_helo_if_needed()
@@ -89,69 +89,73 @@ class _Client(smtplib.SMTP):
         way = next((way for way in ways if way in self.esmtp_features.get("auth", "").upper().split()), None)
         if way is None:
             raise AuthError(
-                f"{self.place} offers no way to log in that is known here; nothing was sent. Check host, port and tls."
+                f"{self.server} offers no way to log in that is known here; nothing was sent. Check host, port and tls."
             )
         self.user, self.password = login.username, login.password.get_secret_value()
         try:
             self.auth(way, ways[way])
         except smtplib.SMTPAuthenticationError as error:
-            answer = _codes(error.smtp_code, error.smtp_error)
+            answer = _reply_codes(error.smtp_code, error.smtp_error)
             if 400 <= error.smtp_code < 500:
-                raise TransientError(f"{self.place} cannot check the login now ({answer}); nothing was sent.") from None
+                raise TransientError(
+                    f"{self.server} cannot check the login now ({answer}); nothing was sent."
+                ) from None
             raise AuthError(
-                f"{self.place} does not accept the login ({answer}); nothing was sent. Check user name and password."
+                f"{self.server} does not accept the login ({answer}); nothing was sent. Check user name and password."
             ) from None
 
-    def address(self, envelope: Envelope, hide: Hide) -> None:
+    def send_envelope(self, envelope: Envelope, hide: Redact) -> None:
         """Name sender and recipients. If one of them is refused the mail goes to nobody."""
         if not envelope.is_ascii and not self.has_extn("smtputf8"):
-            raise LogicError(f"{self.place} takes only ASCII addresses, and one here is not; nothing was sent.")
+            raise LogicError(f"{self.server} takes only ASCII addresses, and one here is not; nothing was sent.")
         options = [f"size={len(envelope.raw)}"] if self.has_extn("size") else []
         code, words = self.mail(envelope.sender, options if envelope.is_ascii else [*options, "SMTPUTF8"])
         if code != 250:
-            raise _refusal(code, hide(_text(words)), f"{self.place} refused the mail from {envelope.sender}")
+            raise _refusal_error(code, hide(_one_line(words)), f"{self.server} refused the mail from {envelope.sender}")
         refused = {}
         for recipient in envelope.recipients:
             code, words = self.rcpt(recipient)
             if not 200 <= code < 300:
-                is_hidden = recipient in envelope.hidden  # whose name may be among the words
+                is_hidden = recipient in envelope.bcc_only  # whose name may be among the words
                 shown = (
-                    f"somebody in bcc ({_codes(code, words)})" if is_hidden else f"{recipient} ({code} {_text(words)})"
+                    f"somebody in bcc ({_reply_codes(code, words)})"
+                    if is_hidden
+                    else f"{recipient} ({code} {_one_line(words)})"
                 )
                 refused[hide(shown)] = code
         if refused:
             with contextlib.suppress(OSError):
                 self.rset()
-            raise _refusal(
-                max(refused.values()), "", f"{self.place} refused {', '.join(refused)}, so the mail went to nobody"
+            raise _refusal_error(
+                max(refused.values()), "", f"{self.server} refused {', '.join(refused)}, so the mail went to nobody"
             )
 
-    def write(self, raw: bytes) -> None:
+    def send_data(self, raw: bytes) -> None:
         """Send all of the mail but its end."""
         code, words = self.docmd("DATA")
         if code != 354:
             raise smtplib.SMTPDataError(code, words)
         self.send(re.sub(rb"(?m)^\.", b"..", raw))
-        self._left()
+        self._limit_to_time_left()
 
-    def end(self, hide: Hide) -> str:
+    def end_data(self, hide: Redact) -> str:
         """Send the dot that makes the server responsible; its answer. Without one the outcome is unknown."""
         try:
             self.send(b".\r\n")
             code, words = self.getreply()
         except (OSError, ValueError) as error:
             raise ConnectionError(
-                f"{self.place} was sent the whole mail and did not answer ({type(error).__name__}): whether it was "
+                f"{self.server} was sent the whole mail and did not answer ({type(error).__name__}): whether it was "
                 "taken is unknown."
             ) from None
-        answer = f"{code} {hide(_text(words))}".strip()
+        answer = f"{code} {hide(_one_line(words))}".strip()
         if 200 <= code < 300:
             return answer
         if not 400 <= code < 600:
-            raise ConnectionError(f"{self.place} answered the whole mail with {answer!r}, which says nothing of it.")
-        raise _refusal(code, hide(_text(words)), f"{self.place} refused the mail")
+            raise ConnectionError(f"{self.server} answered the whole mail with {answer!r}, which says nothing of it.")
+        raise _refusal_error(code, hide(_one_line(words)), f"{self.server} refused the mail")
 
-    def leave(self) -> None:
+    def quit_quickly(self) -> None:
         """Say goodbye, in little of the time that is left: the mail is gone, and its news must not be late."""
         left = self.ends_at - time.monotonic()
         if isinstance(self.sock, BoundedSocket):
@@ -159,14 +163,14 @@ class _Client(smtplib.SMTP):
         with contextlib.suppress(OSError):
             self.quit()
 
-    def _left(self) -> None:
+    def _limit_to_time_left(self) -> None:
         """Let what follows wait no longer than there is time; raises when there is none."""
         if isinstance(self.sock, BoundedSocket):
-            self.sock.settimeout(self.sock.left())
+            self.sock.settimeout(self.sock.seconds_left())
 
 
 @contextlib.contextmanager
-def _nothing_happened(place: Place, hide: Hide) -> Iterator[None]:
+def _errors_before_send(place: ServerAddress, hide: Redact) -> Iterator[None]:
     """Whatever goes wrong in here, no mail was taken: it is said as an error that means so."""
     try:
         yield
@@ -177,17 +181,17 @@ def _nothing_happened(place: Place, hide: Hide) -> Iterator[None]:
             f"The certificate of {place} is not trusted ({error.verify_message}); nothing was sent."
         ) from None
     except smtplib.SMTPResponseException as error:
-        raise _refusal(error.smtp_code, hide(_text(error.smtp_error)), f"{place} refused the mail") from None
+        raise _refusal_error(error.smtp_code, hide(_one_line(error.smtp_error)), f"{place} refused the mail") from None
     except smtplib.SMTPNotSupportedError:
         raise AuthError(f"{place} does not offer STARTTLS; nothing was sent. Check port and tls.") from None
     except (OSError, ValueError) as error:
-        words = hide(_text(str(error)))
+        words = hide(_one_line(str(error)))
         raise TransientError(
             f"{place} could not be spoken to ({type(error).__name__}: {words}); nothing was sent."
         ) from None
 
 
-def _refusal(code: int, words: str, what: str) -> HandlerError:
+def _refusal_error(code: int, words: str, what: str) -> HandlerError:
     """What an answer means that is not the one that was hoped for."""
     message = f"{what} ({f'{code} {words}'.strip()}); nothing was sent." if words else f"{what}."
     if code in _NO_ACCESS:
@@ -195,19 +199,19 @@ def _refusal(code: int, words: str, what: str) -> HandlerError:
     return LogicError(message) if 500 <= code < 600 else TransientError(message)
 
 
-def _codes(code: int, words: bytes | str) -> str:
+def _reply_codes(code: int, words: bytes | str) -> str:
     """What a server answered, without its words."""
-    found = _ENHANCED.match(_text(words))
+    found = _ENHANCED.match(_one_line(words))
     return f"{code} {found[0]}" if found else str(code)
 
 
-def _text(words: bytes | str) -> str:
+def _one_line(words: bytes | str) -> str:
     """A server's words on one line, and not too many of them."""
     text = words.decode("utf-8", "replace") if isinstance(words, bytes) else words
-    return " ".join("".join(each if each.isprintable() else " " for each in text).split())[:_LONGEST_WORDS]
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())[:_MAX_REPLY_TEXT]
 
 
-def _literal(address: str) -> str:
+def _address_literal(address: str) -> str:
     """Our own address as we introduce ourselves. A host name would have to be looked up, and may be nobody's."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return f"[{parsed}]" if parsed.version == 4 else f"[IPv6:{parsed}]"

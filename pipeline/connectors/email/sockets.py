@@ -39,7 +39,7 @@ class Login:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ServerAddress:
     """A server, and how to speak to it."""
 
     host: str
@@ -48,7 +48,7 @@ class Place:
     ca_file: str | None = None  #: certificates to trust instead of the system's
 
     @classmethod
-    def checked(cls, host: str, port: int | None, tls: str, ca_file: str | None, *, ports: Mapping[Tls, int]) -> Self:
+    def create(cls, host: str, port: int | None, tls: str, ca_file: str | None, *, ports: Mapping[Tls, int]) -> Self:
         """The server, with the usual port where none is given. Refuses what cannot be one."""
         if tls not in list(Tls):
             raise InvalidInputError(f"tls={tls!r} is not known; expected {', '.join(map(repr, map(str, Tls)))}.")
@@ -60,25 +60,25 @@ class Place:
         return f"{self.host}:{self.port}"
 
 
-def checked_login(place: Place, username: str | None, password: SecretStr | None) -> Login | None:
+def checked_login(server: ServerAddress, username: str | None, password: SecretStr | None) -> Login | None:
     """The login, if it is whole, can be sent as it is, and would not travel in the clear."""
     if username is None and password is None:
         return None
     if username is None or password is None:
         raise InvalidInputError(
-            f"The login for {place} has only one half; expected user name and password, or neither."
+            f"The login for {server} has only one half; expected user name and password, or neither."
         )
     for what, value in (("user name", username), ("password", password.get_secret_value())):
         if not value or not value.isascii() or not value.isprintable():
-            raise InvalidInputError(f"The {what} for {place} is empty or not plain ASCII; expected printable ASCII.")
-    if place.tls is Tls.NONE and not is_here(place.host):
+            raise InvalidInputError(f"The {what} for {server} is empty or not plain ASCII; expected printable ASCII.")
+    if server.tls is Tls.NONE and not is_loopback(server.host):
         raise InvalidInputError(
-            f"The password for {place} would travel in the clear; expected tls='starttls' or tls='implicit'."
+            f"The password for {server} would travel in the clear; expected tls='starttls' or tls='implicit'."
         )
     return Login(username=username, password=password)
 
 
-def is_here(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether a host is this very machine, so that nothing travels."""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -91,7 +91,7 @@ class BoundedSocket(socket.socket):
 
     ends_at: float = 0.0
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds that are left; raises when none are."""
         left = self.ends_at - time.monotonic()
         if left <= 0:
@@ -99,19 +99,19 @@ class BoundedSocket(socket.socket):
         return left
 
     def recv(self, *args: Any) -> bytes:
-        self.settimeout(self.left())
+        self.settimeout(self.seconds_left())
         return super().recv(*args)
 
     def recv_into(self, *args: Any) -> int:
-        self.settimeout(self.left())
+        self.settimeout(self.seconds_left())
         return super().recv_into(*args)
 
     def send(self, *args: Any) -> int:
-        self.settimeout(self.left())
+        self.settimeout(self.seconds_left())
         return super().send(*args)
 
     def sendall(self, *args: Any) -> None:
-        self.settimeout(self.left())
+        self.settimeout(self.seconds_left())
         super().sendall(*args)
 
 
@@ -119,26 +119,26 @@ class _BoundedTlsSocket(BoundedSocket, ssl.SSLSocket):
     """The same over TLS."""
 
 
-def context(place: Place, ends_at: float) -> ssl.SSLContext:
+def tls_context(server: ServerAddress, ends_at: float) -> ssl.SSLContext:
     """How TLS is spoken there: certificates are always checked, and the sockets it makes end in time."""
-    made = ssl.create_default_context(cafile=place.ca_file)
+    made = ssl.create_default_context(cafile=server.ca_file)
     made.sslsocket_class = type("BoundedTlsSocket", (_BoundedTlsSocket,), {"ends_at": ends_at})
     return made
 
 
-def connected(place: Place, ends_at: float) -> socket.socket:
+def open_socket(server: ServerAddress, ends_at: float) -> socket.socket:
     """A connection to the first address that answers, encrypted already where that is how it begins."""
-    refused: OSError = OSError(f"{place.host} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM):
+    refused: OSError = OSError(f"{server.host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM):
         raw = BoundedSocket(family, kind, protocol)
         raw.ends_at = ends_at
         try:
-            raw.settimeout(raw.left())
+            raw.settimeout(raw.seconds_left())
             raw.connect(address)
-            if place.tls is not Tls.IMPLICIT:
+            if server.tls is not Tls.IMPLICIT:
                 return raw
-            raw.settimeout(raw.left())
-            return context(place, ends_at).wrap_socket(raw, server_hostname=place.host)
+            raw.settimeout(raw.seconds_left())
+            return tls_context(server, ends_at).wrap_socket(raw, server_hostname=server.host)
         except OSError as error:
             raw.close()
             refused = error

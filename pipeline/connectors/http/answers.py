@@ -8,26 +8,26 @@ from typing import Any, NoReturn
 
 import httpx
 
-from pipeline.connectors.error_table import Outcome, Reading, read_status
+from pipeline.connectors.error_table import ErrorMeaning, ErrorReading, read_status
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
 
 APPLIED = "applied"  #: what a status may be declared to mean, besides the outcomes
 _SNIPPET = 200  #: characters of an answer that an error repeats
 
 
-class UnclearAnswerError(Exception):
+class UnclearResponseError(Exception):
     """A request went out, and what came back does not say whether it was carried out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HttpResponse:
     """An answer that came in whole, or as much of it as is wanted."""
 
     status: int
     body: Any
     headers: dict[str, str]
-    is_cut: bool
-    reading: Reading  #: what the status says when it is no success and nothing else was declared
+    is_truncated: bool
+    reading: ErrorReading  #: what the status says when it is no success and nothing else was declared
 
     @property
     def is_success(self) -> bool:
@@ -35,7 +35,7 @@ class Answer:
 
     def result(self) -> dict[str, Any]:
         """What the ledger keeps."""
-        cut = {"truncated": True} if self.is_cut else {}
+        cut = {"truncated": True} if self.is_truncated else {}
         return {"status": self.status, "body": self.body, "headers": self.headers, **cut}
 
     def snippet(self) -> str:
@@ -45,28 +45,28 @@ class Answer:
         return f": {short}" if self.body not in (None, "") else ""
 
 
-def taken_in(response: httpx.Response, *, keep: Collection[str], most: int) -> Answer:
+def read_response(response: httpx.Response, *, keep: Collection[str], limit: int) -> HttpResponse:
     """Read an answer, at most so many bytes of its body; the rest is left on the line, which is then closed."""
     body = bytearray()
     for piece in response.iter_bytes():
         body += piece
-        if len(body) > most:
+        if len(body) > limit:
             break
-    is_cut = len(body) > most
+    is_cut = len(body) > limit
     headers = {name: _storable(response.headers[name]) for name in keep if name in response.headers}
     after, date = response.headers.get("retry-after"), response.headers.get("date")
-    return Answer(
+    return HttpResponse(
         status=response.status_code,
-        body=_body(bytes(body[:most]), response, is_cut=is_cut),
+        body=_body(bytes(body[:limit]), response, is_cut=is_cut),
         headers=headers,
-        is_cut=is_cut,
-        reading=_reading(response.status_code, after, date),
+        is_truncated=is_cut,
+        reading=_status_reading(response.status_code, after, date),
     )
 
 
 def checked_statuses(declared: Mapping[int, str]) -> dict[int, str]:
     """What an operation says its statuses mean, refused when nobody would understand it."""
-    known = [APPLIED, *Outcome]
+    known = [APPLIED, *ErrorMeaning]
     for status, meaning in declared.items():
         if meaning not in known or not 200 <= status <= 599:
             words = ", ".join(repr(str(word)) for word in known)
@@ -74,28 +74,28 @@ def checked_statuses(declared: Mapping[int, str]) -> dict[int, str]:
     return {status: str(meaning) for status, meaning in declared.items()}
 
 
-def meaning(answer: Answer, declared: Mapping[int, str]) -> Reading | None:
+def response_reading(response: HttpResponse, declared: Mapping[int, str]) -> ErrorReading | None:
     """None when the answer says that it was done; else what it says."""
-    word = declared.get(answer.status)
-    if word == APPLIED or (word is None and answer.is_success):
+    word = declared.get(response.status)
+    if word == APPLIED or (word is None and response.is_success):
         return None
-    return Reading(outcome=Outcome(word), after=answer.reading.after) if word else answer.reading
+    return ErrorReading(meaning=ErrorMeaning(word), after=response.reading.after) if word else response.reading
 
 
-def complain(reading: Reading, words: str) -> NoReturn:
+def raise_for_reading(reading: ErrorReading, message: str) -> NoReturn:
     """Raise what tells the host the same as this reading."""
-    match reading.outcome:
-        case Outcome.REFUSED:
-            raise LogicError(words)
-        case Outcome.DENIED:
-            raise AuthError(f"{words} Check the connector's credentials and what they may do.")
-        case Outcome.NOT_NOW:
-            raise TransientError(words, after=reading.after)
-        case Outcome.UNKNOWN:
-            raise UnclearAnswerError(f"{words} It may or may not have been carried out.")
+    match reading.meaning:
+        case ErrorMeaning.REFUSED:
+            raise LogicError(message)
+        case ErrorMeaning.DENIED:
+            raise AuthError(f"{message} Check the connector's credentials and what they may do.")
+        case ErrorMeaning.NOT_NOW:
+            raise TransientError(message, after=reading.after)
+        case ErrorMeaning.UNKNOWN:
+            raise UnclearResponseError(f"{message} It may or may not have been carried out.")
 
 
-def _reading(status: int, after: str | None, date: str | None) -> Reading:
+def _status_reading(status: int, after: str | None, date: str | None) -> ErrorReading:
     """A Retry-After that names an instant counts from the Date of the same answer: one clock wrote both."""
     try:
         now = parsedate_to_datetime(date) if date else None
@@ -110,7 +110,7 @@ def _body(raw: bytes, response: httpx.Response, *, is_cut: bool) -> Any:
         return None
     if "json" in response.headers.get("content-type", "").lower() and not is_cut:
         try:
-            return json.loads(raw, parse_constant=_no_number)
+            return json.loads(raw, parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             pass
     try:
@@ -120,7 +120,7 @@ def _body(raw: bytes, response: httpx.Response, *, is_cut: bool) -> Any:
     return _storable(text)
 
 
-def _no_number(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 

@@ -17,10 +17,16 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, SecretStr
 
-from pipeline.connectors.error_table import Outcome, Reading
-from pipeline.connectors.http.answers import Answer, UnclearAnswerError, complain, meaning, taken_in
-from pipeline.connectors.http.exchange import TROUBLE, BoundedTransport, Budget, bounded
-from pipeline.connectors.http.operations import Filled, HttpOperation
+from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
+from pipeline.connectors.http.answers import (
+    HttpResponse,
+    UnclearResponseError,
+    raise_for_reading,
+    read_response,
+    response_reading,
+)
+from pipeline.connectors.http.exchange import TRANSPORT_ERRORS, BoundedTransport, Budget, deadline
+from pipeline.connectors.http.operations import HttpOperation, HttpRequest
 from pipeline.connectors.sdk import HIDDEN, Applied, Call, Connector, NotFound, Retry, Verdict
 from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, LogicError, TransientError
 
@@ -32,7 +38,7 @@ except ImportError as error:
 
 #: Headers that are credentials, whatever they hold.
 _CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
-_PLAIN = (ascii_letters + digits + punctuation).replace("%", "")  #: what a key may hold as it is
+_KEY_CHARACTERS = (ascii_letters + digits + punctuation).replace("%", "")  #: what a key may hold as it is
 
 
 class Http(Connector):
@@ -62,49 +68,47 @@ class Http(Connector):
         self._clients: dict[int, httpx.Client] = {}
         _check_headers({**self.headers, **({"the token": token} if token else {})})
 
-    def _carry_out(self, operation: HttpOperation, call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
+    def _send(self, operation: HttpOperation, call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
         """Send a mutation once. Returns its result, or raises what says whether it happened."""
-        key = wire_key(call)
-        sent = _sent(params, key)
-        request = self._filled(operation, sent)
+        key = header_key(call)
+        sent = _template_values(params, key)
+        request = self._fill(operation, sent)
         if operation.lookup:
-            self._filled(operation.lookup, {**sent, "query": None})  # what could not be looked for is not sent
+            self._fill(operation.lookup, {**sent, "query": None})  # what could not be looked for is not sent
         answer = self._exchange(operation, request, call.ends_at, {self.key_header: key})
-        reading = meaning(answer, operation.statuses)
+        reading = response_reading(answer, operation.statuses)
         if reading is None:
             return answer.result()
-        return complain(reading, self._words(operation, answer))
+        return raise_for_reading(reading, self._description(operation, answer))
 
     def _fetch(self, operation: HttpOperation, params: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out a read. What a mutation would be in doubt about is merely a reason to read again."""
         call = Call.within("", operation.timeout)
         try:
-            answer = self._exchange(operation, self._filled(operation, _sent(params, "")), call.ends_at, {})
-        except UnclearAnswerError as error:
+            answer = self._exchange(operation, self._fill(operation, _template_values(params, "")), call.ends_at, {})
+        except UnclearResponseError as error:
             raise TransientError(str(error)) from None
         if answer.is_success or answer.status == 404:
             return answer.result()
-        reading, words = answer.reading, self._words(operation, answer)
-        if reading.outcome is Outcome.UNKNOWN:
-            reading = Reading(outcome=Outcome.NOT_NOW, after=reading.after)
-        return complain(reading, words)
+        reading, words = answer.reading, self._description(operation, answer)
+        if reading.meaning is ErrorMeaning.UNKNOWN:
+            reading = ErrorReading(meaning=ErrorMeaning.NOT_NOW, after=reading.after)
+        return raise_for_reading(reading, words)
 
-    def _look(self, operation: HttpOperation, call: Call, params: Mapping[str, Any]) -> Verdict:
+    def _reconcile(self, operation: HttpOperation, call: Call, params: Mapping[str, Any]) -> Verdict:
         """Find out what became of a mutation, by its lookup. Whatever is no clear answer is none."""
         lookup = operation.lookup
         assert lookup is not None
-        sent = _sent(params, wire_key(call))
+        sent = _template_values(params, header_key(call))
         try:
-            request = replace(
-                self._filled(lookup, {**sent, "query": None}), json=None
-            )  # what was sent is not sent again
+            request = replace(self._fill(lookup, {**sent, "query": None}), json=None)  # what was sent is not sent again
             answer = self._exchange(lookup, request, call.ends_at, {})
-        except (HandlerError, UnclearAnswerError) as error:
+        except (HandlerError, UnclearResponseError) as error:
             return Retry(str(error))
         if answer.status == 404 and (answer.body in (None, "") or not isinstance(answer.body, str)):
-            return NotFound(f"{lookup.shape.line} answered 404")
+            return NotFound(f"{lookup.template.request_line} answered 404")
         if not answer.is_success:
-            return Retry(self._words(lookup, answer), after=answer.reading.after)
+            return Retry(self._description(lookup, answer), after=answer.reading.after)
         return _verdict(operation, answer, sent)
 
     def close_connections(self) -> None:
@@ -113,11 +117,11 @@ class Http(Connector):
         if client is not None:
             client.close()
 
-    def scrubbed(self, text: str) -> str:
+    def scrub(self, text: str) -> str:
         """Words without this connector's credentials, also those in headers."""
         for secret in self._secrets():
             text = text.replace(secret, HIDDEN)
-        return super().scrubbed(text)
+        return super().scrub(text)
 
     def _secrets(self) -> Iterator[str]:
         yield from (
@@ -127,16 +131,16 @@ class Http(Connector):
             name, password = self.auth[0], self.auth[1].get_secret_value()
             yield from (base64.b64encode(f"{name}:{password}".encode()).decode(), password)
 
-    def _filled(self, operation: HttpOperation, sent: Mapping[str, Any]) -> Filled:
+    def _fill(self, operation: HttpOperation, sent: Mapping[str, Any]) -> HttpRequest:
         try:
-            return operation.shape.filled(sent)
+            return operation.template.fill(sent)
         except LogicError as error:
-            raise LogicError(f"{self.name}.{operation.name}: {operation.shape.line}: {error}") from None
+            raise LogicError(f"{self.name}.{operation.name}: {operation.template.request_line}: {error}") from None
 
     def _exchange(
-        self, operation: HttpOperation, request: Filled, ends_at: float, headers: Mapping[str, str]
-    ) -> Answer:
-        what = f"{self.name}.{operation.name or 'lookup'}: {operation.shape.line}"
+        self, operation: HttpOperation, request: HttpRequest, ends_at: float, headers: Mapping[str, str]
+    ) -> HttpResponse:
+        what = f"{self.name}.{operation.name or 'lookup'}: {operation.template.request_line}"
         client = self._client()
         try:
             body = {} if request.json is None else {"json": request.json}
@@ -144,16 +148,18 @@ class Http(Connector):
                 request.method, self.base_url + request.path, params=request.query or None, headers=headers, **body
             )
         except (TypeError, ValueError, httpx.InvalidURL) as error:
-            raise LogicError(self.scrubbed(f"{what} could not be put together: {error}")) from None
-        with bounded(ends_at) as budget:
+            raise LogicError(self.scrub(f"{what} could not be put together: {error}")) from None
+        with deadline(ends_at) as budget:
             try:
                 response = client.send(made, stream=True)
                 try:
-                    return taken_in(response, keep=self.keep_headers, most=self.max_body)
+                    return read_response(response, keep=self.keep_headers, limit=self.max_body)
                 finally:
                     response.close()
-            except TROUBLE as error:
-                raise _troubled(budget, error, self.scrubbed(f"{what}: {type(error).__name__}: {error}")) from None
+            except TRANSPORT_ERRORS as error:
+                raise _no_response_error(
+                    budget, error, self.scrub(f"{what}: {type(error).__name__}: {error}")
+                ) from None
 
     def _client(self) -> httpx.Client:
         """The client of this process. One from before a fork is left alone: its sockets are the parent's."""
@@ -162,7 +168,7 @@ class Http(Connector):
 
     def _new_client(self) -> httpx.Client:
         headers = {"Accept": "application/json, */*;q=0.5", "Accept-Encoding": "identity"}
-        headers |= {name: _revealed(value) for name, value in self.headers.items()}
+        headers |= {name: _reveal(value) for name, value in self.headers.items()}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token.get_secret_value()}"
         auth = (self.auth[0], self.auth[1].get_secret_value()) if isinstance(self.auth, tuple) else self.auth
@@ -176,33 +182,33 @@ class Http(Connector):
             follow_redirects=False,
         )
 
-    def _words(self, operation: HttpOperation, answer: Answer) -> str:
+    def _description(self, operation: HttpOperation, answer: HttpResponse) -> str:
         """What was answered. The body is left out where the operation hides something: it may repeat it."""
         said = "" if operation.redact else answer.snippet()
         name = f"{self.name}.{operation.name}: " if operation.name else ""
-        return self.scrubbed(f"{name}{operation.shape.line} answered {answer.status}{said}.")
+        return self.scrub(f"{name}{operation.template.request_line} answered {answer.status}{said}.")
 
 
-def wire_key(call: Call) -> str:
+def header_key(call: Call) -> str:
     """The idempotency key as every header can carry it; what is not plain is quoted."""
-    return quote(call.idempotency_key, safe=_PLAIN)
+    return quote(call.idempotency_key, safe=_KEY_CHARACTERS)
 
 
-def _sent(params: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _template_values(params: Mapping[str, Any], key: str) -> dict[str, Any]:
     json = params.get("json")
     body = json.model_dump(mode="json", by_alias=True) if isinstance(json, BaseModel) else json
     return {**params, "json": body, "key": key}
 
 
-def _verdict(operation: HttpOperation, answer: Answer, sent: Mapping[str, Any]) -> Verdict:
+def _verdict(operation: HttpOperation, answer: HttpResponse, sent: Mapping[str, Any]) -> Verdict:
     """What a lookup that was answered says. Only what ``found`` accepts, or a single thing, was found."""
     assert operation.lookup is not None
-    line = operation.lookup.shape.line
+    line = operation.lookup.template.request_line
     if operation.found is None:
         if answer.status != 200 or not isinstance(answer.body, dict) or not answer.body:
             return Retry(f"{line} answered {answer.status} without one thing in it; expected one, or found= to pick it")
         return Applied(answer.result())
-    if answer.is_cut:
+    if answer.is_truncated:
         return Retry(f"{line} answered more than can be looked through; expected a narrower lookup")
     try:
         found = operation.found(answer.body, sent)
@@ -215,10 +221,10 @@ def _verdict(operation: HttpOperation, answer: Answer, sent: Mapping[str, Any]) 
     return NotFound(f"{line} does not have it") if found is None else Applied({**answer.result(), "body": found})
 
 
-def _troubled(budget: Budget, error: BaseException, words: str) -> Exception:
+def _no_response_error(budget: Budget, error: BaseException, words: str) -> Exception:
     """What to raise when no whole answer came. Until the first byte was sent, nothing can have happened."""
-    if budget.is_sent:
-        return UnclearAnswerError(f"{words}. It was sent, and may or may not have been carried out.")
+    if budget.has_sent:
+        return UnclearResponseError(f"{words}. It was sent, and may or may not have been carried out.")
     if any(isinstance(each, ssl.SSLCertVerificationError) for each in (error, *error.args)):
         return AuthError(f"{words}. Nothing was sent: the server's certificate is not trusted.")
     if type(error).__name__ == "LocalProtocolError":
@@ -248,7 +254,7 @@ def _check_headers(headers: Mapping[str, str | SecretStr]) -> None:
     for name, value in headers.items():
         if name.lower() in _CREDENTIALS and not isinstance(value, SecretStr):
             raise InvalidInputError(f"The header {name!r} is a credential; expected it as a SecretStr.")
-        text = _revealed(value)
+        text = _reveal(value)
         if not text.isascii() or not text.isprintable() or text != text.strip():
             raise InvalidInputError(
                 f"{name!r} has characters that no header can carry, perhaps a line break at its end; "
@@ -256,5 +262,5 @@ def _check_headers(headers: Mapping[str, str | SecretStr]) -> None:
             )
 
 
-def _revealed(value: str | SecretStr) -> str:
+def _reveal(value: str | SecretStr) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else value

@@ -20,7 +20,7 @@ import httpcore
 import httpx
 
 #: What can go wrong between two sockets, whichever layer says it.
-TROUBLE = (
+TRANSPORT_ERRORS = (
     httpx.HTTPError,
     httpcore.NetworkError,
     httpcore.ProtocolError,
@@ -29,7 +29,7 @@ TROUBLE = (
     httpcore.UnsupportedProtocol,
     OSError,
 )
-_PIECE = 8192  #: small enough for a socket that can be written to at all to take it at once
+_CHUNK = 8192  #: small enough for a socket that can be written to at all to take it at once
 _IDLE = 20, 5.0  #: connections kept for the next call, and seconds
 
 
@@ -37,9 +37,9 @@ class Budget:
     """How long an exchange may still take, and whether any byte of it has been handed to a socket."""
 
     def __init__(self, ends_at: float) -> None:
-        self.ends_at, self.is_sent = ends_at, False
+        self.ends_at, self.has_sent = ends_at, False
 
-    def left(self, late: type[Exception]) -> float:
+    def seconds_left(self, late: type[Exception]) -> float:
         """Seconds that are left; raises this error when none are."""
         seconds = self.ends_at - time.monotonic()
         if seconds <= 0:
@@ -51,7 +51,7 @@ _BUDGET: ContextVar[Budget] = ContextVar("budget")
 
 
 @contextmanager
-def bounded(ends_at: float) -> Iterator[Budget]:
+def deadline(ends_at: float) -> Iterator[Budget]:
     """Let every exchange inside this block end by then, on the monotonic clock."""
     budget = Budget(ends_at)
     token = _BUDGET.set(budget)
@@ -68,14 +68,14 @@ class BoundedStream(httpcore.NetworkStream):
         self.inner = inner
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002 - the budget decides
-        return self.inner.read(max_bytes, _BUDGET.get().left(httpcore.ReadTimeout))
+        return self.inner.read(max_bytes, _BUDGET.get().seconds_left(httpcore.ReadTimeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002 - the budget decides
         budget = _BUDGET.get()
-        for start in range(0, len(buffer), _PIECE):
-            left = budget.left(httpcore.WriteTimeout)
-            budget.is_sent = True  # before the write: one that fails may have sent a part
-            self.inner.write(buffer[start : start + _PIECE], left)
+        for start in range(0, len(buffer), _CHUNK):
+            left = budget.seconds_left(httpcore.WriteTimeout)
+            budget.has_sent = True  # before the write: one that fails may have sent a part
+            self.inner.write(buffer[start : start + _CHUNK], left)
 
     def close(self) -> None:
         self.inner.close()
@@ -86,7 +86,7 @@ class BoundedStream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ARG002 - the budget decides
     ) -> httpcore.NetworkStream:
-        left = _BUDGET.get().left(httpcore.ConnectTimeout)
+        left = _BUDGET.get().seconds_left(httpcore.ConnectTimeout)
         return BoundedStream(self.inner.start_tls(ssl_context, server_hostname, left))
 
     def get_extra_info(self, info: str) -> Any:
@@ -108,9 +108,9 @@ class BoundedBackend(httpcore.NetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
         budget = _BUDGET.get()
-        waiting = _addresses(host, port, budget.left(httpcore.ConnectTimeout))
+        waiting = _addresses(host, port, budget.seconds_left(httpcore.ConnectTimeout))
         while True:
-            share = budget.left(httpcore.ConnectTimeout) / len(waiting)
+            share = budget.seconds_left(httpcore.ConnectTimeout) / len(waiting)
             try:
                 made = self.inner.connect_tcp(waiting.pop(0), port, share, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
@@ -152,13 +152,13 @@ class BoundedTransport(httpx.BaseTransport):
 
 class _Body(httpx.SyncByteStream):
     def __init__(self, answer: httpcore.Response) -> None:
-        self.answer = answer
+        self.response = answer
 
     def __iter__(self) -> Iterator[bytes]:
-        return self.answer.iter_stream()
+        return self.response.iter_stream()
 
     def close(self) -> None:
-        self.answer.close()
+        self.response.close()
 
 
 def _addresses(host: str, port: int, left: float) -> list[str]:
@@ -168,7 +168,7 @@ def _addresses(host: str, port: int, left: float) -> list[str]:
     except ValueError:
         pass
     found: SimpleQueue[list[str] | OSError] = SimpleQueue()
-    threading.Thread(target=_look_up, args=(host, port, found), name="pipeline-lookup", daemon=True).start()
+    threading.Thread(target=_resolve_host, args=(host, port, found), name="pipeline-lookup", daemon=True).start()
     try:
         answer = found.get(timeout=left)
     except Empty:
@@ -178,7 +178,7 @@ def _addresses(host: str, port: int, left: float) -> list[str]:
     return answer
 
 
-def _look_up(host: str, port: int, found: SimpleQueue[list[str] | OSError]) -> None:
+def _resolve_host(host: str, port: int, found: SimpleQueue[list[str] | OSError]) -> None:
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:

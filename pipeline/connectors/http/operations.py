@@ -10,10 +10,10 @@ from typing import Any, TypedDict, Unpack
 from pydantic import BaseModel
 
 from pipeline.connectors.http.answers import checked_statuses
-from pipeline.connectors.http.templates import Template, checked_path, names
+from pipeline.connectors.http.templates import Template, all_parameters, checked_path
 from pipeline.connectors.sdk import Operation
 from pipeline.domain.errors import InvalidInputError, LogicError
-from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
+from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
 
 Query = Mapping[str, str | int | bool]
 
@@ -22,7 +22,7 @@ _SETTLE = timedelta(minutes=1)  #: unless declared: a server may commit after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
+class HttpRequest:
     """A request with everything in its place."""
 
     method: str
@@ -32,7 +32,7 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class RequestTemplate:
     """What an operation sends, before its parameters are known."""
 
     method: str
@@ -41,16 +41,16 @@ class Shape:
     key_field: str | None = None
 
     @property
-    def line(self) -> str:
+    def request_line(self) -> str:
         """The request as it is shown to people: without any value."""
         return f"{self.method} {self.path.text}"
 
     @property
-    def kinds(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """The parameters it takes, with their types."""
-        return names(self.path, *self.query.values())
+        return all_parameters(self.path, *self.query.values())
 
-    def filled(self, sent: Mapping[str, Any]) -> Filled:
+    def fill(self, sent: Mapping[str, Any]) -> HttpRequest:
         """The request for these values. Raises LogicError when one is missing."""
         body = sent.get("json")
         if self.key_field:
@@ -59,29 +59,29 @@ class Shape:
                     f"json is a {type(body).__name__}; expected an object, which {self.key_field!r} goes into"
                 )
             body = {**(body or {}), self.key_field: sent["key"]}
-        query = {name: template.filled(sent, as_path=False) for name, template in self.query.items()}
+        query = {name: template.fill(sent, as_path=False) for name, template in self.query.items()}
         query |= {name: value for name, value in (sent.get("query") or {}).items() if value is not None}
-        return Filled(method=self.method, path=self.path.filled(sent, as_path=True), query=query, json=body)
+        return HttpRequest(method=self.method, path=self.path.fill(sent, as_path=True), query=query, json=body)
 
 
 @dataclass(slots=True, kw_only=True)
 class HttpOperation(Operation[Any]):
     """An operation that is one request."""
 
-    shape: Shape
+    template: RequestTemplate
     statuses: dict[int, str]
     lookup: "HttpOperation | None" = None
     found: Callable[..., Any] | None = None
 
 
-class Facts(TypedDict, total=False):
+class HttpMutationOptions(TypedDict, total=False):
     """What may be said about a mutation. The first eight are those of ``pipeline.mutation``."""
 
     timeout: timedelta
     settle: timedelta
     keyed: bool
     policy: ReconcilePolicy
-    retry: RetryPolicy
+    retry: MutationRetryPolicy
     breaker: BreakerPolicy
     redact: Collection[str]
     shows: str
@@ -99,34 +99,34 @@ def get(path: str, *, query: Query | None = None, timeout: timedelta = timedelta
     def look(connector: Any, **params: Any) -> Any:
         return connector._fetch(operation, params)
 
-    shape = _shape("GET", path, query)
+    shape = _template("GET", path, query)
     operation = _operation(look, shape, _optional("query", dict[str, Any] | None), timeout=timeout, is_mutation=False)
     return operation
 
 
-def post(path: str, **facts: Unpack[Facts]) -> HttpOperation:
+def post(path: str, **facts: Unpack[HttpMutationOptions]) -> HttpOperation:
     """Declare a mutation that is sent as POST."""
     return _mutation("POST", path, facts)
 
 
-def put(path: str, **facts: Unpack[Facts]) -> HttpOperation:
+def put(path: str, **facts: Unpack[HttpMutationOptions]) -> HttpOperation:
     """Declare a mutation that is sent as PUT."""
     return _mutation("PUT", path, facts)
 
 
-def patch(path: str, **facts: Unpack[Facts]) -> HttpOperation:
+def patch(path: str, **facts: Unpack[HttpMutationOptions]) -> HttpOperation:
     """Declare a mutation that is sent as PATCH."""
     return _mutation("PATCH", path, facts)
 
 
-def delete(path: str, **facts: Unpack[Facts]) -> HttpOperation:
+def delete(path: str, **facts: Unpack[HttpMutationOptions]) -> HttpOperation:
     """Declare a mutation that is sent as DELETE."""
     return _mutation("DELETE", path, facts)
 
 
-def _mutation(method: str, path: str, facts: Facts) -> HttpOperation:
+def _mutation(method: str, path: str, facts: HttpMutationOptions) -> HttpOperation:
     rest: dict[str, Any] = dict(facts)
-    shape = _shape(method, path, rest.pop("query", None), rest.pop("key_field", None))
+    shape = _template(method, path, rest.pop("query", None), rest.pop("key_field", None))
     body, redact = rest.pop("body", None), frozenset(rest.pop("redact", ()))
     lookup, found = rest.get("lookup"), rest.pop("found", None)
     _check_lookup(shape, lookup, found)
@@ -141,48 +141,53 @@ def _mutation(method: str, path: str, facts: Facts) -> HttpOperation:
     takes = {**json, **_optional("query", dict[str, Any] | None)}
     statuses = checked_statuses(rest.pop("statuses", {}))
     operation = _operation(send, shape, takes, is_mutation=True, statuses=statuses, redact=redact, **rest)
-    operation.found = found and _with_both(found)
-    operation.look = look if lookup else None
+    operation.found = found and _with_two_arguments(found)
+    operation.reconcile_function = look if lookup else None
     return operation
 
 
-def _shape(method: str, path: str, query: Query | None, key_field: str | None = None) -> Shape:
+def _template(method: str, path: str, query: Query | None, key_field: str | None = None) -> RequestTemplate:
     templates = {name: Template(str(value)) for name, value in (query or {}).items()}
-    return Shape(method=method, path=checked_path(path), query=templates, key_field=key_field)
+    return RequestTemplate(method=method, path=checked_path(path), query=templates, key_field=key_field)
 
 
-def _check_lookup(shape: Shape, lookup: HttpOperation | None, found: Callable[..., Any] | None) -> None:
+def _check_lookup(shape: RequestTemplate, lookup: HttpOperation | None, found: Callable[..., Any] | None) -> None:
     """A lookup that could not be asked, or whose answer nobody could read, is refused where it is declared."""
     if lookup is None:
         if found is not None:
-            raise InvalidInputError(f"{shape.line} has found= without lookup=; expected the read that it looks into.")
+            raise InvalidInputError(
+                f"{shape.request_line} has found= without lookup=; expected the read that it looks into."
+            )
         return
     if not isinstance(lookup, HttpOperation) or lookup.is_mutation:
-        raise InvalidInputError(f"{shape.line} has a lookup that is no read; expected lookup=get(...).")
-    missing = sorted(set(lookup.shape.kinds) - set(shape.kinds))
+        raise InvalidInputError(f"{shape.request_line} has a lookup that is no read; expected lookup=get(...).")
+    missing = sorted(set(lookup.template.parameters) - set(shape.parameters))
     if missing:
         raise InvalidInputError(
-            f"{shape.line} is looked up by {lookup.shape.line}, which needs {{{missing[0]}}}; expected a parameter of "
+            f"{shape.request_line} is looked up by {lookup.template.request_line}, which needs "
+            f"{{{missing[0]}}}; expected a parameter of "
             "the mutation, {key} for the idempotency key, or a value of its body like {json.id}."
         )
-    if lookup.shape.query and found is None:
+    if lookup.template.query and found is None:
         raise InvalidInputError(
-            f"{shape.line} is looked up by a search, which answers 200 when it finds nothing too; "
+            f"{shape.request_line} is looked up by a search, which answers 200 when it finds nothing too; "
             "expected found=, a function from the answer's body to what was found, or to None."
         )
 
 
-def _operation(function: Any, shape: Shape, takes: dict[str, inspect.Parameter], **rest: Any) -> HttpOperation:
+def _operation(
+    function: Any, shape: RequestTemplate, takes: dict[str, inspect.Parameter], **rest: Any
+) -> HttpOperation:
     """Give the function the signature that the declaration means, and make it an operation."""
-    taken = {**{name: _required(name, kind)[name] for name, kind in shape.kinds.items()}, **takes}
+    taken = {**{name: _required(name, kind)[name] for name, kind in shape.parameters.items()}, **takes}
     first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "call")]
     function.__signature__ = inspect.Signature([*first[: 2 if rest["is_mutation"] else 1], *taken.values()])
     function.__annotations__ = {name: parameter.annotation for name, parameter in taken.items()}
-    function.__name__ = function.__qualname__ = shape.line
+    function.__name__ = function.__qualname__ = shape.request_line
     with warnings.catch_warnings():
         # A parameter called json hides a method of pydantic's models that is going away, and that nothing here calls.
         warnings.filterwarnings("ignore", message='Field name "json"', category=UserWarning)
-        return HttpOperation(function=function, shape=shape, **{"statuses": {}, "settle": _SETTLE, **rest})
+        return HttpOperation(function=function, template=shape, **{"statuses": {}, "settle": _SETTLE, **rest})
 
 
 def _required(name: str, kind: Any) -> dict[str, inspect.Parameter]:
@@ -193,7 +198,7 @@ def _optional(name: str, kind: Any) -> dict[str, inspect.Parameter]:
     return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None)}
 
 
-def _with_both(found: Callable[..., Any]) -> Callable[..., Any]:
+def _with_two_arguments(found: Callable[..., Any]) -> Callable[..., Any]:
     """A function of the body alone, called like one that also asks what was sent."""
     takes = [each for each in inspect.signature(found).parameters.values() if each.default is each.empty]
     if len(takes) > 1:

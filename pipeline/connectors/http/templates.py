@@ -15,22 +15,22 @@ from pydantic import AfterValidator
 
 from pipeline.domain.errors import InvalidInputError, LogicError
 
-_HOLE = re.compile(r"\{([^{}]*)\}")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _NAME = re.compile(r"(?P<name>[a-z_][a-z0-9_]*)(:(?P<kind>[a-z]+))?", re.IGNORECASE)
-_WITHIN = re.compile(r"json(\.\w+)+")
-_TAKEN = frozenset({"self", "call", "json", "query"})
+_BODY_PATH = re.compile(r"json(\.\w+)+")
+_RESERVED = frozenset({"self", "call", "json", "query"})
 
 
-def _segment(value: str | int) -> str | int:
+def _check_segment(value: str | int) -> str | int:
     """A piece of a path that stays the piece it is: nothing, or dots, would lead somewhere else."""
     if value in ("", ".", ".."):
         raise ValueError(f"{value!r} would lead to another path; expected text that names one thing")
     return value
 
 
-_KINDS: dict[str | None, Any] = {
-    None: Annotated[str | int, AfterValidator(_segment)],
-    "str": Annotated[str, AfterValidator(_segment)],
+_TYPES: dict[str | None, Any] = {
+    None: Annotated[str | int, AfterValidator(_check_segment)],
+    "str": Annotated[str, AfterValidator(_check_segment)],
     "int": int,
     "uuid": UUID,
 }
@@ -41,30 +41,30 @@ class Template:
     """Text with holes. Made once, when an operation is declared; what is wrong with it is said there."""
 
     text: str
-    kinds: dict[str, Any] = field(init=False)  #: parameters by name, with their types
+    parameters: dict[str, Any] = field(init=False)  #: parameters by name, with their types
     uses_key: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        kinds, holes = {}, _HOLE.findall(self.text)
-        if _HOLE.sub("", self.text).count("{") or _HOLE.sub("", self.text).count("}"):
+        kinds, holes = {}, _PLACEHOLDER.findall(self.text)
+        if _PLACEHOLDER.sub("", self.text).count("{") or _PLACEHOLDER.sub("", self.text).count("}"):
             raise InvalidInputError(f"{self.text!r} has a brace without its other half; expected names in braces.")
         for hole in holes:
-            if hole == "key" or _WITHIN.fullmatch(hole):
+            if hole == "key" or _BODY_PATH.fullmatch(hole):
                 continue
             match = _NAME.fullmatch(hole)
-            if match is None or match["kind"] not in _KINDS or match["name"] in _TAKEN:
-                known = ", ".join(kind for kind in _KINDS if kind)
+            if match is None or match["kind"] not in _TYPES or match["name"] in _RESERVED:
+                known = ", ".join(kind for kind in _TYPES if kind)
                 raise InvalidInputError(
                     f"{self.text!r} has {{{hole}}}; expected a name like {{id}}, of a type like {{id:int}} "
                     f"({known}), {{key}}, or a value of the body like {{json.id}}."
                 )
-            kinds[match["name"]] = _KINDS[match["kind"]]
+            kinds[match["name"]] = _TYPES[match["kind"]]
         object.__setattr__(self, "kinds", kinds)
         object.__setattr__(self, "uses_key", "key" in holes)
 
-    def filled(self, values: Mapping[str, Any], *, as_path: bool) -> str:
+    def fill(self, values: Mapping[str, Any], *, as_path: bool) -> str:
         """The text with these values; in a path each is quoted, slashes too."""
-        return _HOLE.sub(lambda match: _put(match[1].partition(":")[0], values, as_path), self.text)
+        return _PLACEHOLDER.sub(lambda match: _placeholder_text(match[1].partition(":")[0], values, as_path), self.text)
 
 
 def checked_path(text: str) -> Template:
@@ -74,7 +74,7 @@ def checked_path(text: str) -> Template:
     return Template(text)
 
 
-def walked(values: Mapping[str, Any], name: str) -> Any:
+def value_at(values: Mapping[str, Any], name: str) -> Any:
     """A value by its name, or inside the body by its path; None when it is not there."""
     found: Any = values
     for part in name.split("."):
@@ -82,19 +82,19 @@ def walked(values: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def names(*templates: Template) -> dict[str, Any]:
+def all_parameters(*templates: Template) -> dict[str, Any]:
     """The parameters that all of these take together."""
-    return {name: kind for template in templates for name, kind in template.kinds.items()}
+    return {name: kind for template in templates for name, kind in template.parameters.items()}
 
 
-def _put(name: str, values: Mapping[str, Any], as_path: bool) -> str:
-    value = walked(values, name)
+def _placeholder_text(name: str, values: Mapping[str, Any], as_path: bool) -> str:
+    value = value_at(values, name)
     if value is None:
         given = ", ".join(sorted(values)) or "nothing"
         raise LogicError(f"{name} is missing; given were: {given}")
     if not as_path:
         return str(value)
     try:
-        return quote(str(_segment(str(value))), safe="")
+        return quote(str(_check_segment(str(value))), safe="")
     except ValueError as error:
         raise LogicError(f"{name} cannot be part of a path: {error}") from None

@@ -20,27 +20,33 @@ from sqlalchemy.exc import ArgumentError
 
 from pipeline.connectors.sdk import Call, Connector, Operation, Verdict
 from pipeline.connectors.sql.effects import create_effects_table, effects_table
-from pipeline.connectors.sql.errors import Words, before_commit
-from pipeline.connectors.sql.transactions import CALL, connected, keep_bound, look, once
+from pipeline.connectors.sql.errors import ErrorText, error_before_commit
+from pipeline.connectors.sql.transactions import (
+    CURRENT_CALL,
+    execute_once,
+    open_connection,
+    reconcile,
+    set_timeouts_per_statement,
+)
 from pipeline.domain.errors import InvalidInputError
-from pipeline.domain.policies import BreakerPolicy, ReconcilePolicy, RetryPolicy
+from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
 
 _POOL_WAIT = 5  #: seconds to wait for a free connection
-_SILENCE = 30_000  #: milliseconds that sent data may stay unacknowledged before a connection counts as lost
+_TCP_USER_TIMEOUT_MS = 30_000  #: milliseconds that sent data may stay unacknowledged before a connection counts as lost
 
 
-class Facts(TypedDict, total=False):
+class SqlMutationOptions(TypedDict, total=False):
     """What may be said about an operation; each is as in ``pipeline.mutation``."""
 
     timeout: timedelta
     policy: ReconcilePolicy
-    retry: RetryPolicy
+    retry: MutationRetryPolicy
     breaker: BreakerPolicy
     redact: Collection[str]
     shows: str
 
 
-def transaction(**facts: Unpack[Facts]) -> Callable[[Callable[..., Any]], Operation[Any]]:
+def transaction(**facts: Unpack[SqlMutationOptions]) -> Callable[[Callable[..., Any]], Operation[Any]]:
     """Mark a method ``(self, connection, call, *, …)`` that does its work in one transaction and returns JSON.
 
     It must not commit or roll back. It is a mutation of grade A: its key is honoured, and it can be asked about.
@@ -49,13 +55,18 @@ def transaction(**facts: Unpack[Facts]) -> Callable[[Callable[..., Any]], Operat
     def mark(function: Callable[..., Any]) -> Operation[Any]:
         def send(self: Sql, call: Call, **params: Any) -> Any:
             work = functools.partial(function, self, call=call, **params)
-            return once(self.engine, self._table, call, work, self._words(operation, params))
+            return execute_once(self.engine, self._table, call, work, self._error_text(operation, params))
 
         def find(self: Sql, call: Call, **params: Any) -> Verdict:
-            return look(self.engine, self._table, call, self._words(operation, params))
+            return reconcile(self.engine, self._table, call, self._error_text(operation, params))
 
-        rest: dict[str, Any] = {**facts, "redact": frozenset(facts.get("redact", ())), "keyed": True, "look": find}
-        shown = _shown_as(send, function, "self", "connection", "call")
+        rest: dict[str, Any] = {
+            **facts,
+            "redact": frozenset(facts.get("redact", ())),
+            "keyed": True,
+            "reconcile_function": find,
+        }
+        shown = _copy_signature(send, function, "self", "connection", "call")
         operation: Operation[Any] = Operation(function=shown, is_mutation=True, **rest)
         return operation
 
@@ -66,16 +77,18 @@ def query(function: Callable[..., Any]) -> Operation[Any]:
     """Mark a method ``(self, connection, *, …)`` that only looks. What it writes is rolled back."""
 
     def read(self: Sql, **params: Any) -> Any:
-        words = self._words(operation, params)
+        words = self._error_text(operation, params)
         call = Call.within("", operation.timeout)
-        with connected(self.engine, call, words) as connection:
-            keep_bound(connection, call, words)
+        with open_connection(self.engine, call, words) as connection:
+            set_timeouts_per_statement(connection, call, words)
             try:
                 return function(self, connection, **params)
             except Exception as error:  # noqa: BLE001 - a read has nothing to lose
-                raise before_commit(error, words) from None
+                raise error_before_commit(error, words) from None
 
-    operation: Operation[Any] = Operation(function=_shown_as(read, function, "self", "connection"), is_mutation=False)
+    operation: Operation[Any] = Operation(
+        function=_copy_signature(read, function, "self", "connection"), is_mutation=False
+    )
     return operation
 
 
@@ -96,7 +109,7 @@ class Sql(Connector):
     ) -> None:
         if (engine_url is None) == (engine is None):
             raise InvalidInputError(f"{type(self).__qualname__} takes a URL or an engine, one of the two.")
-        self.pool_size, self._given = pool_size, engine
+        self.pool_size, self._caller_engine = pool_size, engine
         url = engine.url if engine is not None else _checked_url(engine_url, type(self).__qualname__)
         self._url = SecretStr(url.render_as_string(hide_password=False))
         self._password = SecretStr(str(url.password or ""))
@@ -114,9 +127,9 @@ class Sql(Connector):
         create_effects_table(self.engine, self._table.schema)
 
     def _new_engine(self) -> Engine:
-        if self._given is not None:
-            self._given.dispose(close=False)
-            return self._given
+        if self._caller_engine is not None:
+            self._caller_engine.dispose(close=False)
+            return self._caller_engine
         url = make_url(self._url.get_secret_value())
         made = create_engine(
             url,
@@ -127,23 +140,23 @@ class Sql(Connector):
             hide_parameters=True,
         )
         if url.get_driver_name() in ("psycopg2", "psycopg"):
-            event.listen(made, "do_connect", _connecting)
+            event.listen(made, "do_connect", _set_connect_timeouts)
         return made
 
-    def _words(self, operation: Operation[Any], params: Mapping[str, Any]) -> Words:
-        hidden = {text for name in operation.redact for text in _texts(params.get(name))}
+    def _error_text(self, operation: Operation[Any], params: Mapping[str, Any]) -> ErrorText:
+        hidden = {text for name in operation.redact for text in _leaves(params.get(name))}
         hidden |= {self._url.get_secret_value(), self._password.get_secret_value()} - {""}
-        return Words(f"{self.name}.{operation.name}", tuple(sorted(hidden, key=len, reverse=True)))
+        return ErrorText(f"{self.name}.{operation.name}", tuple(sorted(hidden, key=len, reverse=True)))
 
 
-def _connecting(_: Any, __: Any, ___: Any, given: dict[str, Any]) -> None:
+def _set_connect_timeouts(_: Any, __: Any, ___: Any, given: dict[str, Any]) -> None:
     """Let a connection take no longer to make than its call may, and notice when the other side is gone."""
-    call = CALL.get()
-    given.setdefault("tcp_user_timeout", _SILENCE)
+    call = CURRENT_CALL.get()
+    given.setdefault("tcp_user_timeout", _TCP_USER_TIMEOUT_MS)
     given.setdefault("connect_timeout", max(1, math.ceil(call.remaining.total_seconds())) if call else 10)
 
 
-def _shown_as(wrapper: Callable[..., Any], function: Callable[..., Any], *first: str) -> Callable[..., Any]:
+def _copy_signature(wrapper: Callable[..., Any], function: Callable[..., Any], *first: str) -> Callable[..., Any]:
     """Give the wrapper the function's parameters, but not the connection: that one is the host's to give."""
     signature = inspect.signature(function)
     names = tuple(signature.parameters)
@@ -167,13 +180,13 @@ def _checked_url(url: SecretStr | str | None, owner: str) -> URL:
         ) from None
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _leaves(value: Any) -> Iterator[str]:
     """Every text and number inside a value."""
     match value:
         case dict():
-            yield from (text for each in value.values() for text in _texts(each))
+            yield from (text for each in value.values() for text in _leaves(each))
         case list() | tuple():
-            yield from (text for each in value for text in _texts(each))
+            yield from (text for each in value for text in _leaves(each))
         case None | bool() | "":
             return
         case _:

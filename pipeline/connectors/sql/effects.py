@@ -24,13 +24,13 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.schema import CreateTable
 
-NAME = "pipeline_effects"
+TABLE_NAME = "pipeline_effects"
 
 
 def effects_table(schema: str | None = None) -> Table:
     """The table as SQLAlchemy knows it, for your own migrations too."""
     return Table(
-        NAME,
+        TABLE_NAME,
         MetaData(),
         Column("key", String(512), primary_key=True),
         Column("operation", String(255), nullable=False),
@@ -46,7 +46,7 @@ def create_effects_table(engine: Engine, schema: str | None = None) -> None:
         with engine.begin() as connection:
             connection.execute(CreateTable(effects_table(schema), if_not_exists=True))
     except DBAPIError:
-        if not inspect(engine).has_table(NAME, schema=schema):
+        if not inspect(engine).has_table(TABLE_NAME, schema=schema):
             raise
 
 
@@ -59,13 +59,13 @@ def claim(connection: Connection, table: Table, key: str, operation: str) -> boo
     return True
 
 
-def remember(connection: Connection, table: Table, key: str, result: Any) -> bool:
+def store_result(connection: Connection, table: Table, key: str, result: Any) -> bool:
     """Write the result beside the claim. False when the claim is gone, because somebody ended its transaction."""
     wanted = table.update().where(table.c.key == key).values(result=result)
     return connection.execute(wanted).rowcount == 1
 
 
-def known(connection: Connection, table: Table, key: str) -> tuple[str, Any] | None:
+def find_effect(connection: Connection, table: Table, key: str) -> tuple[str, Any] | None:
     """The operation that was carried out under this key and its result, as far as that is committed."""
     row = connection.execute(select(table.c.operation, table.c.result).where(table.c.key == key)).first()
     return None if row is None else (row[0], row[1])

@@ -16,30 +16,36 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.connectors.sdk import Applied, Call, NotFound, Retry, Verdict
 from pipeline.connectors.sql import effects
-from pipeline.connectors.sql.errors import UnknownCommitError, Words, at_claim, at_commit, before_commit
+from pipeline.connectors.sql.errors import (
+    ErrorText,
+    UnknownCommitError,
+    error_at_claim,
+    error_at_commit,
+    error_before_commit,
+)
 from pipeline.domain.errors import HandlerError, LogicError, PayloadError, TransientError
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.values import DEFAULT_LIMITS
 
 Work = Callable[[Connection], Any]
 
-_LOOK_SHARE = 0.8  #: of the time for a look is spent waiting; the rest is for saying that it was in vain
+_RECONCILE_WAIT_SHARE = 0.8  #: of the time for a look is spent waiting; the rest is for saying that it was in vain
 _GRACE = timedelta(seconds=1)  #: after the deadline, before the server ends a transaction whose client is silent
 
 #: The call that a connection is being made for.
-CALL: ContextVar[Call | None] = ContextVar("call", default=None)
+CURRENT_CALL: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
-def once(engine: Engine, table: Table, call: Call, work: Work, words: Words) -> Any:
+def execute_once(engine: Engine, table: Table, call: Call, work: Work, words: ErrorText) -> Any:
     """Do the work and remember its result, unless the key was used: then give back what is remembered."""
-    with connected(engine, call, words) as connection:
+    with open_connection(engine, call, words) as connection:
         begun = connection.begin()
         try:
-            bound(connection, call.remaining)
-            is_claimed = _claimed(connection, table, call, words)
+            set_timeouts(connection, call.remaining)
+            is_claimed = _claim(connection, table, call, words)
             if is_claimed:
-                result = _done(connection, table, call, work, words)
-            in_time(call, words)
+                result = _execute(connection, table, call, work, words)
+            require_time_left(call, words)
         except UnknownCommitError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was, it is rolled back
@@ -48,50 +54,50 @@ def once(engine: Engine, table: Table, call: Call, work: Work, words: Words) -> 
                 raise UnknownCommitError(said) from None
             with suppress(SQLAlchemyError):
                 begun.rollback()
-            raise before_commit(error, words) from None
+            raise error_before_commit(error, words) from None
         if not is_claimed:
             begun.rollback()
-            return _remembered(connection, table, call, words)
+            return _stored_result(connection, table, call, words)
         if not begun.is_active:
             raise UnknownCommitError(f"{words.name} ended its own transaction; expected it to leave that to the host.")
         try:
             begun.commit()
         except Exception as error:  # noqa: BLE001 - whatever it was, COMMIT may have been heard
-            raise at_commit(error, words) from None
+            raise error_at_commit(error, words) from None
         return result
 
 
-def look(engine: Engine, table: Table, call: Call, words: Words) -> Verdict:
+def reconcile(engine: Engine, table: Table, call: Call, words: ErrorText) -> Verdict:
     """What became of a call. Takes the key as a sender would, and gives it back: so it waits for one that has it.
 
     It is asked where writing is possible, so a copy of the database that lags behind cannot answer.
     """
     try:
-        with connected(engine, call, words) as connection:
+        with open_connection(engine, call, words) as connection:
             begun = connection.begin()
-            bound(connection, call.remaining * _LOOK_SHARE)
+            set_timeouts(connection, call.remaining * _RECONCILE_WAIT_SHARE)
             is_free = effects.claim(connection, table, call.idempotency_key, words.name)
             begun.rollback()
             if is_free:
                 return NotFound(f"{table.name} does not have the key, and no open transaction holds it")
-            return Applied(_remembered(connection, table, call, words))
+            return Applied(_stored_result(connection, table, call, words))
     except SQLAlchemyError as error:
-        return Retry(words.of(error))
+        return Retry(words.describe(error))
     except (HandlerError, UnknownCommitError) as error:
         return Retry(str(error))
 
 
 @contextmanager
-def connected(engine: Engine, call: Call, words: Words) -> Iterator[Connection]:
+def open_connection(engine: Engine, call: Call, words: ErrorText) -> Iterator[Connection]:
     """A connection for this call. Whatever is open when it is given back is rolled back."""
-    in_time(call, words)
-    token = CALL.set(call)
+    require_time_left(call, words)
+    token = CURRENT_CALL.set(call)
     try:
         connection = engine.connect()
     except Exception as error:  # noqa: BLE001 - whatever it was, nothing was sent
-        raise before_commit(error, words) from None
+        raise error_before_commit(error, words) from None
     finally:
-        CALL.reset(token)
+        CURRENT_CALL.reset(token)
     try:
         if getattr(connection.connection.dbapi_connection, "autocommit", None) is True:
             raise LogicError(f"{words.name}: the engine commits each statement by itself; expected transactions.")
@@ -101,7 +107,7 @@ def connected(engine: Engine, call: Call, words: Words) -> Iterator[Connection]:
             connection.close()
 
 
-def bound(connection: Connection, left: timedelta) -> None:
+def set_timeouts(connection: Connection, left: timedelta) -> None:
     """Let the server stop a statement, a wait for a lock, or a transaction whose client went silent."""
     if connection.dialect.name == "postgresql":
         statement, idle = (max(1, round(span.total_seconds() * 1000)) for span in (left, left + _GRACE))
@@ -111,57 +117,59 @@ def bound(connection: Connection, left: timedelta) -> None:
         )
 
 
-def keep_bound(connection: Connection, call: Call, words: Words) -> None:
+def set_timeouts_per_statement(connection: Connection, call: Call, words: ErrorText) -> None:
     """Bound every statement from here on by what is left when it begins."""
     is_busy = False
 
     def before(*_: Any) -> None:
         nonlocal is_busy
         if not is_busy:
-            in_time(call, words)
+            require_time_left(call, words)
             is_busy = True
             try:
-                bound(connection, call.remaining)
+                set_timeouts(connection, call.remaining)
             finally:
                 is_busy = False
 
     event.listen(connection, "before_cursor_execute", before)
 
 
-def in_time(call: Call, words: Words) -> None:
+def require_time_left(call: Call, words: ErrorText) -> None:
     """Raise when the deadline has passed. Nothing was committed so far."""
     if not call.remaining:
         raise TransientError(f"{words.name}: the time for this call was over before anything was committed.")
 
 
-def _claimed(connection: Connection, table: Table, call: Call, words: Words) -> bool:
+def _claim(connection: Connection, table: Table, call: Call, words: ErrorText) -> bool:
     try:
         return effects.claim(connection, table, call.idempotency_key, words.name)
     except SQLAlchemyError as error:
-        raise at_claim(error, words) from None
+        raise error_at_claim(error, words) from None
 
 
-def _done(connection: Connection, table: Table, call: Call, work: Work, words: Words) -> Any:
-    in_time(call, words)  # now that the key is held: see above
-    keep_bound(connection, call, words)
+def _execute(connection: Connection, table: Table, call: Call, work: Work, words: ErrorText) -> Any:
+    require_time_left(call, words)  # now that the key is held: see above
+    set_timeouts_per_statement(connection, call, words)
     result = work(connection)
     try:
         checked_json(result, what=f"result of {words.name}", limit=DEFAULT_LIMITS.result)
     except PayloadError as error:
         raise LogicError(str(error)) from None
-    if connection.in_transaction() and not effects.remember(connection, table, call.idempotency_key, result):
+    if connection.in_transaction() and not effects.store_result(connection, table, call.idempotency_key, result):
         raise LogicError(f"{words.name} rolled back its own transaction; expected it to leave that to the host.")
     return result
 
 
-def _remembered(connection: Connection, table: Table, call: Call, words: Words) -> Any:
+def _stored_result(connection: Connection, table: Table, call: Call, words: ErrorText) -> Any:
     """What was done under this key. It is committed, or the key could have been claimed."""
     try:
         with connection.begin():
-            bound(connection, call.remaining)
-            row = effects.known(connection, table, call.idempotency_key)
+            set_timeouts(connection, call.remaining)
+            row = effects.find_effect(connection, table, call.idempotency_key)
     except SQLAlchemyError as error:
-        raise UnknownCommitError(f"{words.of(error)}. It was done before, and its result could not be read.") from None
+        raise UnknownCommitError(
+            f"{words.describe(error)}. It was done before, and its result could not be read."
+        ) from None
     if row is None:
         raise UnknownCommitError(f"{words.name}: the key was used, and {table.name} has lost it since.")
     operation, result = row

@@ -11,7 +11,7 @@ from sqlalchemy import Row, text
 
 from pipeline.store.database import Transaction
 
-WAITS = """
+ATTENTION_ITEMS = """
   SELECT 'maintenance' AS kind, 'task ' || id AS subject, workflow, reason, opened_at AS since
   FROM pipeline.maintenance_tasks WHERE closed_at IS NULL
   UNION ALL
@@ -42,13 +42,13 @@ WAITS = """
   ) d JOIN pipeline.events e ON e.id = d.event_id
 """
 
-_UNANNOUNCED = text(f"""
-SELECT w.* FROM ({WAITS}) w
+_UNDELIVERED_NOTICES = text(f"""
+SELECT w.* FROM ({ATTENTION_ITEMS}) w
 WHERE NOT EXISTS (SELECT FROM pipeline.notices n WHERE n.kind = w.kind AND n.subject = w.subject)
 ORDER BY w.since, w.kind, w.subject OFFSET :skip LIMIT :limit
 """)
 
 
-def unannounced(tx: Transaction, *, limit: int = 100, skip: int = 0) -> Sequence[Row[Any]]:
+def undelivered_notices(tx: Transaction, *, limit: int = 100, offset: int = 0) -> Sequence[Row[Any]]:
     """What waits for a person and nobody was told of yet, oldest first."""
-    return tx.all(_UNANNOUNCED, limit=limit, skip=skip)
+    return tx.all(_UNDELIVERED_NOTICES, limit=limit, skip=offset)

@@ -16,13 +16,15 @@ from pipeline.store.database import Transaction
 Rows = Sequence[Row[Any]]
 
 #: How much is counted before a number becomes "at least": of one workflow, one consumer, one kind.
-MOST = 100_000
+MAX_COUNT = 100_000
 #: For consumers of several topics, whose events have to be looked at one by one.
-MOST_MIXED = 10_000
+MAX_COUNT_MIXED = 10_000
 #: How long one of these statements may take.
-PATIENCE = timedelta(seconds=2)
+STATEMENT_TIMEOUT = timedelta(seconds=2)
 
-_CAREFULLY = text("SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', :ms, true)")
+_LIMIT_READS = text(
+    "SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', :ms, true)"
+)
 
 #: Runs that are not over, and stopped ones that another will carry on.
 RUNS = text("""
@@ -91,18 +93,20 @@ SELECT
      OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'))) AS unheard
 """)
 
-_MAY_BE_TAKEN = """d.offered_to IS NULL AND NOT d.declined
+_IS_AVAILABLE = """d.offered_to IS NULL AND NOT d.declined
     AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())"""
 #: A workflow that a person, a block or maintenance holds back starts nothing: more workers would only wait.
-_MAY_START = """EXISTS (SELECT FROM pipeline.workflows w
+_CAN_WORKFLOW_START = """EXISTS (SELECT FROM pipeline.workflows w
     WHERE w.name = h.workflow AND w.desired = 'active' AND NOT w.maintenance)
   AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = h.workflow AND b.closed_at IS NULL)"""
 
 #: Consumers of one topic: the index alone counts, and the first row that may be taken is the oldest.
 BACKLOG = text(f"""
 SELECT h.workflow, s.topic, h.name AS handler, waiting.number,
-  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - e.created_at), 0) ELSE 0 END AS age,
-  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - l.created_at), 0) ELSE 0 END AS left_alone
+  CASE WHEN {_CAN_WORKFLOW_START} THEN coalesce(extract(epoch FROM pipeline.clock() - e.created_at), 0)
+    ELSE 0 END AS age,
+  CASE WHEN {_CAN_WORKFLOW_START} THEN coalesce(extract(epoch FROM pipeline.clock() - l.created_at), 0)
+    ELSE 0 END AS left_alone
 FROM pipeline.handlers h
 JOIN (SELECT workflow, handler_id, min(topic) AS topic FROM pipeline.subscriptions
       GROUP BY workflow, handler_id HAVING count(*) = 1) s ON s.workflow = h.workflow AND s.handler_id = h.id
@@ -111,7 +115,7 @@ CROSS JOIN LATERAL (SELECT count(*) AS number FROM (
   ORDER BY d.event_id LIMIT :most) d) waiting
 LEFT JOIN LATERAL (
   SELECT d.event_id FROM pipeline.deliveries d
-  WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark AND {_MAY_BE_TAKEN}
+  WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark AND {_IS_AVAILABLE}
   ORDER BY d.event_id LIMIT 1) oldest ON true
 LEFT JOIN pipeline.events e ON e.id = oldest.event_id
 LEFT JOIN LATERAL (
@@ -125,14 +129,15 @@ WHERE NOT h.retired
 #: Consumers of several topics: what waits longest, event by event.
 BACKLOG_MIXED = text(f"""
 SELECT h.workflow, s.topic, h.name AS handler, coalesce(waiting.number, 0) AS number,
-  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.oldest), 0) ELSE 0 END AS age,
-  CASE WHEN {_MAY_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.left_alone), 0) ELSE 0 END
+  CASE WHEN {_CAN_WORKFLOW_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.oldest), 0)
+    ELSE 0 END AS age,
+  CASE WHEN {_CAN_WORKFLOW_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.left_alone), 0) ELSE 0 END
     AS left_alone
 FROM pipeline.handlers h JOIN pipeline.subscriptions s ON s.workflow = h.workflow AND s.handler_id = h.id
 LEFT JOIN LATERAL (
   SELECT e.topic, count(*) AS number, min(e.created_at) FILTER (WHERE d.may_be_taken) AS oldest,
     min(e.created_at) FILTER (WHERE d.declined) AS left_alone
-  FROM (SELECT d.event_id, d.declined, {_MAY_BE_TAKEN} AS may_be_taken FROM pipeline.deliveries d
+  FROM (SELECT d.event_id, d.declined, {_IS_AVAILABLE} AS may_be_taken FROM pipeline.deliveries d
         WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
         ORDER BY d.event_id LIMIT :most) d
   JOIN pipeline.events e ON e.id = d.event_id GROUP BY e.topic) waiting ON waiting.topic = s.topic
@@ -141,7 +146,7 @@ WHERE NOT h.retired AND (SELECT count(*) FROM pipeline.subscriptions o
 """)
 
 #: From the publish of the oldest input to the commit, of runs that commit in this transaction.
-WAITED = text("""
+RUN_LATENCIES = text("""
 SELECT r.workflow, h.name AS handler, extract(epoch FROM r.finished_at - (
   SELECT min(e.created_at) FROM pipeline.events e WHERE e.id = ANY(r.event_ids))) AS seconds
 FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
@@ -149,53 +154,53 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.event_ids <> '{}'
 """)
 
 
-def carefully(tx: Transaction) -> None:
+def limit_reads(tx: Transaction) -> None:
     """From here on this transaction only reads, and no statement of it takes long."""
-    tx.all(_CAREFULLY, ms=str(PATIENCE // timedelta(milliseconds=1)))
+    tx.all(_LIMIT_READS, ms=str(STATEMENT_TIMEOUT // timedelta(milliseconds=1)))
 
 
 def runs(tx: Transaction) -> Rows:
     """Runs that are not over, by workflow, phase and status."""
-    return tx.all(RUNS, most=MOST)
+    return tx.all(RUNS, most=MAX_COUNT)
 
 
 def leases(tx: Transaction) -> Mapping[str, int]:
     """Runs that a worker holds, and those whose worker let its time pass."""
-    (row,) = tx.all(LEASES, most=MOST)
+    (row,) = tx.all(LEASES, most=MAX_COUNT)
     return {"held": row.held, "lapsed": row.lapsed}
 
 
 def mutations(tx: Transaction) -> Rows:
     """Mutations that are not settled, by operation and status: how many, how old, how many wait to be allowed."""
-    return tx.all(MUTATIONS, most=MOST)
+    return tx.all(MUTATIONS, most=MAX_COUNT)
 
 
 def breakers(tx: Transaction) -> Rows:
     """Every operation that ever had a breaker, and whether it is open."""
-    return tx.all(BREAKERS, most=MOST)
+    return tx.all(BREAKERS, most=MAX_COUNT)
 
 
 def workflows(tx: Transaction) -> Rows:
     """What the status of each workflow is derived from."""
-    return tx.all(WORKFLOWS, most=MOST)
+    return tx.all(WORKFLOWS, most=MAX_COUNT)
 
 
 def sweeps(tx: Transaction) -> Rows:
     """When each sweep last ran, and what it reported."""
-    return tx.all(SWEEPS, most=MOST)
+    return tx.all(SWEEPS, most=MAX_COUNT)
 
 
 def attention(tx: Transaction, kinds: Sequence[str]) -> Mapping[str, int]:
     """What waits for a person, as far as no other read tells; ``kinds`` of blocks are those a person lifts."""
-    (row,) = tx.all(ATTENTION, most=MOST, kinds=list(kinds))
+    (row,) = tx.all(ATTENTION, most=MAX_COUNT, kinds=list(kinds))
     return dict(row._mapping)
 
 
 def backlog(tx: Transaction) -> Rows:
     """What waits for each consumer, by topic: how many events, and how long the oldest that may be taken now."""
-    return [*tx.all(BACKLOG, most=MOST), *tx.all(BACKLOG_MIXED, most=MOST_MIXED)]
+    return [*tx.all(BACKLOG, most=MAX_COUNT), *tx.all(BACKLOG_MIXED, most=MAX_COUNT_MIXED)]
 
 
-def waited(tx: Transaction, run_ids: Sequence[UUID]) -> Rows:
+def run_latencies(tx: Transaction, run_ids: Sequence[UUID]) -> Rows:
     """How long the oldest input of each run waited. Runs without inputs are left out."""
-    return tx.all(WAITED, ids=[str(run_id) for run_id in run_ids])
+    return tx.all(RUN_LATENCIES, ids=[str(run_id) for run_id in run_ids])

@@ -48,30 +48,30 @@ class Finding:
         return asdict(self)
 
 
-_ASK = "Report it with the output of this command; do not edit the rows by hand."
+_REPORT_ADVICE = "Report it with the output of this command; do not edit the rows by hand."
 #: History is looked at this far back: ids are ordered by time, so the newest rows are a short index scan.
 _RECENT = "(SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent)"
 
 
-_BEAT = "Start beat, or run the recovery sweep by hand."
+_BEAT_ADVICE = "Start beat, or run the recovery sweep by hand."
 #: Of a run's workflow: nobody paused it and nothing holds it back.
-_IS_FREE = """EXISTS (
+_CAN_WORKFLOW_START = """EXISTS (
   SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = 'active' AND NOT w.maintenance
     AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = w.name AND b.closed_at IS NULL))"""
 
 
 #: Of a run: the code still has its handler; what is left of one that is gone has a finding of its own.
-_IS_KEPT = "EXISTS (SELECT FROM pipeline.handlers k WHERE k.id = r.handler_id AND NOT k.retired)"
+_IS_HANDLER_CURRENT = "EXISTS (SELECT FROM pipeline.handlers k WHERE k.id = r.handler_id AND NOT k.retired)"
 #: Of a run: its workflow has a free place.
-_HAS_PLACE = """(
+_HAS_CAPACITY = """(
   SELECT count(*) FROM pipeline.runs o JOIN pipeline.handlers k ON k.id = o.handler_id AND NOT k.retired
   WHERE o.workflow = r.workflow AND o.finished_at IS NULL AND o.status = 'active')
   < (SELECT w.concurrency FROM pipeline.workflows w WHERE w.name = r.workflow)"""
 #: Of a run: it came back from its mutate phase while a breaker is open, and may wait for that.
-_IS_BARRED = """(r.phase IN ('prepared', 'mutating') AND (r.fence > 1 OR r.retry_of IS NOT NULL)
+_WAITS_FOR_BREAKER = """(r.phase IN ('prepared', 'mutating') AND (r.fence > 1 OR r.retry_of IS NOT NULL)
   AND EXISTS (SELECT FROM pipeline.breakers b WHERE b.closed_at IS NULL))"""
 #: No worker took the runs of a handler, and none has since.
-_IS_UNHEARD = """h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired AND EXISTS (
+_IS_UNCLAIMED = """h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired AND EXISTS (
   SELECT FROM pipeline.workflows w WHERE w.name = h.workflow AND w.desired = 'active')"""
 
 
@@ -79,7 +79,7 @@ def _bounded(query: str) -> TextClause:
     return text(f"SELECT subject, detail FROM ({query}) AS found LIMIT :limit")
 
 
-def _broken(name: str, sentence: str, query: str, advice: str = _ASK) -> Invariant:
+def _broken(name: str, sentence: str, query: str, advice: str = _REPORT_ADVICE) -> Invariant:
     return Invariant(name=name, sentence=sentence, advice=advice, severity=Severity.BROKEN, query=_bounded(query))
 
 
@@ -241,7 +241,7 @@ INVARIANTS: Sequence[Invariant] = (
         FROM pipeline.mutations
         WHERE status = 'needs_reconcile' AND next_reconcile_at < pipeline.clock() - interval '10 minutes'
         """,
-        _BEAT,
+        _BEAT_ADVICE,
     ),
     _overdue(
         "stopped-runs-are-carried-forward",
@@ -251,11 +251,11 @@ INVARIANTS: Sequence[Invariant] = (
           'could be carried forward since ' || coalesce(r.retry_at, r.finished_at) AS detail
         FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
         WHERE r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
-          AND coalesce(r.retry_at, r.finished_at) < pipeline.clock() - interval '10 minutes' AND {_IS_FREE}
-          AND {_IS_KEPT} AND {_HAS_PLACE}
-          AND NOT EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND {_IS_UNHEARD})
+          AND coalesce(r.retry_at, r.finished_at) < pipeline.clock() - interval '10 minutes' AND {_CAN_WORKFLOW_START}
+          AND {_IS_HANDLER_CURRENT} AND {_HAS_CAPACITY}
+          AND NOT EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND {_IS_UNCLAIMED})
         """,
-        _BEAT,
+        _BEAT_ADVICE,
     ),
     _overdue(
         "active-runs-are-held",
@@ -268,7 +268,7 @@ INVARIANTS: Sequence[Invariant] = (
         LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
         WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
           AND coalesce(m.approved_at, r.started_at, r.created_at) < pipeline.clock() - interval '10 minutes'
-          AND {_IS_FREE} AND NOT {_IS_BARRED}
+          AND {_CAN_WORKFLOW_START} AND NOT {_WAITS_FOR_BREAKER}
           AND NOT EXISTS (
             SELECT FROM pipeline.runs o WHERE o.workflow = r.workflow AND o.handler_id = r.handler_id
               AND o.finished_at IS NULL AND o.lease_expires_at > pipeline.clock())
@@ -281,7 +281,7 @@ INVARIANTS: Sequence[Invariant] = (
         f"""
         SELECT 'handler ' || h.name || ' of ' || h.workflow AS subject,
           'no worker takes its runs; the next is tried at ' || h.retry_at AS detail
-        FROM pipeline.handlers h WHERE {_IS_UNHEARD} AND (h.kind = 'producer' OR EXISTS (
+        FROM pipeline.handlers h WHERE {_IS_UNCLAIMED} AND (h.kind = 'producer' OR EXISTS (
           SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'pending')
           OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'))
         """,

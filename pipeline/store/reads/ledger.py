@@ -11,7 +11,7 @@ from pipeline.store.database import Transaction
 Rows = Sequence[Row[Any]]
 
 #: Each kind has its own share, so that neither can keep the other waiting.
-_DUE = text("""
+_DUE_MUTATION_IDS = text("""
 (SELECT id FROM pipeline.mutations WHERE status = 'needs_reconcile' AND next_reconcile_at <= pipeline.clock()
  ORDER BY next_reconcile_at LIMIT :limit)
 UNION ALL
@@ -23,13 +23,13 @@ SELECT act, at, evidence FROM pipeline.audit
 WHERE mutation_id = :mutation_id AND act = ANY(CAST(:acts AS text[])) ORDER BY id DESC LIMIT 1
 """)
 
-_BREAKERS = text("""
+_OPEN_BREAKERS = text("""
 SELECT b.*, b.probe_at IS NOT NULL AND b.probe_at <= pipeline.clock() AS is_due FROM pipeline.breakers b
 WHERE b.closed_at IS NULL ORDER BY b.connector, b.operation
 """)
 
 #: Operations by name. No index knows them, so among the newest rows; what is open, and every breaker, besides.
-_OPERATIONS = text("""
+_OPERATION_NAMES = text("""
 SELECT connector, operation FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) newest
 UNION
 SELECT connector, operation FROM (
@@ -44,7 +44,7 @@ SELECT connector, operation FROM pipeline.breakers ORDER BY connector, operation
 """)
 
 #: What a person may settle, with the events it is about.
-_QUESTIONS = text("""
+_MUTATIONS_BY_STATUS = text("""
 SELECT m.*, r.event_ids, h.name AS handler, r.status AS run_status,
        m.quiet_until > pipeline.clock() AS is_quiet,
        (SELECT array_agg(e.message_id ORDER BY e.id) FROM pipeline.events e
@@ -61,7 +61,7 @@ ORDER BY m.id LIMIT :limit
 
 #: What else may be meant by a provider's row: no index knows parameters, so page by page, newest first. What was
 #: refused or looked for in vain did not happen; what surfaced did, and what a person went on without may have.
-_KNOWN_BY = text("""
+_PARAMETER_VALUES = text("""
 SELECT m.id, CASE WHEN (m.status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')
     OR m.surfaced_at IS NOT NULL OR (m.resolved_by = 'person_skip' AND m.sent_at IS NOT NULL))
   AND (CAST(:connector AS text) IS NULL OR m.connector = :connector) THEN m.params -> :name END AS value
@@ -70,7 +70,7 @@ FROM pipeline.mutations m WHERE m.id < :below ORDER BY m.id DESC LIMIT :limit
 
 #: Which run did what a run that was settled as failed had set out to do: the other side of an alarm. Of several, one
 #: that did something.
-_INSTEAD = text("""
+_REPLACEMENT_RUN = text("""
 SELECT o.id AS run_id, o.mutation_id, o.status, m.status AS mutation_status, m.connector, m.operation, m.result
 FROM pipeline.runs r
 JOIN pipeline.deliveries d ON d.handler_id = r.handler_id AND d.event_id = ANY(r.event_ids)
@@ -80,9 +80,9 @@ ORDER BY m.status = 'applied' DESC NULLS LAST, o.id LIMIT 1
 """)
 
 
-def due(tx: Transaction, *, limit: int = 100) -> list[UUID]:
+def due_mutation_ids(tx: Transaction, *, limit: int = 100) -> list[UUID]:
     """Mutations whose next look is due: so many of those in doubt, then so many of those that are still watched."""
-    return [row.id for row in tx.all(_DUE, limit=limit)]
+    return [row.id for row in tx.all(_DUE_MUTATION_IDS, limit=limit)]
 
 
 def last_act(tx: Transaction, mutation_id: UUID, acts: Sequence[str]) -> Row[Any] | None:
@@ -90,30 +90,30 @@ def last_act(tx: Transaction, mutation_id: UUID, acts: Sequence[str]) -> Row[Any
     return tx.first(_LAST_ACT, mutation_id=mutation_id, acts=list(acts))
 
 
-def breakers(tx: Transaction) -> Rows:
+def open_breakers(tx: Transaction) -> Rows:
     """Every open breaker, and whether a probe of it is due."""
-    return tx.all(_BREAKERS)
+    return tx.all(_OPEN_BREAKERS)
 
 
-def operations(tx: Transaction, *, recent: int) -> list[tuple[str, str]]:
+def operation_names(tx: Transaction, *, recent: int) -> list[tuple[str, str]]:
     """Connector and operation of the newest rows, of what is open, and of every breaker there ever was."""
-    return [(row.connector, row.operation) for row in tx.all(_OPERATIONS, recent=recent)]
+    return [(row.connector, row.operation) for row in tx.all(_OPERATION_NAMES, recent=recent)]
 
 
-def instead(tx: Transaction, run_id: UUID, mutation_id: UUID) -> Row[Any] | None:
+def replacement_run(tx: Transaction, run_id: UUID, mutation_id: UUID) -> Row[Any] | None:
     """The other run that owns the inputs of this one now, with what it did besides this mutation."""
-    return tx.first(_INSTEAD, run_id=run_id, mutation_id=mutation_id)
+    return tx.first(_REPLACEMENT_RUN, run_id=run_id, mutation_id=mutation_id)
 
 
-def known_by(tx: Transaction, name: str, *, connector: str | None, below: UUID, limit: int) -> Rows:
+def parameter_values(tx: Transaction, name: str, *, connector: str | None, below: UUID, limit: int) -> Rows:
     """The ledger below an id, newest first: each with this parameter, or None where nothing can have happened."""
-    return tx.all(_KNOWN_BY, name=name, connector=connector, below=below, limit=limit)
+    return tx.all(_PARAMETER_VALUES, name=name, connector=connector, below=below, limit=limit)
 
 
-def questions(
+def mutations_by_status(
     tx: Transaction, *, statuses: Sequence[str], ids: Sequence[UUID] | None = None, limit: int = 100, **only: Any
 ) -> Rows:
     """Ledger rows of these statuses, oldest first; ``only`` names workflow, connector, operation or older_than."""
     given: dict[str, Any] = {"workflow": None, "connector": None, "operation": None, "older_than": None, **only}
     named = None if ids is None else [str(id_) for id_ in ids]
-    return tx.all(_QUESTIONS, statuses=list(statuses), ids=named, limit=limit, **given)
+    return tx.all(_MUTATIONS_BY_STATUS, statuses=list(statuses), ids=named, limit=limit, **given)

@@ -15,8 +15,8 @@ from pipeline.store.database import Transaction
 Rows = Sequence[Row[Any]]
 
 #: How much is counted before a count becomes "at least".
-MOST_COUNTED = 10_000
-_MOST_LINES = 200
+MAX_COUNTED = 10_000
+_MAX_LINES = 200
 
 _WORKFLOWS = text("""
 SELECT w.*, t.id AS task_id, t.opened_at AS task_opened_at FROM pipeline.workflows w
@@ -52,7 +52,7 @@ WHERE CAST(:workflow AS text) IS NULL OR h.workflow = :workflow ORDER BY h.workf
 
 #: Of the runs that hold the places of a workflow: how many have sent nothing and are held by nobody, and the first
 #: that waits to be allowed.
-_PLACES = text("""
+_CAPACITY_HOLDERS = text("""
 SELECT w.name AS workflow, held.* FROM pipeline.workflows w CROSS JOIN LATERAL (
   SELECT count(*) FILTER (WHERE r.status = 'active' AND r.lease_expires_at IS NULL AND (
            r.phase = 'mutating' OR r.phase = 'prepared' AND r.event_ids <> '{}')) AS unsent,
@@ -70,45 +70,45 @@ SELECT b.* FROM pipeline.blocks b WHERE b.closed_at IS NULL
 
 _EVENT = "e.id, e.workflow, e.topic, e.message_id, e.key, e.title, e.caused_by, e.created_by_run_id, e.created_at"
 #: Where an event stands for each of its consumers.
-_DELIVERED = """
+_JOIN_DELIVERIES = """
 LEFT JOIN LATERAL (
   SELECT array_agg(h.name || ': ' || d.status ORDER BY h.name) AS deliveries
   FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id WHERE d.event_id = e.id
 ) s ON true
 """
-_ONLY_EVENTS = """
+_EVENT_FILTER = """
     (CAST(:workflow AS text) IS NULL OR e.workflow = :workflow)
     AND (CAST(:topic AS text) IS NULL OR e.topic = :topic)
     AND (CAST(:key AS text) IS NULL OR e.key = :key)
 """
 #: Counted instead of asked for with EXISTS, which the planner may answer by reading every delivery there is.
-_STANDS = """(CAST(:status AS text) IS NULL OR (
+_HAS_STATUS = """(CAST(:status AS text) IS NULL OR (
     SELECT count(*) FROM pipeline.deliveries d WHERE d.event_id = e.id AND d.status = :status) > 0)"""
 _RECENT_EVENTS = text(f"""
 SELECT e.*, s.deliveries FROM (
   SELECT {_EVENT} FROM (SELECT * FROM pipeline.events ORDER BY id DESC LIMIT :recent) e
-  WHERE {_ONLY_EVENTS} AND {_STANDS}
+  WHERE {_EVENT_FILTER} AND {_HAS_STATUS}
   ORDER BY e.id DESC LIMIT :limit
-) e {_DELIVERED} ORDER BY e.id DESC
+) e {_JOIN_DELIVERIES} ORDER BY e.id DESC
 """)
 _OPEN_EVENTS = text(f"""
 SELECT e.*, s.deliveries FROM (
   SELECT DISTINCT {_EVENT} FROM pipeline.handlers h CROSS JOIN LATERAL (
     SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = :status
     ORDER BY d.event_id DESC LIMIT :recent
-  ) d JOIN pipeline.events e ON e.id = d.event_id WHERE {_ONLY_EVENTS} ORDER BY e.id DESC LIMIT :limit
-) e {_DELIVERED} ORDER BY e.id DESC
+  ) d JOIN pipeline.events e ON e.id = d.event_id WHERE {_EVENT_FILTER} ORDER BY e.id DESC LIMIT :limit
+) e {_JOIN_DELIVERIES} ORDER BY e.id DESC
 """)
 _EVENTS_BY_MESSAGE = text(f"""
 SELECT e.*, s.deliveries FROM (
   SELECT {_EVENT} FROM pipeline.topics t JOIN pipeline.events e
     ON e.workflow = t.workflow AND e.topic = t.name AND e.message_id = :message_id
-  WHERE {_ONLY_EVENTS} AND {_STANDS}
+  WHERE {_EVENT_FILTER} AND {_HAS_STATUS}
   ORDER BY e.id DESC LIMIT :limit
-) e {_DELIVERED} ORDER BY e.id DESC
+) e {_JOIN_DELIVERIES} ORDER BY e.id DESC
 """)
 _EVENTS_BY_ID = text(f"""
-SELECT {_EVENT}, e.payload, s.deliveries FROM pipeline.events e {_DELIVERED}
+SELECT {_EVENT}, e.payload, s.deliveries FROM pipeline.events e {_JOIN_DELIVERIES}
 WHERE e.id = ANY(CAST(:ids AS bigint[])) ORDER BY e.id
 """)
 _DELIVERIES = text("""
@@ -116,7 +116,7 @@ SELECT d.*, h.name AS handler, h.workflow, h.retired FROM pipeline.deliveries d
 JOIN pipeline.handlers h ON h.id = d.handler_id
 WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name LIMIT :limit
 """)
-_SET_ASIDE = text(f"""
+_DELIVERIES_BY_STATUS = text(f"""
 SELECT {_EVENT}, h.name AS handler, h.retired, d.failures, d.error FROM pipeline.handlers h CROSS JOIN LATERAL (
   SELECT * FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = :status AND d.offered_to IS NULL
   ORDER BY d.event_id LIMIT :limit
@@ -125,14 +125,14 @@ WHERE (CAST(:workflow AS text) IS NULL OR h.workflow = :workflow)
   AND (CAST(:handler AS text) IS NULL OR h.name = :handler)
 ORDER BY d.event_id, h.name LIMIT :limit
 """)
-_SET_ASIDE_BY_ID = text(f"""
+_DELIVERIES_BY_EVENT = text(f"""
 SELECT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.error FROM pipeline.deliveries d
 JOIN pipeline.handlers h ON h.id = d.handler_id JOIN pipeline.events e ON e.id = d.event_id
 WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name
 """)
 
 #: Inputs of runs that a retired handler has left behind, what a person skipped since included.
-_LEFT_BEHIND = text(f"""
+_EVENTS_OF_RETIRED_HANDLER = text(f"""
 SELECT DISTINCT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.error FROM pipeline.handlers h
 CROSS JOIN LATERAL (
   SELECT r.id, r.event_ids FROM pipeline.runs r
@@ -153,7 +153,7 @@ _RUN = """
   r.event_ids, r.worker, r.lease_expires_at, coalesce(r.lease_expires_at > pipeline.clock(), false) AS is_leased,
   r.prepare_result -> 'ui' ->> 'title' AS title
 """
-_ONLY_RUNS = """
+_RUN_FILTER = """
     (CAST(:workflow AS text) IS NULL OR r.workflow = :workflow)
     AND (CAST(:handler AS text) IS NULL OR h.name = :handler)
     AND (CAST(:status AS text) IS NULL OR r.status = :status)
@@ -161,23 +161,23 @@ _ONLY_RUNS = """
 """
 _RECENT_RUNS = text(f"""
 SELECT {_RUN} FROM (SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent) r
-JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_ONLY_RUNS} ORDER BY r.id DESC LIMIT :limit
+JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_RUN_FILTER} ORDER BY r.id DESC LIMIT :limit
 """)
 _ACTIVE_RUNS = text(f"""
 SELECT {_RUN} FROM pipeline.workflows w CROSS JOIN LATERAL (
   SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :recent
-) r JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_ONLY_RUNS} ORDER BY r.id DESC LIMIT :limit
+) r JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_RUN_FILTER} ORDER BY r.id DESC LIMIT :limit
 """)
 _RUNS_BY_ID = text(f"""
 SELECT {_RUN} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
 """)
-_CARRIED_BY = text(f"""
+_RETRIES_OF = text(f"""
 SELECT {_RUN} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE r.retry_of = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
 """)
 _OUTPUTS = text(f"""
-SELECT {_EVENT}, s.deliveries FROM pipeline.events e {_DELIVERED}
+SELECT {_EVENT}, s.deliveries FROM pipeline.events e {_JOIN_DELIVERIES}
 WHERE e.created_by_run_id = ANY(CAST(:ids AS uuid[])) ORDER BY e.id LIMIT :limit
 """)
 
@@ -193,7 +193,7 @@ WHERE m.status = :status AND (CAST(:workflow AS text) IS NULL OR m.workflow = :w
 """)
 #: Runs of a handler that have something to do and have sent nothing: offered events, with a plan, waiting to be
 #: allowed, or stopped and to try the same plan again. ``connector`` names what was asked for already.
-_UNSENT = text("""
+_UNSENT_RUNS = text("""
 SELECT r.id, r.phase, r.event_ids, r.prepare_result, m.connector, m.operation, m.params, m.approved_at,
   (SELECT array_agg(e.message_id ORDER BY e.id) FROM pipeline.events e WHERE e.id = ANY(r.event_ids)) AS message_ids
 FROM (
@@ -207,12 +207,12 @@ FROM (
 WHERE r.phase <> 'mutating' OR r.mutation_id IS NULL OR m.id IS NOT NULL
 ORDER BY r.id LIMIT :limit
 """)
-_APPROVALS = text("""
+_PENDING_APPROVALS = text("""
 SELECT m.id FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
 WHERE m.status = 'pending' AND r.status = 'paused:approval' AND m.approved_at IS NULL
   AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow) ORDER BY m.id LIMIT :limit
 """)
-_SURFACED = text("""
+_LATE_EFFECTS = text("""
 SELECT m.*, (SELECT a.evidence ->> 'means' FROM pipeline.audit a
              WHERE a.mutation_id = m.id AND a.act = 'mutation.surfaced' ORDER BY a.id DESC LIMIT 1) AS means
 FROM pipeline.mutations m
@@ -232,7 +232,7 @@ WHERE a.workflow = :workflow ORDER BY a.id DESC LIMIT :limit
 """)
 _BLOCKS_OF_RUN = text("SELECT * FROM pipeline.blocks WHERE run_id = :run_id ORDER BY id LIMIT :limit")
 
-_BEYOND = {
+_HAS_OLDER = {
     table: text(f"SELECT true FROM pipeline.{table} ORDER BY id DESC OFFSET :recent LIMIT 1")
     for table in ("events", "runs", "mutations")
 }
@@ -244,14 +244,14 @@ def workflows(tx: Transaction, name: str | None = None) -> Rows:
     return tx.all(_WORKFLOWS, workflow=name)
 
 
-def handlers(tx: Transaction, workflow: str | None = None, *, most: int = MOST_COUNTED) -> Rows:
+def handlers(tx: Transaction, workflow: str | None = None, *, limit: int = MAX_COUNTED) -> Rows:
     """Handlers with what waits for them, counted up to ``most``."""
-    return tx.all(_HANDLERS, workflow=workflow, most=most)
+    return tx.all(_HANDLERS, workflow=workflow, most=limit)
 
 
-def places(tx: Transaction, workflow: str | None = None, *, most: int = MOST_COUNTED) -> Rows:
+def capacity_holders(tx: Transaction, workflow: str | None = None, *, limit: int = MAX_COUNTED) -> Rows:
     """Who holds the places of workflows without moving on, counted up to ``most``."""
-    return tx.all(_PLACES, workflow=workflow, most=most)
+    return tx.all(_CAPACITY_HOLDERS, workflow=workflow, most=limit)
 
 
 def blocks(tx: Transaction, workflow: str | None = None, *, limit: int = 1_000) -> Rows:
@@ -281,7 +281,7 @@ def deliveries(tx: Transaction, event_ids: Sequence[int], *, limit: int = 1_000)
     return tx.all(_DELIVERIES, ids=list(event_ids), limit=limit)
 
 
-def set_aside(
+def deliveries_by_status(
     tx: Transaction,
     *,
     status: str = "quarantined",
@@ -290,17 +290,17 @@ def set_aside(
     limit: int = 100,
 ) -> Rows:
     """Events that were set aside (or, by status, that wait), oldest first, once for each consumer."""
-    return tx.all(_SET_ASIDE, status=status, workflow=workflow, handler=handler, limit=limit)
+    return tx.all(_DELIVERIES_BY_STATUS, status=status, workflow=workflow, handler=handler, limit=limit)
 
 
-def left_behind(tx: Transaction, workflow: str, handler: str, *, limit: int = 100) -> Rows:
+def events_of_retired_handler(tx: Transaction, workflow: str, handler: str, *, limit: int = 100) -> Rows:
     """Events that the runs of a handler still hold although it is gone from the code, oldest first."""
-    return tx.all(_LEFT_BEHIND, workflow=workflow, handler=handler, limit=limit)
+    return tx.all(_EVENTS_OF_RETIRED_HANDLER, workflow=workflow, handler=handler, limit=limit)
 
 
-def set_aside_by_id(tx: Transaction, ids: Sequence[int]) -> Rows:
+def deliveries_by_event(tx: Transaction, ids: Sequence[int]) -> Rows:
     """These events as they stand for each of their consumers."""
-    return tx.all(_SET_ASIDE_BY_ID, ids=list(ids))
+    return tx.all(_DELIVERIES_BY_EVENT, ids=list(ids))
 
 
 def runs(tx: Transaction, *, recent: int, limit: int = 50, **only: Any) -> Rows:
@@ -315,12 +315,12 @@ def runs_by_id(tx: Transaction, ids: Sequence[UUID]) -> Rows:
     return tx.all(_RUNS_BY_ID, ids=[str(id_) for id_ in ids])
 
 
-def carried_by(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+def retries_of(tx: Transaction, ids: Sequence[UUID]) -> Rows:
     """The runs that carried these forward."""
-    return tx.all(_CARRIED_BY, ids=[str(id_) for id_ in ids])
+    return tx.all(_RETRIES_OF, ids=[str(id_) for id_ in ids])
 
 
-def outputs(tx: Transaction, run_ids: Sequence[UUID], *, limit: int = _MOST_LINES) -> Rows:
+def outputs(tx: Transaction, run_ids: Sequence[UUID], *, limit: int = _MAX_LINES) -> Rows:
     """Events that these runs published."""
     return tx.all(_OUTPUTS, ids=[str(id_) for id_ in run_ids], limit=limit)
 
@@ -338,26 +338,26 @@ def recent_mutations(
     return [row.id for row in tx.all(_RECENT_MUTATIONS, **given)]
 
 
-def unsent(tx: Transaction, handler: Row[Any], *, limit: int) -> Rows:
+def unsent_runs(tx: Transaction, handler: Row[Any], *, limit: int) -> Rows:
     """Runs of a handler that have sent nothing yet, oldest first, with what they asked for if they did."""
-    return tx.all(_UNSENT, workflow=handler.workflow, handler_id=handler.id, limit=limit)
+    return tx.all(_UNSENT_RUNS, workflow=handler.workflow, handler_id=handler.id, limit=limit)
 
 
-def approvals(tx: Transaction, workflow: str | None = None, *, limit: int = 100) -> list[UUID]:
+def pending_approvals(tx: Transaction, workflow: str | None = None, *, limit: int = 100) -> list[UUID]:
     """Requests that wait to be allowed, oldest first."""
-    return [row.id for row in tx.all(_APPROVALS, workflow=workflow, limit=limit)]
+    return [row.id for row in tx.all(_PENDING_APPROVALS, workflow=workflow, limit=limit)]
 
 
-def surfaced(tx: Transaction, *, limit: int = 100) -> Rows:
+def late_effects(tx: Transaction, *, limit: int = 100) -> Rows:
     """Effects that surfaced late, and that nobody has dealt with."""
-    return tx.all(_SURFACED, limit=limit)
+    return tx.all(_LATE_EFFECTS, limit=limit)
 
 
 def audit(
     tx: Transaction, *, run_id: UUID | None = None, mutation_id: UUID | None = None, event_id: int | None = None
 ) -> Rows:
     """What people and sweeps decided about a run, a mutation or an event, oldest first."""
-    return tx.all(_AUDIT, run_id=run_id, mutation_id=mutation_id, event_id=event_id, limit=_MOST_LINES)
+    return tx.all(_AUDIT, run_id=run_id, mutation_id=mutation_id, event_id=event_id, limit=_MAX_LINES)
 
 
 def audit_of_workflow(tx: Transaction, workflow: str, *, recent: int, limit: int = 10) -> Rows:
@@ -367,9 +367,9 @@ def audit_of_workflow(tx: Transaction, workflow: str, *, recent: int, limit: int
 
 def blocks_of_run(tx: Transaction, run_id: UUID) -> Rows:
     """How a run held its workflow back."""
-    return tx.all(_BLOCKS_OF_RUN, run_id=run_id, limit=_MOST_LINES)
+    return tx.all(_BLOCKS_OF_RUN, run_id=run_id, limit=_MAX_LINES)
 
 
 def has_older(tx: Transaction, table: str, recent: int) -> bool:
     """Whether a table holds more than its newest ``recent`` rows."""
-    return tx.first(_BEYOND[table], recent=recent) is not None
+    return tx.first(_HAS_OLDER[table], recent=recent) is not None

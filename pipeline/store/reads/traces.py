@@ -11,13 +11,13 @@ from pipeline.store.database import Transaction
 
 Rows = Sequence[Row[Any]]
 
-_PREFIXED = {
+_IDS_BETWEEN = {
     table: text(f"SELECT id FROM pipeline.{table} WHERE id BETWEEN :low AND :high ORDER BY id LIMIT :limit")
     for table in ("runs", "mutations")
 }
 _BY_KEY = text("SELECT id, run_id FROM pipeline.mutations WHERE idempotency_key = :key ORDER BY id LIMIT :limit")
 #: Any value inside a result, however deep: what outside systems call the thing that was made.
-_BY_EXTERNAL = text("""
+_BY_RESULT_VALUE = text("""
 SELECT m.id, m.run_id FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) m
 WHERE m.result IS NOT NULL
   AND jsonb_path_exists(m.result, '$.** ? (@ == $text || @ == $number)', CAST(:value AS jsonb))
@@ -25,19 +25,19 @@ ORDER BY m.id LIMIT :limit
 """)
 #: Runs that held an event and let it go leave no trace at the event; ids are ordered by time, so they are looked
 #: for among the runs that began after it came.
-_TRIED = text("""
+_RUNS_WITH_INPUTS = text("""
 SELECT r.id, r.handler_id, r.event_ids FROM (
   SELECT * FROM pipeline.runs WHERE id >= :since ORDER BY id LIMIT :recent) r
 WHERE r.event_ids && CAST(:events AS bigint[]) ORDER BY r.id LIMIT :limit
 """)
-_PACE = text("""
+_RUN_THROUGHPUT = text("""
 SELECT r.workflow, count(*) FILTER (WHERE r.status = 'committed') AS committed,
   count(*) FILTER (WHERE r.finished_at IS NOT NULL AND r.status <> 'committed') AS stopped,
   extract(epoch FROM pipeline.clock() - min(r.finished_at)) AS reach, sum(count(*)) OVER () AS looked
 FROM (SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent) r
 WHERE r.finished_at > pipeline.clock() - CAST(:span AS interval) GROUP BY r.workflow
 """)
-_ARRIVALS = text("""
+_EVENT_THROUGHPUT = text("""
 SELECT e.workflow, count(*) AS published,
   extract(epoch FROM pipeline.clock() - min(e.created_at)) AS reach, sum(count(*)) OVER () AS looked
 FROM (SELECT workflow, created_at FROM pipeline.events ORDER BY id DESC LIMIT :recent) e
@@ -47,7 +47,7 @@ WHERE e.created_at > pipeline.clock() - CAST(:span AS interval) GROUP BY e.workf
 
 def ids_between(tx: Transaction, table: str, low: UUID, high: UUID, *, limit: int = 6) -> list[UUID]:
     """Ids of runs or mutations in a range: those that begin alike."""
-    return [row.id for row in tx.all(_PREFIXED[table], low=low, high=high, limit=limit)]
+    return [row.id for row in tx.all(_IDS_BETWEEN[table], low=low, high=high, limit=limit)]
 
 
 def mutations_by_key(tx: Transaction, key: str, *, limit: int = 20) -> Rows:
@@ -55,27 +55,27 @@ def mutations_by_key(tx: Transaction, key: str, *, limit: int = 20) -> Rows:
     return tx.all(_BY_KEY, key=key, limit=limit)
 
 
-def mutations_by_external(tx: Transaction, value: str, *, recent: int, limit: int = 20) -> Rows:
+def mutations_by_result_value(tx: Transaction, value: str, *, recent: int, limit: int = 20) -> Rows:
     """The newest mutations in whose result a value occurs, written as JSON ``{"text": …, "number": …}``."""
-    return tx.all(_BY_EXTERNAL, value=value, recent=recent, limit=limit)
+    return tx.all(_BY_RESULT_VALUE, value=value, recent=recent, limit=limit)
 
 
-def runs_that_tried(tx: Transaction, events: Sequence[int], since: UUID, *, recent: int, limit: int = 200) -> Rows:
+def runs_with_inputs(tx: Transaction, events: Sequence[int], since: UUID, *, recent: int, limit: int = 200) -> Rows:
     """Runs from an id on that had one of these events among their inputs."""
-    return tx.all(_TRIED, events=list(events), since=since, recent=recent, limit=limit)
+    return tx.all(_RUNS_WITH_INPUTS, events=list(events), since=since, recent=recent, limit=limit)
 
 
-def pace(tx: Transaction, span: str, *, recent: int) -> Rows:
+def run_throughput(tx: Transaction, span: str, *, recent: int) -> Rows:
     """What ended lately, by workflow: how far back the look reached, and how many rows it counted."""
-    return tx.all(_PACE, span=span, recent=recent)
+    return tx.all(_RUN_THROUGHPUT, span=span, recent=recent)
 
 
-def arrivals(tx: Transaction, span: str, *, recent: int) -> Rows:
+def event_throughput(tx: Transaction, span: str, *, recent: int) -> Rows:
     """What was published lately, by workflow: how far back the look reached, and how many rows it counted."""
-    return tx.all(_ARRIVALS, span=span, recent=recent)
+    return tx.all(_EVENT_THROUGHPUT, span=span, recent=recent)
 
 
-def first_id_at(moment: datetime, *, before: float = 60.0) -> UUID:
+def first_id_at(moment: datetime, *, margin: float = 60.0) -> UUID:
     """The smallest id that a run could have got at a moment, less a while for runs that were waiting by then."""
-    milliseconds = max(0, int((moment.timestamp() - before) * 1000))
+    milliseconds = max(0, int((moment.timestamp() - margin) * 1000))
     return UUID(int=milliseconds << 80)

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Row, text
 
 from pipeline.store.database import Transaction
-from pipeline.store.predicates import is_listened_to, is_near, key_is_free
+from pipeline.store.predicates import is_in_next_slice, is_key_free, is_subscribed
 
 Rows = Sequence[Row[Any]]
 
@@ -33,7 +33,7 @@ SELECT e.*, d.failures FROM (
   SELECT d.event_id, d.failures FROM pipeline.deliveries d
   WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > :low_watermark
     AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
-    AND {key_is_free(ordered=":ordered", handler=":handler_id", workflow=_WORKFLOW_OF_HANDLER)}
+    AND {is_key_free(ordered=":ordered", handler=":handler_id", workflow=_WORKFLOW_OF_HANDLER)}
   ORDER BY d.event_id
 ) d CROSS JOIN LATERAL (
   SELECT * FROM pipeline.events e WHERE e.id = d.event_id AND e.topic = :topic OFFSET 0
@@ -61,7 +61,7 @@ LEFT JOIN pipeline.deliveries d ON d.event_id = w.event_id AND d.handler_id = :h
 ORDER BY w.event_id
 """)
 
-_DELIVERED = text("""
+_DELIVERED_EVENTS = text("""
 SELECT e.* FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
 WHERE d.event_id = ANY(:ids) AND d.handler_id = :handler_id AND e.topic = :topic ORDER BY e.id
 """)
@@ -87,38 +87,38 @@ _WORKFLOW_NAMES = text("SELECT name FROM pipeline.workflows ORDER BY name")
 _TOPICS = text("SELECT * FROM pipeline.topics WHERE workflow = :workflow ORDER BY name")
 _SUBSCRIPTIONS = text("SELECT topic, handler_id FROM pipeline.subscriptions WHERE workflow = :workflow")
 _OPEN_BLOCKS = text("SELECT * FROM pipeline.blocks WHERE workflow = :workflow AND closed_at IS NULL ORDER BY since, id")
-_UNRESOLVED = text("""
+_BLOCKING_MUTATIONS = text("""
 SELECT m.id FROM pipeline.blocks b JOIN pipeline.runs r ON r.id = b.run_id
 JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE b.workflow = :workflow AND b.kind = 'reconciliation' AND b.closed_at IS NULL ORDER BY m.id
 """)
 #: Of a run: the code still has its handler. What is left of one that is gone waits for a person, and for nobody else.
-_IS_KEPT = """r.handler_id <> ALL(ARRAY(
+_IS_HANDLER_CURRENT = """r.handler_id <> ALL(ARRAY(
   SELECT h.id FROM pipeline.handlers h WHERE h.workflow = :workflow AND h.retired))"""
-_IN_THE_AIR = text(f"""
+_ACTIVE_RUN_COUNT = text(f"""
 SELECT count(*) FROM pipeline.runs r
-WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'active' AND {_IS_KEPT}
+WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'active' AND {_IS_HANDLER_CURRENT}
 """)
 
 #: Transactions are numbered by the cluster. A number ahead of it came with a dump of another: a snapshot up to there
 #: tells nothing of this cluster, and a delivery from there was seen by every snapshot of this one.
-_PRESENT = "pg_snapshot_xmax(pg_current_snapshot())"
+_CURRENT_XMAX = "pg_snapshot_xmax(pg_current_snapshot())"
 #: Facts of every handler of a workflow for the scheduler, each found by an index on what is open.
-_DUE_FACTS = text(f"""
+_HANDLER_FACTS = text(f"""
 SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.ordered,
   p.oldest_pending_id,
-  CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_PRESENT} THEN (
+  CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_CURRENT_XMAX} THEN (
     SELECT true FROM pipeline.deliveries d
     WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
       AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
-      AND {key_is_free(ordered="h.ordered", handler="h.id", workflow="h.workflow")}
-      AND (w.concurrency = 1 OR {is_near(ordered="h.ordered", handler="h.id", batch="h.batch")})
-      AND (w.concurrency = 1 OR {is_listened_to(ordered="h.ordered")})
+      AND {is_key_free(ordered="h.ordered", handler="h.id", workflow="h.workflow")}
+      AND (w.concurrency = 1 OR {is_in_next_slice(ordered="h.ordered", handler="h.id", batch="h.batch")})
+      AND (w.concurrency = 1 OR {is_subscribed(ordered="h.ordered")})
     ORDER BY d.event_id LIMIT 1)
   ELSE (
     SELECT true FROM pipeline.deliveries d
     WHERE d.handler_id = h.id AND d.status = 'pending' AND d.xid >= pg_snapshot_xmin(h.idle_snapshot)
-      AND d.xid < {_PRESENT}
+      AND d.xid < {_CURRENT_XMAX}
       AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot)
       AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
     ORDER BY d.xid LIMIT 1)
@@ -160,9 +160,9 @@ WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status I
   WHERE h.id = r.handler_id AND NOT h.retired AND (h.retry_at IS NULL OR h.consecutive_failures > 0))
 UNION ALL
 SELECT r.id FROM pipeline.runs r
-WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'paused:approval' AND {_IS_KEPT}
+WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'paused:approval' AND {_IS_HANDLER_CURRENT}
 """)
-_CARRIED = text("SELECT retry_of FROM pipeline.runs WHERE retry_of = ANY(CAST(:ids AS uuid[]))")
+_RETRIED_RUN_IDS = text("SELECT retry_of FROM pipeline.runs WHERE retry_of = ANY(CAST(:ids AS uuid[]))")
 _HANDLERS_BY_ID = text("SELECT id, workflow, name, kind FROM pipeline.handlers WHERE id = ANY(:ids)")
 _SWEEPS = text("SELECT name, pipeline.clock() - last_run_at AS age, report FROM pipeline.sweeps")
 _LAPSED = text("""
@@ -178,7 +178,7 @@ WHERE s.finished_at IS NULL
   AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.workflow = s.workflow AND r.finished_at IS NULL)
   AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id) ORDER BY s.id LIMIT :limit
 """)
-_UNATTENDED = text("""
+_UNATTENDED_MAINTENANCE = text("""
 SELECT w.name FROM pipeline.workflows w WHERE w.maintenance AND NOT EXISTS (
   SELECT FROM pipeline.maintenance_tasks t WHERE t.workflow = w.name AND t.closed_at IS NULL) ORDER BY w.name
 """)
@@ -194,7 +194,7 @@ def mutations(tx: Transaction, ids: Sequence[UUID]) -> Rows:
     return tx.all(_MUTATIONS, ids=[str(id_) for id_ in ids])
 
 
-def peeked(
+def reservable_events(
     tx: Transaction,
     run: Row[Any],
     topic: str,
@@ -212,7 +212,7 @@ def peeked(
 
 def delivered_events(tx: Transaction, handler_id: int, topic: str, ids: Sequence[int]) -> Rows:
     """Events of a topic by id that were delivered to a handler, whatever became of them."""
-    return tx.all(_DELIVERED, handler_id=handler_id, topic=topic, ids=list(ids))
+    return tx.all(_DELIVERED_EVENTS, handler_id=handler_id, topic=topic, ids=list(ids))
 
 
 def backlog(tx: Transaction, handler_id: int, *, limit: int) -> int:
@@ -270,7 +270,7 @@ def subscriptions(tx: Transaction, workflow: str) -> set[tuple[str, int]]:
     return {(row.topic, row.handler_id) for row in tx.all(_SUBSCRIPTIONS, workflow=workflow)}
 
 
-def subscribed(tx: Transaction, workflow: str) -> set[tuple[str, str]]:
+def subscriptions_by_name(tx: Transaction, workflow: str) -> set[tuple[str, str]]:
     """Which handlers of a workflow listen to which topics, by name."""
     names = {row.id: row.name for row in handlers(tx, workflow)}
     return {(topic, names[handler_id]) for topic, handler_id in subscriptions(tx, workflow)}
@@ -283,12 +283,12 @@ def open_blocks(tx: Transaction, workflow: str) -> Rows:
 
 def blocking_mutations(tx: Transaction, workflow: str) -> list[UUID]:
     """Mutations whose unknown outcome holds a workflow back."""
-    return [row.id for row in tx.all(_UNRESOLVED, workflow=workflow)]
+    return [row.id for row in tx.all(_BLOCKING_MUTATIONS, workflow=workflow)]
 
 
-def runs_in_the_air(tx: Transaction, workflow: str) -> int:
+def active_run_count(tx: Transaction, workflow: str) -> int:
     """How many places of a workflow are taken: its active runs, of handlers that its code still has."""
-    row = tx.first(_IN_THE_AIR, workflow=workflow)
+    row = tx.first(_ACTIVE_RUN_COUNT, workflow=workflow)
     assert row is not None
     return int(row[0])
 
@@ -298,14 +298,14 @@ def waiting_runs(tx: Transaction, workflow: str) -> list[UUID]:
     return [row.id for row in tx.all(_WAITING, workflow=workflow)]
 
 
-def carried_runs(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
+def retried_run_ids(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
     """Which of these runs were carried forward by another."""
-    return {row.retry_of for row in tx.all(_CARRIED, ids=[str(id_) for id_ in ids])}
+    return {row.retry_of for row in tx.all(_RETRIED_RUN_IDS, ids=[str(id_) for id_ in ids])}
 
 
-def due_facts(tx: Transaction, workflow: str) -> Rows:
+def handler_facts(tx: Transaction, workflow: str) -> Rows:
     """What the scheduler's decisions need to know of each handler."""
-    return tx.all(_DUE_FACTS, workflow=workflow)
+    return tx.all(_HANDLER_FACTS, workflow=workflow)
 
 
 def retryable_runs(tx: Transaction, workflow: str, *, handler_id: int | None = None, limit: int = 100) -> list[UUID]:
@@ -318,7 +318,7 @@ def handlers_by_id(tx: Transaction, handler_ids: Collection[int]) -> dict[int, R
     return {row.id: row for row in tx.all(_HANDLERS_BY_ID, ids=list(handler_ids))}
 
 
-def late_sweeps(
+def overdue_sweeps(
     tx: Transaction, periods: Mapping[str, timedelta], *, times: float = 3.0, since: timedelta = timedelta.max
 ) -> list[str]:
     """Sweeps that have not run for so many of their periods; one that never ran is as old as ``since`` says.
@@ -346,11 +346,11 @@ def finishable_sessions(tx: Transaction, *, limit: int = 100) -> list[UUID]:
 
 def unattended_maintenance(tx: Transaction) -> list[str]:
     """Workflows in maintenance that nobody was asked to mend."""
-    return [row.name for row in tx.all(_UNATTENDED)]
+    return [row.name for row in tx.all(_UNATTENDED_MAINTENANCE)]
 
 
 #: In turns, so that a crowd of one handler starves no other; of each handler's the longest silent first.
-UNHELD = text("""
+STALE_DISPATCHES = text("""
 SELECT t.* FROM (
   SELECT r.*, row_number() OVER (
     PARTITION BY r.handler_id, r.dispatched_at IS NULL ORDER BY r.dispatched_at, r.id) AS turn
@@ -360,7 +360,7 @@ SELECT t.* FROM (
 ) t ORDER BY t.turn, t.dispatched_at NULLS LAST, t.id LIMIT :limit
 """)
 
-SUSPECTS = text("""
+SUSPECT_RUNS = text("""
 SELECT r.id FROM pipeline.runs r
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND (
   EXISTS (SELECT FROM pipeline.deliveries d
@@ -369,7 +369,7 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) AND (
 """)
 
 #: A handler of which somebody holds a run is known to somebody.
-UNHEARD = text("""
+UNCLAIMED_RUNS = text("""
 SELECT r.id, r.workflow FROM pipeline.runs r
 WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
   AND r.dispatched_at IS NULL AND r.worker IS NULL AND r.created_at < pipeline.clock() - :patience
@@ -380,16 +380,16 @@ ORDER BY r.id LIMIT :limit
 """)
 
 
-def unheld_runs(tx: Transaction, *, silence: Any, limit: int = 100) -> Rows:
+def stale_dispatches(tx: Transaction, *, redispatch_after: Any, limit: int = 100) -> Rows:
     """Active runs nobody holds and whose last message is older than ``silence``."""
-    return tx.all(UNHELD, silence=silence, limit=limit)
+    return tx.all(STALE_DISPATCHES, silence=redispatch_after, limit=limit)
 
 
-def suspects(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
+def suspect_runs(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
     """Which of these runs follow one that died with its process: each of them travels alone."""
-    return {row.id for row in tx.all(SUSPECTS, ids=[str(id_) for id_ in ids])}
+    return {row.id for row in tx.all(SUSPECT_RUNS, ids=[str(id_) for id_ in ids])}
 
 
-def unheard_runs(tx: Transaction, *, patience: Any, limit: int = 1_000) -> Rows:
+def unclaimed_runs(tx: Transaction, *, older_than: Any, limit: int = 1_000) -> Rows:
     """Runs older than ``patience`` that workers have handed back, of handlers that nobody seems to know."""
-    return tx.all(UNHEARD, patience=patience, limit=limit)
+    return tx.all(UNCLAIMED_RUNS, patience=older_than, limit=limit)

@@ -3,21 +3,21 @@
 from sqlalchemy import text
 
 #: Calls that count: answered or given up, sent within the window, and after the breaker was closed last.
-_COUNTS = """m.connector = :connector AND m.operation = :operation AND m.sent_at > pipeline.clock() - :window
+_IS_RECENT_CALL = """m.connector = :connector AND m.operation = :operation AND m.sent_at > pipeline.clock() - :window
     AND m.status <> 'in_flight' AND m.sent_at > coalesce(
       (SELECT closed_at FROM pipeline.breakers WHERE connector = :connector AND operation = :operation), '-infinity')"""
 
 #: Open if enough of the operation's last calls ended with nobody knowing what became of them. Ids are ordered by time,
 #: so the floor keeps this a short walk back from the newest row. A request that waited for approval is older than its
 #: call: those come from the approvals around the one in question, and from the newest.
-JUDGE = text(f"""
+OPEN_IF_UNKNOWN = text(f"""
 WITH acts AS (
   SELECT id FROM pipeline.audit WHERE mutation_id = CAST(:mutation_id AS uuid) AND act = 'mutation.approve'
   UNION SELECT max(id) FROM pipeline.audit
 ), fresh AS (
   SELECT m.id FROM pipeline.mutations m
   WHERE m.id >= CAST(lpad(to_hex(CAST(extract(epoch FROM clock_timestamp() - :window) * 1000 AS bigint)), 12, '0')
-                     || '00000000000000000000' AS uuid) AND {_COUNTS}
+                     || '00000000000000000000' AS uuid) AND {_IS_RECENT_CALL}
   ORDER BY m.id DESC LIMIT :last
 ), seen AS (
   SELECT id FROM fresh
@@ -26,7 +26,7 @@ WITH acts AS (
   WHERE a.act = 'mutation.approve'
 ), recent AS (
   SELECT m.doubted_at IS NOT NULL AS unknown FROM pipeline.mutations m
-  WHERE m.id = ANY(ARRAY(SELECT id FROM seen)) AND {_COUNTS} ORDER BY m.sent_at DESC, m.id DESC LIMIT :last
+  WHERE m.id = ANY(ARRAY(SELECT id FROM seen)) AND {_IS_RECENT_CALL} ORDER BY m.sent_at DESC, m.id DESC LIMIT :last
 ), counted AS (
   SELECT count(*) AS calls, count(*) FILTER (WHERE unknown) AS unknown FROM recent
 )
@@ -57,7 +57,7 @@ RETURNING *
 """)
 
 #: One caller gets the probe that is due; the next one is due a while later, whatever becomes of this one.
-PROBE = text("""
+TAKE_PROBE = text("""
 UPDATE pipeline.breakers SET probe_at = pipeline.clock() + probe_every
 WHERE connector = :connector AND operation = :operation AND closed_at IS NULL AND probe_at <= pipeline.clock()
 RETURNING *
@@ -65,7 +65,7 @@ RETURNING *
 
 #: Runs that have sent nothing and that nobody holds: some of them may have been told to wait behind the breaker. What
 #: somebody else has locked is on its way already.
-ROUSE = text("""
+REDISPATCH_WAITING = text("""
 WITH waiting AS (
   SELECT r.id FROM pipeline.runs r
   WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL

@@ -9,17 +9,19 @@ from typing import Any
 
 from sqlalchemy import Row, text
 
-from pipeline.store.database import Transaction, encoded
+from pipeline.store.database import Transaction, encode_rows
 
 Rows = Sequence[Row[Any]]
 
-_COLUMNS = "n integer, run uuid, topic text, message_id text, key text, title text, payload jsonb, traceparent text"
+_EVENT_COLUMNS = (
+    "n integer, run uuid, topic text, message_id text, key text, title text, payload jsonb, traceparent text"
+)
 
 #: Insert the rows of ``given`` as events and hand each to the consumers subscribed to its topic.
 #: A repeat of a message id is a no-op, within the cohort as well. One unknown topic refuses them all.
 #: Ids follow the caller's order; rows are written in the order of their names, so that two publishers
 #: of the same events cannot wait for each other in a circle.
-_INSERT_GIVEN = """
+_INSERT_EVENTS = """
 unknown AS (
   SELECT DISTINCT g.workflow, g.topic FROM given g
   WHERE NOT EXISTS (SELECT FROM pipeline.topics t WHERE t.workflow = g.workflow AND t.name = g.topic)
@@ -43,8 +45,8 @@ unknown AS (
 PUBLISH = text(f"""
 WITH given AS (
   SELECT g.*, CAST(:workflow AS text) AS workflow, CAST(NULL AS bigint[]) AS caused_by
-  FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_COLUMNS})
-), {_INSERT_GIVEN}
+  FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
+), {_INSERT_EVENTS}
 SELECT id, topic, message_id FROM fresh ORDER BY id
 """)
 
@@ -89,9 +91,9 @@ WITH asked AS (
   GROUP BY e.run
 ), given AS (
   SELECT g.*, h.workflow, roots.caused_by
-  FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g({_COLUMNS})
+  FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g({_EVENT_COLUMNS})
   JOIN held h ON h.id = g.run LEFT JOIN roots ON roots.run = g.run
-), {_INSERT_GIVEN}, calmed AS (
+), {_INSERT_EVENTS}, calmed AS (
   UPDATE pipeline.handlers h SET consecutive_failures = 0, retry_at = NULL,
     next_run_at = coalesce(x.next_run_at, h.next_run_at),
     idle_snapshot = CASE WHEN NOT (h.ordered AND x.frees) THEN h.idle_snapshot END
@@ -114,7 +116,7 @@ COMMIT_PRODUCER = text(_COMMIT.replace("{phase}", "'preparing'").replace("{kind}
 #: that sees everything is choosing. A consumer that rested on the old payload is due again.
 REPLACE = text(f"""
 WITH given AS (
-  SELECT g.* FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_COLUMNS})
+  SELECT g.* FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
 ), target AS (
   SELECT e.id, coalesce(g.payload, 'null') AS payload, g.title FROM given g
   JOIN pipeline.events e ON e.workflow = :workflow AND e.topic = g.topic AND e.message_id = g.message_id
@@ -137,7 +139,7 @@ SELECT * FROM rewritten ORDER BY id
 
 #: Inputs of stopped runs: pending again (or set aside), no longer offered, visible as new. What waited
 #: behind the key of one that is set aside was seen by nobody.
-HAND_BACK = text("""
+RELEASE_INPUTS = text("""
 WITH x AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, handler_id integer, events bigint[],
     unheld boolean, quarantine boolean, error text, counts boolean, suspect boolean, delay interval)
@@ -194,12 +196,12 @@ WHERE {_ONE} AND status = 'quarantined' RETURNING *
 """)
 
 
-def hand_back(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> Rows:
+def release_inputs(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> Rows:
     """Return the inputs of stopped runs."""
-    return tx.all(HAND_BACK, rows=encoded(rows))
+    return tx.all(RELEASE_INPUTS, rows=encode_rows(rows))
 
 
-FORGIVE_EVENTS = text("""
+RESET_EVENT_FAILURES = text("""
 UPDATE pipeline.deliveries d SET failures = 0 FROM pipeline.handlers h
 WHERE h.workflow = :workflow AND d.handler_id = h.id AND d.failures > 0 AND d.status IN ('pending', 'reserved')
 """)

@@ -18,14 +18,14 @@ ON CONFLICT (workflow, name) DO UPDATE SET kind = excluded.kind, batch = exclude
 UPSERT_HANDLERS = text(_UPSERT_HANDLERS)
 
 #: What another release has as well is left as that one wants it.
-GIVE_BACK_HANDLERS = text(f"{_UPSERT_HANDLERS} WHERE handlers.retired")
+RESTORE_HANDLERS = text(f"{_UPSERT_HANDLERS} WHERE handlers.retired")
 
 RETIRE_HANDLERS = text("""
 UPDATE pipeline.handlers SET retired = true
 WHERE workflow = :workflow AND name <> ALL(CAST(:names AS text[])) AND NOT retired
 """)
 
-LOOK_AGAIN = text("""
+RESET_DECLINED = text("""
 WITH woken AS (
   UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE workflow = :workflow RETURNING id
 )
@@ -35,7 +35,7 @@ WHERE d.handler_id = h.id AND d.status = 'pending' AND d.declined
 
 
 SET_STATE = text("UPDATE pipeline.handlers SET state = CAST(:state AS jsonb) WHERE id = :id")
-LOCK_STATES = text("""
+LOCK_HANDLER_STATES = text("""
 SELECT id, state FROM pipeline.handlers WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE
 """)
 #: Read after the states are locked: whoever else has written one was registered before.
@@ -60,7 +60,7 @@ WHERE h.id = x.handler_id
 
 #: No worker takes the runs of these handlers: each rests the longer the longer its work has waited. A rest without
 #: failures is how such a handler is known, so failures of code that no worker has are forgotten.
-REST = text("""
+BACK_OFF_UNCLAIMED = text("""
 UPDATE pipeline.handlers h
 SET consecutive_failures = 0, retry_at = greatest(h.retry_at, pipeline.clock() +
   least(greatest((pipeline.clock() - coalesce((
@@ -69,12 +69,12 @@ SET consecutive_failures = 0, retry_at = greatest(h.retry_at, pipeline.clock() +
     h.next_run_at)) / 2, interval '1 minute'), interval '10 minutes'))
 WHERE h.id = ANY(:ids) AND NOT h.retired
 """)
-HEARD = text("""
+CLEAR_UNCLAIMED = text("""
 UPDATE pipeline.handlers SET retry_at = NULL
 WHERE id = ANY(:ids) AND retry_at IS NOT NULL AND consecutive_failures = 0
 """)
 
-FORGIVE = text("""
+RESET_HANDLER_FAILURES = text("""
 UPDATE pipeline.handlers SET consecutive_failures = 0, retry_at = NULL
 WHERE workflow = :workflow AND (consecutive_failures > 0 OR retry_at IS NOT NULL)
 """)
@@ -104,8 +104,8 @@ WHERE horizon IS NULL OR horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
 """)
 
 #: A snapshot of another cluster: forgotten before this one gets as far, when it would hide what came meanwhile.
-FORGET_STRANGE_SNAPSHOTS = text("""
+CLEAR_FOREIGN_SNAPSHOTS = text("""
 UPDATE pipeline.handlers SET idle_snapshot = NULL
 WHERE pg_snapshot_xmax(idle_snapshot) > pg_snapshot_xmax(pg_current_snapshot())
 """)
-LOCK_HANDLERS = text("SELECT id FROM pipeline.handlers ORDER BY id FOR NO KEY UPDATE")
+LOCK_ALL_HANDLERS = text("SELECT id FROM pipeline.handlers ORDER BY id FOR NO KEY UPDATE")

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Row, text
 
-from pipeline.store.database import Transaction, encoded
+from pipeline.store.database import Transaction, encode_rows
 
 Rows = Sequence[Row[Any]]
 
@@ -195,7 +195,7 @@ WHERE id = :id AND status = 'needs_reconcile'
 """)
 
 #: A look at a mutation that was settled on weak evidence: counted, and another booked, before this one begins.
-WATCH = text("""
+BEGIN_MONITOR_CHECK = text("""
 WITH due AS (
   SELECT id FROM pipeline.mutations WHERE id = :id AND watch_at <= pipeline.clock() FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -204,18 +204,18 @@ SET watch_at = pipeline.clock() + :pause, watched = watched + CASE WHEN :counts 
 FROM due WHERE m.id = due.id RETURNING m.*
 """)
 
-WATCHED = text("""
+SCHEDULE_MONITOR_CHECK = text("""
 UPDATE pipeline.mutations SET watch_at = pipeline.clock() + CAST(:next AS interval)
 WHERE id = :id AND status = 'failed' AND surfaced_at IS NULL
 """)
 
 #: A look of the watch that came back and told nothing: the one booked in its place is the same look.
-UNTOLD = text("""
+DISCOUNT_MONITOR_CHECK = text("""
 UPDATE pipeline.mutations SET watched = greatest(0, watched - 1)
 WHERE id = :id AND status = 'failed' AND surfaced_at IS NULL
 """)
 
-SURFACE = text("""
+RECORD_LATE_EFFECT = text("""
 UPDATE pipeline.mutations SET surfaced_at = pipeline.clock(), surfaced = CAST(:result AS jsonb), watch_at = NULL
 WHERE id = :id AND status = 'failed' AND surfaced_at IS NULL RETURNING *
 """)
@@ -280,6 +280,6 @@ SELECT * FROM approved
 """)
 
 
-def guarded(tx: Transaction, statement: Any, rows: Sequence[Mapping[str, Any]], **params: Any) -> Rows:
+def execute_rows(tx: Transaction, statement: Any, rows: Sequence[Mapping[str, Any]], **params: Any) -> Rows:
     """Run a statement over a cohort and return what landed."""
-    return tx.all(statement, rows=encoded(rows), **params)
+    return tx.all(statement, rows=encode_rows(rows), **params)

@@ -2,14 +2,14 @@
 
 from sqlalchemy import text
 
-from pipeline.store.reads.attention import WAITS
+from pipeline.store.reads.attention import ATTENTION_ITEMS
 
 INSERT_NOTICE = text("""
 INSERT INTO pipeline.notices (kind, subject) VALUES (:kind, :subject) ON CONFLICT DO NOTHING
 """)
 
 #: People are told again if it comes to that again.
-FORGET_NOTICES_OF_THE_PAST = text(f"""
-DELETE FROM pipeline.notices n WHERE (n.kind, n.subject) NOT IN (SELECT w.kind, w.subject FROM ({WAITS}) w)
+DELETE_ENDED_NOTICES = text(f"""
+DELETE FROM pipeline.notices n WHERE (n.kind, n.subject) NOT IN (SELECT w.kind, w.subject FROM ({ATTENTION_ITEMS}) w)
 """)
-FORGET_NOTICE = text("DELETE FROM pipeline.notices WHERE kind = :kind AND subject = :subject")
+DELETE_NOTICE = text("DELETE FROM pipeline.notices WHERE kind = :kind AND subject = :subject")

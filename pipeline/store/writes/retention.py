@@ -10,17 +10,17 @@ from sqlalchemy import text
 
 #: Taken before a page of events is read: a consumer that joins a topic fills itself from the events under the
 #: opposite lock, and must not be handed one that is on its way out.
-HOLD_SUBSCRIPTIONS = text("LOCK TABLE pipeline.subscriptions IN ACCESS SHARE MODE")
+LOCK_SUBSCRIPTIONS_SHARED = text("LOCK TABLE pipeline.subscriptions IN ACCESS SHARE MODE")
 
-SHORTEST = text("SELECT min(keep_done) AS done, min(keep_ledger) AS ledger FROM pipeline.workflows")
-POSITION = text("SELECT position FROM pipeline.walks WHERE name = :name FOR UPDATE")
-SET_POSITION = text("""
+SHORTEST_RETENTION = text("SELECT min(keep_done) AS done, min(keep_ledger) AS ledger FROM pipeline.workflows")
+CURSOR = text("SELECT position FROM pipeline.walks WHERE name = :name FOR UPDATE")
+SET_CURSOR = text("""
 INSERT INTO pipeline.walks (name, position) VALUES (:name, :position)
 ON CONFLICT (name) DO UPDATE SET position = excluded.position
 """)
 
 
-def _told(last: str) -> str:
+def _page_summary(last: str) -> str:
     """What a page tells of itself; ``last`` is the SQL of its greatest id."""
     return f"""
 SELECT (SELECT count(*) FROM dropped) AS dropped, count(*) AS seen, {last} AS position,
@@ -29,11 +29,11 @@ FROM page p
 """
 
 
-_BY_NUMBER, _BY_UUID = _told("max(p.id)"), _told("max(CAST(p.id AS text))")
+_BY_NUMBER, _BY_UUID = _page_summary("max(p.id)"), _page_summary("max(CAST(p.id AS text))")
 
 #: An event is done with when every consumer is, and has been for as long as the workflow wants it kept. The inputs of
 #: a mutation that is still watched stay: if it surfaces, they tell who did it again.
-EVENTS = text(f"""
+PRUNE_EVENTS = text(f"""
 WITH page AS MATERIALIZED (
   SELECT e.id, e.created_at AS at, w.keep_done, w.archives
   FROM pipeline.events e LEFT JOIN pipeline.workflows w ON w.name = e.workflow
@@ -63,7 +63,7 @@ WITH page AS MATERIALIZED (
 
 #: A run goes after its inputs and after the run that carried it forward; with a mutation, when the ledger lets go.
 #: A session that is still open is told how many went, and what they cost.
-RUNS = text(f"""
+PRUNE_RUNS = text(f"""
 WITH page AS MATERIALIZED (
   SELECT r.id, r.created_at AS at, w.keep_done, w.keep_ledger, w.archives
   FROM pipeline.runs r LEFT JOIN pipeline.workflows w ON w.name = r.workflow
@@ -104,7 +104,7 @@ WITH page AS MATERIALIZED (
 {_BY_UUID}
 """)
 
-SESSIONS = text(f"""
+PRUNE_SESSIONS = text(f"""
 WITH page AS MATERIALIZED (
   SELECT s.id, s.started_at AS at, s.finished_at, w.keep_done
   FROM pipeline.sessions s JOIN pipeline.workflows w ON w.name = s.workflow
@@ -119,7 +119,7 @@ WITH page AS MATERIALIZED (
 """)
 
 #: What people did stays at least as long as the mutation they did it to. Acts that belong to no workflow stay.
-AUDIT = text(f"""
+PRUNE_AUDIT = text(f"""
 WITH page AS MATERIALIZED (
   SELECT a.id, a.at, a.mutation_id, w.keep_ledger, w.archives
   FROM pipeline.audit a LEFT JOIN pipeline.workflows w ON w.name = a.workflow

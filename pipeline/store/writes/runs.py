@@ -11,13 +11,13 @@ from uuid import UUID
 
 from sqlalchemy import Row, text
 
-from pipeline.store.database import Transaction, encoded
-from pipeline.store.predicates import is_listened_to, is_near, key_is_free
+from pipeline.store.database import Transaction, encode_rows
+from pipeline.store.predicates import is_in_next_slice, is_key_free, is_subscribed
 
 Rows = Sequence[Row[Any]]
-Cohort = Sequence[Mapping[str, Any]]
+CohortRows = Sequence[Mapping[str, Any]]
 #: Handlers as (workflow, name); None: every one.
-Known = Collection[tuple[str, str]] | None
+KnownHandlers = Collection[tuple[str, str]] | None
 
 _ASKED = "asked AS (SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x({columns}))"
 
@@ -37,7 +37,7 @@ _HELD = """held AS (
 )"""
 
 
-def _claim(guard: str, phase: str) -> str:
+def _claim_sql(guard: str, phase: str) -> str:
     """A claim: nobody holds the row, so whoever lands this statement does.
 
     Its transaction may have begun before the run was made. ``now`` is not before that, or a slot would be taken twice.
@@ -62,10 +62,10 @@ RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered
 """
 
 
-CLAIM_PREPARE = text(_claim("r.phase IN ('pending', 'preparing') AND h.kind = 'consumer'", "'preparing'"))
-CLAIM_PRODUCE = text(_claim("r.phase IN ('pending', 'preparing') AND h.kind = 'producer'", "'preparing'"))
+CLAIM_PREPARE = text(_claim_sql("r.phase IN ('pending', 'preparing') AND h.kind = 'consumer'", "'preparing'"))
+CLAIM_PRODUCE = text(_claim_sql("r.phase IN ('pending', 'preparing') AND h.kind = 'producer'", "'preparing'"))
 CLAIM_MUTATE = text(
-    _claim(
+    _claim_sql(
         "((r.phase = 'prepared' AND r.event_ids <> '{}') "
         "OR (r.phase = 'mutating' AND m.status = 'pending' AND m.approved_at IS NOT NULL AND EXISTS ("
         "SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = 'active' AND NOT w.maintenance) "
@@ -74,15 +74,15 @@ CLAIM_MUTATE = text(
     )
 )
 CLAIM_NEXT = text(
-    _claim(
+    _claim_sql(
         "((r.phase IN ('mutated', 'emitting') AND r.mutation_outcome <> 'failure') "
         "OR (r.phase = 'prepared' AND r.event_ids = '{}'))",
         "'emitting'",
     )
 )
 
-_AVAILABLE = "d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())"
-_FREE = key_is_free(ordered=":ordered", handler=":handler_id", workflow=":workflow")
+_IS_AVAILABLE = "d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())"
+_IS_KEY_FREE = is_key_free(ordered=":ordered", handler=":handler_id", workflow=":workflow")
 
 #: Each run gets what nobody declined, filled up with what was: of an ordered key all that stands before it, and
 #: never a slice in which nothing is new.
@@ -90,18 +90,19 @@ INSERT_SLICED = text(f"""
 WITH fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
   WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND NOT d.declined
-    AND {_AVAILABLE} AND {_FREE}
-    AND {is_near(ordered=":ordered", handler=":handler_id", batch=":batch")} AND {is_listened_to(ordered=":ordered")}
+    AND {_IS_AVAILABLE} AND {_IS_KEY_FREE}
+    AND {is_in_next_slice(ordered=":ordered", handler=":handler_id", batch=":batch")}
+      AND {is_subscribed(ordered=":ordered")}
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
 ), declined AS (
   SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
   WHERE (NOT :ordered OR d.key IS NULL) AND d.handler_id = :handler_id AND d.status = 'pending'
-    AND d.offered_to IS NULL AND d.declined AND {_AVAILABLE}
+    AND d.offered_to IS NULL AND d.declined AND {_IS_AVAILABLE}
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
 ), before_fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
   WHERE :ordered AND d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.declined
-    AND {_AVAILABLE} AND {_FREE} AND d.key IN (SELECT key FROM fresh)
+    AND {_IS_AVAILABLE} AND {_IS_KEY_FREE} AND d.key IN (SELECT key FROM fresh)
     AND ((SELECT count(*) FROM fresh) < :window OR d.event_id < (SELECT max(event_id) FROM fresh))
   ORDER BY d.event_id FOR UPDATE OF d
 ), candidates AS (
@@ -136,7 +137,7 @@ SELECT c.*, s.suspect FROM created c JOIN slices s ON s.id = c.id ORDER BY c.off
 
 #: A run that sees everything takes the trace of the event that waits first: most runs begin with it. Among others it
 #: waits for those that are still choosing, so that none is offered what it sees; what they have chosen is theirs.
-INSERT_WHOLE = text("""
+INSERT_UNSLICED = text("""
 INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at, traceparent)
 SELECT :workflow, :handler_id, :session_id, pipeline.clock(), (
   SELECT CASE WHEN e.created_by_run_id IS NULL THEN e.traceparent END
@@ -190,7 +191,7 @@ wanted AS MATERIALIZED (
   FROM complete c, unnest(c.offered) AS offered(event_id) WHERE offered.event_id <> ALL(c.events)
 ), handed_back AS (
   UPDATE pipeline.deliveries d SET offered_to = NULL, xid = pg_current_xact_id(),
-    declined = u.took_nothing AND {is_listened_to(ordered="u.ordered")}
+    declined = u.took_nothing AND {is_subscribed(ordered="u.ordered")}
   FROM unused u WHERE d.event_id = u.event_id AND d.handler_id = u.handler_id AND d.offered_to = u.id
 ), left_over AS (
   SELECT d.event_id, d.handler_id FROM complete c JOIN pipeline.deliveries d ON d.handler_id = c.handler_id
@@ -227,7 +228,7 @@ FROM held WHERE r.id = held.id RETURNING r.*
 """)
 
 _IS_LEASED = "r.lease_expires_at IS NOT NULL"
-_UNSENT = """(r.phase = 'mutating' AND EXISTS (
+_IS_UNSENT = """(r.phase = 'mutating' AND EXISTS (
   SELECT FROM pipeline.mutations m WHERE m.id = r.mutation_id AND m.status = 'pending'))"""
 
 HEARTBEAT = text(f"""
@@ -237,33 +238,33 @@ UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, pipel
 FROM held WHERE r.id = held.id RETURNING r.*
 """)
 
-RELEASE = text(f"""
+HAND_BACK = text(f"""
 WITH {_ASKED.format(columns="run uuid, fence bigint")},
-{_HELD.format(guard=f"(r.phase IN ('preparing', 'prepared', 'emitting') OR {_UNSENT}) AND {_IS_LEASED}")}
+{_HELD.format(guard=f"(r.phase IN ('preparing', 'prepared', 'emitting') OR {_IS_UNSENT}) AND {_IS_LEASED}")}
 UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = CASE WHEN :later THEN pipeline.clock() END
 FROM held WHERE r.id = held.id RETURNING r.*
 """)
 
-FORSAKE = text("""
+EXPIRE_LEASES_OF_PROCESS = text("""
 UPDATE pipeline.runs SET lease_expires_at = pipeline.clock() - interval '1 microsecond'
 WHERE finished_at IS NULL AND status = 'active' AND lease_expires_at IS NOT NULL AND worker = :worker
 RETURNING id
 """)
 
-DISPATCHED = text("""
+MARK_DISPATCHED = text("""
 UPDATE pipeline.runs SET dispatched_at = pipeline.clock()
 WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'active' AND lease_expires_at IS NULL RETURNING *
 """)
 
 #: A message reached a worker that could do nothing with it: the next tick rings again, not only when silence is over.
-UNHEARD = text("""
+REQUEUE_UNKNOWN = text("""
 UPDATE pipeline.runs r SET dispatched_at = NULL, worker = NULL FROM pipeline.handlers h
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND h.id = r.handler_id
   AND r.workflow || chr(31) || h.name <> ALL(CAST(:known AS text[])) RETURNING r.id
 """)
 
 #: As they were handed back: no message under way, and no worker that has had them since.
-LOCK_UNHEARD = text("""
+LOCK_UNCLAIMED = text("""
 SELECT r.id, r.handler_id FROM pipeline.runs r
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active'
   AND r.lease_expires_at IS NULL AND r.dispatched_at IS NULL AND r.worker IS NULL
@@ -272,7 +273,7 @@ ORDER BY r.id FOR NO KEY UPDATE OF r
 
 #: Before anything was asked of the world a run ends; once its outcome is known another carries it forward. What a
 #: person has allowed stays as it is, and so does a plan that is tried again.
-TAKE_BACK = text("""
+WITHDRAW_UNCLAIMED = text("""
 UPDATE pipeline.runs r
 SET status = 'paused:transient', error = :error, error_type = 'Unheard', finished_at = pipeline.clock(),
     retry_pending = r.phase IN ('mutated', 'emitting'),
@@ -293,24 +294,24 @@ ORDER BY r.id FOR NO KEY UPDATE OF r
 """)
 
 #: The run of a retired handler that keeps an event, and what it takes to end it.
-LEFT_BEHIND = text("""
+RUN_OF_RETIRED_HANDLER = text("""
 SELECT r.id FROM pipeline.handlers h JOIN pipeline.deliveries d ON d.event_id = :event_id AND d.handler_id = h.id
 JOIN pipeline.runs r ON r.id = d.run_id
 WHERE h.workflow = :workflow AND h.name = :handler AND h.retired AND d.status IN ('reserved', 'skipped')
   AND (r.finished_at IS NULL OR r.retry_pending)
 """)
-LOCK_LEFT_BEHIND = text("""
+LOCK_RUN_OF_RETIRED_HANDLER = text("""
 SELECT r.*, m.status AS mutation_status FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE r.id = :id AND (r.finished_at IS NULL OR r.retry_pending) FOR NO KEY UPDATE OF r
 """)
-GIVE_UP = text("""
+END_RUN_OF_RETIRED_HANDLER = text("""
 UPDATE pipeline.runs SET status = CASE WHEN status = 'active' THEN 'failed:internal' ELSE status END, error = :error,
   error_type = 'Retired', finished_at = coalesce(finished_at, pipeline.clock()), retry_pending = false, retry_at = NULL
 WHERE id = :id AND lease_expires_at IS NULL AND (status = 'active' OR retry_pending) RETURNING *
 """)
 
 #: An event that a run was shown and did not reserve yet is held by nobody; blamed by name, it counts like an input.
-STANDINGS = text(f"""
+RUN_FACTS = text(f"""
 WITH {_ASKED.format(columns="run uuid, culprits bigint[]")}
 SELECT r.*, m.status AS mutation_status, m.reconcilable, h.after_failed_mutation, h.failure_policy,
        h.consecutive_failures, w.on_uncertain, w.on_logic_error, i.input_failures, h.name AS handler,
@@ -370,34 +371,47 @@ SELECT c.*, s.status = 'crashed' AS suspect FROM created c JOIN stopped s ON s.i
 """)
 
 
-def claim(tx: Transaction, statement: Any, ids: Sequence[UUID], lease: timedelta, worker: str, known: Known) -> Rows:
+def claim(
+    tx: Transaction,
+    statement: Any,
+    ids: Sequence[UUID],
+    lease_duration: timedelta,
+    worker: str,
+    known_handlers: KnownHandlers,
+) -> Rows:
     """Run one of the claim statements, for runs of the handlers the claimer knows."""
-    return tx.all(statement, ids=[str(id_) for id_ in ids], lease=lease, worker=worker, known=_joined(known))
+    return tx.all(
+        statement,
+        ids=[str(id_) for id_ in ids],
+        lease=lease_duration,
+        worker=worker,
+        known=_handler_keys(known_handlers),
+    )
 
 
-def unheard(tx: Transaction, ids: Sequence[UUID], known: Known) -> Rows:
+def requeue_unknown(tx: Transaction, ids: Sequence[UUID], known_handlers: KnownHandlers) -> Rows:
     """Have it rung again soon for those of these runs whose handler the claimer does not know."""
-    if not ids or known is None:
+    if not ids or known_handlers is None:
         return ()
-    return tx.all(UNHEARD, ids=[str(id_) for id_ in ids], known=_joined(known))
+    return tx.all(REQUEUE_UNKNOWN, ids=[str(id_) for id_ in ids], known=_handler_keys(known_handlers))
 
 
-def _joined(known: Known) -> list[str] | None:
+def _handler_keys(known: KnownHandlers) -> list[str] | None:
     """Handlers as the claim statements compare them: names have no control characters."""
     return None if known is None else sorted("\x1f".join(pair) for pair in known)
 
 
-def guarded(tx: Transaction, statement: Any, rows: Cohort, **params: Any) -> Rows:
+def execute_rows(tx: Transaction, statement: Any, rows: CohortRows, **params: Any) -> Rows:
     """Run a statement that takes a cohort as rows, and return what landed."""
-    return tx.all(statement, rows=encoded(rows), **params)
+    return tx.all(statement, rows=encode_rows(rows), **params)
 
 
-def by_ids(tx: Transaction, statement: Any, ids: Sequence[UUID], **params: Any) -> Rows:
+def execute_ids(tx: Transaction, statement: Any, ids: Sequence[UUID], **params: Any) -> Rows:
     """Run a statement that takes a cohort as ids, and return what landed."""
     return tx.all(statement, ids=[str(id_) for id_ in ids], **params)
 
 
 #: The run that carries such a run forward counts from 1 again.
-FORGIVE_RUNS = text("""
+RESET_RUN_FAILURES = text("""
 UPDATE pipeline.runs SET attempt = 0, retry_at = NULL WHERE workflow = :workflow AND retry_pending
 """)

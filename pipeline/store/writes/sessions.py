@@ -16,7 +16,7 @@ DELETE FROM pipeline.sessions s
 WHERE s.id = :id AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
 """)
 
-LOCK_OF_SESSIONS = text("""
+LOCK_WORKFLOWS_OF_SESSIONS = text("""
 SELECT w.name FROM pipeline.workflows w
 WHERE w.name IN (SELECT s.workflow FROM pipeline.sessions s WHERE s.id = ANY(CAST(:ids AS uuid[])))
 ORDER BY w.name FOR NO KEY UPDATE
@@ -28,18 +28,18 @@ SELECT id FROM pipeline.sessions WHERE id = ANY(CAST(:ids AS uuid[])) AND finish
 ORDER BY id FOR NO KEY UPDATE
 """)
 
-MOST_COUNTED = 10_000
+MAX_COUNTED_RUNS = 10_000
 
 
-def _of_runs(number: str) -> str:
+def _session_total(number: str) -> str:
     """A number of a session's runs; NULL when there are too many to be read while the workflow is locked."""
-    read = f"SELECT status, cost FROM pipeline.runs WHERE session_id = s.id LIMIT {MOST_COUNTED} + 1"
-    return f"(SELECT CASE WHEN count(*) <= {MOST_COUNTED} THEN {number} END FROM ({read}) r)"
+    read = f"SELECT status, cost FROM pipeline.runs WHERE session_id = s.id LIMIT {MAX_COUNTED_RUNS} + 1"
+    return f"(SELECT CASE WHEN count(*) <= {MAX_COUNTED_RUNS} THEN {number} END FROM ({read}) r)"
 
 
 #: Retention has told the session of the runs that it dropped.
-_RUN_COUNT = _of_runs("coalesce(s.run_count, 0) + count(*) FILTER (WHERE r.status = 'committed')")
-_RUN_COST = _of_runs("coalesce(sum(r.cost) + coalesce(s.cost, 0), s.cost)")
+_RUN_COUNT = _session_total("coalesce(s.run_count, 0) + count(*) FILTER (WHERE r.status = 'committed')")
+_RUN_COST = _session_total("coalesce(sum(r.cost) + coalesce(s.cost, 0), s.cost)")
 END_SESSIONS = text(f"""
 UPDATE pipeline.sessions s
 SET finished_at = pipeline.clock(), result = 'failed', error = x.error, run_count = {_RUN_COUNT}, cost = {_RUN_COST}

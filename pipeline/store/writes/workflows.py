@@ -6,9 +6,9 @@ workers never touch it. Only ``execution`` may import this.
 
 from sqlalchemy import text
 
-LOCK = text("SELECT name FROM pipeline.workflows WHERE name = ANY(:names) ORDER BY name FOR NO KEY UPDATE")
+LOCK_WORKFLOWS = text("SELECT name FROM pipeline.workflows WHERE name = ANY(:names) ORDER BY name FOR NO KEY UPDATE")
 
-LOCK_OF_RUNS = text("""
+LOCK_WORKFLOWS_OF_RUNS = text("""
 SELECT w.name FROM pipeline.workflows w
 WHERE w.name IN (SELECT r.workflow FROM pipeline.runs r WHERE r.id = ANY(CAST(:ids AS uuid[])))
 ORDER BY w.name FOR NO KEY UPDATE
@@ -17,7 +17,7 @@ ORDER BY w.name FOR NO KEY UPDATE
 #: Whoever registers a workflow second sees what the first has written. Before any other lock, and taken by nobody else.
 LOCK_REGISTRATION = text("SELECT pg_advisory_xact_lock(hashtext('pipeline.register'), hashtext(:name))")
 
-UPSERT = text("""
+UPSERT_WORKFLOW = text("""
 INSERT INTO pipeline.workflows
   (name, version, fingerprint, releases, concurrency, on_uncertain, on_logic_error, keep_done, keep_ledger, archives)
 VALUES (:name, :version, :fingerprint, CAST(:releases AS text[]), :concurrency, :on_uncertain, :on_logic_error,
@@ -81,7 +81,7 @@ WITH closed AS (
 UPDATE pipeline.workflows SET maintenance = false, maintenance_reason = NULL, maintenance_since = NULL
 WHERE name = :name AND maintenance RETURNING name
 """)
-OPEN_TASK = text("""
+OPEN_MAINTENANCE_TASK = text("""
 INSERT INTO pipeline.maintenance_tasks (workflow, reason)
 SELECT name, coalesce(maintenance_reason, '') FROM pipeline.workflows WHERE name = :name AND maintenance
 ON CONFLICT (workflow) WHERE closed_at IS NULL DO NOTHING RETURNING id

@@ -16,18 +16,18 @@ from opentelemetry import metrics as api
 
 from pipeline.config import Settings, SettingsError
 from pipeline.telemetry import metrics
-from pipeline.telemetry.metrics_export.totals import Channel, Row, Totals
+from pipeline.telemetry.metrics_export.totals import MetricChannel, MetricPoint, MetricTotals
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS = 3.0  #: seconds that a process which ends gives its last numbers to get out
+FLUSH_SECONDS = 3.0  #: seconds that a process which ends gives its last numbers to get out
 #: Adds gauges to a meter; only processes that are asked do.
-Registers = Callable[[api.Meter], None]
+GaugeRegistration = Callable[[api.Meter], None]
 
 
-def require(settings: Settings) -> None:
+def require_exporter(settings: Settings) -> None:
     """Refuse an endpoint when what serves it is not installed."""
-    missing = [name for name in ("opentelemetry.sdk", "prometheus_client") if not _is_there(name)]
+    missing = [name for name in ("opentelemetry.sdk", "prometheus_client") if not _is_installed(name)]
     if settings.metrics_port is not None and missing:
         raise SettingsError(
             [
@@ -37,7 +37,7 @@ def require(settings: Settings) -> None:
         )
 
 
-def _is_there(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:
@@ -53,13 +53,13 @@ def is_pushed(settings: Settings) -> bool:
 
 
 @dataclass
-class Meters:
+class MetricsExport:
     """What one process counts with, and what becomes of it. A child's is its parent's, made over by ``begin_child``."""
 
     settings: Settings
-    forks: bool = False
-    totals: Totals = field(default_factory=Totals)
-    channel: Channel | None = None
+    is_forking: bool = False
+    totals: MetricTotals = field(default_factory=MetricTotals)
+    channel: MetricChannel | None = None
     endpoint: Any = None
     provider: Any = None
     reader: Any = None
@@ -72,23 +72,23 @@ class Meters:
         return self.settings.metrics_port is not None
 
     @property
-    def is_wanted(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether anything is counted at all."""
         return self.is_served or is_pushed(self.settings)
 
-    def open(self) -> None:
+    def open_channel(self) -> None:
         """Before this process forks: what its children need to find."""
-        if self.is_served and self.forks:
-            self.channel = Channel()
+        if self.is_served and self.is_forking:
+            self.channel = MetricChannel()
 
-    def begin(self, *registers: Registers) -> None:
+    def begin(self, *registers: GaugeRegistration) -> None:
         """Count, and answer from now on. Call it once per process, after those before it have been forked."""
-        if not self.is_wanted:
+        if not self.is_enabled:
             return
         from pipeline.telemetry.metrics_export import collector
 
-        self.reader = collector.asked() if self.is_served else None
-        self._use([self.reader] if self.is_served else [], process_wide=not self.forks)
+        self.reader = collector.pull_reader() if self.is_served else None
+        self._use_readers([self.reader] if self.is_served else [], process_wide=not self.is_forking)
         meter = self.provider.get_meter(metrics.SCOPE)
         for register in registers:
             register(meter)
@@ -101,55 +101,57 @@ class Meters:
 
     def begin_child(self) -> None:
         """In a process that a fork made: count by itself, and hand over."""
-        if not self.is_wanted:
+        if not self.is_enabled:
             return
         from pipeline.telemetry.metrics_export import collector
 
-        inherited, self.pid, self.forks = self.provider, os.getpid(), False
+        inherited, self.pid, self.is_forking = self.provider, os.getpid(), False
         if self.endpoint is not None:
             self.endpoint.leave()
             self.endpoint = None
         if inherited is not None:  # a copy of the parent's, which tells what it has. A lock of it may be held for ever
             threading.Thread(target=inherited.shutdown, name="pipeline-not-ours", daemon=True).start()
         if self.channel is not None:
-            self.channel.keep_sending()
-        self._use([collector.handing_over(self.channel)] if self.channel is not None else [], process_wide=True)
+            self.channel.close_receiver()
+        self._use_readers(
+            [collector.handover_reader(self.channel)] if self.channel is not None else [], process_wide=True
+        )
 
-    def end(self, within: float = LAST_WORDS) -> None:
+    def end(self, timeout: float = FLUSH_SECONDS) -> None:
         """Let the last numbers out. A collector that does not answer is waited for only so long."""
         if self.provider is None or self.pid != os.getpid():
             return
         provider, self.provider = self.provider, None
         leaving = threading.Thread(target=provider.shutdown, name="pipeline-last-numbers", daemon=True)
         leaving.start()
-        leaving.join(within)
+        leaving.join(timeout)
         if self.endpoint is not None:
             self.endpoint.close()
-        if self.channel is not None and self.forks:  # a child has it from its parent, and others have it too
+        if self.channel is not None and self.is_forking:  # a child has it from its parent, and others have it too
             self.channel.close()
-        metrics.use(None)
+        metrics.use_provider(None)
 
-    def scrape(self) -> list[Row]:
+    def scrape(self) -> list[MetricPoint]:
         """Everything that was counted so far, here and in the children, and the gauges."""
         from pipeline.telemetry.metrics_export import collector
 
         with self._scraping:
-            rows, gauges = collector.taken(self.reader)
+            rows, gauges = collector.collect(self.reader)
             self.totals.add(rows, self.pid)
-            return [*self.totals.rows(), *gauges]
+            return [*self.totals.points(), *gauges]
 
-    def _use(self, readers: list[Any], *, process_wide: bool) -> None:
+    def _use_readers(self, readers: list[Any], *, process_wide: bool) -> None:
         from pipeline.telemetry.metrics_export import collector
 
-        pushed = [collector.pushing(self.settings.otlp_endpoint)] if is_pushed(self.settings) else []
-        self.provider = collector.provider([*readers, *pushed])
-        metrics.use(self.provider)
-        if process_wide and not metrics.is_heard(api.get_meter_provider()):
+        pushed = [collector.push_reader(self.settings.otlp_endpoint)] if is_pushed(self.settings) else []
+        self.provider = collector.meter_provider([*readers, *pushed])
+        metrics.use_provider(self.provider)
+        if process_wide and not metrics.is_configured(api.get_meter_provider()):
             api.set_meter_provider(self.provider)
 
     def _serve(self) -> None:
-        from pipeline.telemetry.metrics_export.server import Endpoint
+        from pipeline.telemetry.metrics_export.server import MetricsEndpoint
 
         assert self.settings.metrics_port is not None
-        self.endpoint = Endpoint(self.settings.metrics_host, self.settings.metrics_port, self.scrape)
+        self.endpoint = MetricsEndpoint(self.settings.metrics_host, self.settings.metrics_port, self.scrape)
         self.endpoint.start()

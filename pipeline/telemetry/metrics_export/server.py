@@ -13,20 +13,20 @@ from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
 
 from pipeline.telemetry.metrics import prometheus_name
-from pipeline.telemetry.metrics_export.totals import HISTOGRAM, SUM, Row
+from pipeline.telemetry.metrics_export.totals import HISTOGRAM, SUM, MetricPoint
 
 log = logging.getLogger(__name__)
 
-AGAIN = 10.0  #: seconds until a port that is taken is tried again
-PATH = "/metrics"
-_KINDS = {SUM: "counter", HISTOGRAM: "histogram"}
-Scrape = Callable[[], Iterable[Row]]
+BIND_RETRY_SECONDS = 10.0  #: seconds until a port that is taken is tried again
+METRICS_PATH = "/metrics"
+_PROMETHEUS_TYPES = {SUM: "counter", HISTOGRAM: "histogram"}
+Scrape = Callable[[], Iterable[MetricPoint]]
 
 
-class Families:
+class MetricFamilies:
     """Rows as Prometheus has them. Of two metrics with one name the first is shown."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[MetricPoint]) -> None:
         self.rows = rows
 
     def collect(self) -> Iterator[Metric]:
@@ -34,13 +34,15 @@ class Families:
         found: dict[str, tuple[str, Metric]] = {}
         for row in self.rows:
             name = prometheus_name(row.name, row.unit, is_counter=False)
-            kind, family = found.setdefault(name, (row.kind, Metric(name, row.words, _KINDS.get(row.kind, "gauge"))))
+            kind, family = found.setdefault(
+                name, (row.kind, Metric(name, row.description, _PROMETHEUS_TYPES.get(row.kind, "gauge")))
+            )
             if kind == row.kind:
-                _fill(family, name, row)
+                _add_samples(family, name, row)
         yield from (family for _, family in found.values())
 
 
-def _fill(family: Metric, name: str, row: Row) -> None:
+def _add_samples(family: Metric, name: str, row: MetricPoint) -> None:
     labels = {prometheus_name(key, "", is_counter=False): _encodable(value) for key, value in row.labels}
     if not isinstance(row.value, tuple):
         family.add_sample(f"{name}_total" if row.kind == SUM else name, labels, row.value)
@@ -59,13 +61,13 @@ def _encodable(value: object) -> str:
     return str(value).encode("utf-8", "replace").decode()
 
 
-def text(rows: Iterable[Row], accepts: str = "") -> tuple[str, bytes]:
+def exposition(rows: Iterable[MetricPoint], accepts: str = "") -> tuple[str, bytes]:
     """Content type and text of an answer."""
     encode, kind = choose_encoder(accepts)
-    return kind, encode(Families(rows))  # of a registry only `collect` is asked
+    return kind, encode(MetricFamilies(rows))  # of a registry only `collect` is asked
 
 
-class Endpoint:
+class MetricsEndpoint:
     """Answers scrapes, from threads of its own, until it is closed or its process ends."""
 
     def __init__(self, host: str, port: int, scrape: Scrape) -> None:
@@ -93,12 +95,12 @@ class Endpoint:
                     self.port,
                     self.host,
                     taken,
-                    AGAIN,
+                    BIND_RETRY_SECONDS,
                 )
             return False
         return True
 
-    def leave(self) -> None:
+    def close_inherited_socket(self) -> None:
         """Let go of the port in a process that a fork made: it belongs to the one that answers."""
         if self._server is not None:
             self._server.socket.close()
@@ -114,7 +116,7 @@ class Endpoint:
 
     def _serve(self) -> None:
         while not self.bind():
-            if self._stopping.wait(AGAIN):
+            if self._stopping.wait(BIND_RETRY_SECONDS):
                 return
         if self._has_warned:
             log.info("metrics are served on port %d of %s now", self.port, self.host)
@@ -139,9 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10.0
 
     def do_GET(self) -> None:
-        if urlsplit(self.path).path != PATH:
-            return self._answer(404, "text/plain; charset=utf-8", f"Expected {PATH}.\n".encode())
-        kind, body = text(self.server.scrape(), self.headers.get("Accept", ""))
+        if urlsplit(self.path).path != METRICS_PATH:
+            return self._answer(404, "text/plain; charset=utf-8", f"Expected {METRICS_PATH}.\n".encode())
+        kind, body = exposition(self.server.scrape(), self.headers.get("Accept", ""))
         return self._answer(200, kind, body)
 
     def _answer(self, code: int, kind: str, body: bytes) -> None:

@@ -20,22 +20,22 @@ SCOPE = "pipeline"
 ERROR_TYPE = "exception.type"
 _UNSET = Status(StatusCode.UNSET)
 
-_own: Any = None  #: the provider that `setup` made; else the one of the process counts
-_made: "tuple[Any, _Sink] | None" = None
+_provider: Any = None  #: the provider that `setup` made; else the one of the process counts
+_cached_sink: "tuple[Any, _Sink] | None" = None
 
 
-def use(provider: Any) -> None:
+def use_provider(provider: Any) -> None:
     """Send our spans to this provider; None: to that of the process, if somebody sets one up."""
-    global _own
-    _own = provider
+    global _provider
+    _provider = provider
 
 
 def is_on() -> bool:
     """Whether anybody listens."""
-    return _own is not None or is_heard(trace.get_tracer_provider())
+    return _provider is not None or is_configured(trace.get_tracer_provider())
 
 
-def is_heard(provider: object) -> bool:
+def is_configured(provider: object) -> bool:
     """Whether somebody set up a provider: those of the bare API belong to nobody."""
     return not type(provider).__module__.startswith("opentelemetry.trace")
 
@@ -43,7 +43,7 @@ def is_heard(provider: object) -> bool:
 class Span:
     """A span on its way. ``parent`` is None for one that begins its trace, and then ``own`` is given."""
 
-    __slots__ = ("attributes", "begun", "context", "kind", "links", "name", "parent", "words")
+    __slots__ = ("attributes", "context", "error_type", "kind", "links", "name", "parent", "started_at")
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class Span:
             assert parent is not None
             own = SpanContext(parent.trace_id, secrets.randbits(64) | 1, False, parent.trace_flags)
         self.context: SpanContext = own
-        self.begun = time.time_ns()  # tracers everywhere go by the clock of the machine
-        self.words: str | None = None
+        self.started_at = time.time_ns()  # tracers everywhere go by the clock of the machine
+        self.error_type: str | None = None
 
-    def inside(self) -> context.Context:
+    def as_context(self) -> context.Context:
         """A context in which new spans are children of this one."""
         return trace.set_span_in_context(NonRecordingSpan(self.context))
 
@@ -73,7 +73,7 @@ class Span:
 
     def fail(self, error_type: str) -> None:
         """It ended with an error of this type, of which nothing else is told."""
-        self.attributes[ERROR_TYPE] = self.words = error_type
+        self.attributes[ERROR_TYPE] = self.error_type = error_type
 
     def end(self, at: int | None = None) -> None:
         """Put it down, unless its trace is not recorded."""
@@ -82,10 +82,10 @@ class Span:
 
     @property
     def status(self) -> Status:
-        return _UNSET if self.words is None else Status(StatusCode.ERROR, self.words)
+        return _UNSET if self.error_type is None else Status(StatusCode.ERROR, self.error_type)
 
 
-def flags(trace_id: int, name: str) -> TraceFlags:
+def trace_flags(trace_id: int, name: str) -> TraceFlags:
     """Whether a trace that begins with a run is recorded: the same in every process with the same sampler."""
     return TraceFlags(TraceFlags.SAMPLED if _sink().samples(trace_id, name) else TraceFlags.DEFAULT)
 
@@ -95,7 +95,7 @@ class _Sink:
 
     def __init__(self, provider: Any) -> None:
         self._accept: Callable[..., None] | None = getattr(provider, "accept", None)
-        self._ids = None if self._accept else _Ids.of(provider)
+        self._ids = None if self._accept else _ChosenIds.of(provider)
         self._tracer: Tracer = provider.get_tracer(SCOPE)
         sampler = getattr(self._tracer, "sampler", None)
         self._sampler = None if sampler is None or "root:AlwaysOn" in sampler.get_description() else sampler
@@ -120,50 +120,50 @@ class _Sink:
         inside = context.Context()
         if span.parent is not None:
             inside = trace.set_span_in_context(NonRecordingSpan(span.parent), inside)
-        token = self._ids and self._ids.chosen.set(span.context)
+        token = self._ids and self._ids.context_var.set(span.context)
         try:
             made = self._tracer.start_span(
-                span.name, inside, span.kind, span.attributes, span.links, start_time=span.begun
+                span.name, inside, span.kind, span.attributes, span.links, start_time=span.started_at
             )
         finally:
             if self._ids and token:
-                self._ids.chosen.reset(token)
+                self._ids.context_var.reset(token)
         made.set_status(span.status)
         made.end(at)
 
 
-class _Ids:
+class _ChosenIds:
     """Ids as a provider makes them, but for spans that have ids already."""
 
     def __init__(self, usual: Any) -> None:
-        self._usual = usual
-        self.chosen: ContextVar[SpanContext | None] = ContextVar("pipeline_chosen_ids", default=None)
+        self._fallback = usual
+        self.context_var: ContextVar[SpanContext | None] = ContextVar("pipeline_chosen_ids", default=None)
 
     @classmethod
-    def of(cls, provider: Any) -> "_Ids | None":
+    def of(cls, provider: Any) -> "_ChosenIds | None":
         """The ids of a provider, which it takes from here from now on; None when it has none to take."""
         if not hasattr(provider, "id_generator"):
             return None
         if not isinstance(provider.id_generator, cls):
             provider.id_generator = cls(provider.id_generator)
-        found: _Ids = provider.id_generator
+        found: _ChosenIds = provider.id_generator
         return found
 
     def generate_trace_id(self) -> int:
-        chosen = self.chosen.get()
-        return int(self._usual.generate_trace_id()) if chosen is None else chosen.trace_id
+        chosen = self.context_var.get()
+        return int(self._fallback.generate_trace_id()) if chosen is None else chosen.trace_id
 
     def generate_span_id(self) -> int:
-        chosen = self.chosen.get()
-        return int(self._usual.generate_span_id()) if chosen is None else chosen.span_id
+        chosen = self.context_var.get()
+        return int(self._fallback.generate_span_id()) if chosen is None else chosen.span_id
 
     def is_trace_id_random(self) -> bool:
-        return self.chosen.get() is None
+        return self.context_var.get() is None
 
 
 def _sink() -> _Sink:
-    global _made
-    provider = _own if _own is not None else trace.get_tracer_provider()
-    if _made is None or _made[0] is not provider:
-        _made = provider, _Sink(provider)
-    return _made[1]
+    global _cached_sink
+    provider = _provider if _provider is not None else trace.get_tracer_provider()
+    if _cached_sink is None or _cached_sink[0] is not provider:
+        _cached_sink = provider, _Sink(provider)
+    return _cached_sink[1]

@@ -16,21 +16,21 @@ from opentelemetry.trace import Link, SpanContext, SpanKind
 
 from pipeline.telemetry.tracing import context as tracing_context
 from pipeline.telemetry.tracing import fast_spans
-from pipeline.telemetry.tracing.context import of_run, parsed
-from pipeline.telemetry.tracing.fast_spans import ERROR_TYPE, Span, is_heard, is_on, use
+from pipeline.telemetry.tracing.context import parse_traceparent, run_span_context
+from pipeline.telemetry.tracing.fast_spans import ERROR_TYPE, Span, is_configured, is_on, use_provider
 
-__all__ = ["is_heard", "is_on", "use"]
+__all__ = ["is_configured", "is_on", "use_provider"]
 
-RUN, RESCUE, RECONCILE, ANSWER = "run", "rescue", "reconcile", "answer"
+RUN, RESCUE, RECONCILE, RESOLVE = "run", "rescue", "reconcile", "answer"
 PHASES = ("prepare", "mutate", "next", "produce")
 
 RUN_ID, WORKFLOW, HANDLER = "pipeline.run.id", "pipeline.workflow", "pipeline.handler"
-ATTEMPT, COHORT, SECONDS = "pipeline.run.attempt", "pipeline.cohort.size", "pipeline.handler.seconds"
+ATTEMPT, COHORT_SIZE, HANDLER_SECONDS = "pipeline.run.attempt", "pipeline.cohort.size", "pipeline.handler.seconds"
 STATUS, PHASE, RETRY_OF = "pipeline.run.status", "pipeline.run.phase", "pipeline.run.retry_of"
 OUTCOME, SIDE = "pipeline.mutation.outcome", "pipeline.mutation.side"
-CONNECTOR, OPERATION, TRY = "pipeline.connector", "pipeline.operation", "pipeline.call.attempt"
-MUTATION_ID, VERDICT, LOOK = "pipeline.mutation.id", "pipeline.call.verdict", "pipeline.look.number"
-ACTOR, WORDS, KIND = "pipeline.actor", "pipeline.answer", "pipeline.failure.kind"
+CONNECTOR, OPERATION, CALL_ATTEMPT = "pipeline.connector", "pipeline.operation", "pipeline.call.attempt"
+MUTATION_ID, VERDICT, RECONCILE_ATTEMPT = "pipeline.mutation.id", "pipeline.call.verdict", "pipeline.look.number"
+ACTOR, RESOLUTION, FAILURE_KIND = "pipeline.actor", "pipeline.answer", "pipeline.failure.kind"
 
 _ABOUT = (RUN_ID, HANDLER, ATTEMPT)
 _CALL = (CONNECTOR, OPERATION)
@@ -39,13 +39,13 @@ SPANS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     RUN: (
         "whoever published its first event, or the run it carries on; else it begins a trace, named by the run's id",
         "a run from its start to its commit or stop; made when it has ended",
-        (*_ABOUT, RETRY_OF, PHASE, STATUS, OUTCOME, KIND, ERROR_TYPE),
+        (*_ABOUT, RETRY_OF, PHASE, STATUS, OUTCOME, FAILURE_KIND, ERROR_TYPE),
     ),
     **{
         name: (
             f"`{RUN}`",
             what,
-            (HANDLER, SECONDS, KIND, ERROR_TYPE),
+            (HANDLER, HANDLER_SECONDS, FAILURE_KIND, ERROR_TYPE),
         )
         for name, what in {
             "prepare": "from the call of the handler until its plan is saved; linked to the publishers of its inputs",
@@ -57,33 +57,37 @@ SPANS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "{connector}.{operation}": (
         "`mutate`",
         "one attempt of a mutation at the outside system",
-        (MUTATION_ID, TRY, VERDICT, ERROR_TYPE),
+        (MUTATION_ID, CALL_ATTEMPT, VERDICT, ERROR_TYPE),
     ),
     "{connector}.{operation}.reconcile": (
         "`mutate`",
         "the look at once after a call whose outcome is unknown",
-        (MUTATION_ID, TRY, VERDICT, ERROR_TYPE),
+        (MUTATION_ID, CALL_ATTEMPT, VERDICT, ERROR_TYPE),
     ),
     "{connector}.{operation}.read": ("`prepare` or `produce`", "a handler reads", (ERROR_TYPE,)),
     RECONCILE: (
         f"`{RUN}`",
         "a look in the background at a mutation in doubt, or at one that is watched",
-        (*_CALL, RUN_ID, MUTATION_ID, WORKFLOW, LOOK, VERDICT, ERROR_TYPE),
+        (*_CALL, RUN_ID, MUTATION_ID, WORKFLOW, RECONCILE_ATTEMPT, VERDICT, ERROR_TYPE),
     ),
     RESCUE: (f"`{RUN}`", "a sweep stopped a run whose worker vanished", (*_ABOUT, PHASE, STATUS, SIDE)),
-    ANSWER: (f"`{RUN}`", "a person settled a mutation", (RUN_ID, MUTATION_ID, WORKFLOW, ACTOR, WORDS, ERROR_TYPE)),
+    RESOLVE: (
+        f"`{RUN}`",
+        "a person settled a mutation",
+        (RUN_ID, MUTATION_ID, WORKFLOW, ACTOR, RESOLUTION, ERROR_TYPE),
+    ),
 }
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
+_NO_SPAN_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 def context_of(run: Any) -> SpanContext:
     """The context of a run's own span. A trace that a run began is recorded if the sampler says so."""
-    began = tracing_context.began_with(run)
-    return of_run(run) if began is None else of_run(run, fast_spans.flags(began, RUN))
+    began = tracing_context.own_trace_id(run)
+    return run_span_context(run) if began is None else run_span_context(run, fast_spans.trace_flags(began, RUN))
 
 
-class Cohort:
+class PhaseSpans:
     """The spans of one phase of runs that travel together: open until what they did is recorded."""
 
     def __init__(self, phase: str, runs: Sequence[Any]) -> None:
@@ -92,15 +96,15 @@ class Cohort:
         self.spans: dict[UUID, Span] = {}
         self._task = trace.get_current_span()
         self._links = _links(self._task.get_span_context())
-        self._token = _COHORT.set(self)
-        self._known = tracing_context.known(self.contexts.items())
+        self._token = _PHASE_SPANS.set(self)
+        self._known = tracing_context.bind_runs(self.contexts.items())
         self._known.__enter__()
         if self._task.is_recording():  # it is its instrumentation's, and open until the task has ended
-            self._task.set_attribute(COHORT, len(runs))
+            self._task.set_attribute(COHORT_SIZE, len(runs))
             for of in self.contexts.values():
                 self._task.add_link(of)
 
-    def of(self, run_id: UUID) -> Span:
+    def span_of(self, run_id: UUID) -> Span:
         """The span of a run's phase, which begins now if it has not."""
         span = self.spans.get(run_id)
         if span is None:
@@ -109,15 +113,15 @@ class Cohort:
             span = self.spans[run_id] = Span(self.phase, self.contexts[run_id], about, links=self._links)
         return span
 
-    def called(self, handler: Callable[[Any], Any], run: Any) -> Any:
+    def call(self, handler: Callable[[Any], Any], run: Any) -> Any:
         """Call a handler with its span as the current one."""
-        span = self.of(run.id)
-        token = context.attach(span.inside())
+        span = self.span_of(run.id)
+        token = context.attach(span.as_context())
         begun = time.monotonic()
         try:
             return handler(run)
         finally:
-            span.attributes[SECONDS] = time.monotonic() - begun
+            span.attributes[HANDLER_SECONDS] = time.monotonic() - begun
             context.detach(token)
 
     def close(self) -> None:
@@ -125,81 +129,81 @@ class Cohort:
         for span in self.spans.values():
             span.end()
         self._known.__exit__(None, None, None)
-        _COHORT.reset(self._token)
+        _PHASE_SPANS.reset(self._token)
 
 
-class _Nobody:
+class _NoSpans:
     """In the place of a cohort's spans when nobody listens."""
 
     def close(self) -> None:
         return
 
 
-_NOBODY = _Nobody()
-_COHORT: ContextVar[Cohort | None] = ContextVar("pipeline_cohort", default=None)
+_NO_SPANS = _NoSpans()
+_PHASE_SPANS: ContextVar[PhaseSpans | None] = ContextVar("pipeline_cohort", default=None)
 
 
-def watch(phase: str, runs: Sequence[Any]) -> Cohort | _Nobody:
+def start_phase(phase: str, runs: Sequence[Any]) -> PhaseSpans | _NoSpans:
     """Begin the spans of a phase, to be closed when it is over."""
-    return Cohort(phase, runs) if runs and is_on() else _NOBODY
+    return PhaseSpans(phase, runs) if runs and is_on() else _NO_SPANS
 
 
-def watched(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def with_span(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The same call, seen as a span of its run when somebody listens."""
-    cohort = _COHORT.get()
-    return handler if cohort is None else lambda run: cohort.called(handler, run)
+    cohort = _PHASE_SPANS.get()
+    return handler if cohort is None else lambda run: cohort.call(handler, run)
 
 
-def is_watched() -> bool:
+def is_traced() -> bool:
     """Whether the phase that runs here has spans."""
-    return _COHORT.get() is not None
+    return _PHASE_SPANS.get() is not None
 
 
-def here() -> str | None:
+def publisher_traceparent() -> str | None:
     """What events that are published here are linked to: the phase that publishes them."""
-    return tracing_context.current() if is_watched() else None
+    return tracing_context.current_traceparent() if is_traced() else None
 
 
-def linked(run_id: UUID, rows: Sequence[Any]) -> None:
+def link_inputs(run_id: UUID, rows: Sequence[Any]) -> None:
     """Link the span of this phase to those that published its inputs."""
-    cohort = _COHORT.get()
+    cohort = _PHASE_SPANS.get()
     assert cohort is not None
-    span = cohort.of(run_id)
+    span = cohort.span_of(run_id)
     for traceparent in dict.fromkeys(row.traceparent for row in rows):
-        of = parsed(traceparent)
+        of = parse_traceparent(traceparent)
         if of is not None and of.trace_id != span.context.trace_id:  # in the same trace it is found anyway
             span.link(of)
 
 
-def call(run_id: UUID, mutation: Any, *, looks: bool) -> Span | None:
+def start_call(run_id: UUID, mutation: Any, *, is_reconcile: bool) -> Span | None:
     """Begin the span of one attempt of a mutation, or of the look after it."""
-    cohort = _COHORT.get()
+    cohort = _PHASE_SPANS.get()
     if cohort is None:
         return None
-    name = f"{mutation.connector}.{mutation.operation}{'.reconcile' if looks else ''}"
-    about = {MUTATION_ID: str(mutation.id), TRY: mutation.attempts}
-    return Span(name, cohort.of(run_id).context, about, kind=SpanKind.CLIENT)
+    name = f"{mutation.connector}.{mutation.operation}{'.reconcile' if is_reconcile else ''}"
+    about = {MUTATION_ID: str(mutation.id), CALL_ATTEMPT: mutation.attempts}
+    return Span(name, cohort.span_of(run_id).context, about, kind=SpanKind.CLIENT)
 
 
-def inside(span: Span | None) -> AbstractContextManager[Any]:
+def activate(span: Span | None) -> AbstractContextManager[Any]:
     """Code in here finds this span as its current one. Its end comes later, and not from here."""
-    return _NOTHING if span is None else _Inside(span)
+    return _NO_SPAN_CONTEXT if span is None else _ActiveSpan(span)
 
 
-class _Inside:
+class _ActiveSpan:
     """The current context, for a while."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
 
     def __enter__(self) -> None:
-        self._token = context.attach(self._span.inside())
+        self._token = context.attach(self._span.as_context())
 
     def __exit__(self, *_: object) -> None:
         context.detach(self._token)
 
 
-def ended(span: Span | None, verdict: str | None = None, error: BaseException | None = None) -> None:
+def end_span(span: Span | None, verdict: str | None = None, error: BaseException | None = None) -> None:
     """A call or a read has ended, or its time has."""
     if span is not None:
         if verdict is not None:
@@ -209,62 +213,67 @@ def ended(span: Span | None, verdict: str | None = None, error: BaseException | 
         span.end()
 
 
-def read(connector: str, operation: str) -> Span | None:
+def start_read(connector: str, operation: str) -> Span | None:
     """Begin the span of a handler that reads from an outside system."""
-    if not is_watched():
+    if not is_traced():
         return None
     above = trace.get_current_span().get_span_context()
     return Span(f"{connector}.{operation}.read", above, {}, kind=SpanKind.CLIENT) if above.is_valid else None
 
 
-def over(rows: Sequence[Any]) -> None:
+def record_committed(rows: Sequence[Any]) -> None:
     """Make the spans of runs that have committed just now."""
-    cohort = _COHORT.get()
+    cohort = _PHASE_SPANS.get()
     for row in rows if cohort is not None else ():
         if row.finished_at is not None:
             assert cohort is not None
-            _run(row, {**_described(cohort.runs[row.id]), STATUS: row.status}, row.finished_at)
+            _record_run(row, {**_run_attributes(cohort.runs[row.id]), STATUS: row.status}, row.finished_at)
 
 
-def stopped(items: Sequence[Any]) -> None:
+def record_stopped(items: Sequence[Any]) -> None:
     """Make the spans of runs that were stopped just now, and say on their phases why."""
-    cohort = _COHORT.get()
+    cohort = _PHASE_SPANS.get()
     if cohort is None and not (items and is_on()):
         return
     for item in items:
         kind, error_type = str(item.failure.kind), item.failure.error_type
         if cohort is not None and item.run.id in cohort.spans:
-            cohort.spans[item.run.id].attributes[KIND] = kind
+            cohort.spans[item.run.id].attributes[FAILURE_KIND] = kind
             cohort.spans[item.run.id].fail(error_type)
-        about = {**_described(item.run), STATUS: str(item.consequence.status), PHASE: item.run.phase, KIND: kind}
-        _run(item.run, about, item.run.now, error_type)
+        about = {
+            **_run_attributes(item.run),
+            STATUS: str(item.consequence.status),
+            PHASE: item.run.phase,
+            FAILURE_KIND: kind,
+        }
+        _record_run(item.run, about, item.run.now, error_type)
 
 
-def rescued(items: Sequence[Any]) -> None:
+def record_rescued(items: Sequence[Any]) -> None:
     """A sweep has stopped runs whose worker vanished."""
     if not items or not is_on():
         return
     links = _links(trace.get_current_span().get_span_context())
     for item in items:
         about = {
-            **_described(item.run),
+            **_run_attributes(item.run),
             PHASE: item.run.phase,
             STATUS: str(item.consequence.status),
             SIDE: str(item.consequence.disposition.side),
         }
         Span(RESCUE, context_of(item.run), about, links=links).end()
-    stopped(items)
+    record_stopped(items)
 
 
 @contextmanager
-def started(rows: Sequence[Any]) -> Iterator[None]:
+def bind_started_runs(rows: Sequence[Any]) -> Iterator[None]:
     """Lines about these runs name their traces meanwhile."""
-    with tracing_context.known((row.id, context_of(row)) for row in rows) if rows and is_on() else _NOTHING:
+    with tracing_context.bind_runs((row.id, context_of(row)) for row in rows) if rows and is_on() else _NO_SPAN_CONTEXT:
         yield
 
 
 @contextmanager
-def settling(name: str, mutation: Any, about: Mapping[str, Any]) -> Iterator[Callable[[str, Any], None]]:
+def resolution_span(name: str, mutation: Any, about: Mapping[str, Any]) -> Iterator[Callable[[str, Any], None]]:
     """The span of somebody who settles a mutation: a look, or a person. Yields a way to add to it.
 
     ``mutation`` is a row of the ledger with its run's ``traceparent``.
@@ -272,11 +281,11 @@ def settling(name: str, mutation: Any, about: Mapping[str, Any]) -> Iterator[Cal
     if not is_on():
         yield _ignore
         return
-    run = _RunOf(mutation.run_id, mutation.traceparent)
+    run = _RunReference(mutation.run_id, mutation.traceparent)
     given = {RUN_ID: str(mutation.run_id), MUTATION_ID: str(mutation.id), WORKFLOW: mutation.workflow, **about}
     links = _links(trace.get_current_span().get_span_context())
     span = Span(name, context_of(run), given, links=links)
-    with tracing_context.known([(run.id, context_of(run))]), inside(span):
+    with tracing_context.bind_runs([(run.id, context_of(run))]), activate(span):
         try:
             yield span.attributes.__setitem__
         except BaseException as error:
@@ -286,26 +295,26 @@ def settling(name: str, mutation: Any, about: Mapping[str, Any]) -> Iterator[Cal
             span.end()
 
 
-class _RunOf:
+class _RunReference:
     """As much of a run's row as its context needs."""
 
     def __init__(self, run_id: UUID, traceparent: str | None) -> None:
         self.id, self.traceparent = run_id, traceparent
 
 
-def _run(row: Any, about: dict[str, Any], at: Any, error_type: str | None = None) -> None:
+def _record_run(row: Any, about: dict[str, Any], at: Any, error_type: str | None = None) -> None:
     """The span of a whole run, with the ids by which its phases know it already."""
     about[OUTCOME] = row.mutation_outcome
     if row.retry_of is not None:
         about[RETRY_OF] = str(row.retry_of)
-    span = Span(RUN, parsed(row.traceparent), about, own=context_of(row))
-    span.begun = _nanoseconds(row.created_at)
+    span = Span(RUN, parse_traceparent(row.traceparent), about, own=context_of(row))
+    span.started_at = _nanoseconds(row.created_at)
     if error_type is not None:
         span.fail(error_type)
     span.end(_nanoseconds(at))
 
 
-def _described(run: Any) -> dict[str, Any]:
+def _run_attributes(run: Any) -> dict[str, Any]:
     handler = f"{run.workflow}.{run.handler}"
     about = {RUN_ID: str(run.id), HANDLER: handler}
     return about if run.attempt == 1 else {**about, ATTEMPT: run.attempt}

@@ -1,0 +1,168 @@
+"""Messages that no worker can read or knows the task of: kept as they came, never shown, and a person decides."""
+
+import base64
+import gzip
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from pipeline.client.clients import BrokerClient
+from pipeline.domain.values import TopicSpec, WorkflowSpec
+from pipeline.transitions import registration
+from tests.support import dead_letter_scenario
+from tests.support.installation import RARE, Installation
+from tests.support.prometheus_scrapes import free_port, scrape
+from tests.support.wait import wait_for
+
+SECRET = "SECRET-4242"
+EVENT = {"topic": "orders", "message_id": "kept", "payload": {"card": SECRET}}
+GIVEN = {"workflow": "shop", "events": [EVENT]}
+PORT = free_port()
+JSON = {"content_type": "application/json", "content_encoding": "utf-8"}
+
+
+def begin(shop: Installation) -> None:
+    """A worker that stays from test to test and hears nothing but what it is sent."""
+    shop.sweep_nothing()
+    shop.worker(**RARE, PIPELINE_LOG_FORMAT="json", PIPELINE_METRICS_PORT=str(PORT))
+
+
+@pytest.fixture
+def theirs(shop: Installation) -> Iterator[Celery]:
+    """A Celery app of a service that pickles its own tasks."""
+    with Celery("theirs", broker=shop.broker_url) as app:
+        app.conf.task_serializer = "pickle"
+        yield app
+
+
+@pytest.fixture
+def broker(shop: Installation) -> Iterator[redis.Redis]:
+    """The broker, with nothing kept by a test before, and all that it had sent refused and counted."""
+    with redis.Redis.from_url(shop.broker_url) as client:
+        wait_for(lambda: client.hlen("unacked") == 0, within=60, why="nothing is left in anybody's hands")
+        client.delete("pipeline.refused")
+        yield client
+
+
+def kept(broker: redis.Redis) -> list[dict[str, Any]]:
+    return [json.loads(entry) for entry in broker.lrange("pipeline.refused", 0, -1)]
+
+
+def put(theirs: Celery, body: bytes, **headers: Any) -> None:
+    """A message as something that is no Celery may send it."""
+    queue = "pipeline.schedule"
+    with theirs.connection_for_write() as connection:
+        connection.Producer().publish(body, exchange=queue, routing_key=queue, headers=headers, **JSON)
+
+
+def test_a_service_that_pickles_its_own_tasks_publishes_with_our_client(shop: Installation, theirs: Celery) -> None:
+    BrokerClient(theirs).publish("shop", [{**EVENT, "message_id": "of a pickling app"}])
+    shop.published.append("of a pickling app")
+    shop.all_done_once()
+
+
+def strange(theirs: Celery) -> dict[str, int]:
+    """Send one message of every kind that cannot be worked on. Says how many of each kind there are."""
+    for serializer in ("pickle", "yaml"):
+        theirs.send_task("pipeline.publish", kwargs=GIVEN, queue="pipeline.schedule", serializer=serializer)
+    theirs.send_task("pipeline.publish", kwargs=GIVEN, queue="pipeline.schedule", compression="gzip")
+    for queue in ("pipeline.schedule", "pipeline.mutate"):
+        theirs.send_task("pipeline.publsh", kwargs=GIVEN, queue=queue, serializer="json")
+    text = json.dumps([[], GIVEN, {}]).encode()
+    publish = {"id": "strange", "task": "pipeline.publish"}
+    put(theirs, text[:-9], **publish)
+    put(theirs, gzip.compress(text)[:-9], **publish, compression="application/x-gzip")
+    put(theirs, text)
+    put(theirs, text, id="strange", task=["pipeline.publish"])
+    put(theirs, b"5", **publish)
+    put(theirs, json.dumps([[], [SECRET], {}]).encode(), **publish)
+    return {"unreadable": 5, "unknown task": 2, "no task": 1, "invalid": 3}
+
+
+def test_what_cannot_be_read_or_is_unknown_is_kept_as_it_came_and_never_shown(
+    shop: Installation, theirs: Celery, broker: redis.Redis
+) -> None:
+    before = scrape(PORT).by("pipeline_publish_refused_total", "kind")
+    assert set(before) == {"unpublishable", "unreadable", "invalid", "unknown task", "no task"}, "all begin at zero"
+    expected = strange(theirs)
+    wait_for(lambda: broker.llen("pipeline.refused") == sum(expected.values()), within=60, every=0.1)
+    wait_for(lambda: broker.hlen("unacked") == 0, within=60, why="nothing is left in anybody's hands")
+    found = kept(broker)
+    kinds = [entry["headers"]["refused-kind"] for entry in found]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == expected
+    pickled = [entry for entry in found if entry["content-type"] == "application/x-python-serialize"]
+    assert [pickle.loads(base64.b64decode(entry["body"]))[1] for entry in pickled] == [GIVEN, GIVEN]
+    said = shop.nodes[0].log.read_text()
+    assert (SECRET in said, base64.b64encode(SECRET.encode()).decode()[:8] in said) == (False, False)
+    assert "pipeline.publsh" in said
+    after = scrape(PORT).by("pipeline_publish_refused_total", "kind")
+    assert {kind: after[kind] - before[kind] for kind in expected} == expected
+
+
+def test_a_person_lists_sends_back_and_drops_what_nobody_could_read(
+    shop: Installation, theirs: Celery, broker: redis.Redis
+) -> None:
+    count = sum(strange(theirs).values())
+    wait_for(lambda: broker.llen("pipeline.refused") == count, within=60, every=0.1)
+    with dead_letter_scenario.shell(shop) as refused:
+        before = sorted(refused.listed(), key=lambda each: json.dumps(each))
+        again = sorted(refused.listed(), key=lambda each: json.dumps(each))
+        assert again == before, "a look changes nothing"
+        code, said = refused("list", "--check")
+        assert (code, "unknown task" in said, SECRET in said) == (4, True, False), said
+        unknown = next(each for each in before if each["kind"] == "unknown task")
+        assert (unknown["task"], unknown["message_ids"]) == ("pipeline.publsh", ["kept"])
+        code, said = refused("send-back", unknown["id"], "--yes")
+        assert (code, "it comes back here unless the workers have that task" in said) == (0, True), said
+        wait_for(lambda: broker.llen("pipeline.refused") == count, within=60, every=0.1, why="refused again")
+        nothing = next(each for each in before if each["kind"] == "no task")
+        code, said = refused("send-back", nothing["id"], "--yes")
+        assert (code, "stays" in said, broker.llen("pipeline.refused")) == (1, True, count), said
+        pickled = next(each for each in before if "python" in each["content_type"])
+        assert "unless the workers accept its content type" in refused("send-back", pickled["id"])[1]
+        assert refused("drop", nothing["id"], "--yes")[0] == 0
+        assert refused("drop", "--all", "--yes")[0] == 0
+    assert broker.llen("pipeline.refused") == 0
+
+
+def test_a_refused_publish_keeps_its_trace_until_it_is_published(
+    shop: Installation, theirs: Celery, broker: redis.Redis
+) -> None:
+    caller = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01", "tracestate": "shop=1"}
+    given = {"workflow": "annex", "events": [{**EVENT, "message_id": "traced"}]}
+    theirs.send_task("pipeline.publish", kwargs=given, queue="pipeline.schedule", serializer="json", headers=caller)
+    wait_for(lambda: broker.llen("pipeline.refused") == 1, within=60)
+    (entry,) = kept(broker)
+    assert {name: entry["headers"][name] for name in caller} == caller
+    with shop.db.transaction() as tx:
+        registration.register(
+            tx, WorkflowSpec(name="annex", topics=(TopicSpec(name="orders"),), handlers=(), version=1)
+        )
+    with dead_letter_scenario.shell(shop) as refused:
+        assert refused("send-back", "--all", "--yes")[0] == 0
+    (event,) = wait_for(lambda: shop.ask("SELECT traceparent FROM pipeline.events WHERE message_id = 'traced'"))
+    assert event.traceparent.split("-")[1] == "ab" * 16
+
+
+def test_a_broker_that_takes_no_copy_keeps_the_message_itself(
+    shop: Installation, theirs: Celery, broker: redis.Redis
+) -> None:
+    log = shop.nodes[0].log
+    said = len(log.read_text())
+    broker.set("pipeline.refused", "no queue")
+    theirs.send_task("pipeline.publsh", kwargs=GIVEN, queue="pipeline.schedule", serializer="json")
+    wait_for(lambda: log.read_text()[said:].count("goes back") > 1, within=60, why="it came again")
+    broker.delete("pipeline.refused")
+    wait_for(lambda: broker.llen("pipeline.refused") == 1, within=60, why="it is kept once there is a queue")
+
+
+def test_after_all_that_the_worker_still_works(shop: Installation, theirs: Celery) -> None:
+    theirs.send_task("pipeline.publish", kwargs=GIVEN, queue="pipeline.schedule", serializer="json")
+    shop.published.append("kept")
+    shop.all_done_once()
+    assert shop.nodes[0].process.poll() is None

@@ -1,0 +1,99 @@
+"""Guards of real workers, each with everything else that could do its work switched off or far too slow."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.pool import NullPool
+
+from tests.support.installation import PROJECT, Installation, Node
+from tests.support.wait import wait_for
+
+#: A lease that nobody waits for: what is recovered within a minute was not recovered because it lapsed.
+LONG = {"PIPELINE_LEASE": "10m"}
+_LEASED = "SELECT * FROM pipeline.runs WHERE status = 'active' AND lease_expires_at IS NOT NULL"
+
+
+def begin(shop: Installation) -> None:
+    """A worker with a long lease, and a beat; they stay from test to test."""
+    shop.worker(**LONG)
+    shop.beat()
+
+
+@contextmanager
+def away(nodes: Installation) -> Iterator[None]:
+    """The database is away: every connection to it is ended, and no other is let in."""
+    url = make_url(nodes.database_url)
+    server = create_engine(url.set(database="postgres"), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    lets_in = f'ALTER DATABASE "{url.database}" WITH ALLOW_CONNECTIONS'
+    with server.connect() as connection:
+        connection.execute(text(f"{lets_in} false"))
+        try:
+            connection.execute(
+                text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"),
+                {"name": url.database},
+            )
+            yield
+        finally:
+            connection.execute(text(f"{lets_in} true"))
+
+
+def wait_for_words(node: Node, words: str, *, after: int = 0) -> None:
+    wait_for(lambda: words in node.log.read_text()[after:], within=60, why=f"{words!r} in the log of {node.name}")
+
+
+def test_what_a_dead_process_held_is_recovered_before_its_lease_lapses_even_if_the_database_was_away(
+    shop: Installation,
+) -> None:
+    worker = shop.nodes[0]
+    shop.recorder.shut("next")
+    shop.publish(5)
+    shop.recorder.wait_at("next")
+    said = len(worker.log.read_text())
+    with away(shop):
+        worker.kill_children()
+        wait_for_words(worker, "the guardian failed to see_children", after=said)
+    shop.recorder.open("next")
+    shop.all_done_once()
+
+
+def test_leases_are_extended_again_when_a_database_that_was_away_is_back(shop: Installation) -> None:
+    worker = shop.nodes[0]
+    shop.recorder.shut("next")
+    shop.publish(5)
+    shop.recorder.wait_at("next")
+    said = len(worker.log.read_text())
+    with away(shop):
+        wait_for_words(worker, "leases could not be extended", after=said)
+    before = {run.id: run.lease_expires_at for run in shop.ask(_LEASED)}
+    assert before
+    wait_for(
+        lambda: all(run.lease_expires_at > before[run.id] for run in shop.ask(_LEASED) if run.id in before),
+        within=60,
+        why="every lease extended",
+    )
+    shop.recorder.open("next")
+    shop.all_done_once()
+    assert {run.status for run in shop.runs() if run.id in before} == {"committed"}
+
+
+RING = """
+from uuid import uuid4
+from pipeline.background.messages import Message
+from pipeline.tasks import chains
+
+chains.send(Message(task="pipeline.prepare", ids=(str(uuid4()),)))
+chains.poke("shop")
+"""
+
+
+def test_a_broker_that_cannot_be_reached_is_no_error_of_the_work_that_rings(installation: Installation) -> None:
+    environ = {**installation.environ, "PIPELINE_BROKER_URL": "redis://127.0.0.1:1/0"}
+    rung = subprocess.run(
+        [sys.executable, "-c", RING], env=environ, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert rung.returncode == 0, rung.stderr
+    assert rung.stderr.count("the broker cannot be reached") == 2

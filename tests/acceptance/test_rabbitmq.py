@@ -1,0 +1,144 @@
+"""The same promise with RabbitMQ as the broker: quorum queues, killed workers, and a broker that dies with -9."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+from kombu.connection import Connection
+
+from pipeline.embedded import servers
+from tests.support import databases, dead_letter_scenario, rabbitmq
+from tests.support.effect_recorder import GATES
+from tests.support.installation import PROJECT, Installation, installed
+from tests.support.rabbitmq import Rabbit
+from tests.support.wait import wait_for
+
+QUEUES = [f"pipeline.{name}" for name in ("prepare", "mutate", "next", "schedule")]
+pytestmark = pytest.mark.skipif(not rabbitmq.is_installed(), reason=rabbitmq.MISSING)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
+    with rabbitmq.running(tmp_path_factory.mktemp("rabbit")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def empty(
+    broker: Rabbit, embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    """An installation on this broker, without nodes."""
+    home = tmp_path_factory.mktemp("nodes")
+    with (
+        databases.clone_database(embedded.database_url, f"rabbit_{os.getpid()}") as database_url,
+        installed(home, database_url, broker.url) as found,
+    ):
+        yield found
+
+
+@pytest.fixture
+def shop(empty: Installation, request: pytest.FixtureRequest) -> Installation:
+    """A worker and a beat that stay from test to test."""
+    empty.stand(begin, failed=request.session.testsfailed)
+    return empty
+
+
+def begin(shop: Installation) -> None:
+    shop.worker(PIPELINE_COHORT="10")
+    shop.beat()
+
+
+def test_a_cohort_goes_through_its_three_tasks(shop: Installation) -> None:
+    shop.publish(50)
+    shop.all_done_once()
+
+
+def test_the_queues_are_of_the_replicated_kind(shop: Installation, broker: Rabbit) -> None:
+    kinds = dict(line.split("\t") for line in broker.tell("list_queues", "name", "type").splitlines())
+    assert {kinds[name] for name in QUEUES} == {"quorum"}
+
+
+def test_what_was_refused_is_listed_sent_back_and_dropped(shop: Installation, broker: Rabbit) -> None:
+    dead_letter_scenario.play(shop)
+    kinds = dict(line.split("\t") for line in broker.tell("list_queues", "name", "type").splitlines())
+    assert kinds["pipeline.refused"] == "quorum"
+
+
+def test_what_no_worker_can_read_or_knows_is_kept_too(shop: Installation) -> None:
+    with Celery("theirs", broker=shop.broker_url) as theirs, dead_letter_scenario.shell(shop) as refused:
+        theirs.conf.task_create_missing_queue_type = "quorum"
+        theirs.send_task("pipeline.publish", args=["shop", []], queue="pipeline.schedule", serializer="yaml")
+        theirs.send_task("pipeline.publsh", args=["shop", []], queue="pipeline.schedule", compression="gzip")
+        wait_for(lambda: len(refused.listed()) == 2, within=60, every=0.2)
+        assert sorted(each["kind"] for each in refused.listed()) == ["unknown task", "unreadable"]
+        assert refused("send-back", "--all", "--yes")[0] == 0
+        wait_for(lambda: len(refused.listed()) == 2, within=60, every=0.2, why="refused again")
+        assert refused("drop", "--all", "--yes")[0] == 0
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_children_killed_in_the_middle_of_a_phase_lose_and_repeat_nothing(shop: Installation, gate: str) -> None:
+    shop.recorder.shut(gate)
+    shop.publish(5)
+    shop.recorder.wait_at(gate)
+    assert shop.nodes[0].kill_children(), "there was nobody to kill"
+    shop.recorder.open(gate)
+    shop.all_done_once()
+
+
+def test_a_worker_killed_with_9_loses_and_repeats_nothing(shop: Installation) -> None:
+    shop.recorder.shut("after")
+    shop.publish(20)
+    shop.recorder.wait_at("after")
+    shop.nodes[0].kill()
+    shop.recorder.open("after")
+    shop.worker(PIPELINE_COHORT="10")
+    shop.nodes[0] = shop.nodes.pop()
+    shop.all_done_once()
+
+
+def test_a_broker_killed_with_9_costs_time_and_nothing_else(shop: Installation, broker: Rabbit) -> None:
+    shop.recorder.shut("before")
+    shop.publish(40)
+    shop.recorder.wait_at("before")
+    broker.kill()
+    shop.recorder.open("before")
+    broker.start()
+    shop.all_done_once()
+
+
+def test_a_broker_that_is_frozen_holds_no_sender_for_long(
+    shop: Installation, broker: Rabbit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in shop.environ.items():
+        monkeypatch.setenv(name, value)
+    program = "from pipeline.tasks import chains; print(chains.poke('shop')); input(); print(chains.poke('shop'))"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT
+    ) as service:
+        assert service.stdin is not None
+        assert service.stdout is not None
+        assert service.stdout.readline() == "True\n"
+        broker.freeze()
+        try:
+            service.stdin.write("\n")
+            service.stdin.flush()
+            assert service.stdout.readline() == "False\n"
+        finally:
+            broker.thaw()
+    shop.publish(10)
+    shop.all_done_once()
+
+
+def test_messages_purged_out_of_the_queues_cost_time_and_nothing_else(shop: Installation) -> None:
+    shop.recorder.shut("prepare")
+    shop.publish(60)
+    shop.recorder.wait_at("prepare")
+    with Connection(shop.broker_url) as connection:  # type: ignore[no-untyped-call]
+        for name in QUEUES:
+            connection.default_channel.queue_purge(name)
+    shop.recorder.open("prepare")
+    shop.all_done_once()

@@ -1,0 +1,108 @@
+"""A worker that could lose or repeat work does not start: a sentence on stderr, and exit code 78."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import EXIT_RESTART, EXIT_UNSAFE
+from pipeline.embedded import servers
+from tests.support import databases
+from tests.support.installation import PROJECT, Installation
+
+#: A worker begins in a fork of a process that has only imported what it needs: that is most of what a start costs.
+_FORKS = """
+import json, os, sys
+from celery.__main__ import main
+import celery.bin.worker, celery.apps.worker
+import pipeline.tasks.phases, pipeline.tasks.publish, pipeline.tasks.signals, pipeline.tasks.sweeps
+for line in sys.stdin:
+    environ, log = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        said = os.open(log, os.O_WRONLY | os.O_CREAT)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        os.environ.clear()
+        os.environ.update(environ)
+        sys.path[:0] = filter(None, [environ.get("PYTHONPATH")])
+        sys.argv = ["celery", "-A", "pipeline", "worker", "--pool=solo"]
+        main()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+Refusal = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def refusal(installation: Installation) -> Iterator[Refusal]:
+    """How a worker ends that should not have started, and what it says."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _FORKS], cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as forks:
+
+        def ended(log: Path, **environ: str) -> tuple[int, str]:
+            assert forks.stdin is not None
+            assert forks.stdout is not None
+            forks.stdin.write(json.dumps([{**installation.environ, **environ}, str(log)]) + "\n")
+            forks.stdin.flush()
+            return int(forks.stdout.readline()), log.read_text()
+
+        yield ended
+
+
+@pytest.fixture
+def unmigrated(embedded: servers.Servers) -> Iterator[str]:
+    """The URL of a database without our tables."""
+    with databases.empty(embedded.database_url, f"unmigrated_{os.getpid()}") as url:
+        yield url
+
+
+def really_started(installation: Installation, **environ: str) -> tuple[int, str]:
+    """The same of a process of its own, from its very beginning."""
+    command = [sys.executable, "-m", "celery", "-A", "pipeline", "worker", "--pool=solo"]
+    given = {**installation.environ, **environ}
+    ended = subprocess.run(command, env=given, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
+    return ended.returncode, ended.stderr
+
+
+def test_a_database_that_is_not_migrated_is_refused(installation: Installation, unmigrated: str) -> None:
+    code, said = really_started(installation, PIPELINE_DATABASE_URL=unmigrated)
+    assert (code, "db upgrade" in said) == (EXIT_UNSAFE, True), said
+
+
+def test_settings_that_contradict_each_other_are_refused(installation: Installation) -> None:
+    code, said = really_started(installation, PIPELINE_HEARTBEAT="1m")
+    assert (code, "Traceback" in said) == (EXIT_UNSAFE, False), said
+    assert "PIPELINE_HEARTBEAT: expected less than half of PIPELINE_LEASE" in said
+
+
+def test_a_mutation_that_may_outlive_its_lease_is_refused(refusal: Refusal, tmp_path: Path) -> None:
+    code, said = refusal(tmp_path / "log", PIPELINE_LEASE="2s", PIPELINE_HEARTBEAT="500ms")
+    assert code == EXIT_UNSAFE, said
+    assert "world.apply may take 2 s, which is not shorter than PIPELINE_LEASE (2 s)" in said
+
+
+def test_a_worker_whose_database_cannot_be_reached_asks_to_be_started_again(refusal: Refusal, tmp_path: Path) -> None:
+    code, said = refusal(tmp_path / "log", PIPELINE_DATABASE_URL="postgresql://127.0.0.1:1/none")
+    assert (code, "onnection refused" in said) == (EXIT_RESTART, True), said
+
+
+def test_a_worker_that_knows_no_workflow_is_refused(refusal: Refusal, tmp_path: Path) -> None:
+    code, said = refusal(tmp_path / "log", PIPELINE_WORKFLOWS="")
+    assert (code, "it knows no workflow" in said) == (EXIT_UNSAFE, True), said
+
+
+def test_a_workflow_module_that_does_not_exist_is_refused(refusal: Refusal, tmp_path: Path) -> None:
+    code, said = refusal(tmp_path / "log", PIPELINE_WORKFLOWS="no.such.module")
+    assert (code, "no.such.module" in said) == (EXIT_UNSAFE, True), said
+
+
+@pytest.mark.parametrize("statement", ["raise SystemExit(0)", "1 / 0"], ids=["it wants to end the worker", "it raises"])
+def test_a_workflow_module_that_cannot_be_imported_is_refused(refusal: Refusal, tmp_path: Path, statement: str) -> None:
+    (tmp_path / "broken_module.py").write_text(f"{statement}\n")
+    code, said = refusal(tmp_path / "log", PIPELINE_WORKFLOWS="broken_module", PYTHONPATH=str(tmp_path))
+    assert (code, "broken_module" in said) == (EXIT_UNSAFE, True), said

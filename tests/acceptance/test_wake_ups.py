@@ -1,0 +1,54 @@
+"""Work goes on by its own doorbells: every sweep is an hour away, and nobody waits for one."""
+
+from datetime import timedelta
+from uuid import uuid4
+
+from celery import Celery, chain
+
+from tests.support.installation import RARE, Installation
+from tests.support.wait import wait_for
+
+_WAITED = """
+SELECT r.started_at - e.created_at AS span FROM pipeline.runs r JOIN pipeline.deliveries d ON d.run_id = r.id
+JOIN pipeline.events e ON e.id = d.event_id WHERE e.topic = 'orders' ORDER BY e.id DESC LIMIT 5
+"""
+
+
+def begin(shop: Installation) -> None:
+    """A worker that stays from test to test, and no beat."""
+    shop.sweep_nothing()
+    shop.worker(**RARE)
+
+
+def test_from_publish_to_prepare_a_poke_is_enough_however_rare_the_tick(shop: Installation) -> None:
+    for _ in range(5):
+        shop.publish(1)
+        shop.ring()
+        shop.all_done_once()
+    waited = shop.ask(_WAITED)
+    assert len(waited) == 5
+    assert max(row.span for row in waited) < timedelta(hours=1) / 100
+
+
+def test_what_waits_for_a_place_is_started_by_the_end_of_a_run_however_rare_the_tick(shop: Installation) -> None:
+    shop.publish(150)  # more than the workflow has places
+    shop.ring()
+    shop.all_done_once()
+
+
+def test_a_chain_ends_with_the_last_run_that_had_something_to_do(shop: Installation) -> None:
+    log, nobody = shop.nodes[0].log, [str(uuid4())]
+    said = len(log.read_text())
+    app = Celery(broker=shop.broker_url)
+    first, *rest = (
+        app.signature(name, args=(nobody,), immutable=True, queue=name)
+        for name in ("pipeline.prepare", "pipeline.mutate", "pipeline.next")
+    )
+    id_ = first.freeze().id
+    chain(first, *rest).apply_async()
+    wait_for(lambda: f"Task pipeline.prepare[{id_}] succeeded" in log.read_text()[said:], within=60)
+    shop.publish(1)
+    shop.ring()
+    shop.all_done_once()
+    mutates = [line for line in log.read_text()[said:].splitlines() if "Task pipeline.mutate" in line]
+    assert len([line for line in mutates if "received" in line]) == 1

@@ -1,0 +1,165 @@
+"""What a workflow would send, without reserving or sending anything."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from pipeline import PrepareResult
+from pipeline.admin.plan import PlannedRun, Planner, request_counts
+from pipeline.admin.resolutions import Resolutions
+from pipeline.domain.errors import NotFoundError
+from pipeline.domain.values import Actor
+from pipeline.store.database import Database
+from pipeline.testing.asserts import assert_consumed
+from pipeline.testing.inline import Inline
+from pipeline.testing.scripted import Does, scripted
+from pipeline.transitions import breakers, starts
+from tests.support.scripted_consumers import Shop, take_one
+
+ADA = Actor(name="ada", reason="within budget")
+_EVERYTHING = """
+SELECT (SELECT count(*) FROM pipeline.runs) AS runs, (SELECT count(*) FROM pipeline.mutations) AS mutations,
+  (SELECT string_agg(status || coalesce(offered_to::text, '') || xid::text, ',' ORDER BY event_id)
+   FROM pipeline.deliveries) AS deliveries
+"""
+
+
+def plan(run: Inline, **options: Any) -> list[PlannedRun]:
+    """A plan that is seen to change nothing."""
+    with run.db.transaction() as tx:
+        before = tx.first(text(_EVERYTHING))
+    planned = Planner(run.db, run.registry, step_limit=timedelta(seconds=30)).plan("shop", **options)
+    with run.db.transaction() as tx:
+        assert tx.first(text(_EVERYTHING)) == before
+    return planned
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_plan_lists_exactly_the_requests_that_then_go_out(db: Database, concurrency: int) -> None:
+    shop = Shop(concurrency=concurrency)
+    run = shop.started(db, 5)
+    planned = plan(run)
+    assert [(item.handler, item.message_ids, item.request) for item in planned] == [
+        ("Send", (f"m{n}",), "mail.send") for n in range(1, 6)
+    ]
+    assert request_counts(planned) == {"mail.send": 5}
+    assert shop.mail.calls == []
+    run.run()
+    assert_consumed(run, shop.orders)
+    sent = sorted(call.params["n"] for call in shop.mail.calls)
+    assert sent == [item.params and item.params["n"] for item in planned]
+
+
+def test_a_plan_takes_batches_as_the_scheduler_would(db: Database) -> None:
+    def prepare(ctx: Any, _: Any) -> PrepareResult:
+        pending = ctx.peek(shop.orders)
+        return PrepareResult(reserve=pending, data={"n": len(pending)})
+
+    shop = Shop(prepare=prepare, concurrency=4, batch=2)
+    planned = plan(shop.started(db, 5))
+    assert [len(item.message_ids) for item in planned] == [2, 2, 1]
+    assert [item.params for item in planned] == [{"n": 2}, {"n": 2}, {"n": 1}]
+
+
+def test_a_plan_says_what_would_stop_and_goes_on(db: Database) -> None:
+    def mutate(ctx: Any, prepared: Any) -> Any:
+        return ctx.mail.send(n=1 // prepared.data["n"])
+
+    run = Shop(mutate=mutate, concurrency=4).started(db, 3)
+    problems = [item.problem for item in plan(run)]
+    assert problems[0].startswith("ZeroDivisionError")
+    assert problems[1:] == ["", ""]
+
+
+def test_a_plan_ends_when_prepare_wants_nothing_more(db: Database) -> None:
+    shop = Shop(prepare=lambda ctx, _: PrepareResult.nothing())
+    assert plan(shop.started(db, 3)) == []
+
+
+def test_a_plan_is_as_long_as_asked_for(db: Database) -> None:
+    assert len(plan(Shop(concurrency=4).started(db, 5), most=2)) == 2
+
+
+def test_a_run_that_asks_for_nothing_and_one_that_asks_for_approval_are_shown_as_such(db: Database) -> None:
+    quiet = Shop(mutate=lambda ctx, prepared: None, requires_approval=True)
+    (item,) = plan(quiet.started(db))
+    assert (item.request, item.needs_approval) == ("", False)
+
+
+def test_what_is_redacted_is_not_in_a_plan(db: Database) -> None:
+    shop = Shop(prepare=lambda ctx, _: take_one(ctx, shop.orders), requires_approval=True)
+    shop.mail = scripted("mail", redact=frozenset({"n"}))
+    (item,) = plan(shop.started(db))
+    assert (item.params, item.needs_approval) == ({"n": "•••"}, True)
+    assert "0" not in item.title
+
+
+def test_a_workflow_nobody_knows_is_refused_with_those_that_are_known(db: Database) -> None:
+    run = Shop().inline(db)
+    with pytest.raises(NotFoundError, match="shop"):
+        Planner(db, run.registry, step_limit=timedelta(seconds=30)).plan("shopp")
+
+
+def test_a_plan_also_shows_what_waits_behind_an_open_breaker(db: Database) -> None:
+    shop = Shop(concurrency=4)
+    run = shop.started(db, 3)
+    with db.transaction() as tx:
+        breakers.open_by_operator(tx, ("mail", "send"), ADA)
+    run.run()
+    run.publish(shop.orders, {"n": 3})
+    planned = plan(run)
+    assert [item.is_waiting for item in planned] == [True, True, True, False]
+    assert sorted((item.message_ids, str(item.params)) for item in planned) == [
+        (("m1",), "{'n': 0}"),
+        (("m2",), "{'n': 1}"),
+        (("m3",), "{'n': 2}"),
+        (("m4",), "{'n': 3}"),
+    ]
+    assert len(plan(run, most=2)) == 2
+    assert len(plan(run, most=3)) == 3
+
+
+def test_a_plan_also_shows_runs_that_were_started_and_not_prepared_yet(db: Database) -> None:
+    shop = Shop(concurrency=4)
+    run = shop.started(db, 2)
+    with db.transaction() as tx:
+        starts.start(tx, "shop", "Send", count=2)
+    assert sorted((item.message_ids, item.request, item.is_waiting) for item in plan(run)) == [
+        (("m1",), "mail.send", True),
+        (("m2",), "mail.send", True),
+    ]
+
+
+def test_a_plan_also_shows_requests_that_wait_to_be_allowed_or_were_allowed(db: Database) -> None:
+    shop = Shop(requires_approval=True, concurrency=4)
+    shop.mail = scripted("mail", redact=frozenset({"n"}))
+    run = shop.started(db, 2)
+    run.run()
+    desk = Resolutions(db, run.registry)
+    desk.approve(desk.pending_approvals()[0], ADA)
+    planned = plan(run)
+    assert sorted(item.message_ids for item in planned) == [("m1",), ("m2",)]
+    assert sorted((item.needs_approval, item.is_waiting) for item in planned) == [(False, True), (True, True)]
+    assert [item.params for item in planned] == [{"n": "•••"}] * 2
+    other = Inline(db, [shop.workflow], [scripted("mail", mutations=("cancel",))])
+    gone = plan(other)
+    assert [item.problem for item in gone] == ["mail.send is not known here"] * 2
+
+
+def test_a_plan_also_shows_a_plan_that_is_tried_again(db: Database) -> None:
+    shop = Shop(after_failed_mutation="mutate", concurrency=4)
+    shop.mail.will(Does.REFUSES)
+    run = shop.started(db)
+    run.run()
+    assert [(item.message_ids, item.params, item.is_waiting) for item in plan(run)] == [(("m1",), {"n": 0}, True)]
+
+
+def test_what_was_sent_is_no_part_of_a_plan(db: Database) -> None:
+    shop = Shop(concurrency=4, on_uncertain="contain")
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell(9)
+    run = shop.started(db, 2)
+    run.run()
+    assert plan(run) == []

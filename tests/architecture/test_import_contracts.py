@@ -1,0 +1,102 @@
+"""Who may import whom. Every contract is seen to hold, and seen to break when it should."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.source_code import PACKAGE, ROOT
+
+LAYERS = "Layers point downwards"
+WRITES = "Only transitions write state"
+EMBEDDED = "Development servers and chaos stay out of production code"
+PURE = "The domain is pure"
+CELERY = "Celery stays at the edge"
+
+#: A contract, a module that must not do it, and the line it must not have.
+BAD: list[tuple[str, str, str]] = [
+    (LAYERS, "domain/states.py", "import pipeline.store.reads.work"),
+    (LAYERS, "telemetry/logs.py", "from pipeline.domain import states"),
+    (LAYERS, "store/reads/work.py", "from pipeline.transitions import runs"),
+    (LAYERS, "store/reads/work.py", "def late():\n    from pipeline.consumer_engine import steps"),
+    (LAYERS, "transitions/runs.py", "from pipeline.connectors import sdk"),
+    (LAYERS, "transitions/runs.py", "from pipeline.workflows import registry"),
+    (LAYERS, "workflows/registry.py", "from pipeline.worker import leases"),
+    (LAYERS, "worker/leases.py", "from pipeline.background import sweeps"),
+    (LAYERS, "background/sweeps.py", "from pipeline.admin import runs"),
+    (LAYERS, "client/clients.py", "from pipeline.tasks import process"),
+    (LAYERS, "api/new.py", "from pipeline.tasks import process"),
+    (WRITES, "store/reads/work.py", "from pipeline.store.writes import runs"),
+    (WRITES, "worker/leases.py", "from pipeline.store.writes.mutations import BEGIN"),
+    (WRITES, "cli/main.py", "import pipeline.store.writes.workflows"),
+    (EMBEDDED, "tasks/process.py", "from pipeline.embedded import servers"),
+    (EMBEDDED, "admin/runs.py", "from pipeline.chaos import run"),
+    (PURE, "domain/states.py", "import sqlalchemy"),
+    (PURE, "domain/states.py", "from redis import Redis"),
+    (PURE, "domain/states.py", "from pydantic_settings import BaseSettings"),
+    (CELERY, "transitions/runs.py", "from celery import shared_task"),
+    (CELERY, "background/sweeps.py", "import kombu.utils"),
+    (CELERY, "embedded/servers.py", "import celery"),
+]
+GOOD: list[tuple[str, str]] = [
+    ("tasks/process.py", "from celery import shared_task"),
+    ("testing/inline.py", "import celery"),
+    ("cli/main.py", "import celery\nfrom pipeline.embedded import servers"),
+    ("background/sweeps.py", "from pipeline.transitions import runs\nfrom pipeline.store.reads import work"),
+    ("domain/states.py", "import pydantic"),
+]
+#: Packages that the contracts name before they exist; the copy gets an empty one.
+PLANNED = ["api"]
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The package and its contracts, to be spoiled."""
+    shutil.copytree(PACKAGE, tmp_path / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in PLANNED:
+        package = tmp_path / "pipeline" / name
+        package.mkdir(exist_ok=True)
+        (package / "__init__.py").touch()
+        (package / "new.py").touch()
+    return tmp_path
+
+
+def write(copy: Path, module: str, line: str) -> None:
+    with (copy / "pipeline" / module).open("a") as file:
+        file.write(f"\n{line}\n")
+
+
+def test_every_contract_holds() -> None:
+    answer = lint(ROOT)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert " 0 broken" in answer.stdout
+
+
+def test_every_contract_is_seen_to_break_by_a_case_here() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert {contract["name"] for contract in declared} == {contract for contract, _, _ in BAD}
+
+
+@pytest.mark.parametrize(("contract", "module", "line"), BAD)
+def test_a_forbidden_import_breaks_its_contract(copy: Path, contract: str, module: str, line: str) -> None:
+    write(copy, module, line)
+    answer = lint(copy)
+    assert answer.returncode == 1, answer.stdout + answer.stderr
+    assert f"{contract} BROKEN" in answer.stdout
+    assert f"pipeline.{module.removesuffix('.py').replace('/', '.')}" in answer.stdout.split("Broken contracts")[1]
+
+
+def test_imports_the_design_allows_break_nothing(copy: Path) -> None:
+    for module, line in GOOD:
+        write(copy, module, line)
+    answer = lint(copy)
+    assert answer.returncode == 0, answer.stdout + answer.stderr

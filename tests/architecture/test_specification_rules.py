@@ -1,0 +1,76 @@
+"""Every numbered rule is proved by a test, or says plainly that it is not yet."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import rules
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / rules.PAGE).read_text(encoding="utf-8")
+RULES = {rule.id: rule for rule in rules.rules(PAGE)}
+CARRIED = rules.tests_by_rule(ROOT / "tests")
+STATES = ("built", "building", "as ", "planned: ")
+
+
+def test_no_rule_has_two_rows() -> None:
+    assert len(RULES) == len(rules.rules(PAGE))
+
+
+def test_every_rule_has_a_state_that_is_explained() -> None:
+    assert [rule.id for rule in RULES.values() if not rule.state.startswith(STATES)] == []
+
+
+def test_a_built_rule_is_carried_by_a_test() -> None:
+    assert [rule.id for rule in RULES.values() if rule.state == "built" and rule.id not in CARRIED] == []
+
+
+def test_only_the_listed_rules_are_still_being_built() -> None:
+    assert {rule.id for rule in RULES.values() if rule.state == "building"} == rules.unproved_rules(PAGE)
+
+
+def test_a_rule_that_follows_others_follows_rules_with_tests_of_their_own() -> None:
+    followed = {other for rule in RULES.values() for other in rule.same_as}
+    assert {
+        other for other in followed if other not in RULES or RULES[other].state not in ("built", "building")
+    } == set()
+
+
+def test_every_id_a_test_carries_is_a_rule() -> None:
+    assert set(CARRIED) - set(RULES) == set()
+
+
+def test_a_rule_that_is_proved_names_a_module_that_exists() -> None:
+    needed = {rule.module for rule in RULES.values() if not rule.state.startswith("planned: ")}
+    assert [module for module in sorted(needed) if not (ROOT / module).is_file()] == []
+
+
+@pytest.mark.parametrize("letter", "LXREQ")
+def test_each_specification_has_rules(letter: str) -> None:
+    assert [id_ for id_ in RULES if id_.startswith(f"{letter}-")]
+
+
+def test_an_id_is_found_in_decorators_parameters_and_module_marks(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        'pytestmark = rule("X-1")\n'
+        '@rule("X-2", "X-3")\n'
+        "def test_a(): ...\n"
+        'cases = [pytest.param(1, marks=rule("X-4"))]\n'
+        "@pytest.mark.rule('X-5')\n"
+        "def test_b(): ...\n",
+        encoding="utf-8",
+    )
+    assert sorted(rules.tests_by_rule(tmp_path)) == ["X-1", "X-2", "X-3", "X-4", "X-5"]
+
+
+def test_an_id_that_is_not_literal_text_is_refused_because_it_could_not_be_found(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("@rule(name)\ndef test_a(): ...\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="line 1: expected rule ids as literal text"):
+        rules.tests_by_rule(tmp_path)
+
+
+def test_the_column_of_tests_is_filled_and_emptied_again() -> None:
+    row = "| X-1 | a rule | a.py | built | |\n"
+    filled = rules.fill_in_tests(row, {"X-1": ["unit/test_a.py"]})
+    assert filled == "| X-1 | a rule | a.py | built | `unit/test_a.py` |\n"
+    assert rules.fill_in_tests(filled, {}) == row

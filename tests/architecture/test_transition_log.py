@@ -1,0 +1,94 @@
+"""Every transition in the table is announced somewhere, and nothing else is."""
+
+import ast
+import logging
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from pipeline.telemetry.transition_log import TRANSITIONS
+from tests.support.source_code import Function, functions, label, modules
+
+#: What a log record is made of already, and what people hand in: neither may be a field of a line.
+RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime", "transition"}
+SECRET = {"payload", "params", "result", "data", "state", "ui", "error", "evidence"}
+
+
+def announcements(source: str) -> Iterator[tuple[ast.Call, list[str]]]:
+    """Every call of ``log_on_commit`` with the names it may say."""
+    module = ast.parse(source)
+    for function in functions(module):
+        for node in ast.walk(function):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "log_on_commit"
+            ):
+                yield node, names(node.args[0], function, module)
+
+
+def names(node: ast.expr, function: Function, module: ast.Module) -> list[str]:
+    """The texts an expression can be: itself, either branch, or what the name or table it uses was given."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.IfExp(body=body, orelse=orelse):
+            return [*names(body, function, module), *names(orelse, function, module)]
+        case ast.Dict(values=values):
+            return [text for value in values for text in names(value, function, module)]
+        case ast.Subscript(value=value):
+            return names(value, function, module)
+        case ast.Name(id=name):
+            given = [*assigned(name, list(ast.walk(function))), *assigned(name, module.body)]
+            return [text for value in given for text in names(value, function, module)]
+    return []
+
+
+def assigned(name: str, where: Sequence[ast.AST]) -> list[ast.expr]:
+    found = [node for node in where if isinstance(node, ast.Assign)]
+    return [node.value for node in found if any(isinstance(t, ast.Name) and t.id == name for t in node.targets)]
+
+
+FOUND = [(path, call, said) for path in modules("pipeline") for call, said in announcements(path.read_text())]
+CALLS = [pytest.param(call, said, id=f"{label(path)}:{call.lineno}") for path, call, said in FOUND]
+ANNOUNCED = {text for _, _, said in FOUND for text in said}
+
+
+@pytest.mark.parametrize(("call", "said"), CALLS)
+def test_every_announced_name_is_in_the_table(call: ast.Call, said: list[str]) -> None:
+    assert said, f"cannot tell which names {ast.unparse(call)} says; use a literal, a table or an either-or"
+    assert set(said) <= set(TRANSITIONS)
+
+
+@pytest.mark.parametrize(("call", "said"), CALLS)
+def test_a_line_has_plain_fields_and_never_what_people_handed_in(call: ast.Call, said: list[str]) -> None:
+    fields = {keyword.arg: keyword.value for keyword in call.keywords}
+    assert None not in fields, "fields are spelled out, so that they can be checked here"
+    assert not RESERVED & set(fields)
+    assert [name for name in SECRET & set(fields) if not is_member(fields[name])] == []
+
+
+def is_member(node: ast.expr) -> bool:
+    """Whether it is a member of an enum: one of our own words, whatever the field is called."""
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id[0].isupper()
+
+
+@pytest.mark.parametrize("name", TRANSITIONS)
+def test_every_transition_in_the_table_is_announced_somewhere(name: str) -> None:
+    assert name in ANNOUNCED
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("tx.log_on_commit('a.b', x=1)", ["a.b"]),
+        ("tx.log_on_commit('a' if x else 'b')", ["a", "b"]),
+        ("name = 'a' if x else 'b'\n    tx.log_on_commit(name)", ["a", "b"]),
+        ("tx.log_on_commit(TABLE[verb])", ["c", "d"]),
+        ("tx.log_on_commit(f'run.{verb}')", []),
+        ("tx.log_on_commit(given_from_outside)", []),
+    ],
+)
+def test_names_are_found_behind_either_or_and_tables(body: str, said: list[str]) -> None:
+    ((_, found),) = announcements(f"TABLE = {{'x': 'c', 'y': 'd'}}\ndef f():\n    {body}\n")
+    assert found == said

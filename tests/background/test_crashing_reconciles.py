@@ -1,0 +1,220 @@
+"""A look that takes its worker down has a budget like any other: nothing is asked for ever."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline import Backoff, ReconcilePolicy
+from pipeline.background.reconciler import Reconciler
+from pipeline.domain.ids import MutationId
+from pipeline.store.database import Database
+from pipeline.store.reads import ledger
+from pipeline.testing.asserts import assert_consumed
+from pipeline.testing.inline import TESTER, Inline
+from pipeline.testing.scripted import Does, RecordedEffect, scripted
+from pipeline.transitions import resolution
+from tests.support.mutations_in_doubt import STEADY, a_shop, the_mutation
+from tests.support.rule import rule
+from tests.support.scripted_consumers import Shop, blocks
+from tests.support.table_reads import one, rows
+
+QUICK = ReconcilePolicy(
+    max_attempts=1, backoff=Backoff(base=timedelta(seconds=1), jitter=0), immediate_timeout=timedelta(seconds=30)
+)
+WATCHFUL = ReconcilePolicy(max_attempts=2, monitor_after=(timedelta(minutes=10), timedelta(hours=1)))
+
+
+class _KilledError(BaseException):
+    """Ends a look as a killed process does: nothing after it runs."""
+
+
+def _dies(*_: Any) -> Any:
+    raise _KilledError
+
+
+def doubted(db: Database, **bounds: Any) -> tuple[Shop, Inline]:
+    """A mutation in doubt, at which only the background can look."""
+    shop = a_shop(**bounds)
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell()
+    run = shop.started(db)
+    run.run()
+    return shop, run
+
+
+def looks_that_kill(run: Inline, monkeypatch: pytest.MonkeyPatch, *, rounds: int, pause: timedelta) -> int:
+    """So many rounds of the background, in which every look takes its worker down; how many did."""
+    killed = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Reconciler, "_call_reconcile", _dies)
+        for _ in range(rounds):
+            run.advance(pause)
+            with run.db.transaction() as tx:
+                due = ledger.due_mutation_ids(tx)
+            for mutation_id in due:
+                try:
+                    run.sweeps.reconcile_one(MutationId(mutation_id))
+                except _KilledError:
+                    killed += 1
+    return killed
+
+
+def settled(db: Database, policy: ReconcilePolicy = WATCHFUL) -> tuple[Shop, Inline]:
+    """A mutation that was not found, settled so, done again, and is still watched."""
+    shop = Shop()
+    shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=policy)
+    shop.mail.will(Does.TIMES_OUT_BEFORE)
+    run = shop.started(db)
+    run.run()
+    run.advance(timedelta(minutes=1))
+    run.sweeps.reconcile()
+    run.run()
+    run.sweeps.sessions()
+    assert run.ledger()[0].watch_at is not None
+    return shop, run
+
+
+@rule("R-10", "R-11")
+def test_a_look_that_always_takes_its_worker_down_becomes_a_question(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run = doubted(db)
+    killed = looks_that_kill(run, monkeypatch, rounds=12, pause=timedelta(minutes=15))
+    row = the_mutation(run)
+    assert (killed, row.status, row.reconcile_attempts) == (STEADY.max_attempts, "indeterminate", STEADY.max_attempts)
+    assert "asked 5 times without an answer" in row.error
+    assert "taken its worker down" in row.error
+    assert blocks(run) == ["reconciliation"]
+
+
+def test_a_look_that_kills_is_asked_again_when_a_person_wants_it(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop, run = doubted(db)
+    looks_that_kill(run, monkeypatch, rounds=12, pause=timedelta(minutes=15))
+    with db.transaction() as tx:
+        resolution.try_again(tx, MutationId(the_mutation(run).id), TESTER)
+    run.run_until_idle()
+    assert_consumed(run, shop.orders)
+
+
+def test_a_message_that_comes_twice_does_not_end_the_last_look_that_is_still_under_way(db: Database) -> None:
+    shop, run = doubted(db, policy=QUICK)
+    operation = type(shop.mail).operations()["send"]
+    real = operation.reconcile_function
+    assert real is not None
+    seen: list[str] = []
+
+    def slow(connector: Any, call: Any, **params: Any) -> Any:
+        seen.append("looked")
+        if len(seen) == 1:
+            run.advance(timedelta(seconds=29))  # all that it may take; its pause of a second is over
+            run.sweeps.reconcile()
+            run.sweeps.reconcile_one(MutationId(the_mutation(run).id))
+            seen.append(the_mutation(run).status)
+        return real(connector, call, **params)
+
+    operation.reconcile_function = slow
+    run.sweeps.reconcile()
+    assert seen == ["looked", "needs_reconcile"]
+    assert (the_mutation(run).status, the_mutation(run).resolved_by) == ("applied", "reconcile")
+    run.run_until_idle()
+    assert_consumed(run, shop.orders)
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_look_that_came_too_early_takes_nothing_from_the_budget(db: Database, attempts: int) -> None:
+    policy = ReconcilePolicy(max_attempts=attempts, backoff=STEADY.backoff)
+    shop = a_shop(policy=policy, settle=timedelta(hours=3))
+    shop.mail.will(Does.TIMES_OUT_BEFORE)
+    run = shop.started(db)
+    run.run()
+    run.sweeps.reconcile()
+    assert (the_mutation(run).status, the_mutation(run).reconcile_attempts) == ("needs_reconcile", 0)
+    shop.mail.cannot_tell(attempts - 1)
+    for _ in range(attempts):
+        run.advance(timedelta(hours=4))
+        run.sweeps.reconcile()
+    assert run.ledger()[0].status == "failed", "the last look of the budget was taken, and could prove it"
+    run.run_until_idle()
+    assert_consumed(run, shop.orders)
+
+
+def test_a_worker_that_cannot_look_does_not_overlook_a_look_that_came_too_early(db: Database) -> None:
+    shop = a_shop(settle=timedelta(hours=3))
+    shop.mail.will(Does.TIMES_OUT_BEFORE)
+    run = shop.started(db)
+    run.run()
+    stranger = Inline(db, [])
+    stranger.sweeps.reconcile_one(MutationId(the_mutation(run).id))
+    run.advance(timedelta(minutes=1))
+    run.sweeps.reconcile()
+    assert the_mutation(run).next_reconcile_at == the_mutation(run).quiet_until
+    run.advance(timedelta(hours=4))
+    stranger.sweeps.reconcile_one(MutationId(the_mutation(run).id))
+    assert the_mutation(run).status == "needs_reconcile", "one that can has looked meanwhile"
+    run.advance(timedelta(minutes=61))
+    stranger.sweeps.reconcile_one(MutationId(the_mutation(run).id))
+    assert the_mutation(run).status == "indeterminate"
+
+
+def test_a_watch_whose_looks_always_take_their_worker_down_ends_and_says_so(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run = settled(db)
+    killed = looks_that_kill(run, monkeypatch, rounds=12, pause=timedelta(minutes=11))
+    row = run.ledger()[0]
+    assert (killed, row.watch_at, row.status) == (len(WATCHFUL.monitor_after) + WATCHFUL.max_attempts, None, "failed")
+    told = one(db, "SELECT reason, mutation_id FROM pipeline.audit WHERE act = 'mutation.unwatched'")
+    assert (told.mutation_id, "did not come back" in told.reason) == (row.id, True)
+
+
+def test_a_look_of_the_watch_that_dies_once_costs_none_of_the_later_ones(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop, run = settled(db)
+    assert looks_that_kill(run, monkeypatch, rounds=1, pause=timedelta(minutes=11)) == 1
+    looks = len(shop.mail.reconciled_keys)
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    assert run.ledger()[0].watch_at is not None
+    run.advance(timedelta(minutes=51))
+    run.sweeps.reconcile()
+    assert (len(shop.mail.reconciled_keys) - looks, run.ledger()[0].watch_at) == (2, None)
+
+
+def test_the_last_look_of_a_watch_that_dies_with_its_worker_is_taken_again(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop, run = settled(db)
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    assert looks_that_kill(run, monkeypatch, rounds=1, pause=timedelta(minutes=51)) == 1
+    row = run.ledger()[0]
+    shop.mail.effects.append(RecordedEffect(operation="send", key=row.idempotency_key, params=row.params))
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    assert run.ledger()[0].surfaced_at is not None
+    with db.transaction() as tx:
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
+
+
+def test_a_look_of_the_watch_that_another_worker_must_take_is_not_counted(db: Database) -> None:
+    _, run = settled(db)
+    stranger = Inline(db, [])
+    for _ in range(6):
+        run.advance(timedelta(minutes=11))
+        stranger.sweeps.reconcile_one(MutationId(run.ledger()[0].id))
+    assert (run.ledger()[0].watched, run.ledger()[0].watch_at is None) == (0, False)
+    assert rows(db, "SELECT 1 FROM pipeline.audit WHERE act = 'mutation.unwatched'") == []
+
+
+def test_a_watch_whose_looks_tell_nothing_ends_when_its_time_is_over(db: Database) -> None:
+    shop, run = settled(db)
+    shop.mail.cannot_tell(1000)
+    run.advance(timedelta(minutes=90))
+    run.sweeps.reconcile()
+    assert run.ledger()[0].watch_at is not None
+    for _ in WATCHFUL.monitor_after:
+        run.advance(timedelta(hours=2))
+        run.sweeps.reconcile()
+    assert (run.ledger()[0].watch_at, run.ledger()[0].surfaced_at) == (None, None)

@@ -1,0 +1,219 @@
+"""Every look that is due is taken, put off or given to a person: none stands in the way of the others."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline import ReconcilePolicy, Retention, Workflow
+from pipeline.background.reconciler import Reconciler
+from pipeline.domain.ids import MutationId
+from pipeline.domain.policies import BreakerPolicy
+from pipeline.store.database import Database
+from pipeline.store.reads import ledger
+from pipeline.testing.inline import TESTER, Inline
+from pipeline.testing.scripted import Does, RecordedEffect, scripted
+from pipeline.transitions import resolution
+from tests.support.scripted_consumers import Shop
+from tests.support.table_reads import one
+
+WATCHFUL = ReconcilePolicy(max_attempts=1, monitor_after=(timedelta(minutes=10), timedelta(hours=24)))
+NEVER = BreakerPolicy(min_unknown=1000)
+
+
+def watched(db: Database, orders: int = 1, **switches: Any) -> tuple[Shop, Inline]:
+    """Mutations that were not found, settled so, done again, and are still watched."""
+    shop = Shop(on_uncertain="contain", concurrency=20, **switches)
+    shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=WATCHFUL, breaker=NEVER)
+    shop.mail.will(*[Does.TIMES_OUT_BEFORE] * orders)
+    run = shop.started(db, orders)
+    run.run()
+    run.advance(timedelta(minutes=1))
+    run.sweeps.reconcile()
+    run.run()
+    assert sum(row.watch_at is not None for row in run.ledger()) == orders
+    return shop, run
+
+
+def doubted(db: Database, version: int = 2) -> tuple[Shop, Inline]:
+    """A mutation in doubt at which the background has looked once, in vain."""
+    shop = Shop(on_uncertain="contain", concurrency=2, version=version)
+    shop.mail = scripted("mail", timeout=timedelta(seconds=30))
+    shop.mail.will(Does.TIMES_OUT_BEFORE)
+    shop.mail.cannot_tell(50)
+    run = shop.started(db)
+    run.run()
+    run.sweeps.reconcile()
+    assert (run.ledger()[0].status, run.ledger()[0].reconcile_attempts) == ("needs_reconcile", 1)
+    return shop, run
+
+
+def look_every_minute(run: Inline, minutes: int) -> None:
+    for _ in range(minutes):
+        run.advance(timedelta(minutes=1))
+        run.sweeps.reconcile()
+
+
+def older(db: Database, run: Inline) -> Inline:
+    """A worker of the version before."""
+    shop = Shop(on_uncertain="contain", concurrency=2, version=1)
+    return Inline(db, [shop.workflow], run.registry.connectors.values())
+
+
+def settle(db: Database, run: Inline) -> None:
+    with db.transaction() as tx:
+        resolution.happened(tx, MutationId(run.ledger()[0].id), TESTER, {})
+    run.run()
+    run.sweeps.sessions()
+
+
+def test_the_watch_of_a_mutation_whose_connector_is_gone_from_the_code_ends_and_says_so(db: Database) -> None:
+    _, run = watched(db)
+    del run.registry.connectors["mail"]
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    assert run.ledger()[0].watch_at is None
+    told = one(db, "SELECT reason, mutation_id FROM pipeline.audit WHERE act = 'mutation.unwatched'")
+    assert (told.mutation_id, "mail.send is gone from the code" in told.reason) == (run.ledger()[0].id, True)
+    run.sweeps.sessions()
+
+
+def test_a_watch_whose_policy_has_no_spans_any_more_takes_the_look_that_is_due_and_ends(db: Database) -> None:
+    _, run = watched(db)
+    silent = scripted("mail", timeout=timedelta(seconds=30), policy=ReconcilePolicy(monitor_after=()))
+    run.registry.connectors["mail"] = silent
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    assert (len(silent.reconciled_keys), run.ledger()[0].watch_at) == (1, None)
+    run.sweeps.sessions()
+
+
+def test_watches_that_are_due_do_not_keep_a_doubt_waiting(db: Database) -> None:
+    _, run = watched(db, orders=3)
+    run.advance(timedelta(minutes=11))
+    other = Workflow("other", on_uncertain="contain", concurrency=2)
+    topic = other.topic("bills")
+
+    @other.effect(topic)
+    def charge(ctx: Any, event: Any) -> Any:
+        return ctx.pay.send(n=event.payload["n"])
+
+    pay = scripted("pay", timeout=timedelta(seconds=30))
+    pay.will(Does.TIMES_OUT_BEFORE)
+    both = Inline(db, [other], [pay])
+    both.publish(topic, {"n": 1})
+    both.run()
+    (doubt,) = [row.id for row in both.ledger() if row.status == "needs_reconcile"]
+    with db.transaction() as tx:
+        assert ledger.due_mutation_ids(tx, limit=1)[0] == doubt
+        assert len(ledger.due_mutation_ids(tx, limit=1)) == 2, "and a watch has its share"
+    settle_all(both)
+
+
+def settle_all(run: Inline) -> None:
+    run.advance(timedelta(minutes=5))
+    run.sweeps.reconcile()
+    run.run()
+    run.sweeps.sessions()
+
+
+def test_a_watch_whose_look_raises_is_not_due_again_at_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, run = watched(db)
+    run.advance(timedelta(minutes=11))
+    monkeypatch.setattr(Reconciler, "_monitor", _breaks)
+    with pytest.raises(ZeroDivisionError):
+        run.sweeps.reconcile()
+    with db.transaction() as tx:
+        assert ledger.due_mutation_ids(tx) == []
+    assert run.ledger()[0].watch_at is not None
+    run.sweeps.sessions()
+
+
+def test_a_doubt_whose_look_always_raises_is_put_off_and_given_to_a_person(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run = doubted(db)
+    with monkeypatch.context() as patch:
+        patch.setattr(Reconciler, "_reconcile_in_doubt", _breaks)
+        for _ in range(70):
+            run.advance(timedelta(minutes=1))
+            if run.ledger()[0].status == "indeterminate":
+                break
+            with pytest.raises(ZeroDivisionError):
+                run.sweeps.reconcile()
+            with db.transaction() as tx:
+                assert ledger.due_mutation_ids(tx) == []
+    assert run.ledger()[0].status == "indeterminate"
+    assert "division by zero" in run.ledger()[0].error
+    settle(db, run)
+
+
+def test_a_doubt_that_was_looked_at_before_a_rollback_is_given_to_a_person(db: Database) -> None:
+    _, run = doubted(db)
+    old = older(db, run)
+    look_every_minute(old, 55)
+    assert run.ledger()[0].status == "needs_reconcile"
+    look_every_minute(old, 10)
+    assert run.ledger()[0].status == "indeterminate"
+    assert "no worker that knows the workflow 'shop' has looked" in run.ledger()[0].error
+    settle(db, run)
+
+
+def test_a_doubt_that_another_worker_looks_at_is_not_given_to_a_person_by_one_that_cannot(db: Database) -> None:
+    _, run = doubted(db)
+    old = older(db, run)
+    for _ in range(3):
+        look_every_minute(old, 40)
+        run.sweeps.reconcile_one(MutationId(run.ledger()[0].id))
+        run.advance(timedelta(seconds=40))
+        run.sweeps.reconcile_one(MutationId(run.ledger()[0].id))
+    assert run.ledger()[0].reconcile_attempts == 4
+    assert run.ledger()[0].status == "needs_reconcile"
+    settle(db, run)
+
+
+def test_a_person_who_asks_again_is_not_answered_by_a_worker_that_cannot_look(db: Database) -> None:
+    _, run = doubted(db)
+    old = older(db, run)
+    look_every_minute(old, 65)
+    with db.transaction() as tx:
+        resolution.try_again(tx, MutationId(run.ledger()[0].id), TESTER)
+    look_every_minute(old, 50)
+    assert run.ledger()[0].status == "needs_reconcile"
+    look_every_minute(old, 15)
+    assert run.ledger()[0].status == "indeterminate"
+    settle(db, run)
+
+
+def test_an_alarm_names_both_sides_however_short_the_workflow_keeps_what_is_done(db: Database) -> None:
+    brief = Retention(done=timedelta(hours=1), ledger=timedelta(hours=1))
+    shop, run = watched(db, retention=brief)
+    first = run.ledger()[0]
+    run.sweeps.sessions()
+    run.advance(timedelta(hours=3))
+    run.sweeps.reconcile()
+    run.sweeps.retention()
+    assert [row.status for row in run.ledger()] == ["failed", "applied"]
+    run.advance(timedelta(hours=24))
+    shop.mail.effects.append(RecordedEffect(operation="send", key=first.idempotency_key, params=first.params))
+    run.sweeps.retention()
+    run.sweeps.reconcile()
+    evidence = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.surfaced'").evidence
+    assert evidence["instead_mutation"] == str(run.ledger()[-1].id)
+    with db.transaction() as tx:
+        resolution.acknowledge(tx, MutationId(first.id), TESTER)
+
+
+def test_what_is_watched_no_more_is_let_go_of(db: Database) -> None:
+    brief = Retention(done=timedelta(hours=1), ledger=timedelta(hours=1))
+    shop, run = watched(db, retention=brief)
+    run.sweeps.sessions()
+    for _ in range(4):
+        run.advance(timedelta(hours=30))
+        run.sweeps.reconcile()
+        run.sweeps.retention()
+    assert (run.ledger(), run.events(shop.orders), run.runs()) == ([], [], [])
+
+
+def _breaks(*_: Any) -> int:
+    raise ZeroDivisionError("division by zero")

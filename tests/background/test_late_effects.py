@@ -1,0 +1,209 @@
+"""What was settled on weak evidence is looked for again; what surfaces late is an alarm that names both sides."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline import Backoff, ReconcilePolicy
+from pipeline.background.notifier import Notice
+from pipeline.domain.errors import IllegalTransitionError
+from pipeline.domain.ids import MutationId
+from pipeline.domain.policies import FailurePolicy
+from pipeline.store.database import Database
+from pipeline.store.reads import invariants
+from pipeline.testing.asserts import assert_consumed, assert_deliveries
+from pipeline.testing.inline import TESTER, Inline
+from pipeline.testing.scripted import Does, RecordedEffect, scripted
+from pipeline.transitions import late_effects, mutations, resolution
+from pipeline.worker.crash_points import CrashPoint
+from tests.support.scripted_consumers import Shop
+from tests.support.table_reads import one
+
+WATCHFUL = ReconcilePolicy(max_attempts=1, monitor_after=(timedelta(minutes=10), timedelta(hours=1)))
+
+
+def settled(db: Database, how: str = "did_not_happen", policy: ReconcilePolicy = WATCHFUL) -> tuple[Shop, Inline, Any]:
+    """A mutation that nobody could find and a person settled; its order was done again if it was not skipped."""
+    shop = Shop()
+    shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=policy)
+    shop.mail.will(Does.TIMES_OUT_BEFORE)
+    shop.mail.cannot_tell(2)
+    run = shop.started(db)
+    run.run()
+    run.sweeps.reconcile()
+    (row,) = run.ledger()
+    assert row.status == "indeterminate"
+    run.advance(timedelta(minutes=1))
+    with db.transaction() as tx:
+        getattr(mutations, how)(tx, MutationId(row.id), TESTER)
+    run.run()
+    assert_deliveries(run, shop.orders, "skipped" if how == "skip" else "consumed")
+    return shop, run, row
+
+
+def arrives_late(shop: Shop, row: Any) -> None:
+    """The request was under way all the time."""
+    shop.mail.effects.append(RecordedEffect(operation="send", key=row.idempotency_key, params=row.params))
+
+
+def findings(run: Inline) -> list[invariants.Finding]:
+    run.sweeps.sessions()
+    with run.db.transaction() as tx:
+        return invariants.findings(tx)
+
+
+@pytest.mark.broken_on_purpose
+@pytest.mark.parametrize("how", ["did_not_happen", "skip"])
+def test_an_effect_that_surfaces_after_it_was_settled_is_an_alarm_with_both_sides(db: Database, how: str) -> None:
+    shop, run, row = settled(db, how)
+    arrives_late(shop, row)
+    run.sweeps.reconcile()
+    assert findings(run) == [], "it is not looked for before its time"
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    (finding,) = findings(run)
+    assert (finding.invariant, finding.severity) == ("settled-as-failed-did-not-happen", "broken")
+    assert str(row.id) in finding.subject
+    evidence = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.surfaced'").evidence
+    again = run.ledger()[-1]
+    assert evidence["settled_by"] == ("person_skip" if how == "skip" else "person")
+    assert evidence["surfaced"] == {"id": row.idempotency_key}
+    assert evidence["instead_mutation"] == (str(again.id) if how == "did_not_happen" else None)
+
+
+@pytest.mark.broken_on_purpose
+def test_people_are_told_of_it_once(db: Database) -> None:
+    shop, run, row = settled(db)
+    arrives_late(shop, row)
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    told: list[Notice] = []
+    run.sweeps.notifier = _Told(told)
+    run.sweeps.notices()
+    run.sweeps.notices()
+    (notice,) = [notice for notice in told if notice.kind == "surfaced"]
+    assert "mail.send seems to have happened after all" in notice.reason
+    assert row.idempotency_key in notice.reason
+    assert f"run {run.ledger()[-1].run_id} did the same again (applied): there are two" in notice.reason
+
+
+def test_a_person_who_has_dealt_with_it_is_asked_no_more(db: Database) -> None:
+    shop, run, row = settled(db)
+    arrives_late(shop, row)
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    with db.transaction() as tx:
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
+    assert findings(run) == []
+    with pytest.raises(IllegalTransitionError, match="acknowledge"), db.transaction() as tx:
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
+
+
+def test_the_watch_ends_when_its_spans_are_over(db: Database) -> None:
+    shop, run, _ = settled(db)
+    looks = len(shop.mail.reconciled_keys)
+    spans = []
+    for _ in range(5):
+        run.advance(timedelta(hours=2))
+        run.sweeps.reconcile()
+        spans.append(len(shop.mail.reconciled_keys) - looks)
+    assert spans == [1, 2, 2, 2, 2]
+    run.sweeps.sessions()
+    assert run.ledger()[0].watch_at is None
+
+
+def test_what_the_outside_system_refused_itself_is_not_watched(db: Database) -> None:
+    shop = Shop(failures=FailurePolicy(backoff=Backoff(base=timedelta(minutes=10))))
+    shop.mail.will(Does.FAILS)
+    run = shop.started(db)
+    run.run()
+    assert [row.watch_at for row in run.ledger()] == [None]
+    run.run_until_idle()
+    assert_consumed(run, shop.orders)
+
+
+def test_what_was_not_found_is_watched_too(db: Database) -> None:
+    shop = Shop()
+    shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=WATCHFUL)
+    shop.mail.will(Does.TIMES_OUT_BEFORE)
+    run = shop.started(db)
+    run.run()
+    run.advance(timedelta(minutes=1))
+    run.sweeps.reconcile()
+    first = run.ledger()[0]
+    assert (first.status, first.resolved_by) == ("failed", "reconcile")
+    assert first.watch_at is not None
+    run.run_until_idle()
+    assert_consumed(run, shop.orders)
+
+
+@pytest.mark.broken_on_purpose
+def test_an_answer_to_a_call_that_was_settled_as_failed_meanwhile_is_an_alarm(db: Database) -> None:
+    """A process froze with the answer in its hands for so long that a person decided without it."""
+    shop = Shop()
+    shop.mail = scripted("mail", can_reconcile=False)
+    run = shop.started(db)
+
+    def freeze(point: CrashPoint) -> None:
+        if point is CrashPoint.CALLED and not run.ledger()[0].resolved_by:
+            run.advance(timedelta(minutes=15))
+            run.sweeps.rescue()
+            with db.transaction() as tx:
+                resolution.did_not_happen(tx, MutationId(run.ledger()[0].id), TESTER)
+
+    with run.on_crash_points(freeze):
+        run.run()
+    assert [finding.invariant for finding in findings(run)] == ["settled-as-failed-did-not-happen"]
+    assert run.ledger()[0].surfaced == {"id": run.ledger()[0].idempotency_key}
+
+
+def test_a_look_of_the_watch_that_tells_nothing_is_taken_again(db: Database) -> None:
+    shop, run, row = settled(db)
+    shop.mail.cannot_tell(3)
+    run.advance(timedelta(minutes=11))
+    for _ in range(3):
+        run.sweeps.reconcile()
+        run.advance(timedelta(minutes=11))
+    assert (run.ledger()[0].watched, run.ledger()[0].watch_at is None) == (0, False)
+    arrives_late(shop, row)
+    run.sweeps.reconcile()
+    assert run.ledger()[0].surfaced_at is not None
+    with db.transaction() as tx:
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
+    run.sweeps.sessions()
+
+
+def test_a_look_of_a_short_watch_is_not_taken_again_only_after_its_whole_span(db: Database) -> None:
+    short = ReconcilePolicy(max_attempts=1, monitor_after=(timedelta(seconds=20), timedelta(seconds=40)))
+    shop, run, row = settled(db, policy=short)
+    shop.mail.cannot_tell(1)
+    run.advance(timedelta(seconds=21))
+    run.sweeps.reconcile()
+    arrives_late(shop, row)
+    run.advance(timedelta(seconds=21))
+    run.sweeps.reconcile()
+    assert run.ledger()[0].surfaced_at is not None
+    with db.transaction() as tx:
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
+    run.sweeps.sessions()
+
+
+def test_only_what_was_settled_as_failed_surfaces_and_only_once(db: Database) -> None:
+    shop, run, row = settled(db)
+    failed, applied = run.ledger()
+    with db.transaction() as tx:
+        assert late_effects.record_late_effect(tx, MutationId(applied.id), {}, TESTER) is None
+        assert late_effects.record_late_effect(tx, MutationId(failed.id), {"id": 1}, TESTER) is not None
+        assert late_effects.record_late_effect(tx, MutationId(failed.id), {"id": 2}, TESTER) is None
+        resolution.acknowledge(tx, MutationId(row.id), TESTER)
+    assert run.ledger()[0].surfaced == {"id": 1}
+    assert len(shop.mail.effects) == 1
+
+
+class _Told:
+    def __init__(self, told: list[Notice]) -> None:
+        self.told = told
+
+    def notify(self, notice: Notice) -> None:
+        self.told.append(notice)

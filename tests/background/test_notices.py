@@ -1,0 +1,128 @@
+"""People are told of what waits for them, once while it lasts, whatever a receiver makes of other notices."""
+
+import pytest
+
+from pipeline.background import sweeps
+from pipeline.background.notifier import Notice
+from pipeline.domain.ids import EventId
+from pipeline.store.database import Database
+from pipeline.testing.inline import TESTER, Inline
+from pipeline.transitions import breakers, events
+from tests.support.scripted_consumers import Shop, at_once, statuses
+from tests.support.table_reads import one
+
+
+class Receiver:
+    """Keeps the notices it takes; refuses those of a kind that the test names."""
+
+    def __init__(self) -> None:
+        self.refuses, self.tried, self.told = "", 0, list[Notice]()
+
+    def notify(self, notice: Notice) -> None:
+        self.tried += 1
+        if notice.kind == self.refuses:
+            raise ConnectionError("422 of somebody's server")
+        self.told.append(notice)
+
+    def taken(self) -> list[tuple[str, str, str]]:
+        """Kind, workflow and subject of what came since the last question."""
+        told, self.told = self.told, []
+        return [(notice.kind, notice.workflow, notice.subject) for notice in told]
+
+
+def heard(run: Inline) -> Receiver:
+    receiver = Receiver()
+    run.sweeps.notifier = receiver
+    return receiver
+
+
+def remembered(db: Database) -> int:
+    return int(one(db, "SELECT count(*) AS n FROM pipeline.notices").n)
+
+
+def open_breakers(db: Database, count: int) -> None:
+    with db.transaction() as tx:
+        for n in range(count):
+            breakers.open_by_operator(tx, ("mail", f"send{n}"), TESTER)
+
+
+def test_people_are_told_once_for_a_workflow_that_requests_wait_to_be_allowed(db: Database) -> None:
+    shop = Shop(requires_approval=True, concurrency=3)
+    run = shop.started(db, 3)
+    receiver = heard(run)
+    run.run()
+    for _ in range(3):
+        run.sweeps.notices()
+    first = run.ledger()[0]
+    assert str(first.id) in receiver.told[0].reason
+    assert receiver.taken() == [("approval", "shop", "workflow shop")]
+    for row in run.ledger():
+        run.reject(row)
+    run.run()
+    run.sweeps.notices()
+    assert (receiver.taken(), remembered(db)) == ([], 0)
+    run.publish(shop.orders, {"n": 9})
+    run.run()
+    run.sweeps.notices()
+    assert receiver.taken() == [("approval", "shop", "workflow shop")], "this is another time"
+
+
+def test_people_are_told_once_for_a_handler_that_events_were_set_aside(db: Database) -> None:
+    shop = Shop(on_logic_error="quarantine", failures=at_once(quarantine_after=1), mutate=lambda ctx, prepared: 1 / 0)
+    run = shop.started(db, 3)
+    receiver = heard(run)
+    run.run()
+    assert statuses(run, shop.orders) == ["quarantined"] * 3
+    for _ in range(3):
+        run.sweeps.notices()
+    assert receiver.taken() == [("quarantined", "shop", "handler Send of shop")]
+    for row in run.deliveries(shop.orders):
+        with db.transaction() as tx:
+            events.skip(tx, "shop", "Send", EventId(row.event_id), TESTER)
+    run.sweeps.notices()
+    assert (receiver.taken(), remembered(db)) == ([], 0)
+
+
+def test_a_crowd_of_notices_that_a_receiver_refuses_keeps_no_other_waiting(db: Database) -> None:
+    open_breakers(db, 120)
+    run = Shop(requires_approval=True).started(db)
+    receiver = heard(run)
+    receiver.refuses = "breaker"
+    run.run()
+    run.sweeps.notices()
+    assert receiver.taken() == []
+    run.sweeps.notices()
+    assert receiver.taken() == [("approval", "shop", "workflow shop")]
+    receiver.refuses = ""
+    for _ in range(3):
+        run.sweeps.notices()
+    assert len(receiver.taken()) == 120, "what was refused is tried again"
+
+
+def test_a_receiver_that_never_answers_holds_up_neither_the_sweep_nor_the_next_notice(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_breakers(db, 3)
+    run = Shop(requires_approval=True).started(db)
+    receiver = heard(run)
+    receiver.refuses = "breaker"
+    run.run()
+    monkeypatch.setattr(sweeps, "_NOTICE_SECONDS", -1)  # its first call takes all the time there is
+    for _ in range(3):
+        run.sweeps.notices()
+    assert (receiver.tried, receiver.taken()) == (3, [])
+    run.sweeps.notices()
+    assert receiver.taken() == [("approval", "shop", "workflow shop")]
+
+
+def test_what_people_were_told_is_forgotten_when_it_is_over(db: Database) -> None:
+    open_breakers(db, 2)
+    run = Shop().inline(db)
+    heard(run)
+    run.sweeps.notices()
+    assert remembered(db) == 2
+    with db.transaction() as tx:
+        for n in range(2):
+            breakers.close_by_operator(tx, ("mail", f"send{n}"), TESTER)
+    run.sweeps.notices()
+    assert remembered(db) == 0

@@ -1,0 +1,128 @@
+"""People are told once of what waits for them, by a receiver that can check who says so."""
+
+import hmac
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from pipeline.background import rescuer
+from pipeline.background.notifier import SIGNATURE_HEADER, LogNotifier, Notice, WebhookNotifier, signature
+from pipeline.background.scheduler import Scheduler
+from pipeline.background.sweeps import Sweeps
+from pipeline.domain.failures import FailureKind
+from pipeline.domain.states import Phase
+from pipeline.store.database import Database
+from pipeline.telemetry.logs import JsonFormatter, PrettyFormatter
+from pipeline.workflows.registry import Registry
+from tests.factories import LEASE, TIMEOUT, a_run, a_workflow, some_events, stopped
+
+SECRET = "only we know"
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Keeps what it was sent; answers as the test says."""
+
+    got: list[tuple[dict[str, Any], bool]]
+    status: int
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        genuine = hmac.compare_digest(self.headers[SIGNATURE_HEADER], signature(body, SECRET))
+        type(self).got.append((json.loads(body), genuine))
+        self.send_response(type(self).status)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[type[Receiver], str]]:
+    kind = type("One", (Receiver,), {"got": [], "status": 204})
+    server = HTTPServer(("127.0.0.1", 0), kind)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield kind, f"http://127.0.0.1:{server.server_port}/notices"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def sweeps(db: Database, notifier: Any) -> Sweeps:
+    return Sweeps(
+        db=db,
+        registry=Registry(),
+        scheduler=Scheduler(db, lambda _: None, lease=LEASE),
+        jitter=lambda: 0.0,
+        redispatch_after=LEASE,
+        dispatch_reconcile=lambda _: None,
+        notifier=notifier,
+    )
+
+
+def test_maintenance_blocks_and_unknown_outcomes_are_announced_once_and_signed(
+    db: Database, receiver: tuple[type[Receiver], str]
+) -> None:
+    kind, url = receiver
+    a_workflow(db, "mended")
+    stopped(db, a_run(db, Phase.PREPARING, workflow="mended"))
+    a_workflow(db, "locked")
+    stopped(db, a_run(db, Phase.PREPARING, workflow="locked"), FailureKind.AUTH)
+    a_workflow(db, "unsure", concurrency=2, on_uncertain="contain")
+    some_events(db, "m1", workflow="unsure")
+    a_run(db, Phase.MUTATING, workflow="unsure", reconcilable=False)
+    db.advance_clock(LEASE + TIMEOUT)
+    rescuer.recover(db)
+    sweep = sweeps(db, WebhookNotifier(url, SECRET))
+    assert sweep.notices().counts == {"announced": 3}
+    assert sweep.notices().counts == {}
+    assert {(notice["workflow"], notice["kind"]) for notice, _ in kind.got} == {
+        ("mended", "maintenance"),
+        ("locked", "blocked"),
+        ("unsure", "indeterminate"),
+    }
+    assert all(genuine for _, genuine in kind.got)
+
+
+def test_a_notice_that_could_not_be_delivered_is_sent_again(db: Database, receiver: tuple[type[Receiver], str]) -> None:
+    kind, url = receiver
+    kind.status = 500
+    a_workflow(db)
+    stopped(db, a_run(db, Phase.PREPARING), FailureKind.AUTH)
+    sweep = sweeps(db, WebhookNotifier(url, SECRET))
+    assert sweep.notices().counts == {"undelivered": 1}
+    kind.status = 204
+    assert sweep.notices().counts == {"announced": 1}
+    assert len(kind.got) == 2
+
+
+def test_without_a_receiver_notices_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    notice = Notice(kind="blocked", workflow="billing", subject="block 1", reason="auth", since="now")
+    LogNotifier().notify(notice)
+    assert "notice.blocked: workflow billing: block 1 (since now); `pipeline attention` says why" in caplog.text
+
+
+def test_notices_in_the_log_have_ids_as_fields_and_no_words_of_errors(caplog: pytest.LogCaptureFixture) -> None:
+    reason = "mail.send: TimeoutError: SECRET"
+    LogNotifier().notify(Notice(kind="surfaced", workflow="w", subject="mutation 7", reason=reason, since="now"))
+    (record,) = caplog.records
+    line = JsonFormatter().format(record)
+    told = json.loads(line)
+    assert {name: told[name] for name in ("notice", "workflow", "subject", "since")} == {
+        "notice": "surfaced",
+        "workflow": "w",
+        "subject": "mutation 7",
+        "since": "now",
+    }
+    assert "SECRET" not in line
+    assert "SECRET" not in PrettyFormatter(logging.Formatter()).format(record)
+
+
+def test_a_webhook_that_is_no_web_address_is_refused() -> None:
+    with pytest.raises(ValueError, match="http or https"):
+        WebhookNotifier("file:///etc/passwd", SECRET)

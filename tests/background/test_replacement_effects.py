@@ -1,0 +1,198 @@
+"""A look that cannot tell one request from the next finds what was rightly done again. That is no late effect."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from pipeline import Applied, Call, Connector, NotFound, ReconcilePolicy, Retry, Verdict, Workflow, mutation
+from pipeline.domain.ids import MutationId
+from pipeline.store.database import Database
+from pipeline.store.reads import invariants
+from pipeline.testing.inline import TESTER, Inline
+from pipeline.transitions import resolution
+from tests.support.table_reads import one, rows
+
+WATCHFUL = ReconcilePolicy(monitor_after=(timedelta(minutes=10), timedelta(hours=1)))
+Charge = dict[str, Any]
+
+
+class Till(Connector):
+    """Takes charges, of which the first never arrives, and finds them as the test says."""
+
+    name = "till"
+
+    def __init__(self, find: Callable[[list[Charge], str], Verdict], result: Any = None) -> None:
+        self.find, self.result = find, result
+        self.asked: list[str] = []
+        self.answers = True
+        self.charges: list[Charge] = []
+
+    def arrives(self, key: str) -> Any:
+        self.charges.append({"key": key, "result": self.result or {"id": f"ch_{len(self.charges) + 1}"}})
+        return self.charges[-1]["result"]
+
+    @mutation(timeout=timedelta(seconds=20), settle=timedelta(0), policy=WATCHFUL)
+    def charge(self, call: Call, *, order: str) -> Any:
+        return self._taken(call, order)
+
+    @charge.reconcile
+    def find_charge(self, _call: Call, *, order: str) -> Verdict:
+        return self.find(self.charges, _call.idempotency_key) if order else NotFound()
+
+    @mutation(timeout=timedelta(seconds=20), settle=timedelta(0))
+    def refund(self, call: Call, *, order: str) -> Any:
+        return self._taken(call, order)
+
+    def _taken(self, call: Call, order: str) -> Any:
+        self.asked.append(order)
+        if len(self.asked) == 1:
+            raise TimeoutError("it never arrived")
+        result = self.arrives(call.idempotency_key)
+        if not self.answers:
+            raise TimeoutError("it arrived, and was not answered")
+        return result
+
+
+def by_order(charges: list[Charge], _key: str) -> Verdict:
+    """The last one of this order, whoever asked for it."""
+    return Applied(charges[-1]["result"]) if charges else NotFound()
+
+
+def by_key(charges: list[Charge], key: str) -> Verdict:
+    found = [charge for charge in charges if charge["key"] == key]
+    return Applied(found[0]["result"]) if found else NotFound()
+
+
+def done_again(db: Database, till: Till, then: str = "charge") -> tuple[Inline, Any]:
+    """A charge that was not found, and the run that did it again."""
+    shop = Workflow("shop")
+    orders = shop.topic("orders")
+
+    @shop.effect(orders)
+    def pay(ctx: Any, order: Any) -> Any:
+        return getattr(ctx.till, then if till.asked else "charge")(order=order.payload)
+
+    run = Inline(db, [shop], [till])
+    run.publish(orders, "4711")
+    run.run()
+    run.advance(timedelta(minutes=1))
+    run.sweeps.reconcile()
+    for _ in range(3):
+        run.advance(timedelta(minutes=1))
+        run.sweeps.tick()
+        run.run()
+    first, second = run.ledger()
+    assert (first.status, first.resolved_by, second.status == "applied") == ("failed", "reconcile", till.answers)
+    return run, first
+
+
+def looked_for(run: Inline) -> list[str]:
+    """What the doctor says after the next look of the watch."""
+    run.advance(timedelta(minutes=11))
+    run.sweeps.reconcile()
+    run.sweeps.sessions()
+    with run.db.transaction() as tx:
+        return [finding.invariant for finding in invariants.findings(tx)]
+
+
+def evidence(db: Database) -> dict[str, Any]:
+    found: dict[str, Any] = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.surfaced'").evidence
+    return found
+
+
+def acknowledged(run: Inline, id_: UUID) -> None:
+    with run.db.transaction() as tx:
+        resolution.acknowledge(tx, MutationId(id_), TESTER)
+    run.sweeps.sessions()
+
+
+def test_what_was_done_again_is_not_taken_for_a_late_effect(db: Database) -> None:
+    run, first = done_again(db, Till(by_order))
+    assert looked_for(run) == []
+    kept = one(db, "SELECT reason, evidence FROM pipeline.audit WHERE act = 'mutation.not_surfaced'")
+    again = run.ledger()[-1]
+    assert (kept.evidence["instead_mutation"], kept.evidence["found"]) == (str(again.id), {"id": "ch_1"})
+    assert str(again.run_id) in kept.reason
+    (row, _) = run.ledger()
+    assert (row.surfaced_at, row.watch_at is None) == (None, False), "a late one would still be seen"
+    run.advance(timedelta(hours=1))
+    run.sweeps.reconcile()
+    assert (run.ledger()[0].id, run.ledger()[0].surfaced_at, run.ledger()[0].watch_at) == (first.id, None, None)
+
+
+def test_another_result_than_that_of_what_was_done_again_is_an_alarm_that_asks_to_count(db: Database) -> None:
+    till = Till(by_order)
+    run, first = done_again(db, till)
+    till.arrives(first.idempotency_key)
+    looked_for(run)
+    told, again = evidence(db), run.ledger()[-1]
+    assert (told["surfaced"], told["instead_result"], told["is_surely_its_own"]) == (
+        {"id": "ch_2"},
+        {"id": "ch_1"},
+        False,
+    )
+    assert told["means"].startswith(f"it may be the effect of run {again.run_id}")
+    assert "undo one only if there are two" in told["means"]
+    acknowledged(run, first.id)
+
+
+def test_the_same_result_is_an_alarm_where_a_look_tells_one_request_from_the_next(db: Database) -> None:
+    till = Till(by_key, result={"is": "done"})
+    run, first = done_again(db, till)
+    till.arrives(first.idempotency_key)
+    looked_for(run)
+    told = evidence(db)
+    assert (told["is_surely_its_own"], told["surfaced"], told["instead_result"]) == (
+        True,
+        {"is": "done"},
+        {"is": "done"},
+    )
+    assert "there are two" in told["means"]
+    acknowledged(run, first.id)
+
+
+@pytest.mark.parametrize("what", ["nothing to compare", "no answer about another key"])
+def test_what_cannot_be_compared_is_an_alarm_that_asks_to_count(db: Database, what: str) -> None:
+    till = Till(by_order)
+    run, first = done_again(db, till)
+    if what == "nothing to compare":
+        with db.transaction() as tx:
+            tx.execute(text("UPDATE pipeline.mutations SET result = 'null' WHERE status = 'applied'"))
+        till.charges[-1]["result"] = None
+    else:
+        key = first.idempotency_key
+        till.find = lambda charges, asked: by_order(charges, asked) if asked == key else Retry("who is that?")
+    looked_for(run)
+    told = evidence(db)
+    assert told["is_surely_its_own"] is False
+    assert "undo one only if there are two" in told["means"]
+    acknowledged(run, first.id)
+
+
+def test_what_did_something_else_meanwhile_is_not_taken_for_it(db: Database) -> None:
+    till = Till(by_order)
+    run, first = done_again(db, till, then="refund")
+    looked_for(run)
+    told = evidence(db)
+    assert told["means"] == f"run {run.ledger()[-1].run_id} took its inputs since, and did not do the same"
+    assert rows(db, "SELECT 1 FROM pipeline.audit WHERE act = 'mutation.not_surfaced'") == []
+    acknowledged(run, first.id)
+
+
+def test_what_may_have_been_done_again_is_named_with_how_it_stands(db: Database) -> None:
+    till = Till(lambda charges, _: Retry("the search is down") if charges else NotFound())
+    till.answers = False
+    run, first = done_again(db, till)
+    till.find = lambda charges, key: by_key(charges, key) if key == first.idempotency_key else Retry("who is that?")
+    till.arrives(first.idempotency_key)
+    looked_for(run)
+    again = run.ledger()[-1]
+    assert again.status == "needs_reconcile"
+    assert evidence(db)["means"].startswith(
+        f"it may be the effect of run {again.run_id}, which did the same again (needs_"
+    )
+    acknowledged(run, first.id)

@@ -1,0 +1,369 @@
+"""``pipeline consume``: what it runs, what it says, and how it ends."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.cli.consume import find_task
+from pipeline.cli.main import build_app, main
+from pipeline.domain.errors import InvalidInputError
+from tests.support.wait import wait_for
+
+TASKS = '''
+import asyncio
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.transactions import Transaction
+
+
+class Numbers:
+    """Gives out so many items."""
+
+    def __init__(self, count=4, error=None):
+        self.left, self.error = count, error
+
+    def fetch_transactions(self, size, **_):
+        if self.error and not self.left:
+            raise self.error
+        size = min(size, self.left)
+        self.left -= size
+        at = datetime(2030, 1, 1, tzinfo=UTC)
+        return [Transaction(transaction_id=f"n-{self.left + n}", created_at=at) for n in range(size)]
+
+    async def fetch_transactions_async(self, size, **extra):
+        return self.fetch_transactions(size)
+
+
+class Good(ConsumerMixin):
+    def __init__(self):
+        self.source = Numbers()
+
+    def process_transaction(self, transaction):
+        return transaction.transaction_id
+
+
+class Async(AsyncConsumerMixin):
+    def __init__(self):
+        self.source = Numbers()
+
+    async def process_transaction(self, transaction):
+        await asyncio.sleep(0)
+
+
+class Bad(Good):
+    def process_transaction(self, transaction):
+        raise ValueError("no")
+
+
+class Broken(Good):
+    def __init__(self):
+        self.source = Numbers(2, OSError("connection refused"))
+
+
+class Slow(Good):
+    def process_transaction(self, transaction):
+        Path("begun").touch()
+        while Path("held").exists():
+            threading.Event().wait(0.02)
+        threading.Event().wait(0.3)
+
+
+class Halfway(Good):
+    def process_transaction(self, transaction):
+        while transaction.transaction_id == "n-2" and Path("held").exists():
+            threading.Event().wait(0.02)
+
+
+class Heard:
+    def stop(self, *, now=False):
+        super().stop(now=now)
+        Path("asked").touch()
+
+
+class Hanging(Heard, Good):
+    def process_transaction(self, transaction):
+        Path("begun").touch()
+        threading.Event().wait(60)
+
+
+class Stubborn(Heard, Async):
+    async def process_transaction(self, transaction):
+        Path("begun").touch()
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+
+
+class Threads(Heard, Async):
+    async def process_transaction(self, transaction):
+        Path("begun").touch()
+        await asyncio.to_thread(threading.Event().wait, 60)
+
+
+class Fetching(Good):
+    class Waiting(Numbers):
+        def fetch_transactions(self, size, **_):
+            Path("begun").touch()
+            threading.Event().wait(60)
+
+    def __init__(self):
+        self.source = self.Waiting()
+
+
+class Unhandled(Bad):
+    def handle_transaction_exception(self, transaction, error):
+        raise OSError("no disk")
+
+
+class Late(Good):
+    def process_transaction(self, transaction):
+        threading.Event().wait(20)
+
+
+class Homeless(ConsumerMixin):
+    pass
+
+
+class Misspelt(ConsumerMixin):
+    source = Numbers()
+
+    def process_transactions(self, transaction):
+        pass
+
+
+class Forgetful(Good):
+    def handle_transaction_success(self, transaction):
+        pass
+
+
+class Tabled(Good):
+    policy = {"loop": {"limit": 1}}
+
+
+class Needy(Good):
+    def __init__(self, url):
+        pass
+
+
+class Falling(Good):
+    def __init__(self):
+        raise RuntimeError("password=hunter2")
+
+
+class OtherSource(AsyncConsumerMixin):
+    class source:
+        def fetch_transactions(self, size):
+            return []
+
+    source = source()
+
+    async def process_transaction(self, transaction):
+        pass
+
+
+ready = Good()
+nothing = object()
+'''
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with tasks in it, which the shell is in."""
+    (tmp_path / f"tasks_{tmp_path.name}.py").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def consumed(here: Path, name: str, *options: str, environ: dict[str, str] | None = None) -> Any:
+    return CliRunner().invoke(build_app(), ["consume", f"tasks_{here.name}:{name}", *options], env=environ)
+
+
+@pytest.mark.parametrize("name", ["Good", "Async", "ready"])
+def test_a_task_of_either_variant_or_an_object_is_run_to_its_end(here: Path, name: str) -> None:
+    done = consumed(here, name, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["processed"], told["succeeded"], told["ending"], told["problem"]) == (4, 4, "nothing left", None)
+
+
+def test_options_outrank_the_environment_and_that_outranks_the_file(here: Path) -> None:
+    (here / "p.toml").write_text("[loop]\nlimit = 1\nbatch = {size = 2}\n")
+    environ = {"CONSUME_LOOP__LIMIT": "2"}
+    by_file = consumed(here, "Good", "--policy", "p.toml", "--json")
+    by_environ = consumed(here, "Good", "--policy", "p.toml", "--json", environ=environ)
+    by_option = consumed(
+        here, "Good", "--policy", "p.toml", "--limit", "3", "--concurrency", "2", "--json", environ=environ
+    )
+    taken = [json.loads(done.stdout)["taken"] for done in (by_file, by_environ, by_option)]
+    assert taken == [1, 2, 3]
+    assert json.loads(by_option.stdout)["batches"] == 2
+
+
+def test_failed_items_are_counted_and_are_an_error_only_when_that_is_asked_for(here: Path) -> None:
+    done = consumed(here, "Bad")
+    assert done.exit_code == 0
+    assert "4 settled in 4 batches: 0 succeeded, 4 failed, 0 timed out, 0 left. Ended: nothing left." in done.stdout
+    assert consumed(here, "Bad", "--strict").exit_code == 4
+    assert consumed(here, "Good", "--strict").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "words"),
+    [
+        ("Broken", {}, "Broken cannot fetch: connection refused"),
+        ("Hanging", {"CONSUME_LOOP__TIMEOUT": "0.2"}, "Hanging was not done within 0.2 s"),
+    ],
+)
+def test_a_loop_that_breaks_ends_with_one_and_says_why(
+    here: Path, name: str, environ: dict[str, str], words: str
+) -> None:
+    done = consumed(here, name, environ=environ)
+    assert done.exit_code == 1
+    assert words in done.stderr
+    assert "Ended: broken." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no-colon", "names no task; expected module:Task"),
+        ("nowhere:Task", "cannot be imported"),
+        ("json:Nothing", "cannot be imported"),
+        ("json:dumps", "is of type function; expected a ConsumerMixin or an AsyncConsumerMixin"),
+        ("json:JSONDecoder", "is the class JSONDecoder; expected a ConsumerMixin or an AsyncConsumerMixin"),
+    ],
+)
+def test_what_is_no_task_is_refused_by_name(name: str, words: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        find_task(name)
+    assert words in str(caught.value)
+
+
+def said_by_main(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What wrong usage is answered with: one sentence on stderr, and 2."""
+    with pytest.raises(SystemExit) as caught:
+        main(["consume", *arguments])
+    told = capsys.readouterr()
+    assert (caught.value.code, told.out) == (2, "")
+    assert "Traceback" not in told.err
+    return told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["Homeless"], "Homeless has no source"),
+        (["Good", "--policy", "gone.toml"], "No such file"),
+        (["Misspelt"], "Misspelt has no process_transaction(transaction)"),
+        (["Forgetful"], "handle_transaction_success of Forgetful cannot be called with (transaction, result)"),
+        (["Tabled"], "it is of type dict; expected a ConsumerPolicy"),
+        (["Needy"], "Needy needs arguments (missing a required argument: 'url')"),
+        (["Falling"], "Falling cannot be made: RuntimeError (tasks_"),
+        (["OtherSource"], "It has fetch_transactions: let the task inherit ConsumerMixin"),
+    ],
+)
+def test_a_task_or_a_policy_that_cannot_work_is_wrong_usage(
+    here: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = said_by_main([f"tasks_{here.name}:{arguments[0]}", *arguments[1:]], capsys)
+    assert words in told
+    assert "hunter2" not in told
+
+
+def test_items_that_nobody_settled_are_said_and_end_with_one(here: Path) -> None:
+    done = consumed(here, "Unhandled")
+    assert done.exit_code == 1
+    assert "4 failed, 0 timed out, 0 left, 4 settled by nobody: the exception handler failed too." in done.stdout
+
+
+def test_attempts_that_were_too_long_are_told_apart_in_the_summary(here: Path) -> None:
+    done = consumed(here, "Late", "--limit", "1", environ={"CONSUME_STEPS__PROCESS__RETRY__TIMEOUT": "0.1"})
+    assert "1 settled in 1 batch: 0 succeeded, 1 failed (1 in the timeout of a step), 0 timed out" in done.stdout
+
+
+def on_a_terminal(here: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
+    """The command as a person sees it, and the other end of the terminal."""
+    mine, its = pty.openpty()
+    command = [str(Path(sys.executable).parent / "pipeline"), "consume", f"tasks_{here.name}:{name}"]
+    environ = {"PATH": "/bin", "TERM": "xterm", "COLUMNS": "100", "CONSUME_LOOP__BATCH__SIZE": "4"}
+    process = subprocess.Popen(command, cwd=here, env=environ, stdout=its, stderr=its, stdin=its)
+    os.close(its)
+    return process, mine
+
+
+def read(terminal: int, until: str = "") -> str:
+    """What is shown until the other end is closed, or until these words were."""
+    text = b""
+    while not until or until.encode() not in text:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # the other end is closed
+            piece = b""
+        if not piece:
+            break
+        text += piece
+    return text.decode(errors="replace")
+
+
+def test_on_a_terminal_a_line_tells_how_far_it_is(here: Path) -> None:
+    (here / "held").touch()  # the third item waits until the line was seen
+    process, terminal = on_a_terminal(here, "Halfway")
+    assert "2 settled · 0 failed" in read(terminal, until="2 settled · 0 failed")
+    (here / "held").unlink()
+    shown = read(terminal)
+    os.close(terminal)
+    assert process.wait(timeout=60) == 0
+    assert "4 settled in 1 batch: 4 succeeded" in shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_settles_what_was_fetched_and_ends_well(here: Path, number: int) -> None:
+    (here / "held").touch()  # nothing ends before it was told to
+    process, terminal = on_a_terminal(here, "Slow")
+    wait_for(lambda: (here / "begun").exists(), within=90)
+    process.send_signal(number)
+    (here / "held").unlink()
+    shown = read(terminal)
+    os.close(terminal)
+    assert process.wait(timeout=60) == 0
+    assert "4 succeeded, 0 failed, 0 timed out, 0 left. Ended: stopped." in shown
+
+
+@pytest.mark.parametrize("name", ["Hanging", "Stubborn", "Threads"])
+def test_a_second_signal_leaves_what_hangs_and_says_so(here: Path, name: str) -> None:
+    process, terminal = on_a_terminal(here, name)
+    wait_for(lambda: (here / "begun").exists(), within=90)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    wait_for(lambda: (here / "asked").exists(), within=90)
+    process.send_signal(signal.SIGTERM)
+    shown = read(terminal)
+    os.close(terminal)
+    assert process.wait(timeout=60) == 1
+    assert time.monotonic() - begun < 45
+    assert "4 left. Ended: stopped." in shown
+
+
+def test_a_signal_during_a_fetch_with_a_limit_ends_well(here: Path) -> None:
+    environ = {"PATH": "/bin", "CONSUME_STEPS__FETCH__RETRY__TIMEOUT": "40"}
+    command = [str(Path(sys.executable).parent / "pipeline"), "consume", f"tasks_{here.name}:Fetching"]
+    with subprocess.Popen(command, cwd=here, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: (here / "begun").exists(), within=90)
+        process.send_signal(signal.SIGTERM)
+        told, _ = process.communicate(timeout=50)
+    assert (process.returncode, "Ended: stopped." in told) == (0, True)

@@ -1,0 +1,207 @@
+"""What waits says what it waits for: an open breaker, an approval in the only place, or a workflow held back."""
+
+from typing import Any
+
+import pytest
+
+from pipeline import Topic, Workflow
+from pipeline.background.messages import DispatchMessage
+from pipeline.domain.failures import FailureKind
+from pipeline.domain.states import Phase
+from pipeline.store.database import Database
+from pipeline.tasks import messages
+from pipeline.testing.inline import Inline
+from pipeline.testing.scripted import scripted
+from tests.cli import scenarios
+from tests.cli.conftest import Answer, Pipeline
+from tests.factories import a_run, a_workflow, applied, some_events, stopped
+
+
+class Care:
+    """A workflow whose mail needs a word first, with a second consumer that needs none."""
+
+    def __init__(self, db: Database, concurrency: int = 1) -> None:
+        self.mail = scripted("mail", mutations=("send", "cancel"))
+        workflow = Workflow("care", concurrency=concurrency)
+        self.asked, self.plain = workflow.topic("asked"), workflow.topic("plain")
+        _consumer(workflow, self.asked, "careful", requires_approval=True)
+        _consumer(workflow, self.plain, "simple")
+        self.run = Inline(db, [workflow], [self.mail])
+
+    def publish(self, topic: Topic, count: int = 1) -> None:
+        self.run.publish(topic, *({"n": n} for n in range(count)))
+        self.run.run()
+
+    def waiting(self) -> list[Any]:
+        return [row for row in self.run.runs() if row.finished_at is None]
+
+
+def _consumer(workflow: Workflow, topic: Topic, name: str, **options: Any) -> None:
+    def send(ctx: Any, event: Any) -> Any:
+        return ctx.mail.send(n=event.payload["n"])
+
+    send.__name__ = name
+    workflow.effect(topic, **options)(send)
+
+
+@pytest.fixture
+def rung(monkeypatch: pytest.MonkeyPatch) -> list[DispatchMessage]:
+    """The doorbells that commands ring."""
+    heard: list[DispatchMessage] = []
+
+    def send(message: DispatchMessage, hops: int = 0) -> bool:
+        del hops
+        heard.append(message)
+        return True
+
+    monkeypatch.setattr(messages, "dispatch", send)
+    return heard
+
+
+def opened(pipeline: Pipeline, operation: str = "mail.send") -> None:
+    assert pipeline("breaker", "open", operation, "-m", "outage").code == 0
+
+
+def closed(pipeline: Pipeline, operation: str = "mail.send") -> Answer:
+    return pipeline("breaker", "close", operation, "-m", "it is back")
+
+
+@pytest.fixture(autouse=True)
+def code(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline) -> None:
+    """These workflows are made here; a shell has none of them."""
+    del pipeline
+    monkeypatch.setenv("PIPELINE_WORKFLOWS", "")
+
+
+def test_a_run_behind_an_open_breaker_names_it_and_how_to_close_it(db: Database, pipeline: Pipeline) -> None:
+    care = Care(db)
+    opened(pipeline)
+    care.publish(care.plain)
+    (row,) = care.waiting()
+    told = pipeline("runs", str(row.id), "--json").json["advice"]
+    assert "mail.send" in told["words"]
+    assert "outage" in told["words"]
+    assert told["commands"][0] == 'pipeline breaker close mail.send -m "why"'
+    closed(pipeline)
+    assert "breaker" not in pipeline("runs", str(row.id), "--json").json["advice"]["words"]
+    care.run.run_until_idle()
+    assert len(care.mail.effects) == 1
+
+
+def test_closing_a_breaker_rings_at_once_for_the_runs_that_waited_before_it(
+    db: Database, pipeline: Pipeline, rung: list[DispatchMessage]
+) -> None:
+    care = Care(db, concurrency=8)
+    opened(pipeline)
+    care.publish(care.plain, 3)
+    waiting = {str(row.id) for row in care.waiting()}
+    assert len(waiting) == 3
+    told = closed(pipeline)
+    assert "3 runs that may have waited" in told.out
+    assert "The broker was told." in told.out
+    assert {(message.task, id_) for message in rung for id_ in message.run_ids} == {
+        ("pipeline.mutate", id_) for id_ in waiting
+    }
+    care.run.sweeps.tick()
+    care.run.run()
+    assert len(care.mail.effects) == 3, "if the message is lost, the next tick rings, and not only after a minute"
+    again = pipeline("breaker", "close", "mail.send", "--json").json
+    assert (again["is_changed"], again["is_rung"]) == (False, None)
+
+
+def test_an_approved_request_behind_a_breaker_is_said_to_wait_for_it(
+    db: Database, pipeline: Pipeline, rung: list[DispatchMessage]
+) -> None:
+    care = Care(db)
+    care.publish(care.asked)
+    opened(pipeline)
+    (mutation,) = care.run.ledger()
+    told = pipeline("approve", str(mutation.id), "-m", "fine", "--unseen")
+    assert "as soon as the breaker of mail.send is closed (outage)" in told.out
+    care.run.run()
+    for command in ("mutations", "runs"):
+        about = str(mutation.id if command == "mutations" else mutation.run_id)
+        advice = pipeline(command, about, "--json").json["advice"]
+        assert "breaker" in advice["words"]
+        assert advice["commands"] == ['pipeline breaker close mail.send -m "why"']
+    rung.clear()
+    closed(pipeline)
+    assert [message.run_ids for message in rung] == [(str(mutation.run_id),)]
+    advice = pipeline("mutations", str(mutation.id), "--json").json["advice"]
+    assert advice["words"] == "It was allowed; a worker sends it."
+    care.run.run_until_idle()
+    assert len(care.mail.effects) == 1
+
+
+def test_a_request_that_waits_for_a_word_in_the_only_place_is_why_nothing_starts(
+    db: Database, pipeline: Pipeline
+) -> None:
+    care = Care(db)
+    care.publish(care.asked)
+    care.publish(care.plain, 2)
+    (mutation,) = care.run.ledger()
+    (row,) = pipeline("workflows", "--json").json
+    assert (row["status"], row["waiting"]) == ("active", 2)
+    assert row["why"] == f"run {mutation.run_id} waits for approval and holds the only place"
+    assert row["since"] is not None
+    assert "holds the only place" in pipeline("workflows", "care").out
+    assert "holds the only place" in pipeline("top", "--once").out
+    advice = pipeline("runs", str(mutation.run_id), "--json").json["advice"]
+    assert "it holds the only place of 'care'" in advice["words"]
+    care.run.approve(mutation)
+    care.run.run_until_idle()
+    assert pipeline("workflows", "--json").json[0]["why"] == ""
+
+
+def test_with_several_places_a_request_that_waits_for_a_word_holds_nobody_back(
+    db: Database, pipeline: Pipeline
+) -> None:
+    care = Care(db, concurrency=2)
+    care.publish(care.asked)
+    assert pipeline("workflows", "--json").json[0]["why"] == ""
+    care.run.approve(care.run.ledger()[0])
+    care.run.run_until_idle()
+
+
+def test_places_that_are_all_held_before_an_open_breaker_are_why_nothing_starts(
+    db: Database, pipeline: Pipeline, rung: list[DispatchMessage]
+) -> None:
+    care = Care(db, concurrency=2)
+    opened(pipeline)
+    care.publish(care.plain, 1)
+    assert pipeline("workflows", "--json").json[0]["why"] == "", "one place is free"
+    care.publish(care.plain, 4)
+    (row,) = pipeline("workflows", "--json").json
+    assert row["why"] == "2 runs hold every place and wait to send; open breakers: mail.send (outage)"
+    closed(pipeline)
+    assert pipeline("workflows", "--json").json[0]["why"] == ""
+    care.run.run_until_idle()
+    assert rung
+
+
+def test_what_a_held_workflow_keeps_from_going_on_says_why_and_what_lets_it(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db)
+    some_events(db, "order-1")
+    run = stopped(db, applied(db, a_run(db, Phase.MUTATING)), FailureKind.TRANSIENT)
+    assert run.retry_pending
+    pipeline("pause", "billing", "-m", "stock-taking")
+    told = pipeline("runs", str(run.id), "--json").json["advice"]
+    assert "paused by ada: stock-taking" in told["words"]
+    assert told["commands"] == ['pipeline resume billing -m "why"']
+    pipeline("resume", "billing")
+    pipeline("maintenance", "enter", "billing", "-m", "wrong tax rate")
+    told = pipeline("runs", str(run.id), "--json").json["advice"]
+    assert "maintenance: wrong tax rate" in told["words"]
+    assert told["commands"] == ['pipeline maintenance exit billing -m "why"']
+    pipeline("maintenance", "exit", "billing", "-m", "mended")
+
+
+def test_an_approved_request_of_a_paused_workflow_says_that_it_waits_for_it(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db)
+    row = scenarios.a_request_to_allow(db)
+    pipeline("approve", str(row.id), "--unseen")
+    pipeline("pause", "billing", "-m", "stock-taking")
+    told = pipeline("mutations", str(row.id), "--json").json["advice"]
+    assert "paused by ada: stock-taking" in told["words"]
+    assert told["commands"] == ['pipeline resume billing -m "why"']
+    pipeline("resume", "billing")

@@ -1,0 +1,105 @@
+"""Where a limit cuts something off, the command says so: nobody takes the first of many for all of them."""
+
+import json
+
+import pytest
+
+from pipeline.cli import mutations
+from pipeline.domain.workflows import OnUncertain
+from pipeline.store.database import Database
+from tests.cli import scenarios
+from tests.cli.conftest import Pipeline
+from tests.factories import a_workflow, some_events
+
+
+def three_aside(db: Database) -> None:
+    a_workflow(db)
+    for n in range(3):
+        scenarios.an_event_aside(db, f"order-{n}")
+
+
+@pytest.mark.parametrize("verb", ["release", "skip"])
+def test_an_act_on_the_first_of_many_says_that_there_are_more_and_ends_with_1(
+    db: Database, pipeline: Pipeline, verb: str
+) -> None:
+    three_aside(db)
+    act = ("quarantine", verb, "--workflow", "billing", "--limit", "2", "-m", "mended", "--yes")
+    first = pipeline(*act)
+    assert first.code == 1
+    assert "the oldest 2 events to be" in first.out
+    assert "These were the first 2; there are more: repeat it." in first.out
+    last = pipeline(*act)
+    assert (last.code, "there are more" in last.out) == (0, False)
+    assert pipeline("quarantine", "list").out == "Nothing was set aside.\n"
+
+
+def test_a_look_at_the_first_of_many_says_so_and_ends_well(db: Database, pipeline: Pipeline) -> None:
+    three_aside(db)
+    seen = pipeline("quarantine", "release", "--workflow", "billing", "--limit", "2")
+    assert (seen.code, "the oldest 2 events to be released; there are more" in seen.out) == (0, True)
+
+
+def test_a_program_hears_that_there_are_more(db: Database, pipeline: Pipeline) -> None:
+    three_aside(db)
+    act = ("quarantine", "release", "--workflow", "billing", "-m", "mended", "--yes", "--json", "--limit")
+    first = pipeline(*act, "2")
+    told = json.loads(first.out)
+    assert (first.code, told["is_more"], len(told["taken"])) == (1, True, 2)
+    assert pipeline(*act, "2").json["is_more"] is False
+
+
+def test_events_that_are_named_are_all_acted_on_whatever_the_limit(db: Database, pipeline: Pipeline) -> None:
+    three_aside(db)
+    ids = [str(each["event_id"]) for each in pipeline("quarantine", "list", "--json").json]
+    done = pipeline("quarantine", "release", *ids, "--limit", "1", "-m", "mended", "--yes")
+    assert (done.code, "3 released, 0 refused" in done.out) == (0, True)
+
+
+def test_the_title_of_a_list_says_when_it_is_not_all(db: Database, pipeline: Pipeline) -> None:
+    three_aside(db)
+    some_events(db, "order-4")
+
+    def title(*words: str) -> str:
+        return pipeline(*words).out.partition("\n")[0]
+
+    assert title("quarantine", "list", "--limit", "2") == "the oldest 2 events; there are more"
+    assert title("quarantine", "list", "--limit", "3") == "3 events"
+    assert title("events", "--limit", "1") == "the newest 1 event; there are more"
+    assert title("events", "--limit", "4") == "4 events"
+    assert len(pipeline("events", "--limit", "2", "--json").json) == 2
+
+
+def test_runs_and_mutations_say_it_too(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db, concurrency=9)
+    for n in range(3):
+        scenarios.a_done_order(db, f"order-{n}")
+    assert pipeline("runs", "--limit", "2").out.startswith("the newest 2 runs; there are more\n")
+    assert pipeline("runs", "--limit", "3").out.startswith("3 runs\n")
+    applied = ("mutations", "--status", "applied", "--limit")
+    assert pipeline(*applied, "2").out.startswith("the newest 2 applied; there are more\n")
+    assert pipeline(*applied, "3").out.startswith("3 applied\n")
+
+
+def test_many_questions_are_settled_in_parts_that_say_that_there_are_more(
+    db: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutations, "_MAX_AT_ONCE", 2)
+    a_workflow(db, concurrency=9, on_uncertain=OnUncertain.CONTAIN)
+    for n in range(3):
+        scenarios.a_question(db, f"order-{n}")
+    assert pipeline("mutations", "--limit", "2").out.startswith("the oldest 2 indeterminate; there are more\n")
+    act = ("resolve", "happened", "--workflow", "billing", "-m", "seen", "--yes")
+    first = pipeline(*act)
+    assert (first.code, "These were the first 2; there are more: repeat it." in first.out) == (1, True)
+    last = pipeline(*act)
+    assert (last.code, "1 settled, 0 refused" in last.out) == (0, True)
+
+
+def test_attention_names_the_kinds_of_which_there_are_more(db: Database, pipeline: Pipeline) -> None:
+    a_workflow(db, concurrency=9)
+    for n in range(3):
+        scenarios.a_request_to_allow(db, f"order-{n}")
+    seen = pipeline("attention", "--limit", "2").out
+    assert seen.startswith("2 things wait for a person, oldest first; of these kinds there are more: approval.\n")
+    assert len(pipeline("attention", "--limit", "2", "--json").json) == 2
+    assert pipeline("attention").out.startswith("3 things wait for a person, oldest first.\n")

@@ -1,0 +1,153 @@
+"""The desk on the command line: what waits is listed, settled with a reason, and shown before it happens."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.store.database import Database
+from pipeline.testing.inline import Inline
+from tests.cli.conftest import Pipeline
+from tests.support import unanswered_mail_workflow
+
+
+@pytest.fixture
+def run(db: Database) -> Inline:
+    """Three letters whose mail nobody knows about, and one that waits."""
+    made = Inline(db, [unanswered_mail_workflow.counter], [unanswered_mail_workflow.mail])
+    made.publish(unanswered_mail_workflow.letters, *({"to": f"{name}@example.org"} for name in ("ada", "bob", "cy")))
+    made.run()
+    return made
+
+
+def listed(pipeline: Pipeline, *options: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pipeline("mutations", "--json", *options).json
+    return found
+
+
+def test_what_waits_is_listed_without_what_is_redacted(run: Inline, pipeline: Pipeline) -> None:
+    shown = pipeline("mutations")
+    assert "Mail to ada@example.org" in shown.out
+    assert "3 indeterminate" in shown.out
+    assert "secret words" not in shown.out + json.dumps(listed(pipeline))
+    assert listed(pipeline, "--status", "applied") == []
+    _settle(run)
+
+
+def test_one_is_settled_with_a_reason_and_refused_without(run: Inline, pipeline: Pipeline) -> None:
+    first = listed(pipeline)[0]["id"]
+    refused = pipeline("resolve", "happened", first)
+    assert (refused.code, "gave no reason" in refused.err) == (2, True)
+    done = pipeline("resolve", "happened", first, "-m", "it is in the outbox", "--result", '{"id": 7}')
+    assert (done.code, len(listed(pipeline))) == (0, 2), done.err
+    again = pipeline("resolve", "skip", first, "-m", "changed my mind")
+    assert (again.code, "applied" in again.err) == (2, True)
+    nonsense = pipeline("resolve", "skip", "seven", "-m", "x")
+    assert "'seven' is not the id of a mutation" in nonsense.err
+    _settle(run)
+
+
+def test_many_are_shown_first_and_settled_when_asked_to(run: Inline, pipeline: Pipeline) -> None:
+    nothing = pipeline("resolve", "skip", "-m", "old")
+    assert "Nothing says which mutations" in nothing.err
+    preview = pipeline("resolve", "skip", "--operation", "mail.send", "-m", "old")
+    assert "Nothing was changed" in preview.out
+    assert len(listed(pipeline)) == 3
+    done = pipeline("resolve", "skip", "--workflow", "counter", "-m", "old", "--yes")
+    assert "3 settled, 0 refused" in done.out, done.err
+    run.run_until_idle()
+
+
+def test_an_export_settles_what_it_lists(run: Inline, pipeline: Pipeline, tmp_path: Path) -> None:
+    export = tmp_path / "sent.csv"
+    export.write_text("recipient,id\nada@example.org,1\nzoe@example.org,2\n")
+    given = ("resolve-from", str(export), "--column", "recipient", "--to", "params.to", "-m", "the provider's list")
+    preview = pipeline(*given)
+    assert "1 answered, 2 not in the file, 0 ambiguous, 1 rows about nothing that is asked" in preview.out
+    assert len(listed(pipeline)) == 3
+    assert "1 settled" in pipeline(*given, "--yes").out
+    assert len(listed(pipeline)) == 2
+    _settle(run)
+
+
+def test_an_export_answers_nothing_where_older_rows_of_the_ledger_were_not_looked_at(
+    run: Inline, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    export = tmp_path / "sent.csv"
+    export.write_text("recipient\nada@example.org\n")
+    given = ("resolve-from", str(export), "--column", "recipient", "--to", "params.to", "-m", "the provider's list")
+    done = pipeline(*given, "--recent", "2", "--yes")
+    assert "0 answered, 0 not in the file, 3 ambiguous" in done.out
+    assert "The ledger reaches further back than its newest 2 rows" in done.err
+    assert len(listed(pipeline)) == 3
+    _settle(run)
+
+
+def test_connectors_are_listed_with_their_grades(pipeline: Pipeline) -> None:
+    done = pipeline("connectors", "--json")
+    assert [(row["operation"], row["grade"]) for row in done.json] == [("folders", "read"), ("send", "C")]
+    said = pipeline("connectors").out
+    assert "2 operations" in said
+    assert "C: an unknown outcome is a question for a person; one request that arrives twice counts as one." in said
+    assert "a new run sends under a new key" in said
+    assert "\nD: " not in said
+
+
+def test_whoever_may_say_that_it_did_not_happen_is_told_that_a_new_run_sends_under_a_new_key(
+    db: Database, pipeline: Pipeline
+) -> None:
+    run = Inline(
+        Database(db.engine, clock_offset=timedelta(hours=-1)),
+        [unanswered_mail_workflow.counter],
+        [unanswered_mail_workflow.mail],
+    )
+    run.publish(unanswered_mail_workflow.letters, {"to": "ada@example.org"})
+    run.run()
+    first = listed(pipeline)[0]["id"]
+    assert "After did_not_happen a new run sends it under a new key" in pipeline("mutations", first).out
+    done = pipeline("resolve", "did_not_happen", first, "-m", "not in their list")
+    assert "a fresh run does it, under a new key." in done.out, done.err
+
+
+def test_a_plan_prints_what_would_go_out(db: Database, pipeline: Pipeline) -> None:
+    run = Inline(db, [unanswered_mail_workflow.counter], [unanswered_mail_workflow.mail])
+    run.publish(unanswered_mail_workflow.letters, {"to": "ada@example.org"}, {"to": "bob@example.org"})
+    done = pipeline("plan", "counter", "--json")
+    found = done.json
+    assert found["counts"] == {"mail.send": 2}
+    assert [request["params"] for request in found["requests"]] == [
+        {"to": "ada@example.org", "body": "•••"},
+        {"to": "bob@example.org", "body": "•••"},
+    ]
+    assert "mail.send: 2" in pipeline("plan", "counter").out
+    unknown = pipeline("plan", "nowhere")
+    assert (unknown.code, "There is no workflow 'nowhere'. Known: counter" in unknown.err) == (2, True)
+    assert run.runs() == []
+
+
+def test_a_plan_says_which_runs_exist_and_have_not_sent_their_request_yet(db: Database, pipeline: Pipeline) -> None:
+    assert pipeline("breaker", "open", "mail.send", "-m", "provider is down").code == 0
+    run = Inline(db, [unanswered_mail_workflow.counter], [unanswered_mail_workflow.mail])
+    run.publish(unanswered_mail_workflow.letters, {"to": "ada@example.org"})
+    run.run()
+    done = pipeline("plan", "counter")
+    assert "its run exists and has not sent it yet" in done.out
+    assert "mail.send: 1" in done.out
+
+
+def test_a_breaker_is_opened_listed_and_closed(pipeline: Pipeline) -> None:
+    assert pipeline("breaker", "open", "mail.send", "-m", "provider is down").code == 0
+    (row,) = pipeline("breakers", "--json").json
+    assert (row["connector"], row["operation"], row["reason"]) == ("mail", "send", "provider is down")
+    assert "1 open" in pipeline("breakers").out
+    assert "mail.send: close" in pipeline("breaker", "close", "mail.send", "-m", "it is back").out
+    assert "was not open" in pipeline("breaker", "close", "mail.send", "-m", "it is back").out
+    assert "names no operation" in pipeline("breaker", "open", "mail", "-m", "x").err
+
+
+def _settle(run: Inline) -> None:
+    """Leave nothing behind that an invariant would speak of."""
+    run.advance(timedelta(seconds=1))
+    run.run_until_idle()

@@ -1,0 +1,127 @@
+"""An operation that could not be carried out, or never be asked about, is refused where it is declared."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline import Applied, Call, Connector, NotFound, Retry, Verdict, mutation
+from pipeline.domain.errors import InvalidInputError
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"timeout": 20}, "has timeout 20; expected a timedelta"),
+        ({"timeout": timedelta(0)}, "has timeout 0:00:00; expected a positive span"),
+        ({"settle": 5}, "has settle 5; expected a timedelta"),
+        ({"settle": timedelta(seconds=-1)}, "has settle -1 day, 23:59:59; expected no negative span"),
+        ({"retry": 3}, "has retry 3; expected a RetryPolicy"),
+        ({"policy": 5}, "has policy 5; expected a ReconcilePolicy"),
+        ({"breaker": True}, "has breaker True; expected a BreakerPolicy"),
+        ({"shows": 7}, "has shows 7; expected a str"),
+        ({"redact": "n"}, "redacts 'n', a text; expected the names in a list"),
+    ],
+)
+def test_a_fact_of_the_wrong_kind_is_refused_by_name(facts: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+
+        @mutation(**facts)
+        def send(self: Any, call: Call, *, n: int) -> None: ...
+
+    assert words in str(caught.value)
+    assert "send" in str(caught.value)
+
+
+def a_mutation() -> Any:
+    @mutation()
+    def send(self: Any, call: Call, *, n: int, to: str = "") -> None: ...
+
+    return send
+
+
+def _other(self: Any, call: Call, *, order: int) -> Verdict: ...  # type: ignore[empty-body]
+def _fewer(self: Any, call: Call, *, n: int) -> Verdict: ...  # type: ignore[empty-body]
+def _callless(self: Any, *, n: int, to: str) -> Verdict: ...  # type: ignore[empty-body]
+
+
+@pytest.mark.parametrize("look", [_other, _fewer, _callless])
+def test_a_reconcile_that_does_not_take_what_its_mutation_takes_is_refused(look: Any) -> None:
+    send = a_mutation()
+    with pytest.raises(InvalidInputError, match="cannot be asked about"):
+        send.reconcile(look)
+    assert not send.can_reconcile
+
+
+def _same(self: Any, call: Call, *, n: int, to: str) -> Verdict: ...  # type: ignore[empty-body]
+def _some(self: Any, call: Call, *, n: int, **_: Any) -> Verdict: ...  # type: ignore[empty-body]
+def _more(self: Any, call: Call, *, n: int, to: str, page: int = 1) -> Verdict: ...  # type: ignore[empty-body]
+
+
+@pytest.mark.parametrize("look", [_same, _some, _more])
+def test_a_reconcile_that_takes_what_its_mutation_takes_is_bound_to_it(look: Any) -> None:
+    send = a_mutation()
+    assert send.reconcile(look) is look
+    assert send.can_reconcile
+
+
+def test_what_an_operation_that_takes_anything_is_asked_with_is_not_known_beforehand() -> None:
+    @mutation()
+    def send(self: Any, call: Call, **anything: Any) -> None: ...
+
+    send.reconcile(_other)
+    assert send.can_reconcile
+
+
+def test_a_second_reconcile_is_refused_because_it_would_be_asked_for_the_base_class_too() -> None:
+    send = a_mutation()
+    send.reconcile(_same)
+    with pytest.raises(InvalidInputError, match="is asked about by _same already"):
+        send.reconcile(_some)
+
+
+class Base(Connector):
+    """A connector that others build on."""
+
+    name = "base"
+
+    @mutation()
+    def send(self, call: Call, *, n: int) -> None:
+        """Never called here."""
+
+    @send.reconcile
+    def find(self, call: Call, *, n: int) -> Verdict:
+        """Of the base."""
+        del self, call
+        return Applied(n)
+
+
+class Plain(Base):
+    """Asks as its base does."""
+
+
+class Overridden(Base):
+    """Asks in its own way."""
+
+    def find(self, call: Call, *, n: int) -> Verdict:
+        """Its own."""
+        del self, call
+        return NotFound(str(n))
+
+
+class Again(Overridden):
+    """Asks in yet another."""
+
+    def find(self, call: Call, *, n: int) -> Verdict:
+        """Its own."""
+        del self, call
+        return Retry(str(n))
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"), [(Base, Applied(1)), (Plain, Applied(1)), (Overridden, NotFound("1")), (Again, Retry("1"))]
+)
+def test_a_reconcile_that_a_subclass_overrides_is_the_one_that_is_asked(kind: type[Base], verdict: Verdict) -> None:
+    look = kind.operations()["send"].reconcile_function
+    assert look is not None
+    assert look(kind(), Call.within("key", timedelta(seconds=1)), n=1) == verdict

@@ -1,0 +1,320 @@
+"""The life of an item, the same with threads and with asyncio."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pipeline.consumer_engine.attempts import current_attempt
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException
+from pipeline.consumer_engine.items import run_item
+from pipeline.consumer_engine.lifecycle import (
+    ItemStatus,
+    Step,
+    can_start_after_deadline,
+    fetch_size,
+    final_status,
+    is_cut_at_deadline,
+    next_step,
+    pause_before_next,
+    pause_when_empty,
+)
+from pipeline.consumer_engine.policies import ConsumerLoopPolicy, EmptyQueuePolicy, RetryPolicy
+from pipeline.consumer_engine.steps import CallResult
+from pipeline.domain.errors import InvalidInputError
+from tests.consumer_engine.scripted_tasks import (
+    AsyncRun,
+    Batches,
+    Cut,
+    Does,
+    Ran,
+    Run,
+    Script,
+    check,
+    item,
+    items,
+    policy,
+    ran,
+    with_time,
+)
+from tests.support.rule import rule
+
+BUSINESS = TransactionException("out of stock", ExceptionType.BUSINESS)
+SYSTEM = TransactionException("down", ExceptionType.SYSTEM)
+TIMEOUT = TransactionException("slow", ExceptionType.TIMEOUT)
+
+
+def counts(script: Script, transaction_id: str = "t-0") -> tuple[int, int, int]:
+    process, success, exception = (
+        script.count(step, transaction_id) for step in (Step.PROCESS, Step.SUCCESS, Step.EXCEPTION)
+    )
+    return process, success, exception
+
+
+@rule("E-1", "E-4", "E-10")
+@check("E5", "E6")
+def test_a_returned_value_goes_to_the_success_handler_once_and_nowhere_else(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(returns=42))
+    run = ran(variant, script, Cut(items(1)), policy())
+    assert counts(script) == (1, 1, 0)
+    assert script.results == {"t-0": 42}
+    (outcome,) = run.outcomes
+    assert (outcome.status, outcome.value, outcome.error, outcome.handler_error) == (ItemStatus.SUCCESS, 42, None, None)
+    assert outcome.attempts == {Step.PROCESS: 1, Step.SUCCESS: 1}
+
+
+@rule("E-4", "E-11", "E-26", "E-27")
+@check("E7")
+def test_a_business_failure_is_not_tried_again_and_goes_straight_to_the_exception_handler(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(raises=BUSINESS))
+    run = ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=5)))
+    assert counts(script) == (1, 0, 1)
+    ((transaction_id, error),) = script.errors
+    assert (transaction_id, error.category, error.transaction_id) == ("t-0", ExceptionType.BUSINESS, "t-0")
+    assert run.statuses == [ItemStatus.EXCEPTION]
+    assert run.outcomes[0].error is error
+
+
+@rule("E-12", "E-13")
+@pytest.mark.parametrize(
+    ("raised", "category"),
+    [
+        (SYSTEM, ExceptionType.SYSTEM),
+        (TIMEOUT, ExceptionType.TIMEOUT),
+        (ValueError("plain"), ExceptionType.SYSTEM),
+        (TimeoutError("a task's own"), ExceptionType.SYSTEM),
+        (SystemExit(3), ExceptionType.SYSTEM),
+        (asyncio.CancelledError("a task's own"), ExceptionType.SYSTEM),
+        (StopIteration("odd"), ExceptionType.SYSTEM),
+    ],
+    ids=repr,
+)
+@check("E8")
+def test_other_failures_are_tried_until_the_budget_is_spent_and_then_handled_once(
+    variant: Run, raised: BaseException, category: ExceptionType
+) -> None:
+    script = Script().will_process("t-0", Does(raises=raised))
+    run = ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=4)))
+    assert counts(script) == (4, 0, 1)
+    ((_, error),) = script.errors
+    assert (error.category, error.transaction_id) == (category, "t-0")
+    if isinstance(raised, ValueError):
+        assert error.__cause__ is raised
+    assert run.outcomes[0].attempts == {Step.PROCESS: 4, Step.EXCEPTION: 1}
+
+
+@rule("E-12")
+@check("E8")
+def test_an_attempt_that_succeeds_ends_the_tries(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(raises=SYSTEM), Does(raises=SYSTEM), Does(returns="at last"))
+    run = ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=9)))
+    assert counts(script) == (3, 1, 0)
+    assert (run.statuses, run.outcomes[0].value) == ([ItemStatus.SUCCESS], "at last")
+
+
+@rule("E-14", "E-27", "E-30")
+@check("E9")
+def test_a_failing_success_handler_uses_its_own_budget_and_processing_is_not_repeated(variant: Run) -> None:
+    script = Script().will(Step.SUCCESS, "t-0", Does(raises=OSError("no disk")))
+    budgets = policy(process=RetryPolicy(max_attempts=7), success=RetryPolicy(max_attempts=3))
+    run = ran(variant, script, Cut(items(1)), budgets)
+    assert counts(script) == (1, 3, 1)
+    assert isinstance(script.errors[0][1].__cause__, OSError)
+    assert run.statuses == [ItemStatus.EXCEPTION]
+
+
+@rule("E-14", "E-11")
+@check("E9")
+def test_a_business_failure_of_the_success_handler_is_not_tried_again(variant: Run) -> None:
+    script = Script().will(Step.SUCCESS, "t-0", Does(raises=BUSINESS))
+    ran(variant, script, Cut(items(1)), policy(success=RetryPolicy(max_attempts=5)))
+    assert counts(script) == (1, 1, 1)
+
+
+@rule("E-15", "E-29")
+@check("E10")
+def test_a_failing_exception_handler_is_tried_by_its_policy_and_its_last_error_comes_back(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(raises=BUSINESS))
+    script.will(Step.EXCEPTION, "t-0", Does(raises=OSError("first")), Does(raises=OSError("last")))
+    run = ran(variant, script, Cut(items(3)), policy(exception=RetryPolicy(max_attempts=2)))
+    assert counts(script) == (1, 0, 2)
+    first = run.outcomes[0]
+    assert first.handler_error is not None
+    assert str(first.handler_error) == "last"
+    assert isinstance(first.handler_error.__cause__, OSError)
+    assert first.error is not None
+    assert first.error.category is ExceptionType.BUSINESS
+    assert run.statuses == [ItemStatus.EXCEPTION, ItemStatus.SUCCESS, ItemStatus.SUCCESS]  # the loop goes on
+    assert (run.report.failed, run.report.handler_failures, run.report.processed) == (1, 1, 3)
+
+
+@rule("E-15", "E-29")
+@check("E10")
+def test_what_an_exception_handler_could_not_do_is_said_aloud(variant: Run, caplog: pytest.LogCaptureFixture) -> None:
+    script = Script().will_process("t-0", Does(raises=BUSINESS)).will(Step.EXCEPTION, "t-0", Does(raises=BUSINESS))
+    ran(variant, script, Cut(items(1)), policy(exception=RetryPolicy(max_attempts=5)))
+    assert counts(script) == (1, 0, 1)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert "the exception handler failed for transaction t-0" in caplog.text
+
+
+@rule("E-2", "E-30")
+@check("E11")
+def test_every_step_has_a_budget_of_its_own(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(raises=SYSTEM), Does(raises=SYSTEM), Does())
+    script.will(Step.SUCCESS, "t-0", Does(raises=SYSTEM)).will(Step.EXCEPTION, "t-0", Does(raises=SYSTEM))
+    failing = Does(raises=OSError("busy"))
+    source = Batches(failing, failing, failing, failing, items(1))
+    budgets = policy(
+        fetch=RetryPolicy(max_attempts=5),
+        process=RetryPolicy(max_attempts=3),
+        success=RetryPolicy(max_attempts=4),
+        exception=RetryPolicy(max_attempts=2),
+    )
+    run = ran(variant, script, source, budgets)
+    assert run.error is None
+    assert counts(script) == (3, 4, 2)
+    assert run.outcomes[0].attempts == {Step.PROCESS: 3, Step.SUCCESS: 4, Step.EXCEPTION: 2}
+
+
+@rule("E-1", "E-27")
+@pytest.mark.parametrize("slow", [Step.SUCCESS, Step.EXCEPTION])
+@check("E12")
+def test_a_handler_that_has_begun_settles_the_item_also_when_the_time_of_the_transaction_is_up(
+    variant: Run, slow: Step
+) -> None:
+    def slowly(bound: float) -> Ran:
+        script = Script().will(slow, "t-0", Does(takes=bound + 0.4))
+        if slow is Step.EXCEPTION:
+            script.will_process("t-0", Does(raises=BUSINESS))
+        return ran(variant, script, Cut(items(1)), policy(transaction_timeout=bound))
+
+    def had_time(run: Ran) -> bool:  # its handler began before the time was up
+        return all(error.category is ExceptionType.BUSINESS for _, error in run.script.errors)
+
+    run = with_time(slowly, had_time)
+    script = run.script
+    handlers = [step for step, _ in script.finished if step is not Step.PROCESS]
+    assert handlers == [slow]
+    assert counts(script) == ((1, 1, 0) if slow is Step.SUCCESS else (1, 0, 1))
+    assert run.statuses == [ItemStatus.SUCCESS if slow is Step.SUCCESS else ItemStatus.EXCEPTION]
+
+
+@rule("E-27")
+@check("E12")
+def test_a_success_handler_that_failed_is_not_tried_again_when_the_time_is_up(variant: Run) -> None:
+    def slowly(bound: float) -> Ran:
+        script = Script().will(Step.SUCCESS, "t-0", Does(takes=bound + 0.3, raises=SYSTEM))
+        chosen = policy(transaction_timeout=bound, success=RetryPolicy(max_attempts=9))
+        return ran(variant, script, Cut(items(1)), chosen)
+
+    run = with_time(slowly, lambda run: run.script.count(Step.SUCCESS) == 1)
+    script = run.script
+    assert counts(script) == (1, 1, 1)
+    assert run.statuses == [ItemStatus.TIMEOUT]
+    assert script.errors[0][1].category is ExceptionType.TIMEOUT
+    assert script.errors[0][1].__cause__ is not None
+
+
+@check("E5")
+def test_one_item_can_be_worked_on_without_a_loop(variant: Run) -> None:
+    script = (
+        Script().will_process("t-0", Does(raises=SYSTEM), Does(returns=1)).will_process("t-1", Does(raises=BUSINESS))
+    )
+    task = variant.task(script)
+    task.policy = policy(process=RetryPolicy(max_attempts=2, timeout=60))
+    assert variant.process(task, item("t-0")).status is ItemStatus.SUCCESS
+    assert variant.process(task, item("t-1")).status is ItemStatus.EXCEPTION
+    task._state.in_flight.take("t-2", lambda: None)
+    with pytest.raises(InvalidInputError, match="'t-2' is being worked on"):
+        variant.process(task, item("t-2"))
+
+
+@check("E13")
+def test_code_can_see_its_attempt_and_how_long_it_has(variant: Run) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def look() -> None:
+        attempt = current_attempt()
+        assert attempt.remaining is not None
+        seen.append(
+            (attempt.step, attempt.number, attempt.transaction_id, 0 < attempt.remaining <= 60, attempt.is_over)
+        )
+
+    script = Script().will_process("t-0", Does(act=look, raises=SYSTEM), Does(act=look))
+    ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=2, timeout=60)))
+    assert seen == [(Step.PROCESS, 1, "t-0", True, False), (Step.PROCESS, 2, "t-0", True, False)]
+    with pytest.raises(LookupError):
+        current_attempt()
+
+
+def test_a_task_for_asyncio_with_a_plain_function_is_refused_before_anything_is_fetched() -> None:
+    variant, source = AsyncRun(), Cut(items(1))
+    task = variant.task(Script())
+    task.process_transaction = lambda transaction: None
+    run = ran(variant, task.script, source, policy(), task=task)
+    assert isinstance(run.error, InvalidInputError)
+    assert "is not async; expected `async def`" in str(run.error)
+    assert source.asked == []
+
+
+@rule("E-1", "E-28")
+def test_every_decision_is_a_function_of_facts() -> None:
+    assert [(step, failed, next_step(step, failed=failed)) for step in list(Step)[1:] for failed in (False, True)] == [
+        (Step.PROCESS, False, Step.SUCCESS),
+        (Step.PROCESS, True, Step.EXCEPTION),
+        (Step.SUCCESS, False, None),
+        (Step.SUCCESS, True, Step.EXCEPTION),
+        (Step.EXCEPTION, False, None),
+        (Step.EXCEPTION, True, None),
+    ]
+    assert [is_cut_at_deadline(step) for step in Step] == [True, True, False, False]
+    assert [can_start_after_deadline(step) for step in Step] == [False, False, False, True]
+    assert final_status(Step.SUCCESS, failed=False, is_time_up=False) is ItemStatus.SUCCESS
+    assert final_status(Step.EXCEPTION, failed=True, is_time_up=False) is ItemStatus.EXCEPTION
+    assert final_status(Step.EXCEPTION, failed=True, is_time_up=True) is ItemStatus.TIMEOUT
+
+
+@rule("E-11", "E-12", "E-22")
+def test_a_pause_is_decided_by_the_number_of_the_attempt_and_the_kind_of_its_failure() -> None:
+    retry = RetryPolicy(max_attempts=4, backoff=1, backoff_multiplier=2, backoff_cap=3)
+    assert [pause_before_next(retry, number, ExceptionType.SYSTEM) for number in (1, 2, 3, 4)] == [1, 2, 3, None]
+    assert pause_before_next(retry, 1, ExceptionType.TIMEOUT) == 1
+    assert pause_before_next(retry, 1, ExceptionType.BUSINESS) is None
+
+
+@rule("E-8", "E-18")
+def test_what_to_fetch_and_how_long_to_rest_is_decided_by_counts() -> None:
+    loop = ConsumerLoopPolicy(limit=7, batch={"size": 3})
+    assert [fetch_size(loop, taken) for taken in (0, 3, 6, 7, 9)] == [3, 3, 1, 0, 0]
+    assert fetch_size(ConsumerLoopPolicy(), 10**9) == 1
+    assert pause_when_empty(loop, 1) is None
+    streaming = ConsumerLoopPolicy(streaming=True, empty_queue=EmptyQueuePolicy(backoff=1, backoff_cap=3))
+    assert [pause_when_empty(streaming, empties) for empties in (1, 2, 3, 4)] == [1, 2, 3, 3]
+
+
+@rule("E-27")
+@check("E12")
+def test_an_item_that_the_loop_gave_up_first_gets_no_handler_however_its_processing_ends(variant: Run) -> None:
+    """Driven by hand, so that the loop gives up exactly between the end of processing and the handler."""
+    for answer in (CallResult("value"), CallResult(error=BUSINESS)):
+        task = variant.task(Script())
+        hooks = task._single_hooks()
+        waiting = task._single(item("t-0"), hooks)
+        living = run_item(hooks, waiting)
+        assert next(living).function == task.process_transaction
+        assert waiting.claim()
+        with pytest.raises(StopIteration) as end:
+            living.send(answer)
+        assert end.value.value.status is ItemStatus.UNFINISHED
+        assert len(hooks.in_flight) == 0
+
+
+@rule("E-22")
+@check("E23")
+def test_a_single_item_of_a_task_that_was_asked_to_end_is_settled_without_pauses(variant: Run) -> None:
+    script = Script().will_process("t-0", Does(raises=SYSTEM), Does(raises=SYSTEM), Does())
+    task = variant.task(script)
+    task.policy = policy(process=RetryPolicy(max_attempts=3, backoff=60))
+    task.stop()
+    assert variant.process(task, item("t-0")).status is ItemStatus.SUCCESS

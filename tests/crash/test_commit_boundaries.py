@@ -1,0 +1,220 @@
+"""For every scenario, a crash at every commit boundary: nothing is lost, nothing happens twice, no orphan.
+
+The walker that dies is replaced by another that is every sweep, the scheduler and a person at once.
+Each boundary is tried twice: with the transaction's writes lost, and with them kept. In some scenarios
+the one who mends dies too, at each of its own boundaries, and a third takes over.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event
+
+from pipeline.domain.failures import FailureKind
+from pipeline.domain.ids import EventId
+from pipeline.domain.policies import FailurePolicy
+from pipeline.store.database import Database
+from pipeline.store.reads import invariants
+from pipeline.transitions import registration
+from tests.factories import IN, NO_PAUSE, OUT, a_workflow, event_status, some_events
+from tests.support.crashing_database import Crash, CrashingDatabase
+from tests.support.fake_provider import Behaviour, World
+from tests.support.table_reads import rows
+from tests.support.transition_worker import Walker
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+pytestmark = pytest.mark.timeout(600)  # thousands of small transactions: minutes on a busy machine
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A workflow's options, what the world does with the first event, and how the walker behaves."""
+
+    world: tuple[Behaviour, ...] = ()
+    workflow: dict[str, Any] = field(default_factory=dict)
+    events: int = 2
+    keys: int = 0  #: events are published with this many keys in turn
+    fails: dict[str, tuple[FailureKind, ...]] = field(default_factory=dict)
+    walker: dict[str, Any] = field(default_factory=dict)
+    rounds: int = 0  #: rounds of sweeps and person that the dying walker gets to
+    ends: tuple[str, ...] = ("consumed",)
+
+    @property
+    def consumers(self) -> tuple[str, ...]:
+        return tuple(self.workflow.get("consumers", ("send",)))
+
+
+SCENARIOS = {
+    "applied": Scenario(),
+    "refused-then-applied": Scenario(world=(Behaviour.REFUSES,)),
+    "refused-then-the-same-plan-again": Scenario(
+        world=(Behaviour.REFUSES,), workflow={"after_failed_mutation": "mutate"}
+    ),
+    "timeout-after-applying": Scenario(world=(Behaviour.TIMES_OUT_AFTER_APPLYING,)),
+    "timeout-before-applying": Scenario(world=(Behaviour.TIMES_OUT_BEFORE_APPLYING,)),
+    "timeout-contained": Scenario(
+        world=(Behaviour.TIMES_OUT_AFTER_APPLYING,), workflow={"on_uncertain": "contain", "concurrency": 4}
+    ),
+    "prepare-fails-for-now": Scenario(fails={"prepare_fails": (FailureKind.TRANSIENT,)}),
+    "prepare-fails-by-logic-in-slices": Scenario(
+        fails={"prepare_fails": (FailureKind.LOGIC,)}, workflow={"concurrency": 3}
+    ),
+    "next-fails-by-logic": Scenario(fails={"next_fails": (FailureKind.LOGIC,)}),
+    "next-fails-for-now": Scenario(fails={"next_fails": (FailureKind.TRANSIENT, FailureKind.TRANSIENT)}),
+    "next-lacks-permission": Scenario(fails={"next_fails": (FailureKind.AUTH,)}),
+    "in-slices": Scenario(workflow={"concurrency": 4, "batch": 2}, events=3, world=(Behaviour.REFUSES,)),
+    "ordered": Scenario(workflow={"concurrency": 4, "ordered": True}, events=3, keys=2),
+    "ordered-behind-a-doubt": Scenario(
+        workflow={"ordered": True, "on_uncertain": "contain"},
+        world=(Behaviour.TIMES_OUT_AFTER_APPLYING,),
+        keys=1,
+        walker={"batch": 1},
+    ),
+    "two-consumers": Scenario(workflow={"consumers": ("copy", "send")}, world=(Behaviour.REFUSES,), events=1),
+    "approved": Scenario(walker={"needs_approval": True}, rounds=1, events=1),
+    "skipped-by-a-person": Scenario(
+        world=(Behaviour.TIMES_OUT_AFTER_APPLYING,),
+        walker={"skips": True},
+        rounds=1,
+        ends=("skipped", "consumed"),
+    ),
+    "produced": Scenario(walker={"produces": 2, "handlers": ("poll", "send")}, events=0),
+    "nothing-to-do": Scenario(events=0),
+}
+
+#: Where the one who mends dies as well, and at which boundary the first one died before.
+MENDING = {
+    "timeout-after-applying": "after-5",
+    "skipped-by-a-person": "after-5",
+    "approved": "after-5",
+}
+
+
+@pytest.fixture(autouse=True)
+def _hurried(db: Database) -> Iterator[None]:
+    """Processes die here, Postgres does not: its commits need not wait for the disk."""
+
+    def relax(connection: Connection) -> None:
+        connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+
+    event.listen(db.engine, "begin", relax)
+    yield
+    event.remove(db.engine, "begin", relax)
+
+
+@pytest.mark.parametrize("name", list(SCENARIOS))
+def test_a_crash_at_any_commit_boundary_loses_nothing_and_repeats_nothing(db: Database, name: str) -> None:
+    play = Play(db, SCENARIOS[name], "dry")
+    assert not play.dies(CrashingDatabase(db))
+    play.settles()
+    assert play.boundaries >= 4, "the scenario must have boundaries to crash at"
+    for number in range(1, play.boundaries + 1):
+        for side in ("before", "after"):
+            crashed = Play(db, SCENARIOS[name], f"{side}-{number}")
+            assert crashed.dies(_crashing(db, side, number)), "every boundary up to the last must be reached"
+            crashed.settles()
+
+
+@pytest.mark.parametrize("name", list(MENDING))
+def test_a_second_crash_at_any_boundary_of_the_mending_loses_nothing_and_repeats_nothing(
+    db: Database, name: str
+) -> None:
+    side, _, number = MENDING[name].partition("-")
+    for second in count(1):
+        play = Play(db, SCENARIOS[name], f"second-{second}")
+        assert play.dies(_crashing(db, side, int(number)))
+        mender_died = play.mends(_crashing(db, ("before", "after")[second % 2], second))
+        play.settles()
+        if not mender_died:
+            break
+    assert second >= 8, "mending must have boundaries to crash at"
+
+
+class Play:
+    """One scenario in a workflow of its own: somebody dies, perhaps another too, and the last one settles all."""
+
+    def __init__(self, db: Database, scenario: Scenario, label: str) -> None:
+        self.db, self.scenario, self.workflow = db, scenario, f"billing-{label}"
+        self.world, self.boundaries = World(), 0
+        spec = a_workflow(db, self.workflow, failure_policy=_patient(), **scenario.workflow)
+        if "poll" in scenario.walker.get("handlers", ()):
+            poll = replace(spec.handlers[-1], first_run_at=LONG_AGO)
+            with db.transaction() as tx:
+                registration.register(tx, replace(spec, handlers=(*spec.handlers[:-1], poll)))
+        self.published = [self._publish(number) for number in range(scenario.events)]
+        if self.published:
+            self.world.will(self.published[0], *scenario.world)
+
+    def _publish(self, number: int) -> EventId:
+        key = f"k{number % self.scenario.keys}" if self.scenario.keys else None
+        return some_events(self.db, f"m{number}", workflow=self.workflow, key=key)[0]
+
+    def dies(self, crashing: CrashingDatabase) -> bool:
+        """Walk until the crash; False if there was none. Kinds of failure are used up by this walker alone."""
+        fails = {name: list(kinds) for name, kinds in self.scenario.fails.items()}
+        walker = self._walker(crashing, **fails)
+
+        def act() -> None:
+            walker.walk_new(count=8)
+            walker.settle(self.scenario.rounds, must_end=False)
+
+        died = self._until_the_crash(crashing, act)
+        self.boundaries = crashing.transactions
+        return died
+
+    def mends(self, crashing: CrashingDatabase) -> bool:
+        """Settle until the crash; False if there was none."""
+        return self._until_the_crash(crashing, self._walker(crashing).settle)
+
+    def settles(self) -> None:
+        """The last one dies nowhere, and then everything is as it should be."""
+        self._walker(self.db).settle()
+        self._check()
+
+    def _until_the_crash(self, crashing: CrashingDatabase, act: Any) -> bool:
+        crashing.clock_offset = self.db.clock_offset
+        try:
+            act()
+        except Crash:
+            return True
+        finally:
+            self.db.clock_offset = crashing.clock_offset
+        return False
+
+    def _walker(self, db: Database, **fails: Any) -> Walker:
+        options = {"batch": 2, "handlers": self.scenario.consumers, **self.scenario.walker, **fails}
+        return Walker(db, self.world, self.workflow, **options)
+
+    def _check(self) -> None:
+        found = rows(self.db, _EVENTS, workflow=self.workflow, topic=IN)
+        assert len(found) == max(self.scenario.events, self.scenario.walker.get("produces", 0))
+        expected_out = []
+        for given in found:
+            for consumer in self.scenario.consumers:
+                status = event_status(self.db, given.id, consumer, self.workflow)
+                assert status in self.scenario.ends
+                expected_out.append(f"{consumer}:{given.id}")
+            effects = self.world.effects[given.id]
+            assert effects == len(self.scenario.consumers) or ("skipped" in self.scenario.ends and effects <= 1)
+        out = rows(self.db, _EVENTS, workflow=self.workflow, topic=OUT)
+        assert sorted(row.message_id for row in out) == sorted(expected_out)
+        with self.db.transaction() as tx:
+            assert invariants.findings(tx) == []
+        for table in ("runs", "sessions"):
+            left = f"SELECT * FROM pipeline.{table} WHERE workflow = :w AND finished_at IS NULL"
+            assert rows(self.db, left, w=self.workflow) == []
+
+
+_EVENTS = "SELECT id, message_id FROM pipeline.events WHERE workflow = :workflow AND topic = :topic ORDER BY id"
+
+
+def _crashing(db: Database, side: str, number: int) -> CrashingDatabase:
+    return CrashingDatabase(db, **{f"{side}_commit": number})
+
+
+def _patient() -> FailurePolicy:
+    return NO_PAUSE.model_copy(update={"max_failures": 50})

@@ -1,0 +1,209 @@
+"""The image and the compose file, as far as they can be checked without a container engine."""
+
+import fnmatch
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config import TIME_LIMIT_GRACE, Settings
+from tests.acceptance.test_liveness import PROBE
+from tests.support.source_code import ROOT
+
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = [name for name, service in SERVICES.items() if "build" in service]
+BIN = Path(sys.executable).parent
+#: How a service that something waits for says that it is ready.
+READINESS = {"service_healthy", "service_completed_successfully", "service_started"}
+IMAGE = re.compile(r"[\w/.-]+:v?\d+\.\d+[\w.-]*")
+
+
+def with_defaults(text: str) -> str:
+    """What compose puts in for `${NAME:-default}` when NAME is not set."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def settings_of(name: str) -> Settings:
+    """The settings that a service of ours starts with, the image's own included."""
+    image = dict(re.findall(r"(PIPELINE_\w+)=(\S+)", DOCKERFILE))
+    given = {variable: with_defaults(value) for variable, value in SERVICES[name]["environment"].items()}
+    return Settings.load(image | given)
+
+
+def pins(lock: Path) -> dict[str, set[str]]:
+    """Version and hashes by package."""
+    found = re.findall(r"^(\S+==[^\s;]+)[^\\\n]*\\\n((?: +--hash=\S+(?: \\)?\n?)+)", lock.read_text(), re.MULTILINE)
+    return {pin: set(re.findall(r"sha256:\w+", hashes)) for pin, hashes in found}
+
+
+def copied() -> list[str]:
+    """What the image takes from the checkout."""
+    lines = re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
+    return [source for line in lines for source in line.split()[:-1]]
+
+
+def mounts(name: str) -> list[tuple[str, str]]:
+    """What a service sees of the checkout or of a volume, and where."""
+    found = (str(volume).split(":") for volume in SERVICES[name].get("volumes", ()))
+    return [(parts[0], parts[1]) for parts in found]
+
+
+def test_the_compose_file_is_one() -> None:
+    command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(not (BIN / "hadolint").exists(), reason="there is no hadolint for this platform")
+def test_the_linter_of_dockerfiles_has_nothing_to_say() -> None:
+    done = subprocess.run([str(BIN / "hadolint"), "deploy/Dockerfile"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_image_has_a_version_or_is_ours(name: str) -> None:
+    assert name in OURS or IMAGE.fullmatch(SERVICES[name]["image"])
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_is_built_here_has_its_files_and_settings_we_accept(name: str) -> None:
+    build = SERVICES[name]["build"]
+    assert (ROOT / build["context"] / build["dockerfile"]).is_file()
+    settings = settings_of(name)
+    for url in (settings.database_url, settings.broker_url, settings.otlp_endpoint):
+        assert re.search(r"(?:@|//)([\w-]+):\d+", url)[1] in SERVICES  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_is_ours_may_write_nowhere_but_in_its_own_places_and_gains_no_rights(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert str(settings_of(name).alive_file).startswith("/run/pipeline/")
+    assert any(place.startswith("/run/pipeline:uid=10001") for place in service["tmpfs"])
+
+
+@pytest.mark.parametrize("name", [name for name, service in SERVICES.items() if "depends_on" in service])
+def test_nothing_waits_for_a_sign_that_nobody_gives(name: str) -> None:
+    for needed, how in SERVICES[name]["depends_on"].items():
+        condition, service = how["condition"], SERVICES[needed]
+        assert condition in READINESS
+        if condition == "service_healthy":
+            assert "HEALTHCHECK" in DOCKERFILE if needed in OURS else service["healthcheck"]["test"]
+            assert not service.get("healthcheck", {}).get("disable")
+        if condition == "service_completed_successfully":
+            assert service["restart"] == "no"
+
+
+def test_nothing_waits_for_itself() -> None:
+    def needs(name: str) -> set[str]:
+        direct = set(SERVICES[name].get("depends_on", {}))
+        return direct.union(*(needs(each) for each in direct))
+
+    assert [name for name in SERVICES if name in needs(name)] == []
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_port_is_on_loopback(name: str) -> None:
+    assert [port for port in SERVICES[name].get("ports", ()) if not port.startswith("127.0.0.1:")] == []
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_mount_is_a_declared_volume_or_a_folder_of_ours_that_is_only_read(name: str) -> None:
+    for volume in SERVICES[name].get("volumes", ()):
+        source = volume.split(":")[0]
+        if source.startswith("./"):
+            assert (ROOT / source).is_dir(), source
+            assert volume.endswith(":ro"), volume
+        else:
+            assert source in COMPOSE["volumes"], source
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_secret_is_written_into_the_file_but_its_default(name: str) -> None:
+    secret = re.compile(r"PASSWORD|SECRET|AUTH|TOKEN")
+    for variable, value in SERVICES[name].get("environment", {}).items():
+        if secret.search(variable):
+            assert re.fullmatch(r"\$\{\w+:-[\w:]+\}", value), variable
+        assert not re.search(r"://[^:$]*:[^$@]+@", value), variable
+
+
+def test_files_that_commands_name_are_where_they_are_mounted() -> None:
+    for name, service in SERVICES.items():
+        places = dict((inside, source) for source, inside in mounts(name))
+        for path in re.findall(r"(?<!\w)(/(?:etc|demo)/[\w./-]+\.\w+)", json.dumps(service.get("command", ""))):
+            inside = next(place for place in places if path.startswith(f"{place}/"))
+            assert (ROOT / places[inside] / path.removeprefix(f"{inside}/")).is_file(), path
+
+
+def test_a_worker_has_time_to_finish_the_longest_phase() -> None:
+    settings = settings_of("worker")
+    longest = max(settings.prepare_time_limit, settings.mutate_time_limit, settings.next_time_limit)
+    grace = int(SERVICES["worker"]["stop_grace_period"].removesuffix("s"))
+    assert grace >= (longest + TIME_LIMIT_GRACE).total_seconds()
+
+
+def test_the_schema_is_brought_up_to_date_once_and_before_any_process_starts() -> None:
+    assert SERVICES["migrate"]["command"] == ["pipeline", "db", "upgrade"]
+    assert SERVICES["migrate"]["restart"] == "no"
+    for name in ("worker", "beat"):
+        assert SERVICES[name]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+
+
+def test_the_image_does_not_run_as_root_and_its_bases_have_a_version() -> None:
+    users = re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)
+    assert users
+    assert all(user not in ("root", "0") for user in users)
+    for base in re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE):
+        assert re.fullmatch(r"python:3\.\d+\.\d+-[\w-]+", base)
+
+
+def test_the_image_is_healthy_while_the_file_that_its_process_touches_is_young() -> None:
+    alive = dict(re.findall(r"(PIPELINE_\w+)=(\S+)", DOCKERFILE))["PIPELINE_ALIVE_FILE"]
+    (command,) = re.findall(r"^ +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    assert json.loads(command) == ["sh", "-c", PROBE.format(file=alive, seconds=60)]
+
+
+def test_everything_the_image_copies_exists_and_is_not_ignored() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = [line.removeprefix("!") for line in ignored if line.startswith("!")]
+    assert copied()
+    for source in copied():
+        assert (ROOT / source).exists(), source
+        assert any(fnmatch.fnmatch(source, pattern) for pattern in allowed), source
+
+
+def test_the_image_installs_only_what_its_hashes_name() -> None:
+    assert "--require-hashes -r deploy/requirements.lock" in DOCKERFILE
+    ours, all_of_it = pins(ROOT / "deploy" / "requirements.lock"), pins(ROOT / "requirements.lock")
+    assert len(ours) == len(re.findall(r"^[\w.-]+==", (ROOT / "deploy/requirements.lock").read_text(), re.MULTILINE))
+    assert not {pin for pin, hashes in ours.items() if all_of_it.get(pin) != hashes}
+    assert not [pin for pin in ours if pin.startswith(("pytest", "mypy", "ruff"))]
+
+
+def test_the_image_is_built_by_what_its_hashes_name() -> None:
+    assert "--no-build-isolation" in DOCKERFILE
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    locked = {pin.partition("==")[0] for pin in pins(ROOT / "deploy" / "build.lock")}
+    assert {re.match(r"[\w-]+", need)[0] for need in build} <= locked  # type: ignore[index]
+
+
+def test_the_image_holds_what_telemetry_flower_and_the_http_connectors_need() -> None:
+    held = {pin.partition("==")[0] for pin in pins(ROOT / "deploy" / "requirements.lock")}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name in ("flower", "http", "otel"):
+        assert {re.match(r"[\w.-]+", need)[0] for need in extras[name]} <= held  # type: ignore[index]
+
+
+def test_the_version_on_the_image_is_the_project_s() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"ARG VERSION={version}" in DOCKERFILE

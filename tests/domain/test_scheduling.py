@@ -1,0 +1,238 @@
+"""Who may start, who is due, in which order, and how many at once."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.domain.policies import WakePolicy
+from pipeline.domain.scheduling import (
+    DueReason,
+    HandlerFacts,
+    HoldReason,
+    WorkflowFacts,
+    clamp_wake_at,
+    cohort_size,
+    due_reason,
+    hold_reason,
+    next_slot,
+    priority,
+)
+from pipeline.domain.workflows import DesiredStatus, HandlerKind
+
+NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+PAST, FUTURE = NOW - SECOND, NOW + SECOND
+
+FREE = WorkflowFacts(desired=DesiredStatus.ACTIVE, maintenance=False, blocks=0, concurrency=2, active_runs=1)
+IDLE = HandlerFacts(
+    kind=HandlerKind.CONSUMER,
+    retry_at=None,
+    wake_at=None,
+    next_run_at=None,
+    has_unseen=False,
+    has_retry=False,
+    oldest_pending_id=None,
+)
+PRODUCER = replace(IDLE, kind=HandlerKind.PRODUCER)
+
+instants = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001 - made aware by timezones=
+spans = st.timedeltas(timedelta(microseconds=1), timedelta(days=40))
+counts = st.integers(min_value=0, max_value=1000)
+
+
+def test_a_workflow_with_room_may_start_a_run() -> None:
+    assert hold_reason(FREE) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "held"),
+    [
+        (replace(FREE, desired=DesiredStatus.PAUSED), HoldReason.PAUSED),
+        (replace(FREE, maintenance=True), HoldReason.MAINTENANCE),
+        (replace(FREE, blocks=1), HoldReason.BLOCKED),
+        (replace(FREE, active_runs=2), HoldReason.FULL),
+        (replace(FREE, active_runs=3), HoldReason.FULL),
+    ],
+)
+def test_each_reason_alone_holds_a_workflow(facts: WorkflowFacts, held: HoldReason) -> None:
+    assert hold_reason(facts) is held
+
+
+def test_the_reason_a_person_can_act_on_is_named_first() -> None:
+    facts = WorkflowFacts(desired=DesiredStatus.PAUSED, maintenance=True, blocks=3, concurrency=1, active_runs=1)
+    seen = [hold_reason(facts)]
+    lifts: list[dict[str, Any]] = [
+        {"desired": DesiredStatus.ACTIVE},
+        {"maintenance": False},
+        {"blocks": 0},
+        {"active_runs": 0},
+    ]
+    for lift in lifts:
+        facts = replace(facts, **lift)
+        seen.append(hold_reason(facts))
+    assert seen == [HoldReason.PAUSED, HoldReason.MAINTENANCE, HoldReason.BLOCKED, HoldReason.FULL, None]
+
+
+@given(counts, counts)
+def test_free_places_are_what_concurrency_leaves_and_never_negative(concurrency: int, in_the_air: int) -> None:
+    facts = replace(FREE, concurrency=concurrency, active_runs=in_the_air)
+    assert facts.free_capacity == (concurrency - in_the_air if concurrency > in_the_air else 0)
+    assert (hold_reason(facts) is HoldReason.FULL) == (facts.free_capacity == 0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (IDLE, None),
+        (replace(IDLE, oldest_pending_id=1), None),
+        (replace(IDLE, has_unseen=True), DueReason.EVENTS),
+        (replace(IDLE, wake_at=FUTURE), None),
+        (replace(IDLE, wake_at=NOW), DueReason.WAKE),
+        (replace(IDLE, wake_at=PAST), DueReason.WAKE),
+        (replace(IDLE, wake_at=PAST, has_unseen=True), DueReason.EVENTS),
+        (replace(IDLE, next_run_at=PAST), None),
+        (replace(IDLE, has_retry=True), DueReason.RETRY),
+        (replace(IDLE, has_retry=True, has_unseen=True, wake_at=PAST), DueReason.RETRY),
+        (replace(IDLE, has_unseen=True, retry_at=PAST), DueReason.EVENTS),
+        (replace(IDLE, has_unseen=True, retry_at=NOW), DueReason.EVENTS),
+        (PRODUCER, None),
+        (replace(PRODUCER, next_run_at=FUTURE), None),
+        (replace(PRODUCER, next_run_at=NOW), DueReason.SLOT),
+        (replace(PRODUCER, next_run_at=PAST), DueReason.SLOT),
+        (replace(PRODUCER, has_unseen=True, wake_at=PAST), None),
+        (replace(PRODUCER, has_retry=True), DueReason.RETRY),
+    ],
+)
+def test_a_handler_is_due_for_its_first_reason(facts: HandlerFacts, reason: DueReason | None) -> None:
+    assert due_reason(facts, NOW) is reason
+
+
+@pytest.mark.parametrize("kind", HandlerKind)
+def test_a_backoff_holds_everything_until_it_is_over(kind: HandlerKind) -> None:
+    everything = replace(IDLE, kind=kind, has_retry=True, has_unseen=True, wake_at=PAST, next_run_at=PAST)
+    assert due_reason(replace(everything, retry_at=FUTURE), NOW) is None
+    assert due_reason(replace(everything, retry_at=NOW), NOW) is not None
+
+
+def test_carrying_forward_comes_first_then_consumers_by_their_oldest_event_then_producers() -> None:
+    queue = [
+        ("slot", DueReason.SLOT, PRODUCER),
+        ("wake without events", DueReason.WAKE, IDLE),
+        ("newer events", DueReason.EVENTS, replace(IDLE, oldest_pending_id=9)),
+        ("wake with an old event", DueReason.WAKE, replace(IDLE, oldest_pending_id=5)),
+        ("oldest event", DueReason.EVENTS, replace(IDLE, oldest_pending_id=0)),
+        ("retry", DueReason.RETRY, replace(IDLE, oldest_pending_id=100)),
+    ]
+    queue.sort(key=lambda item: priority(item[1], item[2]))
+    assert [name for name, _, _ in queue] == [
+        "retry",
+        "oldest event",
+        "wake with an old event",
+        "newer events",
+        "wake without events",
+        "slot",
+    ]
+
+
+@pytest.mark.parametrize("reason", DueReason)
+def test_every_reason_has_a_priority(reason: DueReason) -> None:
+    assert priority(reason, IDLE) > (-1, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given_"),
+    [
+        (timedelta(days=-400), timedelta(seconds=30)),
+        (timedelta(0), timedelta(seconds=30)),
+        (timedelta(seconds=30), timedelta(seconds=30)),
+        (timedelta(minutes=5), timedelta(minutes=5)),
+        (timedelta(hours=24), timedelta(hours=24)),
+        (timedelta(days=400), timedelta(hours=24)),
+    ],
+)
+def test_a_wake_up_is_neither_a_busy_loop_nor_forgotten(asked: timedelta, given_: timedelta) -> None:
+    assert clamp_wake_at(NOW + asked, NOW, WakePolicy()) == NOW + given_
+
+
+@given(instants, instants)
+def test_a_wake_up_is_always_within_the_policy(asked: datetime, now: datetime) -> None:
+    at = clamp_wake_at(asked, now, WakePolicy())
+    assert timedelta(seconds=30) <= at - now <= timedelta(hours=24)
+    assert at == asked or not timedelta(seconds=30) <= asked - now <= timedelta(hours=24)
+
+
+@given(instants, spans, instants)
+def test_the_next_slot_is_the_first_on_the_grid_after_now(slot: datetime, every: timedelta, now: datetime) -> None:
+    following = next_slot(slot, every, now)
+    assert following > now
+    assert (following - slot) % every == timedelta(0)
+    assert following == slot or following - every <= now
+
+
+def test_slots_missed_meanwhile_are_one_run() -> None:
+    hour = timedelta(hours=1)
+    assert next_slot(NOW - 100.5 * hour, hour, NOW) == NOW + 0.5 * hour
+    assert next_slot(NOW, hour, NOW) == NOW + hour
+    assert next_slot(FUTURE, hour, NOW) == FUTURE
+
+
+def test_the_next_slot_is_after_now_on_the_night_the_clocks_change() -> None:
+    slot = datetime(2024, 3, 31, tzinfo=ZoneInfo("Europe/Berlin"))
+    now = datetime(2024, 3, 31, 10, 30, tzinfo=UTC)
+    assert next_slot(slot, timedelta(hours=1), now) > now
+
+
+@pytest.mark.parametrize(
+    ("backlog", "free", "per_run", "size"),
+    [
+        (1, 64, 0.0, 1),
+        (0, 64, 0.0, 0),
+        (500, 64, 0.0, 64),
+        (500, 500, 0.0, 100),
+        (500, 500, 0.5, 30),
+        (500, 500, 15.0, 1),
+        (500, 500, 3600.0, 1),
+        (500, 0, 0.1, 0),
+    ],
+    ids=[
+        "light load",
+        "nothing to do",
+        "no more than is free",
+        "no more than the most",
+        "a quarter of the lease",
+        "one fills the quarter",
+        "slower than the lease",
+        "nothing is free",
+    ],
+)
+def test_a_cohort_follows_the_backlog_the_room_and_the_handlers_speed(
+    backlog: int, free: int, per_run: float, size: int
+) -> None:
+    lease = timedelta(seconds=60)
+    assert cohort_size(backlog, free, per_run=timedelta(seconds=per_run), lease=lease, max_size=100) == size
+
+
+@given(counts, counts, spans, spans, st.integers(min_value=1, max_value=200))
+def test_a_cohort_is_never_larger_than_any_bound_and_never_starves(
+    backlog: int, free: int, per_run: timedelta, lease: timedelta, most: int
+) -> None:
+    size = cohort_size(backlog, free, per_run=per_run, lease=lease, max_size=most)
+    assert 0 <= size <= min(backlog, free, most)
+    assert size >= 1 or not min(backlog, free)
+    assert size <= 1 or size * per_run <= lease / 4 + timedelta(microseconds=size)
+
+
+@given(st.integers(max_value=0), st.integers(max_value=0))
+def test_a_cohort_of_less_than_nothing_is_nothing(backlog: int, free: int) -> None:
+    assert cohort_size(backlog, free, per_run=SECOND, lease=60 * SECOND, max_size=10) == 0
+
+
+@pytest.mark.parametrize("every", [timedelta(0), timedelta(seconds=-1)])
+def test_a_schedule_without_a_pause_between_its_slots_is_refused(every: timedelta) -> None:
+    with pytest.raises(ValueError, match="needs a pause between its slots"):
+        next_slot(NOW, every, NOW)

@@ -1,0 +1,132 @@
+"""`pipeline ingest` as a real process, and what Postgres says about what it did."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqlalchemy import text
+
+from pipeline.store.database import Database
+from tests.factories import IN
+from tests.ingest.redis_streams import STALE, Place
+from tests.support.wait import wait_for
+
+PIPELINE = (Path(sys.executable).parent / "pipeline",)
+#: The same program, which waits for locks and for a busy Redis until it gets them. Five seconds may pass unseen.
+PATIENT = (
+    sys.executable,
+    "-c",
+    """
+from datetime import timedelta
+from functools import partial
+from pipeline.cli import ingest, main
+from pipeline.ingest import client
+client.ROOM = 60.0
+ingest.Bridge = partial(ingest.Bridge, lock_wait=timedelta(hours=1))
+main.main()
+""",
+)
+_EVENTS = text("SELECT message_id FROM pipeline.events WHERE workflow = 'billing'")
+_COUNT = text("SELECT count(*) FROM pipeline.events WHERE workflow = 'billing'")
+
+
+@dataclass
+class Program:
+    """A process that was started, and its words."""
+
+    process: "subprocess.Popen[str]"
+    log: Path
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def wait_until_reading(self) -> "Program":
+        wait_for(lambda: " as " in self.said or self.process.poll() is not None, within=60, why=self.said)
+        assert self.process.poll() is None, self.said
+        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, number: int = 15) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(40)
+
+
+@dataclass
+class Programs:
+    """Starts programs against one stream and one database."""
+
+    place: Place
+    database_url: str
+    home: Path
+    started: list[Program]
+    program: tuple[str | Path, ...] = PIPELINE
+
+    def patient(self) -> "Programs":
+        """The same, for programs that wait for their servers as long as it takes."""
+        return replace(self, program=PATIENT)
+
+    def ingest(self, *options: str, url: str | None = None, **environ: str) -> Program:
+        """`pipeline ingest` into the workflow of the factories."""
+        to = ("--stream", self.place.stream, "--workflow", "billing", "--topic", IN)
+        return self.start("ingest", *to, "--block-ms", "300", *options, url=url, **environ)
+
+    def recover(self, *options: str) -> str:
+        """`pipeline ingest recover --once`, and its words."""
+        to = ("--stream", self.place.stream, "--workflow", "billing", "--topic", IN)
+        program = self.start("ingest", "recover", *to, "--once", "--claim-idle-ms", str(STALE // 2), *options)
+        assert program.process.wait(60) == 0, program.said
+        return program.said
+
+    def start(self, *arguments: str, url: str | None = None, **more: str) -> Program:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+        environ = {
+            **clean,
+            "PIPELINE_DATABASE_URL": self.database_url,
+            "INGEST_REDIS_URL": url or self.place.url,
+            "COLUMNS": "200",
+            **more,
+        }
+        log = self.home / f"{len(self.started)}.log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [*self.program, *arguments], env=environ, stdout=output, stderr=output, text=True
+            )
+        self.started.append(Program(process, log))
+        return self.started[-1]
+
+
+@contextmanager
+def programs(place: Place, database_url: str, home: Path) -> Iterator[Programs]:
+    """Programs that are gone at the end."""
+    found = Programs(place, database_url, home, [])
+    try:
+        yield found
+    finally:
+        for program in found.started:
+            program.kill()
+
+
+def published(db: Database) -> Counter[str]:
+    """Message ids of the events that exist, and how often."""
+    with db.transaction() as tx:
+        return Counter(row.message_id for row in tx.all(_EVENTS))
+
+
+def wait_until_published(db: Database, count: int, *, within: float = 60.0) -> None:
+    def all_there() -> bool:
+        with db.transaction() as tx:
+            row = tx.first(_COUNT)
+        assert row is not None
+        assert row[0] >= count, f"{row[0]} of {count}"
+        return True
+
+    wait_for(all_there, within=within, every=0.05)

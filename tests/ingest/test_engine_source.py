@@ -1,0 +1,325 @@
+"""A stream as a source of the consumer engine: its items, their settlement, and when an entry may be claimed."""
+
+import asyncio
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pipeline.consumer_engine.attempts import Pause
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.errors import FetchException
+from pipeline.consumer_engine.items import WorkItem, run_item
+from pipeline.consumer_engine.policies import (
+    BatchPolicy,
+    ConcurrencyPolicy,
+    ConsumerLoopPolicy,
+    ConsumerPolicy,
+    ConsumerSteps,
+    ExceptionPolicy,
+    FetchPolicy,
+    ProcessPolicy,
+    RetryPolicy,
+    SuccessPolicy,
+)
+from pipeline.consumer_engine.steps import CallResult
+from pipeline.consumer_engine.transactions import Transaction
+from pipeline.domain.errors import InvalidInputError
+from pipeline.ingest.engine_source import AsyncStreamSource, StreamSource, max_processing_time
+from pipeline.ingest.errors import PoisonError
+from pipeline.ingest.queue import RedisStreamsQueue
+from tests.ingest.redis_streams import Place
+
+
+def a_policy(
+    *,
+    size: int = 10,
+    value: int = 2,
+    limit: float | None = None,
+    process: RetryPolicy | None = None,
+    success: RetryPolicy | None = None,
+    exception: RetryPolicy | None = None,
+    fetch: RetryPolicy | None = None,
+    extra: dict[str, Any] | None = None,
+) -> ConsumerPolicy:
+    return ConsumerPolicy(
+        loop=ConsumerLoopPolicy(
+            batch=BatchPolicy(size=size), concurrency=ConcurrencyPolicy(value=value), transaction_timeout=limit
+        ),
+        steps=ConsumerSteps(
+            fetch=FetchPolicy(retry=fetch or RetryPolicy(), extra=extra or {}),
+            process=ProcessPolicy(retry=process or RetryPolicy()),
+            success=SuccessPolicy(retry=success or RetryPolicy()),
+            exception=ExceptionPolicy(retry=exception or RetryPolicy()),
+        ),
+    )
+
+
+ONE_SECOND = RetryPolicy(timeout=1)
+THRICE = RetryPolicy(max_attempts=3, timeout=1, backoff=2, backoff_multiplier=2)
+BOUNDED = a_policy(limit=1, success=ONE_SECOND, exception=ONE_SECOND)  # five rounds of two items, three seconds each
+#: For tests that work on items: a limit that no honest work meets, and an idle time beyond what follows from it.
+ROOMY = a_policy(limit=60, success=RetryPolicy(timeout=60), exception=RetryPolicy(timeout=60))
+AGES = 3_600_000  # milliseconds
+
+
+def a_queue(place: Place, **options: Any) -> RedisStreamsQueue:
+    """One that can bring the batches of the policies here."""
+    return place.queue(max_read_count=10, **options)
+
+
+class Work:
+    """Remembers what it was given, and fails for items that say so."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def do(self, transaction: Transaction) -> None:
+        self.seen.append(transaction.payload["n"])
+        if transaction.payload.get("fails"):
+            raise ValueError("no")
+
+
+class Task(Work, ConsumerMixin):
+    """With threads."""
+
+    def process_transaction(self, transaction: Transaction) -> None:
+        self.do(transaction)
+
+
+class AsyncTask(Work, AsyncConsumerMixin):
+    """With asyncio."""
+
+    async def process_transaction(self, transaction: Transaction) -> None:
+        self.do(transaction)
+
+
+def consume(place: Place, variant: str, policy: ConsumerPolicy, **options: Any) -> Work:
+    queue = place.queue(variant, max_read_count=10, block_ms=100, claim_idle_ms=AGES)
+    if variant == "threads":
+        task = Task()
+        task.source = StreamSource(queue, policy, **options)
+        task.consume_transactions(policy=policy)
+        return task
+    other = AsyncTask()
+    other.source = AsyncStreamSource(queue, policy, **options)
+    asyncio.run(other.consume_transactions(policy=policy))
+    return other
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def variant(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_what_is_processed_is_acknowledged_and_what_failed_stays_pending(place: Place, variant: str) -> None:
+    place.queue()
+    entries = place.add(*({"n": n, "fails": n == 3} for n in range(25)))
+    task = consume(place, variant, ROOMY)
+    assert sorted(task.seen) == list(range(25))
+    assert list(place.pending()) == [entries[3]]
+
+
+def test_an_item_carries_its_entry_and_the_time_it_was_added(place: Place) -> None:
+    place.queue()
+    entry = place.raw.xadd(place.stream, {"data": '{"n": 1}'}, id="1700000000123-5")
+    (item,) = StreamSource(a_queue(place, claim_idle_ms=60_000), BOUNDED).fetch_transactions(10)
+    assert item.transaction_id == f"{place.stream}:1700000000123-5"
+    assert (item.source, item.metadata["entry"]) == (place.stream, "1700000000123-5")
+    assert item.created_at == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
+    assert entry == b"1700000000123-5"
+
+
+def test_an_entry_with_an_id_from_beyond_the_calendar_is_an_item_all_the_same(place: Place) -> None:
+    place.raw.xadd(place.stream, {"data": "{}"}, id=f"{2**63}-1")
+    (item,) = StreamSource(a_queue(place), a_policy()).fetch_transactions(1)
+    assert item.created_at.year == 9999
+
+
+def test_a_consumer_that_recovers_is_given_what_was_left_behind_and_nothing_new(place: Place, variant: str) -> None:
+    place.queue()
+    place.add({"n": 1}, {"n": 2})
+    place.queue("dead", max_read_count=2).read()
+    place.add({"n": 3})
+    place.raw.xclaim(place.stream, "workers", "dead", 0, list(place.pending()), idle=2 * AGES)
+    task = consume(place, variant, ROOMY, recovers=True)
+    assert sorted(task.seen) == [1, 2]
+    assert place.pending() == {}
+
+
+def test_good_items_that_come_with_a_bad_entry_are_worked_on_before_the_error_is_raised(
+    place: Place, variant: str
+) -> None:
+    place.queue()
+    place.add({"n": 1})
+    bad = place.add_raw({b"data": b"bad"})
+    place.add({"n": 2})
+    with pytest.raises(FetchException) as caught:
+        consume(place, variant, ROOMY)
+    assert isinstance(caught.value.__cause__, PoisonError)
+    assert list(place.pending()) == [bad], "the good ones were worked on and acknowledged"
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_bad_entry_ends_the_loop_however_many_attempts_a_fetch_has(place: Place, variant: str, good: int) -> None:
+    place.queue()
+    bad = place.add_raw({b"data": b"bad"})
+    place.add(*({"n": n} for n in range(good)))
+    policy = a_policy(fetch=RetryPolicy(max_attempts=3))
+    with pytest.raises(FetchException, match=bad) as caught:
+        consume(place, variant, policy)
+    assert isinstance(caught.value.__cause__, PoisonError)
+    assert list(place.pending()) == [bad]
+
+
+def test_an_item_that_is_given_up_is_parked_and_one_that_is_not_stays_pending(place: Place) -> None:
+    place.queue()
+    first, second = place.add({"n": 1}, {"n": 2})
+    source = StreamSource(place.queue(max_read_count=2), a_policy(size=2))
+    one, two = source.fetch_transactions(2)
+    source.nack_transaction(one)
+    assert list(place.pending()) == [first, second]
+    source.nack_transaction(two, requeue=False)
+    assert list(place.pending()) == [first]
+    assert place.raw.xlen(f"{place.stream}:parked") == 1
+
+
+def test_an_item_of_another_source_is_not_acknowledged(place: Place) -> None:
+    stranger = Transaction(transaction_id="x", created_at=datetime(2026, 1, 1, tzinfo=UTC), source="elsewhere")
+    with pytest.raises(InvalidInputError, match="is not from stream"):
+        StreamSource(a_queue(place), a_policy()).ack_transaction(stranger)
+
+
+def test_a_fetch_takes_no_arguments_but_how_long_to_wait(place: Place) -> None:
+    source = StreamSource(a_queue(place, block_ms=5_000), a_policy())
+    assert source.fetch_transactions(1, block_ms=20) == []
+    with pytest.raises(InvalidInputError, match="cannot fetch with colour"):
+        source.fetch_transactions(1, colour="blue")
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        (a_policy(), math.inf),
+        (a_policy(limit=2), math.inf),
+        (a_policy(limit=2, exception=ONE_SECOND), math.inf),  # a success handler that begins in time may take for ever
+        (a_policy(process=ONE_SECOND, limit=2, exception=ONE_SECOND), math.inf),
+        (a_policy(limit=2, success=ONE_SECOND), math.inf),
+        (BOUNDED, 15),
+        (a_policy(size=1, limit=2, success=ONE_SECOND, exception=ONE_SECOND), 4),
+        (a_policy(size=3, limit=2, success=ONE_SECOND, exception=ONE_SECOND), 8),
+        (a_policy(size=1, process=ONE_SECOND, success=ONE_SECOND, exception=ONE_SECOND), 3),
+        (a_policy(size=1, limit=1, process=ONE_SECOND, success=ONE_SECOND, exception=ONE_SECOND), 3),
+        (a_policy(size=1, limit=9, success=THRICE, exception=THRICE), (9 + 1) + (3 + 2 + 4)),
+        (a_policy(size=1, limit=99, process=THRICE, success=THRICE, exception=THRICE), 3 * (3 + 2 + 4)),
+    ],
+)
+def test_the_longest_life_of_an_item_follows_from_the_policy(policy: ConsumerPolicy, seconds: float) -> None:
+    assert max_processing_time(policy) == seconds
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("limit", [0.5, 1, 2, 3.5, 9, None])
+@pytest.mark.parametrize("retry", [ONE_SECOND, THRICE])
+def test_no_item_lives_longer_than_the_longest_life_however_its_code_dawdles(
+    retry: RetryPolicy, limit: float | None, late: bool
+) -> None:
+    policy = a_policy(size=1, value=1, limit=limit, process=retry, success=retry, exception=retry)
+    lives = [dawdled(policy, too_late_first=first, is_late=late) for first in range(retry.max_attempts + 1)]
+    assert max(lives) <= max_processing_time(policy)
+    is_tight = late and retry.max_attempts == 1  # pauses that are cut make the others live less
+    assert not is_tight or max(lives) > max_processing_time(policy) - 0.1, "and one lives almost as long"
+
+
+def dawdled(policy: ConsumerPolicy, *, too_late_first: int, is_late: bool) -> float:
+    """Live an item by hand, with a clock that moves only while code runs or rests, and say how long it took.
+
+    So many attempts at processing are too late, the next returns at the last moment; handlers are all too late,
+    or return at the last moment.
+    """
+    now, calls = 0.0, 0
+    hooks: Any = Task()._setup(policy, lambda _: None)
+    hooks.host.clock = lambda: now
+    item = WorkItem(Transaction(transaction_id="x", created_at=datetime(2026, 1, 1, tzinfo=UTC)), hooks.in_flight)
+    assert hooks.in_flight.take("x", lambda: None)
+    living, answer = run_item(hooks, item), None
+    try:
+        while True:
+            request = living.send(answer)
+            if isinstance(request, Pause):
+                now, answer = now + request.seconds, None
+                continue
+            calls += 1
+            is_processing = request.args == (item.transaction,)
+            is_slow = calls <= too_late_first if is_processing else is_late
+            now += request.limit - (0 if is_slow else 2**-10)
+            answer = CallResult(is_timed_out=is_slow)
+    except StopIteration:
+        return now
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_a_claim_idle_time_within_the_longest_life_is_refused(place: Place, recovers: bool) -> None:
+    with pytest.raises(InvalidInputError, match="expected at least 20000"):
+        StreamSource(a_queue(place, claim_idle_ms=19_999), BOUNDED, recovers=recovers)
+    StreamSource(a_queue(place, claim_idle_ms=20_000), BOUNDED, recovers=recovers)
+
+
+def test_items_that_may_take_for_ever_can_be_read_and_never_recovered(place: Place) -> None:
+    StreamSource(a_queue(place), a_policy())
+    with pytest.raises(InvalidInputError, match="Nothing bounds how long"):
+        StreamSource(a_queue(place, claim_idle_ms=10**9), a_policy(limit=5), recovers=True)
+
+
+def test_a_success_handler_without_a_timeout_of_its_own_cannot_be_recovered_from(place: Place) -> None:
+    queue = a_queue(place, claim_idle_ms=10**9)
+    with pytest.raises(InvalidInputError, match="expected timeouts for success and exception, and "):
+        StreamSource(queue, a_policy(limit=1, process=ONE_SECOND, exception=ONE_SECOND), recovers=True)
+    StreamSource(queue, a_policy(limit=1, success=ONE_SECOND, exception=ONE_SECOND), recovers=True)
+
+
+def test_a_fetch_that_would_be_given_up_before_its_read_returns_is_refused(place: Place) -> None:
+    with pytest.raises(InvalidInputError, match="expected a longer timeout"):
+        StreamSource(a_queue(place, block_ms=1_000), a_policy(fetch=ONE_SECOND))
+
+
+def test_a_batch_that_no_read_can_bring_is_refused(place: Place) -> None:
+    with pytest.raises(InvalidInputError, match="expected a max_read_count of 10 or more"):
+        StreamSource(place.queue(), a_policy())
+    with pytest.raises(InvalidInputError, match="expected a max_read_count of 10 or more"):
+        StreamSource(place.queue(max_read_count=9), a_policy())
+    StreamSource(place.queue(), a_policy(size=1))
+
+
+@pytest.mark.parametrize(
+    ("block_ms", "words"),
+    [
+        (4_000, "expected a longer timeout"),
+        (60_000, "needs a socket timeout"),
+        (0, "expected a whole number"),
+        ("1", "expected a whole number"),
+    ],
+)
+def test_how_long_a_policy_lets_a_fetch_wait_is_checked_like_the_queues_own(
+    place: Place, block_ms: Any, words: str
+) -> None:
+    policy = a_policy(fetch=RetryPolicy(timeout=2), extra={"block_ms": block_ms})
+    with pytest.raises(InvalidInputError, match=words):
+        StreamSource(a_queue(place, block_ms=1_000), policy)
+
+
+def test_a_shorter_wait_of_the_policy_makes_room_for_a_short_fetch(place: Place) -> None:
+    StreamSource(a_queue(place, block_ms=5_000), a_policy(fetch=ONE_SECOND, extra={"block_ms": 500}))
+
+
+def test_entries_that_were_trimmed_are_raised_by_a_consumer_that_recovers_after_the_rest(place: Place) -> None:
+    queue = a_queue(place, claim_idle_ms=20_000)
+    gone, kept = place.add({"n": 1}, {"n": 2})
+    queue.read()
+    place.raw.xclaim(place.stream, "workers", "dead", 0, [gone, kept], idle=25_000)
+    place.raw.xdel(place.stream, gone)
+    source = StreamSource(queue, BOUNDED, recovers=True)
+    assert [item.metadata["entry"] for item in source.fetch_transactions(10)] == [kept]
+    with pytest.raises(PoisonError, match=gone):
+        source.fetch_transactions(10)

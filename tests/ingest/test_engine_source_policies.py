@@ -1,0 +1,142 @@
+"""A source is asked whether it can be consumed with the policy of the loop, not only with the one it was made with."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.policies import (
+    BatchPolicy,
+    ConsumerLoopPolicy,
+    ConsumerPolicy,
+    ConsumerSteps,
+    ExceptionPolicy,
+    FetchPolicy,
+    RetryPolicy,
+    SuccessPolicy,
+)
+from pipeline.consumer_engine.transactions import Transaction
+from pipeline.domain.errors import InvalidInputError
+from pipeline.ingest.engine_source import AsyncStreamSource, StreamSource
+from tests.ingest.redis_streams import Place
+
+
+def a_policy(*, size: int = 1, limit: float | None = 60, fetch: float | None = None) -> ConsumerPolicy:
+    """One item may take two minutes: a time that no honest work meets."""
+    return ConsumerPolicy(
+        loop=ConsumerLoopPolicy(batch=BatchPolicy(size=size), transaction_timeout=limit),
+        steps=ConsumerSteps(
+            fetch=FetchPolicy(retry=RetryPolicy(timeout=fetch)),
+            success=SuccessPolicy(retry=RetryPolicy(timeout=30)),
+            exception=ExceptionPolicy(retry=RetryPolicy(timeout=30)),
+        ),
+    )
+
+
+OWN = a_policy()
+
+
+class Task(ConsumerMixin):
+    """With threads."""
+
+    def process_transaction(self, transaction: Transaction) -> None:
+        """Nothing to do."""
+
+
+class AsyncTask(AsyncConsumerMixin):
+    """With asyncio."""
+
+    async def process_transaction(self, transaction: Transaction) -> None:
+        """Nothing to do."""
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def variant(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def consume(place: Place, variant: str, policy: ConsumerPolicy, *, made_for: ConsumerPolicy = OWN, **how: Any) -> int:
+    """How many items were settled by a loop with this policy, over a source made for another."""
+    queue = place.queue(variant, max_read_count=10, block_ms=200, claim_idle_ms=125_000)
+    if variant == "threads":
+        source = StreamSource(queue, made_for, **how)
+        return Task().consume_transactions(source=source, policy=policy).processed
+    other = AsyncStreamSource(queue, made_for, **how)
+    return asyncio.run(AsyncTask().consume_transactions(source=other, policy=policy)).processed
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        pytest.param(a_policy(limit=61), "expected at least 126000", id="a longer life"),
+        pytest.param(a_policy(size=2), "expected at least 245000", id="a bigger batch"),
+        pytest.param(a_policy(limit=None), "Nothing bounds how long", id="a life without end"),
+        pytest.param(a_policy(fetch=0.1), "expected a longer timeout", id="a fetch given up before its read returns"),
+    ],
+)
+@pytest.mark.parametrize("recovers", [False, True])
+def test_a_loop_with_a_policy_that_its_stream_cannot_bear_is_refused_before_anything_is_fetched(
+    place: Place, variant: str, policy: ConsumerPolicy, words: str, recovers: bool
+) -> None:
+    place.queue()
+    place.add({"n": 1})
+    with pytest.raises(InvalidInputError, match=words):
+        consume(place, variant, policy, recovers=recovers)
+    assert not place.pending()
+
+
+def test_a_loop_with_its_own_policy_or_a_shorter_life_goes_on(place: Place, variant: str) -> None:
+    place.queue()
+    place.add({"n": 1})
+    assert consume(place, variant, OWN) == 1
+    place.add({"n": 2})
+    assert consume(place, variant, a_policy(limit=30)) == 1
+
+
+def test_a_stream_whose_items_never_had_an_end_is_still_read_without_one(place: Place, variant: str) -> None:
+    place.queue()
+    place.add({"n": 1})
+    assert consume(place, variant, a_policy(limit=None), made_for=a_policy(limit=None)) == 1
+
+
+class Picky:
+    """A source of somebody's own, with a condition of its own."""
+
+    def __init__(self) -> None:
+        self.asked: list[ConsumerPolicy] = []
+
+    def require(self, policy: ConsumerPolicy, /) -> None:
+        self.asked.append(policy)
+
+    def fetch_transactions(self, batch_size: int, /) -> list[Transaction]:
+        del batch_size
+        return []
+
+    async def fetch_transactions_async(self, batch_size: int, /) -> list[Transaction]:
+        return self.fetch_transactions(batch_size)
+
+
+class Later(Picky):
+    """One whose condition would never be awaited."""
+
+    async def require(self, policy: ConsumerPolicy, /) -> None:  # type: ignore[override]
+        """Never called."""
+
+
+def loop(source: Picky, variant: str, policy: ConsumerPolicy) -> None:
+    if variant == "threads":
+        Task().consume_transactions(source=source, policy=policy)
+    else:
+        asyncio.run(AsyncTask().consume_transactions(source=source, policy=policy))
+
+
+def test_a_source_of_your_own_is_asked_once_with_the_policy_of_the_loop(variant: str) -> None:
+    source = Picky()
+    loop(source, variant, OWN)
+    assert source.asked == [OWN]
+
+
+def test_a_condition_that_is_async_is_refused_since_nobody_awaits_it(variant: str) -> None:
+    with pytest.raises(InvalidInputError, match="expected a plain function"):
+        loop(Later(), variant, OWN)

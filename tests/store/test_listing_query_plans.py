@@ -1,0 +1,172 @@
+"""What people look at stays quick however much is behind it: no list scans a large table, none reads more of it.
+
+The same look is explained in a database with a short history and in one with a long one.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import TextClause, text
+
+from pipeline.embedded import servers
+from pipeline.store.database import Database
+from pipeline.store.reads import ledger, listings, traces
+from tests.factories import IN
+from tests.support import databases
+from tests.support.large_database import WORKFLOW, Crowd
+
+pytestmark = pytest.mark.timeout(300)
+
+FEW, MANY = 1_000, 40_000
+LARGE = frozenset({"events", "deliveries", "runs", "mutations"})
+#: Bound so that the window, and not the size of the history, says how much is read.
+RECENT = 500
+
+Asked = tuple[TextClause, Callable[[Crowd], dict[str, Any]]]
+
+
+def events(**only: Any) -> dict[str, Any]:
+    return {"workflow": None, "topic": None, "key": None, "status": None, "limit": 50, **only}
+
+
+def runs(**only: Any) -> dict[str, Any]:
+    return {"workflow": None, "handler": None, "status": None, "phase": None, "recent": RECENT, "limit": 50, **only}
+
+
+def some(crowd: Crowd, table: str) -> list[str]:
+    with crowd.db.transaction() as tx:
+        return [str(row.id) for row in tx.all(text(f"SELECT id FROM pipeline.{table} ORDER BY id LIMIT 5"))]
+
+
+def spanned(crowd: Crowd) -> dict[str, Any]:
+    (low, *_, high) = some(crowd, "runs")
+    return {"low": low, "high": high, "limit": 6}
+
+
+LOOKS: Mapping[str, Asked] = {
+    "workflows": (listings._WORKFLOWS, lambda _: {"workflow": None}),
+    "handlers": (listings._HANDLERS, lambda _: {"workflow": None, "most": 1_000}),
+    "places": (listings._CAPACITY_HOLDERS, lambda _: {"workflow": None, "most": 1_000}),
+    "blocks": (listings._BLOCKS, lambda _: {"workflow": WORKFLOW, "limit": 100}),
+    "newest events": (listings._RECENT_EVENTS, lambda _: events(recent=RECENT, workflow=WORKFLOW, topic=IN)),
+    "events of a key": (listings._RECENT_EVENTS, lambda _: events(recent=RECENT, key="nobody")),
+    "consumed events": (listings._RECENT_EVENTS, lambda _: events(recent=RECENT, status="consumed")),
+    "pending events": (listings._OPEN_EVENTS, lambda _: events(recent=RECENT, status="pending")),
+    "events by message": (listings._EVENTS_BY_MESSAGE, lambda _: events(message_id="done-7")),
+    "events by id": (listings._EVENTS_BY_ID, lambda crowd: {"ids": some(crowd, "events")}),
+    "deliveries": (listings._DELIVERIES, lambda crowd: {"ids": some(crowd, "events"), "limit": 100}),
+    "set aside": (
+        listings._DELIVERIES_BY_STATUS,
+        lambda _: {"status": "quarantined", "workflow": WORKFLOW, "handler": None, "limit": 100},
+    ),
+    "newest runs": (listings._RECENT_RUNS, lambda _: runs(workflow=WORKFLOW)),
+    "runs of a rare status": (listings._RECENT_RUNS, lambda _: runs(status="crashed")),
+    "active runs": (listings._ACTIVE_RUNS, lambda _: runs(status="active")),
+    "runs by id": (listings._RUNS_BY_ID, lambda crowd: {"ids": some(crowd, "runs")}),
+    "carried by": (listings._RETRIES_OF, lambda crowd: {"ids": some(crowd, "runs")}),
+    "outputs": (listings._OUTPUTS, lambda crowd: {"ids": some(crowd, "runs"), "limit": 100}),
+    "mutations by id": (listings._LEDGER, lambda crowd: {"ids": some(crowd, "mutations")}),
+    "failed mutations": (
+        listings._RECENT_MUTATIONS,
+        lambda _: {"status": "failed", "workflow": None, "recent": RECENT, "limit": 50},
+    ),
+    "approvals": (listings._PENDING_APPROVALS, lambda _: {"workflow": None, "limit": 100}),
+    "unsent": (
+        listings._UNSENT_RUNS,
+        lambda crowd: {"workflow": WORKFLOW, "handler_id": crowd.handler_id, "limit": 100},
+    ),
+    "surfaced": (listings._LATE_EFFECTS, lambda _: {"limit": 100}),
+    "operations": (ledger._OPERATION_NAMES, lambda _: {"recent": RECENT}),
+    "newest known by": (
+        ledger._PARAMETER_VALUES,
+        lambda _: {"name": "to", "connector": "mail", "below": UUID(int=2**128 - 1), "limit": RECENT},
+    ),
+    "oldest known by": (
+        ledger._PARAMETER_VALUES,
+        lambda crowd: {"name": "to", "connector": None, "below": some(crowd, "mutations")[-1], "limit": RECENT},
+    ),
+    "questions": (
+        ledger._MUTATIONS_BY_STATUS,
+        lambda _: {
+            "statuses": ["indeterminate"],
+            "ids": None,
+            "limit": 100,
+            "workflow": None,
+            "connector": None,
+            "operation": None,
+            "older_than": None,
+        },
+    ),
+    "audit": (
+        listings._AUDIT,
+        lambda crowd: {"run_id": some(crowd, "runs")[0], "mutation_id": None, "event_id": 1, "limit": 100},
+    ),
+    "audit of a workflow": (
+        listings._AUDIT_OF_WORKFLOW,
+        lambda _: {"workflow": WORKFLOW, "recent": RECENT, "limit": 10},
+    ),
+    "blocks of a run": (listings._BLOCKS_OF_RUN, lambda crowd: {"run_id": some(crowd, "runs")[0], "limit": 100}),
+    "older events": (listings._HAS_OLDER["events"], lambda _: {"recent": RECENT}),
+    "ids by how they begin": (traces._IDS_BETWEEN["runs"], spanned),
+    "by key": (traces._BY_KEY, lambda _: {"key": "run:none", "limit": 20}),
+    "by result": (
+        traces._BY_RESULT_VALUE,
+        lambda _: {"value": '{"text": "ch_1", "number": 1}', "recent": RECENT, "limit": 20},
+    ),
+    "runs that tried": (
+        traces._RUNS_WITH_INPUTS,
+        lambda crowd: {"events": [1, 2], "since": some(crowd, "runs")[0], "recent": RECENT, "limit": 100},
+    ),
+    "pace": (traces._RUN_THROUGHPUT, lambda _: {"span": "1 minute", "recent": RECENT}),
+    "arrivals": (traces._EVENT_THROUGHPUT, lambda _: {"span": "1 minute", "recent": RECENT}),
+}
+
+
+@pytest.fixture(scope="module")
+def crowds(embedded: servers.Servers) -> Iterator[Callable[[str], Crowd]]:
+    """A short history and a long one, each made when first asked for."""
+    made: dict[str, Crowd] = {}
+    sizes = {"short": FEW, "long": MANY}
+    with ExitStack() as stack:
+
+        def get(name: str) -> Crowd:
+            if name not in made:
+                url = stack.enter_context(
+                    databases.clone_database(embedded.database_url, f"looks_{name}_{os.getpid()}")
+                )
+                made[name] = Crowd(Database.connect_unpooled(url), done=sizes[name])
+            return made[name]
+
+        yield get
+
+
+def explained(crowd: Crowd, asked: Asked) -> dict[str, Any]:
+    statement, params = asked
+    with crowd.db.engine.connect() as connection:
+        plan = connection.scalar(
+            text(f"EXPLAIN (FORMAT JSON, ANALYZE, BUFFERS) {statement.text}").bindparams(**params(crowd))
+        )
+    root: dict[str, Any] = plan[0]["Plan"]
+    return root
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_look_reads_no_large_table_whole_and_no_more_of_it_as_history_grows(
+    crowds: Callable[[str], Crowd], name: str
+) -> None:
+    short, long = (explained(crowds(history), LOOKS[name]) for history in ("short", "long"))
+    scanned = [node["Relation Name"] for node in nodes(long) if node["Node Type"] == "Seq Scan"]
+    assert set(scanned) & LARGE == set()
+    # two hundred runs are in the air, each perhaps on a page of its own
+    before, now = (plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in (short, long))
+    assert now < 3 * max(before, 100), f"{before} pages behind {FEW} finished runs, {now} behind {MANY}"

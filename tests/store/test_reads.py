@@ -1,0 +1,57 @@
+"""The modules that only look: every statement of theirs runs where Postgres refuses to write."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import pytest
+from sqlalchemy import TextClause, text
+from sqlalchemy.exc import InternalError
+
+from pipeline.domain.states import Phase
+from pipeline.store.database import Database
+from pipeline.store.reads import invariants, work
+from pipeline.store.writes import mutations as mutation_store
+from tests import factories
+
+READ_ONLY = text("SET TRANSACTION READ ONLY")
+#: Parameters whose type cannot be told from nothing.
+VALUES: dict[str, Any] = {"silence": timedelta(seconds=1), "limit": 10, "recent": 10}
+
+
+def statements(module: ModuleType) -> Iterator[tuple[str, TextClause]]:
+    for name, value in vars(module).items():
+        if isinstance(value, TextClause):
+            yield name, value
+
+
+READS = [
+    *statements(work),
+    *((invariant.name, invariant.query) for invariant in invariants.INVARIANTS),
+]
+
+
+def look(db: Database, statement: TextClause) -> None:
+    wanted = {name: VALUES.get(name) for name in statement.compile().params}
+    with db.transaction() as tx:
+        tx.execute(READ_ONLY)
+        tx.all(statement, **wanted)
+
+
+@pytest.mark.parametrize(("name", "statement"), READS, ids=[name for name, _ in READS])
+def test_a_read_writes_nothing_and_locks_nothing(db: Database, name: str, statement: TextClause) -> None:
+    factories.a_workflow(db)
+    factories.some_events(db, "m-1")
+    factories.a_run(db, Phase.MUTATING)
+    look(db, statement)
+
+
+def test_a_write_among_the_reads_would_be_refused(db: Database) -> None:
+    for statement in (text("DELETE FROM pipeline.runs"), text("SELECT FROM pipeline.workflows FOR UPDATE")):
+        with pytest.raises(InternalError, match="read-only transaction"):
+            look(db, statement)
+
+
+def test_the_search_finds_the_statements_of_a_module() -> None:
+    assert {name for name, _ in statements(mutation_store)} >= {"BEGIN", "APPLY", "FAIL"}

@@ -1,0 +1,348 @@
+"""What the database refuses by itself, one case per sentence of the schema.
+
+Every case starts from a row that the verbs reached and tries to write past them. The write is rolled
+back, so the invariants hold afterwards. A constraint without a case fails the last test here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from pipeline.domain.failures import FailureKind
+from pipeline.domain.states import Phase
+from pipeline.store.database import Database
+from pipeline.store.schema import metadata
+from pipeline.transitions import breakers, workflows
+from tests import factories as make
+from tests.support import schema_catalog
+
+Given = Callable[[Database], dict[str, Any]]
+
+_RELEASE = text("UPDATE pipeline.deliveries SET status = 'pending', run_id = NULL WHERE event_id = :event")
+
+
+def fresh(db: Database) -> dict[str, Any]:
+    """A workflow with one pending event."""
+    make.a_workflow(db)
+    (event,) = make.some_events(db, "m-1")
+    return {"event": event, "handler": make.a_delivery(db, event).handler_id}
+
+
+def run_in(phase: Phase, **options: Any) -> Given:
+    def given(db: Database) -> dict[str, Any]:
+        keys = fresh(db)
+        run = make.a_run(db, phase, **options)
+        return {**keys, "run": run.id, "mutation": run.mutation_id, "session": run.session_id}
+
+    return given
+
+
+def stopped_in(phase: Phase, kind: FailureKind = FailureKind.LOGIC) -> Given:
+    def given(db: Database) -> dict[str, Any]:
+        keys = run_in(phase)(db)
+        make.stopped(db, make.the_run(db, keys["run"]), kind)
+        return keys
+
+    return given
+
+
+def carried_forward(db: Database) -> dict[str, Any]:
+    """A run that stopped after its mutation, and the run that carries it forward."""
+    make.a_workflow(db, failure_policy=make.NO_PAUSE)
+    (event,) = make.some_events(db, "m-1")
+    stopped = make.stopped(db, make.a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
+    retry = make.carried_forward(db, stopped)
+    return {"event": event, "run": stopped.id, "retry": retry.id}
+
+
+def mended(db: Database) -> dict[str, Any]:
+    """A workflow in maintenance that somebody was asked to mend, paused by a person meanwhile."""
+    keys = fresh(db)
+    with db.transaction() as tx:
+        workflows.enter_maintenance(tx, "billing", "division by zero")
+        assert workflows.open_maintenance_task(tx, "billing")
+        workflows.pause(tx, "billing", make.SOMEBODY)
+    return keys
+
+
+pending, preparing, prepared = run_in(Phase.PENDING), run_in(Phase.PREPARING), run_in(Phase.PREPARED)
+
+
+def held_back(db: Database) -> dict[str, Any]:
+    """An operation whose breaker is open."""
+    with db.transaction() as tx:
+        breakers.open_by_operator(tx, ("mail", "send"), make.SOMEBODY)
+    return {}
+
+
+mutating, mutated = run_in(Phase.MUTATING), run_in(Phase.MUTATED)
+emitting, committed = run_in(Phase.EMITTING), run_in(Phase.COMMITTED)
+unapproved = run_in(Phase.MUTATING, needs_approval=True)
+in_doubt = blocked = stopped_in(Phase.MUTATING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A row reached by the verbs, a write no verb makes, and the rule that refuses it."""
+
+    refused_by: str
+    given: Given
+    write: str
+
+
+def runs_set(rule: str, given: Given, change: str) -> Case:
+    return Case(refused_by=f"runs_{rule}", given=given, write=f"UPDATE pipeline.runs SET {change} WHERE id = :run")
+
+
+def ledger_set(rule: str, given: Given, change: str) -> Case:
+    write = f"UPDATE pipeline.mutations SET {change} WHERE id = :mutation"
+    return Case(refused_by=f"mutations_{rule}", given=given, write=write)
+
+
+def delivery_set(rule: str, given: Given, change: str) -> Case:
+    write = f"UPDATE pipeline.deliveries SET {change} WHERE event_id = :event"
+    return Case(refused_by=f"deliveries_{rule}", given=given, write=write)
+
+
+def workflow_set(rule: str, change: str) -> Case:
+    return Case(refused_by=f"workflows_{rule}", given=fresh, write=f"UPDATE pipeline.workflows SET {change}")
+
+
+def handler_set(rule: str, change: str) -> Case:
+    return Case(refused_by=f"handlers_{rule}", given=fresh, write=f"UPDATE pipeline.handlers SET {change}")
+
+
+def session_set(rule: str, change: str) -> Case:
+    write = f"UPDATE pipeline.sessions SET {change} WHERE id = :session"
+    return Case(refused_by=f"sessions_{rule}", given=pending, write=write)
+
+
+def doubled(rule: str, given: Given, table: str, **but: str) -> Case:
+    """Insert a copy of a row that is there, with the named columns changed."""
+    columns = [column.name for column in metadata.tables[f"pipeline.{table}"].columns]
+    values = ", ".join(but.get(column, column) for column in columns)
+    into = f"INSERT INTO pipeline.{table} ({', '.join(columns)}) OVERRIDING SYSTEM VALUE"
+    return Case(refused_by=rule, given=given, write=f"{into} SELECT {values} FROM pipeline.{table} LIMIT 1")
+
+
+CASES = (
+    # workflows
+    workflow_set("desired_known", "desired = 'asleep'"),
+    workflow_set("on_uncertain_known", "on_uncertain = 'shrug'"),
+    workflow_set("on_logic_error_known", "on_logic_error = 'shrug'"),
+    workflow_set("concurrency_positive", "concurrency = 0"),
+    workflow_set("ledger_outlives_done", "keep_ledger = '1 day'"),
+    workflow_set("ledger_outlives_done", "keep_done = '2 days', keep_ledger = '1 day'"),
+    workflow_set("maintenance_has_since", "maintenance = true"),
+    workflow_set("maintenance_has_since", "maintenance_since = pipeline.clock()"),
+    # handlers
+    handler_set("kind_known", "kind = 'spectator'"),
+    handler_set("after_failed_mutation_known", "after_failed_mutation = 'give_up'"),
+    handler_set("batch_positive", "batch = 0"),
+    handler_set("horizon_complete", "horizon = 7, horizon_xmax = NULL"),
+    handler_set("horizon_complete", "horizon = NULL, horizon_xmax = '7'"),
+    handler_set("workflow_name_once", "name = 'same'"),
+    handler_set("workflow_fk", "workflow = 'nowhere'"),
+    # deliveries
+    delivery_set("status_known", fresh, "status = 'lost'"),
+    delivery_set("reserved_has_owner", fresh, "status = 'reserved'"),
+    delivery_set("reserved_has_owner", fresh, "status = 'consumed'"),
+    delivery_set("reserved_has_owner", prepared, "run_id = NULL"),
+    delivery_set("reserved_has_owner", committed, "run_id = NULL"),
+    delivery_set("open_has_no_owner", fresh, "run_id = gen_random_uuid()"),
+    delivery_set("open_has_no_owner", prepared, "status = 'pending'"),
+    delivery_set("open_has_no_owner", prepared, "status = 'quarantined'"),
+    delivery_set("only_pending_is_offered", prepared, "offered_to = run_id"),
+    delivery_set("done_stays_done", committed, "status = 'pending', run_id = NULL"),
+    delivery_set("done_stays_done", committed, "status = 'reserved'"),
+    delivery_set("done_stays_done", committed, "status = 'skipped'"),
+    *(
+        delivery_set("release_guarded", given, f"status = '{status}', run_id = NULL")
+        for given in (mutating, in_doubt, stopped_in(Phase.EMITTING), mutated)
+        for status in ("pending", "quarantined")
+    ),
+    *(
+        delivery_set("taking_guarded", given, f"run_id = '{UUID(int=7)}'")
+        for given in (prepared, mutating, in_doubt, mutated)
+    ),
+    *(delivery_set("skipping_guarded", given, "status = 'skipped'") for given in (prepared, mutating, mutated)),
+    *(
+        Case(refused_by="deliveries_held_stays", given=given, write="DELETE FROM pipeline.deliveries")
+        for given in (fresh, prepared)
+    ),
+    # sessions
+    session_set("result_known", "result = 'so-so', finished_at = pipeline.clock()"),
+    session_set("finished_has_result", "finished_at = pipeline.clock()"),
+    session_set("finished_has_result", "result = 'completed'"),
+    session_set("workflow_fk", "workflow = 'nowhere'"),
+    # runs
+    runs_set("phase_known", pending, "phase = 'dreaming'"),
+    runs_set("status_known", pending, "status = 'asleep', finished_at = pipeline.clock()"),
+    runs_set("mutation_outcome_known", emitting, "mutation_outcome = 'perhaps'"),
+    runs_set("committed_together", emitting, "phase = 'committed'"),
+    runs_set("committed_together", preparing, "status = 'committed', finished_at = now(), lease_expires_at = NULL"),
+    runs_set("finished_unless_moving", preparing, "finished_at = pipeline.clock()"),
+    runs_set("finished_unless_moving", preparing, "status = 'crashed', lease_expires_at = NULL"),
+    runs_set("finished_unless_moving", preparing, "status = 'paused:approval', lease_expires_at = NULL"),
+    runs_set("finished_unless_moving", committed, "finished_at = NULL"),
+    runs_set("finished_unless_moving", unapproved, "finished_at = pipeline.clock()"),
+    runs_set("outcome_when_mutated", prepared, "mutation_outcome = 'success'"),
+    runs_set("outcome_when_mutated", mutating, "mutation_outcome = 'skipped'"),
+    runs_set("failed_mutation_ends", emitting, "mutation_outcome = 'failure'"),
+    runs_set("failed_mutation_ends", committed, "mutation_outcome = 'failure'"),
+    runs_set("only_active_is_leased", stopped_in(Phase.PREPARING), "lease_expires_at = pipeline.clock()"),
+    runs_set("only_active_is_leased", committed, "lease_expires_at = pipeline.clock()"),
+    runs_set("only_stopped_is_retried", preparing, "retry_pending = true"),
+    runs_set("only_stopped_is_retried", committed, "retry_pending = true"),
+    *(
+        runs_set("phase_only_grows", run_in(phase), f"phase = '{before}'")
+        for before, phase in zip(Phase, list(Phase)[1:], strict=False)
+    ),
+    runs_set("phase_only_grows", committed, "phase = 'pending', status = 'active', finished_at = NULL"),
+    runs_set("stopped_stays_stopped", stopped_in(Phase.PREPARING), "status = 'active', finished_at = NULL"),
+    runs_set("stopped_stays_stopped", stopped_in(Phase.PREPARING), "status = 'crashed'"),
+    runs_set("stopped_stays_stopped", committed, "status = 'crashed'"),
+    # mutations
+    ledger_set("status_known", mutating, "status = 'perhaps'"),
+    ledger_set("resolved_by_known", mutated, "resolved_by = 'nobody'"),
+    ledger_set("settled_has_resolver", mutating, "status = 'applied'"),
+    ledger_set("settled_has_resolver", mutating, "status = 'failed'"),
+    ledger_set("settled_has_resolver", mutating, "resolved_by = 'call', resolved_at = pipeline.clock()"),
+    ledger_set("settled_has_resolver", mutated, "resolved_by = NULL, resolved_at = NULL"),
+    ledger_set("settled_has_time", mutated, "resolved_at = NULL"),
+    ledger_set("settled_has_time", mutating, "resolved_at = pipeline.clock()"),
+    ledger_set("doubt_is_booked", mutating, "status = 'needs_reconcile'"),
+    ledger_set("doubt_is_booked", in_doubt, "next_reconcile_at = NULL"),
+    ledger_set("doubt_is_booked", mutating, "next_reconcile_at = pipeline.clock()"),
+    ledger_set("only_reconcilable_is_asked", in_doubt, "reconcilable = false"),
+    ledger_set("only_failed_is_watched", mutating, "watch_at = pipeline.clock()"),
+    ledger_set("only_failed_is_watched", mutated, "watch_at = pipeline.clock()"),
+    ledger_set("only_failed_surfaces", mutated, "surfaced_at = pipeline.clock()"),
+    ledger_set("only_failed_surfaces", in_doubt, "surfaced_at = pipeline.clock()"),
+    ledger_set("only_surfaced_is_acknowledged", mutating, "acknowledged_by = 'somebody'"),
+    ledger_set("sent_has_deadline", mutating, "send_deadline = NULL"),
+    ledger_set("sent_has_deadline", unapproved, "send_deadline = pipeline.clock()"),
+    ledger_set("sent_has_quiet_period", mutating, "quiet_until = NULL"),
+    ledger_set("sent_has_quiet_period", unapproved, "quiet_until = pipeline.clock()"),
+    *(
+        ledger_set("unresolved_was_sent", unapproved, change)
+        for change in (
+            "status = 'in_flight'",
+            "status = 'indeterminate'",
+            "status = 'needs_reconcile', next_reconcile_at = pipeline.clock()",
+            "status = 'applied', resolved_by = 'person', resolved_at = pipeline.clock()",
+        )
+    ),
+    *(
+        ledger_set("settled_stays_settled", mutated, f"status = '{status}', resolved_by = NULL, resolved_at = NULL")
+        for status in ("in_flight", "needs_reconcile", "indeterminate", "pending")
+    ),
+    ledger_set("settled_stays_settled", mutated, "status = 'failed'"),
+    ledger_set("run_id_fk", mutating, "run_id = gen_random_uuid()"),
+    # operations held back
+    Case(
+        refused_by="breakers_pk",
+        given=held_back,
+        write="INSERT INTO pipeline.breakers SELECT * FROM pipeline.breakers",
+    ),
+    # blocks
+    Case(refused_by="blocks_kind_known", given=blocked, write="UPDATE pipeline.blocks SET kind = 'mood'"),
+    Case(refused_by="blocks_workflow_fk", given=blocked, write="UPDATE pipeline.blocks SET workflow = 'nowhere'"),
+    Case(refused_by="blocks_run_id_fk", given=blocked, write="UPDATE pipeline.blocks SET run_id = gen_random_uuid()"),
+    # what others point at stays
+    Case(refused_by="handlers_workflow_fk", given=fresh, write="DELETE FROM pipeline.workflows"),
+    Case(refused_by="subscriptions_handler_id_fk", given=fresh, write="DELETE FROM pipeline.handlers"),
+    Case(refused_by="mutations_run_id_fk", given=mutating, write="DELETE FROM pipeline.runs"),
+    Case(
+        refused_by="maintenance_tasks_workflow_fk",
+        given=fresh,
+        write="INSERT INTO pipeline.maintenance_tasks (workflow, reason) VALUES ('nowhere', '')",
+    ),
+    # at most one
+    doubled("workflows_pk", fresh, "workflows"),
+    doubled("topics_pk", fresh, "topics"),
+    doubled("handlers_pk", fresh, "handlers", name="'another'"),
+    doubled("handlers_workflow_name_once", fresh, "handlers", id="4711"),
+    doubled("subscriptions_pk", fresh, "subscriptions"),
+    doubled("events_pk", fresh, "events", message_id="'another'"),
+    doubled("events_workflow_topic_message_id_once", fresh, "events", id="4711"),
+    doubled("deliveries_pk", fresh, "deliveries"),
+    doubled("deliveries_pk", committed, "deliveries", status="'pending'", run_id="NULL"),
+    doubled("sessions_pk", pending, "sessions", finished_at="pipeline.clock()", result="'failed'"),
+    doubled("sessions_one_open", pending, "sessions", id="gen_random_uuid()"),
+    doubled("runs_pk", pending, "runs"),
+    doubled("mutations_pk", mutating, "mutations", run_id="gen_random_uuid()"),
+    doubled("mutations_run_id_once", mutating, "mutations", id="gen_random_uuid()"),
+    doubled("blocks_pk", blocked, "blocks", kind="'internal'"),
+    doubled("blocks_open", blocked, "blocks", id="4711"),
+    doubled("audit_pk", mended, "audit"),
+    Case(
+        refused_by="sweeps_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.sweeps (name) VALUES ('tick'), ('tick')",
+    ),
+    Case(
+        refused_by="walks_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.walks (name, position) VALUES ('runs', '1'), ('runs', '2')",
+    ),
+    Case(
+        refused_by="archive_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.archive (kind, id, content) VALUES ('run', 'x', '{}'), ('run', 'x', '{}')",
+    ),
+    Case(
+        refused_by="notices_pk",
+        given=fresh,
+        write="INSERT INTO pipeline.notices (kind, subject) VALUES ('blocked', 'x'), ('blocked', 'x')",
+    ),
+    doubled("maintenance_tasks_pk", mended, "maintenance_tasks", closed_at="pipeline.clock()"),
+    doubled("maintenance_tasks_one_open", mended, "maintenance_tasks", id="4711"),
+    Case(
+        refused_by="runs_retry_once",
+        given=carried_forward,
+        write="""INSERT INTO pipeline.runs (workflow, handler_id, session_id, retry_of)
+                 SELECT workflow, handler_id, session_id, retry_of FROM pipeline.runs WHERE id = :retry""",
+    ),
+)
+
+
+def named(case: Case) -> str:
+    return case.refused_by
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_the_database_refuses_what_no_verb_does(db: Database, case: Case) -> None:
+    keys = case.given(db)
+    with pytest.raises(IntegrityError) as refusal, db.transaction() as tx:
+        tx.execute(text(case.write), **{key: value for key, value in keys.items() if f":{key}" in case.write})
+    diagnosis: Any = refusal.value.orig
+    assert diagnosis.diag.constraint_name == case.refused_by
+    assert diagnosis.diag.schema_name == "pipeline"
+    assert case.refused_by.startswith(diagnosis.diag.table_name)
+
+
+def test_every_rule_of_the_schema_has_a_case_that_it_refuses(db: Database) -> None:
+    with db.engine.connect() as connection:
+        rules = set(schema_catalog.refusals(connection))
+    tried = {case.refused_by for case in CASES}
+    assert sorted(rules - tried) == [], "rules without a case"
+    assert sorted(tried - rules) == [], "cases for rules that are gone"
+
+
+def test_a_refusal_by_a_trigger_says_what_it_refuses(db: Database) -> None:
+    keys = mutating(db)
+    words = f"event {keys['event']} stays reserved: its run {keys['run']} holds an applied or unresolved mutation"
+    with pytest.raises(IntegrityError, match=words), db.transaction() as tx:
+        tx.execute(_RELEASE, event=keys["event"])
+
+
+def test_an_event_whose_run_has_no_mutation_may_be_released(db: Database) -> None:
+    keys = prepared(db)
+    with db.engine.connect() as connection:
+        assert connection.execute(_RELEASE, {"event": keys["event"]}).rowcount == 1

@@ -1,0 +1,34 @@
+"""A process that dies at a commit boundary, simulated where it can be aimed: at the database's door."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipeline.store.database import Database, Transaction
+
+
+class Crash(BaseException):
+    """The process is gone. Nothing of ours catches it."""
+
+
+class CrashingDatabase(Database):
+    """Lets a number of transactions pass, then dies before or after the commit of the next.
+
+    ``before_commit=3`` dies with the third transaction's writes lost, ``after_commit=3`` with them
+    kept but everything that would have followed them not done.
+    """
+
+    def __init__(self, db: Database, *, before_commit: int = 0, after_commit: int = 0) -> None:
+        super().__init__(db.engine, clock_offset=db.clock_offset)
+        self.before_commit, self.after_commit = before_commit, after_commit
+        self.transactions = 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        self.transactions += 1
+        number = self.transactions
+        with super().transaction() as tx:
+            yield tx
+            if number == self.before_commit:
+                raise Crash
+        if number == self.after_commit:
+            raise Crash

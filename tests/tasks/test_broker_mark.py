@@ -1,0 +1,70 @@
+"""Two installations on one broker would take each other's events: the second to come is told."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import redis
+from celery import Celery
+from sqlalchemy import text
+
+from pipeline.embedded import servers
+from pipeline.store.database import Database, identity
+from pipeline.tasks import broker_mark
+
+
+@pytest.fixture
+def broker(embedded: servers.Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A Redis number that nothing else of this test run uses, as the broker of this process."""
+    url = f"{embedded.broker_url.rpartition('/')[0]}/13"
+    with redis.Redis.from_url(url) as client, Celery(broker=url, set_as_current=False) as app:
+        client.delete(broker_mark.OWNER_KEY)
+        monkeypatch.setattr(broker_mark, "app", app)
+        yield url
+        client.delete(broker_mark.OWNER_KEY)
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_workers_of_one_database_share_a_broker_in_silence(
+    db: Database, broker: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        broker_mark.check_broker_owner(db, broker)
+    assert errors(caplog) == []
+    with redis.Redis.from_url(broker) as client, db.transaction() as tx:
+        assert client.get(broker_mark.OWNER_KEY) == identity(tx).encode()
+
+
+def test_a_worker_of_another_database_says_what_it_found_and_what_to_do(
+    db: Database, broker: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis.Redis.from_url(broker) as client:
+        client.set(broker_mark.OWNER_KEY, "7/staging")
+    broker_mark.check_broker_owner(db, broker)
+    (said,) = errors(caplog)
+    assert "found 7/staging" in said
+    assert "PIPELINE_BROKER_URL" in said
+    assert f"delete the key {broker_mark.OWNER_KEY}" in said
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "amqp://127.0.0.1:1//"])
+def test_a_broker_that_cannot_be_asked_is_no_trouble(
+    db: Database, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Celery(broker=url, set_as_current=False) as app:
+        monkeypatch.setattr(broker_mark, "app", app)
+        broker_mark.check_broker_owner(db, url)
+    assert errors(caplog) == []
+
+
+def test_a_role_without_privileges_can_tell_which_database_it_is(db: Database) -> None:
+    with db.transaction() as tx:
+        expected = identity(tx)
+        tx.execute(text("CREATE ROLE nobody_at_all"))
+        tx.execute(text("SET LOCAL ROLE nobody_at_all"))
+        assert identity(tx) == expected
+        tx.execute(text("RESET ROLE"))
+        tx.execute(text("DROP ROLE nobody_at_all"))

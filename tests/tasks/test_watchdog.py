@@ -1,0 +1,43 @@
+"""When a worker counts as deaf: idle for too long although messages wait for it."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline.tasks.watchdog import StallDetector
+
+
+@pytest.fixture
+def stall() -> StallDetector:
+    """A worker that has taken seven messages, and ten seconds of patience."""
+    found = StallDetector(timedelta(seconds=10))
+    assert not found.observe(taken=7, is_busy=False, has_waiting=False, now=0.0)
+    return found
+
+
+def look(stall: StallDetector, now: float, *, taken: int = 7, busy: bool = False, waiting: bool = True) -> bool:
+    return stall.observe(taken=taken, is_busy=busy, has_waiting=waiting, now=now)
+
+
+def test_idle_while_messages_wait_is_borne_for_a_while_and_not_longer(stall: StallDetector) -> None:
+    assert [look(stall, now) for now in (5.0, 10.0, 14.9, 15.0, 20.0)] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [{"taken": 8}, {"busy": True}, {"waiting": False}],
+    ids=["took a message", "has work", "nothing waits"],
+)
+def test_any_sign_of_life_starts_the_patience_anew(stall: StallDetector, sign: dict[str, Any]) -> None:
+    assert not look(stall, 5.0)
+    assert not look(stall, 14.0, **sign)
+    assert not look(stall, 16.0, taken=sign.get("taken", 7))
+    assert not look(stall, 25.0, taken=sign.get("taken", 7))
+    assert look(stall, 26.0, taken=sign.get("taken", 7))
+
+
+def test_the_first_look_of_a_worker_that_has_just_started_is_no_sign_of_anything() -> None:
+    stall = StallDetector(timedelta(0))
+    assert not look(stall, 0.0, taken=0)
+    assert look(stall, 1.0, taken=0)

@@ -1,0 +1,204 @@
+"""How numbers get from one process to another, and from there to whoever asks."""
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pipeline.config import Settings, SettingsError
+from pipeline.telemetry.metrics import METRICS
+from pipeline.telemetry.metrics_export import collector, meters, server, totals
+from pipeline.telemetry.metrics_export.meters import MetricsExport, is_pushed
+from pipeline.telemetry.metrics_export.server import MetricsEndpoint
+from pipeline.telemetry.metrics_export.totals import HISTOGRAM, SUM, UP_DOWN, MetricChannel, MetricPoint, MetricTotals
+from tests.deploy.known_names import OURS
+from tests.support.prometheus_scrapes import Scraped, answering, free_port, scrape
+from tests.support.recorded_metrics import Counted
+
+BOUNDS = (1.0, 2.0)
+
+
+def a_sum(name: str = "things", value: float = 1, **labels: str) -> MetricPoint:
+    return MetricPoint(name, SUM, "{thing}", "things", (), tuple(sorted(labels.items())), value)
+
+
+def a_histogram(*buckets: float) -> MetricPoint:
+    return MetricPoint("waits", HISTOGRAM, "s", "waits", BOUNDS, (), (sum(buckets), 1.5, buckets))
+
+
+def shown(*rows: MetricPoint) -> Scraped:
+    return Scraped(server.exposition(rows)[1].decode())
+
+
+def test_sums_and_buckets_are_added_up_and_never_go_back() -> None:
+    added = MetricTotals()
+    added.add([a_sum(kind="a"), a_sum(kind="b", value=2), a_histogram(1, 0, 2)])
+    added.add([a_sum(kind="a", value=3), a_histogram(0, 1, 1)])
+    seen = shown(*added.points())
+    assert seen.by("things_total", "kind") == {"a": 4, "b": 2}
+    assert seen.by("waits_seconds_bucket", "le") == {"1.0": 1, "2.0": 2, "+Inf": 5}
+    assert (seen.sum("waits_seconds_count"), seen.sum("waits_seconds_sum")) == (5, 3)
+    assert seen.kinds == {"things": "counter", "waits_seconds": "histogram"}
+
+
+def test_a_level_of_a_process_that_is_gone_is_gone_with_it() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    added = MetricTotals()
+    level = MetricPoint("in_flight", UP_DOWN, "{item}", "work", (), (), 2)
+    added.add([level], os.getpid())
+    added.add([level], ended.pid)
+    assert shown(*added.points()).sum("in_flight") == 2
+
+
+def test_more_series_than_are_kept_are_dropped_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(totals, "MAX_SERIES", 3)
+    added = MetricTotals()
+    for _ in range(2):
+        added.add(a_sum(of=str(n)) for n in range(10))
+    assert len(added.points()) == 3
+    assert shown(*added.points()).sum("things_total") == 6
+    assert len([line for line in caplog.records if line.name == totals.log.name]) == 1
+
+
+@pytest.fixture
+def channel() -> Iterator[MetricChannel]:
+    found = MetricChannel()
+    yield found
+    found.close()
+
+
+def test_what_is_too_large_for_one_datagram_goes_in_parts(
+    channel: MetricChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(totals, "MAX_DATAGRAM_BYTES", 2_000)
+    sent = [a_sum(of=f"number {n}", value=n) for n in range(60)]
+    assert channel.send(sent) == []
+    assert drained(channel) == {row.labels: row.value for row in sent}
+
+
+def test_a_channel_nobody_empties_refuses_and_nothing_of_it_is_lost_or_sent_twice(channel: MetricChannel) -> None:
+    told, left = 0, list[MetricPoint]()
+    while not left:
+        told += 1
+        left = channel.send([a_sum()])
+    before = drained(channel)
+    assert channel.send(left) == []
+    after = drained(channel)
+    assert sum(before.values()) + sum(after.values()) == told
+    assert sum(after.values()) == 1
+
+
+def drained(channel: MetricChannel) -> dict[Any, Any]:
+    """Everything that is in a channel."""
+    added = MetricTotals()
+    channel.receiver.setblocking(False)
+    channel.receive(added)
+    return {row.labels: row.value for row in added.points()}
+
+
+def test_handlers_may_count_by_themselves_and_libraries_that_watch_themselves_are_left_out() -> None:
+    counted = Counted()
+    counted.provider.get_meter("shop").create_counter("shop.orders").add(2, {"kind": "large"})
+    counted.provider.get_meter("opentelemetry.instrumentation.celery").create_counter("runtime").add(1)
+    assert [(row.name, row.value) for row in counted.rows()] == [("shop.orders", 2)]
+
+
+def test_a_label_that_cannot_be_sent_silences_nobody() -> None:
+    assert shown(a_sum(odd="\udce9"), a_sum("others")).samples == {
+        "things_total": [({"odd": "?"}, 1)],
+        "others_total": [({}, 1)],
+    }
+
+
+def test_of_two_metrics_with_one_name_the_first_is_shown() -> None:
+    level = MetricPoint("things", UP_DOWN, "{thing}", "things", (), (), 7)
+    assert shown(a_sum(), level).samples == {"things_total": [({}, 1)]}
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(metrics_port=free_port(), metrics_host="127.0.0.1")
+
+
+@pytest.fixture
+def served(settings: Settings) -> Iterator[MetricsExport]:
+    """A process that forks keeps its provider to itself, so that this one can be used by other tests."""
+    found = MetricsExport(settings, is_forking=True)
+    found.open_channel()
+    found.begin()
+    yield found
+    found.end()
+
+
+def test_an_endpoint_answers_in_the_form_that_is_asked_for_and_only_at_its_path(served: MetricsExport) -> None:
+    port = served.settings.metrics_port
+    assert port is not None
+    assert served.channel is not None
+    served.channel.send([a_sum(kind="a")])
+    assert answering(port).kinds.keys() <= {"things"}
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert answer.read().endswith(b"# EOF\n")
+    with pytest.raises(urllib.error.HTTPError, match="404") as refused:
+        scrape(port, "/")
+    refused.value.close()
+
+
+def test_a_port_that_becomes_free_is_taken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(server, "BIND_RETRY_SECONDS", 0.05)
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        endpoint = MetricsEndpoint("127.0.0.1", port, lambda: [a_sum()])
+        endpoint.start()
+    assert answering(port).sum("things_total") == 1
+    endpoint.close()
+    warned = [line for line in caplog.records if line.levelname == "WARNING" and line.name == server.log.name]
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    ("port", "asked", "pushed"),
+    [(None, "", True), (9464, "", False), (9464, "otlp", True), (None, "none", False)],
+)
+def test_numbers_are_pushed_where_nothing_is_scraped_or_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, port: int | None, asked: str, pushed: bool
+) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", asked)
+    assert is_pushed(Settings(metrics_port=port, otlp_endpoint="http://collector:4318")) is pushed
+    assert not is_pushed(Settings(metrics_port=port))
+
+
+def test_a_port_without_what_serves_it_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meters, "find_spec", lambda name: None if name == "prometheus_client" else object())
+    meters.require_exporter(Settings())
+    with pytest.raises(SettingsError, match=r"PIPELINE_METRICS_PORT: .*pip install 'pipeline\[otel\]'"):
+        meters.require_exporter(Settings(metrics_port=1))
+
+
+def test_a_copy_that_a_fork_made_hands_nothing_over(channel: MetricChannel) -> None:
+    counted = Counted()
+    exporter = collector._HandoverExporter(channel)
+    counted.provider.get_meter("shop").create_counter("shop.orders").add(2)
+    data = counted.reader.get_metrics_data()
+    assert data is not None
+    exporter.pid += 1
+    exporter.export(data)
+    exporter.shutdown()
+    assert drained(channel) == {}
+
+
+def test_rules_and_dashboards_are_written_against_metrics_of_the_table() -> None:
+    known = {about.prometheus: set(about.labels) for about in METRICS.values()}
+    assert {name: labels for name, labels in OURS.items() if known.get(name) != labels} == {}

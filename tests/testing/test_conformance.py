@@ -1,0 +1,290 @@
+"""The conformance kit passes connectors that tell the truth, and names the lie of those that do not."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
+from pipeline.connectors.sdk import Call, Connector, Grade
+from pipeline.domain.errors import InvalidInputError
+from pipeline.testing.conformance import CASES, Case, Subject, check, conformance, run_case
+from pipeline.testing.fault_proxy import FaultyProxy
+from tests.support.conformance_retries import MORE, patient
+from tests.testing import conformance_connectors as these
+from tests.testing.conformance_server import World
+
+TIMEOUT = timedelta(milliseconds=300)
+#: For calls that have to end well.
+LONG = timedelta(seconds=1)
+
+#: Each liar, a case that shows its lie, and words that name it.
+LIES: list[tuple[type[these.Base], Case, str]] = [
+    (these.SaysRefusedOnReset, Case.RESET_AFTER_SEND, "its error reads 'refused', which says that it did not happen"),
+    (these.SaysNotNowOnTimeout, Case.TIMEOUT_AFTER_SEND, "its error reads 'not now', which says that it did not"),
+    (these.SaysNotNowOnTimeout, Case.SLOW_COMMIT, "its error reads 'not now', which says that it did not"),
+    (these.NeverFinds, Case.RECONCILE_AFTER, "reconcile says NotFound although it is there"),
+    (these.NeverFinds, Case.SLOW_COMMIT, "reconcile says NotFound although it is there"),
+    (these.TakesSilenceForAbsence, Case.RECONCILE_CUT_OFF, "reconcile says NotFound although it is there"),
+    (these.TakesRefusalForAbsence, Case.RECONCILE_CUT_OFF, "reconcile says NotFound although it is there"),
+    (these.AlwaysFinds, Case.RECONCILE_BEFORE, "reconcile says Applied, and it is not there"),
+    (these.AlwaysFinds, Case.RESET_BEFORE_SEND, "reconcile says Applied, and it is not there"),
+    (these.FindsSomethingElse, Case.RECONCILE_AFTER, "that of reconcile has 'thing-of-somebody-else'"),
+    (these.AnswersWithAWord, Case.RECONCILE_BEFORE, "reconcile returned 'found it'; expected Applied, NotFound or"),
+    (these.SendsToFindOut, Case.RECONCILE_BEFORE, "a reconcile must not send anything"),
+    (these.IgnoresTheDeadline, Case.TIMEOUT_BEFORE_SEND, "past its deadline"),
+    (these.IgnoresTheDeadline, Case.DRIPPING_ANSWER, "past its deadline"),
+    (these.IgnoresTheDeadline, Case.TOO_LATE, "the call sent something after its deadline"),
+    (these.SendsAfterTheDeadline, Case.TIMEOUT_BEFORE_SEND, "the call sent something after its deadline"),
+    (these.ClaimsToBeKeyed, Case.DUPLICATE, "says that the key is honoured; the same call twice happened 2 times"),
+    (these.RetriesInside, Case.RESET_BEFORE_SEND, "one call sent 2 requests: it must not retry inside"),
+    (these.RetriesInside, Case.RESET_AFTER_SEND, "it happened 2 times"),
+    (these.TellsItsToken, Case.RESET_AFTER_SEND, "a credential stands in an error"),
+    (these.ReadsAnErrorAsNo, Case.ERROR_AFTER_COMMIT, "its error reads 'not now', which says that it did not happen"),
+    (these.InventsItsResult, Case.TIMEOUT_BEFORE_SEND, "it happened 0 times"),
+    (these.SendsTwiceAndComplains, Case.APPLIED, "one call happened 2 times"),
+    (these.RefusesASecondTime, Case.DUPLICATE, "the second call reads 'refused': it did not happen; but the first one"),
+    (these.ReadsAGatewaysErrorAsNo, Case.ERROR_AFTER_COMMIT, "its error reads 'not now', which says that it did not"),
+    (these.ShowsItsToken, Case.APPLIED, "a credential stands in the connector's repr"),
+    (these.TellsItsTokenWhenAsked, Case.RECONCILE_BEFORE, "a credential stands in a verdict"),
+    (
+        these.NeverWorks,
+        Case.APPLIED,
+        "nothing was in its way, and it raised ValueError('cannot make a thing with •••')",
+    ),
+    (these.TellsItsTokenWhenAsked, Case.RECONCILE_AFTER, "it happened, and reconcile does not find it: Retry"),
+]
+HONEST = {
+    these.HonestA: Grade.A,
+    these.HonestB: Grade.B,
+    these.HonestC: Grade.C,
+    these.HonestD: Grade.D,
+}
+
+
+def in_time(test: Callable[[timedelta], None]) -> None:
+    """Try with time enough for calls that have to end well, and with far more if the machine stood still."""
+    try:
+        test(LONG)
+    except (AssertionError, pytest.fail.Exception):
+        test(MORE * LONG)
+
+
+def subject(connector: Connector, world: World, proxy: FaultyProxy, **other: Any) -> Subject:
+    usual = Subject(
+        connector=connector,
+        operation="make",
+        params={"what": "a thing"},
+        effects=world.effects,
+        proxy=proxy,
+        timeout=TIMEOUT,
+        result_parts=["id"],
+    )
+    return replace(usual, **other)
+
+
+@pytest.mark.parametrize(("kind", "grade"), HONEST.items(), ids=lambda value: getattr(value, "name", value))
+def test_an_honest_connector_passes_every_case_with_its_grade(
+    kind: type[these.Base], grade: Grade, world: World, proxy: FaultyProxy
+) -> None:
+    report = patient(subject(kind(proxy.url), world, proxy))
+    report.require(grade)
+    assert report.measured_grade is report.declared_grade is grade
+    assert {finding.case for finding in report.results} == set(CASES)
+
+
+@pytest.mark.parametrize(("kind", "case", "words"), LIES, ids=[f"{kind.name}-{case}" for kind, case, _ in LIES])
+def test_a_lie_is_named(kind: type[these.Base], case: Case, words: str, world: World, proxy: FaultyProxy) -> None:
+    for more in (1, 2, 4):
+        found = said(subject(kind(proxy.url), world, proxy, timeout=more * TIMEOUT), case)
+        if words in found:  # on a busy machine a call may run out of time before it can lie
+            break
+    assert words in found
+    assert found.startswith(f"{kind.name}.make, {case}: ")
+    assert these.TOKEN not in found
+
+
+def said(tried: Subject, case: Case) -> str:
+    """What the kit complains about; nothing when it has no complaint."""
+    try:
+        check(tried, case)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def test_a_report_says_of_every_case_how_it_went(world: World, proxy: FaultyProxy) -> None:
+    report = patient(subject(these.ClaimsToBeKeyed(proxy.url), world, proxy), [Case.APPLIED, Case.DUPLICATE])
+    with pytest.raises(AssertionError) as caught:
+        report.require()
+    assert str(caught.value).splitlines() == [
+        "expected grade C and no failure",
+        "claims-to-be-keyed.make: declared C, measured D",
+        "  applied              pass",
+        "  duplicate            fail            it says that the key is honoured; the same call twice happened 2 times",
+    ]
+
+
+def test_a_connector_that_is_honest_about_too_little_does_not_meet_a_higher_grade(
+    world: World, proxy: FaultyProxy
+) -> None:
+    report = patient(subject(these.HonestB(proxy.url), world, proxy), [Case.DUPLICATE, Case.RECONCILE_AFTER])
+    report.require()
+    report.require(Grade.B)
+    with pytest.raises(
+        AssertionError, match=r"expected grade A and no failure\nhonest-b\.make: declared B, measured B"
+    ):
+        report.require(Grade.A)
+
+
+def test_what_is_asked_for_cannot_be_less_than_what_is_declared(world: World, proxy: FaultyProxy) -> None:
+    report = patient(subject(these.HonestA(proxy.url), world, proxy), [Case.DUPLICATE])
+    with pytest.raises(
+        AssertionError, match=r"expected grade A and no failure\nhonest-a\.make: declared A, measured C"
+    ):
+        report.require(Grade.D)
+
+
+def test_a_reconcile_that_lied_once_counts_for_nothing_in_the_grade(world: World, proxy: FaultyProxy) -> None:
+    tried = [Case.DUPLICATE, Case.RECONCILE_BEFORE, Case.RECONCILE_AFTER]
+    report = patient(subject(these.AlwaysFinds(proxy.url), world, proxy, timeout=LONG), tried)
+    assert [finding.status for finding in report.results] == ["pass", "fail", "pass"]
+    assert (report.declared_grade, report.measured_grade) == (Grade.A, Grade.C)
+
+
+def test_a_grade_that_is_met_does_not_make_up_for_a_failure(world: World, proxy: FaultyProxy) -> None:
+    report = patient(subject(these.TellsItsToken(proxy.url), world, proxy), [Case.DUPLICATE, Case.RESET_AFTER_SEND])
+    assert report.measured_grade is report.declared_grade is Grade.C
+    with pytest.raises(AssertionError, match="a credential stands in an error"):
+        report.require(Grade.C)
+
+
+def test_a_call_that_is_left_behind_says_nothing_about_its_outcome(world: World, proxy: FaultyProxy) -> None:
+    tried = subject(these.IgnoresTheDeadline(proxy.url), world, proxy)
+    for _ in range(3):
+        words = run_case(tried, Case.TIMEOUT_AFTER_SEND).notes
+        if len(words) == 1:  # on a busy machine its request may come too late to be met by the fault
+            break
+    assert ["past its deadline" in each for each in words] == [True]
+
+
+def test_a_key_that_is_honoured_without_being_declared_is_mentioned(world: World, proxy: FaultyProxy) -> None:
+    class Modest(these.Base):
+        name = "modest"
+
+        @these.at_once()
+        def make(self, call: Call, *, what: str) -> dict[str, Any]:
+            return self.keyed(call, what)
+
+    def mentioned(timeout: timedelta) -> None:
+        finding = check(subject(Modest(proxy.url), world, proxy, timeout=timeout), Case.DUPLICATE)
+        assert finding.notes == ["the key was honoured, although the operation does not say so"]
+        assert finding.is_key_honoured
+
+    in_time(mentioned)
+
+
+@pytest.mark.parametrize("case", [Case.TIMEOUT_BEFORE_SEND, Case.RESET_AFTER_SEND, Case.BUSY])
+def test_a_connector_that_goes_past_the_proxy_is_told_so(case: Case, world: World, proxy: FaultyProxy) -> None:
+    around = these.HonestA(f"http://127.0.0.1:{world.server_port}")
+    with pytest.raises(AssertionError, match="the connector must reach its server through the proxy"):
+        check(subject(around, world, proxy), case)
+
+
+def test_an_effect_that_the_counter_does_not_see_is_no_proof(world: World, proxy: FaultyProxy) -> None:
+    def unseen(timeout: timedelta) -> None:
+        blind = subject(these.HonestD(proxy.url), world, proxy, effects=lambda _: 0, timeout=timeout)
+        assert "not staged: it happened 0 times instead of 1" in said(blind, Case.RESET_AFTER_SEND)
+
+    in_time(unseen)
+
+
+def test_an_index_that_lags_longer_than_the_settle_window_is_a_lie(world: World, proxy: FaultyProxy) -> None:
+    world.hides.set()
+
+    def hidden(timeout: timedelta) -> None:
+        found = said(subject(these.HonestB(proxy.url), world, proxy, timeout=timeout), Case.RESET_AFTER_SEND)
+        assert "NotFound although it is there and the settle window is over" in found
+
+    in_time(hidden)
+
+
+def test_an_index_that_lags_within_the_settle_window_is_none(world: World, proxy: FaultyProxy) -> None:
+    class Once(threading.Event):
+        """Whoever looks first does not find it, and everybody after him does."""
+
+        def is_set(self) -> bool:
+            was_set = super().is_set()
+            self.clear()
+            return was_set
+
+    world.hides = Once()
+
+    def lagging(timeout: timedelta) -> None:
+        world.hides.set()
+        world.requests.clear()
+        late = subject(these.HonestB(proxy.url), world, proxy, timeout=timeout, settle=timeout)
+        assert check(late, Case.RESET_AFTER_SEND).status == "pass"
+        assert ["GET" in request for request in world.requests] == [False, True, True]
+
+    in_time(lagging)
+
+
+def test_cases_that_do_not_apply_say_why(world: World, proxy: FaultyProxy) -> None:
+    plain = subject(these.HonestD(proxy.url), world, proxy, http=False)
+    found = {case: check(plain, case) for case in (Case.BUSY, Case.ERROR_AFTER_COMMIT, Case.RECONCILE_AFTER)}
+    assert {finding.status for finding in found.values()} == {"not applicable"}
+    assert found[Case.BUSY].notes == ["only for HTTP"]
+    assert found[Case.RECONCILE_AFTER].notes == ["nobody can be asked"]
+    assert world.requests == []
+
+
+def test_words_of_ones_own_can_be_kept_secret_too(world: World, proxy: FaultyProxy) -> None:
+    def kept(timeout: timedelta) -> None:
+        secretive = subject(these.HonestD(proxy.url), world, proxy, secrets=["timed out"], timeout=timeout)
+        assert "a credential stands in an error" in said(secretive, Case.TIMEOUT_AFTER_SEND)
+
+    in_time(kept)
+
+
+def test_parameters_can_be_made_from_the_key(world: World, proxy: FaultyProxy) -> None:
+    made: list[str] = []
+
+    def params(key: str) -> dict[str, str]:
+        made.append(key)
+        return {"what": key}
+
+    def applied(timeout: timedelta) -> None:
+        made.clear()
+        world.happened.clear()
+        check(subject(these.HonestA(proxy.url), world, proxy, params=params, timeout=timeout), Case.APPLIED)
+        assert set(made) == set(world.happened)
+
+    in_time(applied)
+
+
+def test_an_operation_that_is_not_there_is_named_with_those_that_are(world: World, proxy: FaultyProxy) -> None:
+    with pytest.raises(InvalidInputError, match="no mutation 'mkae' to try; known: make"):
+        conformance(subject(these.HonestA(proxy.url), world, proxy, operation="mkae"))
+
+
+def test_a_connector_whose_errors_promise_less_than_is_known_is_told_what_could_be_said(
+    world: World, proxy: FaultyProxy
+) -> None:
+    class Cautious(these.Base):
+        name = "cautious"
+
+        @these.at_once(errors=lambda _: ErrorReading(meaning=ErrorMeaning.UNKNOWN))
+        def make(self, call: Call, *, what: str) -> dict[str, Any]:
+            return self.plain(call, what)
+
+    def told(timeout: timedelta) -> None:
+        tried = subject(Cautious(proxy.url), world, proxy, timeout=timeout)
+        (refused,), (busy,) = (check(tried, case).notes for case in (Case.REFUSED_CONNECTION, Case.BUSY))
+        assert refused.startswith("expected 'not now': nothing can have happened")
+        assert busy.startswith("expected 'not now', and after 0:00:07 as the server asked")
+
+    in_time(told)

@@ -1,0 +1,113 @@
+"""What a schema says about the form of a text is checked where events come in, as the model would read it."""
+
+import re
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address
+from typing import Annotated, Any
+from uuid import UUID
+
+import pytest
+from pydantic import (
+    UUID4,
+    AnyUrl,
+    BeforeValidator,
+    Field,
+    HttpUrl,
+    IPvAnyAddress,
+    IPvAnyNetwork,
+    RootModel,
+    SecretStr,
+    create_model,
+)
+
+from pipeline.domain.errors import PayloadError
+from pipeline.transitions import payload_schemas
+
+A_UUID = "01a1e571-dadf-4e70-ae43-8088c9242434"
+
+
+def checked(kind: Any, value: Any) -> Any:
+    """The payload, after the check that publishers meet and the one that consumers make."""
+    model = create_model("Order", it=(kind, ...))
+    payload_schemas.check_payload(
+        payload_schemas.json_schema(model), {"it": value}, what="payload of 'm1'", topic="orders"
+    )
+    return getattr(model.model_validate({"it": value}), "it")  # noqa: B009 - a model made here has it
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad", "good"),
+    [
+        (datetime, ["yesterday", "2026-02-30T00:00:00Z"], ["2026-01-01T10:00:00Z", "2026-01-01 10:00", "2026-01-01"]),
+        (date, ["31.12.2026", "2026-13-01"], ["2026-12-31"]),
+        (time, ["25:00", "noon"], ["10:00", "10:00:01.5"]),
+        (timedelta, ["soon"], ["PT1H", "00:01:30"]),
+        (UUID, ["4711"], [A_UUID, A_UUID.replace("-", "")]),
+        (UUID4, ["01a1e571-dadf-7e70-ae43-8088c9242434"], [A_UUID]),
+        (Decimal, ["12,50", "much", ""], ["12.50", "-1e3", 12, 12.5]),
+        (Annotated[Decimal, Field(allow_inf_nan=True)], ["much"], ["Infinity"]),
+        (Annotated[Decimal, Field(gt=0, max_digits=5)], ["12,50"], ["12.50"]),
+        (HttpUrl, ["nope", "http://"], ["https://example.org/a?b=c"]),
+        (AnyUrl, ["nope"], ["mailto:ada@example.org"]),
+        (IPv4Address, ["1.2.3", "::1"], ["1.2.3.4"]),
+        (IPv6Address, ["1.2.3.4"], ["::1"]),
+        (IPvAnyAddress, ["home"], ["::1", "1.2.3.4"]),
+        (IPv4Network, ["1.2.3.4/99"], ["1.2.3.0/24"]),
+        (IPvAnyNetwork, ["home"], ["1.2.3.0/24"]),
+        (IPv4Interface, ["home"], ["1.2.3.4/24"]),
+        (re.Pattern[str], ["("], ["a+"]),
+        (datetime | None, ["yesterday"], [None, "2026-01-01T10:00:00Z"]),
+        (list[date], [["2026-12-31", "later"]], [["2026-12-31"]]),
+        (dict[str, Decimal], [{"a": "1", "b": "x"}], [{"a": "1"}]),
+        (Decimal | str, [[]], ["much", "12.50"]),
+        (SecretStr, [], ["anything"]),
+    ],
+    ids=str,
+)
+def test_a_text_that_the_model_could_not_read_is_refused_and_no_other(
+    kind: Any, bad: list[Any], good: list[Any]
+) -> None:
+    for value in good:
+        checked(kind, value)
+    for value in bad:
+        with pytest.raises(PayloadError, match=r"^payload of 'm1': \$\.it.* does not fit; expected "):
+            checked(kind, value)
+
+
+def test_a_refusal_names_the_place_and_the_format_and_not_the_text() -> None:
+    with pytest.raises(PayloadError) as refusal:
+        checked(list[datetime], ["2026-01-01T10:00:00Z", "s3cret"])
+    assert str(refusal.value) == (
+        "payload of 'm1': $.it[1] does not fit; expected format \"date-time\", as topic 'orders' declares. "
+        "Nothing was written."
+    )
+
+
+def test_a_mail_address_has_a_sign_that_makes_it_one() -> None:
+    schema = {"type": "string", "format": "email"}
+    payload_schemas.check_payload(schema, "ada@example.org", what="it", topic="orders")
+    with pytest.raises(PayloadError, match='format "email"'):
+        payload_schemas.check_payload(schema, "ada", what="it", topic="orders")
+
+
+def test_a_format_of_what_is_no_text_and_a_format_nobody_knows_refuse_nothing() -> None:
+    payload_schemas.check_payload({"format": "date"}, 7, what="it", topic="orders")
+    payload_schemas.check_payload({"type": "string", "format": "colour"}, "so-so", what="it", topic="orders")
+
+
+def test_a_model_that_reads_other_text_itself_says_so_in_its_schema() -> None:
+    def german(given: str) -> str:
+        return "-".join(reversed(given.split(".")))
+
+    day = Annotated[date, BeforeValidator(german, json_schema_input_type=str)]
+    assert checked(day, "31.12.2026") == date(2026, 12, 31)
+
+
+def test_what_checks_a_schema_is_made_once() -> None:
+    schema = payload_schemas.json_schema(RootModel[date])
+    payload_schemas.check_payload(schema, "2026-12-31", what="it", topic="orders")
+    made = payload_schemas._validator.cache_info().misses
+    for _ in range(10):
+        payload_schemas.check_payload(dict(schema), "2026-12-31", what="it", topic="orders")
+    assert payload_schemas._validator.cache_info().misses == made

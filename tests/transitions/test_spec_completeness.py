@@ -1,0 +1,251 @@
+"""EXECUTION's completeness table: every row a test, in the order of the table."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Row
+
+from pipeline.background import rescuer
+from pipeline.domain.failures import FailureKind
+from pipeline.domain.ids import EventId
+from pipeline.domain.states import Evidence, MutationOutcome, Phase, Resolver, RunStatus
+from pipeline.domain.values import AppliedMutation, FailedMutation
+from pipeline.domain.workflows import WorkflowStatus
+from pipeline.store.database import Database
+from pipeline.transitions import mutations, resolution, sessions, starts, workflows
+from tests.factories import (
+    LEASE,
+    SOMEBODY,
+    TIMEOUT,
+    a_run,
+    a_workflow,
+    applied,
+    carried_forward,
+    committed,
+    event_status,
+    refused,
+    some_events,
+    stopped,
+    the_mutation,
+    the_run,
+)
+from tests.support.rule import rule
+from tests.support.table_reads import one, open_session, session_of, status_of, workflow_row
+
+BEFORE = [Phase.PREPARING, Phase.PREPARED]
+AFTER = [Phase.EMITTING]
+STATUS = {
+    FailureKind.TRANSIENT: (RunStatus.PAUSED_TRANSIENT, WorkflowStatus.ACTIVE),
+    FailureKind.LOGIC: (RunStatus.FAILED_LOGIC, WorkflowStatus.ACTIVE),
+    FailureKind.AUTH: (RunStatus.PAUSED_APPROVAL, WorkflowStatus.ERROR),
+    FailureKind.INTERNAL: (RunStatus.FAILED_INTERNAL, WorkflowStatus.ERROR),
+}
+
+
+@rule("X-C1", "X-C2", "X-C3", "X-C4", "X-C5", "X-C6", "X-M3", "X-M4", "X-M7", "X-A2")
+@pytest.mark.parametrize("kind", list(STATUS))
+@pytest.mark.parametrize("phase", [*BEFORE, *AFTER])
+def test_every_kind_of_failure_disposes_of_inputs_by_the_boundary(
+    db: Database, phase: Phase, kind: FailureKind
+) -> None:
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    run = stopped(db, a_run(db, phase), kind)
+    assert (run.status, status_of(db)) == STATUS[kind]
+    assert run.phase == phase, "a failure never changes the phase"
+    keeps = phase in AFTER
+    assert (run.retry_pending, event_status(db, event)) == (keeps, "reserved" if keeps else "pending")
+    assert session_of(db, run).result == "failed"
+    assert open_session(db) is None
+
+
+@rule("X-C7", "X-A7")
+def test_an_applied_mutation_sets_the_outcome_with_the_ledger(db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = applied(db, a_run(db, Phase.MUTATING), {"id": 1})
+    ledger = the_mutation(db, run.mutation_id)
+    assert (ledger.status, ledger.resolved_by, ledger.result) == ("applied", Resolver.CALL, {"id": 1})
+    assert (run.mutation_outcome, run.phase) == (MutationOutcome.SUCCESS, Phase.MUTATED)
+
+
+@rule("X-C8")
+def test_a_refused_mutation_releases_inputs(db: Database) -> None:
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    run = refused(db, a_run(db, Phase.MUTATING))
+    assert (run.mutation_outcome, event_status(db, event)) == (MutationOutcome.FAILURE, "pending")
+
+
+@rule("X-C9")
+def test_a_mutation_that_reconcile_finds_absent_releases_inputs(db: Database) -> None:
+    run, event = in_doubt(db)
+    with db.transaction() as tx:
+        verdict = FailedMutation(mutation_id=run.mutation_id, error="not found", evidence=Evidence.ABSENCE)
+        mutations.fail(tx, [verdict], by=Resolver.RECONCILE).only()
+    run = the_run(db, run.id)
+    assert (run.mutation_outcome, run.retry_pending) == (MutationOutcome.FAILURE, False)
+    assert (event_status(db, event), status_of(db)) == ("pending", WorkflowStatus.ACTIVE)
+
+
+def test_a_mutation_that_reconcile_finds_is_carried_forward(db: Database) -> None:
+    run, event = in_doubt(db)
+    with db.transaction() as tx:
+        verdict = AppliedMutation(mutation_id=run.mutation_id, result={"id": 7})
+        mutations.apply(tx, [verdict], by=Resolver.RECONCILE).only()
+    run = the_run(db, run.id)
+    assert (run.mutation_outcome, run.retry_pending, run.status) == ("success", True, "paused:reconciliation")
+    assert status_of(db) is WorkflowStatus.ACTIVE
+    committed(db, carried_forward(db, run))
+    assert event_status(db, event) == "consumed"
+
+
+@rule("X-C10")
+def test_a_person_who_says_it_did_not_happen_releases_inputs(db: Database) -> None:
+    run, event = in_doubt(db)
+    with db.transaction() as tx:
+        resolution.did_not_happen(tx, run.mutation_id, SOMEBODY)
+    assert event_status(db, event) == "pending"
+    row = one(db, "SELECT * FROM pipeline.audit WHERE mutation_id = :id", id=run.mutation_id)
+    assert (row.actor, row.act, row.reason) == ("ada", "mutation.did_not_happen", SOMEBODY.reason)
+
+
+@rule("X-C11")
+def test_a_person_who_skips_marks_events_and_lets_next_commit_the_run(db: Database) -> None:
+    run, event = in_doubt(db)
+    with db.transaction() as tx:
+        resolution.skip(tx, run.mutation_id, SOMEBODY)
+    assert event_status(db, event) == "skipped"
+    done = committed(db, carried_forward(db, the_run(db, run.id)))
+    assert (done.status, event_status(db, event)) == (RunStatus.COMMITTED, "skipped")
+
+
+@rule("X-C12", "X-A6")
+def test_a_commit_consumes_exactly_the_inputs_of_its_run(db: Database) -> None:
+    a_workflow(db)
+    first, second = some_events(db, "m1", "m2")
+    a_run(db, Phase.COMMITTED)
+    assert (event_status(db, first), event_status(db, second)) == ("consumed", "pending")
+
+
+@rule("X-C13", "X-A5")
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        (Phase.PENDING, "pending"),
+        (Phase.PREPARING, "pending"),
+        (Phase.PREPARED, "reserved"),
+        (Phase.MUTATING, "reserved"),
+        (Phase.MUTATED, "reserved"),
+        (Phase.EMITTING, "reserved"),
+        (Phase.COMMITTED, "consumed"),
+    ],
+)
+def test_events_are_reserved_with_prepared_and_consumed_with_committed(
+    db: Database, phase: Phase, expected: str
+) -> None:
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    a_run(db, phase)
+    assert event_status(db, event) == expected
+
+
+@rule("X-C14")
+@pytest.mark.parametrize("phase", [Phase.PREPARING, Phase.PREPARED, Phase.MUTATING, Phase.EMITTING])
+def test_a_crashed_run_is_disposed_of_like_a_stopped_one(db: Database, phase: Phase) -> None:
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    run = a_run(db, phase)
+    db.advance_clock(LEASE + TIMEOUT)
+    (ended,) = rescuer.recover_crashed_runs(db)
+    keeps = phase in (Phase.MUTATING, Phase.EMITTING)
+    assert ended.decision.disposition.retry_pending is keeps
+    assert (the_run(db, run.id).retry_pending, event_status(db, event)) == (keeps, "reserved" if keeps else "pending")
+
+
+@rule("X-C16", "X-M5", "X-A4")
+def test_a_retry_copies_the_plan_and_takes_the_inputs(db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
+    db.advance_clock(LEASE)
+    retry = carried_forward(db, run)
+    assert (retry.phase, retry.prepare_result, retry.mutation_id) == ("emitting", run.prepare_result, run.mutation_id)
+    assert (retry.mutation_outcome, retry.attempt, retry.event_ids) == ("success", 2, run.event_ids)
+
+
+@rule("X-C17")
+def test_a_session_without_work_left_is_finished_as_completed(db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, Phase.COMMITTED)
+    with db.transaction() as tx:
+        assert sessions.finish(tx, [run.session_id]) == (run.session_id,)
+        assert sessions.finish(tx, [run.session_id]) == ()
+    assert session_of(db, run).result == "completed"
+
+
+def test_a_session_with_a_run_in_the_air_is_not_finished(db: Database) -> None:
+    a_workflow(db)
+    run = a_run(db, Phase.PREPARING)
+    with db.transaction() as tx:
+        assert sessions.finish(tx, [run.session_id]) == ()
+
+
+@rule("X-C18")
+def test_the_run_that_stops_ends_its_session_as_failed_with_its_error(db: Database) -> None:
+    a_workflow(db)
+    run = stopped(db, a_run(db, Phase.PREPARING))
+    session = session_of(db, run)
+    assert (session.result, session.error) == ("failed", "division by zero")
+
+
+@rule("X-C19")
+def test_a_session_nobody_finished_is_found_and_finished(db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, Phase.COMMITTED)
+    assert rescuer.recover(db).sessions == 1
+    assert session_of(db, run).result == "completed"
+
+
+@rule("X-C20", "X-C21", "X-C22", "X-C23")
+def test_maintenance_is_flagged_with_the_failure_attended_after_it_and_left_by_a_fix(db: Database) -> None:
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    run = stopped(db, a_run(db, Phase.EMITTING))
+    assert workflow_row(db).maintenance_reason == "division by zero"
+    assert rescuer.recover_maintenance_mode(db) == 1, "flagged, and nobody was asked yet"
+    assert rescuer.recover_maintenance_mode(db) == 0
+    with db.transaction() as tx:
+        assert not workflows.open_maintenance_task(tx, "billing"), "one open task per workflow"
+        assert starts.retry(tx, [run.id]).hold_reason == "maintenance"
+        workflows.exit_maintenance(tx, "billing", SOMEBODY)
+    assert not workflow_row(db).maintenance
+    assert the_run(db, run.id).retry_pending, "leaving maintenance keeps what waits to be carried forward"
+    committed(db, carried_forward(db, run))
+    assert event_status(db, event) == "consumed"
+
+
+@rule("X-C24")
+def test_pausing_and_resuming_touch_nothing_but_the_switch(db: Database) -> None:
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    run = a_run(db, Phase.PREPARED)
+    with db.transaction() as tx:
+        workflows.pause(tx, "billing", SOMEBODY)
+    assert (the_run(db, run.id), event_status(db, event)) == (run, "reserved")
+    with db.transaction() as tx:
+        assert starts.start(tx, "billing", "send").hold_reason == "paused"
+        workflows.resume(tx, "billing", SOMEBODY)
+    assert the_run(db, run.id) == run
+
+
+def in_doubt(db: Database) -> tuple[Row[Any], EventId]:
+    """A run whose worker vanished while its mutation was in the air."""
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    run = a_run(db, Phase.MUTATING)
+    db.advance_clock(LEASE + TIMEOUT)
+    rescuer.recover_crashed_runs(db)
+    return the_run(db, run.id), event

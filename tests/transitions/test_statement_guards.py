@@ -1,0 +1,170 @@
+"""Guards of single statements, each with the row that only it protects."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import text
+
+from pipeline.domain.errors import IllegalTransitionError, ReservationError, UnresolvedError
+from pipeline.domain.failures import FailureKind
+from pipeline.domain.states import Phase
+from pipeline.domain.values import AppliedMutation, HandlerSpec, NewEvent, RunOutput
+from pipeline.domain.workflows import OnUncertain, StartAt
+from pipeline.store.database import Database
+from pipeline.transitions import events, mutations, reconciliation, registration, runs, starts, workflows
+from tests.factories import (
+    IN,
+    OUT,
+    SOMEBODY,
+    a_delivery,
+    a_run,
+    a_workflow,
+    event_status,
+    held,
+    some_events,
+    stopped,
+    the_mutation,
+    the_run,
+)
+from tests.support.table_reads import status_of
+from tests.support.transition_steps import a_handler, prepared, preparing, started, watermark_at_least
+
+_HEIR = text("""
+INSERT INTO pipeline.runs (workflow, handler_id, session_id, phase, event_ids, retry_of)
+SELECT workflow, handler_id, session_id, phase, event_ids, id FROM pipeline.runs WHERE id = :id RETURNING id
+""")
+_OUTCOME = text("UPDATE pipeline.runs SET mutation_outcome = :outcome WHERE id = :id")
+_MOVE = text("UPDATE pipeline.deliveries SET run_id = :heir WHERE run_id = :id")
+_IN_FLIGHT = text("UPDATE pipeline.mutations SET status = 'in_flight', next_reconcile_at = NULL WHERE id = :id")
+
+
+@pytest.mark.parametrize("then", ["reserved", "offered", "skipped"])
+def test_a_run_that_stops_does_not_hand_back_what_it_no_longer_has(db: Database, then: str) -> None:
+    """It gave this part of its slice back unused; meanwhile somebody else decided about it."""
+    a_workflow(db, concurrency=3, batch=2)
+    used, unused = some_events(db, "m1", "m2")
+    run = prepared(db, preparing(db, started(db)[0]), used)
+    if then == "skipped":
+        with db.transaction() as tx:
+            events.skip(tx, "billing", "send", unused, SOMEBODY)
+    else:
+        (other,) = started(db)
+        if then == "reserved":
+            prepared(db, preparing(db, other), unused)
+    before = a_delivery(db, unused)
+    with db.transaction() as tx:
+        (claimed,) = runs.claim_mutate(tx, [run.id], lease_duration=timedelta(minutes=1), worker="w").claimed
+    stopped(db, claimed, FailureKind.TRANSIENT)
+    assert a_delivery(db, unused) == before
+    assert event_status(db, used) == "pending"
+
+
+def test_a_run_in_doubt_is_not_carried_forward(db: Database) -> None:
+    a_workflow(db, on_uncertain="contain", concurrency=2)
+    (event,) = some_events(db, "m1")
+    run = stopped(db, a_run(db, Phase.MUTATING))
+    with db.transaction() as tx:
+        assert starts.retry(tx, [run.id]).runs == ()
+    assert (the_run(db, run.id).retry_pending, event_status(db, event)) == (True, "reserved")
+
+
+def test_an_event_cannot_be_reserved_under_the_name_of_another_topic(db: Database) -> None:
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    run = a_run(db, Phase.PREPARING)
+    with pytest.raises(ReservationError, match=f"it is on topic '{IN}', not '{OUT}'"):
+        prepared(db, run, event, topic=OUT)
+    assert event_status(db, event) == "pending"
+
+
+def test_a_look_that_was_booked_by_another_is_not_booked_again_by_who_read_the_old_count(db: Database) -> None:
+    a_workflow(db, on_uncertain="contain")
+    some_events(db, "m1")
+    run = stopped(db, a_run(db, Phase.MUTATING))
+    look = (run.mutation_id, 0, timedelta(0))
+    with db.transaction() as tx:
+        assert len(reconciliation.book(tx, [look])) == 1
+    with db.transaction() as tx:
+        assert reconciliation.book(tx, [look]) == (), "due again, but counted meanwhile"
+    assert the_mutation(db, run.mutation_id).reconcile_attempts == 1
+
+
+@pytest.mark.parametrize("act", [events.skip, events.quarantine])
+def test_an_event_that_is_offered_to_a_run_is_not_a_persons_to_decide(db: Database, act: Callable[..., object]) -> None:
+    a_workflow(db, concurrency=2)
+    (event,) = some_events(db, "m1")
+    (run,) = started(db)
+    with pytest.raises(IllegalTransitionError, match="pending, offered to a run"), db.transaction() as tx:
+        act(tx, "billing", "send", event, SOMEBODY)
+    assert (a_delivery(db, event).status, a_delivery(db, event).offered_to) == ("pending", run.id)
+
+
+@pytest.mark.broken_on_purpose
+@pytest.mark.parametrize("outcome", ["success", "skipped"])
+def test_a_commit_does_not_consume_what_another_run_has_reserved(db: Database, outcome: str) -> None:
+    """No verb takes the inputs of a run that is moving; the guard stands for the day on which one does."""
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    run = a_run(db, Phase.EMITTING)
+    with db.transaction() as tx:
+        tx.execute(_OUTCOME, id=run.id, outcome=outcome)
+        heir = tx.first(_HEIR, id=run.id)
+        assert heir is not None
+        tx.execute(_MOVE, id=run.id, heir=heir.id)
+    lost = pytest.raises(IllegalTransitionError, match="owner of 0 of its 1 reserved events")
+    with lost if outcome == "success" else nullcontext(), db.transaction() as tx:
+        runs.commit(tx, [RunOutput(lease=held(run))])
+    assert (a_delivery(db, event).status, a_delivery(db, event).run_id) == ("reserved", heir.id)
+
+
+def test_a_topic_that_is_joined_from_its_start_is_seen_below_a_watermark_that_had_risen(db: Database) -> None:
+    spec = a_workflow(db)
+    with db.transaction() as tx:
+        published = events.publish(tx, "billing", [NewEvent(topic=OUT, message_id="old", payload={})])
+        (old,) = published.new.values()
+    (event,) = some_events(db, "m1")
+    a_run(db, Phase.COMMITTED)
+    watermark_at_least(db, event)
+    joined = HandlerSpec(name="send", subscribes=(IN, OUT), start_at=StartAt.EARLIEST)
+    with db.transaction() as tx:
+        registration.register(tx, replace(spec, handlers=(joined, *spec.handlers[1:])))
+    assert a_handler(db).low_watermark < old
+    run = a_run(db, Phase.PREPARING)
+    assert prepared(db, run, old, topic=OUT).event_ids == [old]
+
+
+def test_a_watermark_never_passes_an_event_that_is_still_pending(db: Database) -> None:
+    a_workflow(db, consumers=("send", "copy"))
+    (event,) = some_events(db, "m1")
+    a_run(db, Phase.COMMITTED, handler="copy")
+    watermark_at_least(db, event, "copy")
+    assert a_handler(db).low_watermark < event
+
+
+@pytest.mark.broken_on_purpose
+def test_a_verdict_found_out_later_counts_only_for_a_mutation_in_doubt(db: Database) -> None:
+    """No verb leaves a stopped run's mutation in flight; the guard stands for the day on which one does."""
+    a_workflow(db)
+    some_events(db, "m1")
+    run = stopped(db, a_run(db, Phase.MUTATING))
+    with db.transaction() as tx:
+        tx.execute(_IN_FLIGHT, id=run.mutation_id)
+    with db.transaction() as tx:
+        assert mutations.apply(tx, [AppliedMutation(mutation_id=run.mutation_id)]).updated == ()
+    assert the_mutation(db, run.mutation_id).status == "in_flight"
+
+
+def test_what_nobody_can_know_blocks_a_workflow_that_was_told_to_contain_it_and_then_to_pause(db: Database) -> None:
+    spec = a_workflow(db, on_uncertain="contain")
+    some_events(db, "m1")
+    run = stopped(db, a_run(db, Phase.MUTATING))
+    assert status_of(db) == "active"
+    with db.transaction() as tx:
+        registration.register(tx, replace(spec, on_uncertain=OnUncertain.PAUSE))
+        reconciliation.escalate(tx, [run.mutation_id], "nobody answers")
+    assert status_of(db) == "paused"
+    with pytest.raises(UnresolvedError), db.transaction() as tx:
+        workflows.resume(tx, "billing", SOMEBODY)

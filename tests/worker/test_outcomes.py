@@ -1,0 +1,118 @@
+"""What follows when a call or a look ends, decided without I/O."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline import Applied, AuthError, Backoff, Call, Connector, LogicError, NotFound, Retry, TransientError, mutation
+from pipeline.consumer_engine.calls import FinishedCall
+from pipeline.consumer_engine.steps import TimedOutError
+from pipeline.domain.failures import FailureKind
+from pipeline.domain.policies import MutationRetryPolicy
+from pipeline.worker.outcomes import CallDecision, CallFacts, NextAction, decide
+
+RETRY = MutationRetryPolicy(max_attempts=3, backoff=Backoff(base=timedelta(seconds=1), jitter=0))
+
+
+class Mail(Connector):
+    """One operation that can be asked, and one that cannot."""
+
+    name = "mail"
+
+    @mutation(timeout=timedelta(seconds=5), retry=RETRY, redact=["to"])
+    def send(self, call: Call, *, to: str) -> None:
+        """Never called here."""
+
+    @send.reconcile
+    def find(self, call: Call, *, to: str) -> None:
+        """Never called here."""
+
+    @mutation(timeout=timedelta(seconds=5), retry=RETRY)
+    def shout(self, call: Call) -> None:
+        """Never called here."""
+
+
+def tried(operation: str = "send", **facts: Any) -> CallFacts:
+    given: dict[str, Any] = {"attempts": 1, "left": timedelta(minutes=1), "params": {"to": "ada@example.org"}, **facts}
+    return CallFacts(connector=Mail(), operation=Mail.operations()[operation], **given)
+
+
+def after(error: BaseException | None = None, value: Any = None, **facts: Any) -> CallDecision:
+    return decide(tried(**facts), FinishedCall("key", value=value, error=error))
+
+
+def test_a_call_that_answered_is_believed() -> None:
+    assert after(value={"id": 1}) == CallDecision(action=NextAction.APPLIED, result={"id": 1})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(LogicError("no"), FailureKind.LOGIC), (AuthError("who"), FailureKind.AUTH)],
+)
+def test_a_refusal_is_a_failure_of_its_kind(error: Exception, kind: FailureKind) -> None:
+    judged = after(error)
+    assert (judged.action, judged.failure and judged.failure.kind) == (NextAction.FAILED, kind)
+
+
+def test_what_may_be_attempted_again_is_after_a_growing_pause() -> None:
+    first, second = after(TransientError("busy")), after(TransientError("busy"), attempts=2)
+    assert (first.action, first.pause) == (NextAction.RETRY, timedelta(seconds=1))
+    assert (second.action, second.pause) == (NextAction.RETRY, timedelta(seconds=2))
+
+
+def test_attempts_and_time_are_limited() -> None:
+    assert after(TransientError("busy"), attempts=3).action is NextAction.FAILED
+    assert after(TransientError("busy"), left=timedelta(seconds=5)).action is NextAction.FAILED
+    assert after(TransientError("busy"), left=timedelta(seconds=6)).action is NextAction.RETRY
+
+
+def test_a_longer_pause_that_was_asked_for_wins_and_is_remembered_when_it_does_not_fit() -> None:
+    asked = TransientError("busy", after=timedelta(seconds=30))
+    assert after(asked).pause == timedelta(seconds=30)
+    judged = after(TransientError("busy", after=timedelta(hours=1)))
+    assert judged.action is NextAction.FAILED
+    assert judged.failure is not None
+    assert judged.failure.retry_after == timedelta(hours=1)
+
+
+@pytest.mark.parametrize("error", [TimeoutError("slow"), TimedOutError("past its deadline"), SystemExit(1)])
+def test_an_unknown_outcome_is_looked_for_once_where_somebody_can_be_asked(error: BaseException) -> None:
+    assert after(error).action is NextAction.RECONCILE
+    assert after(error, operation="shout", params={}).action is NextAction.DOUBT
+
+
+@pytest.mark.parametrize(
+    ("value", "step"),
+    [
+        (Applied({"id": 1}), NextAction.APPLIED),
+        (NotFound("no such mail"), NextAction.ABSENT),
+        (Retry("later"), NextAction.DOUBT),
+        ("nonsense", NextAction.DOUBT),
+        (None, NextAction.DOUBT),
+    ],
+)
+def test_a_look_settles_it_or_leaves_the_doubt(value: Any, step: NextAction) -> None:
+    assert after(value=value, looked=True, doubt="timed out").action is step
+
+
+def test_a_look_that_raised_leaves_the_doubt_with_its_first_reason() -> None:
+    judged = after(RuntimeError("search is down"), looked=True, doubt="timed out")
+    assert (judged.action, judged.reason) == (NextAction.DOUBT, "timed out")
+
+
+def test_not_finding_a_call_that_has_not_returned_proves_nothing() -> None:
+    first = after(TimedOutError("past its deadline"))
+    assert first.failure is not None
+    assert first.failure.quiet_period == timedelta(seconds=5), "as much time again as it had"
+    looked = after(value=NotFound(), looked=True, overdue=True)
+    assert (looked.action, looked.failure and looked.failure.quiet_period) == (NextAction.DOUBT, timedelta(seconds=5))
+
+
+def test_what_a_look_says_is_cleaned_and_follows_the_first_reason() -> None:
+    judged = after(value=Retry("search for ada@example.org is down"), looked=True, doubt="timed out")
+    assert judged.reason == "timed out; a look says: search for ••• is down"
+
+
+def test_what_the_operation_keeps_from_people_is_not_in_the_reason() -> None:
+    assert after(LogicError("no mailbox for ada@example.org")).reason == "no mailbox for •••"
