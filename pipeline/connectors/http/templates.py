@@ -59,7 +59,7 @@ class Template:
                     f"({known}), {{key}}, or a value of the body like {{json.id}}."
                 )
             kinds[match["name"]] = _TYPES[match["kind"]]
-        object.__setattr__(self, "kinds", kinds)
+        object.__setattr__(self, "parameters", kinds)
         object.__setattr__(self, "uses_key", "key" in holes)
 
     def fill(self, values: Mapping[str, Any], *, as_path: bool) -> str:
