@@ -156,7 +156,11 @@ class Runner:
         with ExitStack() as last:
             with self.db.transaction() as tx:
                 claims = verb(
-                    tx, ids, lease=self.policy.lease, worker=process_name(), known=self._runnable_handlers(tx)
+                    tx,
+                    ids,
+                    lease_duration=self.policy.lease,
+                    worker=process_name(),
+                    known_handlers=self._runnable_handlers(tx),
                 )
                 last.callback(spans.start_phase(phase, claims.claimed).close)
                 ignored = len(ids) - len(claims.claimed) - len(claims.unknown_handler) - claims.idle_count

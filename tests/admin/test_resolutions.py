@@ -29,7 +29,7 @@ class Asked:
 
     def __init__(self, db: Database, count: int = 1, *, does: Does = Does.TIMES_OUT_AFTER, **bounds: Any) -> None:
         self.shop = Shop(concurrency=8, on_uncertain="contain")
-        given = {"reconciles": False, "timeout": timedelta(seconds=30), "redact": frozenset({"n"}), **bounds}
+        given = {"can_reconcile": False, "timeout": timedelta(seconds=30), "redact": frozenset({"n"}), **bounds}
         self.shop.mail = scripted("mail", **given)
         self.shop.mail.will(*[does] * count)
         self.run = self.shop.started(db, count)
@@ -104,7 +104,7 @@ def test_what_happened_reaches_next_with_the_result_that_was_given(db: Database)
 
 
 def test_asking_again_gives_the_background_a_fresh_budget(db: Database) -> None:
-    asked = Asked(db, reconciles=True, policy=ReconcilePolicy(max_attempts=1))
+    asked = Asked(db, can_reconcile=True, policy=ReconcilePolicy(max_attempts=1))
     assert asked.desk.unresolved_mutations() == [], "the first look found it"
     asked.shop.mail.will(Does.TIMES_OUT_AFTER)
     asked.shop.mail.cannot_tell(2)

@@ -15,7 +15,7 @@ from pipeline.store.reads import invariants
 from pipeline.testing.asserts import assert_consumed, assert_deliveries
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, RecordedEffect, scripted
-from pipeline.transitions import late_effects, mutations, resolution
+from pipeline.transitions import late_effects, resolution
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.scripted_consumers import Shop
 from tests.support.table_reads import one
@@ -36,7 +36,7 @@ def settled(db: Database, how: str = "did_not_happen", policy: ReconcilePolicy =
     assert row.status == "indeterminate"
     run.advance(timedelta(minutes=1))
     with db.transaction() as tx:
-        getattr(mutations, how)(tx, MutationId(row.id), TESTER)
+        getattr(resolution, how)(tx, MutationId(row.id), TESTER)
     run.run()
     assert_deliveries(run, shop.orders, "skipped" if how == "skip" else "consumed")
     return shop, run, row

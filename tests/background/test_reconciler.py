@@ -123,7 +123,7 @@ def test_a_person_reads_why_the_last_look_told_nothing_and_the_log_does_not(
     shop.mail.cannot_tell(1)
     run = shop.started(db)
     run.run()
-    monkeypatch.setattr(run.registry.operation("mail", "send"), "look", look)
+    monkeypatch.setattr(run.registry.operation("mail", "send"), "reconcile_function", look)
     for _ in range(STEADY.max_attempts):
         run.advance(timedelta(minutes=11))
         run.sweeps.reconcile()
@@ -137,7 +137,7 @@ def test_a_person_reads_why_the_last_look_told_nothing_and_the_log_does_not(
 @rule("R-18")
 @pytest.mark.parametrize("answer", ["happened", "did_not_happen", "skip"])
 def test_a_person_settles_it_and_the_workflow_goes_on(db: Database, answer: str) -> None:
-    shop = a_shop(reconciles=False, timeout=timedelta(seconds=30))
+    shop = a_shop(can_reconcile=False, timeout=timedelta(seconds=30))
     shop.mail.will(Does.TIMES_OUT_AFTER if answer == "happened" else Does.TIMES_OUT_BEFORE)
     run = shop.started(db, 2)
     run.run()
@@ -154,7 +154,7 @@ def test_a_person_settles_it_and_the_workflow_goes_on(db: Database, answer: str)
 
 @rule("R-2")
 def test_an_operation_that_cannot_be_asked_is_indeterminate_at_once(db: Database) -> None:
-    shop = a_shop(reconciles=False)
+    shop = a_shop(can_reconcile=False)
     shop.mail.will(Does.TIMES_OUT_AFTER)
     run = shop.started(db)
     run.run()
@@ -263,7 +263,7 @@ def test_the_outside_system_may_ask_to_be_asked_later(db: Database) -> None:
 
 def test_an_answer_that_comes_after_the_worker_was_taken_for_dead_settles_the_doubt(db: Database) -> None:
     """A process that froze past its lease with the answer in its hands knows what nobody else does."""
-    shop = a_shop(reconciles=False)
+    shop = a_shop(can_reconcile=False)
     run = shop.started(db)
 
     def freeze(point: CrashPoint) -> None:
@@ -288,7 +288,7 @@ def test_verdicts_are_values_with_words_of_their_own() -> None:
 
 
 def test_a_person_asks_again_with_a_fresh_budget_only_where_somebody_can_be_asked(db: Database) -> None:
-    shop = a_shop(reconciles=False)
+    shop = a_shop(can_reconcile=False)
     shop.mail.will(Does.TIMES_OUT_AFTER)
     run = shop.started(db)
     run.run()

@@ -153,7 +153,7 @@ def test_no_claim_takes_a_run_that_a_worker_holds(
     run = a_run(db, phase)
     before = contents(db)
     with db.transaction() as tx:
-        assert claim(tx, [run.id], lease=LEASE, worker="other").claimed == ()
+        assert claim(tx, [run.id], lease_duration=LEASE, worker="other").claimed == ()
     assert contents(db) == before
 
 

@@ -212,7 +212,7 @@ def test_a_merge_that_hangs_past_its_limit_holds_no_row_and_fails_its_own_run_on
 
         return fold
 
-    monkeypatch.setattr(phases, "merge", hurried)
+    monkeypatch.setattr(phases, "merge_function", hurried)
     run.run()
     never.set()
     assert Counter(row.status for row in run.runs()) == {"committed": 4, "paused:transient": 1}

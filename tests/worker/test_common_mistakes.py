@@ -197,10 +197,10 @@ def test_what_a_handler_raised_is_in_the_log_with_its_place_and_in_the_run_with_
     with caplog.at_level(logging.WARNING):
         run.run()
     (failed,) = assert_runs(run, "failed:logic")
-    assert failed.error.startswith("KeyError: 'customer' (test_first_week.py:")
+    assert failed.error.startswith("KeyError: 'customer' (test_common_mistakes.py:")
     (record,) = [record for record in caplog.records if record.message.startswith("Send.prepare failed")]
     assert "KeyError" in record.message
-    assert "test_first_week.py" in record.message
+    assert "test_common_mistakes.py" in record.message
     assert "'customer'" not in record.message.replace('["customer"]', ""), "its words may quote a payload"
 
 

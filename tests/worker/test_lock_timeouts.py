@@ -68,7 +68,7 @@ def test_a_run_that_publishes_what_another_transaction_holds_stops_alone_and_goe
 def test_a_cohort_in_which_many_are_held_up_gives_the_rest_back_in_time(
     db: Database, quick: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "SHORT_LOCK_WAIT", timedelta(milliseconds=50))
+    monkeypatch.setattr(runner, "SHORT_LOCK_TIMEOUT", timedelta(milliseconds=50))
     monkeypatch.setattr(runner, "_LOCK_BUDGET_SECONDS", 0.12)
     shop = Shop(concurrency=64, failures=PATIENT)
     run = shop.started(quick, 40)
@@ -151,8 +151,8 @@ def test_a_published_message_that_meets_a_held_one_is_sent_again(
     shop = Shop()
     shop.inline(quick)
     sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(task, "host", lambda: SimpleNamespace(db=quick, policy=WorkerPolicy()))
-    monkeypatch.setattr("pipeline.tasks.publish.chains.poke", lambda _: True)
+    monkeypatch.setattr(task, "current_process", lambda: SimpleNamespace(db=quick, policy=WorkerPolicy()))
+    monkeypatch.setattr("pipeline.tasks.publish.messages.wake_workflow", lambda _: True)
     monkeypatch.setattr(task.publish, "apply_async", lambda args, kwargs, **how: sent.append({"kwargs": kwargs, **how}))
     given = {"workflow": "shop", "events": [{"topic": "orders", "message_id": "m", "payload": {"n": 1}}]}
     with publishing(db, "orders", "m", commits=False):

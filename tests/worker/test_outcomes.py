@@ -34,7 +34,12 @@ class Mail(Connector):
 
 
 def tried(operation: str = "send", **facts: Any) -> CallFacts:
-    given: dict[str, Any] = {"attempts": 1, "left": timedelta(minutes=1), "params": {"to": "ada@example.org"}, **facts}
+    given: dict[str, Any] = {
+        "attempts": 1,
+        "time_left": timedelta(minutes=1),
+        "params": {"to": "ada@example.org"},
+        **facts,
+    }
     return CallFacts(connector=Mail(), operation=Mail.operations()[operation], **given)
 
 
