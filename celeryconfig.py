@@ -76,7 +76,7 @@ task_ignore_result = True  # results live in Postgres; storing them again costs 
 task_acks_late = True  # a message is done when its work is, not when it arrives
 task_reject_on_worker_lost = True  # a killed child hands its message back; without it the message is dropped
 worker_prefetch_multiplier = 1  # a message held by a busy worker cannot be taken by an idle one
-worker_consumer = "pipeline.tasks.dead_letter:Keeping"  # what Celery would discard is kept for a person
+worker_consumer = "pipeline.tasks.dead_letter:DeadLetterConsumer"  # what Celery would discard is kept for a person
 worker_cancel_long_running_tasks_on_connection_loss = False  # the fence makes a second copy harmless
 
 # Queues: one per phase, so that workers of their own (`-Q pipeline.mutate`) keep slow mutations away from the rest
@@ -88,7 +88,7 @@ task_annotations["pipeline.produce"] = _limits(_settings.prepare_time_limit)
 
 # Beat: each sweep on its own period. A tick that nobody took in time is worthless, so it expires; two beats at
 # once are harmless, because a slot in the database lets one of two sweeps through.
-beat_scheduler = "pipeline.tasks.beat:Clock"
+beat_scheduler = "pipeline.tasks.beat:LivenessScheduler"
 beat_schedule = {
     f"pipeline.{name}": {
         "task": "pipeline.sweep",

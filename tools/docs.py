@@ -174,7 +174,7 @@ def metrics_page() -> str:
     )
 
 
-_OTHER_PREFIXES = ("pipeline.engine.", "pipeline.queue.")
+_OTHER_PREFIXES = ("pipeline.consumer_engine.", "pipeline.queue.")
 
 
 def _metrics(chosen: Iterable[metrics.Metric]) -> str:

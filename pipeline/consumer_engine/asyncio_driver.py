@@ -21,7 +21,7 @@ from pipeline.consumer_engine.outcomes import ItemOutcome, LoopReport
 from pipeline.consumer_engine.steps import CallResult
 from pipeline.consumer_engine.words import quantity
 
-log = logging.getLogger("pipeline.engine")
+log = logging.getLogger("pipeline.consumer_engine")
 
 T = TypeVar("T")
 

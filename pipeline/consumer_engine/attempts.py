@@ -122,7 +122,7 @@ class Attempt:
         self._is_over = True
 
 
-_CURRENT: ContextVar[Attempt] = ContextVar("pipeline_engine_attempt")
+_CURRENT: ContextVar[Attempt] = ContextVar("pipeline_consumer_engine_attempt")
 
 
 def current_attempt() -> Attempt:
@@ -206,7 +206,7 @@ def _attempt_once(
     if host.observer.is_metered:
         _count(host, work, number, host.clock() - begun, failure)
         if ended.is_timed_out and not is_cut:
-            host.observer.count("pipeline.engine.timeouts", scope="step")
+            host.observer.count("pipeline.consumer_engine.timeouts", scope="step")
     return StepResult(ended.value, ended.error, failure, number, ended.is_timed_out and is_cut)
 
 
@@ -214,12 +214,12 @@ def _abandon(host: EngineContext, subject: StepTarget) -> Callable[[], None]:
     """A call is left behind: it counts until it has ended. Whoever tells that may tell it twice."""
     give_back, told = subject.hold_until_ended(), threading.Lock()
     host.abandoned.change(1)
-    host.observer.count("pipeline.engine.left_behind", 1)
+    host.observer.count("pipeline.consumer_engine.left_behind", 1)
 
     def ended() -> None:
         if told.acquire(blocking=False):
             host.abandoned.change(-1)
-            host.observer.count("pipeline.engine.left_behind", -1)
+            host.observer.count("pipeline.consumer_engine.left_behind", -1)
             give_back()
 
     return ended
@@ -249,10 +249,10 @@ def _count(
     host: EngineContext, work: StepSpec, number: int, seconds: float, failure: TransactionException | None
 ) -> None:
     result = failure.category.value if failure else "returned"
-    host.observer.count("pipeline.engine.step.duration", seconds, step=str(work.step))
+    host.observer.count("pipeline.consumer_engine.step.duration", seconds, step=str(work.step))
     host.observer.count("pipeline.consumer_engine.attempts", step=str(work.step), result=result)
     if number > 1:
-        host.observer.count("pipeline.engine.retries", step=str(work.step))
+        host.observer.count("pipeline.consumer_engine.retries", step=str(work.step))
 
 
 def _pause_before_retry(
@@ -263,5 +263,5 @@ def _pause_before_retry(
         return
     if subject.ends_at is not None and work.is_timed:
         pause = min(pause, max(0.0, subject.ends_at - host.clock()))
-    host.observer.count("pipeline.engine.backoff", pause, step=str(work.step))
+    host.observer.count("pipeline.consumer_engine.backoff", pause, step=str(work.step))
     yield Pause(pause)

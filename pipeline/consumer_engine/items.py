@@ -30,7 +30,7 @@ from pipeline.consumer_engine.policies import ConsumerPolicy
 from pipeline.consumer_engine.transactions import Transaction
 from pipeline.consumer_engine.words import failure_description, printable_id
 
-log = logging.getLogger("pipeline.engine")
+log = logging.getLogger("pipeline.consumer_engine")
 
 ItemGenerator = Generator[Request, Any, ItemOutcome]
 
@@ -120,16 +120,16 @@ def _run_timed(hooks: ConsumerSetup, item: WorkItem) -> ItemGenerator:
 def _run_observed(hooks: ConsumerSetup, item: WorkItem) -> ItemGenerator:
     """The same, seen as a span and counted. What was left is counted by the loop that gave it up."""
     observer = hooks.context.observer
-    observer.count("pipeline.engine.in_flight", 1)
+    observer.count("pipeline.consumer_engine.in_flight", 1)
     try:
         with observer.item(item.transaction) as span:
             outcome = yield from _run_timed(hooks, item)
             observer.mark_ended(span, outcome.status.value, outcome.error)
     finally:
-        observer.count("pipeline.engine.in_flight", -1)
+        observer.count("pipeline.consumer_engine.in_flight", -1)
     if outcome.status is not ItemStatus.UNFINISHED:
         observer.count("pipeline.consumer_engine.transactions", status=outcome.status.value)
-        observer.count("pipeline.engine.transaction.duration", outcome.seconds, status=outcome.status.value)
+        observer.count("pipeline.consumer_engine.transaction.duration", outcome.seconds, status=outcome.status.value)
     return outcome
 
 
@@ -175,7 +175,7 @@ def _record_failure(hooks: ConsumerSetup, item: WorkItem, ended: StepResult) -> 
             words = f"{words}; the last attempt: {failure_description(ended.failure)}"
         item.is_past_deadline = True
         item.failure = TransactionException(words, ExceptionType.TIMEOUT, item.transaction_id, cause=ended.failure)
-        hooks.context.observer.count("pipeline.engine.timeouts", scope="transaction")
+        hooks.context.observer.count("pipeline.consumer_engine.timeouts", scope="transaction")
 
 
 def _log_failure(hooks: ConsumerSetup, item: WorkItem, unhandled: TransactionException | None) -> None:

@@ -36,7 +36,7 @@ from pipeline.consumer_engine.outcomes import ItemOutcome, LoopReport
 from pipeline.consumer_engine.transactions import Transaction
 from pipeline.consumer_engine.words import printable_id, quantity
 
-log = logging.getLogger("pipeline.engine")
+log = logging.getLogger("pipeline.consumer_engine")
 
 
 class Start(NamedTuple):
@@ -199,11 +199,11 @@ def _check_batch(loop: Loop, wanted: int, given: Any) -> Sequence[Transaction]:
     if found is not None:
         words = f"The source of {loop.context.observer.task} gave {found}; expected a list of Transaction."
         raise FetchException(f"{words} Nothing of it was worked on.", loop.report)
-    loop.context.observer.count("pipeline.engine.batch.size", len(batch))
+    loop.context.observer.count("pipeline.consumer_engine.batch.size", len(batch))
     loop.report.fetched += len(batch)
     loop.report.batches += bool(batch)
     if len(batch) > wanted:
-        loop.context.observer.count("pipeline.engine.oversize_batches")
+        loop.context.observer.count("pipeline.consumer_engine.oversize_batches")
         words = "%s: the source gave %s when %d were asked for; all are worked on, for it may not give them again"
         log.warning(words, loop.context.observer.task, quantity(len(batch), "item"), wanted)
     return cast("Sequence[Transaction]", batch)
@@ -216,7 +216,7 @@ def _process_batch(loop: Loop, batch: Sequence[Transaction]) -> LoopGenerator:
     _raise_if_over(loop)
     yield _start(loop, loop.deferred)
     if loop.deferred:
-        loop.context.observer.count("pipeline.engine.deferred", len(loop.deferred))
+        loop.context.observer.count("pipeline.consumer_engine.deferred", len(loop.deferred))
     while loop.in_progress:
         yield from _receive(loop, loop.time_left())
     if loop.deferred:
@@ -319,7 +319,7 @@ def _wait_for_free_id(loop: Loop) -> LoopGenerator:
 def _pause(loop: Loop, pause: float) -> LoopGenerator:
     """Rest after an empty fetch, until the task is asked to end."""
     if pause > 0:
-        loop.context.observer.count("pipeline.engine.backoff", pause, step="empty")
+        loop.context.observer.count("pipeline.consumer_engine.backoff", pause, step="empty")
     until = loop.context.clock() + pause
     while not loop.context.stop.is_requested and (rest := until - loop.context.clock()) > 0:
         left = loop.time_left()
@@ -355,7 +355,7 @@ def _count_unfinished(loop: Loop, item: WorkItem) -> None:
 
 
 def _loop_timeout_error(loop: Loop) -> ConsumerLoopTimeoutException:
-    loop.context.observer.count("pipeline.engine.timeouts", scope="loop")
+    loop.context.observer.count("pipeline.consumer_engine.timeouts", scope="loop")
     timeout, report = loop.setup.policy.loop.timeout, loop.report
     words = f"{loop.context.observer.task} was not done within {timeout:g} s, the time of its loop"
     return ConsumerLoopTimeoutException(f"{words}; {_counts_text(report)}. Give it more time, or fewer items.", report)

@@ -20,7 +20,7 @@ from pipeline.consumer_engine.policies import RetryPolicy
 from pipeline.consumer_engine.transactions import Transaction
 from pipeline.telemetry import metrics as table
 
-SCOPE = "pipeline.engine"
+SCOPE = "pipeline.consumer_engine"
 
 LOOP_SPAN, ITEM_SPAN = "consume_transactions", "start_processing"
 #: The span of a step, around the spans of its attempts, which are named ``<step>.attempt``.
@@ -34,7 +34,7 @@ STEP_SPANS: Mapping[Step, str] = {
 #: Every metric: its kind, its unit, its labels beside the task's class, and what it counts.
 METRICS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
     each.name: (each.kind, each.unit, tuple(label for label in each.labels if label != "task"), each.description)
-    for each in table.metrics_with_prefix("pipeline.engine.")
+    for each in table.metrics_with_prefix("pipeline.consumer_engine.")
 }
 _MAX_MESSAGE = 500
 _NO_SPAN: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
@@ -66,7 +66,7 @@ class Telemetry:
         with self._lock:
             if self._cached_instruments is None or self._cached_instruments[0] is not provider:
                 meter = metrics.get_meter(SCOPE, meter_provider=provider)
-                made = table.instruments(meter, table.metrics_with_prefix("pipeline.engine."))
+                made = table.instruments(meter, table.metrics_with_prefix("pipeline.consumer_engine."))
                 self._cached_instruments = provider, made
             return self._cached_instruments[1]
 

@@ -120,7 +120,7 @@ class ThreadDriver:
             self._queued.put((contextvars.copy_context(), item))
         while self._workers < min(self._concurrency, self._queued.qsize() + self._workers):
             self._workers += 1
-            threading.Thread(target=self._work, name=f"pipeline-engine-{self._workers}", daemon=True).start()
+            threading.Thread(target=self._work, name=f"pipeline-consumer-engine-{self._workers}", daemon=True).start()
 
     def _work(self) -> None:
         """Live one item after the other, each in a context of its own, so that nothing passes between them."""

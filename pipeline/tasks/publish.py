@@ -29,7 +29,7 @@ _LONGEST_PAUSE = 60
 _TRACE_HEADERS = ("traceparent", "tracestate")  #: headers that say whose trace an event belongs to
 
 
-@app.task(name="pipeline.publish", bind=True, Request="pipeline.tasks.redaction:Counted")
+@app.task(name="pipeline.publish", bind=True, Request="pipeline.tasks.redaction:RedactedRequest")
 def publish(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]] | None:
     """``publish(workflow, events, replace=False)``: publish and ring. Repeating it changes nothing.
 

@@ -144,14 +144,14 @@ _COUNTED = (
 _ENGINE = (
     Metric("pipeline.consumer_engine.transactions", COUNTER, "{item}", (*_TASK, "status"), "items that ended, by how"),
     Metric(
-        "pipeline.engine.transaction.duration",
+        "pipeline.consumer_engine.transaction.duration",
         HISTOGRAM,
         "s",
         (*_TASK, "status"),
         "from start of work to end of an item",
         SHORT_BUCKETS,
     ),
-    Metric("pipeline.engine.in_flight", UP_DOWN, "{item}", _TASK, "items being worked on"),
+    Metric("pipeline.consumer_engine.in_flight", UP_DOWN, "{item}", _TASK, "items being worked on"),
     Metric(
         "pipeline.consumer_engine.attempts",
         COUNTER,
@@ -159,10 +159,17 @@ _ENGINE = (
         (*_TASK, "step", "result"),
         "attempts, by how they ended",
     ),
-    Metric("pipeline.engine.retries", COUNTER, "{attempt}", (*_TASK, "step"), "attempts after the first"),
-    Metric("pipeline.engine.step.duration", HISTOGRAM, "s", (*_TASK, "step"), "one attempt of a step", SHORT_BUCKETS),
+    Metric("pipeline.consumer_engine.retries", COUNTER, "{attempt}", (*_TASK, "step"), "attempts after the first"),
     Metric(
-        "pipeline.engine.backoff",
+        "pipeline.consumer_engine.step.duration",
+        HISTOGRAM,
+        "s",
+        (*_TASK, "step"),
+        "one attempt of a step",
+        SHORT_BUCKETS,
+    ),
+    Metric(
+        "pipeline.consumer_engine.backoff",
         HISTOGRAM,
         "s",
         (*_TASK, "step"),
@@ -170,18 +177,34 @@ _ENGINE = (
         SHORT_BUCKETS,
     ),
     Metric(
-        "pipeline.engine.timeouts",
+        "pipeline.consumer_engine.timeouts",
         COUNTER,
         "{timeout}",
         (*_TASK, "scope"),
         "times that were up: step, transaction or loop",
     ),
-    Metric("pipeline.engine.batch.size", HISTOGRAM, "{item}", _TASK, "items in one fetch", SIZE_BUCKETS),
-    Metric("pipeline.engine.oversize_batches", COUNTER, "{batch}", _TASK, "fetches that gave more than was asked for"),
+    Metric("pipeline.consumer_engine.batch.size", HISTOGRAM, "{item}", _TASK, "items in one fetch", SIZE_BUCKETS),
     Metric(
-        "pipeline.engine.deferred", COUNTER, "{item}", _TASK, "items that waited because their id was being worked on"
+        "pipeline.consumer_engine.oversize_batches",
+        COUNTER,
+        "{batch}",
+        _TASK,
+        "fetches that gave more than was asked for",
     ),
-    Metric("pipeline.engine.left_behind", UP_DOWN, "{call}", _TASK, "calls that outlived their limit and still run"),
+    Metric(
+        "pipeline.consumer_engine.deferred",
+        COUNTER,
+        "{item}",
+        _TASK,
+        "items that waited because their id was being worked on",
+    ),
+    Metric(
+        "pipeline.consumer_engine.left_behind",
+        UP_DOWN,
+        "{call}",
+        _TASK,
+        "calls that outlived their limit and still run",
+    ),
 )
 
 _QUEUE = (

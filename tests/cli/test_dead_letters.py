@@ -41,7 +41,7 @@ def test_refused_messages_wait_for_a_person_with_the_command_to_type(pipeline: P
         "queue pipeline.refused",
         "pipeline refused list",
     )
-    assert item["why"].startswith("2 messages")
+    assert item["reason"].startswith("2 messages")
     said = pipeline("attention", "--check")
     assert (said.code, "\n    pipeline refused list\n" in said.out) == (4, True)
 

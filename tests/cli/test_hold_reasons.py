@@ -142,7 +142,7 @@ def test_a_request_that_waits_for_a_word_in_the_only_place_is_why_nothing_starts
     (mutation,) = care.run.ledger()
     (row,) = pipeline("workflows", "--json").json
     assert (row["status"], row["waiting"]) == ("active", 2)
-    assert row["why"] == f"run {mutation.run_id} waits for approval and holds the only place"
+    assert row["reason"] == f"run {mutation.run_id} waits for approval and holds the only place"
     assert row["since"] is not None
     assert "holds the only place" in pipeline("workflows", "care").out
     assert "holds the only place" in pipeline("top", "--once").out
@@ -150,7 +150,7 @@ def test_a_request_that_waits_for_a_word_in_the_only_place_is_why_nothing_starts
     assert "it holds the only place of 'care'" in advice["words"]
     care.run.approve(mutation)
     care.run.run_until_idle()
-    assert pipeline("workflows", "--json").json[0]["why"] == ""
+    assert pipeline("workflows", "--json").json[0]["reason"] == ""
 
 
 def test_with_several_places_a_request_that_waits_for_a_word_holds_nobody_back(
@@ -158,7 +158,7 @@ def test_with_several_places_a_request_that_waits_for_a_word_holds_nobody_back(
 ) -> None:
     care = Care(db, concurrency=2)
     care.publish(care.asked)
-    assert pipeline("workflows", "--json").json[0]["why"] == ""
+    assert pipeline("workflows", "--json").json[0]["reason"] == ""
     care.run.approve(care.run.ledger()[0])
     care.run.run_until_idle()
 
@@ -169,12 +169,12 @@ def test_places_that_are_all_held_before_an_open_breaker_are_why_nothing_starts(
     care = Care(db, concurrency=2)
     opened(pipeline)
     care.publish(care.plain, 1)
-    assert pipeline("workflows", "--json").json[0]["why"] == "", "one place is free"
+    assert pipeline("workflows", "--json").json[0]["reason"] == "", "one place is free"
     care.publish(care.plain, 4)
     (row,) = pipeline("workflows", "--json").json
-    assert row["why"] == "2 runs hold every place and wait to send; open breakers: mail.send (outage)"
+    assert row["reason"] == "2 runs hold every place and wait to send; open breakers: mail.send (outage)"
     closed(pipeline)
-    assert pipeline("workflows", "--json").json[0]["why"] == ""
+    assert pipeline("workflows", "--json").json[0]["reason"] == ""
     care.run.run_until_idle()
     assert rung
 

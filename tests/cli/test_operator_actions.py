@@ -247,6 +247,6 @@ def test_events_of_a_handler_that_is_gone_and_broken_promises_wait_for_a_person_
     assert items["retired"]["commands"][-1] == (
         'pipeline quarantine skip --workflow billing --handler send --waiting -m "why"'
     )
-    assert str(run.id) in items["broken"]["why"]
+    assert str(run.id) in items["broken"]["reason"]
     text = pipeline("attention").out
     assert text.index("broken") < text.index("retired"), "a broken promise comes first"

@@ -49,7 +49,7 @@ class Endless(Batches):
 def test_ten_thousand_items_leave_no_thread_no_task_and_no_memory_behind(
     variant: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, logger="pipeline.engine")  # what is captured is kept
+    caplog.set_level(logging.CRITICAL, logger="pipeline.consumer_engine")  # what is captured is kept
     before = threading.active_count()
     task, source = variant.task(Forgetful()), Endless(MANY)
     task.script.errors = task.script.results = _Nowhere()

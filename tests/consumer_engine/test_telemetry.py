@@ -236,16 +236,17 @@ def test_nothing_secret_is_in_spans_metrics_or_logs(
 @check("E14", "E27")
 def test_metrics_count_what_happened_with_labels_from_small_sets(variant: Run) -> None:
     watch = with_time(
-        lambda bound: counted(variant, bound), lambda watch: sum(watch.values("pipeline.engine.timeouts").values()) == 2
+        lambda bound: counted(variant, bound),
+        lambda watch: sum(watch.values("pipeline.consumer_engine.timeouts").values()) == 2,
     )
     assert watch.values("pipeline.consumer_engine.transactions") == {
         ("success",): 5,
         ("exception",): 1,
         ("timeout",): 1,
     }
-    assert watch.values("pipeline.engine.timeouts") == {("step",): 1, ("transaction",): 1}
-    assert watch.values("pipeline.engine.retries") == {("process",): 2, ("success",): 1}
-    assert watch.values("pipeline.engine.backoff") == {("process",): pytest.approx(0.03)}
+    assert watch.values("pipeline.consumer_engine.timeouts") == {("step",): 1, ("transaction",): 1}
+    assert watch.values("pipeline.consumer_engine.retries") == {("process",): 2, ("success",): 1}
+    assert watch.values("pipeline.consumer_engine.backoff") == {("process",): pytest.approx(0.03)}
     assert watch.values("pipeline.consumer_engine.attempts") == {
         ("fetch", "returned"): 2,
         ("process", "returned"): 5,
@@ -256,12 +257,16 @@ def test_metrics_count_what_happened_with_labels_from_small_sets(variant: Run) -
         ("success", "timeout"): 1,
         ("exception", "returned"): 2,
     }
-    assert watch.values("pipeline.engine.in_flight") == {(): 0}
-    assert watch.values("pipeline.engine.oversize_batches") == {(): 1}
-    assert watch.values("pipeline.engine.deferred") == {(): 1}
-    assert watch.values("pipeline.engine.batch.size") == {(): 7}
-    assert watch.values("pipeline.engine.step.duration").keys() == {(step.value,) for step in Step}
-    assert watch.values("pipeline.engine.transaction.duration").keys() == {("success",), ("exception",), ("timeout",)}
+    assert watch.values("pipeline.consumer_engine.in_flight") == {(): 0}
+    assert watch.values("pipeline.consumer_engine.oversize_batches") == {(): 1}
+    assert watch.values("pipeline.consumer_engine.deferred") == {(): 1}
+    assert watch.values("pipeline.consumer_engine.batch.size") == {(): 7}
+    assert watch.values("pipeline.consumer_engine.step.duration").keys() == {(step.value,) for step in Step}
+    assert watch.values("pipeline.consumer_engine.transaction.duration").keys() == {
+        ("success",),
+        ("exception",),
+        ("timeout",),
+    }
 
 
 def counted(variant: Run, bound: float) -> Watch:
@@ -292,11 +297,11 @@ def test_rests_and_the_time_of_the_loop_are_counted_and_what_was_in_flight_is_no
         return watch, ran(variant, script, Batches([], items(1)), chosen, watch.telemetry)
 
     watch, _ = with_time(rested, lambda made: made[1].script.count(Step.PROCESS) == 1)
-    assert watch.values("pipeline.engine.timeouts") == {("loop",): 1}
-    assert watch.values("pipeline.engine.backoff") == {("empty",): pytest.approx(0.05)}
+    assert watch.values("pipeline.consumer_engine.timeouts") == {("loop",): 1}
+    assert watch.values("pipeline.consumer_engine.backoff") == {("empty",): pytest.approx(0.05)}
     assert watch.values("pipeline.consumer_engine.transactions") == {("left",): 1}
     if variant.name == "asyncio":
-        assert watch.values("pipeline.engine.in_flight") == {(): 0}
+        assert watch.values("pipeline.consumer_engine.in_flight") == {(): 0}
 
 
 @check("E24")

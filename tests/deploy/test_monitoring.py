@@ -109,7 +109,7 @@ def test_panels_of_a_dashboard_have_numbers_of_their_own_and_do_not_lie_on_each_
 def test_every_metric_of_ours_is_shown_or_watched() -> None:
     known = set(metrics())
     used = {promql.family(name, known) for expression in EXPRESSIONS for name, _ in promql.selectors(expression)}
-    ours = {name for name in known if name.startswith("pipeline_") and not name.startswith("pipeline_engine_")}
+    ours = {name for name in known if name.startswith("pipeline_") and not name.startswith("pipeline_consumer_engine_")}
     assert ours - used == set()  # the engine's belong to consumers of anybody's items
 
 

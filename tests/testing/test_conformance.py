@@ -234,7 +234,7 @@ def test_an_index_that_lags_within_the_settle_window_is_none(world: World, proxy
 
 
 def test_cases_that_do_not_apply_say_why(world: World, proxy: FaultyProxy) -> None:
-    plain = subject(these.HonestD(proxy.url), world, proxy, http=False)
+    plain = subject(these.HonestD(proxy.url), world, proxy, is_http=False)
     found = {case: check(plain, case) for case in (Case.BUSY, Case.ERROR_AFTER_COMMIT, Case.RECONCILE_AFTER)}
     assert {finding.status for finding in found.values()} == {"not applicable"}
     assert found[Case.BUSY].notes == ["only for HTTP"]

@@ -272,5 +272,5 @@ def test_an_ordered_consumer_that_waits_for_approval_gets_the_next_event_of_the_
 
 def a_woken_run(db: Database) -> Row[Any]:
     """A run that sees everything, as one that its own handler asked for."""
-    (run,) = started(db, alone=True)
+    (run,) = started(db, is_unsliced=True)
     return run

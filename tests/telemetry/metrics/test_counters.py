@@ -240,4 +240,4 @@ def test_when_nobody_counts_nothing_is_kept(db: Database) -> None:
 
 
 def _is_of_runs(name: str) -> bool:
-    return not name.startswith(("pipeline.engine.", "pipeline.queue."))
+    return not name.startswith(("pipeline.consumer_engine.", "pipeline.queue."))
