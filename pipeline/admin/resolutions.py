@@ -320,7 +320,7 @@ class Resolutions:
             connector=row.connector,
             operation=row.operation,
             title=found.title(params) if found else f"{row.connector}.{row.operation}",
-            params=found.shown(params) if found else dict.fromkeys(params, "(its operation is not known here)"),
+            params=found.redact_params(params) if found else dict.fromkeys(params, "(its operation is not known here)"),
             idempotency_key=row.idempotency_key,
             request_hash=row.request_hash,
             error=row.error,
