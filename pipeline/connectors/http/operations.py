@@ -132,10 +132,10 @@ def _mutation(method: str, path: str, facts: HttpMutationOptions) -> HttpOperati
     _check_lookup(shape, lookup, found)
 
     def send(connector: Any, call: Any, **params: Any) -> Any:
-        return connector._carry_out(operation, call, params)
+        return connector._send(operation, call, params)
 
     def look(connector: Any, call: Any, **params: Any) -> Any:
-        return connector._look(operation, call, params)
+        return connector._reconcile(operation, call, params)
 
     json = _required("json", body) if body else _optional("json", Any)
     takes = {**json, **_optional("query", dict[str, Any] | None)}

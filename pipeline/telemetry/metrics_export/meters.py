@@ -107,7 +107,7 @@ class MetricsExport:
 
         inherited, self.pid, self.is_forking = self.provider, os.getpid(), False
         if self.endpoint is not None:
-            self.endpoint.leave()
+            self.endpoint.close_inherited_socket()
             self.endpoint = None
         if inherited is not None:  # a copy of the parent's, which tells what it has. A lock of it may be held for ever
             threading.Thread(target=inherited.shutdown, name="pipeline-not-ours", daemon=True).start()
