@@ -1,5 +1,6 @@
 """What the files under deploy/ may name: metrics of ours with their labels, and those of others that we rely on."""
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,9 +22,20 @@ THEIRS: dict[str, set[str]] = {
 }
 
 
+def documents(text: str) -> list[Any]:
+    """The YAML documents of a text, read by the C library: the pages are read when the tests are collected."""
+    return list(yaml.load_all(text, Loader=yaml.CSafeLoader))
+
+
+def document(path: Path) -> Any:
+    """The only YAML document of a file."""
+    (found,) = documents(path.read_text())
+    return found
+
+
 def rules() -> list[dict[str, Any]]:
     """Every recording and alert rule."""
-    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]
+    groups = document(DEPLOY / "prometheus" / "rules.yml")["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 

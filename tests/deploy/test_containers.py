@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from pipeline.config import TIME_LIMIT_GRACE, Settings
 from tests.acceptance.test_liveness import PROBE
+from tests.deploy.known_names import document
 from tests.support.source_code import ROOT
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+COMPOSE: dict[str, Any] = document(ROOT / "docker-compose.yml")
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if "build" in service]
 BIN = Path(sys.executable).parent
@@ -68,40 +68,44 @@ def test_the_linter_of_dockerfiles_has_nothing_to_say() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_every_image_has_a_version_or_is_ours(name: str) -> None:
-    assert name in OURS or IMAGE.fullmatch(SERVICES[name]["image"])
+def test_every_image_has_a_version_or_is_ours(subtests: pytest.Subtests) -> None:
+    for name in SERVICES:
+        with subtests.test(name=name):
+            assert name in OURS or IMAGE.fullmatch(SERVICES[name]["image"])
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_what_is_built_here_has_its_files_and_settings_we_accept(name: str) -> None:
-    build = SERVICES[name]["build"]
-    assert (ROOT / build["context"] / build["dockerfile"]).is_file()
-    settings = settings_of(name)
-    for url in (settings.database_url, settings.broker_url, settings.otlp_endpoint):
-        assert re.search(r"(?:@|//)([\w-]+):\d+", url)[1] in SERVICES  # type: ignore[index]
+def test_what_is_built_here_has_its_files_and_settings_we_accept(subtests: pytest.Subtests) -> None:
+    for name in OURS:
+        with subtests.test(name=name):
+            build = SERVICES[name]["build"]
+            assert (ROOT / build["context"] / build["dockerfile"]).is_file()
+            settings = settings_of(name)
+            for url in (settings.database_url, settings.broker_url, settings.otlp_endpoint):
+                assert re.search(r"(?:@|//)([\w-]+):\d+", url)[1] in SERVICES  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_what_is_ours_may_write_nowhere_but_in_its_own_places_and_gains_no_rights(name: str) -> None:
-    service = SERVICES[name]
-    assert service["read_only"]
-    assert service["cap_drop"] == ["ALL"]
-    assert "no-new-privileges:true" in service["security_opt"]
-    assert str(settings_of(name).alive_file).startswith("/run/pipeline/")
-    assert any(place.startswith("/run/pipeline:uid=10001") for place in service["tmpfs"])
+def test_what_is_ours_may_write_nowhere_but_in_its_own_places_and_gains_no_rights(subtests: pytest.Subtests) -> None:
+    for name in OURS:
+        with subtests.test(name=name):
+            service = SERVICES[name]
+            assert service["read_only"]
+            assert service["cap_drop"] == ["ALL"]
+            assert "no-new-privileges:true" in service["security_opt"]
+            assert str(settings_of(name).alive_file).startswith("/run/pipeline/")
+            assert any(place.startswith("/run/pipeline:uid=10001") for place in service["tmpfs"])
 
 
-@pytest.mark.parametrize("name", [name for name, service in SERVICES.items() if "depends_on" in service])
-def test_nothing_waits_for_a_sign_that_nobody_gives(name: str) -> None:
-    for needed, how in SERVICES[name]["depends_on"].items():
-        condition, service = how["condition"], SERVICES[needed]
-        assert condition in READINESS
-        if condition == "service_healthy":
-            assert "HEALTHCHECK" in DOCKERFILE if needed in OURS else service["healthcheck"]["test"]
-            assert not service.get("healthcheck", {}).get("disable")
-        if condition == "service_completed_successfully":
-            assert service["restart"] == "no"
+def test_nothing_waits_for_a_sign_that_nobody_gives(subtests: pytest.Subtests) -> None:
+    for name in SERVICES:
+        with subtests.test(name=name):
+            for needed, how in SERVICES[name].get("depends_on", {}).items():
+                condition, service = how["condition"], SERVICES[needed]
+                assert condition in READINESS
+                if condition == "service_healthy":
+                    assert "HEALTHCHECK" in DOCKERFILE if needed in OURS else service["healthcheck"]["test"]
+                    assert not service.get("healthcheck", {}).get("disable")
+                if condition == "service_completed_successfully":
+                    assert service["restart"] == "no"
 
 
 def test_nothing_waits_for_itself() -> None:
@@ -112,29 +116,32 @@ def test_nothing_waits_for_itself() -> None:
     assert [name for name in SERVICES if name in needs(name)] == []
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_every_port_is_on_loopback(name: str) -> None:
-    assert [port for port in SERVICES[name].get("ports", ()) if not port.startswith("127.0.0.1:")] == []
+def test_every_port_is_on_loopback(subtests: pytest.Subtests) -> None:
+    for name in SERVICES:
+        with subtests.test(name=name):
+            assert [port for port in SERVICES[name].get("ports", ()) if not port.startswith("127.0.0.1:")] == []
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_every_mount_is_a_declared_volume_or_a_folder_of_ours_that_is_only_read(name: str) -> None:
-    for volume in SERVICES[name].get("volumes", ()):
-        source = volume.split(":")[0]
-        if source.startswith("./"):
-            assert (ROOT / source).is_dir(), source
-            assert volume.endswith(":ro"), volume
-        else:
-            assert source in COMPOSE["volumes"], source
+def test_every_mount_is_a_declared_volume_or_a_folder_of_ours_that_is_only_read(subtests: pytest.Subtests) -> None:
+    for name in SERVICES:
+        with subtests.test(name=name):
+            for volume in SERVICES[name].get("volumes", ()):
+                source = volume.split(":")[0]
+                if source.startswith("./"):
+                    assert (ROOT / source).is_dir(), source
+                    assert volume.endswith(":ro"), volume
+                else:
+                    assert source in COMPOSE["volumes"], source
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_no_secret_is_written_into_the_file_but_its_default(name: str) -> None:
+def test_no_secret_is_written_into_the_file_but_its_default(subtests: pytest.Subtests) -> None:
     secret = re.compile(r"PASSWORD|SECRET|AUTH|TOKEN")
-    for variable, value in SERVICES[name].get("environment", {}).items():
-        if secret.search(variable):
-            assert re.fullmatch(r"\$\{\w+:-[\w:]+\}", value), variable
-        assert not re.search(r"://[^:$]*:[^$@]+@", value), variable
+    for name in SERVICES:
+        with subtests.test(name=name):
+            for variable, value in SERVICES[name].get("environment", {}).items():
+                if secret.search(variable):
+                    assert re.fullmatch(r"\$\{\w+:-[\w:]+\}", value), variable
+                assert not re.search(r"://[^:$]*:[^$@]+@", value), variable
 
 
 def test_files_that_commands_name_are_where_they_are_mounted() -> None:

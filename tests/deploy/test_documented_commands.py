@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,17 +57,11 @@ def understood(line: str) -> None:
             assert takes or "--database-url" in line or command.name == "ingest", f"{line}: no command {word}"
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param(line, id=f"{page.stem}: {line}")
-        for page in PAGES
-        for line in dict.fromkeys(commands(page.read_text(encoding="utf-8")))
-    ]
-
-
-@pytest.mark.parametrize("line", cases())
-def test_a_command_that_is_named_is_one(line: str) -> None:
-    understood(line)
+def test_a_command_that_is_named_is_one(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        for line in dict.fromkeys(commands(page.read_text(encoding="utf-8"))):
+            with subtests.test(page=page.stem, line=line):
+                understood(line)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +77,12 @@ def test_a_command_that_is_none_would_be_noticed(line: str) -> None:
         understood(line)
 
 
-@pytest.mark.parametrize("page", RUNBOOKS, ids=lambda path: path.stem)
-def test_a_runbook_says_what_one_sees_what_it_means_what_to_do_and_when_it_is_over(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    wanted = ["## What you see", "## What it means", "## What to do", "## How to see that it is over"]
-    assert [heading for heading in wanted if f"\n{heading}\n" not in text] == []
+def test_a_runbook_says_what_one_sees_what_it_means_what_to_do_and_when_it_is_over(subtests: pytest.Subtests) -> None:
+    for page in RUNBOOKS:
+        with subtests.test(page=page.stem):
+            text = page.read_text(encoding="utf-8")
+            wanted = ["## What you see", "## What it means", "## What to do", "## How to see that it is over"]
+            assert [heading for heading in wanted if f"\n{heading}\n" not in text] == []
 
 
 def test_every_setting_that_is_named_is_one() -> None:

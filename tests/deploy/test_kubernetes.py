@@ -13,7 +13,7 @@ import yaml
 from pipeline.config import TIME_LIMIT_GRACE, Settings
 from tests.acceptance.test_liveness import PROBE
 from tests.deploy import promql
-from tests.deploy.known_names import DEPLOY, metrics
+from tests.deploy.known_names import DEPLOY, document, documents, metrics
 
 KUBECTL = shutil.which("kubectl")
 needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed; it puts the overlays together")
@@ -26,7 +26,7 @@ Manifest = dict[str, Any]
 
 def manifests() -> list[Manifest]:
     """What is written down, before it is put together."""
-    return [each for path in FILES for each in yaml.safe_load_all(path.read_text())]
+    return [each for path in FILES for each in documents(path.read_text())]
 
 
 @cache
@@ -35,7 +35,7 @@ def built(overlay: str) -> tuple[Manifest, ...]:
     command = [str(KUBECTL), "kustomize", str(PLACE / overlay)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return tuple(yaml.safe_load_all(done.stdout))
+    return tuple(documents(done.stdout))
 
 
 def named(manifest: Manifest) -> str:
@@ -52,54 +52,60 @@ PODS = [each for each in WRITTEN if each["kind"] in ("Deployment", "Job")]
 DEPLOYMENTS = [each for each in WRITTEN if each["kind"] == "Deployment"]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("manifest", [each for each in WRITTEN if each["kind"] != "ScaledObject"], ids=named)
-def test_a_manifest_is_what_kubernetes_expects(manifest: Manifest, version: str) -> None:
-    kubernetes_validate.validate(manifest, version, strict=True)
+def test_a_manifest_is_what_kubernetes_expects(subtests: pytest.Subtests) -> None:
+    for manifest in [each for each in WRITTEN if each["kind"] != "ScaledObject"]:
+        for version in VERSIONS:
+            with subtests.test(manifest=named(manifest), version=version):
+                kubernetes_validate.validate(manifest, version, strict=True)
 
 
 @needs_kubectl
-@pytest.mark.parametrize("overlay", ["base", "overlays/production"])
-def test_what_the_cluster_is_given_is_what_it_expects(overlay: str) -> None:
-    for manifest in built(overlay):
-        if manifest["kind"] != "ScaledObject":
-            kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
+def test_what_the_cluster_is_given_is_what_it_expects(subtests: pytest.Subtests) -> None:
+    for overlay in ["base", "overlays/production"]:
+        with subtests.test(overlay=overlay):
+            for manifest in built(overlay):
+                if manifest["kind"] != "ScaledObject":
+                    kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
 
 
-@pytest.mark.parametrize("manifest", PODS, ids=named)
-def test_a_pod_keeps_to_the_restricted_standard(manifest: Manifest) -> None:
-    pod = pod_of(manifest)
-    assert pod["automountServiceAccountToken"] is False
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in pod["containers"]:
-        rights = container["securityContext"]
-        assert rights["allowPrivilegeEscalation"] is False
-        assert rights["readOnlyRootFilesystem"] is True
-        assert rights["capabilities"] == {"drop": ["ALL"]}
-        assert {"requests", "limits"} <= set(container["resources"])
-        mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert mounted == {"/run/pipeline", "/tmp"}
+def test_a_pod_keeps_to_the_restricted_standard(subtests: pytest.Subtests) -> None:
+    for manifest in PODS:
+        with subtests.test(manifest=named(manifest)):
+            pod = pod_of(manifest)
+            assert pod["automountServiceAccountToken"] is False
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            for container in pod["containers"]:
+                rights = container["securityContext"]
+                assert rights["allowPrivilegeEscalation"] is False
+                assert rights["readOnlyRootFilesystem"] is True
+                assert rights["capabilities"] == {"drop": ["ALL"]}
+                assert {"requests", "limits"} <= set(container["resources"])
+                mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+                assert mounted == {"/run/pipeline", "/tmp"}
 
 
-@pytest.mark.parametrize("manifest", DEPLOYMENTS, ids=named)
-def test_a_process_is_watched_by_the_file_it_touches_or_by_its_own_page(manifest: Manifest) -> None:
-    (container,) = pod_of(manifest)["containers"]
-    for name in ("livenessProbe", "readinessProbe"):
-        probe = container[name]
-        if "exec" in probe:
-            assert probe["exec"]["command"] == ["sh", "-c", PROBE.format(file="/run/pipeline/alive", seconds=60)]
-        else:
-            assert probe["httpGet"]["path"] == "/healthcheck"
+def test_a_process_is_watched_by_the_file_it_touches_or_by_its_own_page(subtests: pytest.Subtests) -> None:
+    command = ["sh", "-c", PROBE.format(file="/run/pipeline/alive", seconds=60)]
+    for manifest in DEPLOYMENTS:
+        with subtests.test(manifest=named(manifest)):
+            (container,) = pod_of(manifest)["containers"]
+            for name in ("livenessProbe", "readinessProbe"):
+                probe = container[name]
+                if "exec" in probe:
+                    assert probe["exec"]["command"] == command
+                else:
+                    assert probe["httpGet"]["path"] == "/healthcheck"
 
 
-@pytest.mark.parametrize("manifest", DEPLOYMENTS, ids=named)
-def test_a_rollout_starts_a_new_one_before_it_ends_an_old_one(manifest: Manifest) -> None:
-    assert manifest["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+def test_a_rollout_starts_a_new_one_before_it_ends_an_old_one(subtests: pytest.Subtests) -> None:
+    for manifest in DEPLOYMENTS:
+        with subtests.test(manifest=named(manifest)):
+            assert manifest["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
 def test_settings_are_ones_and_a_worker_has_time_to_finish_the_longest_phase() -> None:
-    generated = yaml.safe_load((PLACE / "base" / "kustomization.yaml").read_text())["configMapGenerator"][0]
+    generated = document(PLACE / "base" / "kustomization.yaml")["configMapGenerator"][0]
     settings = Settings.load(dict(literal.split("=", 1) for literal in generated["literals"]))
     longest = max(settings.prepare_time_limit, settings.mutate_time_limit, settings.next_time_limit)
     (worker,) = [each for each in DEPLOYMENTS if each["metadata"]["name"] == "pipeline-worker"]
@@ -108,7 +114,7 @@ def test_settings_are_ones_and_a_worker_has_time_to_finish_the_longest_phase() -
 
 
 def test_commands_name_only_variables_that_their_pods_have() -> None:
-    ingest = yaml.safe_load((PLACE / "components/ingest/kustomization.yaml").read_text())["configMapGenerator"][0]
+    ingest = document(PLACE / "components/ingest/kustomization.yaml")["configMapGenerator"][0]
     given = {literal.partition("=")[0] for literal in ingest["literals"]}
     used = {
         name

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from pipeline.store.reads.invariants import INVARIANTS
 from pipeline.telemetry.transition_log import TRANSITIONS
 from tests.deploy import promql
-from tests.deploy.known_names import DEPLOY, metrics, rules
+from tests.deploy.known_names import DEPLOY, document, metrics, rules
 from tests.support.source_code import ROOT
 
 PROMTOOL = shutil.which("promtool")
@@ -35,20 +34,21 @@ EXPRESSIONS = [rule["expr"] for rule in rules()] + [query for page in PAGES for 
 
 
 def loaded(path: str) -> Any:
-    return yaml.safe_load((DEPLOY / path).read_text())
+    return document(DEPLOY / path)
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_an_expression_is_promql_and_names_metrics_and_labels_that_exist(expression: str) -> None:
+def test_an_expression_is_promql_and_names_metrics_and_labels_that_exist(subtests: pytest.Subtests) -> None:
     known = metrics()
-    kept = promql.grouped_by(expression)
-    found = set()
-    for metric, labels in promql.selectors(expression):
-        family = promql.family(metric, set(known))
-        assert family in known, metric
-        assert set(labels) <= known[family], (metric, labels)
-        found |= known[family]
-    assert kept <= found, kept
+    for expression in EXPRESSIONS:
+        with subtests.test(expression=expression):
+            kept = promql.grouped_by(expression)
+            found = set()
+            for metric, labels in promql.selectors(expression):
+                family = promql.family(metric, set(known))
+                assert family in known, metric
+                assert set(labels) <= known[family], (metric, labels)
+                found |= known[family]
+            assert kept <= found, kept
 
 
 def test_an_expression_with_an_unknown_metric_would_be_noticed() -> None:
@@ -58,21 +58,23 @@ def test_an_expression_with_an_unknown_metric_would_be_noticed() -> None:
         promql.parsed("max by (kind) (")
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_transitions_and_invariants_in_an_expression_are_ones(expression: str) -> None:
+def test_transitions_and_invariants_in_an_expression_are_ones(subtests: pytest.Subtests) -> None:
     names = {"transition": set(TRANSITIONS), "invariant": {invariant.name for invariant in INVARIANTS}}
-    for _, labels in promql.selectors(expression):
-        for label, known in names.items():
-            if wanted := labels.get(label):
-                assert any(re.fullmatch(wanted, name) for name in known), wanted
+    for expression in EXPRESSIONS:
+        with subtests.test(expression=expression):
+            for _, labels in promql.selectors(expression):
+                for label, known in names.items():
+                    if wanted := labels.get(label):
+                        assert any(re.fullmatch(wanted, name) for name in known), wanted
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_says_how_bad_it_is_what_it_is_about_and_where_its_runbook_is(alert: dict[str, Any]) -> None:
-    assert alert["labels"]["severity"] in ("critical", "warning")
-    assert alert["annotations"]["summary"]
-    runbook = (ROOT / alert["annotations"]["runbook"]).read_text()
-    assert alert["alert"] in runbook, f"the runbook does not name {alert['alert']}"
+def test_an_alert_says_how_bad_it_is_what_it_is_about_and_where_its_runbook_is(subtests: pytest.Subtests) -> None:
+    for alert in ALERTS:
+        with subtests.test(alert=alert["alert"]):
+            assert alert["labels"]["severity"] in ("critical", "warning")
+            assert alert["annotations"]["summary"]
+            runbook = (ROOT / alert["annotations"]["runbook"]).read_text()
+            assert alert["alert"] in runbook, f"the runbook does not name {alert['alert']}"
 
 
 def test_the_dashboards_are_what_their_source_says() -> None:
@@ -123,7 +125,7 @@ def test_the_collector_sends_traces_where_tempo_listens() -> None:
 
 
 def test_whoever_serves_metrics_in_the_compose_file_is_scraped_there() -> None:
-    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    services = document(ROOT / "docker-compose.yml")["services"]
     serving = {
         (name, int(service["environment"]["PIPELINE_METRICS_PORT"]))
         for name, service in services.items()
@@ -149,7 +151,7 @@ def test_the_rules_fire_when_they_should_and_keep_silent_otherwise() -> None:
 
 
 def test_every_alert_that_wakes_somebody_has_been_made_to_fire_in_a_test() -> None:
-    tests = [test for path in RULE_TESTS for test in yaml.safe_load(path.read_text())["tests"]]
+    tests = [test for path in RULE_TESTS for test in document(path)["tests"]]
     fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case.get("exp_alerts")}
     assert {alert["alert"] for alert in ALERTS} - fired == set()
 

@@ -61,26 +61,28 @@ def test_systemd_understands_every_line(root: Path) -> None:
 
 
 @needs_systemd
-@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
-def test_a_unit_is_hardly_exposed(unit: Path, root: Path) -> None:
-    said = analyzed(root, "security", "--offline=yes", "--no-pager", instance(unit))
-    level = re.search(r"Overall exposure level for \S+: ([\d.]+)", said)
-    assert level, said
-    assert float(level[1]) <= MOST_EXPOSED
+def test_a_unit_is_hardly_exposed(root: Path, subtests: pytest.Subtests) -> None:
+    for unit in UNITS:
+        with subtests.test(unit=unit.stem):
+            said = analyzed(root, "security", "--offline=yes", "--no-pager", instance(unit))
+            level = re.search(r"Overall exposure level for \S+: ([\d.]+)", said)
+            assert level, said
+            assert float(level[1]) <= MOST_EXPOSED
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
-def test_what_a_unit_starts_is_a_command_of_ours(unit: Path) -> None:
-    (line,) = values(unit, "ExecStart")
-    program, *arguments = shlex.split(re.sub(r"\$\w+", "", line))
-    if program.endswith("/celery"):
-        assert arguments[:2] == ["-A", "pipeline"]
-        assert arguments[2] in ("worker", "beat", "flower")
-        return
-    command: Any = get_command(build_app())
-    while arguments and arguments[0] in getattr(command, "commands", {}):
-        command = command.commands[arguments.pop(0)]
-    command.make_context("it", arguments)
+def test_what_a_unit_starts_is_a_command_of_ours(subtests: pytest.Subtests) -> None:
+    for unit in UNITS:
+        with subtests.test(unit=unit.stem):
+            (line,) = values(unit, "ExecStart")
+            program, *arguments = shlex.split(re.sub(r"\$\w+", "", line))
+            if program.endswith("/celery"):
+                assert arguments[:2] == ["-A", "pipeline"]
+                assert arguments[2] in ("worker", "beat", "flower")
+                continue
+            command: Any = get_command(build_app())
+            while arguments and arguments[0] in getattr(command, "commands", {}):
+                command = command.commands[arguments.pop(0)]
+            command.make_context("it", arguments)
 
 
 def test_a_worker_is_started_again_unless_somebody_has_to_change_something_first() -> None:
