@@ -13,6 +13,8 @@ PYTEST_OPTIONS := -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-s
 # The engine's tests look at threads, memory and clocks: in processes of their own nobody else's get in their way.
 NOT_ENGINE := --ignore=tests/consumer_engine
 ENGINE := -n 2 --randomly-seed=$(SEED) tests/consumer_engine
+# Hundreds of Python processes start during the tests: each would compile the package again if none may keep bytecode.
+export PYTHONDONTWRITEBYTECODE :=
 PATHS := pipeline tests migrations examples tools celeryconfig.py
 
 .DEFAULT_GOAL := help
