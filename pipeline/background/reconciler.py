@@ -6,7 +6,6 @@ one begins, so a look that takes its worker down has already been counted, and c
 """
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +22,7 @@ from pipeline.connectors import event_loop
 from pipeline.connectors.error_table import bounded_pause
 from pipeline.connectors.sdk import Applied as Found
 from pipeline.connectors.sdk import Call, NotFound, Operation, Retry
-from pipeline.consumer_engine.executor import StepExecutor
+from pipeline.consumer_engine.steps import StepRunner
 from pipeline.domain.errors import QuietPeriodError
 from pipeline.domain.failures import classify
 from pipeline.domain.ids import MutationId
@@ -35,7 +34,6 @@ from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import late_effects, mutations, reconciliation
 from pipeline.worker.outcomes import redact, storable_result, verdict_label
-from pipeline.worker.phases import NO_TELEMETRY
 from pipeline.workflows.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -188,7 +186,7 @@ class Reconciler:
         limit = operation.policy.immediate_timeout
         call = Call.within(key or row.idempotency_key, limit)
         what = f"{row.connector}.{row.operation}.reconcile"
-        steps = StepExecutor(NO_TELEMETRY, redact=functools.partial(redact, connector, operation, row.params))
+        steps = StepRunner()
         try:
             look = operation.reconcile_function
             assert look is not None

@@ -5,7 +5,7 @@ listens, nothing is built. Spans count attempts from 0, as the specification doe
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -50,17 +50,12 @@ class Telemetry:
         self._lock = threading.Lock()
         self._cached_instruments: tuple[MeterProvider, dict[str, Any]] | None = None
 
-    def is_enabled(self) -> bool:
-        """Whether anybody listens at all."""
-        tracers, meters = self._tracers or trace.get_tracer_provider(), self._meters or metrics.get_meter_provider()
-        return _is_configured(tracers) or _is_configured(meters)
-
-    def observer(self, task: str, redact: Callable[[str], str] | None = None) -> "Observer":
-        """What watches one loop of a task; ``clean`` takes credentials out of the words that are shown."""
+    def observer(self, task: str) -> "Observer":
+        """What watches one loop of a task."""
         tracers = self._tracers or trace.get_tracer_provider()
         meters = self._meters or metrics.get_meter_provider()
         tracer = trace.get_tracer(SCOPE, tracer_provider=tracers) if _is_configured(tracers) else None
-        return Observer(task, tracer, self._instruments(meters) if _is_configured(meters) else None, redact)
+        return Observer(task, tracer, self._instruments(meters) if _is_configured(meters) else None)
 
     def _instruments(self, provider: MeterProvider) -> dict[str, Any]:
         with self._lock:
@@ -77,14 +72,8 @@ PROCESS_WIDE = Telemetry()
 class Observer:
     """What one loop shows of itself."""
 
-    def __init__(
-        self,
-        task: str,
-        tracer: trace.Tracer | None,
-        instruments: dict[str, Any] | None,
-        redact: Callable[[str], str] | None = None,
-    ) -> None:
-        self.task, self._tracer, self._instruments, self._redact = task, tracer, instruments, redact
+    def __init__(self, task: str, tracer: trace.Tracer | None, instruments: dict[str, Any] | None) -> None:
+        self.task, self._tracer, self._instruments = task, tracer, instruments
         self._labels = {"task": task}
         self.is_traced, self.is_metered = tracer is not None, instruments is not None
 
@@ -133,8 +122,7 @@ class Observer:
         """Say on a span why it failed: the type and the words of the error, never its traceback."""
         if not span.is_recording():
             return
-        words = error_message(failure) if self._redact is None else self._redact(error_message(failure))
-        words, raised = words[:_MAX_MESSAGE], failure.__cause__ or failure
+        words, raised = error_message(failure)[:_MAX_MESSAGE], failure.__cause__ or failure
         category = getattr(failure, "category", ExceptionType.SYSTEM)
         told = {"exception.type": type(raised).__qualname__, "exception.message": words}
         span.set_attributes({**told, "exception.category": str(category)})

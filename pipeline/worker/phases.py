@@ -13,12 +13,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from opentelemetry.metrics import NoOpMeterProvider
-from opentelemetry.trace import NoOpTracerProvider
 from sqlalchemy import Row
 
-from pipeline.consumer_engine.executor import StepExecutor
-from pipeline.consumer_engine.telemetry import Telemetry
+from pipeline.consumer_engine.steps import StepRunner
 from pipeline.domain.errors import LogicError, PayloadError
 from pipeline.domain.failures import Failure, classify
 from pipeline.domain.ids import EventId, Fence, RunId
@@ -52,9 +49,6 @@ from pipeline.workflows.registry import Registry, first_slot
 
 log = logging.getLogger(__name__)
 
-#: A handler is called once in a phase, and the phase has a span and is timed: spans and numbers of the step and of its
-#: one attempt would say the same again, and cost as much as all the others together.
-NO_TELEMETRY = Telemetry(NoOpTracerProvider(), NoOpMeterProvider())
 _RESULT_STATUSES = {
     MutationOutcome.SUCCESS: ResultStatus.APPLIED,
     MutationOutcome.SKIPPED: ResultStatus.SKIPPED,
@@ -77,11 +71,14 @@ class Phases:
         self._local = threading.local()
 
     @property
-    def steps(self) -> StepExecutor:
-        """The steps of this thread: in a pool of threads several phases run at once."""
+    def steps(self) -> StepRunner:
+        """The steps of this thread: in a pool of threads several phases run at once.
+
+        A step has no span and no metric of its own. A phase calls its handler once, and the phase has both.
+        """
         if not hasattr(self._local, "steps"):
-            self._local.steps = StepExecutor(NO_TELEMETRY, redact=self._redact)
-        steps: StepExecutor = self._local.steps
+            self._local.steps = StepRunner()
+        steps: StepRunner = self._local.steps
         return steps
 
     def slices(self, runs: Sequence[Row[Any]]) -> Mapping[UUID, Sequence[Row[Any]]]:

@@ -9,10 +9,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pipeline.consumer_engine.calls import ConcurrentCalls, FinishedCall
 from pipeline.consumer_engine.steps import StepRunner, TimedOutError
 from pipeline.domain.errors import TransientError
+from tests.support.rule import rule
 from tests.support.wait import wait_for
 
 SOON = timedelta(seconds=30)
@@ -62,6 +66,28 @@ def test_a_step_that_hangs_is_left_behind_within_its_limit(steps: StepRunner, ne
     assert time.monotonic() - begun < 20
     assert steps.run(lambda: "next", limit=SOON, what="it") == "next"
     assert isinstance(TimedOutError(""), TransientError)
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_a_step_without_any_time_is_late(steps: StepRunner, never: threading.Event, seconds: int) -> None:
+    _, error = steps.attempt(never.wait, limit=timedelta(seconds=seconds), what="Poll.read")
+    assert isinstance(error, TimedOutError)
+
+
+@rule("E-34")
+def test_a_step_makes_no_span_that_could_show_the_text_of_its_error(
+    steps: StepRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
+    failing = ValueError("GET https://shop/?token=hunter2 -> 500")
+
+    def fail() -> None:
+        raise failing
+
+    assert steps.attempt(fail, limit=SOON, what="SendReceipt.prepare") == (None, failing)
+    assert spans.get_finished_spans() == ()
 
 
 def test_a_step_sees_the_context_of_its_caller(steps: StepRunner) -> None:

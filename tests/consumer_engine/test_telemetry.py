@@ -324,4 +324,4 @@ def test_the_names_of_spans_and_metrics_are_those_of_the_reference(project: Any)
 
 def test_nothing_is_built_when_nobody_listens() -> None:
     observer = Telemetry().observer("Task")
-    assert (observer.is_traced, observer.is_metered, Telemetry().is_enabled()) == (False, False, False)
+    assert (observer.is_traced, observer.is_metered) == (False, False)
