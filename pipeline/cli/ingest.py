@@ -18,6 +18,7 @@ import typer
 
 from pipeline.cli import common, metrics, tables
 from pipeline.config import EXIT_RESTART, Settings
+from pipeline.consumer_engine.stops import stopped_by_signals
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.values import Limits
 from pipeline.ingest import lag, parking
@@ -25,7 +26,6 @@ from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import LockedError, NoStreamError, PoisonError, QueueError
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
 from pipeline.ingest.redis_client import connect
-from pipeline.ingest.signals import stopped_by_signals
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.telemetry import logs
@@ -218,7 +218,8 @@ class StopRequest:
         self.is_requested = False
         self.bridge: Bridge | None = None
 
-    def __call__(self) -> None:
+    def stop(self, *, now: bool = False) -> None:  # noqa: ARG002 - there is one way to stop, asked once or twice
+        """End the loop, or do not begin it."""
         self.is_requested = True
         if self.bridge is not None:
             self.bridge.stop()

@@ -49,7 +49,7 @@ class QueueConsumer:
         """Acknowledge a message: its work is done and committed. Works after ``stop`` as well."""
         self._queue.ack(message)
 
-    def stop(self) -> None:
+    def stop(self, *, now: bool = False) -> None:  # noqa: ARG002 - there is one way to stop, asked once or twice
         """Begin no further read. What is in hand stays pending unless the caller acknowledges it."""
         self._is_stopping = True
 

@@ -21,7 +21,7 @@ class RecoveryRunner:
         self._queue = queue
         self._is_stopping = False
 
-    def stop(self) -> None:
+    def stop(self, *, now: bool = False) -> None:  # noqa: ARG002 - there is one way to stop, asked once or twice
         """Claim nothing further; a wait ends at once."""
         self._is_stopping = True
 
