@@ -6,15 +6,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from pipeline.cli import common
-from pipeline.cli.feeds import LineReader
 from pipeline.client.publishing import EventInput, Receipt, parse_event, parse_events
 from pipeline.client.publishing import publish as publish_in
 from pipeline.config import Settings
@@ -23,8 +23,8 @@ from pipeline.domain.values import Limits
 from pipeline.store.database import Database
 from pipeline.telemetry.tracing import context as tracing_context
 
-_BATCH = 500
-Batches = Iterator[tuple[list[EventInput], bool]]
+_BATCH, _CHUNK = 500, 65_536
+Batches = Iterator[list[EventInput]]  #: an empty one says that the next may take long
 _MAX_KEY_LENGTH = 40  #: of a key that is quoted
 
 
@@ -57,11 +57,11 @@ def publish(  # noqa: PLR0913 - options of a command
     tally = PublishTally()
     try:
         with _open_input(payload, file) as stream:
-            feed = None if stream is None else LineReader(stream)
-            events = (
-                _single_event(topic, str(message_id), str(payload)) if feed is None else _events_from_lines(feed, topic)
-            )
-            _publish_batches(context.obj, workflow, _batches(events, feed), tally, replace=replace, quiet=feed is None)
+            if stream is None:
+                batches = _single_event(topic, str(message_id), str(payload))
+            else:
+                batches = _batches(_lines_at_once(stream), topic)
+            _publish_batches(context.obj, workflow, batches, tally, replace=replace, quiet=stream is None)
     except BaseException:
         if tally.size:
             typer.echo(f"{tally.text()} before this; they stay. Repeating them changes nothing.", err=True)
@@ -77,6 +77,7 @@ class PublishTally:
     repeated: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
     wake_ups: common.WakeUps = field(default_factory=common.WakeUps)
+    is_due: bool = False  #: something came since it was last rung for
 
     @property
     def size(self) -> int:
@@ -86,21 +87,23 @@ class PublishTally:
         self.new += receipt.new
         self.repeated += receipt.repeated
         self.replaced += receipt.replaced
+        self.is_due = self.is_due or bool(receipt.new or receipt.replaced)
 
     def notify(self, workflow: str) -> None:
         """Tell a worker, if there is something for it."""
-        if self.new or self.replaced:
+        if self.is_due:
             self.wake_ups.wake_workflow(workflow)
+            self.is_due = False
 
     def text(self) -> str:
         return f"{len(self.new)} new, {len(self.repeated)} repeated, {len(self.replaced)} replaced"
 
 
-def _open_input(payload: str | None, file: Path | None) -> AbstractContextManager[BinaryIO | None]:
+def _open_input(payload: str | None, file: Path | None) -> AbstractContextManager[BufferedReader | None]:
     if payload is not None:
         return nullcontext(None)
     if str(file) == "-":
-        return nullcontext(sys.stdin.buffer)
+        return nullcontext(cast(BufferedReader, sys.stdin.buffer))
     assert file is not None
     try:
         return file.open("rb")
@@ -115,44 +118,63 @@ def _publish_batches(
     limits = Limits(payload=Settings.load(os.environ).max_payload_bytes)
     columns = (SpinnerColumn(), TextColumn("{task.completed} events"))
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
-        common = progress.add_task("publishing", total=None)
-        for batch, is_last_for_now in batches:
+        task = progress.add_task("publishing", total=None)
+        for batch in batches:
+            if not batch:
+                tally.notify(workflow)
+                continue
             with tracing_context.join_trace(os.environ.get("TRACEPARENT")), database.transaction() as tx:
                 receipt = publish_in(tx, workflow, batch, replace=replace, limits=limits)
             tally.add(receipt)
-            progress.advance(common, len(batch))
-            if is_last_for_now:
-                tally.notify(workflow)
+            progress.advance(task, len(batch))
 
 
-def _batches(events: Iterator[EventInput], feed: LineReader | None) -> Batches:
-    """Events as they come, and whether the next one may take long: those that are there do not wait for it."""
-    batch: list[EventInput] = []
-    for each in events:
-        batch.append(each)
-        is_quiet = feed is not None and feed.would_block()
-        if is_quiet or len(batch) == _BATCH:
-            yield batch, is_quiet
-            batch = []
-    if batch:
-        yield batch, False
-
-
-def _single_event(topic: str, message_id: str, payload: str) -> Iterator[EventInput]:
-    yield from parse_events(
-        [{"topic": topic, "message_id": message_id, "payload": _parse_json(payload, "the payload")}]
+def _single_event(topic: str, message_id: str, payload: str) -> Batches:
+    yield list(
+        parse_events([{"topic": topic, "message_id": message_id, "payload": _parse_json(payload, "the payload")}])
     )
 
 
-def _events_from_lines(lines: Iterable[bytes], topic: str) -> Iterator[EventInput]:
-    for number, line in enumerate(lines, start=1):
-        text = _decode(line, number)
-        if not text.strip():
-            continue
-        row = _parse_json(text, f"line {number}")
-        if not isinstance(row, dict):
-            raise InvalidInputError(f"Line {number} is a {type(row).__name__}; expected an object with message_id.")
-        yield parse_event({"topic": topic, **row}, f"Line {number}")
+def _batches(reads: Iterable[tuple[list[bytes], bool]], topic: str) -> Batches:
+    """Read events from lines. Lines that came together are not held back until a batch is full."""
+    number, batch = 0, list[EventInput]()
+    for lines, is_last_for_now in reads:
+        for line in lines:
+            number += 1
+            batch += _events(line, number, topic)
+            if len(batch) == _BATCH:
+                yield batch
+                batch = []
+        if is_last_for_now:
+            yield from filter(None, [batch])
+            yield []
+            batch = []
+    yield from filter(None, [batch])
+
+
+def _lines_at_once(stream: BufferedReader) -> Iterator[tuple[list[bytes], bool]]:
+    """Read whole lines, as many as are there, and whether the next may take long: a read that was not full."""
+    rest = bytearray()
+    while data := stream.read1(_CHUNK):
+        whole, end, begun = data.rpartition(b"\n")  # at line feeds only: a carriage return may be part of a line
+        rest += whole
+        if end:
+            yield bytes(rest).split(b"\n"), len(data) < _CHUNK
+            rest = bytearray()
+        rest += begun
+    if rest:
+        yield [bytes(rest)], False
+
+
+def _events(line: bytes, number: int, topic: str) -> list[EventInput]:
+    """The event of a line; none if the line is empty."""
+    text = _decode(line, number)
+    if not text.strip():
+        return []
+    row = _parse_json(text, f"line {number}")
+    if not isinstance(row, dict):
+        raise InvalidInputError(f"Line {number} is a {type(row).__name__}; expected an object with message_id.")
+    return [parse_event({"topic": topic, **row}, f"Line {number}")]
 
 
 def _decode(line: bytes, number: int) -> str:

@@ -13,7 +13,8 @@ from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
 from pipeline import Workflow
-from pipeline.cli import common, feeds
+from pipeline.cli import common
+from pipeline.cli import publish as command
 from pipeline.cli.main import build_app
 from pipeline.domain.errors import InvalidInputError, PayloadError
 from pipeline.store.database import Database
@@ -77,8 +78,6 @@ def test_a_bad_line_is_named_by_its_number_and_what_went_before_is_told_and_stay
 
 
 def test_an_interruption_tells_what_went_before(run: Run, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.cli import publish as command
-
     monkeypatch.setattr(command, "_parse_json", interrupted_at(1200, command._parse_json))
     done = run("--file", "-", given=lines(2000))
     assert "1000 new, 0 repeated, 0 replaced before this; they stay" in done.stderr
@@ -139,9 +138,24 @@ def test_what_came_through_a_pipe_is_published_and_rung_for_while_more_may_come(
 
 @pytest.mark.parametrize("size", [1, 7, 65_536])
 def test_lines_are_given_as_they_are_however_they_come(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "_CHUNK", size)
+    def read(given: bytes) -> list[bytes]:
+        stream: Any = io.BytesIO(given)
+        return [line for lines, _ in command._lines_at_once(stream) for line in lines]
+
+    monkeypatch.setattr(command, "_CHUNK", size)
     given = b"one\r\n\ntwo\rstill two\n" + b"x" * 20 + b"\nlast"
-    assert list(feeds.LineReader(io.BytesIO(given))) == list(io.BytesIO(given))
-    assert list(feeds.LineReader(io.BytesIO(b""))) == []
-    ended = feeds.LineReader(io.BytesIO(b"one"))
-    assert [ended.would_block(), next(ended), ended.would_block()] == [False, b"one", False]
+    assert read(given) == given.split(b"\n")
+    assert read(b"one\n") == read(b"one") == [b"one"]
+    assert read(b"") == []
+
+
+def test_a_file_is_rung_for_once_and_not_for_each_read(
+    run: Run, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[int] = []
+    monkeypatch.setattr(common.WakeUps, "wake_workflow", lambda self, name: rung.append(published(db)))
+    (tmp_path / "orders.jsonl").write_text(lines(3000))
+    assert run("--file", str(tmp_path / "orders.jsonl")).stdout.startswith("3000 new")
+    assert rung == [3000]
+    assert run("--file", str(tmp_path / "orders.jsonl")).stdout.startswith("0 new, 3000 repeated")
+    assert rung == [3000]
