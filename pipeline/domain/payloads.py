@@ -8,8 +8,9 @@ they are mended, because the failure must be recorded whatever it says.
 
 import json
 import math
+import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -22,17 +23,14 @@ _STORABLE = "text without NUL and lone surrogates"
 _MAX_DEPTH = 64
 _MAX_INTEGER_BITS = 1024  #: bits
 _MAX_TEXT_LENGTH = 10_000
-_UNSTORABLE = ("which is not storable text", "half a surrogate pair")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _MAX_QUOTE_LENGTH = 80  #: characters of a value that a message repeats
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _ROUND_TRIP_MODEL = "a model that its own JSON reads back; publish what cannot be written like that as plain JSON"
 
 
 def checked_json(value: Any, *, what: str, limit: int) -> Any:
-    """Return ``value`` if it can be stored as it is; raise ``PayloadError`` naming what is wrong.
-
-    Nearly every value is fine, so the first look keeps no path; the second one is for the message.
-    """
+    """Return ``value`` if it can be stored as it is; raise ``PayloadError`` naming what is wrong."""
     _serialize(value, what, limit)
     return value
 
@@ -96,8 +94,13 @@ def _is_equal(value: Any, back: Any) -> bool:
 
 
 def _serialize(value: Any, what: str, limit: int) -> str:
-    if not _is_storable_json(value, 0, [limit]):
-        _raise_problem(value, what, limit)
+    left = [limit]
+    found = _flaw(value, 0, left)
+    if left[0] < 0:
+        raise PayloadError(what, f"more than {limit} values", f"at most {limit} bytes of JSON")
+    if found is not None:
+        path, problem, expected = found
+        raise PayloadError(what, f"{_shorten(f'${path}')} {problem}", expected)
     written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     size = len(written.encode())
     if size > limit:
@@ -105,31 +108,38 @@ def _serialize(value: Any, what: str, limit: int) -> str:
     return written
 
 
-def _is_storable_json(value: Any, depth: int, left: list[int]) -> bool:
-    left[0] -= 1  # every value takes a byte at least: stop before a shared list explodes
-    if left[0] < -1 or depth > _MAX_DEPTH:
-        return False
-    kind = type(value)
-    if kind is str:
-        return (value.isascii() and "\0" not in value) or _is_storable(value)
-    if kind is dict:
-        return all(
-            type(key) is str and _is_storable_json(key, depth, left) and _is_storable_json(item, depth + 1, left)
-            for key, item in value.items()
-        )
-    if kind is list or kind is tuple:
-        return all(_is_storable_json(item, depth + 1, left) for item in value)
-    return value is None or kind is bool or (kind is int and value.bit_length() <= _MAX_INTEGER_BITS)
+def _flaw(value: Any, depth: int, left: list[int]) -> tuple[str, str, str] | None:
+    """What cannot be stored: where it is, what is wrong with it, and what is expected.
+
+    The path is put together on the way back, because nearly every value is fine. ``left`` counts values: each takes
+    a byte at least, so the walk ends before a list that shares its parts explodes.
+    """
+    left[0] -= 1
+    if left[0] < 0 or depth > _MAX_DEPTH:
+        return "", f"is nested more than {_MAX_DEPTH} levels deep", _JSON_VALUES
+    if not isinstance(value, dict | list | tuple):
+        return _scalar_flaw(value)
+    is_object = isinstance(value, dict)
+    pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in pairs:
+        if is_object and not (isinstance(key, str) and _is_storable(key)):
+            return "", f"has the key {_quoted(key)}, which is not storable text", _STORABLE
+        if found := _flaw(item, depth + 1, left):
+            return (f".{key}" if is_object else f"[{key}]") + found[0], *found[1:]
+    return None
 
 
-def _raise_problem(value: Any, what: str, limit: int) -> None:
-    """Look again, with a path to everything, at what did not look fine; raise if it is not."""
-    for seen, (path, item, depth) in enumerate(_walk(value)):
-        problem = _problem(item, path, depth)
-        if problem:
-            raise PayloadError(what, problem, _STORABLE if problem.endswith(_UNSTORABLE) else _JSON_VALUES)
-        if seen > limit:
-            raise PayloadError(what, f"more than {limit} values", f"at most {limit} bytes of JSON")
+def _scalar_flaw(value: Any) -> tuple[str, str, str] | None:
+    match value:
+        case str():
+            return None if _is_storable(value) else ("", "has a NUL character or half a surrogate pair", _STORABLE)
+        case int() if value.bit_length() > _MAX_INTEGER_BITS:
+            return "", f"is an integer of {value.bit_length()} bits", _JSON_VALUES
+        case float() if not math.isfinite(value):
+            return "", f"is {value}, which JSON does not have", _JSON_VALUES
+        case int() | float() | None:
+            return None
+    return "", f"is a {type(value).__qualname__}", _JSON_VALUES
 
 
 def checked_name(value: Any, *, what: str, limit: int = 255) -> str:
@@ -155,45 +165,7 @@ def checked_text(value: Any, *, what: str, limit: int = _MAX_TEXT_LENGTH) -> str
 def storable_text(value: str) -> str:
     """Words about a failure as they can be stored: what cannot is replaced, what is too much is cut."""
     short = value if len(value) <= _MAX_TEXT_LENGTH else value[:_MAX_TEXT_LENGTH] + "…"
-    return "".join(char if _is_storable(char) else _REPLACEMENT for char in short)
-
-
-def _walk(value: Any) -> Iterator[tuple[str, Any, int]]:
-    """Every value inside, with its path and depth, without recursion."""
-    waiting: list[tuple[str, Any, int]] = [("$", value, 0)]
-    while waiting:
-        path, item, depth = waiting.pop()
-        yield path, item, depth
-        if isinstance(item, dict):
-            waiting.extend((f"{path}.{key}", inner, depth + 1) for key, inner in reversed(item.items()))
-        elif isinstance(item, list | tuple):
-            waiting.extend((f"{path}[{index}]", item[index], depth + 1) for index in reversed(range(len(item))))
-
-
-def _problem(value: Any, path: str, depth: int) -> str | None:
-    if depth > _MAX_DEPTH:
-        return f"{path[:60]}… is nested more than {_MAX_DEPTH} levels deep"
-    path = _shorten(path)
-    if value is None or isinstance(value, bool | list | tuple):
-        return None
-    if isinstance(value, dict):
-        bad = [key for key in value if not isinstance(key, str) or not _is_storable(key)]
-        return f"{path} has the key {_quoted(bad[0])}, which is not storable text" if bad else None
-    return _scalar_problem(value, path)
-
-
-def _scalar_problem(value: Any, path: str) -> str | None:
-    match value:
-        case int() if value.bit_length() > _MAX_INTEGER_BITS:
-            return f"{path} is an integer of {value.bit_length()} bits"
-        case str() if not _is_storable(value):
-            return f"{path} has a NUL character or half a surrogate pair"
-        case float() if not math.isfinite(value):
-            return f"{path} is {value}, which JSON does not have"
-        case int() | str() | float():
-            return None
-        case _:
-            return f"{path} is a {type(value).__qualname__}"
+    return _UNSTORABLE.sub(_REPLACEMENT, short)
 
 
 def _quoted(value: Any) -> str:
@@ -207,4 +179,4 @@ def _shorten(words: str) -> str:
 
 
 def _is_storable(text: str) -> bool:
-    return not any(char == "\0" or 0xD800 <= ord(char) <= 0xDFFF for char in text)
+    return _UNSTORABLE.search(text) is None

@@ -99,6 +99,7 @@ def test_dictionaries_are_accepted(value: Any) -> None:
         ({("a", "b"): "x"}, "$ has the key ('a', 'b')"),
         ({"in": {"\0": 1}}, r"$.in has the key '\x00'"),
         ({"\ud800": 1}, r"$ has the key '\ud800'"),
+        ({"": {"": {"in": "\0"}}}, "$...in has a NUL character"),
         ({1, 2}, "$ is a set"),
         ({"when": datetime(2030, 1, 1, tzinfo=UTC)}, "$.when is a datetime"),
         ([Decimal("0.1")], "$[0] is a Decimal"),
