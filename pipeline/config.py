@@ -168,6 +168,11 @@ class Settings(BaseSettings):
     workflows: Annotated[tuple[str, ...], BeforeValidator(_modules), AfterValidator(_importable)] = Field(
         default=(), description="modules that define workflows, separated by commas"
     )
+    code_version: str = Field(
+        default="",
+        description="the release of your code, such as a commit: another one ends maintenance; "
+        "unset: the source files of the packages with handlers tell",
+    )
     lease: DurationFrom1s = Field(
         default=timedelta(seconds=60), description="how long a run belongs to a worker that gives no sign of life"
     )

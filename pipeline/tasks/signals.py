@@ -29,7 +29,7 @@ def check_startup(sender: Any, **_: Any) -> None:
         export.require_exporter(here.settings.otlp_endpoint)
         metrics.open_metrics(here.settings, pool)
         require_safe(here.db, here.registry, here.settings, pool=pool)
-        register_workflows(here.db, here.registry)
+        register_workflows(here.db, here.registry, here.settings.code_version)
     except Exception as error:  # noqa: BLE001 - Celery would log it and start a worker that cannot do anything
         _exit(error)
     here.db.dispose()

@@ -69,6 +69,7 @@ class Inline:
         connectors: Iterable[Connector] = (),
         policy: WorkerPolicy | None = None,
         cohort: int = 50,
+        code_version: str = "",
     ) -> None:
         self.db = db
         self.registry = Registry()
@@ -93,7 +94,7 @@ class Inline:
             dispatch_reconcile=self._reconcile,
         )
         self.start_worker()
-        register_workflows(db, self.registry)
+        register_workflows(db, self.registry, code_version)
 
     def start_worker(self) -> None:
         """A new worker: what an earlier one held in memory is gone."""

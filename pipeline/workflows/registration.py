@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 DEPLOYMENT = Actor(name="host", reason="the workflow's code has changed")
 
 
-def register_workflows(db: Database, registry: Registry) -> None:
+def register_workflows(db: Database, registry: Registry, code_version: str = "") -> None:
     """Register every known workflow. New code ends the maintenance that the old code caused.
 
     Older code takes nothing away from the newer, and says what it was given back: an old worker that is restarted
@@ -22,7 +22,7 @@ def register_workflows(db: Database, registry: Registry) -> None:
     """
     for workflow in registry.workflows.values():
         with db.transaction() as tx:
-            registered = registration.register(tx, spec_of(workflow, tx.clock()))
+            registered = registration.register(tx, spec_of(workflow, tx.clock(), code_version))
             if registered.is_new_code:
                 workflows.exit_maintenance(tx, workflow.name, DEPLOYMENT)
         if registered.is_older:

@@ -1,9 +1,6 @@
 """The workflows and connectors this process knows, found by module name and by entry point."""
 
-import hashlib
 import importlib
-import inspect
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,9 +17,9 @@ from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineErr
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind
 from pipeline.transitions import payload_schemas
-from pipeline.workflows import fingerprint as workflows_fingerprint
 from pipeline.workflows.authoring import Consumer, DeclarationError, Producer, Workflow, workflows_of
 from pipeline.workflows.contexts import RESERVED_NAMES
+from pipeline.workflows.fingerprint import fingerprint
 
 ENTRY_POINT_GROUP = "pipeline.workflows"
 
@@ -146,7 +143,7 @@ def _import_module(who: str, name: str) -> ModuleType:
         ) from error
 
 
-def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
+def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> WorkflowSpec:
     """What the database needs to know of a workflow. A producer is due first at its first slot from now."""
     topics = tuple(
         TopicSpec(name=topic.name, schema=payload_schemas.json_schema(topic.schema) if topic.schema else None)
@@ -177,7 +174,7 @@ def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
     return WorkflowSpec(
         name=workflow.name,
         version=workflow.version,
-        fingerprint=fingerprint(workflow),
+        fingerprint=fingerprint(workflow, code_version),
         topics=topics,
         handlers=(*consumers, *producers),
         concurrency=workflow.concurrency,
@@ -190,40 +187,6 @@ def spec_of(workflow: Workflow, now: datetime) -> WorkflowSpec:
 def first_slot(cron: str, now: datetime) -> datetime:
     """The first slot of a cron expression after now, in UTC whatever zone the database shows its times in."""
     return next(CronSim(cron, now.astimezone(UTC)))
-
-
-def fingerprint(workflow: Workflow) -> str:
-    """Changes when the code of a handler does, or what it listens to: a deploy can end a maintenance, and is known.
-
-    The code is what handlers are made of, the modules that hold them, and what these import of their own.
-    """
-    code: list[Any] = [producer.function for producer in workflow.producers.values()]
-    for consumer in workflow.consumers.values():
-        function = getattr(consumer.instance, "function", None)
-        code.extend([function] if function else _own_classes(type(consumer.instance)))
-    listens = [[name, *(topic.name for topic in given.subscribes)] for name, given in workflow.consumers.items()]
-    declared = json.dumps([sorted(listens), sorted(workflow.producers)])
-    parts = [
-        workflow.name,
-        str(workflow.version),
-        declared,
-        *map(_source, code),
-        *sorted(workflows_fingerprint.digests(code)),
-    ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _own_classes(cls: type) -> list[type]:
-    """The class and those it inherits from, without what is Python's or comes with an installed package."""
-    package = cls.__module__.partition(".")[0]
-    return [each for each in cls.__mro__[:-1] if workflows_fingerprint.is_own(inspect.getmodule(each), package)]
-
-
-def _source(code: Any) -> str:
-    try:
-        return inspect.getsource(code)
-    except (OSError, TypeError):
-        return str(getattr(code, "__qualname__", None) or getattr(code, "__name__", ""))
 
 
 def _refuse_unused(workflow: Workflow) -> None:

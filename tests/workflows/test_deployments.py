@@ -11,7 +11,8 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import invariants, work
 from pipeline.testing.inline import Inline
 from pipeline.transitions import registration, workflows
-from pipeline.workflows.registry import fingerprint, spec_of
+from pipeline.workflows.fingerprint import fingerprint
+from pipeline.workflows.registry import spec_of
 from tests.factories import SOMEBODY
 from tests.support.concurrent_transactions import raced
 from tests.support.scripted_consumers import take_one, the_workflow
@@ -38,9 +39,9 @@ class Release:
         handler = type(name, (), {"prepare": staticmethod(prepare), "mutate": silent, "next": silent})
         self.workflow.consumer(subscribes=topics, start_at=start_at)(handler)
 
-    def started(self, db: Database) -> Inline:
+    def started(self, db: Database, code_version: str = "") -> Inline:
         """A worker of this release starts."""
-        return Inline(db, [self.workflow])
+        return Inline(db, [self.workflow], code_version=code_version)
 
     def register(self, tx: Transaction) -> Any:
         """What a worker of this release does when it starts."""
@@ -171,6 +172,18 @@ def test_going_back_to_a_release_of_the_same_version_brings_its_settings_back_an
     with db.transaction() as tx:
         workflows.enter_maintenance(tx, "shop", "this is wrong as well", SOMEBODY)
     assert the_workflow(good.started(db)).maintenance, "the same code again mends nothing"
+
+
+def test_another_code_version_ends_maintenance_and_an_older_one_takes_nothing_away(db: Database) -> None:
+    old, new = Release({"send": "a"}), Release({"send": "a", "extra": "b"})
+    starts = [(old, "2.3", False), (new, "2.4", False), (new, "2.4", True), (new, "2.5", False)]
+    for release, code_version, is_in_maintenance in starts:
+        assert the_workflow(release.started(db, code_version)).maintenance is is_in_maintenance
+        with db.transaction() as tx:
+            workflows.enter_maintenance(tx, "shop", "it is wrong", SOMEBODY)
+    old.started(db, "2.3")
+    assert listening(db) == {("a", "send"), ("b", "extra")}
+    assert retired(db) == set()
 
 
 def test_a_release_is_known_by_who_listens_to_what_even_if_its_handlers_are_the_same_code() -> None:

@@ -4,7 +4,8 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from pipeline.workflows.registry import Registry, fingerprint
+from pipeline.workflows.fingerprint import fingerprint
+from pipeline.workflows.registry import Registry
 
 FEED = """
 from datetime import timedelta

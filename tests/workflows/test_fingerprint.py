@@ -6,7 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from pipeline.workflows.registry import fingerprint
+from pipeline.workflows import fingerprint as module_of_fingerprints
+from pipeline.workflows.fingerprint import fingerprint
 
 BILLING = """
 from datetime import timedelta
@@ -34,10 +35,16 @@ def written(place: Path, **files: str) -> None:
 
 def changed(place: Path, module: ModuleType, file: str) -> bool:
     """Whether other words in a file are other code to the workflow of a module."""
-    before = fingerprint(module.billing)
+    before = started(module)
     with (place / file).open("a") as opened:
         opened.write("\nMENDED = True\n")
-    return fingerprint(module.billing) != before
+    return started(module) != before
+
+
+def started(module: ModuleType, code_version: str = "") -> str:
+    """What a worker that starts now makes of the workflow of a module."""
+    module_of_fingerprints._digest.cache_clear()
+    return fingerprint(module.billing, code_version)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +69,6 @@ def test_a_helper_module_counts_however_it_is_imported(place: Path, line: str) -
     )
     module = importlib.import_module("r93shop.billing")
     assert changed(place, module, "r93shop/prices.py")
-    assert not changed(place, module, "r93shop/between.py") or line.startswith("from .between")
 
 
 def test_a_module_that_is_imported_inside_a_function_counts_before_anyone_has_imported_it(place: Path) -> None:
@@ -74,11 +80,10 @@ def test_a_module_that_is_imported_inside_a_function_counts_before_anyone_has_im
         r93late__billing=BILLING.format(imports="", body="from r93late.prices import cents"),
     )
     module = importlib.import_module("r93late.billing")
-    first = fingerprint(module.billing)
+    first = started(module)
     importlib.import_module("r93late.prices")
     importlib.import_module("r93late.other")
-    assert fingerprint(module.billing) == first
-    assert not changed(place, module, "r93late/other.py")
+    assert started(module) == first
     assert changed(place, module, "r93late/prices.py")
 
 
@@ -103,14 +108,34 @@ def test_of_installed_packages_only_the_one_of_the_handlers_counts(
     assert changed(folder, module, "r93app/prices.py")
 
 
-def test_our_own_code_does_not_count_even_if_it_lies_beside_the_workflow(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pipeline.workflows import fingerprint as workflows_fingerprint
+def test_a_single_module_among_installed_packages_counts_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = place / "lib" / "site-packages"
+    monkeypatch.syspath_prepend(str(folder))
+    written(folder, r93beside="cents = 1", r93single=BILLING.format(imports="import r93beside", body="return None"))
+    module = importlib.import_module("r93single")
+    assert not changed(folder, module, "r93beside.py")
+    assert changed(folder, module, "r93single.py")
 
+
+def test_another_package_beside_the_workflow_does_not_count(place: Path) -> None:
     written(place, r93ours__inner="n = 1", r93uses=BILLING.format(imports="import r93ours.inner", body="return None"))
-    monkeypatch.setattr(workflows_fingerprint, "_OURS", place / "r93ours")
     assert not changed(place, importlib.import_module("r93uses"), "r93ours/inner.py")
+
+
+def test_our_own_code_does_not_count_when_a_handler_is_in_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(place, r93own__prices="n = 1", r93own__billing=BILLING.format(imports="", body="return None"))
+    module = importlib.import_module("r93own.billing")
+    monkeypatch.setattr(module_of_fingerprints, "_OURS", "r93own")
+    assert not changed(place, module, "r93own/prices.py")
+
+
+def test_a_code_version_says_what_is_new_code_whatever_the_files_say(place: Path) -> None:
+    written(place, r93named__prices="n = 1", r93named__billing=BILLING.format(imports="", body="return None"))
+    module = importlib.import_module("r93named.billing")
+    first = started(module, "2.4")
+    assert changed(place, module, "r93named/prices.py")
+    assert started(module, "2.4") == first
+    assert len({first, started(module, "2.5"), started(module)}) == 3
 
 
 def test_modules_that_import_each_other_and_one_that_cannot_be_read_do_no_harm(place: Path) -> None:
@@ -133,16 +158,4 @@ def test_a_file_that_is_none_and_an_import_from_above_everything_do_no_harm(plac
     (place / "r93odd" / "gone.py").symlink_to(place / "nowhere.py")
     (place / "r93odd" / "folder.py").mkdir()
     module = importlib.import_module("r93odd.billing")
-    assert fingerprint(module.billing) == fingerprint(module.billing)
-
-
-def test_where_a_package_and_a_module_have_one_name_the_package_counts(place: Path) -> None:
-    written(
-        place,
-        r93two__prices="cents = 1",
-        r93two__prices__inner="cents = 1",
-        r93two__billing=BILLING.format(imports="import r93two.prices", body="return None"),
-    )
-    module = importlib.import_module("r93two.billing")
-    assert not changed(place, module, "r93two/prices.py")
-    assert changed(place, module, "r93two/prices/__init__.py")
+    assert started(module) == started(module)
