@@ -43,15 +43,6 @@ class AcknowledgingSource(Protocol):
 
 
 @runtime_checkable
-class RejectingSource(Protocol):
-    """A source that can be told that an item is not done. Whether to tell it is for the task to say."""
-
-    def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> Any:
-        """It is not done: give it out again, or set it aside."""
-        ...
-
-
-@runtime_checkable
 class PolicyCheckingSource(Protocol):
     """A source that cannot be consumed with every policy, such as one that gives out again what took too long."""
 

@@ -100,6 +100,10 @@ class Transaction:
         """Run a statement that returns nothing and say how many rows it touched."""
         return self.connection.execute(statement, params).rowcount
 
+    def guarded(self, statement: TextClause, rows: Sequence[Mapping[str, Any]], /, **params: Any) -> Sequence[Row[Any]]:
+        """Run a statement over a cohort of rows, and return those of which the state was as expected."""
+        return self.all(statement, rows=encode_rows(rows), **params)
+
     def clock(self) -> datetime:
         """The database's time, one value for the whole transaction."""
         row = self.first(_CLOCK)

@@ -44,7 +44,7 @@ def begin_mutation(
     run for dead while its request may still leave.
     """
     _check_requests(cohort)
-    landed = mutation_store.execute_rows(tx, mutation_store.BEGIN, [_request_row(item, limits) for item in cohort])
+    landed = tx.guarded(mutation_store.BEGIN, [_request_row(item, limits) for item in cohort])
     for row in landed:
         tx.log_on_commit(
             "run.mutating", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, status=row.status
@@ -65,7 +65,7 @@ def send(
         for held in cohort
         for timeout, settle in [(bounds or {}).get(held, (None, None))]
     ]
-    landed = mutation_store.execute_rows(tx, mutation_store.SEND, rows)
+    landed = tx.guarded(mutation_store.SEND, rows)
     for row in landed:
         tx.log_on_commit("mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
     move = Transition(verb="send", phases=[Phase.MUTATING], condition=" with an approved mutation")
@@ -74,9 +74,7 @@ def send(
 
 def resend(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[Row[Any]]:
     """Attempt mutations again that are known not to have happened: counted, and with a new deadline, before they go."""
-    landed = mutation_store.execute_rows(
-        tx, mutation_store.RESEND, [{"run": held.run_id, "fence": held.fence} for held in cohort]
-    )
+    landed = tx.guarded(mutation_store.RESEND, [{"run": held.run_id, "fence": held.fence} for held in cohort])
     for row in landed:
         tx.log_on_commit(
             "mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, attempt=row.attempts
@@ -101,7 +99,7 @@ def apply(
         }
         for item in cohort
     ]
-    landed = mutation_store.execute_rows(tx, mutation_store.APPLY, rows, resolved_by=by)
+    landed = tx.guarded(mutation_store.APPLY, rows, resolved_by=by)
     for row in landed:
         tx.log_on_commit(
             "mutation.applied", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=by
@@ -127,7 +125,7 @@ def fail(tx: Transaction, cohort: Sequence[FailedMutation], *, by: Resolver = Re
         }
         for item in cohort
     ]
-    landed = mutation_store.execute_rows(tx, mutation_store.FAIL, rows, resolved_by=by)
+    landed = tx.guarded(mutation_store.FAIL, rows, resolved_by=by)
     _release_inputs(tx, landed)
     for row in landed:
         tx.log_on_commit(

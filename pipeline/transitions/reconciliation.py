@@ -60,7 +60,7 @@ def book(tx: Transaction, attempts: Sequence[tuple[MutationId, int, timedelta]])
     missing from the answer was booked by somebody else or is no longer in doubt.
     """
     rows = [{"mutation_id": id_, "attempts": count, "delay": delay} for id_, count, delay in attempts]
-    return tuple(mutation_store.execute_rows(tx, mutation_store.BOOK, rows))
+    return tuple(tx.guarded(mutation_store.BOOK, rows))
 
 
 def postpone(

@@ -93,7 +93,7 @@ def finish_prepare(
     tx: Transaction, cohort: Sequence[PreparedRun], limits: Limits = DEFAULT_LIMITS
 ) -> BatchResult[Row[Any]]:
     """Pin the inputs of each run and save its plan: all of a run's events, or none of them."""
-    landed = run_store.execute_rows(tx, run_store.FINISH_PREPARE, [_prepared_row(item, limits) for item in cohort])
+    landed = tx.guarded(run_store.FINISH_PREPARE, [_prepared_row(item, limits) for item in cohort])
     for run in landed:
         tx.log_on_commit("run.prepared", run_id=run.id, workflow=run.workflow, events=len(run.event_ids))
     items = {item.lease.run_id: item for item in cohort}
@@ -107,7 +107,7 @@ def finish_prepare(
 
 def no_mutation(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[Row[Any]]:
     """The mutate handler asked for nothing: the phase is over with an empty outcome."""
-    landed = run_store.execute_rows(tx, run_store.NO_MUTATION, _lease_rows(cohort))
+    landed = tx.guarded(run_store.NO_MUTATION, _lease_rows(cohort))
     for run in landed:
         tx.log_on_commit("run.mutated", run_id=run.id, workflow=run.workflow, outcome=MutationOutcome.NONE)
     return _match_runs(tx, cohort, landed, Transition(verb="no_mutation", phases=[Phase.PREPARED]))
@@ -146,7 +146,7 @@ def commit_producer(
 
 def heartbeat(tx: Transaction, cohort: Sequence[RunLease], *, lease_duration: timedelta) -> BatchResult[Row[Any]]:
     """Extend leases. A run that is refused is no longer the caller's: stop working on it."""
-    landed = run_store.execute_rows(tx, run_store.HEARTBEAT, _lease_rows(cohort), lease=lease_duration)
+    landed = tx.guarded(run_store.HEARTBEAT, _lease_rows(cohort), lease=lease_duration)
     return _match_runs(tx, cohort, landed, Transition(verb="heartbeat", phases=list(Phase), condition=" and claimed"))
 
 
@@ -155,7 +155,7 @@ def hand_back(tx: Transaction, cohort: Sequence[RunLease], *, is_delayed: bool =
 
     The next tick rings for them; ``later`` lets the usual silence pass first.
     """
-    landed = run_store.execute_rows(tx, run_store.HAND_BACK, _lease_rows(cohort), later=is_delayed)
+    landed = tx.guarded(run_store.HAND_BACK, _lease_rows(cohort), later=is_delayed)
     for run in landed:
         tx.log_on_commit("run.released", run_id=run.id, workflow=run.workflow, phase=run.phase)
     move = Transition(
@@ -221,7 +221,7 @@ def _commit(
 ) -> BatchResult[Row[Any]]:
     published = [row for item in cohort for row in event_rows(item.events, limits, run_id=item.lease.run_id)]
     rows = [_emitted_row(item, limits) for item in cohort]
-    landed = run_store.execute_rows(tx, statement, rows, events=encode_rows(published))
+    landed = tx.guarded(statement, rows, events=encode_rows(published))
     topics = {item.lease.run_id: [event.topic for event in item.events] for item in cohort}
     for run in landed:
         new = run.published_count

@@ -129,7 +129,7 @@ def _stop(
     tx: Transaction, rows: Sequence[dict[str, Any]], failures: dict[Any, Failure], jitter: float
 ) -> tuple[StoppedRun, ...]:
     tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(row["run"]) for row in rows])
-    locked = [row.id for row in run_store.execute_rows(tx, run_store.LOCK_TO_STOP, rows)]
+    locked = [row.id for row in tx.guarded(run_store.LOCK_TO_STOP, rows)]
     if not locked:
         return ()
     for row in run_store.execute_ids(tx, mutation_store.VOID, locked):
@@ -139,7 +139,7 @@ def _stop(
     blamed = [{"run": run_id, "culprits": _culprits(failures[run_id])} for run_id in locked]
     ended = tuple(
         StoppedRun(run=run, failure=failures[run.id], decision=_decide(run, failures[run.id], jitter))
-        for run in run_store.execute_rows(tx, run_store.RUN_FACTS, blamed)
+        for run in tx.guarded(run_store.RUN_FACTS, blamed)
     )
     _write_decisions(tx, ended)
     return ended
@@ -175,7 +175,7 @@ def _failure_policy(run: Row[Any]) -> FailurePolicy:
 
 def _write_decisions(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
     """Write all consequences, locking run, mutation, events, handler, session and block in that order."""
-    run_store.execute_rows(tx, run_store.STOP, [_run_row(item) for item in ended])
+    tx.guarded(run_store.STOP, [_run_row(item) for item in ended])
     _doubt(tx, ended)
     _release_inputs(tx, ended)
     _back_off(tx, ended)
@@ -211,7 +211,7 @@ def _doubt(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
         for item in ended
         if item.decision.doubt
     ]
-    for row in mutation_store.execute_rows(tx, mutation_store.DOUBT, rows) if rows else ():
+    for row in tx.guarded(mutation_store.DOUBT, rows) if rows else ():
         escalated = row.status == MutationStatus.INDETERMINATE
         name = "mutation.escalated" if escalated else "mutation.doubted"
         tx.log_on_commit(name, run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)

@@ -16,7 +16,7 @@ from sqlalchemy import TextClause, text
 
 from pipeline.embedded import servers
 from pipeline.store.database import Database, encode_rows
-from pipeline.store.reads import attention, gauges, invariants, work
+from pipeline.store.reads import attention, gauges, invariants, ledger, work
 from pipeline.store.writes import breakers as breaker_store
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
@@ -117,7 +117,7 @@ READS: Mapping[str, Asked] = {
     "suspects": (work.SUSPECT_RUNS, lambda crowd: {"ids": ids(crowd.started[170:190])}),
     "unheard runs": (work.UNCLAIMED_RUNS, lambda _: {"patience": timedelta(seconds=30), "limit": 100}),
     "what people are told of": (attention._UNDELIVERED_NOTICES, lambda _: {"limit": 100, "skip": 0}),
-    "due mutations": (work._DUE_MUTATIONS, lambda _: {"limit": 100}),
+    "due mutations": (ledger._DUE_MUTATION_IDS, lambda _: {"limit": 100}),
     "finishable sessions": (work._FINISHABLE, lambda _: {"limit": 100}),
     "blocking mutations": (work._BLOCKING_MUTATIONS, lambda _: {"workflow": WORKFLOW}),
     "standings": (

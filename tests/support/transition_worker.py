@@ -30,7 +30,7 @@ from pipeline.domain.values import (
     RunOutput,
 )
 from pipeline.store.database import Database, Transaction
-from pipeline.store.reads import work
+from pipeline.store.reads import ledger, work
 from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops, workflows
 from tests.factories import IN, LEASE, OUT
 from tests.support.fake_provider import RefusedError, TimedOutError, World
@@ -169,7 +169,8 @@ class Walker:
     def _reconcile(self) -> bool:
         """Ask the world about every mutation in doubt, the look booked before it begins."""
         with self.db.transaction() as tx:
-            doubted = [*work.due_mutations(tx)]
+            found = work.mutations(tx, ledger.due_mutation_ids(tx))
+            doubted = [row for row in found if row.status == MutationStatus.NEEDS_RECONCILE]
             reconciliation.book(tx, [(m.id, m.reconcile_attempts, timedelta(seconds=10)) for m in doubted])
         for mutation in doubted:
             with self.db.transaction() as tx:

@@ -2,12 +2,13 @@
 
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
+from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.states import MutationOutcome, Phase, RunStatus
 from pipeline.domain.values import NewEvent, PreparedRun, RunOutput
 from pipeline.domain.workflows import DesiredStatus, WorkflowStatus, workflow_status
 from pipeline.store.database import Database
-from pipeline.store.reads import work
+from pipeline.store.reads import ledger, work
 from pipeline.transitions import resolution, runs, starts, workflows
 from tests.factories import (
     LEASE,
@@ -292,8 +293,8 @@ def resumed(db: Database) -> None:
 def settled(db: Database, run: object) -> None:
     """Bring whatever is left of a crashed run to its commit, so that the next one starts clean."""
     with db.transaction() as tx:
-        for mutation in work.due_mutations(tx):
-            resolution.happened(tx, mutation.id, SOMEBODY)
+        for mutation_id in ledger.due_mutation_ids(tx):
+            resolution.happened(tx, MutationId(mutation_id), SOMEBODY)
         retryable = work.retryable_runs(tx, "billing")
     for run_id in retryable:
         committed(db, carried_forward(db, the_run(db, run_id)))

@@ -168,10 +168,6 @@ _SWEEPS = text("SELECT name, pipeline.clock() - last_run_at AS age, report FROM 
 _LAPSED = text("""
 SELECT id FROM pipeline.runs WHERE finished_at IS NULL AND lease_expires_at < pipeline.clock() ORDER BY id LIMIT :limit
 """)
-_DUE_MUTATIONS = text("""
-SELECT * FROM pipeline.mutations WHERE status = 'needs_reconcile' AND next_reconcile_at <= pipeline.clock()
-ORDER BY next_reconcile_at LIMIT :limit
-""")
 _FINISHABLE = text("""
 SELECT s.id FROM pipeline.sessions s
 WHERE s.finished_at IS NULL
@@ -332,11 +328,6 @@ def overdue_sweeps(
 def lapsed_runs(tx: Transaction, *, limit: int = 100) -> list[UUID]:
     """Runs whose worker has stopped extending its lease."""
     return [row.id for row in tx.all(_LAPSED, limit=limit)]
-
-
-def due_mutations(tx: Transaction, *, limit: int = 100) -> Rows:
-    """Mutations in doubt whose next look is due."""
-    return tx.all(_DUE_MUTATIONS, limit=limit)
 
 
 def finishable_sessions(tx: Transaction, *, limit: int = 100) -> list[UUID]:

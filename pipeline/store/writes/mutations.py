@@ -5,14 +5,7 @@ and finds the mutation in flight; a later verdict carries none and finds the run
 Only ``execution`` may import this.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from sqlalchemy import Row, text
-
-from pipeline.store.database import Transaction, encode_rows
-
-Rows = Sequence[Row[Any]]
+from sqlalchemy import text
 
 BEGIN = text("""
 WITH asked AS (
@@ -278,8 +271,3 @@ WITH waiting AS (
 )
 SELECT * FROM approved
 """)
-
-
-def execute_rows(tx: Transaction, statement: Any, rows: Sequence[Mapping[str, Any]], **params: Any) -> Rows:
-    """Run a statement over a cohort and return what landed."""
-    return tx.all(statement, rows=encode_rows(rows), **params)

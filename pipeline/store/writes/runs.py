@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Row, text
 
-from pipeline.store.database import Transaction, encode_rows
+from pipeline.store.database import Transaction
 from pipeline.store.predicates import is_in_next_slice, is_key_free, is_subscribed
 
 Rows = Sequence[Row[Any]]
@@ -399,11 +399,6 @@ def requeue_unknown(tx: Transaction, ids: Sequence[UUID], known_handlers: KnownH
 def _handler_keys(known: KnownHandlers) -> list[str] | None:
     """Handlers as the claim statements compare them: names have no control characters."""
     return None if known is None else sorted("\x1f".join(pair) for pair in known)
-
-
-def execute_rows(tx: Transaction, statement: Any, rows: CohortRows, **params: Any) -> Rows:
-    """Run a statement that takes a cohort as rows, and return what landed."""
-    return tx.all(statement, rows=encode_rows(rows), **params)
 
 
 def execute_ids(tx: Transaction, statement: Any, ids: Sequence[UUID], **params: Any) -> Rows:
