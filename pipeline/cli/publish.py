@@ -19,13 +19,13 @@ from pipeline.client.publishing import EventInput, Receipt, parse_event, parse_e
 from pipeline.client.publishing import publish as publish_in
 from pipeline.config import Settings
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.payloads import distinct_keys
 from pipeline.domain.values import Limits
 from pipeline.store.database import Database
 from pipeline.telemetry.tracing import context as tracing_context
 
 _BATCH, _CHUNK = 500, 65_536
 Batches = Iterator[list[EventInput]]  #: an empty one says that the next may take long
-_MAX_KEY_LENGTH = 40  #: of a key that is quoted
 
 
 def publish(  # noqa: PLR0913 - options of a command
@@ -186,20 +186,11 @@ def _decode(line: bytes, number: int) -> str:
 
 def _parse_json(text: str, what: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_check_unique_keys)
+        return json.loads(text, object_pairs_hook=distinct_keys)
     except RecursionError:
         raise InvalidInputError(f"{what.capitalize()} is nested too deeply to be read.") from None
     except ValueError as error:
         raise InvalidInputError(f"{what.capitalize()} is no JSON: {error}.") from None
-
-
-def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are all different: of two values for one key, parsers disagree which counts."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
-        raise ValueError(f"the key '{common.printable(twice[:_MAX_KEY_LENGTH])}' is there twice")
-    return found
 
 
 def _print_tally(tally: PublishTally, workflow: str, *, as_json: bool) -> None:

@@ -40,6 +40,15 @@ def json_copy(value: Any, *, what: str, limit: int) -> Any:
     return json.loads(_serialize(value, what, limit))
 
 
+def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object, for ``json.loads``. Of two values for one key parsers disagree which counts: a ValueError."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+        raise ValueError(f"the key {_quoted(twice)} is there twice")
+    return found
+
+
 def json_payload(value: Any, *, what: str) -> Any:
     """A payload as JSON: a model as whoever has no model would publish it, anything else as it is.
 

@@ -18,6 +18,7 @@ from opentelemetry.metrics import Meter, get_meter
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from pipeline.domain.payloads import distinct_keys
 from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError, printable_text
 from pipeline.ingest.redis_client import require_socket_timeout, require_usable_client
 from pipeline.telemetry import metrics as table
@@ -61,9 +62,7 @@ def payload_of(fields: Pairs) -> dict[str, Any]:
         )
     try:
         payload = json.loads(
-            str(found[DATA_FIELD], "utf-8"),
-            parse_constant=_refuse_constant,
-            object_pairs_hook=_object_without_duplicates,
+            str(found[DATA_FIELD], "utf-8"), parse_constant=_refuse_constant, object_pairs_hook=distinct_keys
         )
     except RecursionError:
         raise ValueError("its data is nested too deeply") from None
@@ -93,23 +92,9 @@ def encode_payload(payload: Mapping[str, Any]) -> bytes:
 
 
 def _field_names(fields: Pairs) -> str:
-    shown = [_name_text(name.decode(errors="replace")) for name, _ in fields[:_MOST_NAMES]]
+    shown = [printable_text(name.decode(errors="replace"), _LONGEST_NAME) for name, _ in fields[:_MOST_NAMES]]
     more = [f"{len(fields) - _MOST_NAMES} more"] if len(fields) > _MOST_NAMES else []
     return ", ".join(shown + more) or "none"
-
-
-def _name_text(name: str) -> str:
-    return printable_text(name, _LONGEST_NAME)
-
-
-def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are all different: of two values for one key, parsers disagree which counts."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"the key '{_name_text(name)}' is there twice")
-        found[name] = value
-    return found
 
 
 def _refuse_constant(name: str) -> NoReturn:

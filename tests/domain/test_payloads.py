@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.domain.errors import PayloadError
-from pipeline.domain.payloads import checked_json, checked_name, checked_text, storable_text
+from pipeline.domain.payloads import checked_json, checked_name, checked_text, distinct_keys, storable_text
 from pipeline.domain.values import DEFAULT_LIMITS, Limits
 
 MUCH = 10**6
@@ -239,3 +239,9 @@ def test_words_longer_than_their_limit_are_refused_by_their_length() -> None:
 def test_words_about_a_failure_are_mended_and_cut_but_never_refused() -> None:
     assert storable_text("a\0b\ud800c") == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c"
     assert len(storable_text("x" * 20_000)) == 10_001
+
+
+def test_of_two_values_for_one_key_neither_counts() -> None:
+    assert json.loads('{"a": {"b": 1}, "b": 2}', object_pairs_hook=distinct_keys) == {"a": {"b": 1}, "b": 2}
+    with pytest.raises(ValueError, match=r"the key 'b\\n' is there twice"):
+        json.loads('[{"a": 1, "b\\n": 1, "b\\n": 2}]', object_pairs_hook=distinct_keys)
