@@ -10,15 +10,13 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from pipeline.admin import commands, lookup
+from pipeline.admin import commands
 from pipeline.admin.resolutions import MutationFilter, MutationSummary, Resolutions
+from pipeline.domain.errors import quantity
 from pipeline.domain.workflows import CLEARED_BY_RESUME, HandlerKind
 from pipeline.store.database import Transaction
 from pipeline.store.reads import invariants, ledger, listings
 from pipeline.store.reads.invariants import Severity
-
-#: Reported as what they are, so the doctor need not say them again.
-_REPORTED_ELSEWHERE = frozenset({"settled-as-failed-did-not-happen"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +67,7 @@ def dead_letters(count: int) -> AttentionItem:
         kind="refused",
         workflow="",
         subject="queue pipeline.refused",
-        reason=f"{lookup.quantity(count, 'message')} that no worker could publish or read; send them back or drop them",
+        reason=f"{quantity(count, 'message')} that no worker could publish or read; send them back or drop them",
         since=None,
         commands=("pipeline refused list", "pipeline refused send-back --all --yes"),
     )
@@ -154,9 +152,7 @@ def _handlers(tx: Transaction) -> Iterator[AttentionItem]:
                 kind="quarantined",
                 workflow=row.workflow,
                 subject=subject,
-                reason=(
-                    f"{lookup.quantity(row.quarantined, 'event')} set aside, the oldest is event {row.quarantined_id}"
-                ),
+                reason=f"{quantity(row.quarantined, 'event')} set aside, the oldest is event {row.quarantined_id}",
                 since=_published_at(tx, row.quarantined_id),
                 commands=tuple(
                     commands.quarantine(verb, row.workflow, row.name) for verb in ("list", "release", "skip")
@@ -168,7 +164,7 @@ def _handlers(tx: Transaction) -> Iterator[AttentionItem]:
 def _unserved_handler(row: Row[Any]) -> Iterator[AttentionItem]:
     """A handler with work left that is gone from the code, or that no running worker has the code of."""
     left = row.waiting + row.reserved
-    events = lookup.quantity(left, "event") if left else lookup.quantity(row.stopped, "run")
+    events = quantity(left, "event") if left else quantity(row.stopped, "run")
     look = tuple(commands.quarantine(verb, row.workflow, row.name, waiting=True) for verb in ("list", "skip"))
     of = {"workflow": row.workflow, "subject": f"handler {row.name}"}
     if row.retired and (left or row.stopped):
@@ -205,7 +201,7 @@ def _breakers(tx: Transaction) -> Iterator[AttentionItem]:
 
 def _broken_invariants(tx: Transaction, recent: int) -> Iterator[AttentionItem]:
     for finding in invariants.findings(tx, recent=recent):
-        if finding.severity is Severity.BROKEN and finding.invariant not in _REPORTED_ELSEWHERE:
+        if finding.severity is Severity.BROKEN and finding.invariant != invariants.LATE_EFFECTS:
             yield AttentionItem(
                 kind="broken",
                 workflow="",

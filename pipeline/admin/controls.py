@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from pipeline.admin import lookup
-from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.errors import InvalidInputError, quantity
 from pipeline.domain.values import Actor
 from pipeline.domain.workflows import DesiredStatus
 from pipeline.store.database import Database, Transaction
@@ -54,7 +54,7 @@ class WorkflowControls:
             workflows.resume(tx, name, by)
         self.wake_workflow(name)
         were = "was" if len(blocks) == 1 else "were"
-        lifted = f" {lookup.quantity(len(blocks), 'block')} {were} lifted." if blocks else ""
+        lifted = f" {quantity(len(blocks), 'block')} {were} lifted." if blocks else ""
         changed = bool(blocks) or before.desired == DesiredStatus.PAUSED
         return ControlResult(
             workflow=name,

@@ -20,7 +20,7 @@ from pipeline.domain.states import MutationStatus
 from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus, WorkflowStatus, workflow_status
 from pipeline.store.database import Database, Transaction, is_disconnected
 from pipeline.store.reads import gauges
-from pipeline.store.reads.invariants import INVARIANTS, Severity
+from pipeline.store.reads.invariants import INVARIANTS, LATE_EFFECTS, Severity
 from pipeline.telemetry.metrics import GAUGE, METRICS
 
 log = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ _REUSE_SECONDS = 60.0  #: seconds
 GAUGE_NAMES = tuple(
     each.name for each in METRICS.values() if each.kind == GAUGE and not each.name.startswith("pipeline.queue.")
 )
-#: Reported as what they are, so that they are not counted again as broken promises.
-_REPORTED_ELSEWHERE = frozenset({"settled-as-failed-did-not-happen"})
 
 
 def read(db: Database) -> Iterator[Value]:
@@ -110,7 +108,7 @@ def _findings(sweeps: gauges.Rows) -> list[Value]:
 
 
 def _is_broken(labels: Mapping[str, str]) -> bool:
-    return labels["severity"] == Severity.BROKEN and labels["invariant"] not in _REPORTED_ELSEWHERE
+    return labels["severity"] == Severity.BROKEN and labels["invariant"] != LATE_EFFECTS
 
 
 def _backlog(tx: Transaction) -> Iterator[Value]:

@@ -75,11 +75,6 @@ def id_list(ids: Iterable[object], limit: int = 5) -> str:
     return ", ".join(known[:limit]) + (", …" if len(known) > limit else "")
 
 
-def quantity(count: int, noun: str) -> str:
-    """A count with its noun: 1 event, 2 events."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def parse_event_id(text: str) -> int:
     """The id of an event, as people type it."""
     if not text.strip().isdecimal() or int(text) >= 2**63:

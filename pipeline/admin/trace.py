@@ -15,7 +15,7 @@ from sqlalchemy import Row
 
 from pipeline.admin import lookup
 from pipeline.admin.events import runs_of
-from pipeline.domain.errors import InvalidInputError, NotFoundError
+from pipeline.domain.errors import InvalidInputError, NotFoundError, quantity
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings, traces
 
@@ -221,7 +221,7 @@ class _TraceBuilder:
         """A run that stands at the beginning although it had inputs."""
         if not run.event_ids or any(("event", str(event)) in self.seen for event in run.event_ids):
             return ""
-        return f", {lookup.quantity(len(run.event_ids), 'input')} no longer kept"
+        return f", {quantity(len(run.event_ids), 'input')} no longer kept"
 
     def _mutation(self, row: Row[Any]) -> TraceNode:
         return TraceNode(

@@ -16,7 +16,6 @@ from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 
 #: Said by the judge itself, who knows that people were told.
-_LATE_EFFECT_INVARIANT = "settled-as-failed-did-not-happen"
 
 _DELIVERIES = text("""
 SELECT e.message_id AS "order", d.status, m.idempotency_key AS key FROM pipeline.events e
@@ -119,7 +118,9 @@ def load_records(db: Database, workflow: str, home: Path, orders: Sequence[str])
         ledger = tx.all(_LEDGER, workflow=workflow)
         deliveries = tx.all(_DELIVERIES, workflow=workflow)
         followed = tx.all(_COMPLETED_ORDERS, workflow=workflow, topic="done")
-        findings = [found for found in invariants.findings(tx, limit=1000) if found.invariant != _LATE_EFFECT_INVARIANT]
+        findings = [
+            found for found in invariants.findings(tx, limit=1000) if found.invariant != invariants.LATE_EFFECTS
+        ]
     return ChaosRecords(
         orders=orders,
         ledger=[

@@ -16,6 +16,7 @@ from pipeline.admin.resolutions import Resolutions
 from pipeline.admin.trace import Trace, TraceNode
 from pipeline.cli import common, tables
 from pipeline.config import EXIT_ATTENTION
+from pipeline.domain.errors import quantity
 from pipeline.store.database import Database
 
 _UNLIMITED_WIDTH = 10_000  #: no line is cut: whoever is narrower wraps it, and an id can still be copied
@@ -99,9 +100,7 @@ def list_(
     if as_json:
         common.print_json([each.as_dict() for each in found])
     elif found:
-        _print_entries(
-            tables.count_text(lookup.quantity(len(found), "event"), "oldest", is_more=is_more), found, database
-        )
+        _print_entries(tables.count_text(quantity(len(found), "event"), "oldest", is_more=is_more), found, database)
     else:
         common.print_lines("Nothing waits there." if waiting else "Nothing was set aside.")
 
@@ -189,7 +188,7 @@ def _act_on_entries(
     elif not chosen:
         common.print_lines("No such event: nothing was changed. `pipeline events ID` shows how one stands.")
     else:
-        many = f"{lookup.quantity(len(chosen), 'event')} to be {_PAST_TENSE[verb]}"
+        many = f"{quantity(len(chosen), 'event')} to be {_PAST_TENSE[verb]}"
         _print_entries(tables.count_text(many, "oldest", is_more=is_more), chosen, database)
         if done is None:
             common.print_lines("Nothing was changed. Repeat with --yes to do it.")

@@ -17,7 +17,7 @@ from pipeline.background.scheduler import dispatch_messages
 from pipeline.cli import common, tables
 from pipeline.config import Settings
 from pipeline.connectors.sdk import Grade, Operation
-from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaVersionError
+from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaVersionError, quantity
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger, listings
 from pipeline.transitions import breakers as verbs
@@ -55,7 +55,7 @@ def connectors(context: typer.Context, recent: common.Recent = 100_000, as_json:
         common.print_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
     rows += [(*name, "not known here", "", "") for name in others]
-    tables.print_table(lookup.quantity(len(rows), "operation"), columns, rows)
+    tables.print_table(quantity(len(rows), "operation"), columns, rows)
     seen = {row[2] for row in rows}
     common.print_lines(*(f"{grade}: {words}" for grade, words in _GRADES.items() if grade in seen))
     if seen & _GRADES.keys():
@@ -78,7 +78,7 @@ def plan(
         common.print_json({"requests": [asdict(item) for item in planned], "counts": request_counts(planned)})
         return
     tables.print_table(
-        lookup.quantity(len(planned), "run"),
+        quantity(len(planned), "run"),
         ("consumer", "events", "request", "what"),
         [
             (
@@ -145,7 +145,7 @@ def breaker(
     if as_json:
         common.print_json({"operation": operation, "act": switch, "is_changed": changed, "is_rung": bell.is_notified})
         return
-    rung = f"It rings for {lookup.quantity(len(roused), 'run')} that may have waited behind it." if roused else ""
+    rung = f"It rings for {quantity(len(roused), 'run')} that may have waited behind it." if roused else ""
     common.print_lines(f"{operation}: {switch}" if changed else f"{operation} was not open", rung, bell.text())
 
 
@@ -188,7 +188,7 @@ def _operations_in_ledger(database: Database, known: Registry, recent: int) -> l
         typer.echo(f"The ledger cannot be asked; only what the code here has is listed. {said}", err=True)
         return []
     if is_partial:
-        looked = lookup.quantity(recent, "row")
+        looked = quantity(recent, "row")
         typer.echo(
             f"Only the newest {looked} of the ledger were looked through; --recent looks further back.", err=True
         )

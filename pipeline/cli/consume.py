@@ -32,8 +32,7 @@ from pipeline.consumer_engine.errors import AbandonedCallsException, ConsumerLoo
 from pipeline.consumer_engine.outcomes import ItemOutcome, LoopReport
 from pipeline.consumer_engine.policies import ConsumerPolicy
 from pipeline.consumer_engine.stops import stopped_by_signals
-from pipeline.consumer_engine.words import quantity
-from pipeline.domain.errors import InvalidInputError, PipelineError
+from pipeline.domain.errors import InvalidInputError, PipelineError, quantity
 from pipeline.ingest.errors import NoStreamError, QueueError
 from pipeline.telemetry.tracing import export
 from pipeline.workflows.registry import add_current_folder_to_path

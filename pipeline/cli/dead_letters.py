@@ -13,10 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.admin import lookup
 from pipeline.cli import common, tables
 from pipeline.config import EXIT_ATTENTION, EXIT_RESTART
-from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.errors import InvalidInputError, quantity
 
 EXIT_NOT_ALL_DONE = 1
 _MAX_PRINTED = 3  #: message ids in a table
@@ -236,8 +235,8 @@ def _print_letters(title: str, found: Sequence[DeadLetter]) -> None:
 
 def _size_text(each: DeadLetter) -> str:
     if each.kind != "unpublishable":
-        return f"{each.kind}, {lookup.quantity(each.size, 'byte')} for task {each.task!r}"
-    return f"{lookup.quantity(each.events, 'event')} for {each.workflow!r}"
+        return f"{each.kind}, {quantity(each.size, 'byte')} for task {each.task!r}"
+    return f"{quantity(each.events, 'event')} for {each.workflow!r}"
 
 
 def _message_id_list(each: DeadLetter) -> str:

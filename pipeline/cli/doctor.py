@@ -1,12 +1,11 @@
 """``pipeline doctor``: the invariants of the tests, run on the database you have."""
 
-import json
 from typing import Annotated
 
 import typer
 
-from pipeline.admin import lookup
-from pipeline.cli import tables
+from pipeline.cli import common, tables
+from pipeline.domain.errors import quantity
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
@@ -24,7 +23,7 @@ def doctor(
     with database.transaction() as tx:
         found = invariants.findings(tx, recent=recent)
     if as_json:
-        typer.echo(json.dumps([finding.as_dict() for finding in found], indent=2))
+        common.print_json(found)
     elif found:
         _print_findings(found)
     else:
@@ -36,7 +35,7 @@ def doctor(
 def _print_findings(found: list[Finding]) -> None:
     """Subjects hold ids, so they are never folded; what is wrong and what to do stands with each of them."""
     tables.print_table(
-        lookup.quantity(len(found), "finding"),
+        quantity(len(found), "finding"),
         ("severity", "subject", "invariant"),
         [(finding.severity, finding.subject, finding.invariant) for finding in found],
         [f"{finding.detail}. {finding.advice}" for finding in found],

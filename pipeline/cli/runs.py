@@ -5,13 +5,13 @@ from typing import Annotated
 import typer
 
 from pipeline.admin import events as event_client
-from pipeline.admin import lookup
 from pipeline.admin import runs as client
 from pipeline.admin.advice import Advice
 from pipeline.admin.events import EventDetail, EventFilter, EventSummary
 from pipeline.admin.runs import EventLine, RunDetail, RunFilter, RunSummary
 from pipeline.admin.timeline import TimelineEntry
 from pipeline.cli import common, tables
+from pipeline.domain.errors import quantity
 from pipeline.domain.states import DeliveryStatus, Phase, RunStatus
 from pipeline.store.database import Database
 
@@ -102,7 +102,7 @@ def _print_runs(found: list[RunSummary], database: Database, *, is_more: bool) -
     with database.transaction() as tx:
         now = tx.clock()
     tables.print_table(
-        tables.count_text(lookup.quantity(len(found), "run"), "newest", is_more=is_more) if found else "No such run.",
+        tables.count_text(quantity(len(found), "run"), "newest", is_more=is_more) if found else "No such run.",
         ("id", "status", "age", "handler"),
         [(each.id, each.status, common.age(each.created_at, now), f"{each.workflow}/{each.handler}") for each in found],
         [_run_note(each) for each in found],
@@ -114,9 +114,7 @@ def _print_events(found: list[EventSummary], database: Database, *, is_more: boo
     with database.transaction() as tx:
         now = tx.clock()
     tables.print_table(
-        tables.count_text(lookup.quantity(len(found), "event"), "newest", is_more=is_more)
-        if found
-        else "No such event.",
+        tables.count_text(quantity(len(found), "event"), "newest", is_more=is_more) if found else "No such event.",
         ("id", "message id", "topic", "age"),
         [
             (each.id, each.message_id, f"{each.workflow}/{each.topic}", common.age(each.created_at, now))
@@ -156,7 +154,7 @@ def _print_run(found: RunDetail) -> None:
     )
     _print_event_lines("inputs", found.inputs)
     if missing := run.input_count - len(found.inputs):
-        common.print_lines(f"\n{lookup.quantity(missing, 'input')} no longer kept, or not shown.")
+        common.print_lines(f"\n{quantity(missing, 'input')} no longer kept, or not shown.")
     _print_event_lines("outputs", found.outputs)
     print_timeline(found.timeline)
     print_advice(found.advice)

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.admin import lookup, throughput
+from pipeline.admin import throughput
 from pipeline.admin.resolutions import Resolutions
 from pipeline.admin.throughput import Snapshot
 from pipeline.admin.workflows import WorkflowSummary
@@ -24,6 +24,7 @@ from pipeline.background.sweeps import periods
 from pipeline.cli import common, tables
 from pipeline.cli.workflows import capped_count
 from pipeline.config import Settings
+from pipeline.domain.errors import quantity
 
 _STYLES = {"active": "green", "paused": "yellow", "error": "bold red"}
 _NARROW = 100
@@ -79,9 +80,7 @@ def _cells(frame: Snapshot, workflow: WorkflowSummary) -> list[Text]:
 
 
 def _title(frame: Snapshot) -> Text:
-    title = Text(
-        f"pipeline  {frame.at:%Y-%m-%d %H:%M:%S}  {lookup.quantity(len(frame.workflows), 'workflow')}", style="bold"
-    )
+    title = Text(f"pipeline  {frame.at:%Y-%m-%d %H:%M:%S}  {quantity(len(frame.workflows), 'workflow')}", style="bold")
     if frame.late_sweeps:
         title.append(f"  late: {', '.join(frame.late_sweeps)}; is beat running?", style="bold red")
     return title

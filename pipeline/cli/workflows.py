@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pipeline.admin import lookup
 from pipeline.admin import workflows as client
 from pipeline.admin.controls import ControlResult, WorkflowControls
 from pipeline.admin.workflows import WorkflowDetail, WorkflowSummary
 from pipeline.cli import common, tables
+from pipeline.domain.errors import quantity
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
 from pipeline.store.reads.listings import MAX_COUNTED
@@ -105,7 +105,7 @@ def _print_workflows(every: list[WorkflowSummary], database: Database) -> None:
     with database.transaction() as tx:
         now = tx.clock()
     tables.print_table(
-        lookup.quantity(len(every), "workflow"),
+        quantity(len(every), "workflow"),
         ("name", "status", "since", "runs", "waiting", "oldest", "aside", "version"),
         [
             (

@@ -19,7 +19,7 @@ from pipeline.consumer_engine.lifecycle import wait_ends_at
 from pipeline.consumer_engine.loop import Abandon, ItemDone, Loop, LoopSignal, Start, Wait, run_loop
 from pipeline.consumer_engine.outcomes import ItemOutcome, LoopReport
 from pipeline.consumer_engine.steps import CallResult
-from pipeline.consumer_engine.words import quantity
+from pipeline.domain.errors import quantity
 
 log = logging.getLogger("pipeline.consumer_engine")
 

@@ -34,7 +34,8 @@ from pipeline.consumer_engine.lifecycle import (
 )
 from pipeline.consumer_engine.outcomes import ItemOutcome, LoopReport
 from pipeline.consumer_engine.transactions import Transaction
-from pipeline.consumer_engine.words import printable_id, quantity
+from pipeline.consumer_engine.words import printable_id
+from pipeline.domain.errors import quantity
 
 log = logging.getLogger("pipeline.consumer_engine")
 

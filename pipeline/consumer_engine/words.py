@@ -4,12 +4,6 @@ from pipeline.consumer_engine.errors import TransactionException, error_message
 from pipeline.domain.failures import error_location
 
 
-def quantity(number: int, noun: str) -> str:
-    """``1 item``, ``2 items``, ``2 batches``."""
-    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{number} {noun}{ending}"
-
-
 def printable_id(transaction_id: str) -> str:
     """An id as it can stand in a log: one with line breaks in it must not look like a line of its own."""
     return transaction_id if transaction_id.isprintable() else repr(transaction_id)

@@ -172,6 +172,12 @@ class AuthError(HandlerError):
     """Credentials or permissions are missing: a person must act."""
 
 
+def quantity(count: int, noun: str) -> str:
+    """A count with its noun, for messages: 1 event, 2 events, 2 batches."""
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{ending}"
+
+
 def _rebuild(kind: type[PipelineError], args: tuple[Any, ...], fields: dict[str, Any]) -> PipelineError:
     error = kind.__new__(kind)
     error.args = args

@@ -16,7 +16,7 @@ from pipeline.consumer_engine.errors import (
 )
 from pipeline.consumer_engine.lifecycle import Step
 from pipeline.consumer_engine.policies import RetryPolicy
-from pipeline.consumer_engine.words import quantity
+from pipeline.domain.errors import quantity
 from tests.consumer_engine.scripted_tasks import (
     Batches,
     Cut,

@@ -14,6 +14,9 @@ from sqlalchemy import Row, TextClause, text
 
 from pipeline.store.database import Transaction
 
+#: The invariant of late effects. Attention and gauges report each of them as what it is, not as a broken promise.
+LATE_EFFECTS = "settled-as-failed-did-not-happen"
+
 
 class Severity(StrEnum):
     """How to read a finding."""
@@ -288,7 +291,7 @@ INVARIANTS: Sequence[Invariant] = (
         "Start a worker that has the handler, deploy code without it under a higher version, or pause the workflow.",
     ),
     _broken(
-        "settled-as-failed-did-not-happen",
+        LATE_EFFECTS,
         "What was settled as not having happened has not happened.",
         """
         SELECT 'mutation ' || m.id AS subject, m.connector || '.' || m.operation || ' of run ' || m.run_id ||
