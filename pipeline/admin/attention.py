@@ -4,7 +4,7 @@ Console, command line and alerts read the same list. What the system mends by it
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -30,9 +30,6 @@ class AttentionItem:
     reason: str
     since: datetime | None  #: of events that were set aside: when the oldest was published
     commands: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def items(

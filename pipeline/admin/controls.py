@@ -1,7 +1,7 @@
 """A workflow's switches, as people turn them. Each turn says what happened and what follows."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Row
@@ -23,9 +23,6 @@ class ControlResult:
     is_changed: bool  #: False: it stood like that already
     message: str
     consequence: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class WorkflowControls:

@@ -34,9 +34,6 @@ class EventSummary:
     created_at: datetime
     created_by_run_id: UUID | None
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
@@ -61,9 +58,6 @@ class EventDetail:
     caused_by: tuple[int, ...]  #: the events at the root of it
     deliveries: tuple[Delivery, ...]
     acts: tuple[TimelineEntry, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

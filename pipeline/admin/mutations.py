@@ -1,6 +1,6 @@
 """One mutation with everything that is known of it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -22,9 +22,6 @@ class MutationDetail:
     resolved_at: datetime | None
     timeline: tuple[TimelineEntry, ...]
     advice: Advice
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def detail(resolutions: Resolutions, text: str, *, with_result: bool = False) -> MutationDetail:

@@ -1,7 +1,7 @@
 """Events that were set aside: looked at, handed back, or gone on without, one by one or many at once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -39,9 +39,6 @@ class QuarantineEntry:
     failures: int
     error: str | None
     created_at: datetime
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

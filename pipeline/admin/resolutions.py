@@ -8,7 +8,7 @@ Many at once are previewed first: an ``Import`` or a filter shows what it would 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Protocol
@@ -69,9 +69,6 @@ class MutationSummary:
     can_try_again: bool
     message_ids: tuple[str, ...]
     is_hidden: bool  #: its operation is not known here, so nobody can see what it asks for
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,9 +36,6 @@ class RunSummary:
     created_at: datetime
     finished_at: datetime | None
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventLine:
@@ -75,9 +72,6 @@ class RunDetail:
     mutation: MutationLine | None
     timeline: tuple[TimelineEntry, ...]
     advice: Advice
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """One look at everything at once, for a live view: workflows, how fast they go, and what waits for a person."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -34,9 +34,6 @@ class Snapshot:
     throughput: dict[str, Throughput]  #: by workflow; one in which nothing moved is missing
     attention: tuple[AttentionItem, ...]
     late_sweeps: tuple[str, ...]  #: sweeps that have not run for three of their periods
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def snapshot(resolutions: Resolutions, sweep_periods: Mapping[str, timedelta]) -> Snapshot:

@@ -7,7 +7,7 @@ consumed them, in which runs, what was asked of the world, what was published, a
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -55,9 +55,6 @@ class Trace:
     match: Match
     roots: tuple[TraceNode, ...]
     is_partial: bool  #: there is more than is shown
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def trace(db: Database, text: str, *, recent: int = RECENT, max_nodes: int = MAX_NODES) -> Trace:

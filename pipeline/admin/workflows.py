@@ -1,7 +1,7 @@
 """Workflows as people see them: how each stands, why, since when, and what waits for its handlers."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -52,9 +52,6 @@ class WorkflowSummary:
     oldest_at: datetime | None  #: when the oldest open event came
     version: int
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSummary:
@@ -99,9 +96,6 @@ class WorkflowDetail:
     topics: tuple[TopicSummary, ...]
     blocks: tuple[Block, ...]
     acts: tuple[AuditEntry, ...]  #: the newest ones first
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def list_workflows(db: Database) -> list[WorkflowSummary]:

@@ -51,7 +51,7 @@ def attention(
     found, more = _limit_per_kind(client.items(desk, workflow=workflow, limit=limit + 1, recent=recent), limit)
     items = [*found, *_dead_letters()]
     if as_json:
-        common.print_json([item.as_dict() for item in items])
+        common.print_json(items)
     elif not items:
         common.print_lines("Nothing waits for a person.")
     else:
@@ -79,7 +79,7 @@ def trace(
     """Show everything an input caused, both ways: from where it began down to what followed."""
     found = admin_trace.trace(context.obj, id_, recent=recent, max_nodes=most)
     if as_json:
-        common.print_json(found.as_dict())
+        common.print_json(found)
     else:
         _print_trace(found)
 
@@ -98,7 +98,7 @@ def list_(
     which = QuarantineFilter(workflow=workflow, handler=handler, is_waiting=waiting)
     found, is_more = tables.first_rows(Quarantine(database).entries(which, limit=limit + 1), limit)
     if as_json:
-        common.print_json([each.as_dict() for each in found])
+        common.print_json(found)
     elif found:
         _print_entries(tables.count_text(quantity(len(found), "event"), "oldest", is_more=is_more), found, database)
     else:

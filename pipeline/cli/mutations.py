@@ -58,7 +58,7 @@ def mutations(  # noqa: PLR0913 - options of a command
     wanted = common.single_argument(mutation)
     if wanted is not None:
         detail = client.detail(desk, wanted, with_result=result)
-        common.print_json(detail.as_dict()) if as_json else _print_detail(detail, result=result)
+        common.print_json(detail) if as_json else _print_detail(detail, result=result)
         return
     _check_workflow(desk, workflow)
     only = MutationFilter(workflow=workflow, statuses=(status,))
@@ -70,7 +70,7 @@ def mutations(  # noqa: PLR0913 - options of a command
         limit,
     )
     if as_json:
-        common.print_json([question.as_dict() for question in found])
+        common.print_json(found)
         return
     _print_mutations(
         tables.count_text(f"{len(found)} {status}", "newest" if is_settled else "oldest", is_more=is_more), found

@@ -33,13 +33,13 @@ def runs(  # noqa: PLR0913 - options of a command
     wanted = common.single_argument(run)
     if wanted is not None:
         detail = client.detail(database, wanted)
-        common.print_json(detail.as_dict()) if as_json else _print_run(detail)
+        common.print_json(detail) if as_json else _print_run(detail)
         return
     only = RunFilter(workflow=workflow, handler=handler, status=status, phase=phase)
     found = client.list_runs(database, only, limit=limit + 1, recent=recent)
     listed, is_more = tables.first_rows(found.runs, limit)
     if as_json:
-        common.print_json([each.as_dict() for each in listed])
+        common.print_json(listed)
         return
     _print_runs(listed, database, is_more=is_more)
     _print_partial_note("runs", recent, is_partial=found.is_partial)
@@ -68,13 +68,13 @@ def events(  # noqa: PLR0913 - options of a command
     wanted = common.single_argument(event)
     if wanted is not None:
         detail = event_client.detail(database, wanted, with_payload=payload)
-        common.print_json(detail.as_dict()) if as_json else _print_event(detail, payload=payload)
+        common.print_json(detail) if as_json else _print_event(detail, payload=payload)
         return
     only = EventFilter(workflow=workflow, topic=topic, status=status, key=key, message_id=message_id)
     found = event_client.list_events(database, only, limit=limit + 1, recent=recent)
     listed, is_more = tables.first_rows(found.events, limit)
     if as_json:
-        common.print_json([each.as_dict() for each in listed])
+        common.print_json(listed)
         return
     _print_events(listed, database, is_more=is_more)
     _print_partial_note("events", recent, is_partial=found.is_partial)

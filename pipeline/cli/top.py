@@ -41,7 +41,7 @@ def top(
     desk = Resolutions(context.obj, common.registry_or_none())
     sweeps = periods(Settings.load(os.environ).tick)
     if as_json:
-        common.print_json(throughput.snapshot(desk, sweeps).as_dict())
+        common.print_json(throughput.snapshot(desk, sweeps))
     elif once or not sys.stdout.isatty():
         console = Console(highlight=False, width=tables.line_width(Console()))
         console.print(render(throughput.snapshot(desk, sweeps), console.width))

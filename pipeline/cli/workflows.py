@@ -1,6 +1,7 @@
 """``pipeline workflows``, ``pause``, ``resume`` and ``maintenance``: how workflows stand, and their switches."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
@@ -39,11 +40,11 @@ def workflows(
     wanted = common.single_argument(name)
     if wanted is not None:
         found = client.detail(database, wanted)
-        common.print_json(found.as_dict()) if as_json else _print_workflow(found, database)
+        common.print_json(found) if as_json else _print_workflow(found, database)
         return
     every = client.list_workflows(database)
     if as_json:
-        common.print_json([each.as_dict() for each in every])
+        common.print_json(every)
     elif every:
         _print_workflows(every, database)
     else:
@@ -96,7 +97,7 @@ def _apply_control(
     bell = common.WakeUps()
     turned = act(WorkflowControls(context.obj, bell.wake_workflow), who)
     if as_json:
-        common.print_json({**turned.as_dict(), "is_rung": bell.is_notified})
+        common.print_json({**asdict(turned), "is_rung": bell.is_notified})
     else:
         common.print_lines(turned.message, turned.consequence, bell.text())
 

@@ -1,6 +1,7 @@
 """The desk: questions as people see them, answers with who and why, one by one or many at once."""
 
 import json
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def test_a_question_shows_what_a_person_needs_and_nothing_that_is_redacted(db: D
     assert question.params == {"n": "•••"}
     assert "timed out after applying" in (question.error or "")
     assert (question.quiet_until, question.can_try_again) == (None, False)
-    assert json.dumps(question.as_dict(), default=str)
+    assert json.dumps(asdict(question), default=str)
     assert asked.desk.mutation(row.id).id == row.id
 
 
@@ -178,7 +179,7 @@ def test_an_approval_is_for_the_request_that_was_shown(db: Database) -> None:
     desk = Resolutions(db, run.registry)
     (question,) = desk.pending_approvals()
     assert question.status == MutationStatus.PENDING
-    changed = type(question)(**{**question.as_dict(), "request_hash": "another"})
+    changed = type(question)(**{**asdict(question), "request_hash": "another"})
     with pytest.raises(StaleWriteError):
         desk.approve(changed, ADA)
     desk.approve(question, ADA)

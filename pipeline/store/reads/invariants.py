@@ -6,7 +6,7 @@ work that a sweep should have done by now: the sweep is not running.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -46,9 +46,6 @@ class Finding:
     detail: str
     sentence: str
     advice: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 _REPORT_ADVICE = "Report it with the output of this command; do not edit the rows by hand."
