@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NotRequired, TypedDict, Unpack
 from uuid import UUID
 
 from sqlalchemy import Row, TextClause
@@ -41,52 +41,32 @@ class Claims:
     idle_count: int = 0  #: of those that are past it, how many have nothing to do in it
 
 
-def claim_prepare(
-    tx: Transaction,
-    ids: Sequence[UUID],
-    *,
-    lease_duration: timedelta,
-    worker: str,
-    known_handlers: run_store.KnownHandlers = None,
-) -> Claims:
+class Claimer(TypedDict):
+    """The worker that claims: for how long, under which name, and which handlers it can run; by default all."""
+
+    lease_duration: timedelta
+    worker: str
+    known_handlers: NotRequired[run_store.KnownHandlers]
+
+
+def claim_prepare(tx: Transaction, ids: Sequence[UUID], **claimer: Unpack[Claimer]) -> Claims:
     """Take consumer runs to select their inputs."""
-    return _claim(tx, run_store.CLAIM_PREPARE, ids, Phase.PREPARING, _Claimer(lease_duration, worker, known_handlers))
+    return _claim(tx, run_store.CLAIM_PREPARE, ids, Phase.PREPARING, claimer)
 
 
-def claim_produce(
-    tx: Transaction,
-    ids: Sequence[UUID],
-    *,
-    lease_duration: timedelta,
-    worker: str,
-    known_handlers: run_store.KnownHandlers = None,
-) -> Claims:
+def claim_produce(tx: Transaction, ids: Sequence[UUID], **claimer: Unpack[Claimer]) -> Claims:
     """Take producer runs."""
-    return _claim(tx, run_store.CLAIM_PRODUCE, ids, Phase.PREPARING, _Claimer(lease_duration, worker, known_handlers))
+    return _claim(tx, run_store.CLAIM_PRODUCE, ids, Phase.PREPARING, claimer)
 
 
-def claim_mutate(
-    tx: Transaction,
-    ids: Sequence[UUID],
-    *,
-    lease_duration: timedelta,
-    worker: str,
-    known_handlers: run_store.KnownHandlers = None,
-) -> Claims:
+def claim_mutate(tx: Transaction, ids: Sequence[UUID], **claimer: Unpack[Claimer]) -> Claims:
     """Take runs that have inputs and may ask for a mutation, or whose request was approved."""
-    return _claim(tx, run_store.CLAIM_MUTATE, ids, Phase.MUTATING, _Claimer(lease_duration, worker, known_handlers))
+    return _claim(tx, run_store.CLAIM_MUTATE, ids, Phase.MUTATING, claimer)
 
 
-def claim_next(
-    tx: Transaction,
-    ids: Sequence[UUID],
-    *,
-    lease_duration: timedelta,
-    worker: str,
-    known_handlers: run_store.KnownHandlers = None,
-) -> Claims:
+def claim_next(tx: Transaction, ids: Sequence[UUID], **claimer: Unpack[Claimer]) -> Claims:
     """Take runs whose outcome is known, or that had nothing to do, to emit and commit."""
-    return _claim(tx, run_store.CLAIM_NEXT, ids, Phase.EMITTING, _Claimer(lease_duration, worker, known_handlers))
+    return _claim(tx, run_store.CLAIM_NEXT, ids, Phase.EMITTING, claimer)
 
 
 def finish_prepare(
@@ -174,27 +154,18 @@ def mark_dispatched(tx: Transaction, ids: Sequence[UUID]) -> tuple[RunId, ...]:
     return tuple(RunId(row.id) for row in run_store.execute_ids(tx, run_store.MARK_DISPATCHED, ids))
 
 
-@dataclass(frozen=True, slots=True)
-class _Claimer:
-    """Who claims: for how long, under which name, and which handlers it can run."""
-
-    lease_duration: timedelta
-    worker: str
-    known_handlers: run_store.KnownHandlers
-
-
-def _claim(tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: Phase, claimer: _Claimer) -> Claims:
-    claimed = run_store.claim(tx, statement, ids, claimer.lease_duration, claimer.worker, claimer.known_handlers)
+def _claim(tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: Phase, claimer: Claimer) -> Claims:
+    worker, known = claimer["worker"], claimer.get("known_handlers")
+    claimed = run_store.claim(tx, statement, ids, claimer["lease_duration"], worker, known)
     mine = {row.id for row in claimed}
     missing = [id_ for id_ in ids if id_ not in mine]
     found = work.runs(tx, missing) if missing else ()
     passed = tuple(RunId(row.id) for row in found if _is_past(row, target))
     left = tuple(RunId(id_) for id_ in missing if id_ not in passed)
-    strange = tuple(RunId(row.id) for row in run_store.requeue_unknown(tx, left, claimer.known_handlers))
+    strange = tuple(RunId(row.id) for row in run_store.requeue_unknown(tx, left, known))
     for row in claimed:
-        by = claimer.worker
         tx.log_on_commit(
-            "run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=by
+            "run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=worker
         )
     resting = sorted({row.handler_id for row in claimed if row.is_unheard})
     if resting:  # a worker knows them after all
