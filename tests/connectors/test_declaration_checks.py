@@ -16,7 +16,7 @@ from pipeline.domain.errors import InvalidInputError
         ({"timeout": timedelta(0)}, "has timeout 0:00:00; expected a positive span"),
         ({"settle": 5}, "has settle 5; expected a timedelta"),
         ({"settle": timedelta(seconds=-1)}, "has settle -1 day, 23:59:59; expected no negative span"),
-        ({"retry": 3}, "has retry 3; expected a RetryPolicy"),
+        ({"retry": 3}, "has retry 3; expected a MutationRetryPolicy"),
         ({"policy": 5}, "has policy 5; expected a ReconcilePolicy"),
         ({"breaker": True}, "has breaker True; expected a BreakerPolicy"),
         ({"shows": 7}, "has shows 7; expected a str"),
