@@ -11,6 +11,13 @@ from enum import StrEnum
 MAX_AT_ONCE = 100_000
 
 
+def count_problem(value: int) -> str | None:
+    """What is expected instead of this number of runs or events at once; None if the number is fine."""
+    if value < 1:
+        return "expected at least 1"
+    return f"expected at most {MAX_AT_ONCE}" if value > MAX_AT_ONCE else None
+
+
 class DesiredStatus(StrEnum):
     """What a person wants of the workflow."""
 

@@ -9,7 +9,7 @@ from sqlalchemy import Row
 from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.domain.payloads import checked_json, checked_name
 from pipeline.domain.values import DEFAULT_LIMITS, HandlerSpec, WorkflowSpec
-from pipeline.domain.workflows import MAX_AT_ONCE, HandlerKind, StartAt
+from pipeline.domain.workflows import HandlerKind, StartAt, count_problem
 from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import work
 from pipeline.store.writes import handlers as handler_store
@@ -181,8 +181,9 @@ def _check_handler(workflow: str, handler: HandlerSpec, topics: Sequence[str]) -
 
 
 def _check_count(what: str, value: int) -> None:
-    if not 1 <= value <= MAX_AT_ONCE:
-        raise InvalidInputError(f"The {what} is {value}; expected a number from 1 to {MAX_AT_ONCE}.")
+    problem = count_problem(value)
+    if problem:
+        raise InvalidInputError(f"The {what} is {value}; {problem}.")
 
 
 def _topic_rows(spec: WorkflowSpec) -> str:

@@ -13,7 +13,7 @@ from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError
 
 from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
-from pipeline.domain.workflows import MAX_AT_ONCE
+from pipeline.domain.workflows import count_problem
 from pipeline.transitions import payload_schemas
 
 _LONGEST_PAUSE = timedelta(days=366)
@@ -54,13 +54,12 @@ def workflow_problem(version: Any, concurrency: Any, retention: Any) -> str | No
         return wrong
     if abs(version) > _HIGHEST_VERSION:
         return f"has version={version}; expected at most {_HIGHEST_VERSION}"
-    return _count_problem("concurrency", concurrency)
+    return _named_count_problem("concurrency", concurrency)
 
 
-def _count_problem(name: str, value: int) -> str | None:
-    if value < 1:
-        return f"has {name}={value}; expected at least 1"
-    return f"has {name}={value}; expected at most {MAX_AT_ONCE}" if value > MAX_AT_ONCE else None
+def _named_count_problem(name: str, value: int) -> str | None:
+    problem = count_problem(value)
+    return f"has {name}={value}; {problem}" if problem else None
 
 
 def schema_problem(name: str, schema: Any) -> str | None:
@@ -124,7 +123,7 @@ def consumer_problem(
     merges = getattr(instance, "merge", None) is not None
     loses_state = overlap_reason is not None and not merges and _returns_state(instance)
     wrong = option_problem(options, CONSUMER_OPTIONS, "publishes", "subscribes")
-    wrong = wrong or _count_problem("batch", options.get("batch", 1))
+    wrong = wrong or _named_count_problem("batch", options.get("batch", 1))
     problems = (
         (wrong, wrong),
         (not subscribes, "subscribes to nothing; expected at least one topic"),
