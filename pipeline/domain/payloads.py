@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from pipeline.domain.errors import PayloadError
+from pipeline.domain.text import printable_text
 
 _JSON_VALUES = "a JSON object, array, string, number, boolean or null"
 _STORABLE = "text without NUL and lone surrogates"
@@ -109,7 +110,7 @@ def _serialize(value: Any, what: str, limit: int) -> str:
         raise PayloadError(what, f"more than {limit} values", f"at most {limit} bytes of JSON")
     if found is not None:
         path, problem, expected = found
-        raise PayloadError(what, f"{_shorten(f'${path}')} {problem}", expected)
+        raise PayloadError(what, f"{printable_text(f'${path}', _MAX_QUOTE_LENGTH)} {problem}", expected)
     written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     size = len(written.encode())
     if size > limit:
@@ -179,12 +180,7 @@ def storable_text(value: str) -> str:
 
 def _quoted(value: Any) -> str:
     """A value as a message repeats it: escaped, and not longer than a line."""
-    return _shorten(repr(value))
-
-
-def _shorten(words: str) -> str:
-    short = words if len(words) <= _MAX_QUOTE_LENGTH else f"{words[:_MAX_QUOTE_LENGTH]}…"
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
+    return printable_text(repr(value), _MAX_QUOTE_LENGTH)
 
 
 def _is_storable(text: str) -> bool:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pipeline.domain.errors import PipelineError
+from pipeline.domain.text import printable_text
 
 if TYPE_CHECKING:
     from pipeline.ingest.queue import QueueMessage
 
 Pairs = tuple[tuple[bytes, bytes], ...]
 _MOST_NAMED = 5
-_LONGEST_PROBLEM = 300
 
 
 class QueueError(PipelineError):
@@ -30,12 +30,6 @@ class NoStreamError(QueueError):
 
 class LockedError(PipelineError):
     """Another transaction has held the message ids of a batch for too long. The batch stays pending."""
-
-
-def printable_text(text: str, limit: int = _LONGEST_PROBLEM) -> str:
-    """Words that quote a producer, as they may stand in a log: bounded, and without characters that move the cursor."""
-    short = text if len(text) <= limit else f"{text[:limit]}…"
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)
 
 
 @dataclass(frozen=True, slots=True)
