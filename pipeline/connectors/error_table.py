@@ -1,7 +1,7 @@
-"""What an error says about the outcome of a call: it did not happen, or nobody knows.
+"""Classify an error of a call: it did not happen, or the outcome is unknown.
 
-Pure: from an exception to a reading. Libraries are known by the names of their exceptions, so that none
-of them has to be installed. What is not in the table is unknown: the safe side.
+The functions are pure. Exceptions of libraries are known by their names, so no library has to be installed. An
+exception that is not in the table means unknown, which is the safe side.
 """
 
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ class ErrorMeaning(StrEnum):
 
     REFUSED = "refused"  #: it did not happen, and the same request would be refused again
     NOT_NOW = "not now"  #: it did not happen, and may be attempted again
-    DENIED = "denied"  #: it did not happen, and a person must give access
+    DENIED = "denied"  #: it did not happen, and an operator must give access
     UNKNOWN = "unknown"  #: it may or may not have happened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReading:
-    """An outcome, and how long the outside system asks to be left alone."""
+    """An outcome, and how long the outside system asks to wait."""
 
     meaning: ErrorMeaning
     after: timedelta | None = None
 
 
-#: Exceptions by module and name. Only what cannot have reached the outside system, or was refused by it, is here.
+#: Exceptions by module and name. All of them mean that the outside system was not reached, or that it refused.
 _MEANING_BY_NAME: dict[str, ErrorMeaning] = {
     "builtins.ConnectionRefusedError": ErrorMeaning.NOT_NOW,
     "socket.gaierror": ErrorMeaning.NOT_NOW,
@@ -44,8 +44,8 @@ _MEANING_BY_NAME: dict[str, ErrorMeaning] = {
     "sqlalchemy.exc.NotSupportedError": ErrorMeaning.REFUSED,
     "sqlalchemy.exc.TimeoutError": ErrorMeaning.NOT_NOW,  # no connection of the pool was free
 }
-#: Clients that follow redirects, or try again, by themselves. Their errors of connections are about the last request,
-#: and an earlier one may have been heard. Nor is the refusal believed that such an error was raised from.
+#: Clients that follow redirects or retry by themselves. Their connection errors describe the last request only, and an
+#: earlier one may have arrived. So the outcome is unknown, even if such an error was raised from a refused connection.
 _RETRYING_CLIENTS = frozenset({"aiohttp", "httpcore", "httpx", "requests", "urllib3"})
 _DENIED_STATUSES = frozenset({401, 403, 407})
 _NOT_NOW_STATUSES = frozenset({425, 429})
@@ -54,7 +54,7 @@ _LONGEST_AFTER = timedelta(days=1)
 
 
 def read_error(error: BaseException) -> ErrorReading:
-    """What this error says. Ours say it themselves; an answer says it by its status; the rest is in the table."""
+    """Classify an error: by its class if it is ours, by its HTTP status, or by the table."""
     match error:
         case TransientError():
             return ErrorReading(meaning=ErrorMeaning.NOT_NOW, after=bounded_pause(error.fields.get("after")))
@@ -65,15 +65,15 @@ def read_error(error: BaseException) -> ErrorReading:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     if isinstance(status, int):
-        redirected = bool(getattr(response, "history", None))  # what was asked first may have done it
+        redirected = bool(getattr(response, "history", None))  # the first request may have had the effect
         return ErrorReading(meaning=ErrorMeaning.UNKNOWN) if redirected else _by_status(status, response)
     known = (outcome for each in _causes(error) if (outcome := _by_name(type(each))))
     return ErrorReading(meaning=next(known, ErrorMeaning.UNKNOWN))
 
 
-def read_status(status: int, after: str | None = None, *, now: datetime | None = None) -> ErrorReading:
-    """What the status of an HTTP answer says, with its Retry-After."""
-    wait = retry_after(after, now=now)
+def read_status(status: int, after: str | None = None, date: str | None = None) -> ErrorReading:
+    """Classify an HTTP status. A date in Retry-After counts from the Date of the same response."""
+    wait = retry_after(after, now=_instant(date))
     if status in _DENIED_STATUSES:
         return ErrorReading(meaning=ErrorMeaning.DENIED)
     if status in _NOT_NOW_STATUSES:
@@ -84,7 +84,7 @@ def read_status(status: int, after: str | None = None, *, now: datetime | None =
 
 
 def bounded_pause(value: Any) -> timedelta | None:
-    """A pause that somebody asked for, as a span or in seconds, within reason; None when it makes no sense."""
+    """A requested pause, from a timedelta or seconds, between zero and one day. None if it cannot be read."""
     try:
         wait = value if isinstance(value, timedelta) else timedelta(seconds=float(value))
     except (TypeError, ValueError, OverflowError):
@@ -93,30 +93,30 @@ def bounded_pause(value: Any) -> timedelta | None:
 
 
 def retry_after(value: str | None, *, now: datetime | None = None) -> timedelta | None:
-    """How long a Retry-After asks to wait, in seconds or as a date; None when it makes no sense."""
+    """How long a Retry-After asks to wait, in seconds or as a date. None if it cannot be read."""
     if not value:
         return None
     seconds = bounded_pause(value)
     if seconds is not None:
         return seconds
+    until = _instant(value)
+    return None if until is None or now is None else bounded_pause(until - now)
+
+
+def _instant(value: Any) -> datetime | None:
     try:
-        until = parsedate_to_datetime(value).astimezone(UTC)
-    except (ValueError, TypeError):
+        return parsedate_to_datetime(value).astimezone(UTC)
+    except (ValueError, TypeError, OverflowError):
         return None
-    return bounded_pause(until - now) if now is not None else None
 
 
 def _by_status(status: int, response: Any) -> ErrorReading:
     headers = {str(name).lower(): value for name, value in dict(getattr(response, "headers", None) or {}).items()}
-    try:
-        theirs = parsedate_to_datetime(headers["date"]).astimezone(UTC)
-    except (KeyError, ValueError, TypeError):
-        theirs = None
-    return read_status(status, headers.get("retry-after"), now=theirs)
+    return read_status(status, headers.get("retry-after"), headers.get("date"))
 
 
 def _by_name(kind: type[BaseException]) -> ErrorMeaning | None:
-    """What an exception of this type says; None when it says nothing, and what it was raised from may."""
+    """The meaning of an exception type. None if the table does not know it; then its cause may be known."""
     for each in kind.__mro__:
         module = each.__module__.partition("._")[0]
         if known := _MEANING_BY_NAME.get(f"{module}.{each.__qualname__}"):
@@ -127,9 +127,9 @@ def _by_name(kind: type[BaseException]) -> ErrorMeaning | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, then what it was raised from on purpose: libraries wrap what the socket said.
+    """The error and the causes it was raised from, since libraries wrap the errors of sockets.
 
-    Not what merely happened before it: an earlier attempt may have been refused and a later one not.
+    ``__context__`` is not followed: it may be the refusal of an earlier attempt, and a later attempt may have arrived.
     """
     current: BaseException | None = error
     for _ in range(8):

@@ -1,7 +1,7 @@
 """The event loop in which a process runs the async operations of its connectors.
 
-There is one, so that what a connector keeps from call to call, such as a client with open connections, is used
-in the loop it belongs to. Code that blocks it cannot be stopped: whoever comes next gets a new one.
+All operations share one loop. So a client that a connector keeps from call to call is used in the loop that its
+connections belong to. Code that blocks the loop cannot be stopped. The next operation gets a new loop.
 """
 
 import asyncio
@@ -9,40 +9,44 @@ import inspect
 import os
 import threading
 from collections.abc import Awaitable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-START_TIMEOUT = 5.0  #: seconds that a loop may take to begin with something before it is taken for blocked
+START_TIMEOUT = 5.0  #: seconds that a loop may take to start an operation before it counts as blocked
+_THREADS = 64  #: threads of a loop for blocking work such as name lookups
 
 
-def await_result(value: Any, timeout: timedelta | None = None) -> Any:
-    """What an operation comes to. If it is async, it is waited for, and cancelled when that takes too long."""
-    return _submit(value, timeout).result() if inspect.isawaitable(value) else value
+def await_result(value: Any, timeout: timedelta | None = None, loop: "ProcessLoop | None" = None) -> Any:
+    """Return the result of an operation. An awaitable is awaited, and cancelled when it takes too long."""
+    return _submit(value, timeout, loop).result() if inspect.isawaitable(value) else value
 
 
 async def await_result_async(value: Awaitable[Any]) -> Any:
-    """The same for whoever waits in another loop."""
+    """Await the result of an operation from another event loop."""
     return await asyncio.wrap_future(_submit(value))
 
 
-def _submit(value: Awaitable[Any], within: timedelta | None = None) -> "Future[Any]":
-    """Begin with it, in a new loop if the one there is does not come to it."""
+def _submit(
+    value: Awaitable[Any], timeout: timedelta | None = None, loop: "ProcessLoop | None" = None
+) -> "Future[Any]":
+    """Start an awaitable in the loop, or in a new loop if the present one is blocked."""
+    owner = loop or _process_loop
     while True:
-        loop, errand = _process_loop.get(), _LoopTask(value, within)
-        loop.call_soon_threadsafe(errand.start)  # in the context of the caller
-        if errand.started.wait(START_TIMEOUT) or not errand.withdraw():
-            return errand.future
-        _process_loop.discard(loop)
+        running, task = owner.get(), _LoopTask(value, timeout)
+        running.call_soon_threadsafe(task.start)  # in the context of the caller
+        if task.started.wait(START_TIMEOUT) or not task.withdraw():
+            return task.future
+        owner.discard(running)
 
 
 class _LoopTask:
-    """One answer that somebody waits for. It is begun in one loop at most."""
+    """An awaitable with the future of its result. It is started in at most one loop."""
 
-    def __init__(self, value: Awaitable[Any], within: timedelta | None) -> None:
+    def __init__(self, value: Awaitable[Any], timeout: timedelta | None) -> None:
         self.started = threading.Event()
         self.future: Future[Any] = Future()
-        self._value, self._within = value, None if within is None else within.total_seconds()
+        self._value, self._timeout = value, None if timeout is None else timeout.total_seconds()
         self._lock, self._is_withdrawn = threading.Lock(), False
         self._task: asyncio.Task[None] | None = None
 
@@ -55,43 +59,46 @@ class _LoopTask:
                 return
             self.started.set()
         try:
-            async with asyncio.timeout(self._within):
+            async with asyncio.timeout(self._timeout):
                 answer = await self._value
             self.future.set_result(answer)
         except BaseException as error:  # noqa: BLE001 - the loop outlives whatever an operation raises
             self.future.set_exception(error)
 
     def withdraw(self) -> bool:
-        """Keep it from being begun. False: it is too late for that."""
+        """Prevent the start. Returns False if it has started already."""
         with self._lock:
             self._is_withdrawn = not self.started.is_set()
         return self._is_withdrawn
 
 
-class _ProcessLoop:
-    """The loop of this process, made when it is needed."""
+class ProcessLoop:
+    """An event loop in its own thread, created when it is first needed and again after a fork."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        os.register_at_fork(after_in_child=self.reset_after_fork)
 
     def get(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="pipeline-connectors", daemon=True).start()
+                # A name lookup that hangs holds its thread. By default a few of them would stop all others.
+                self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, f"{self._name}-lookup"))
+                threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
             return self._loop
 
     def discard(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Leave a loop behind that is blocked; when it can, it goes on with what it has begun."""
+        """Stop using a loop that is blocked. When it can, it continues with what it has started."""
         with self._lock:
             if self._loop is loop:
                 self._loop = None
 
     def reset_after_fork(self) -> None:
-        """In a new process, which has none of the threads of the one it was forked from."""
-        self.__init__()  # type: ignore[misc]
+        """Start without a loop, since a forked process has no threads of its parent."""
+        self._lock, self._loop = threading.Lock(), None
 
 
-_process_loop = _ProcessLoop()
-os.register_at_fork(after_in_child=_process_loop.reset_after_fork)
+_process_loop = ProcessLoop("pipeline-connectors")

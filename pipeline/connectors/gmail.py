@@ -1,88 +1,44 @@
-"""Mail through the Gmail API, found again by its Message-ID.
+"""Send mail through the Gmail API, and find it again by its Message-ID.
 
-Each request is made over a connection of its own: a connection kept from an earlier mail may be closed by the
-other side at the moment it is used, and whether that mail was taken would be anybody's guess.
+Each request opens its own connection. The server may close a kept connection at the moment it is used, and then it
+would be unknown whether the mail was accepted.
 """
 
-import asyncio
 import base64
-import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
-from typing import Any, assert_never
+from datetime import timedelta
+from typing import Any
 from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from pydantic import SecretStr
 
 from pipeline.connectors.email import message as mail
 from pipeline.connectors.email.sockets import is_loopback
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading, read_status, retry_after
+from pipeline.connectors.error_table import ErrorReading, read_status
 from pipeline.connectors.sdk import Applied, Call, NotFound, Retry, Verdict, mutation
-from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, LogicError, TransientError
+from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, TransientError
+from pipeline.domain.text import single_line
 
 try:
     import httpx
+
+    from pipeline.connectors.http.answers import HttpResponse, UnclearResponseError, raise_for_reading, read_response
+    from pipeline.connectors.http.exchange import TRANSPORT_ERRORS, Connections, Exchange
 except ImportError as missing:
     raise ImportError("The gmail connector needs httpx; install it with: pip install 'pipeline[http]'") from missing
 
 _QUOTA = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
-_MAX_RESPONSE_BYTES = 1_000_000  #: bytes; what the API says about one mail is far below
+_MAX_RESPONSE_BYTES = 1_000_000  #: bytes; a response about one mail is far smaller
+_KEPT = ("retry-after", "date")
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 Token = Callable[[], str] | SecretStr
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _GmailResponse:
-    """What the API said."""
-
-    status: int
-    headers: httpx.Headers
-    body: Any  #: None when it was not JSON
-
-    @property
-    def error(self) -> dict[str, Any]:
-        """What it says about an error, or nothing."""
-        error = self.body.get("error") if isinstance(self.body, dict) else None
-        return error if isinstance(error, dict) else {}
-
-    @property
-    def reasons(self) -> set[str]:
-        """Its words for machines."""
-        several = self.error.get("errors")
-        return (
-            {str(each.get("reason")) for each in several if isinstance(each, dict)}
-            if isinstance(several, list)
-            else set()
-        )
-
-    @property
-    def message(self) -> str:
-        """Its words for people, on one line and not too many."""
-        return " ".join(f"{self.status} {self.error.get('message', '')}".split())[:200]
-
-    @property
-    def reading(self) -> ErrorReading:
-        """What it says about the outcome. Quota errors come as 403 too, and are no question of access."""
-        after = retry_after(self.headers.get("retry-after"), now=self._now)
-        if self.status == 403 and self.reasons & _QUOTA:
-            return ErrorReading(meaning=ErrorMeaning.NOT_NOW, after=after)
-        return ErrorReading(meaning=read_status(self.status).meaning, after=after)
-
-    @property
-    def _now(self) -> datetime | None:
-        """The server's own clock: a date in Retry-After is by that one."""
-        try:
-            return parsedate_to_datetime(self.headers.get("date", "")).astimezone(UTC)
-        except (ValueError, TypeError, OverflowError):
-            return None
-
-
 class Gmail(mail.Mailer):
-    """Mail through the Gmail API. An unknown outcome is looked for among the sent mail: grade B."""
+    """Mail through the Gmail API. Reconciles by a search in the sent mail: grade B."""
 
     def __init__(
         self,
@@ -100,6 +56,7 @@ class Gmail(mail.Mailer):
             parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname))
         ):
             raise InvalidInputError(f"The base_url {base_url!r} cannot be used; expected https://host.")
+        self._connections = Connections(trust_env=True, proxy=_environment_proxy(base_url), keep=False)
         self.url = f"{base_url.rstrip('/')}/gmail/v1/users/{quote(user, safe='')}/messages"
         try:
             self.sender = mail.Mailbox.parse(sender) if sender else None
@@ -111,102 +68,71 @@ class Gmail(mail.Mailer):
 
     send = mutation(shows=mail.SHOWS, redact=mail.REDACT, settle=timedelta(minutes=2))(mail.send)
 
-    async def deliver(self, call: Call, message: mail.MailMessage) -> dict[str, Any]:
-        """Hand the letter to the API."""
+    def deliver(self, call: Call, message: mail.MailMessage) -> dict[str, Any]:
+        """Send the mail through the API."""
         raw = mail.encode_message(message, call, sender=self.sender, domain=self.domain, include_bcc=True)
-        body = {"raw": base64.urlsafe_b64encode(raw).decode()}
-        sent = _SendTracker()
-        try:
-            answer = await self._request(call, sent, "POST", f"{self.url}/send", json=body)
-        except HandlerError:
-            raise
-        except (httpx.HTTPError, TimeoutError, OSError) as error:
-            if not sent.has_sent:
-                raise TransientError(
-                    f"Gmail could not be reached ({type(error).__name__}); nothing was sent."
-                ) from None
-            raise ConnectionError(
-                f"Gmail was sent the mail and did not answer ({type(error).__name__}): whether it was taken is unknown."
-            ) from None
-        if answer.status != 200 or not isinstance(answer.body, dict) or not answer.body.get("id"):
-            raise self._response_error(answer)
-        return self._result(call, answer.body)
+        response = self._request(call, "POST", f"{self.url}/send", json={"raw": base64.urlsafe_b64encode(raw).decode()})
+        if response.status == 200 and isinstance(response.body, dict) and response.body.get("id"):
+            return self._result(call, response.body)
+        return raise_for_reading(_reading(response), f"Gmail answered {self._message(response)}.")
 
     @send.reconcile
-    async def find_sent(self, call: Call, **_: Any) -> Verdict:
-        """Look for the mail by its Message-ID among what was sent."""
+    def find_sent(self, call: Call, **_: Any) -> Verdict:
+        """Search the sent mail for the Message-ID."""
         wanted = mail.message_id(call.idempotency_key, self.domain).strip("<>")
         query = {"q": f"rfc822msgid:{wanted} in:sent", "includeSpamTrash": "true"}
         try:
-            answer = await self._request(call, _SendTracker(), "GET", self.url, params=query)
-        except (HandlerError, httpx.HTTPError, TimeoutError, OSError) as error:
+            response = self._request(call, "GET", self.url, params=query)
+        except (HandlerError, UnclearResponseError) as error:
             return Retry(f"Gmail could not be asked ({type(error).__name__})")
-        if answer.status != 200:
-            return Retry(f"Gmail did not say ({self.scrub(answer.message)})", after=answer.reading.after)
-        return self._verdict(call, answer.body)
+        if response.status != 200:
+            return Retry(f"Gmail did not answer the search ({self._message(response)})", after=_reading(response).after)
+        return self._verdict(call, response.body)
 
     def _verdict(self, call: Call, body: Any) -> Verdict:
-        """Absence is taken only from an answer that says clearly that there is nothing."""
+        """The verdict of a search. Only a complete and empty list means that the mail is not there."""
         if not isinstance(body, dict):
-            return Retry("Gmail answered with something that is not a list of messages")
+            return Retry("Gmail did not answer with a list of messages")
         found = body.get("messages", [])
         if isinstance(found, list) and found and isinstance(found[0], dict):
             return Applied(self._result(call, found[0]))
         if found or "resultSizeEstimate" not in body or body.get("nextPageToken"):
-            return Retry("Gmail answered with something that is not a whole list of messages")
-        return NotFound("Gmail knows no sent mail with this Message-ID")
+            return Retry("Gmail did not answer with a complete list of messages")
+        return NotFound("Gmail has no sent mail with this Message-ID")
 
     def _result(self, call: Call, message: dict[str, Any]) -> dict[str, Any]:
         known = {"id": message.get("id"), "threadId": message.get("threadId")}
         return known | {"message_id": mail.message_id(call.idempotency_key, self.domain)}
 
-    async def _request(self, call: Call, sent: "_SendTracker", method: str, url: str, **request: Any) -> _GmailResponse:
-        """One request within the time of the call, from the look for an address to the last byte of the answer."""
+    def _request(self, call: Call, method: str, url: str, **request: Any) -> HttpResponse:
+        """Send one request. Returns the response, or raises an error that says whether anything was sent."""
         headers = {"authorization": f"Bearer {self._access_token()}"}
-        left = call.remaining.total_seconds()
-        if left <= 0:
-            raise TransientError("The time for this call was over before anything was sent.")
-        # The library closes a connection that its own limit ends, and forgets one that is cancelled in a handshake.
-        limits = httpx.Timeout(left, connect=left * 0.4)
-        async with asyncio.timeout(left), httpx.AsyncClient(timeout=limits, follow_redirects=False) as client:
-            extensions = {"trace": sent.trace}
-            async with client.stream(method, url, headers=headers, extensions=extensions, **request) as response:
-                read = b""
-                async for chunk in response.aiter_bytes():
-                    read += chunk
-                    if len(read) > _MAX_RESPONSE_BYTES:
-                        break
-                return _GmailResponse(status=response.status_code, headers=response.headers, body=_parse_json(read))
+        exchange = Exchange(self._connections, call.ends_at, _MAX_RESPONSE_BYTES)
+        try:
+            with httpx.Client(transport=exchange) as client:
+                response = client.request(method, url, headers=headers, **request)
+        except TRANSPORT_ERRORS as error:
+            raise exchange.failure(error, self.scrub(f"Gmail gave no answer ({type(error).__name__})")) from None
+        return read_response(response, keep=_KEPT, limit=_MAX_RESPONSE_BYTES)
 
     def _access_token(self) -> str:
-        """The access token of this moment. Nothing is repeated of one that cannot be used, nor of why it is missing."""
+        """Get the access token. Errors repeat neither the token nor the text of the exception."""
         try:
             token = self.token.get_secret_value() if isinstance(self.token, SecretStr) else self.token()
         except HandlerError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing was sent
             raise TransientError(
-                f"The access token for Gmail could not be had ({type(error).__name__}); nothing was sent."
+                f"The access token for Gmail could not be fetched ({type(error).__name__}); nothing was sent."
             ) from None
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            raise AuthError("The access token for Gmail is not one; nothing was sent. Expected printable ASCII.")
-        self.last_token = SecretStr(token)  # so that words are scrubbed of it
+            raise AuthError("The access token for Gmail cannot be used; nothing was sent. Expected printable ASCII.")
+        self.last_token = SecretStr(token)  # so that messages are scrubbed of it
         return token
 
-    def _response_error(self, answer: _GmailResponse) -> Exception:
-        """What an answer means that is not the one that was hoped for."""
-        reading, words = answer.reading, self.scrub(answer.message)
-        match reading.meaning:
-            case ErrorMeaning.REFUSED:
-                return LogicError(f"Gmail refused the mail ({words}); nothing was sent.")
-            case ErrorMeaning.DENIED:
-                return AuthError(f"Gmail gives no access ({words}); nothing was sent. Check the token and its scopes.")
-            case ErrorMeaning.NOT_NOW:
-                return TransientError(f"Gmail takes no mail now ({words}); nothing was sent.", after=reading.after)
-            case ErrorMeaning.UNKNOWN:
-                return ConnectionError(f"Gmail answered {words}: whether the mail was taken is unknown.")
-            case _ as never:
-                assert_never(never)
+    def _message(self, response: HttpResponse) -> str:
+        """The status and the API's message in one line."""
+        return self.scrub(single_line(f"{response.status} {_error(response).get('message', '')}"))
 
     def _own_domain(self) -> str:
         if self.sender:
@@ -214,19 +140,23 @@ class Gmail(mail.Mailer):
         return mail.Mailbox.parse(self.user).domain if "@" in self.user else "gmail.com"
 
 
-class _SendTracker:
-    """Whether any byte of a request was on its way."""
+def _reading(response: HttpResponse) -> ErrorReading:
+    """Classify a response. A quota error may have the status 403, and means the same as 429."""
+    several = _error(response).get("errors")
+    errors = several if isinstance(several, list) else []
+    reasons = {str(each.get("reason")) for each in errors if isinstance(each, dict)}
+    if response.status == 403 and reasons & _QUOTA:
+        return read_status(429, response.headers.get("retry-after"), response.headers.get("date"))
+    return response.reading
 
-    has_sent = False
 
-    async def trace(self, event: str, _: dict[str, Any]) -> None:
-        """Hear from the HTTP library what it is about to do."""
-        if event.endswith("send_request_headers.started"):
-            self.has_sent = True
+def _error(response: HttpResponse) -> dict[str, Any]:
+    """The API's description of an error; empty when there is none."""
+    error = response.body.get("error") if isinstance(response.body, dict) else None
+    return error if isinstance(error, dict) else {}
 
 
-def _parse_json(read: bytes) -> Any:
-    try:
-        return json.loads(read)
-    except ValueError:
-        return None
+def _environment_proxy(base_url: str) -> str | None:
+    """The proxy that the environment names for this URL."""
+    parts = urlsplit(base_url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)

@@ -20,8 +20,9 @@ from pipeline.consumer_engine.steps import call_and_await
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
 from tests.connectors import mail_servers as servers
 from tests.connectors.fake_gmail import TOKEN, Fault, StandIn, stand_in
-from tests.connectors.http_server import unused_port, with_time
+from tests.connectors.http_server import unused_port, with_time, world
 from tests.connectors.mail_servers import KEY, MAIL
+from tests.support.certificates import contexts
 from tests.support.rule import rule
 
 OPERATION = Gmail.operations()["send"]
@@ -268,6 +269,25 @@ def test_the_example_of_the_reference_works(project: Path, api: StandIn, monkeyp
     exec(code.replace("sender=", f'base_url="{api.url}", sender='), names)
     assert send(names["gmail"])["id"]
     assert isinstance(look(names["gmail"]), Applied)
+
+
+def test_a_certificate_that_is_not_trusted_is_a_matter_for_a_person_and_nothing_is_sent(api: StandIn) -> None:
+    serving, _ = contexts()
+    with world(serving) as other:
+        assert reading(gmail(api, base_url=other.url)).meaning is ErrorMeaning.DENIED
+        assert other.seen == []
+
+
+def test_the_proxy_of_the_environment_is_used_unless_the_host_is_excepted(
+    api: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", api.url)
+    monkeypatch.delenv("no_proxy", raising=False)
+    behind = f"http://localhost:{unused_port()}"
+    assert send(gmail(api, base_url=behind))["id"]
+    assert api.requests[0].startswith(f"POST {behind}/gmail/")
+    monkeypatch.setenv("no_proxy", "localhost")
+    assert reading(gmail(api, base_url=behind)).meaning is ErrorMeaning.NOT_NOW
 
 
 def test_a_refusal_that_asks_for_time_says_how_much(api: StandIn) -> None:

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -146,7 +147,7 @@ def test_a_missing_path_parameter_is_refused_even_without_the_check(crm: Crm, ou
         Crm.upsert.function(crm, call())
     with pytest.raises(LogicError, match="cannot be part of a path"):
         Crm.upsert.function(crm, call(), id="..")
-    with pytest.raises(LogicError, match="could not be put together"):
+    with pytest.raises(LogicError, match="could not be built"):
         Crm.charge.function(crm, call(), json={"x": object()})
     with pytest.raises(LogicError, match="expected an object"):
         Crm.order.function(crm, call(), json=[1])
@@ -292,12 +293,34 @@ def test_a_name_that_takes_too_long_to_look_up_costs_no_more_than_the_deadline(
     never.set()
 
 
+def test_name_lookups_that_hang_do_not_stop_the_lookups_of_other_hosts(
+    outside: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never, system = threading.Event(), socket.getaddrinfo
+
+    def found(host: str | bytes, *rest: Any, **more: Any) -> Any:
+        if host in ("slow.example.com", b"slow.example.com"):
+            never.wait(90)
+        return system("127.0.0.1", *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    slow, quick = Crm("http://slow.example.com"), Crm(outside.url.replace("127.0.0.1", "quick.example.com"))
+    try:
+        with ThreadPoolExecutor(20) as threads:
+            ended = list(threads.map(lambda _: reading(slow, "charge", call(seconds=0.3)).meaning, range(20)))
+        assert ended == [ErrorMeaning.NOT_NOW] * 20
+        assert do(quick, "charge")["status"] == 201
+    finally:
+        never.set()
+        quick.close_connections()
+
+
 def test_every_address_of_a_name_is_tried(outside: World, monkeypatch: pytest.MonkeyPatch) -> None:
     port = int(outside.url.rsplit(":", 1)[1])
     system = socket.getaddrinfo
 
-    def found(host: str, *rest: Any, **more: Any) -> Any:
-        if host != "two.example.com":
+    def found(host: str | bytes, *rest: Any, **more: Any) -> Any:
+        if host not in ("two.example.com", b"two.example.com"):
             return system(host, *rest, **more)
         return [*system("127.0.0.9", *rest, **more), *system("127.0.0.1", *rest, **more)]
 

@@ -1,11 +1,12 @@
 """What the connector http finds out, keeps and hides; and what it refuses to be told."""
 
+import gzip
 import multiprocessing
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -282,6 +283,55 @@ def test_an_auth_of_httpx_works_and_cookies_are_not_kept(outside: World, shops: 
     do(shop, "charge", call("k2"))
     assert outside.seen[-1].headers["authorization"] == "Basic YTpi"
     assert "cookie" not in outside.seen[-1].headers
+
+
+class Blocking(httpx.Auth):
+    """Fetches a token by code that blocks, as most libraries for OAuth do."""
+
+    def __init__(self) -> None:
+        self.began, self.over = threading.Event(), threading.Event()
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        self.began.set()
+        self.over.wait(60)
+        request.headers["authorization"] = "Bearer fetched"
+        yield request
+
+
+def test_an_auth_that_blocks_holds_up_no_other_call_and_its_time_counts(
+    outside: World, shops: Callable[..., Shop]
+) -> None:
+    auth = Blocking()
+    blocked, other = shops(outside.url, auth=auth), shops(outside.url)
+    late = call("late", seconds=0.3)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(do, blocked, "charge", late)
+        assert auth.began.wait(60)
+        assert do(other, "charge", call("other"))["status"] == 201
+        threading.Event().wait(late.remaining.total_seconds() + 0.05)
+        auth.over.set()
+        with pytest.raises(TransientError, match="Nothing was sent"):
+            waiting.result(60)
+    assert outside.times("late") == 0
+    do(blocked, "charge", call("in time"))
+    assert outside.seen[-1].headers["authorization"] == "Bearer fetched"
+
+
+def test_a_request_that_http_does_not_allow_is_refused_and_nothing_is_sent(
+    outside: World, shops: Callable[..., Shop]
+) -> None:
+    with pytest.raises(LogicError):
+        do(shops(outside.url, headers={"X Team": "a"}), "charge")
+    assert outside.seen == []
+
+
+def test_an_answer_that_was_compressed_against_our_wish_is_read(shop: Shop, outside: World) -> None:
+    plain = b'{"text": "' + b"x" * 1000 + b'"}'
+    outside.will(server.says(200, gzip.compress(plain), Content_Encoding="gzip"))
+    assert do(shop, "charge")["body"] == {"text": "x" * 1000}
+    outside.will(server.says(200, b"not gzip at all", Content_Encoding="gzip"))
+    with pytest.raises(UnclearResponseError):
+        do(shop, "charge", call("k2"))
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,19 @@
-"""Outside systems that speak HTTP: one line per operation.
+"""Connect to an outside system over HTTP, with one line per operation.
 
-A mutation carries its idempotency key in a header and is sent once: no redirect is followed, nothing is
-sent again. What became of it is found out by the read that it names as its ``lookup``. Every exchange
-ends by the deadline of its call, however slowly the other side answers.
+A mutation carries its idempotency key in a header and is sent once. The connector follows no redirect and does not
+retry. It reconciles a mutation by the read that the mutation names as its ``lookup``. Every exchange ends by the
+deadline of its call, however slowly the server answers.
 """
 
 import base64
-import os
 import ssl
 from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from string import ascii_letters, digits, punctuation
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import httpx
 from pydantic import BaseModel, SecretStr
 
 from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
@@ -25,32 +24,27 @@ from pipeline.connectors.http.answers import (
     read_response,
     response_reading,
 )
-from pipeline.connectors.http.exchange import TRANSPORT_ERRORS, BoundedTransport, Budget, deadline
+from pipeline.connectors.http.exchange import TRANSPORT_ERRORS, Connections, Exchange
 from pipeline.connectors.http.operations import HttpOperation, HttpRequest
 from pipeline.connectors.sdk import HIDDEN, Applied, Call, Connector, NotFound, Retry, Verdict
-from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, LogicError, TransientError
+from pipeline.domain.errors import HandlerError, InvalidInputError, LogicError, TransientError
 
-try:
-    import httpx
-except ImportError as error:
-    raise ImportError("The connector http needs httpx, which is not installed: pip install 'pipeline[http]'") from error
-
-
-#: Headers that are credentials, whatever they hold.
+#: Headers that always hold credentials.
 _CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
-_KEY_CHARACTERS = (ascii_letters + digits + punctuation).replace("%", "")  #: what a key may hold as it is
+#: Characters of a key that are sent as they are.
+_KEY_CHARACTERS = (ascii_letters + digits + punctuation).replace("%", "")
 
 
 class Http(Connector):
-    """A system behind a base URL. Subclasses name themselves and declare operations.
+    """A system behind a base URL. Subclasses set ``name`` and declare operations.
 
-    ``token`` is sent as a bearer token; ``auth`` is a name and a password, or an ``httpx.Auth``; ``headers``
-    go with every request, credentials among them as ``SecretStr``. ``ssl_context`` replaces the usual trust.
+    ``token`` is sent as a bearer token. ``auth`` is a name and a password, or an ``httpx.Auth``. ``headers`` are sent
+    with every request; those that are credentials must be ``SecretStr``. ``ssl_context`` replaces the default one.
     """
 
     base_url: str = ""
     key_header: str = "Idempotency-Key"
-    max_body: int = 65_536  #: bytes of an answer that are read
+    max_body: int = 65_536  #: bytes of a response body that are kept
     keep_headers: tuple[str, ...] = ("content-type", "etag", "location", "request-id", "retry-after", "x-request-id")
 
     def __init__(
@@ -63,62 +57,60 @@ class Http(Connector):
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self.base_url = _checked_url(base_url or self.base_url, type(self).__qualname__)
-        self.token, self.auth, self.ssl_context = token, auth, ssl_context
+        self.token, self.auth = token, auth
         self.headers = dict(headers or {})
-        self._clients: dict[int, httpx.Client] = {}
+        self._connections = Connections(ssl_context)
         _check_headers({**self.headers, **({"the token": token} if token else {})})
 
     def _send(self, operation: HttpOperation, call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a mutation once. Returns its result, or raises what says whether it happened."""
+        """Send a mutation once. Returns its result, or raises an error that says whether it happened."""
         key = header_key(call)
         sent = _template_values(params, key)
         request = self._fill(operation, sent)
         if operation.lookup:
-            self._fill(operation.lookup, {**sent, "query": None})  # what could not be looked for is not sent
-        answer = self._exchange(operation, request, call.ends_at, {self.key_header: key})
-        reading = response_reading(answer, operation.statuses)
+            self._fill(operation.lookup, {**sent, "query": None})  # refuses a mutation that could not be reconciled
+        response = self._exchange(operation, request, call.ends_at, {self.key_header: key})
+        reading = response_reading(response, operation.statuses)
         if reading is None:
-            return answer.result()
-        return raise_for_reading(reading, self._description(operation, answer))
+            return response.result()
+        return raise_for_reading(reading, self._description(operation, response))
 
     def _fetch(self, operation: HttpOperation, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out a read. What a mutation would be in doubt about is merely a reason to read again."""
+        """Carry out a read. An unclear response is a transient error, since a read can be repeated."""
         call = Call.within("", operation.timeout)
         try:
-            answer = self._exchange(operation, self._fill(operation, _template_values(params, "")), call.ends_at, {})
+            response = self._exchange(operation, self._fill(operation, _template_values(params, "")), call.ends_at, {})
         except UnclearResponseError as error:
             raise TransientError(str(error)) from None
-        if answer.is_success or answer.status == 404:
-            return answer.result()
-        reading, words = answer.reading, self._description(operation, answer)
+        if response.is_success or response.status == 404:
+            return response.result()
+        reading, message = response.reading, self._description(operation, response)
         if reading.meaning is ErrorMeaning.UNKNOWN:
             reading = ErrorReading(meaning=ErrorMeaning.NOT_NOW, after=reading.after)
-        return raise_for_reading(reading, words)
+        return raise_for_reading(reading, message)
 
     def _reconcile(self, operation: HttpOperation, call: Call, params: Mapping[str, Any]) -> Verdict:
-        """Find out what became of a mutation, by its lookup. Whatever is no clear answer is none."""
+        """Reconcile a mutation by its lookup. A response that is not clear means: ask again."""
         lookup = operation.lookup
         assert lookup is not None
         sent = _template_values(params, header_key(call))
         try:
-            request = replace(self._fill(lookup, {**sent, "query": None}), json=None)  # what was sent is not sent again
-            answer = self._exchange(lookup, request, call.ends_at, {})
+            request = replace(self._fill(lookup, {**sent, "query": None}), json=None)  # never the mutation's body
+            response = self._exchange(lookup, request, call.ends_at, {})
         except (HandlerError, UnclearResponseError) as error:
             return Retry(str(error))
-        if answer.status == 404 and (answer.body in (None, "") or not isinstance(answer.body, str)):
+        if response.status == 404 and (response.body in (None, "") or not isinstance(response.body, str)):
             return NotFound(f"{lookup.template.request_line} answered 404")
-        if not answer.is_success:
-            return Retry(self._description(lookup, answer), after=answer.reading.after)
-        return _verdict(operation, answer, sent)
+        if not response.is_success:
+            return Retry(self._description(lookup, response), after=response.reading.after)
+        return _verdict(operation, response, sent)
 
     def close_connections(self) -> None:
         """Close the connections of this process. The next call opens new ones."""
-        client = self._clients.pop(os.getpid(), None)
-        if client is not None:
-            client.close()
+        self._connections.close()
 
     def scrub(self, text: str) -> str:
-        """Words without this connector's credentials, also those in headers."""
+        """The text without this connector's credentials, including those in headers."""
         for secret in self._secrets():
             text = text.replace(secret, HIDDEN)
         return super().scrub(text)
@@ -141,56 +133,39 @@ class Http(Connector):
         self, operation: HttpOperation, request: HttpRequest, ends_at: float, headers: Mapping[str, str]
     ) -> HttpResponse:
         what = f"{self.name}.{operation.name or 'lookup'}: {operation.template.request_line}"
-        client = self._client()
-        try:
-            body = {} if request.json is None else {"json": request.json}
-            made = client.build_request(
-                request.method, self.base_url + request.path, params=request.query or None, headers=headers, **body
-            )
-        except (TypeError, ValueError, httpx.InvalidURL) as error:
-            raise LogicError(self.scrub(f"{what} could not be put together: {error}")) from None
-        with deadline(ends_at) as budget:
+        exchange = Exchange(self._connections, ends_at, self.max_body)
+        with self._client(exchange) as client:
             try:
-                response = client.send(made, stream=True)
-                try:
-                    return read_response(response, keep=self.keep_headers, limit=self.max_body)
-                finally:
-                    response.close()
+                body = {} if request.json is None else {"json": request.json}
+                made = client.build_request(
+                    request.method, self.base_url + request.path, params=request.query or None, headers=headers, **body
+                )
+            except (TypeError, ValueError, httpx.InvalidURL) as error:
+                raise LogicError(self.scrub(f"{what} could not be built: {error}")) from None
+            try:
+                return read_response(client.send(made), keep=self.keep_headers, limit=self.max_body)
             except TRANSPORT_ERRORS as error:
-                raise _no_response_error(
-                    budget, error, self.scrub(f"{what}: {type(error).__name__}: {error}")
-                ) from None
+                message = f"{what}: {type(error).__name__}: {error}".removesuffix(": ")
+                raise exchange.failure(error, self.scrub(message)) from None
 
-    def _client(self) -> httpx.Client:
-        """The client of this process. One from before a fork is left alone: its sockets are the parent's."""
-        pid = os.getpid()
-        return self._clients.get(pid) or self._clients.setdefault(pid, self._new_client())
-
-    def _new_client(self) -> httpx.Client:
+    def _client(self, exchange: Exchange) -> httpx.Client:
+        """A client for one call, so that the next call gets none of its cookies."""
         headers = {"Accept": "application/json, */*;q=0.5", "Accept-Encoding": "identity"}
         headers |= {name: _reveal(value) for name, value in self.headers.items()}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token.get_secret_value()}"
         auth = (self.auth[0], self.auth[1].get_secret_value()) if isinstance(self.auth, tuple) else self.auth
-        return httpx.Client(
-            transport=BoundedTransport(self.ssl_context or httpx.create_ssl_context(trust_env=False)),
-            headers=headers,
-            auth=auth,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # one call leaves nothing behind for the next
-            timeout=None,  # noqa: S113 - the transport bounds every step by the call's deadline
-            trust_env=False,
-            follow_redirects=False,
-        )
+        return httpx.Client(transport=exchange, headers=headers, auth=auth, trust_env=False)
 
-    def _description(self, operation: HttpOperation, answer: HttpResponse) -> str:
-        """What was answered. The body is left out where the operation hides something: it may repeat it."""
-        said = "" if operation.redact else answer.snippet()
+    def _description(self, operation: HttpOperation, response: HttpResponse) -> str:
+        """Describe a response. The body is left out if the operation redacts anything, since it may repeat that."""
+        body = "" if operation.redact else response.snippet()
         name = f"{self.name}.{operation.name}: " if operation.name else ""
-        return self.scrub(f"{name}{operation.template.request_line} answered {answer.status}{said}.")
+        return self.scrub(f"{name}{operation.template.request_line} answered {response.status}{body}.")
 
 
 def header_key(call: Call) -> str:
-    """The idempotency key as every header can carry it; what is not plain is quoted."""
+    """The idempotency key for a header. Characters that a header cannot carry are percent-encoded."""
     return quote(call.idempotency_key, safe=_KEY_CHARACTERS)
 
 
@@ -200,40 +175,29 @@ def _template_values(params: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {**params, "json": body, "key": key}
 
 
-def _verdict(operation: HttpOperation, answer: HttpResponse, sent: Mapping[str, Any]) -> Verdict:
-    """What a lookup that was answered says. Only what ``found`` accepts, or a single thing, was found."""
+def _verdict(operation: HttpOperation, response: HttpResponse, sent: Mapping[str, Any]) -> Verdict:
+    """The verdict of a lookup that was answered. Found is what ``found`` returns, or else a single object."""
     assert operation.lookup is not None
     line = operation.lookup.template.request_line
     if operation.found is None:
-        if answer.status != 200 or not isinstance(answer.body, dict) or not answer.body:
-            return Retry(f"{line} answered {answer.status} without one thing in it; expected one, or found= to pick it")
-        return Applied(answer.result())
-    if answer.is_truncated:
-        return Retry(f"{line} answered more than can be looked through; expected a narrower lookup")
+        if response.status != 200 or not isinstance(response.body, dict) or not response.body:
+            return Retry(f"{line} answered {response.status} without one object; expected one, or found= to pick it")
+        return Applied(response.result())
+    if response.is_truncated:
+        return Retry(f"{line} answered more than max_body bytes; expected a narrower lookup")
     try:
-        found = operation.found(answer.body, sent)
-        is_empty = not found or isinstance(found, Iterator | Awaitable)  # those are true, and may hold nothing
-    except Exception as error:  # noqa: BLE001 - a lookup that breaks has not found out anything
+        found = operation.found(response.body, sent)
+        is_empty = not found or isinstance(found, Iterator | Awaitable)  # these are always true, and may be empty
+    except Exception as error:  # noqa: BLE001 - a lookup that fails proves nothing
         return Retry(f"found= of {operation.name} could not read the answer to {line}: {type(error).__name__}")
     if found is not None and is_empty:
         kind = type(found).__name__
         return Retry(f"found= of {operation.name} gave an empty {kind}; expected what was found, or None")
-    return NotFound(f"{line} does not have it") if found is None else Applied({**answer.result(), "body": found})
-
-
-def _no_response_error(budget: Budget, error: BaseException, words: str) -> Exception:
-    """What to raise when no whole answer came. Until the first byte was sent, nothing can have happened."""
-    if budget.has_sent:
-        return UnclearResponseError(f"{words}. It was sent, and may or may not have been carried out.")
-    if any(isinstance(each, ssl.SSLCertVerificationError) for each in (error, *error.args)):
-        return AuthError(f"{words}. Nothing was sent: the server's certificate is not trusted.")
-    if type(error).__name__ == "LocalProtocolError":
-        return LogicError("The request cannot be put on the line; expected plain headers and a length that fits.")
-    return TransientError(f"{words}. Nothing was sent.")
+    return NotFound(f"{line} does not have it") if found is None else Applied({**response.result(), "body": found})
 
 
 def _checked_url(url: str, owner: str) -> str:
-    """A base URL that says everything it must and nothing it must not. It is not repeated: it may hold a password."""
+    """Check a base URL. The URL is not part of the errors if it may hold a password."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -1,187 +1,131 @@
-"""Sockets that keep one deadline for a whole exchange, whatever the other side does.
+"""One exchange over HTTP that ends by the deadline of its call.
 
-httpx bounds each read and each write by itself, so a server that sends a byte now and then is waited
-for without end. Here every step of an exchange, from the name lookup to the last byte of the body,
-gets what is left of the same time, and nothing is sent once none is left.
+The timeouts of httpx bound each read and each write by itself, so a server may drip bytes without end. Here
+``asyncio.timeout`` bounds the whole exchange: the name lookup, the connection, the request and the response.
 """
 
-import ipaddress
-import socket
+import asyncio
 import ssl
-import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from queue import Empty, SimpleQueue
+from functools import cached_property
 from typing import Any
 
 import httpcore
 import httpx
 
-#: What can go wrong between two sockets, whichever layer says it.
-TRANSPORT_ERRORS = (
-    httpx.HTTPError,
-    httpcore.NetworkError,
-    httpcore.ProtocolError,
-    httpcore.ProxyError,
-    httpcore.TimeoutException,
-    httpcore.UnsupportedProtocol,
-    OSError,
-)
-_CHUNK = 8192  #: small enough for a socket that can be written to at all to take it at once
-_IDLE = 20, 5.0  #: connections kept for the next call, and seconds
+from pipeline.connectors.event_loop import ProcessLoop, await_result
+from pipeline.connectors.http.answers import UnclearResponseError
+from pipeline.domain.errors import AuthError, LogicError, TransientError
+
+TRANSPORT_ERRORS = (httpx.HTTPError, OSError)  #: errors of an exchange; a timeout is an OSError
+_IDLE = 20, 5.0  #: connections kept for the next call, and for how many seconds
+#: No connector's code runs in this loop, so none can block it.
+_LOOP = ProcessLoop("pipeline-http")
 
 
-class Budget:
-    """How long an exchange may still take, and whether any byte of it has been handed to a socket."""
+class Connections:
+    """The connections of one connector. They belong to an event loop, so a forked process opens its own."""
 
-    def __init__(self, ends_at: float) -> None:
-        self.ends_at, self.has_sent = ends_at, False
+    def __init__(
+        self,
+        ssl_context: ssl.SSLContext | None = None,
+        *,
+        trust_env: bool = False,
+        proxy: str | None = None,
+        keep: bool = True,
+    ) -> None:
+        self._ssl_context, self._trust_env, self._proxy, self._keep = ssl_context, trust_env, proxy, keep
+        self._transports: dict[asyncio.AbstractEventLoop, httpx.AsyncHTTPTransport] = {}
 
-    def seconds_left(self, late: type[Exception]) -> float:
-        """Seconds that are left; raises this error when none are."""
-        seconds = self.ends_at - time.monotonic()
+    def transport(self) -> httpx.AsyncHTTPTransport:
+        """The transport of the running loop. It never retries. If no connection is free, it opens one."""
+        loop, (count, seconds) = asyncio.get_running_loop(), _IDLE
+        if loop not in self._transports:
+            limits = httpx.Limits(max_keepalive_connections=count if self._keep else 0, keepalive_expiry=seconds)
+            self._transports[loop] = httpx.AsyncHTTPTransport(self.ssl_context, limits=limits, proxy=self._proxy)
+        return self._transports[loop]
+
+    @cached_property
+    def ssl_context(self) -> ssl.SSLContext:
+        """The TLS settings. Reading the trusted certificates takes a while, so the thread of a call does it."""
+        return self._ssl_context or httpx.create_ssl_context(trust_env=self._trust_env)
+
+    def close(self) -> None:
+        """Close the connections of this process. The next exchange opens new ones."""
+        await_result(self._close(), loop=_LOOP)
+
+    async def _close(self) -> None:
+        transport = self._transports.pop(asyncio.get_running_loop(), None)
+        if transport is not None:
+            await transport.aclose()
+
+
+class Exchange(httpx.BaseTransport):
+    """The transport of one call. The client, and with it any ``httpx.Auth``, runs in the thread of the call."""
+
+    def __init__(self, connections: Connections, ends_at: float, max_bytes: int) -> None:
+        self._connections, self._ends_at, self._max_bytes = connections, ends_at, max_bytes
+        self._sent = 0
+        self._opening: httpcore.AsyncNetworkStream | None = None
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request within the time that is left. Reading stops after ``max_bytes`` bytes of the body."""
+        _ = self._connections.ssl_context  # not in the loop
+        return await_result(self._exchange(request), loop=_LOOP)  # type: ignore[no-any-return]
+
+    def failure(self, error: BaseException, message: str) -> Exception:
+        """The error for an exchange without a whole response. Before the first byte was sent, nothing happened."""
+        if self._sent:
+            return UnclearResponseError(f"{message}. It was sent, and may or may not have been carried out.")
+        if _is_untrusted(error):
+            return AuthError(f"{message}. Nothing was sent: the server's certificate is not trusted.")
+        if isinstance(error, httpx.LocalProtocolError):
+            return LogicError(f"{message}. Nothing was sent: HTTP does not allow such a request.")
+        return TransientError(f"{message}. Nothing was sent.")
+
+    async def _exchange(self, request: httpx.Request) -> httpx.Response:
+        request.extensions = {"trace": self._trace}  # without the timeouts of httpx
+        try:
+            async with asyncio.timeout(self._seconds_left()):
+                response = await self._connections.transport().handle_async_request(request)
+                return await self._read(response)
+        finally:
+            if self._opening is not None:  # httpcore does not close a connection that is cancelled in its handshake
+                await self._opening.aclose()
+
+    async def _read(self, response: httpx.Response) -> httpx.Response:
+        body = bytearray()
+        try:
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > self._max_bytes:
+                    break
+        finally:
+            await response.aclose()
+        headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
+        return httpx.Response(response.status_code, headers=headers, content=bytes(body))
+
+    async def _trace(self, event: str, info: dict[str, Any]) -> None:
+        """Follow the steps of an exchange. httpcore calls this before and after each of them."""
+        match event.split(".")[1:]:
+            case ["connect_tcp" | "start_tls", "complete"]:
+                self._opening = info["return_value"]
+            case ["send_request_headers", "started"]:
+                self._opening = None  # from here on the pool owns it
+                self._seconds_left()
+                self._sent += 1
+            case ["send_request_headers", "failed"] if isinstance(info["exception"], httpcore.LocalProtocolError):
+                self._sent -= 1  # refused before anything was written
+
+    def _seconds_left(self) -> float:
+        seconds = self._ends_at - time.monotonic()
         if seconds <= 0:
-            raise late("the time for this call is over")
+            raise TimeoutError("the time for this call is over")
         return seconds
 
 
-_BUDGET: ContextVar[Budget] = ContextVar("budget")
-
-
-@contextmanager
-def deadline(ends_at: float) -> Iterator[Budget]:
-    """Let every exchange inside this block end by then, on the monotonic clock."""
-    budget = Budget(ends_at)
-    token = _BUDGET.set(budget)
-    try:
-        yield budget
-    finally:
-        _BUDGET.reset(token)
-
-
-class BoundedStream(httpcore.NetworkStream):
-    """A connection that gives each read and write only what is left. Kept connections serve many budgets."""
-
-    def __init__(self, inner: httpcore.NetworkStream) -> None:
-        self.inner = inner
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002 - the budget decides
-        return self.inner.read(max_bytes, _BUDGET.get().seconds_left(httpcore.ReadTimeout))
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002 - the budget decides
-        budget = _BUDGET.get()
-        for start in range(0, len(buffer), _CHUNK):
-            left = budget.seconds_left(httpcore.WriteTimeout)
-            budget.has_sent = True  # before the write: one that fails may have sent a part
-            self.inner.write(buffer[start : start + _CHUNK], left)
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ARG002 - the budget decides
-    ) -> httpcore.NetworkStream:
-        left = _BUDGET.get().seconds_left(httpcore.ConnectTimeout)
-        return BoundedStream(self.inner.start_tls(ssl_context, server_hostname, left))
-
-    def get_extra_info(self, info: str) -> Any:
-        return self.inner.get_extra_info(info)
-
-
-class BoundedBackend(httpcore.NetworkBackend):
-    """Makes connections within the budget: looking up the name counts, and all addresses share what is left."""
-
-    def __init__(self) -> None:
-        self.inner = httpcore.SyncBackend()
-
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ARG002 - the budget decides
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.NetworkStream:
-        budget = _BUDGET.get()
-        waiting = _addresses(host, port, budget.seconds_left(httpcore.ConnectTimeout))
-        while True:
-            share = budget.seconds_left(httpcore.ConnectTimeout) / len(waiting)
-            try:
-                made = self.inner.connect_tcp(waiting.pop(0), port, share, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout):
-                if not waiting:
-                    raise
-            else:
-                return BoundedStream(made)
-
-
-class BoundedTransport(httpx.BaseTransport):
-    """What httpx sends through. It never sends anything twice, and waits for no free connection: it makes one."""
-
-    def __init__(self, ssl_context: ssl.SSLContext) -> None:
-        kept, seconds = _IDLE
-        self.pool = httpcore.ConnectionPool(
-            ssl_context=ssl_context,
-            max_connections=None,
-            max_keepalive_connections=kept,
-            keepalive_expiry=seconds,
-            network_backend=BoundedBackend(),
-        )
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        url = request.url
-        assert isinstance(request.stream, httpx.SyncByteStream)
-        answer = self.pool.handle_request(
-            httpcore.Request(
-                method=request.method,
-                url=httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
-                headers=request.headers.raw,
-                content=request.stream,
-            )
-        )
-        return httpx.Response(answer.status, headers=answer.headers, stream=_Body(answer))
-
-    def close(self) -> None:
-        self.pool.close()
-
-
-class _Body(httpx.SyncByteStream):
-    def __init__(self, answer: httpcore.Response) -> None:
-        self.response = answer
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self.response.iter_stream()
-
-    def close(self) -> None:
-        self.response.close()
-
-
-def _addresses(host: str, port: int, left: float) -> list[str]:
-    """Where a name leads. The system's lookup cannot be stopped, so it is left behind when it takes too long."""
-    try:
-        return [str(ipaddress.ip_address(host))]
-    except ValueError:
-        pass
-    found: SimpleQueue[list[str] | OSError] = SimpleQueue()
-    threading.Thread(target=_resolve_host, args=(host, port, found), name="pipeline-lookup", daemon=True).start()
-    try:
-        answer = found.get(timeout=left)
-    except Empty:
-        raise httpcore.ConnectTimeout(f"the name {host} was not found in time") from None
-    if isinstance(answer, OSError) or not answer:
-        raise httpcore.ConnectError(f"the name {host} was not found: {answer or 'it has no address'}")
-    return answer
-
-
-def _resolve_host(host: str, port: int, found: SimpleQueue[list[str] | OSError]) -> None:
-    try:
-        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        found.put(error if isinstance(error, OSError) else OSError(str(error)))
-    else:
-        found.put(list(dict.fromkeys(str(info[4][0]) for info in infos)))
+def _is_untrusted(error: BaseException | None) -> bool:
+    """Whether an error comes from a certificate that is not trusted."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__  # httpcore clears the cause of its errors
+    return error is not None
