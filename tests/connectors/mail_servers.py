@@ -299,6 +299,26 @@ def silent(connection: socket.socket) -> None:
         pass
 
 
+def unencrypted_smtp(connection: socket.socket) -> None:
+    """An SMTP server that agrees to STARTTLS and then says nothing."""
+    connection.sendall(b"220 ready\r\n")
+    for line in connection.makefile("rb"):
+        connection.sendall(b"250-here\r\n250 STARTTLS\r\n" if line.startswith(b"ehlo") else b"220 go ahead\r\n")
+        if line.startswith(b"STARTTLS"):
+            silent(connection)
+
+
+def unencrypted_imap(connection: socket.socket) -> None:
+    """An IMAP server that agrees to STARTTLS and then says nothing."""
+    connection.sendall(b"* OK ready\r\n")
+    for line in connection.makefile("rb"):
+        tag, command = line.split()[:2]
+        known = b"* CAPABILITY IMAP4rev1 STARTTLS\r\n" if command == b"CAPABILITY" else b""
+        connection.sendall(known + tag + b" OK done\r\n")
+        if command == b"STARTTLS":
+            silent(connection)
+
+
 def wordless(connection: socket.socket) -> None:
     """An IMAP server that says yes to everything, and no more."""
     connection.sendall(b"* OK ready\r\n")

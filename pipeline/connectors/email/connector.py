@@ -1,8 +1,8 @@
-"""Mail over SMTP, and where there is a folder of sent mail, a look into it.
+"""Send mail over SMTP, and reconcile by the folder of sent mail if there is one.
 
-``Email`` hands a mail to a server and believes its answer; without an answer nobody can be asked.
-``EmailWithSent`` looks for the mail in the folder of sent mail by its Message-ID. A copy proves that it was
-sent. That there is none proves something only where the server files copies by itself.
+``Email`` relies on the reply of the SMTP server. Without a reply the outcome stays unknown.
+``EmailWithSent`` searches the folder of sent mail for the Message-ID. A copy proves that the mail was sent. A missing
+copy proves that it was not sent only if the server files copies by itself.
 """
 
 import logging
@@ -24,20 +24,20 @@ from pipeline.domain.errors import InvalidInputError
 log = logging.getLogger(__name__)
 
 _PORTS = {Tls.STARTTLS: 587, Tls.IMPLICIT: 465, Tls.NONE: 25}
-_LONGEST_FILING = 10.0  #: seconds; a copy is not worth more
+_LONGEST_FILING = 10.0  #: seconds for filing a copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smtp:
-    """The server that takes mail."""
+    """The SMTP server."""
 
     host: str
-    port: int | None = None  #: by default 587, 465 or 25, as TLS is used
+    port: int | None = None  #: by default 587, 465 or 25, depending on tls
     tls: TlsMode = Tls.STARTTLS
     ca_file: str | None = None  #: certificates to trust instead of the system's
 
     def __post_init__(self) -> None:
-        _ = self.server  # refuses what cannot be a server
+        _ = self.server  # refuses an address that cannot be used
 
     @property
     def server(self) -> ServerAddress:
@@ -46,7 +46,7 @@ class Smtp:
 
 
 class Email(mail.Mailer):
-    """Mail through an SMTP server. An unknown outcome is a question for a person: grade D."""
+    """Mail through an SMTP server. An operator resolves unknown outcomes: grade D."""
 
     def __init__(
         self,
@@ -69,29 +69,31 @@ class Email(mail.Mailer):
     send = mutation(shows=mail.SHOWS, redact=mail.REDACT)(mail.send)
 
     def deliver(self, call: Call, message: mail.MailMessage) -> dict[str, Any]:
-        """Hand the letter to the server: all recipients or none. The result says what it answered."""
+        """Send the mail to all recipients or to none. The result has the server's reply."""
         return self._deliver_encoded(call, message, self._encode(call, message))
 
-    def _encode(self, call: Call, letter: mail.MailMessage) -> bytes:
-        return mail.encode_message(letter, call, sender=self.sender, domain=self.sender.domain)
+    def _encode(self, call: Call, message: mail.MailMessage) -> bytes:
+        return mail.encode_message(message, call, sender=self.sender, domain=self.sender.domain)
 
-    def _deliver_encoded(self, call: Call, letter: mail.MailMessage, raw: bytes) -> dict[str, Any]:
-        def hide(words: str) -> str:
-            for address in letter.bcc_only:
-                words = re.sub(re.escape(address), HIDDEN, words, flags=re.IGNORECASE)
-            return self.scrub(words)
+    def _deliver_encoded(self, call: Call, message: mail.MailMessage, raw: bytes) -> dict[str, Any]:
+        def redact(text: str) -> str:
+            for address in message.bcc_only:
+                text = re.sub(re.escape(address), HIDDEN, text, flags=re.IGNORECASE)
+            return self.scrub(text)
 
-        envelope = Envelope(sender=self.sender.address, recipients=letter.recipients, raw=raw, bcc_only=letter.bcc_only)
-        reply = deliver(self.server, self._login, envelope, call, hide)
+        envelope = Envelope(
+            sender=self.sender.address, recipients=message.recipients, raw=raw, bcc_only=message.bcc_only
+        )
+        reply = deliver(self.server, self._login, envelope, call, redact)
         return {"message_id": mail.message_id(call.idempotency_key, self.sender.domain), "reply": reply}
 
 
 class EmailWithSent(Email):
-    """Mail through an SMTP server, looked for in the folder of sent mail when the outcome is unknown: grade B.
+    """Mail through an SMTP server. Reconciles by the folder of sent mail: grade B.
 
-    With ``file_sent`` the connector files the copy itself, once the server has taken the mail. A process
-    that dies in between leaves a sent mail without a copy, so a missing copy then proves nothing: it is
-    asked again, and in the end a person is. Without ``file_sent`` the server must file copies by itself.
+    With ``file_sent`` the connector files the copy itself, after the server has accepted the mail. A process that dies
+    in between leaves a sent mail without a copy. So a missing copy proves nothing: the connector is asked again, and in
+    the end an operator resolves the outcome. Without ``file_sent`` the server must file copies by itself.
     """
 
     def __init__(  # noqa: PLR0913 - settings, given by name
@@ -107,18 +109,18 @@ class EmailWithSent(Email):
     ) -> None:
         super().__init__(smtp=smtp, sender=sender, username=username, password=password, name=name)
         self.sent, self.file_sent = sent, file_sent
-        self.sent_password = sent.password  # here too, so that words are scrubbed of it
+        self.sent_password = sent.password  # here too, so that messages are scrubbed of it
 
     send = mutation(shows=mail.SHOWS, redact=mail.REDACT, settle=timedelta(minutes=2))(mail.send)
 
     def deliver(self, call: Call, message: mail.MailMessage) -> dict[str, Any]:
-        """Hand the letter to the server, then file a copy where that is ours to do."""
+        """Send the mail, then file a copy if ``file_sent`` is set."""
         raw = self._encode(call, message)
         result = self._deliver_encoded(call, message, raw)
         return result | {"filed": self._file(call, raw)} if self.file_sent else result
 
     def _file(self, call: Call, raw: bytes) -> bool:
-        """File a copy, if it can be done in part of the time that is left. The mail is sent either way."""
+        """File a copy within part of the time that is left. The mail is sent in any case."""
         ends_at = time.monotonic() + min(_LONGEST_FILING, call.remaining.total_seconds() / 2)
         try:
             self.sent.file(raw, ends_at)
@@ -129,7 +131,7 @@ class EmailWithSent(Email):
 
     @send.reconcile
     def find_sent(self, call: Call, **_: Any) -> Verdict:
-        """Look for the copy. One proves that the mail was sent; none proves something only if the server files."""
+        """Search for the copy. A missing copy counts as evidence only if the server files copies."""
         try:
             is_there = self.sent.has_message(mail.local_id(call.idempotency_key), call.ends_at)
         except SentFolderError as error:

@@ -1,4 +1,4 @@
-"""The folder with the copies of what was sent: filing one, and looking for one by its Message-ID."""
+"""The folder of sent mail: file a copy, and search for one by its Message-ID."""
 
 import base64
 import contextlib
@@ -10,28 +10,21 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from pipeline.connectors.email.sockets import (
-    BoundedSocket,
-    ServerAddress,
-    Tls,
-    TlsMode,
-    checked_login,
-    open_socket,
-    tls_context,
-)
+from pipeline.connectors.email.sockets import ServerAddress, Tls, TlsMode, checked_login, open_socket, tls_context
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.text import single_line
 
 _PORTS = {Tls.IMPLICIT: 993, Tls.STARTTLS: 143, Tls.NONE: 143}
 _ATOM = re.compile(r"[\w@.+-]+", re.ASCII)
 
 
 class SentFolderError(Exception):
-    """The folder could not be read or written; says why, and nothing about the mail."""
+    """The folder could not be read or written. This says nothing about the mail itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imap:
-    """Where copies of sent mail are, and how to get there."""
+    """The IMAP server and the folder with copies of sent mail."""
 
     host: str
     username: str
@@ -52,7 +45,7 @@ class Imap:
         return ServerAddress.create(self.host, self.port, self.tls, self.ca_file, ports=_PORTS)
 
     def file(self, raw: bytes, ends_at: float) -> None:
-        """Put a copy into the folder."""
+        """File a copy in the folder."""
         with _session(self, ends_at) as client:
             _require_ok(
                 client.append(_encode_folder(self.folder), r"(\Seen)", "", raw), f"cannot file into {self.folder!r}"
@@ -69,7 +62,7 @@ class Imap:
 
 
 class _ImapClient(imaplib.IMAP4):
-    """A dialogue that ends in time."""
+    """An IMAP session that ends by the deadline."""
 
     def __init__(self, place: ServerAddress, ends_at: float) -> None:
         self.server, self.ends_at = place, ends_at
@@ -86,12 +79,12 @@ class _ImapClient(imaplib.IMAP4):
 
 @contextlib.contextmanager
 def _session(imap: Imap, ends_at: float) -> Iterator[_ImapClient]:
-    """A dialogue after its login. Whatever goes wrong in it is one kind of error, without secrets."""
+    """Open a session and log in. All errors become SentFolderError, without secrets."""
     try:
         client = _ImapClient(imap.server, ends_at)
         try:
             if imap.server.tls is Tls.STARTTLS:
-                _encrypt(client)
+                client.starttls(ssl_context=tls_context(imap.server, ends_at))
             _log_in(client, imap)
             yield client
         finally:
@@ -99,13 +92,13 @@ def _session(imap: Imap, ends_at: float) -> Iterator[_ImapClient]:
     except SentFolderError as error:
         raise SentFolderError(f"{imap.server} {error}") from None
     except imaplib.IMAP4.error as error:
-        raise SentFolderError(f"{imap.server} refused: {_one_line(error.args[0] if error.args else '')}") from None
+        raise SentFolderError(f"{imap.server} refused: {single_line(error.args[0] if error.args else '')}") from None
     except (OSError, ValueError) as error:
-        raise SentFolderError(f"{imap.server} could not be spoken to ({type(error).__name__})") from None
+        raise SentFolderError(f"{imap.server} could not be used ({type(error).__name__})") from None
 
 
 def _log_in(client: _ImapClient, imap: Imap) -> None:
-    """Show who we are. Words of the server are not repeated here, for some repeat what was sent."""
+    """Log in. The server's reply is not repeated in errors, since it may contain the password."""
     name = imap.username if _ATOM.fullmatch(imap.username) else _quote(imap.username)
     try:
         client.login(name, imap.password.get_secret_value())
@@ -115,22 +108,11 @@ def _log_in(client: _ImapClient, imap: Imap) -> None:
         raise SentFolderError("does not accept the login") from None
 
 
-def _encrypt(client: _ImapClient) -> None:
-    if isinstance(client.sock, BoundedSocket):
-        client.sock.settimeout(client.sock.seconds_left())
-    client.starttls(ssl_context=tls_context(client.server, client.ends_at))
-
-
 def _require_ok(answer: tuple[str, list[Any]], otherwise: str) -> list[Any]:
     kind, data = answer
     if kind != "OK":
-        raise SentFolderError(f"{otherwise}: {_one_line(data[0] if data else '')}")
+        raise SentFolderError(f"{otherwise}: {single_line(data[0] if data else '')}")
     return data
-
-
-def _one_line(said: object) -> str:
-    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-    return " ".join("".join(each if each.isprintable() else " " for each in text).split())[:200]
 
 
 def _quote(text: str) -> str:
@@ -138,7 +120,7 @@ def _quote(text: str) -> str:
 
 
 def _encode_folder(name: str) -> str:
-    """The name of a folder as IMAP writes it: runs beyond ASCII in a base64 of their own."""
+    """The name of a folder in IMAP's encoding: parts beyond ASCII in modified base64."""
 
     def run(found: re.Match[str]) -> str:
         packed = base64.b64encode(found[0].encode("utf-16-be")).rstrip(b"=").decode().replace("/", ",")

@@ -1,7 +1,7 @@
-"""What a mail is made of: checked addresses and headers, and the bytes that travel. One home for every mail connector.
+"""Check the parts of a mail and write it as bytes, for every mail connector.
 
-A mail's Message-ID is made from the idempotency key alone, so whoever looks for the mail later knows what
-to look for without having seen it. Nothing that could start a new header line gets into a header.
+The Message-ID is made from the idempotency key alone. So a reconcile knows the Message-ID without the mail. Text that
+could start a new header line is refused.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ _LOCAL = re.compile(r"[\w!#$%&'*+/=?^`{|}~-]+(\.[\w!#$%&'*+/=?^`{|}~-]+)*")
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+( [A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,70}")
-_MAX_WORD = 900  #: a line of a mail may have 998 characters, and a word cannot be broken
+_MAX_WORD = 900  #: characters; a line may have 998, and a word cannot be split
 _ADDRESS_HEADERS = {"from", "sender", "to", "cc", "bcc", "reply-to", "return-path"}
 _RESERVED_HEADERS = _ADDRESS_HEADERS | {"subject", "date", "message-id", "received", "mime-version", KEY_HEADER.lower()}
-_CONTENT = SMTP.clone(cte_type="7bit")  # every server takes seven bits
+_CONTENT = SMTP.clone(cte_type="7bit")  # every server accepts seven bits
 
 
 def require_one_line(text: str) -> str:
-    """The text, if it can stand in a header. Anything that some program takes for a line break is refused."""
+    """Refuse text that a header cannot carry. Every kind of line break is refused."""
     for character in text:
         if unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs") and character != "\t":
             raise ValueError(
@@ -51,12 +51,12 @@ class Mailbox:
     """A mail address with the name shown beside it."""
 
     local: str
-    domain: str  #: in ASCII, whatever it was written in
+    domain: str  #: in ASCII, with IDNA if needed
     name: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The one address in the text. Refuses what mail servers would, without repeating it: it may be hidden."""
+        """Parse a single address. Errors do not repeat it, since it may be in bcc."""
         named = _NAMED.fullmatch(require_one_line(text).strip())
         name, spec = (named["name"], named["spec"]) if named else ("", text.strip())
         local, at, domain = spec.rpartition("@")
@@ -66,12 +66,12 @@ class Mailbox:
 
     @property
     def address(self) -> str:
-        """The bare address, as a mail server takes it."""
+        """The bare address, as SMTP sends it."""
         return f"{self.local}@{self.domain}"
 
     @property
     def header(self) -> str:
-        """The address as it stands in a header."""
+        """The address as a header has it."""
         if not self.name:
             return self.address
         if not self.name.isascii() or "=?" in self.name or len(self.name) > 60:
@@ -100,12 +100,12 @@ def _unquote(name: str) -> str:
 
 
 def parse_addresses(value: Iterable[str] | str | None) -> tuple[Mailbox, ...]:
-    """Every address, whether one was given or several."""
+    """Parse one address or a list of them."""
     return tuple(Mailbox.parse(each) for each in ([value] if isinstance(value, str) else value or ()))
 
 
 def _checked_addresses(value: Any) -> Any:
-    """The value as it was given, if it is an address or a list of them."""
+    """Return the value if it is an address or a list of addresses."""
     several = [value] if isinstance(value, str) else value
     if not isinstance(several, list | tuple) or not all(isinstance(each, str) for each in several):
         raise ValueError("expected a mail address or a list of them")
@@ -119,12 +119,12 @@ def _checked_addresses(value: Any) -> Any:
 
 def _require_recipient(value: list[str] | str) -> list[str] | str:
     if not value:
-        raise ValueError("there is nobody in it; expected at least one mail address")
+        raise ValueError("it is empty; expected at least one mail address")
     return value
 
 
 def checked_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Further headers, if they are none of those that the connector writes itself."""
+    """Check further headers. Those that the connector writes itself are refused."""
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a header; expected letters, digits and hyphens")
@@ -145,7 +145,7 @@ Headers = Annotated[dict[str, str], AfterValidator(checked_headers)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MailMessage:
-    """What is to be said, and to whom."""
+    """A mail before it is written: recipients, subject, text and headers."""
 
     to: tuple[Mailbox, ...]
     subject: str
@@ -158,17 +158,17 @@ class MailMessage:
 
     @property
     def recipients(self) -> tuple[str, ...]:
-        """Everybody who gets it, once each."""
+        """Every recipient once."""
         return tuple(dict.fromkeys(each.address for each in (*self.to, *self.cc, *self.bcc)))
 
     @property
     def bcc_only(self) -> frozenset[str]:
-        """Who gets it without anybody being told."""
+        """The recipients that only ``bcc`` names."""
         return frozenset(each.address for each in self.bcc) - {each.address for each in (*self.to, *self.cc)}
 
 
 def message_id(key: str, domain: str) -> str:
-    """The Message-ID of the mail with this idempotency key: the same however often it is asked for."""
+    """The Message-ID for an idempotency key. It is always the same for one key."""
     return f"<{local_id(key)}@{domain}>"
 
 
@@ -180,19 +180,19 @@ def local_id(key: str) -> str:
 def encode_message(
     message: MailMessage, call: Call, *, sender: Mailbox | None, domain: str, include_bcc: bool = False
 ) -> bytes:
-    """The whole mail as it travels. Who is in ``bcc`` is in it only where the server takes its recipients from there.
+    """Write the mail as bytes. Set ``include_bcc`` only if the server reads the recipients from the headers.
 
-    The date is this machine's, as on any mail: nothing is decided by it.
+    The date is by this machine's clock. No decision depends on it.
     """
     with _translate_value_errors("mail"):
-        return _header_block(message, call, sender=sender, domain=domain, shows_bcc=include_bcc) + _content(
+        return _header_block(message, call, sender=sender, domain=domain, include_bcc=include_bcc) + _content(
             message, call
         )
 
 
 @contextmanager
 def _translate_value_errors(what: str) -> Iterator[None]:
-    """What cannot be put into a mail was never sent: say so, instead of leaving the outcome in doubt."""
+    """Translate errors of writing a mail into LogicError, since nothing was sent."""
     try:
         yield
     except UnicodeEncodeError:
@@ -201,16 +201,16 @@ def _translate_value_errors(what: str) -> Iterator[None]:
         raise LogicError(f"The {what} cannot be written: {error}.") from None
 
 
-def _header_block(letter: MailMessage, call: Call, *, sender: Mailbox | None, domain: str, shows_bcc: bool) -> bytes:
+def _header_block(message: MailMessage, call: Call, *, sender: Mailbox | None, domain: str, include_bcc: bool) -> bytes:
     heads = [
         *(("From", each.header) for each in [sender] if each),
-        *_address_lines(To=letter.to, Cc=letter.cc, Bcc=letter.bcc if shows_bcc else ()),
-        *_address_lines(**{"Reply-To": letter.reply_to}),
-        ("Subject", header_text("Subject", letter.subject)),
+        *_address_lines(To=message.to, Cc=message.cc, Bcc=message.bcc if include_bcc else ()),
+        *_address_lines(**{"Reply-To": message.reply_to}),
+        ("Subject", header_text("Subject", message.subject)),
         ("Date", formatdate()),
         ("Message-ID", message_id(call.idempotency_key, domain)),
         (KEY_HEADER, header_text(KEY_HEADER, call.idempotency_key)),
-        *((name, header_text(name, value)) for name, value in checked_headers(dict(letter.headers)).items()),
+        *((name, header_text(name, value)) for name, value in checked_headers(dict(message.headers)).items()),
     ]
     return "".join(f"{name}: {value}\r\n" for name, value in heads).encode()
 
@@ -220,7 +220,7 @@ def _address_lines(**lists: tuple[Mailbox, ...]) -> list[tuple[str, str]]:
 
 
 def header_text(name: str, text: str) -> str:
-    """Text as it stands in a header: as it is if every program would read it back the same, else encoded."""
+    """Text for a header. It is encoded if some programs would read the plain text differently."""
     require_one_line(text)
     words = text.split(" ")
     is_plain = text.isascii() and text.isprintable() and "=?" not in text
@@ -229,20 +229,20 @@ def header_text(name: str, text: str) -> str:
     return Header(text, "utf-8", header_name=name).encode(linesep="\r\n")
 
 
-def _content(letter: MailMessage, call: Call) -> bytes:
-    message = EmailMessage(policy=_CONTENT)
-    message.set_content(letter.text, charset="utf-8")
-    if letter.html is not None:
-        message.add_alternative(letter.html, subtype="html", charset="utf-8")
-        message.set_boundary(f"part-{local_id(call.idempotency_key + ' parts')}")
-    return message.as_bytes()
+def _content(message: MailMessage, call: Call) -> bytes:
+    email = EmailMessage(policy=_CONTENT)
+    email.set_content(message.text, charset="utf-8")
+    if message.html is not None:
+        email.add_alternative(message.html, subtype="html", charset="utf-8")
+        email.set_boundary(f"part-{local_id(call.idempotency_key + ' parts')}")
+    return email.as_bytes()
 
 
 class Mailer(Connector):
-    """A connector that delivers letters. What ``send`` takes is the same for all of them."""
+    """A connector that delivers mail. All of them share the parameters of ``send``."""
 
     def deliver(self, call: Call, message: MailMessage) -> Any:
-        """Hand the letter over, and return what is known of it."""
+        """Send the mail and return its result."""
         raise NotImplementedError
 
 
@@ -259,9 +259,9 @@ def send(  # noqa: PLR0913 - the parts of a mail, given by name
     reply_to: Recipients | None = None,
     headers: Headers | None = None,
 ) -> Any:
-    """Send one mail to everybody named, or to nobody."""
+    """Send one mail to all recipients or to none."""
     with _translate_value_errors("list of recipients"):
-        letter = MailMessage(
+        message = MailMessage(
             to=parse_addresses(_require_recipient(to)),
             subject=subject,
             text=text,
@@ -271,9 +271,9 @@ def send(  # noqa: PLR0913 - the parts of a mail, given by name
             reply_to=parse_addresses(reply_to),
             headers=headers or {},
         )
-    return self.deliver(call, letter)
+    return self.deliver(call, message)
 
 
-#: What people are shown of a mail: who gets it and about what, not what it says.
+#: Operators see the recipients and the subject of a mail, not its text.
 SHOWS = "Mail to {to}: {subject}"
 REDACT = ("bcc", "text", "html")

@@ -1,8 +1,8 @@
-"""Handing a mail to an SMTP server, and knowing exactly when it may have been taken.
+"""Send a mail to an SMTP server, and know exactly when it may have been accepted.
 
-Until the lone dot that ends a mail is written, the server has nothing to deliver: whatever goes wrong
-before it means that nothing happened. After it only the server's answer says what happened; without one
-nobody knows. The dot is therefore sent by itself, after the rest has gone out.
+The server delivers nothing before it has received the single dot that ends a mail. So an error before the dot means
+that nothing happened. After the dot only the server's reply says what happened. Without a reply the outcome is
+unknown. The dot is therefore sent by itself, after all the rest.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from typing import Any
 from pipeline.connectors.email.sockets import BoundedSocket, Login, ServerAddress, Tls, open_socket, tls_context
 from pipeline.connectors.sdk import Call
 from pipeline.domain.errors import AuthError, HandlerError, LogicError, TransientError
+from pipeline.domain.text import single_line
 
 _NO_ACCESS = frozenset({530, 534, 535, 538})
-_MAX_REPLY_TEXT = 200
 _ENHANCED = re.compile(r"[245]\.\d{1,3}\.\d{1,3}")
 
 Redact = Callable[[str], str]
@@ -28,7 +28,7 @@ Redact = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A mail as the server takes it: from whom, to whom, and the bytes."""
+    """A mail as SMTP sends it: the sender, the recipients and the bytes."""
 
     sender: str
     recipients: tuple[str, ...]
@@ -41,7 +41,7 @@ class Envelope:
 
 
 def deliver(server: ServerAddress, login: Login | None, envelope: Envelope, call: Call, redact: Redact) -> str:
-    """Hand the mail over; what the server answered. ``hide`` takes out of its words what nobody may read."""
+    """Send the mail and return the server's reply. ``hide`` removes hidden values from texts."""
     with _errors_before_send(server, redact):
         client = _SmtpClient(server, call.ends_at)
     with contextlib.closing(client):
@@ -56,32 +56,31 @@ def deliver(server: ServerAddress, login: Login | None, envelope: Envelope, call
 
 
 class _SmtpClient(smtplib.SMTP):
-    """A dialogue that ends in time."""
+    """An SMTP session that ends by the deadline."""
 
     def __init__(self, place: ServerAddress, ends_at: float) -> None:
         self.server, self.ends_at = place, ends_at
         opened = open_socket(place, ends_at)
         super().__init__(local_hostname=_address_literal(opened.getsockname()[0]))
         self.sock = opened
-        self._host = place.host  # what STARTTLS checks the certificate against
+        self._host = place.host  # STARTTLS checks the certificate against it
 
     def greet(self) -> None:
-        """Hear the server's greeting, and go on encrypted where that is asked for."""
+        """Read the server's greeting, and start TLS if that is configured."""
         code, words = self.getreply()
         if code != 220:
             raise smtplib.SMTPConnectError(code, words)
         self.ehlo_or_helo_if_needed()
         if self.server.tls is Tls.STARTTLS:
-            self._limit_to_time_left()
             code, words = self.starttls(context=tls_context(self.server, self.ends_at))
             if code != 220:
                 raise smtplib.SMTPConnectError(code, words)
             self.ehlo_or_helo_if_needed()
 
     def log_in(self, login: Login | None) -> None:
-        """Show who we are, in one way only: some servers hang up on the first login that fails.
+        """Log in by one mechanism only, since some servers disconnect after the first login that fails.
 
-        Words of the server are not repeated here, for some repeat what was sent.
+        The server's reply is not repeated in errors, since it may contain the password.
         """
         if login is None:
             return
@@ -89,7 +88,8 @@ class _SmtpClient(smtplib.SMTP):
         way = next((way for way in ways if way in self.esmtp_features.get("auth", "").upper().split()), None)
         if way is None:
             raise AuthError(
-                f"{self.server} offers no way to log in that is known here; nothing was sent. Check host, port and tls."
+                f"{self.server} offers no login mechanism that is supported; nothing was sent. Check host, "
+                f"port and tls."
             )
         self.user, self.password = login.username, login.password.get_secret_value()
         try:
@@ -105,41 +105,41 @@ class _SmtpClient(smtplib.SMTP):
             ) from None
 
     def send_envelope(self, envelope: Envelope, hide: Redact) -> None:
-        """Name sender and recipients. If one of them is refused the mail goes to nobody."""
+        """Send the sender and the recipients. If one of them is refused, nothing is sent."""
         if not envelope.is_ascii and not self.has_extn("smtputf8"):
             raise LogicError(f"{self.server} takes only ASCII addresses, and one here is not; nothing was sent.")
         options = [f"size={len(envelope.raw)}"] if self.has_extn("size") else []
         code, words = self.mail(envelope.sender, options if envelope.is_ascii else [*options, "SMTPUTF8"])
         if code != 250:
-            raise _refusal_error(code, hide(_one_line(words)), f"{self.server} refused the mail from {envelope.sender}")
+            raise _refusal_error(
+                code, hide(single_line(words)), f"{self.server} refused the mail from {envelope.sender}"
+            )
         refused = {}
         for recipient in envelope.recipients:
             code, words = self.rcpt(recipient)
             if not 200 <= code < 300:
-                is_hidden = recipient in envelope.bcc_only  # whose name may be among the words
-                shown = (
-                    f"somebody in bcc ({_reply_codes(code, words)})"
-                    if is_hidden
-                    else f"{recipient} ({code} {_one_line(words)})"
-                )
+                shown = f"{recipient} ({code} {single_line(words)})"
+                if recipient in envelope.bcc_only:  # the reply may name the recipient
+                    shown = f"a recipient in bcc ({_reply_codes(code, words)})"
                 refused[hide(shown)] = code
         if refused:
             with contextlib.suppress(OSError):
                 self.rset()
             raise _refusal_error(
-                max(refused.values()), "", f"{self.server} refused {', '.join(refused)}, so the mail went to nobody"
+                max(refused.values()), "", f"{self.server} refused {', '.join(refused)}; nothing was sent"
             )
 
     def send_data(self, raw: bytes) -> None:
-        """Send all of the mail but its end."""
+        """Send the mail without the dot that ends it."""
         code, words = self.docmd("DATA")
         if code != 354:
             raise smtplib.SMTPDataError(code, words)
         self.send(re.sub(rb"(?m)^\.", b"..", raw))
-        self._limit_to_time_left()
+        if self.ends_at <= time.monotonic():  # the last moment at which this means that nothing happened
+            raise TimeoutError("the time for this call is over")
 
     def end_data(self, hide: Redact) -> str:
-        """Send the dot that makes the server responsible; its answer. Without one the outcome is unknown."""
+        """Send the dot that ends the mail, and return the reply. Without a reply the outcome is unknown."""
         try:
             self.send(b".\r\n")
             code, words = self.getreply()
@@ -148,30 +148,27 @@ class _SmtpClient(smtplib.SMTP):
                 f"{self.server} was sent the whole mail and did not answer ({type(error).__name__}): whether it was "
                 "taken is unknown."
             ) from None
-        answer = f"{code} {hide(_one_line(words))}".strip()
+        answer = f"{code} {hide(single_line(words))}".strip()
         if 200 <= code < 300:
             return answer
         if not 400 <= code < 600:
-            raise ConnectionError(f"{self.server} answered the whole mail with {answer!r}, which says nothing of it.")
-        raise _refusal_error(code, hide(_one_line(words)), f"{self.server} refused the mail")
+            raise ConnectionError(
+                f"{self.server} answered the whole mail with {answer!r}: whether it was taken is unknown."
+            )
+        raise _refusal_error(code, hide(single_line(words)), f"{self.server} refused the mail")
 
     def quit_quickly(self) -> None:
-        """Say goodbye, in little of the time that is left: the mail is gone, and its news must not be late."""
+        """Send QUIT within little of the time that is left, so that the result of a sent mail is not late."""
         left = self.ends_at - time.monotonic()
         if isinstance(self.sock, BoundedSocket):
             self.sock.ends_at = time.monotonic() + min(1.0, left / 4)
         with contextlib.suppress(OSError):
             self.quit()
 
-    def _limit_to_time_left(self) -> None:
-        """Let what follows wait no longer than there is time; raises when there is none."""
-        if isinstance(self.sock, BoundedSocket):
-            self.sock.settimeout(self.sock.seconds_left())
-
 
 @contextlib.contextmanager
 def _errors_before_send(place: ServerAddress, hide: Redact) -> Iterator[None]:
-    """Whatever goes wrong in here, no mail was taken: it is said as an error that means so."""
+    """Translate errors from before the dot. All of them mean that no mail was accepted."""
     try:
         yield
     except HandlerError:
@@ -181,18 +178,20 @@ def _errors_before_send(place: ServerAddress, hide: Redact) -> Iterator[None]:
             f"The certificate of {place} is not trusted ({error.verify_message}); nothing was sent."
         ) from None
     except smtplib.SMTPResponseException as error:
-        raise _refusal_error(error.smtp_code, hide(_one_line(error.smtp_error)), f"{place} refused the mail") from None
+        raise _refusal_error(
+            error.smtp_code, hide(single_line(error.smtp_error)), f"{place} refused the mail"
+        ) from None
     except smtplib.SMTPNotSupportedError:
         raise AuthError(f"{place} does not offer STARTTLS; nothing was sent. Check port and tls.") from None
     except (OSError, ValueError) as error:
-        words = hide(_one_line(str(error)))
+        words = hide(single_line(str(error)))
         raise TransientError(
-            f"{place} could not be spoken to ({type(error).__name__}: {words}); nothing was sent."
+            f"{place} could not be used ({type(error).__name__}: {words}); nothing was sent."
         ) from None
 
 
 def _refusal_error(code: int, words: str, what: str) -> HandlerError:
-    """What an answer means that is not the one that was hoped for."""
+    """The error for a negative reply."""
     message = f"{what} ({f'{code} {words}'.strip()}); nothing was sent." if words else f"{what}."
     if code in _NO_ACCESS:
         return AuthError(message)
@@ -200,18 +199,12 @@ def _refusal_error(code: int, words: str, what: str) -> HandlerError:
 
 
 def _reply_codes(code: int, words: bytes | str) -> str:
-    """What a server answered, without its words."""
-    found = _ENHANCED.match(_one_line(words))
+    """The codes of a reply, without its text."""
+    found = _ENHANCED.match(single_line(words))
     return f"{code} {found[0]}" if found else str(code)
 
 
-def _one_line(words: bytes | str) -> str:
-    """A server's words on one line, and not too many of them."""
-    text = words.decode("utf-8", "replace") if isinstance(words, bytes) else words
-    return " ".join("".join(each if each.isprintable() else " " for each in text).split())[:_MAX_REPLY_TEXT]
-
-
 def _address_literal(address: str) -> str:
-    """Our own address as we introduce ourselves. A host name would have to be looked up, and may be nobody's."""
+    """This machine's address for EHLO. A host name would need a lookup and may not exist in DNS."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return f"[{parsed}]" if parsed.version == 4 else f"[IPv6:{parsed}]"

@@ -1,7 +1,7 @@
-"""Connections that end in time: every wait on them, however often the other side drips a byte, ends at one instant.
+"""Sockets that end by a deadline, however slowly the server sends.
 
-A timeout per operation does not bound a dialogue: a server that sends one byte now and then keeps it alive
-for ever. Here each operation gets only what is left, and nothing is written once nothing is left.
+A timeout per operation does not bound a session: a server may send one byte now and then without end. Here every
+operation gets only the time that is left. When none is left, nothing is written any more.
 """
 
 import ipaddress
@@ -22,9 +22,9 @@ from pipeline.domain.errors import InvalidInputError
 class Tls(StrEnum):
     """How a connection is protected."""
 
-    STARTTLS = "starttls"  #: begins in the clear and is encrypted before anything that matters
+    STARTTLS = "starttls"  #: starts without TLS, and encrypts before login and mail
     IMPLICIT = "implicit"  #: encrypted from the first byte
-    NONE = "none"  #: not at all; with a password only to this very machine
+    NONE = "none"  #: no TLS; a password is sent only to this machine
 
 
 TlsMode = Tls | Literal["starttls", "implicit", "none"]
@@ -32,7 +32,7 @@ TlsMode = Tls | Literal["starttls", "implicit", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """A name and its password."""
+    """A user name and its password."""
 
     username: str
     password: SecretStr
@@ -40,7 +40,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """A server, and how to speak to it."""
+    """The address of a server, and its TLS mode."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class ServerAddress:
 
     @classmethod
     def create(cls, host: str, port: int | None, tls: str, ca_file: str | None, *, ports: Mapping[Tls, int]) -> Self:
-        """The server, with the usual port where none is given. Refuses what cannot be one."""
+        """Check the settings of a server. Without a port, the usual one is used."""
         if tls not in list(Tls):
             raise InvalidInputError(f"tls={tls!r} is not known; expected {', '.join(map(repr, map(str, Tls)))}.")
         if not re.fullmatch(r"[^\s/@]{1,253}", host):
@@ -61,7 +61,7 @@ class ServerAddress:
 
 
 def checked_login(server: ServerAddress, username: str | None, password: SecretStr | None) -> Login | None:
-    """The login, if it is whole, can be sent as it is, and would not travel in the clear."""
+    """Check a login: it is complete, printable ASCII, and not sent without TLS."""
     if username is None and password is None:
         return None
     if username is None or password is None:
@@ -73,13 +73,13 @@ def checked_login(server: ServerAddress, username: str | None, password: SecretS
             raise InvalidInputError(f"The {what} for {server} is empty or not plain ASCII; expected printable ASCII.")
     if server.tls is Tls.NONE and not is_loopback(server.host):
         raise InvalidInputError(
-            f"The password for {server} would travel in the clear; expected tls='starttls' or tls='implicit'."
+            f"The password for {server} would be sent in the clear; expected tls='starttls' or tls='implicit'."
         )
     return Login(username=username, password=password)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this very machine, so that nothing travels."""
+    """Whether a host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -87,12 +87,12 @@ def is_loopback(host: str) -> bool:
 
 
 class BoundedSocket(socket.socket):
-    """A socket whose every operation ends by one instant on the monotonic clock."""
+    """A socket whose operations all end by one deadline on the monotonic clock."""
 
     ends_at: float = 0.0
 
     def seconds_left(self) -> float:
-        """Seconds that are left; raises when none are."""
+        """Seconds that are left. Raises if there are none."""
         left = self.ends_at - time.monotonic()
         if left <= 0:
             raise TimeoutError("the time for this call is over")
@@ -118,16 +118,20 @@ class BoundedSocket(socket.socket):
 class _BoundedTlsSocket(BoundedSocket, ssl.SSLSocket):
     """The same over TLS."""
 
+    def do_handshake(self, block: bool = False) -> None:
+        self.settimeout(self.seconds_left())
+        super().do_handshake(block)
+
 
 def tls_context(server: ServerAddress, ends_at: float) -> ssl.SSLContext:
-    """How TLS is spoken there: certificates are always checked, and the sockets it makes end in time."""
+    """The TLS context for a server. It checks certificates, and its sockets keep the deadline."""
     made = ssl.create_default_context(cafile=server.ca_file)
     made.sslsocket_class = type("BoundedTlsSocket", (_BoundedTlsSocket,), {"ends_at": ends_at})
     return made
 
 
 def open_socket(server: ServerAddress, ends_at: float) -> socket.socket:
-    """A connection to the first address that answers, encrypted already where that is how it begins."""
+    """Connect to the first address that answers, with TLS if that is implicit."""
     refused: OSError = OSError(f"{server.host} has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM):
         raw = BoundedSocket(family, kind, protocol)
@@ -137,7 +141,6 @@ def open_socket(server: ServerAddress, ends_at: float) -> socket.socket:
             raw.connect(address)
             if server.tls is not Tls.IMPLICIT:
                 return raw
-            raw.settimeout(raw.seconds_left())
             return tls_context(server, ends_at).wrap_socket(raw, server_hostname=server.host)
         except OSError as error:
             raw.close()
