@@ -1,7 +1,7 @@
-"""What is wrong with an operation as it is declared, in words; empty when nothing is.
+"""Describe what is wrong with the declaration of an operation. Empty text means nothing is.
 
-Found where the operation is written, it is a line to mend. Found by a worker, it would be a run that
-crashes, or a question for a person.
+These checks run where the operation is declared. Found later by a worker, the same mistake would crash a run or leave
+an unknown outcome to an operator.
 """
 
 import inspect
@@ -23,7 +23,7 @@ _KINDS: dict[str, type] = {
 
 
 def option_problem(option: Callable[[str], Any]) -> str:
-    """Which fact, asked for by its name, is of the wrong kind or makes no sense."""
+    """Describe the first option that has a wrong type or value."""
     for name, kind in _KINDS.items():
         if not isinstance(option(name), kind):
             return f"has {name} {option(name)!r}; expected a {kind.__name__}"
@@ -35,7 +35,7 @@ def option_problem(option: Callable[[str], Any]) -> str:
 
 
 def shows_problem(shows: str, names: Collection[str], *, takes_anything: bool) -> str:
-    """Why the line for people could not be put together. Its values are all text by then."""
+    """Describe why ``shows`` could not be formatted. All values are text at that point."""
     try:
         fields = [field for _, field, _, _ in Formatter().parse(shows) if field is not None]
     except ValueError as error:
@@ -51,20 +51,20 @@ def shows_problem(shows: str, names: Collection[str], *, takes_anything: bool) -
 
 
 def reconcile_problem(function: Callable[..., Any], names: Collection[str]) -> str:
-    """Why a reconcile could not be called with what its mutation was given."""
+    """Describe why a reconcile method cannot take the parameters of its mutation."""
     given: Mapping[str, None] = dict.fromkeys(names)
     try:
         inspect.signature(function).bind(None, None, **given)
     except TypeError as error:
         takes = ", ".join(("self", "call", *names))
-        return f"cannot be asked about by {_function_name(function)}: {error}; expected it to take {takes}"
+        return f"cannot be reconciled by {_function_name(function)}: {error}; expected it to take {takes}"
     except ValueError:
-        return ""  # what is written in another language does not tell
+        return ""  # a function written in C may have no signature
     return ""
 
 
 def overriding_method(cls: type, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The method that a class has in the place of one of its bases, which may be the same."""
+    """The method of this class that overrides the given one, or the given one itself."""
     name = _function_name(function)
     is_method = any(vars(base).get(name) is function for base in cls.__mro__)
     found = inspect.getattr_static(cls, name, None) if is_method else None

@@ -1,12 +1,12 @@
-"""How an outside system is described: reads, mutations, and how to find out what became of one.
+"""Describe an outside system: its reads, its mutations, and how to reconcile a mutation.
 
-A connector is a class with a name; its operations are methods marked ``read`` or ``mutation``. Their
-parameters are keyword arguments with annotations, checked before anything is written down. A mutation
-gets a ``Call`` with an idempotency key and a deadline. What its errors mean is said by its ``errors``,
-else by ``pipeline.connectors.error_table``; an error that nobody can read leaves the outcome unknown.
+A connector is a class with a name. Its operations are methods marked ``read`` or ``mutation``. Their
+parameters are keyword arguments with annotations, which are checked before anything is stored. A mutation
+gets a ``Call`` with an idempotency key and a deadline. The operation's ``errors`` reads its exceptions, and
+``pipeline.connectors.error_table`` reads those that are left. An error that neither knows leaves the outcome unknown.
 
-Credentials belong to the connector, as ``SecretStr`` of its own, its class or its settings. They are
-never parameters, and what is said about an operation is scrubbed of them.
+Credentials are ``SecretStr`` attributes of the connector, of its class or of its settings. They are never
+parameters, and they are removed from every message about an operation.
 """
 
 import contextlib
@@ -48,12 +48,12 @@ class Call:
 
     @classmethod
     def within(cls, idempotency_key: str, limit: timedelta) -> Self:
-        """A call that may take so long from now."""
+        """A call whose deadline is ``limit`` from now."""
         return cls(idempotency_key=idempotency_key, ends_at=time.monotonic() + limit.total_seconds())
 
     @property
     def remaining(self) -> timedelta:
-        """How long the connector may still take. Nothing may be sent once it is zero."""
+        """How long the connector may still take. At zero it must not send anything."""
         return timedelta(seconds=max(0.0, self.ends_at - time.monotonic()))
 
 
@@ -66,14 +66,14 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class NotFound:
-    """Verdict: it was looked for and is not there."""
+    """Verdict: the outside system was asked and does not have it."""
 
     reason: str = "not found"
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Verdict: cannot tell yet; ask again, not before ``after`` if that is longer than the usual pause."""
+    """Verdict: not known yet. Reconcile again, after ``after`` if that is longer than the usual pause."""
 
     reason: str = ""
     after: timedelta | None = None
@@ -85,14 +85,14 @@ Verdict = Applied | NotFound | Retry
 class Grade(StrEnum):
     """How well the outcome of an operation can be known.
 
-    A key belongs to one mutation. Where it is honoured, attempts at that mutation, and a request that arrives twice,
-    count as one. A new run has a new key, so no grade makes it safe to do again what may have happened.
+    A key belongs to one mutation. If the outside system honours keys, all attempts with one key have one effect. A new
+    run has a new key. So no grade makes it safe to repeat a mutation that may have happened.
     """
 
-    A = "A"  #: it can be asked, and one request that arrives twice counts as one
-    B = "B"  #: it can be asked
-    C = "C"  #: nobody can be asked: a question for a person. One request that arrives twice counts as one
-    D = "D"  #: nobody can be asked: a question for a person
+    A = "A"  #: the connector can reconcile, and the key is honoured
+    B = "B"  #: the connector can reconcile
+    C = "C"  #: the key is honoured; an operator resolves unknown outcomes
+    D = "D"  #: an operator resolves unknown outcomes
 
 
 @dataclass(slots=True)
@@ -103,12 +103,12 @@ class Operation(Generic[F]):
     is_mutation: bool
     timeout: timedelta = timedelta(seconds=30)
     settle: timedelta = timedelta(0)
-    keyed: bool = False  #: the outside system does one thing once, however often a key arrives
+    keyed: bool = False  #: the outside system honours the key: many requests with one key have one effect
     policy: ReconcilePolicy = field(default_factory=ReconcilePolicy)
     retry: MutationRetryPolicy = field(default_factory=MutationRetryPolicy)
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
-    redact: frozenset[str] = frozenset()  #: parameters that nobody is shown
-    shows: str = ""  #: what a person reads, with parameters in braces
+    redact: frozenset[str] = frozenset()  #: parameters that are never shown
+    shows: str = ""  #: the line that operators read, with parameters in braces
     errors: Callable[[BaseException], ErrorReading | None] | None = None
     reconcile_function: Callable[..., Any] | None = None
     name: str = ""
@@ -128,15 +128,15 @@ class Operation(Generic[F]):
         self.name = name
 
     def reconcile(self, function: R) -> R:
-        """Mark the method that finds out what became of this mutation. A subclass overrides it by its name."""
+        """Mark the method that reconciles this mutation. A subclass overrides it by its name."""
         if self.reconcile_function is not None:
             known = getattr(self.reconcile_function, "__name__", "another method")
-            self._refuse(f"is asked about by {known} already; a subclass overrides that by its name")
+            self._refuse(f"has the reconcile method {known} already; expected a subclass to override that by its name")
         self.set_reconcile_function(function)
         return function
 
     def set_reconcile_function(self, function: Callable[..., Any]) -> None:
-        """Ask by this method, if it takes what this mutation takes."""
+        """Reconcile by this method. Refuses one that does not take the parameters of the mutation."""
         if not self._accepts_extra:
             self._refuse(reconcile_problem(function, self.model.model_fields))
         self.reconcile_function = function
@@ -147,20 +147,20 @@ class Operation(Generic[F]):
 
     @property
     def grade(self) -> Grade:
-        """How well an outcome can be known, by what is declared."""
+        """The grade that the declaration gives."""
         return {(True, True): Grade.A, (False, True): Grade.B, (True, False): Grade.C, (False, False): Grade.D}[
             self.keyed, self.can_reconcile
         ]
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What the operation takes, besides the connector and the call."""
+        """The names of the parameters, without the connector and the call."""
         return tuple(self.signature.parameters)[2 if self.is_mutation else 1 :]
 
     def to_stored_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters as they are written down: as JSON, with the defaults of today. Refuses what does not fit.
+        """The parameters as they are stored: as JSON, with today's defaults. Refuses those that do not fit.
 
-        What was given is kept, not what validators made of it: they run once, when the function is called.
+        The values of the caller are stored, not the results of validators. Validators run once, at the call.
         """
         self._validate(params)
         defaults = {name: known.default for name, known in self.model.model_fields.items() if not known.is_required()}
@@ -169,42 +169,42 @@ class Operation(Generic[F]):
         return written
 
     def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters as the function takes them: of the declared types, read back from JSON."""
+        """The arguments of the function: the stored parameters, read from JSON into the declared types."""
         fitting = self._validate(params)
         return {name: getattr(fitting, name) for name in (*type(fitting).model_fields, *(fitting.model_extra or ()))}
 
     def reading(self, error: BaseException) -> ErrorReading:
-        """What an error of this operation says about its outcome. A reader that fails has told us nothing."""
+        """Classify an error of this operation. If ``errors`` itself fails, the outcome is unknown."""
         try:
             own = self.errors(error) if self.errors else None
             read = own if isinstance(own, ErrorReading) else read_error(error)
             return ErrorReading(meaning=ErrorMeaning(read.meaning), after=bounded_pause(read.after))
         except Exception:
-            log.exception("%s cannot read an error of its own; the outcome is unknown", self.name)
+            log.exception("%s could not classify its own error; the outcome is unknown", self.name)
             return ErrorReading(meaning=ErrorMeaning.UNKNOWN)
 
     def redact_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters as people may see them."""
+        """The parameters with the redacted values hidden."""
         return {name: HIDDEN if name in self.redact else value for name, value in params.items()}
 
     def redact_text(self, text: str, params: Mapping[str, Any]) -> str:
-        """Words without the values that the operation keeps from people."""
+        """The text without the values of redacted parameters."""
         for name in self.redact:
-            for value in _leaves(params.get(name)):
-                if len(value) > 3:  # shorter ones would hide ordinary words
+            for value in leaf_texts(params.get(name)):
+                if len(value) > 3:  # shorter values are part of ordinary text
                     text = text.replace(value, HIDDEN)
         return text
 
     def title(self, params: Mapping[str, Any]) -> str:
-        """What this request would do, in a line for people."""
+        """Describe in one line what this request would do."""
         seen = {name: _display_text(value) for name, value in self.redact_params(params).items()}
         if self.shows:
-            with contextlib.suppress(ValueError, LookupError, AttributeError):  # a list does not fail for one line
+            with contextlib.suppress(ValueError, LookupError, AttributeError):  # one bad line must not break a list
                 return self.shows.format_map(defaultdict(str, seen))
         return ", ".join(f"{name}={value}" for name, value in seen.items())
 
     def _to_json(self, name: str, value: Any) -> Any:
-        """A value as JSON; where nothing was declared it must be JSON already, which is checked later."""
+        """A value as JSON. Without a declared type it must be JSON already, which is checked later."""
         known = self.model.model_fields.get(name)
         if known is None or known.annotation is Any:
             return value
@@ -213,7 +213,7 @@ class Operation(Generic[F]):
                 return value.model_dump(mode="json", by_alias=True, round_trip=True)
             return to_jsonable_python(value, by_alias=True)
         except PydanticSerializationError as error:
-            raise LogicError(f"{self.name} was given a {name} that cannot be written down: {error}") from None
+            raise LogicError(f"{self.name} was given a {name} that cannot be stored: {error}") from None
 
     def _refuse(self, problem: str) -> None:
         if problem:
@@ -234,7 +234,7 @@ class Operation(Generic[F]):
 
 
 def read(function: F) -> Operation[F]:
-    """Mark a method that only looks."""
+    """Mark a method that only reads."""
     return Operation(function=function, is_mutation=False)
 
 
@@ -250,12 +250,14 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
     shows: str = "",
     errors: Callable[[BaseException], ErrorReading | None] | None = None,
 ) -> Callable[[F], Operation[F]]:
-    """Mark a method that changes the outside world.
+    """Mark a method that changes the outside system.
 
-    ``timeout`` bounds one call; ``settle`` is how long a change may take to become visible, during which not finding it
-    proves nothing: zero only where a change is visible at once, and no later than the call could have been answered.
-    ``keyed`` says that the outside system honours the idempotency key: the same for all attempts at one mutation,
-    another in every run. ``errors`` reads the operation's own exceptions; what it returns None for is read as usual.
+    - ``timeout`` bounds one call.
+    - ``settle`` is how long a change may take to become visible. Until then, not finding it proves nothing. Zero is
+      right only if every change is visible by the time its call could have been answered.
+    - ``keyed`` says that the outside system honours the idempotency key. All attempts at one mutation have the same
+      key, and every run has another.
+    - ``errors`` reads the operation's own exceptions. Those that it returns None for are read as usual.
     """
 
     def mark(function: F) -> Operation[F]:
@@ -284,7 +286,7 @@ class Connector:
 
     @classmethod
     def operations(cls) -> dict[str, Operation[Any]]:
-        """Every marked method by its name, looked up once per class."""
+        """All operations by name. They are collected once per class."""
         known = cls.__dict__.get("_operations")
         if known is None:
             found = (inspect.getattr_static(cls, name) for name in dir(cls))
@@ -293,7 +295,7 @@ class Connector:
         return known
 
     def scrub(self, text: str) -> str:
-        """Words without this connector's credentials, whatever put them there."""
+        """The text without this connector's credentials."""
         for secret in secret_values(self):
             text = text.replace(secret, HIDDEN)
         return text
@@ -306,7 +308,7 @@ def _redacted_names(function: Callable[..., Any], redact: Collection[str]) -> fr
 
 
 def _for_class(cls: type, operation: Operation[Any]) -> Operation[Any]:
-    """An operation as this class has it: asked about by the method that the class has under that name."""
+    """The operation with the reconcile method that this class has under that name."""
     look = operation.reconcile_function and overriding_method(cls, operation.reconcile_function)
     if look is operation.reconcile_function or look is None:
         return operation
@@ -316,30 +318,30 @@ def _for_class(cls: type, operation: Operation[Any]) -> Operation[Any]:
 
 
 def _holds_secret(kind: Any) -> bool:
-    """Whether an annotation is, or has somewhere inside, a type for credentials."""
+    """Whether an annotation is or contains a type for credentials."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return any(_holds_secret(known.annotation) for known in kind.model_fields.values())
     return kind in (SecretStr, SecretBytes) or any(_holds_secret(inner) for inner in get_args(kind))
 
 
-def _leaves(value: Any) -> Iterator[str]:
-    """Every text and number inside a value, as it would be written."""
+def leaf_texts(value: Any) -> Iterator[str]:
+    """Every text and number inside a value, as text. Empty text is left out."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
-            yield from _leaves(item)
-    elif value is not None and not isinstance(value, bool):
+            yield from leaf_texts(item)
+    elif value not in (None, "") and not isinstance(value, bool):
         yield str(value)
 
 
 def _display_text(value: Any) -> str:
-    """A value as people read it in a line; a list as its members."""
+    """A value as text for one line; a list as its members."""
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
 def _params_model(function: Callable[..., Any], signature: inspect.Signature, skip: int) -> type[BaseModel]:
-    """What an operation takes, as a model. Credentials are refused: they belong to the connector."""
+    """The parameters of an operation as a model. Refuses credentials, which belong to the connector."""
     hints = inspect.get_annotations(function, eval_str=True)
     fields: dict[str, Any] = {}
     extra = "forbid"
@@ -350,7 +352,7 @@ def _params_model(function: Callable[..., Any], signature: inspect.Signature, sk
         kind = hints.get(name, Any)
         if _holds_secret(kind):
             raise InvalidInputError(
-                f"{function.__qualname__} takes the credential {name!r} as a parameter, which would be written down; "
+                f"{function.__qualname__} takes the credential {name!r} as a parameter, which would be stored; "
                 "expected it as an attribute of the connector, from settings."
             )
         fields[name] = (kind, ... if parameter.default is inspect.Parameter.empty else parameter.default)

@@ -1,7 +1,7 @@
-"""Which credentials an object holds: as attributes, of its class, in slots, inside its settings.
+"""Find the credentials that an object holds: in attributes, in slots, in its class and in its settings.
 
-Only what may be read without running anybody's code is looked into: models, data classes, plain
-namespaces and containers. A client that keeps a credential to itself is not.
+Only models, data classes, plain namespaces and containers are searched, because reading them runs no foreign code. A
+credential inside a client object is not found.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 
 def secret_values(holder: object) -> list[str]:
-    """Every credential of an object as text, the longest first, so that one inside another leaves nothing behind."""
+    """Every credential of an object as text, the longest first. One may be part of another."""
     seen = {id(holder)}
     found = {text for part in _parts(holder) for text in _secrets_in(part, seen)}
     return sorted(found - {""}, key=lambda text: (-len(text), text))
 
 
 def _secrets_in(value: Any, seen: set[int]) -> Iterator[str]:
-    """The credentials of a value. Each object is looked into once: some hold one another."""
+    """The credentials inside a value. Each object is visited once, since objects may refer to each other."""
     if isinstance(value, SecretStr | SecretBytes | Secret):
         secret = value.get_secret_value()
         yield secret.decode(errors="replace") if isinstance(secret, bytes) else str(secret)

@@ -1,4 +1,4 @@
-"""How operations over HTTP are declared: a method, a path, and what is known about them."""
+"""Declare operations over HTTP: a method, a path, and options."""
 
 import inspect
 import warnings
@@ -18,12 +18,12 @@ from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, Reconci
 Query = Mapping[str, str | int | bool]
 
 
-_SETTLE = timedelta(minutes=1)  #: unless declared: a server may commit after its client has given up
+_SETTLE = timedelta(minutes=1)  #: the default; a server may commit after its client has given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """A request with everything in its place."""
+    """A request whose parameters are filled in."""
 
     method: str
     path: str
@@ -33,7 +33,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTemplate:
-    """What an operation sends, before its parameters are known."""
+    """The request of an operation before its parameters are known."""
 
     method: str
     path: Template
@@ -42,16 +42,16 @@ class RequestTemplate:
 
     @property
     def request_line(self) -> str:
-        """The request as it is shown to people: without any value."""
+        """The request line for messages, without any values."""
         return f"{self.method} {self.path.text}"
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters it takes, with their types."""
+        """The parameters with their types."""
         return all_parameters(self.path, *self.query.values())
 
     def fill(self, sent: Mapping[str, Any]) -> HttpRequest:
-        """The request for these values. Raises LogicError when one is missing."""
+        """The request for these values. Raises LogicError if one is missing."""
         body = sent.get("json")
         if self.key_field:
             if not isinstance(body, dict | None):
@@ -75,7 +75,7 @@ class HttpOperation(Operation[Any]):
 
 
 class HttpMutationOptions(TypedDict, total=False):
-    """What may be said about a mutation. The first eight are those of ``pipeline.mutation``."""
+    """The options of a mutation. The first eight are those of ``pipeline.mutation``."""
 
     timeout: timedelta
     settle: timedelta
@@ -85,8 +85,8 @@ class HttpMutationOptions(TypedDict, total=False):
     breaker: BreakerPolicy
     redact: Collection[str]
     shows: str
-    lookup: HttpOperation  #: the read that finds what this mutation did
-    found: Callable[..., Any]  #: from the lookup's body (and what was sent) to what was found, or None
+    lookup: HttpOperation  #: the read that finds the effect of this mutation
+    found: Callable[..., Any]  #: returns the effect from the lookup's body (and the sent values), or None
     statuses: Mapping[int, str]  #: what a status means here: "applied" or one of the outcomes
     query: Query  #: sent with every request; values may have parameters in braces
     body: type[BaseModel]  #: the type of ``json``
@@ -94,7 +94,7 @@ class HttpMutationOptions(TypedDict, total=False):
 
 
 def get(path: str, *, query: Query | None = None, timeout: timedelta = timedelta(seconds=30)) -> HttpOperation:
-    """Declare a read. Its result has ``status``, ``body`` and ``headers``; 404 is an answer like 2xx."""
+    """Declare a read. Its result has ``status``, ``body`` and ``headers``. 404 is a result like 2xx."""
 
     def look(connector: Any, **params: Any) -> Any:
         return connector._fetch(operation, params)
@@ -152,7 +152,7 @@ def _template(method: str, path: str, query: Query | None, key_field: str | None
 
 
 def _check_lookup(shape: RequestTemplate, lookup: HttpOperation | None, found: Callable[..., Any] | None) -> None:
-    """A lookup that could not be asked, or whose answer nobody could read, is refused where it is declared."""
+    """Refuse a lookup that cannot be sent, or whose response cannot be read."""
     if lookup is None:
         if found is not None:
             raise InvalidInputError(
@@ -170,22 +170,22 @@ def _check_lookup(shape: RequestTemplate, lookup: HttpOperation | None, found: C
         )
     if lookup.template.query and found is None:
         raise InvalidInputError(
-            f"{shape.request_line} is looked up by a search, which answers 200 when it finds nothing too; "
-            "expected found=, a function from the answer's body to what was found, or to None."
+            f"{shape.request_line} is looked up by a search, which also answers 200 when it finds nothing; "
+            "expected found=, a function that returns the effect from the body of the response, or None."
         )
 
 
 def _operation(
     function: Any, shape: RequestTemplate, takes: dict[str, inspect.Parameter], **rest: Any
 ) -> HttpOperation:
-    """Give the function the signature that the declaration means, and make it an operation."""
+    """Set the declared signature on the function and make it an operation."""
     taken = {**{name: _required(name, kind)[name] for name, kind in shape.parameters.items()}, **takes}
     first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "call")]
     function.__signature__ = inspect.Signature([*first[: 2 if rest["is_mutation"] else 1], *taken.values()])
     function.__annotations__ = {name: parameter.annotation for name, parameter in taken.items()}
     function.__name__ = function.__qualname__ = shape.request_line
     with warnings.catch_warnings():
-        # A parameter called json hides a method of pydantic's models that is going away, and that nothing here calls.
+        # A parameter called json hides a deprecated method of pydantic's models, which is not called here.
         warnings.filterwarnings("ignore", message='Field name "json"', category=UserWarning)
         return HttpOperation(function=function, template=shape, **{"statuses": {}, "settle": _SETTLE, **rest})
 
@@ -199,7 +199,7 @@ def _optional(name: str, kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def _with_two_arguments(found: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the body alone, called like one that also asks what was sent."""
+    """Let ``found`` be called with two arguments, even if it takes only the body."""
     takes = [each for each in inspect.signature(found).parameters.values() if each.default is each.empty]
     if len(takes) > 1:
         return found

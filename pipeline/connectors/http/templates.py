@@ -1,7 +1,7 @@
-"""Paths and query values with parameters in braces: what they take, and what they become.
+"""Fill paths and query values that have parameters in braces.
 
-``{id}`` takes text or a whole number, ``{id:int}``, ``{id:str}`` and ``{id:uuid}`` exactly that. ``{key}`` is
-the idempotency key and ``{json.order.id}`` a value of the request's body; neither is a parameter.
+``{id}`` takes text or a whole number. ``{id:int}``, ``{id:str}`` and ``{id:uuid}`` take that type only. ``{key}`` is
+the idempotency key and ``{json.order.id}`` is a value of the request's body. These two are not parameters.
 """
 
 import re
@@ -22,7 +22,7 @@ _RESERVED = frozenset({"self", "call", "json", "query"})
 
 
 def _check_segment(value: str | int) -> str | int:
-    """A piece of a path that stays the piece it is: nothing, or dots, would lead somewhere else."""
+    """Refuse a path segment that would change the path: empty text or dots."""
     if value in ("", ".", ".."):
         raise ValueError(f"{value!r} would lead to another path; expected text that names one thing")
     return value
@@ -38,7 +38,7 @@ _TYPES: dict[str | None, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Text with holes. Made once, when an operation is declared; what is wrong with it is said there."""
+    """Text with placeholders. It is checked once, when the operation is declared."""
 
     text: str
     parameters: dict[str, Any] = field(init=False)  #: parameters by name, with their types
@@ -63,19 +63,19 @@ class Template:
         object.__setattr__(self, "uses_key", "key" in holes)
 
     def fill(self, values: Mapping[str, Any], *, as_path: bool) -> str:
-        """The text with these values; in a path each is quoted, slashes too."""
+        """The text with these values. In a path each value is quoted, including slashes."""
         return _PLACEHOLDER.sub(lambda match: _placeholder_text(match[1].partition(":")[0], values, as_path), self.text)
 
 
 def checked_path(text: str) -> Template:
-    """A path below the base URL."""
+    """Check a path below the base URL."""
     if not text.startswith("/") or "?" in text or "#" in text or "//" in text:
         raise InvalidInputError(f"The path {text!r} cannot be used; expected one like '/things/{{id}}', without query.")
     return Template(text)
 
 
 def value_at(values: Mapping[str, Any], name: str) -> Any:
-    """A value by its name, or inside the body by its path; None when it is not there."""
+    """The value with this name or dotted path. None if there is none."""
     found: Any = values
     for part in name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -83,7 +83,7 @@ def value_at(values: Mapping[str, Any], name: str) -> Any:
 
 
 def all_parameters(*templates: Template) -> dict[str, Any]:
-    """The parameters that all of these take together."""
+    """The parameters of all these templates."""
     return {name: kind for template in templates for name, kind in template.parameters.items()}
 
 

@@ -1,15 +1,15 @@
-"""Effects in a SQL database: done and remembered in one transaction, so what became of one can always be found out.
+"""Write effects to a SQL database, each with its key in one transaction, so every outcome can be found out.
 
-An operation is a function of an open transaction. Beside what it does, its key is written to the table
-``pipeline_effects`` of the same database. The same key a second time gives the remembered result, and
-whoever asks about a key waits for a transaction that holds it.
+An operation is a function of an open transaction. The connector writes its key to the table ``pipeline_effects`` in
+the same transaction. The same key a second time returns the stored result. A reconcile waits for a transaction that
+holds the key.
 """
 
 import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Any, TypedDict, Unpack
 
@@ -18,7 +18,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from pipeline.connectors.sdk import Call, Connector, Operation, Verdict
+from pipeline.connectors.sdk import Call, Connector, Operation, Verdict, leaf_texts
 from pipeline.connectors.sql.effects import create_effects_table, effects_table
 from pipeline.connectors.sql.errors import ErrorText, error_before_commit
 from pipeline.connectors.sql.transactions import (
@@ -36,7 +36,7 @@ _TCP_USER_TIMEOUT_MS = 30_000  #: milliseconds that sent data may stay unacknowl
 
 
 class SqlMutationOptions(TypedDict, total=False):
-    """What may be said about an operation; each is as in ``pipeline.mutation``."""
+    """The options of an operation. Each is as in ``pipeline.mutation``."""
 
     timeout: timedelta
     policy: ReconcilePolicy
@@ -47,9 +47,9 @@ class SqlMutationOptions(TypedDict, total=False):
 
 
 def transaction(**facts: Unpack[SqlMutationOptions]) -> Callable[[Callable[..., Any]], Operation[Any]]:
-    """Mark a method ``(self, connection, call, *, …)`` that does its work in one transaction and returns JSON.
+    """Mark a method ``(self, connection, call, *, …)`` that works in one transaction and returns JSON.
 
-    It must not commit or roll back. It is a mutation of grade A: its key is honoured, and it can be asked about.
+    It must not commit or roll back. It is a mutation of grade A: its key is honoured, and it can be reconciled.
     """
 
     def mark(function: Callable[..., Any]) -> Operation[Any]:
@@ -74,7 +74,7 @@ def transaction(**facts: Unpack[SqlMutationOptions]) -> Callable[[Callable[..., 
 
 
 def query(function: Callable[..., Any]) -> Operation[Any]:
-    """Mark a method ``(self, connection, *, …)`` that only looks. What it writes is rolled back."""
+    """Mark a method ``(self, connection, *, …)`` that only reads. Its writes are rolled back."""
 
     def read(self: Sql, **params: Any) -> Any:
         words = self._error_text(operation, params)
@@ -83,7 +83,7 @@ def query(function: Callable[..., Any]) -> Operation[Any]:
             set_timeouts_per_statement(connection, call, words)
             try:
                 return function(self, connection, **params)
-            except Exception as error:  # noqa: BLE001 - a read has nothing to lose
+            except Exception as error:  # noqa: BLE001 - a read changes nothing
                 raise error_before_commit(error, words) from None
 
     operation: Operation[Any] = Operation(
@@ -93,10 +93,10 @@ def query(function: Callable[..., Any]) -> Operation[Any]:
 
 
 class Sql(Connector):
-    """A database that effects go to. Subclasses name themselves and mark their operations.
+    """A database for effects. Subclasses set ``name`` and mark their operations.
 
-    Give it a URL, or an engine of your own. The table ``pipeline_effects`` must be there, in ``schema`` if
-    you say so: ``create_effects_table`` makes it.
+    It takes a URL or an engine. The table ``pipeline_effects`` must exist, in ``schema`` if one is given.
+    ``create_effects_table`` creates it.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class Sql(Connector):
 
     @property
     def engine(self) -> Engine:
-        """The engine of this process. Connections from before a fork are left alone: they are the parent's."""
+        """The engine of this process. Connections from before a fork belong to the parent and are not used."""
         pid = os.getpid()
         return self._engines.get(pid) or self._engines.setdefault(pid, self._new_engine())
 
     def create_table(self) -> None:
-        """Create the table that remembers effects, unless it is there."""
+        """Create the table of effects unless it exists."""
         create_effects_table(self.engine, self._table.schema)
 
     def _new_engine(self) -> Engine:
@@ -144,20 +144,20 @@ class Sql(Connector):
         return made
 
     def _error_text(self, operation: Operation[Any], params: Mapping[str, Any]) -> ErrorText:
-        hidden = {text for name in operation.redact for text in _leaves(params.get(name))}
+        hidden = {text for name in operation.redact for text in leaf_texts(params.get(name))}
         hidden |= {self._url.get_secret_value(), self._password.get_secret_value()} - {""}
         return ErrorText(f"{self.name}.{operation.name}", tuple(sorted(hidden, key=len, reverse=True)))
 
 
 def _set_connect_timeouts(_: Any, __: Any, ___: Any, given: dict[str, Any]) -> None:
-    """Let a connection take no longer to make than its call may, and notice when the other side is gone."""
+    """Bound the time to connect by the call's deadline, and detect a server that is gone."""
     call = CURRENT_CALL.get()
     given.setdefault("tcp_user_timeout", _TCP_USER_TIMEOUT_MS)
     given.setdefault("connect_timeout", max(1, math.ceil(call.remaining.total_seconds())) if call else 10)
 
 
 def _copy_signature(wrapper: Callable[..., Any], function: Callable[..., Any], *first: str) -> Callable[..., Any]:
-    """Give the wrapper the function's parameters, but not the connection: that one is the host's to give."""
+    """Give the wrapper the parameters of the function, except the connection, which the connector passes."""
     signature = inspect.signature(function)
     names = tuple(signature.parameters)
     if inspect.iscoroutinefunction(function) or names[: len(first)][1:] != first[1:]:
@@ -178,16 +178,3 @@ def _checked_url(url: SecretStr | str | None, owner: str) -> URL:
         raise InvalidInputError(
             f"{owner} was given a URL that cannot be read; expected one like 'postgresql+psycopg2://user@host/database'."
         ) from None
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    """Every text and number inside a value."""
-    match value:
-        case dict():
-            yield from (text for each in value.values() for text in _leaves(each))
-        case list() | tuple():
-            yield from (text for each in value for text in _leaves(each))
-        case None | bool() | "":
-            return
-        case _:
-            yield str(value)

@@ -1,8 +1,8 @@
-"""The table that remembers what was done, in the database where it was done.
+"""The table of effects, in the database that the effects are written to.
 
-A row is written in the same transaction as its effect, so either both are there or neither is. Its key is
-unique, and that is the lock: whoever inserts a key first holds it until their transaction has ended, and
-everybody else who tries, to do the same or to ask about it, waits for that end.
+A row is written in the same transaction as its effect, so either both exist or neither does. The unique key is the
+lock: the transaction that inserts a key first holds it until it ends. Every other transaction that inserts the key, to
+send or to reconcile, waits for that end.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ TABLE_NAME = "pipeline_effects"
 
 
 def effects_table(schema: str | None = None) -> Table:
-    """The table as SQLAlchemy knows it, for your own migrations too."""
+    """The table for SQLAlchemy. You may use it in your own migrations."""
     return Table(
         TABLE_NAME,
         MetaData(),
@@ -41,7 +41,7 @@ def effects_table(schema: str | None = None) -> Table:
 
 
 def create_effects_table(engine: Engine, schema: str | None = None) -> None:
-    """Create the table unless it is there. Two processes may do so at once."""
+    """Create the table unless it exists. Two processes may do this at once."""
     try:
         with engine.begin() as connection:
             connection.execute(CreateTable(effects_table(schema), if_not_exists=True))
@@ -51,7 +51,7 @@ def create_effects_table(engine: Engine, schema: str | None = None) -> None:
 
 
 def claim(connection: Connection, table: Table, key: str, operation: str) -> bool:
-    """Take the key for this transaction, waiting for whoever holds it. False when it was used: roll back, then read."""
+    """Take the key for this transaction, after waiting for its holder. False if it was used: roll back, then read."""
     try:
         connection.execute(table.insert().values(key=key, operation=operation, result=null()))
     except IntegrityError:
@@ -60,12 +60,12 @@ def claim(connection: Connection, table: Table, key: str, operation: str) -> boo
 
 
 def store_result(connection: Connection, table: Table, key: str, result: Any) -> bool:
-    """Write the result beside the claim. False when the claim is gone, because somebody ended its transaction."""
+    """Store the result of a claimed key. False if the claim is gone because its transaction was ended."""
     wanted = table.update().where(table.c.key == key).values(result=result)
     return connection.execute(wanted).rowcount == 1
 
 
 def find_effect(connection: Connection, table: Table, key: str) -> tuple[str, Any] | None:
-    """The operation that was carried out under this key and its result, as far as that is committed."""
+    """The committed operation of this key and its result. None if there is none."""
     row = connection.execute(select(table.c.operation, table.c.result).where(table.c.key == key)).first()
     return None if row is None else (row[0], row[1])

@@ -1,7 +1,7 @@
-"""What a database error says about a transaction that was to be carried out.
+"""Classify a database error by when it happened in the transaction.
 
-Until COMMIT is sent every error is definite: what was done in the transaction goes away with it. At COMMIT
-only the database's own refusal is; a connection that breaks there leaves the outcome unknown.
+Before COMMIT every error is definite: the transaction is rolled back. At COMMIT only a refusal of the database is
+definite. A connection that breaks at COMMIT leaves the outcome unknown.
 """
 
 import re
@@ -21,24 +21,24 @@ from pipeline.connectors.sql.effects import TABLE_NAME
 from pipeline.domain.errors import AuthError, HandlerError, LogicError, TransientError
 
 _REFUSALS = (DataError, IntegrityError, InternalError, NotSupportedError, ProgrammingError)
-_RETRYABLE_CODES = frozenset({"40001", "40P01"})  #: the database chose another transaction over this one
+_RETRYABLE_CODES = frozenset({"40001", "40P01"})  #: a serialization failure or a deadlock
 _DENIED_CODES = frozenset({"42501", "28000", "28P01"})
 _DENIED_PHRASES = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "access denied")
 _MISSING_TABLE_PHRASES = ("does not exist", "no such table", "doesn't exist")
 
 
 class UnknownCommitError(Exception):
-    """The database was asked for something final, and nobody knows yet how that ended."""
+    """A transaction may or may not have been committed."""
 
 
 class ErrorText:
-    """How errors of one operation are told: its name, and what must not be shown taken out."""
+    """Describes errors of one operation: with its name, and without values that must be hidden."""
 
     def __init__(self, name: str, hidden: tuple[str, ...] = ()) -> None:
         self.name, self.hidden = name, hidden
 
     def describe(self, error: BaseException) -> str:
-        """The database's own words. What is hidden is found where it stands by itself, so a short one spoils little."""
+        """The database's message. Hidden values are replaced where they are whole words."""
         words = _first_line(error)
         for value in self.hidden:
             words = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", HIDDEN, words)
@@ -46,7 +46,7 @@ class ErrorText:
 
 
 def error_before_commit(error: Exception, words: ErrorText) -> HandlerError:
-    """What to raise when it was rolled back."""
+    """The error for a transaction that was rolled back."""
     if isinstance(error, HandlerError):
         return error
     code, text, said = _sqlstate(error), words.describe(error), _first_line(error)
@@ -61,7 +61,7 @@ def error_before_commit(error: Exception, words: ErrorText) -> HandlerError:
 
 
 def error_at_claim(error: Exception, words: ErrorText) -> Exception:
-    """What to raise when the key could not be taken: somebody else may hold it, and may yet commit."""
+    """The error for a key that could not be claimed. Another transaction may hold it and may still commit."""
     definite = error_before_commit(error, words)
     if not isinstance(definite, TransientError):
         return definite
@@ -69,7 +69,7 @@ def error_at_claim(error: Exception, words: ErrorText) -> Exception:
 
 
 def error_at_commit(error: Exception, words: ErrorText) -> Exception:
-    """What to raise when COMMIT did not end well."""
+    """The error for a COMMIT that failed."""
     is_broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if _sqlstate(error) in _RETRYABLE_CODES or (isinstance(error, _REFUSALS) and not is_broken):
         return error_before_commit(error, words)
@@ -77,14 +77,14 @@ def error_at_commit(error: Exception, words: ErrorText) -> Exception:
 
 
 def _first_line(error: BaseException) -> str:
-    """The kind of an error and its first line: what follows repeats values, and SQLAlchemy adds parameters."""
+    """The type of an error and its first line. Later lines repeat values, and SQLAlchemy adds parameters."""
     own = getattr(error, "orig", None) or error
     first = next(iter(str(own).strip().splitlines()), "").partition("[SQL")[0].strip()
     return f"{type(own).__name__}: {first}".removesuffix(": ")
 
 
 def _sqlstate(error: BaseException) -> str | None:
-    """The five characters by which databases name errors, where the driver tells."""
+    """The SQLSTATE of an error, if the driver has it."""
     own = getattr(error, "orig", None)
     found = getattr(own, "pgcode", None) or getattr(own, "sqlstate", None)
     return found if isinstance(found, str) else None

@@ -1,8 +1,7 @@
-"""One transaction per key: what is done in it, and how it is found out whether it was.
+"""Execute one transaction per key, and reconcile it.
 
-The key is claimed first, and the clock is looked at after that. So a sender that holds its key after its
-deadline took it before; and whoever gets to ask after the deadline, and finds the key free, knows that no
-sender will use it any more.
+A sender claims the key first and checks its deadline after that. So a sender that goes on has claimed the key before
+its deadline. If a reconcile after the deadline finds the key free, no sender will use it any more.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,15 +28,15 @@ from pipeline.domain.values import DEFAULT_LIMITS
 
 Work = Callable[[Connection], Any]
 
-_RECONCILE_WAIT_SHARE = 0.8  #: of the time for a look is spent waiting; the rest is for saying that it was in vain
-_GRACE = timedelta(seconds=1)  #: after the deadline, before the server ends a transaction whose client is silent
+_RECONCILE_WAIT_SHARE = 0.8  #: share of the time that a reconcile waits for the key; the rest is for the verdict
+_GRACE = timedelta(seconds=1)  #: after the deadline, until the server ends a transaction whose client is idle
 
-#: The call that a connection is being made for.
+#: The call that a connection is opened for.
 CURRENT_CALL: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
 def execute_once(engine: Engine, table: Table, call: Call, work: Work, words: ErrorText) -> Any:
-    """Do the work and remember its result, unless the key was used: then give back what is remembered."""
+    """Do the work and store its result. If the key was used, return the stored result instead."""
     with open_connection(engine, call, words) as connection:
         begun = connection.begin()
         try:
@@ -62,15 +61,15 @@ def execute_once(engine: Engine, table: Table, call: Call, work: Work, words: Er
             raise UnknownCommitError(f"{words.name} ended its own transaction; expected it to leave that to the host.")
         try:
             begun.commit()
-        except Exception as error:  # noqa: BLE001 - whatever it was, COMMIT may have been heard
+        except Exception as error:  # noqa: BLE001 - whatever it was, COMMIT may have arrived
             raise error_at_commit(error, words) from None
         return result
 
 
 def reconcile(engine: Engine, table: Table, call: Call, words: ErrorText) -> Verdict:
-    """What became of a call. Takes the key as a sender would, and gives it back: so it waits for one that has it.
+    """Find out what became of a call. It claims the key and rolls back, so it waits for a sender that holds it.
 
-    It is asked where writing is possible, so a copy of the database that lags behind cannot answer.
+    A claim is a write, so a replica that lags behind cannot answer.
     """
     try:
         with open_connection(engine, call, words) as connection:
@@ -89,7 +88,7 @@ def reconcile(engine: Engine, table: Table, call: Call, words: ErrorText) -> Ver
 
 @contextmanager
 def open_connection(engine: Engine, call: Call, words: ErrorText) -> Iterator[Connection]:
-    """A connection for this call. Whatever is open when it is given back is rolled back."""
+    """Open a connection for this call. A transaction that is still open at the end is rolled back."""
     require_time_left(call, words)
     token = CURRENT_CALL.set(call)
     try:
@@ -108,7 +107,7 @@ def open_connection(engine: Engine, call: Call, words: ErrorText) -> Iterator[Co
 
 
 def set_timeouts(connection: Connection, left: timedelta) -> None:
-    """Let the server stop a statement, a wait for a lock, or a transaction whose client went silent."""
+    """Let the server end a statement, a wait for a lock, or a transaction whose client is idle."""
     if connection.dialect.name == "postgresql":
         statement, idle = (max(1, round(span.total_seconds() * 1000)) for span in (left, left + _GRACE))
         connection.exec_driver_sql(
@@ -118,7 +117,7 @@ def set_timeouts(connection: Connection, left: timedelta) -> None:
 
 
 def set_timeouts_per_statement(connection: Connection, call: Call, words: ErrorText) -> None:
-    """Bound every statement from here on by what is left when it begins."""
+    """Bound every later statement by the time that is left when it starts."""
     is_busy = False
 
     def before(*_: Any) -> None:
@@ -135,7 +134,7 @@ def set_timeouts_per_statement(connection: Connection, call: Call, words: ErrorT
 
 
 def require_time_left(call: Call, words: ErrorText) -> None:
-    """Raise when the deadline has passed. Nothing was committed so far."""
+    """Raise if the deadline has passed. Nothing was committed until now."""
     if not call.remaining:
         raise TransientError(f"{words.name}: the time for this call was over before anything was committed.")
 
@@ -148,7 +147,7 @@ def _claim(connection: Connection, table: Table, call: Call, words: ErrorText) -
 
 
 def _execute(connection: Connection, table: Table, call: Call, work: Work, words: ErrorText) -> Any:
-    require_time_left(call, words)  # now that the key is held: see above
+    require_time_left(call, words)  # after the claim: see the module's docstring
     set_timeouts_per_statement(connection, call, words)
     result = work(connection)
     try:
@@ -161,7 +160,7 @@ def _execute(connection: Connection, table: Table, call: Call, work: Work, words
 
 
 def _stored_result(connection: Connection, table: Table, call: Call, words: ErrorText) -> Any:
-    """What was done under this key. It is committed, or the key could have been claimed."""
+    """The stored result of this key. It is committed, since otherwise the claim would have succeeded."""
     try:
         with connection.begin():
             set_timeouts(connection, call.remaining)
