@@ -166,7 +166,7 @@ def main() -> None:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="capacity")))
         nothing = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
         urls = stack.enter_context(servers.running(home / "servers", nothing))
-        migrate.upgrade(Database.unpooled(urls.database_url))
+        migrate.upgrade(Database.connect_unpooled(urls.database_url))
         bench = Bench(urls, home)
         register_workflows(bench.db, Registry.load(["benchmarks.capacity_workflow"]))
         beat = ["beat", "--schedule", str(home / "beat")]

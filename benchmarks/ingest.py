@@ -59,7 +59,7 @@ class Bench:
         route = Route(workflow="bench", topic="orders", message_id_field="id")
         bridge = Bridge(RedisStreamsQueue(client, config), self._db, route)
         began = time.monotonic()
-        while bridge.tally.published < count:
+        while bridge.counts.published < count:
             bridge.read_once()
         took = time.monotonic() - began
         client.close()
@@ -84,7 +84,7 @@ def main() -> None:
         keep = ("PIPELINE_REDIS_BIN", "PIPELINE_POSTGRES_BIN")
         given = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_") or name in keep}
         urls = stack.enter_context(servers.running(home / "servers", given))
-        migrate.upgrade(Database.unpooled(urls.database_url))
+        migrate.upgrade(Database.connect_unpooled(urls.database_url))
         db = Database.connect(urls.database_url, pool_size=1)
         with db.transaction() as tx:
             registration.register(tx, SPEC)

@@ -108,7 +108,7 @@ class Bench:
     def __init__(self, inline: Inline, provider: Any) -> None:
         self.inline, self.provider, self.size, self.count = inline, provider, 1, 0
         self.handing, self.totals = MetricChannel(), MetricTotals()
-        self.handing.ours.setblocking(False)
+        self.handing.receiver.setblocking(False)
         self.meters = metrics_export_collector.meter_provider([metrics_export_collector.handover_reader(self.handing)])
         self.variants: dict[str, Callable[[], Any]] = {
             "cut": cut,

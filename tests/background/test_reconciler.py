@@ -14,7 +14,7 @@ from pipeline.store.database import Database
 from pipeline.testing.asserts import assert_consumed, assert_runs
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, scripted
-from pipeline.transitions import mutations, reconciliation, resolution
+from pipeline.transitions import reconciliation, resolution
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.mutations_in_doubt import STEADY, a_shop, the_mutation
 from tests.support.rule import rule
@@ -144,7 +144,7 @@ def test_a_person_settles_it_and_the_workflow_goes_on(db: Database, answer: str)
     assert blocks(run) == ["reconciliation"]
     run.advance(timedelta(minutes=1))
     with db.transaction() as tx:
-        getattr(mutations, answer)(tx, MutationId(the_mutation(run).id), TESTER)
+        getattr(resolution, answer)(tx, MutationId(the_mutation(run).id), TESTER)
     run.run_until_idle()
     run.run()
     assert blocks(run) == []

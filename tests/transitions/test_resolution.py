@@ -128,7 +128,7 @@ def test_a_settled_mutation_takes_no_second_verdict(db: Database, verb: str) -> 
     run = applied(db, a_run(db, Phase.MUTATING))
     before = the_mutation(db, run.mutation_id)
     with pytest.raises(IllegalTransitionError, match="it is applied"), db.transaction() as tx:
-        getattr(mutations, verb)(tx, run.mutation_id, SOMEBODY)
+        getattr(resolution, verb)(tx, run.mutation_id, SOMEBODY)
     assert the_mutation(db, run.mutation_id) == before
 
 
@@ -139,7 +139,7 @@ def test_nobody_settles_a_mutation_its_worker_still_holds(db: Database, verb: st
     run = a_run(db, Phase.MUTATING)
     db.advance_clock(TIMEOUT)
     with pytest.raises(IllegalTransitionError, match="in_flight"), db.transaction() as tx:
-        getattr(mutations, verb)(tx, run.mutation_id, SOMEBODY)
+        getattr(resolution, verb)(tx, run.mutation_id, SOMEBODY)
     applied(db, run)
 
 

@@ -68,8 +68,8 @@ def test_what_may_be_attempted_again_is_after_a_growing_pause() -> None:
 
 def test_attempts_and_time_are_limited() -> None:
     assert after(TransientError("busy"), attempts=3).action is NextAction.FAILED
-    assert after(TransientError("busy"), left=timedelta(seconds=5)).action is NextAction.FAILED
-    assert after(TransientError("busy"), left=timedelta(seconds=6)).action is NextAction.RETRY
+    assert after(TransientError("busy"), time_left=timedelta(seconds=5)).action is NextAction.FAILED
+    assert after(TransientError("busy"), time_left=timedelta(seconds=6)).action is NextAction.RETRY
 
 
 def test_a_longer_pause_that_was_asked_for_wins_and_is_remembered_when_it_does_not_fit() -> None:
@@ -98,11 +98,11 @@ def test_an_unknown_outcome_is_looked_for_once_where_somebody_can_be_asked(error
     ],
 )
 def test_a_look_settles_it_or_leaves_the_doubt(value: Any, step: NextAction) -> None:
-    assert after(value=value, looked=True, doubt="timed out").action is step
+    assert after(value=value, is_reconcile=True, doubt_reason="timed out").action is step
 
 
 def test_a_look_that_raised_leaves_the_doubt_with_its_first_reason() -> None:
-    judged = after(RuntimeError("search is down"), looked=True, doubt="timed out")
+    judged = after(RuntimeError("search is down"), is_reconcile=True, doubt_reason="timed out")
     assert (judged.action, judged.reason) == (NextAction.DOUBT, "timed out")
 
 
@@ -110,12 +110,12 @@ def test_not_finding_a_call_that_has_not_returned_proves_nothing() -> None:
     first = after(TimedOutError("past its deadline"))
     assert first.failure is not None
     assert first.failure.quiet_period == timedelta(seconds=5), "as much time again as it had"
-    looked = after(value=NotFound(), looked=True, overdue=True)
+    looked = after(value=NotFound(), is_reconcile=True, is_overdue=True)
     assert (looked.action, looked.failure and looked.failure.quiet_period) == (NextAction.DOUBT, timedelta(seconds=5))
 
 
 def test_what_a_look_says_is_cleaned_and_follows_the_first_reason() -> None:
-    judged = after(value=Retry("search for ada@example.org is down"), looked=True, doubt="timed out")
+    judged = after(value=Retry("search for ada@example.org is down"), is_reconcile=True, doubt_reason="timed out")
     assert judged.reason == "timed out; a look says: search for ••• is down"
 
 
