@@ -27,35 +27,39 @@ from pipeline.admin import (
 )
 from pipeline.admin import timeline as moments
 from pipeline.admin.advice import Advice
+from pipeline.cli.dead_letters import DeadLetter
 from pipeline.cli.main import EXIT_CODES, build_app
 from pipeline.store.reads.invariants import Finding
 from tools.markdown import code, page, section, table
 
 #: What `--json` prints: "list of" these, or one of them.
 _JSON_OUTPUT: dict[str, str] = {
-    "workflows": "a list of Workflow; with a name, a WorkflowDetail",
-    "events": "a list of Event; with an id, an EventDetail",
-    "runs": "a list of Run; with an id, a RunDetail",
-    "mutations": "a list of Question; with an id, a MutationDetail",
-    "attention": "a list of Item",
+    "workflows": "a list of WorkflowSummary; with a name, a WorkflowDetail",
+    "events": "a list of EventSummary; with an id, an EventDetail",
+    "runs": "a list of RunSummary; with an id, a RunDetail",
+    "mutations": "a list of MutationSummary; with an id, a MutationDetail",
+    "attention": "a list of AttentionItem",
     "trace": "a Trace",
-    "top": "a Frame",
+    "top": "a Snapshot",
     "doctor": "a list of Finding",
-    "pause": "a Turned, with `is_rung`",
-    "resume": "a Turned, with `is_rung`",
-    "maintenance": "a Turned, with `is_rung`",
-    "approve": "`mutation`, `act`, `follows`, `is_rung`",
-    "reject": "`mutation`, `act`, `follows`, `is_rung`",
-    "acknowledge": "`mutation`, `act`, `follows`, `is_rung`",
-    "resolve": "with an id `mutation`, `act`, `follows`, `is_rung`; else `given`, `is_done`, `taken`, `refused`, "
-    "`is_more`",
-    "resolve-from": "`given`, `is_done`, `taken`, `refused`, `is_more`",
-    "quarantine list": "a list of SetAside",
-    "quarantine release": "`chosen`, `is_done`, `taken`, `refused`, `is_more`, `is_rung`",
-    "quarantine skip": "`chosen`, `is_done`, `taken`, `refused`, `is_more`, `is_rung`",
-    "quarantine add": "`chosen`, `is_done`, `taken`, `refused`, `is_more`, `is_rung`",
-    "publish": "`new`, `repeated`, `replaced`, `is_rung`",
-    "breaker": "`operation`, `act`, `is_changed`, `is_rung`",
+    "pause": "a ControlResult, with `is_notified`",
+    "resume": "a ControlResult, with `is_notified`",
+    "maintenance": "a ControlResult, with `is_notified`",
+    "approve": "`mutation`, `act`, `consequence`, `is_notified`",
+    "reject": "`mutation`, `act`, `consequence`, `is_notified`",
+    "acknowledge": "`mutation`, `act`, `consequence`, `is_notified`",
+    "resolve": "with an id `mutation`, `act`, `consequence`, `is_notified`; else `resolutions`, `is_done`, "
+    "`updated`, `refused`, `is_more`",
+    "resolve-from": "`resolutions`, `is_done`, `updated`, `refused`, `is_more`",
+    "quarantine list": "a list of QuarantineEntry",
+    "quarantine release": "`selected`, `is_done`, `updated`, `refused`, `is_more`, `is_notified`",
+    "quarantine skip": "`selected`, `is_done`, `updated`, `refused`, `is_more`, `is_notified`",
+    "quarantine add": "`selected`, `is_done`, `updated`, `refused`, `is_more`, `is_notified`",
+    "dead-letters list": "a list of DeadLetter",
+    "dead-letters send-back": "`is_done`, `moved`, `kept`, `missing`",
+    "dead-letters drop": "`is_done`, `moved`, `kept`, `missing`",
+    "publish": "`new`, `repeated`, `replaced`, `is_notified`",
+    "breaker": "`operation`, `act`, `is_changed`, `is_notified`",
     "breakers": "a list of `connector`, `operation`, `reason`, `opened_by`, `opened_at`, `probe_at`",
     "connectors": "a list of `connector`, `operation`, `grade`, `timeout`, `settle`",
     "plan": "`requests` and `counts`",
@@ -88,6 +92,7 @@ _JSON_TYPES: tuple[type, ...] = (
     throughput.Throughput,
     quarantine.QuarantineEntry,
     controls.ControlResult,
+    DeadLetter,
     Finding,
 )
 
@@ -107,9 +112,9 @@ def cli_page() -> str:
         section(
             "JSON",
             "What `--json` prints. Fields may be added in a later version, none changes its meaning or goes away. "
-            "Instants are ISO 8601 with their zone. `is_rung` says whether a worker was told of work that became due: "
-            "`false` means that the broker could not be reached and the next tick goes on, `null` that nothing became "
-            "due.",
+            "Instants are ISO 8601 with their zone. `is_notified` says whether a worker was notified of work that "
+            "became due: `false` means that the broker could not be reached and the next tick goes on, `null` that "
+            "nothing became due.",
             table(["command", "prints"], ((code(f"pipeline {name}"), words) for name, words in _JSON_OUTPUT.items())),
             *(_type_section(kind) for kind in _JSON_TYPES),
         ),

@@ -23,7 +23,8 @@ from pipeline.store.reads.invariants import Severity
 class AttentionItem:
     """Something that stands still until a person acts."""
 
-    #: indeterminate, approval, surfaced, blocked, maintenance, quarantined, breaker, retired, unheard, refused, broken
+    #: indeterminate, approval, late_effect, blocked, maintenance, quarantined, breaker, retired,
+    #: unclaimed, dead_letter, broken_invariant
     kind: str
     workflow: str  #: empty when it is about no single one
     subject: str  #: the mutation, run, handler or operation
@@ -61,12 +62,12 @@ def items(
 def dead_letters(count: int) -> AttentionItem:
     """Messages in the queue that a worker moves them to; only the broker knows how many, and not since when."""
     return AttentionItem(
-        kind="refused",
+        kind="dead_letter",
         workflow="",
         subject="queue pipeline.refused",
         reason=f"{quantity(count, 'message')} that no worker could publish or read; send them back or drop them",
         since=None,
-        commands=("pipeline refused list", "pipeline refused send-back --all --yes"),
+        commands=("pipeline dead-letters list", "pipeline dead-letters send-back --all --yes"),
     )
 
 
@@ -104,7 +105,7 @@ def _mutation_reason(question: MutationSummary, otherwise: str) -> str:
 def _late_effects(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
     for row in listings.late_effects(tx, limit=limit):
         yield AttentionItem(
-            kind="surfaced",
+            kind="late_effect",
             workflow=row.workflow,
             subject=f"mutation {row.id}",
             reason=f"{row.connector}.{row.operation} seems to have happened after all; it was settled as failed by "
@@ -173,7 +174,7 @@ def _unserved_handler(row: Row[Any]) -> Iterator[AttentionItem]:
     if row.is_unheard and (left or is_producer):
         why = "no running worker knows it; " + ("it is due" if is_producer else f"{events} left")
         yield AttentionItem(
-            kind="unheard",
+            kind="unclaimed",
             reason=(
                 f"{why}; start a worker whose code has it, deploy code without it under a higher version, or pause it"
             ),
@@ -200,7 +201,7 @@ def _broken_invariants(tx: Transaction, recent: int) -> Iterator[AttentionItem]:
     for finding in invariants.findings(tx, recent=recent):
         if finding.severity is Severity.BROKEN and finding.invariant != invariants.LATE_EFFECTS:
             yield AttentionItem(
-                kind="broken",
+                kind="broken_invariant",
                 workflow="",
                 subject=finding.subject,
                 reason=f"{finding.detail}; {finding.sentence} {finding.advice}",

@@ -65,7 +65,7 @@ def _attention_gauges(tx: Transaction) -> Iterator[Value]:
         "approval": sum(row.asked for row in mutations),
         "maintenance": sum(row.maintenance for row in workflows),
         "breaker": sum(row.is_open for row in gauges.breakers(tx)),
-        "broken": sum(count for _, labels, count in found if _is_broken(labels)),
+        "broken_invariant": sum(count for _, labels, count in found if _is_broken(labels)),
         **gauges.attention(tx, sorted(CLEARED_BY_RESUME)),
     }
     for kind, count in waits.items():

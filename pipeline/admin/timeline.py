@@ -39,11 +39,9 @@ def of_run(
     """Everything that is known of a run, its mutation included."""
     found = [*_run(run), *(_mutation(mutation) if mutation is not None else ()), *_acts(acts)]
     for block in blocks:
-        found += _entries((block.since, "workflow held back", f"{block.kind}: {block.reason}"))
-        found += _entries((block.closed_at, "workflow let go", block.kind))
-    found += [
-        TimelineEntry(at=each.created_at, description="carried forward", note=f"by run {each.id}") for each in retries
-    ]
+        found += _entries((block.since, "workflow blocked", f"{block.kind}: {block.reason}"))
+        found += _entries((block.closed_at, "workflow unblocked", block.kind))
+    found += [TimelineEntry(at=each.created_at, description="retried", note=f"by run {each.id}") for each in retries]
     return _sorted_entries(found, now)
 
 
@@ -58,8 +56,8 @@ def of_acts(acts: Sequence[Row[Any]]) -> tuple[TimelineEntry, ...]:
 
 
 def _run(run: Row[Any]) -> Iterator[TimelineEntry]:
-    carries = f"carries run {run.retry_of} forward, attempt {run.attempt}" if run.retry_of else ""
-    yield from _entries((run.created_at, "started", carries), (run.started_at, "taken by a worker", ""))
+    retry = f"retry of run {run.retry_of}, attempt {run.attempt}" if run.retry_of else ""
+    yield from _entries((run.created_at, "started", retry), (run.started_at, "claimed by a worker", ""))
     if run.lease_expires_at is not None:
         yield TimelineEntry(at=run.lease_expires_at, description="lease ends", note=f"unless {run.worker} renews it")
     if run.finished_at is not None:
@@ -67,20 +65,20 @@ def _run(run: Row[Any]) -> Iterator[TimelineEntry]:
         note = "" if done else f"{run.status}: {run.error or 'no reason was kept'}"
         yield TimelineEntry(at=run.finished_at, description="committed" if done else "stopped", note=note)
     if run.retry_pending:
-        yield from _entries((run.retry_at, "goes on in a new run", "not before"))
+        yield from _entries((run.retry_at, "retry planned", "not before"))
 
 
 def _mutation(row: Row[Any]) -> Iterator[TimelineEntry]:
     what = f"{row.connector}.{row.operation}"
-    yield TimelineEntry(at=row.created_at, description="asked for", note=f"{what}, key {row.idempotency_key}")
+    yield TimelineEntry(at=row.created_at, description="requested", note=f"{what}, key {row.idempotency_key}")
     yield from _entries(
         (row.approved_at, "approved", f"by {row.approved_by}"),
         (row.sent_at, "sent", f"attempt {row.attempts}" if row.attempts > 1 else ""),
-        (row.doubted_at, "in doubt", f"{row.reconcile_attempts} looks so far"),
-        (row.next_reconcile_at, "next look", ""),
-        (row.resolved_at, str(row.status), f"settled by {row.resolved_by}" + (f": {row.error}" if row.error else "")),
-        (row.watch_at, "looked for again", "in case it happens late"),
-        (row.surfaced_at, "found after all", "although it was settled as failed"),
+        (row.doubted_at, "in doubt", f"{row.reconcile_attempts} reconcile attempts so far"),
+        (row.next_reconcile_at, "next reconcile attempt", ""),
+        (row.resolved_at, str(row.status), f"resolved by {row.resolved_by}" + (f": {row.error}" if row.error else "")),
+        (row.watch_at, "next late-effect check", "in case it happens late"),
+        (row.surfaced_at, "late effect found", "although it was resolved as failed"),
     )
     if row.status in _IN_DOUBT:
         yield from _entries((row.quiet_until, "quiet period ends", "until then it may still arrive"))

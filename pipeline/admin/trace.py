@@ -191,7 +191,7 @@ class _TraceBuilder:
             kind="event",
             id=str(row.id),
             description=f"{row.topic} {row.message_id}" + (f" ({row.title})" if row.title else ""),
-            status=", ".join(row.deliveries or ()) or "nobody listens",
+            status=", ".join(row.deliveries or ()) or "no consumer",
             at=row.created_at,
             is_match=(self.match.noun, self.match.id) == ("event", str(row.id)),
         )
@@ -225,7 +225,7 @@ class _TraceBuilder:
             kind="mutation",
             id=str(row.id),
             description=f"{row.connector}.{row.operation}, key {row.idempotency_key}",
-            status=row.status + (", surfaced late" if row.surfaced_at else ""),
+            status=row.status + (", found late" if row.surfaced_at else ""),
             at=row.created_at,
             is_match=(self.match.noun, self.match.id) == ("mutation", str(row.id)),
         )

@@ -22,7 +22,7 @@ _TIMEOUT_SECONDS = 10.0
 class Notice:
     """Something a person should know. Ids and reasons; payloads never, but a reason may be the words of an error."""
 
-    kind: str  #: maintenance, blocked, indeterminate, surfaced, breaker, approval or quarantined
+    kind: str  #: maintenance, blocked, indeterminate, late_effect, breaker, approval or quarantined
     workflow: str
     subject: str
     reason: str

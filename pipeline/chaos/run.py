@@ -281,32 +281,32 @@ def as_dict(result: ChaosResult) -> dict[str, Any]:
     """A result for programs."""
     found = result.records
     return {
-        "ok": result.is_successful,
+        "is_successful": result.is_successful,
         "seed": result.options.seed,
         "mutations": result.options.mutations,
         "seconds": round(result.seconds, 1),
         "rows": len(found.ledger),
         "effects": len(found.effects),
         "consumed": sum(delivery.status == "consumed" for delivery in found.deliveries),
-        "questions": [
+        "unresolved": [
             {
                 "order": entry.order,
                 "key": entry.key,
                 "operation": entry.operation,
                 "status": entry.status,
-                "surfaced": entry.is_found_late,
+                "found_late": entry.is_found_late,
                 "effects": len(found.by_key.get(entry.key, ())),
             }
             for entry in result.unresolved
         ],
         "problems": [str(problem) for problem in result.problems],
         "unfinished": list(result.unfinished),
-        "world": [
+        "comparison": [
             {name: getattr(seen, name) for name in ("fault", "requests", "effects", "applied", "failed", "unresolved")}
             for seen in result.comparison
         ],
-        "looks": dict(result.reconcile_counts),
-        "acts": dict(result.disruptions),
-        "lost_their_worker": {"runs": result.lost_runs[0], "with a mutation": result.lost_runs[1]},
+        "reconciles": dict(result.reconcile_counts),
+        "disruptions": dict(result.disruptions),
+        "lost_runs": {"runs": result.lost_runs[0], "with_mutation": result.lost_runs[1]},
         "home": str(result.home) if result.home else None,
     }

@@ -71,13 +71,13 @@ def trace(
         ),
     ],
     recent: common.Recent = admin_trace.RECENT,
-    most: Annotated[
+    limit: Annotated[
         int, typer.Option(min=1, max=5_000, help="How many things to show at most.")
     ] = admin_trace.MAX_NODES,
     as_json: common.AsJson = False,
 ) -> None:
     """Show everything an input caused, both ways: from where it began down to what followed."""
-    found = admin_trace.trace(context.obj, id_, recent=recent, max_nodes=most)
+    found = admin_trace.trace(context.obj, id_, recent=recent, max_nodes=limit)
     if as_json:
         common.print_json(found)
     else:
@@ -145,7 +145,7 @@ def skip(  # noqa: PLR0913 - options of a command
 @quarantine.command()
 def add(  # noqa: PLR0913 - options of a command
     context: typer.Context,
-    events: Annotated[list[str], typer.Argument(help="QuarantineFilter events, by id.")],
+    events: Annotated[list[str], typer.Argument(help="Which events, by id.")],
     *,
     workflow: Annotated[str, typer.Option(help="The workflow of the handler.")],
     handler: Annotated[str, typer.Option(help="For which handler.")],
@@ -175,28 +175,28 @@ def _act_on_entries(
 ) -> None:
     """Show what would be done; do it only when asked to."""
     reason, by, yes, as_json = options
-    bell, database = common.WakeUps(), context.obj
-    desk = Quarantine(database, bell.wake_workflow)
+    wake_ups, database = common.WakeUps(), context.obj
+    desk = Quarantine(database, wake_ups.wake_workflow)
     found = desk.entries(which, limit=limit + 1)
-    chosen, is_more = (found, False) if which.event_ids else tables.first_rows(found, limit)
-    done = desk.act(verb, chosen, common.actor(by, reason)) if yes else None
+    selected, is_more = (found, False) if which.event_ids else tables.first_rows(found, limit)
+    done = desk.act(verb, selected, common.actor(by, reason)) if yes else None
     if as_json:
-        taken, refused = (done.updated, done.refused) if done else ([], {})
-        chosen_ids = [each.event_id for each in chosen]
-        told = {"chosen": chosen_ids, "is_done": yes, "taken": taken, "refused": refused}
-        common.print_json({**told, "is_more": is_more, "is_rung": bell.is_notified})
-    elif not chosen:
+        updated, refused = (done.updated, done.refused) if done else ([], {})
+        selected_ids = [each.event_id for each in selected]
+        result = {"selected": selected_ids, "is_done": yes, "updated": updated, "refused": refused}
+        common.print_json({**result, "is_more": is_more, "is_notified": wake_ups.is_notified})
+    elif not selected:
         common.print_lines("No such event: nothing was changed. `pipeline events ID` shows how one stands.")
     else:
-        many = f"{quantity(len(chosen), 'event')} to be {_PAST_TENSE[verb]}"
-        _print_entries(tables.count_text(many, "oldest", is_more=is_more), chosen, database)
+        many = f"{quantity(len(selected), 'event')} to be {_PAST_TENSE[verb]}"
+        _print_entries(tables.count_text(many, "oldest", is_more=is_more), selected, database)
         if done is None:
             common.print_lines("Nothing was changed. Repeat with --yes to do it.")
         else:
-            common.print_lines(f"{len(done.updated)} {_PAST_TENSE[verb]}, {len(done.refused)} refused", bell.text())
+            common.print_lines(f"{len(done.updated)} {_PAST_TENSE[verb]}, {len(done.refused)} refused", wake_ups.text())
             common.print_lines(*(f"{subject}: {words}" for subject, words in done.refused.items()))
             if is_more:
-                common.print_more_note(len(chosen))
+                common.print_more_note(len(selected))
     if done is not None and (done.refused or is_more):
         raise typer.Exit(1)
 
@@ -219,7 +219,7 @@ def _print_entries(title: str, found: list[QuarantineEntry], database: Database)
         for each in found
     ]
     columns = ("event", "message id", "handler", "failures", "age")
-    tables.print_table(title, columns, rows, [each.error or each.title or "" for each in found], note="why")
+    tables.print_table(title, columns, rows, [each.error or each.title or "" for each in found], note="reason")
 
 
 def _dead_letters() -> list[AttentionItem]:
@@ -229,7 +229,7 @@ def _dead_letters() -> list[AttentionItem]:
     count = dead_letter.dead_letter_depth()
     if count is None:
         typer.echo(
-            "The broker does not say whether messages were refused; `pipeline refused list` asks again.", err=True
+            "The broker does not say whether messages were refused; `pipeline dead-letters list` asks again.", err=True
         )
     return [client.dead_letters(count)] if count else []
 
@@ -265,7 +265,7 @@ def _print_trace(found: Trace) -> None:
         _add_children(tree, root)
         Console(highlight=False, width=_UNLIMITED_WIDTH, soft_wrap=True).print(tree)
     if found.is_partial:
-        common.print_lines("There is more than is shown; --most shows it.")
+        common.print_lines("There is more than is shown; --limit shows it.")
 
 
 def _add_children(tree: Tree, node: TraceNode) -> None:

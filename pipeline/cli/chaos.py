@@ -50,7 +50,7 @@ def _print_result(result: ChaosResult) -> None:
     found, options = result.records, result.options
     tables.print_table(
         f"seed {options.seed}: {options.mutations} orders, {result.seconds:.0f} s",
-        ("what the world did", "requests", "effects", "ledger: applied", "failed", "question"),
+        ("what the provider did", "requests", "effects", "ledger: applied", "failed", "unresolved"),
         [
             (seen.fault, seen.requests, seen.effects, seen.applied, seen.failed, seen.unresolved)
             for seen in result.comparison
@@ -67,7 +67,7 @@ def _print_result(result: ChaosResult) -> None:
         f"in the ledger.",
     ]
     typer.echo("\n".join(lines))
-    _print_first("question", [_describe_unresolved(result, n) for n in range(len(result.unresolved))])
+    _print_first("unresolved", [_describe_unresolved(result, n) for n in range(len(result.unresolved))])
     _print_first("unfinished", list(result.unfinished))
     _print_first("PROBLEM", [str(problem) for problem in result.problems])
     typer.echo(_conclusion(result))
@@ -76,7 +76,7 @@ def _print_result(result: ChaosResult) -> None:
 def _describe_unresolved(result: ChaosResult, n: int) -> str:
     entry = result.unresolved[n]
     count = len(result.records.by_key.get(entry.key, ()))
-    late = ", surfaced late" if entry.is_found_late else ""
+    late = ", found late" if entry.is_found_late else ""
     return f"{entry.operation} of {entry.order}: {entry.status}{late}; in truth it happened {count} times ({entry.key})"
 
 

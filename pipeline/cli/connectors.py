@@ -65,7 +65,7 @@ def connectors(context: typer.Context, recent: common.Recent = 100_000, as_json:
 def plan(
     context: typer.Context,
     workflow: Annotated[str, typer.Argument(help="Which workflow.")],
-    most: Annotated[int, typer.Option(min=1, help="Runs of each consumer at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Runs of each consumer at most.")] = 100,
     as_json: common.AsJson = False,
 ) -> None:
     """Show which requests a workflow would send for what was not sent yet. Nothing is reserved and nothing is sent."""
@@ -73,13 +73,13 @@ def plan(
     if workflow not in known.workflows:
         _raise_code_missing(context.obj, workflow)
     planner = Planner(context.obj, known, step_limit=settings.step_time_limit)
-    planned = planner.plan(workflow, limit=most)
+    planned = planner.plan(workflow, limit=limit)
     if as_json:
         common.print_json({"requests": [asdict(item) for item in planned], "counts": request_counts(planned)})
         return
     tables.print_table(
         quantity(len(planned), "run"),
-        ("consumer", "events", "request", "what"),
+        ("consumer", "events", "request", "details"),
         [
             (
                 item.handler,
@@ -112,7 +112,7 @@ def breakers(context: typer.Context, as_json: common.AsJson = False) -> None:
             (
                 row.connector,
                 row.operation,
-                row.opened_by or "itself",
+                row.opened_by or "automatic",
                 common.age(row.opened_at, now),
                 _probe_text(row, now),
             )
@@ -125,7 +125,7 @@ def breakers(context: typer.Context, as_json: common.AsJson = False) -> None:
 
 def breaker(
     context: typer.Context,
-    switch: Annotated[BreakerAction, typer.Argument(help="open: start none. close: go on.")],
+    action: Annotated[BreakerAction, typer.Argument(help="open: start none. close: go on.")],
     operation: Annotated[str, typer.Argument(help="connector.operation")],
     reason: common.OptionalReason = "",
     by: common.By = "",
@@ -133,20 +133,22 @@ def breaker(
 ) -> None:
     """Stop new mutations of an operation, or let them go on."""
     connector, name = _parse_operation(operation)
-    bell, who, changed = common.WakeUps(), common.actor(by, reason), True
+    wake_ups, who, changed = common.WakeUps(), common.actor(by, reason), True
     roused: Sequence[Row[Any]] = ()
     with context.obj.transaction() as tx:
-        if switch is BreakerAction.OPEN:
+        if action is BreakerAction.OPEN:
             verbs.open_by_operator(tx, (connector, name), who)
         elif changed := verbs.close_by_operator(tx, (connector, name), who):
             roused = verbs.redispatch_waiting(tx)
     for first in range(0, len(roused), _RUNS_PER_MESSAGE):
-        bell.dispatch(dispatch_messages(roused[first : first + _RUNS_PER_MESSAGE], context.obj))
+        wake_ups.dispatch(dispatch_messages(roused[first : first + _RUNS_PER_MESSAGE], context.obj))
     if as_json:
-        common.print_json({"operation": operation, "act": switch, "is_changed": changed, "is_rung": bell.is_notified})
+        common.print_json(
+            {"operation": operation, "act": action, "is_changed": changed, "is_notified": wake_ups.is_notified}
+        )
         return
     rung = f"It rings for {quantity(len(roused), 'run')} that may have waited behind it." if roused else ""
-    common.print_lines(f"{operation}: {switch}" if changed else f"{operation} was not open", rung, bell.text())
+    common.print_lines(f"{operation}: {action}" if changed else f"{operation} was not open", rung, wake_ups.text())
 
 
 def _parse_operation(operation: str) -> tuple[str, str]:

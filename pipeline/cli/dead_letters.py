@@ -1,4 +1,4 @@
-"""``pipeline refused``: messages that came over the broker and that no worker could work on, kept for a person.
+"""``pipeline dead-letters``: messages that came over the broker and that no worker could work on, kept for a person.
 
 No worker reads the queue ``pipeline.refused``. To look through it, each message is taken, put back at the
 end, and only then acknowledged: that works on every broker and loses nothing. Killed in between, a message
@@ -92,7 +92,7 @@ def drop(ids: Ids = None, everything: All = False, yes: common.Yes = False, as_j
 def _selected_ids(ids: Sequence[str] | None, *, everything: bool) -> set[str] | None:
     """Ids of the messages that are meant; None: all."""
     if bool(ids) == everything:
-        raise InvalidInputError("Say which: ids of messages as `pipeline refused list` shows them, or --all.")
+        raise InvalidInputError("Say which: ids of messages as `pipeline dead-letters list` shows them, or --all.")
     return None if everything else set(ids or ())
 
 
@@ -111,7 +111,7 @@ def _act_on_letters(fate: DeadLetterAction, done: str, wanted: set[str] | None, 
     missing = sorted((wanted or set()) - {each.id for each in found})
     if as_json:
         moved = [each.id for each in found if each not in kept]
-        common.print_json({"done": yes, "messages": moved, "kept": [each.id for each in kept], "missing": missing})
+        common.print_json({"is_done": yes, "moved": moved, "kept": [each.id for each in kept], "missing": missing})
     else:
         _print_actions(fate, done if yes else f"would be {done}", found, kept)
         common.print_lines(*(f"{id_}: there is no such message" for id_ in missing))

@@ -38,7 +38,7 @@ COMMANDS = {
     "db": "db:app",
     "ingest": "ingest:app",
     "quarantine": "attention:quarantine",
-    "refused": "dead_letters:app",
+    "dead-letters": "dead_letters:app",
     "workflows": "workflows:workflows",
     "events": "runs:events",
     "runs": "runs:runs",

@@ -1,4 +1,4 @@
-"""``pipeline mutations``, ``resolve``, ``approve``, ``reject`` and ``acknowledge``: the desk, from a shell."""
+"""``pipeline mutations``, ``resolve``, ``approve``, ``reject`` and ``acknowledge``: the resolutions, from a shell."""
 
 import json
 from dataclasses import replace
@@ -47,26 +47,26 @@ def mutations(  # noqa: PLR0913 - options of a command
     mutation: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id or how that begins.")] = None,
     *,
     workflow: common.WorkflowOption = None,
-    status: Annotated[MutationStatus, typer.Option(help="MutationArgument ones.")] = MutationStatus.INDETERMINATE,
+    status: Annotated[MutationStatus, typer.Option(help="Which ones.")] = MutationStatus.INDETERMINATE,
     result: Annotated[bool, typer.Option("--result", help="Show what came back; it may hold personal data.")] = False,
     limit: common.Limit = 100,
     recent: common.Recent = 10_000,
     as_json: common.AsJson = False,
 ) -> None:
     """List mutations that wait for a person, or those of another status. With an id: its timeline, and what to do."""
-    desk = Resolutions(context.obj, common.registry_or_none())
+    resolutions = Resolutions(context.obj, common.registry_or_none())
     wanted = common.single_argument(mutation)
     if wanted is not None:
-        detail = client.detail(desk, wanted, with_result=result)
+        detail = client.detail(resolutions, wanted, with_result=result)
         common.print_json(detail) if as_json else _print_detail(detail, result=result)
         return
-    _check_workflow(desk, workflow)
+    _check_workflow(resolutions, workflow)
     only = MutationFilter(workflow=workflow, statuses=(status,))
     is_settled = status in _RESOLVED
     found, is_more = tables.first_rows(
-        desk.resolved_mutations(only, limit=limit + 1, recent=recent)
+        resolutions.resolved_mutations(only, limit=limit + 1, recent=recent)
         if is_settled
-        else desk.unresolved_mutations(only, limit=limit + 1),
+        else resolutions.unresolved_mutations(only, limit=limit + 1),
         limit,
     )
     if as_json:
@@ -79,10 +79,8 @@ def mutations(  # noqa: PLR0913 - options of a command
 
 def resolve(  # noqa: PLR0913 - options of a command
     context: typer.Context,
-    answer: Annotated[ResolutionKind, typer.Argument(help="What happened to it, or what to do.")],
-    mutation: Annotated[
-        str | None, typer.Argument(help="MutationArgument one. Without it, all that the options name.")
-    ] = None,
+    resolution: Annotated[ResolutionKind, typer.Argument(help="What happened to it, or what to do.")],
+    mutation: Annotated[str | None, typer.Argument(help="Which one. Without it, all that the options name.")] = None,
     *,
     reason: common.Reason = "",
     by: common.By = "",
@@ -93,22 +91,22 @@ def resolve(  # noqa: PLR0913 - options of a command
     as_json: common.AsJson = False,
 ) -> None:
     """Settle a mutation that nobody else can settle, or many at once."""
-    bell, who = common.WakeUps(), common.actor(by, reason)
-    desk = _resolutions(context, bell)
+    wake_ups, who = common.WakeUps(), common.actor(by, reason)
+    resolutions = _resolutions(context, wake_ups)
     value = _parse_result(result)
     if mutation is not None:
-        mutation_id = _find_id(desk, mutation)
-        desk.resolve(mutation_id, answer, who, result=value)
-        _print_act(mutation_id, answer, _CONSEQUENCES[answer], bell, as_json=as_json)
+        mutation_id = _find_id(resolutions, mutation)
+        resolutions.resolve(mutation_id, resolution, who, result=value)
+        _print_act(mutation_id, resolution, _CONSEQUENCES[resolution], wake_ups, as_json=as_json)
         return
     if workflow is None and operation is None:
         raise InvalidInputError("Nothing says which mutations; give an id, --workflow or --operation.")
-    _check_workflow(desk, workflow)
+    _check_workflow(resolutions, workflow)
     found, is_more = tables.first_rows(
-        desk.unresolved_mutations(_filter(workflow, operation), limit=_MAX_AT_ONCE + 1), _MAX_AT_ONCE
+        resolutions.unresolved_mutations(_filter(workflow, operation), limit=_MAX_AT_ONCE + 1), _MAX_AT_ONCE
     )
-    _resolve_many(desk, resolutions_for(found, answer, value), who, (yes, as_json, is_more))
-    common.print_lines("" if as_json else bell.text())
+    _resolve_many(resolutions, resolutions_for(found, resolution, value), who, (yes, as_json, is_more))
+    common.print_lines("" if as_json else wake_ups.text())
 
 
 def resolve_from(  # noqa: PLR0913 - options of a command
@@ -118,7 +116,7 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     ],
     *,
     column: Annotated[str, typer.Option(help="The column that names a mutation.")] = KEY,
-    to: Annotated[str, typer.Option(help=f"What of ours it holds: {KEY}, or params.<name>.")] = KEY,
+    match_by: Annotated[str, typer.Option(help=f"What of ours it holds: {KEY}, or params.<name>.")] = KEY,
     complete: Annotated[bool, typer.Option("--complete", help="What is not in the file did not happen.")] = False,
     reason: common.Reason = "",
     by: common.By = "",
@@ -129,24 +127,25 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     as_json: common.AsJson = False,
 ) -> None:
     """Settle mutations by a provider's own records: what is in the file happened."""
-    bell = common.WakeUps()
-    desk = _resolutions(context, bell)
-    _check_workflow(desk, workflow)
+    wake_ups = common.WakeUps()
+    resolutions = _resolutions(context, wake_ups)
+    _check_workflow(resolutions, workflow)
     asked, is_more = tables.first_rows(
-        desk.match_candidates(to, _filter(workflow, operation), limit=_MAX_AT_ONCE + 1, recent=recent), _MAX_AT_ONCE
+        resolutions.match_candidates(match_by, _filter(workflow, operation), limit=_MAX_AT_ONCE + 1, recent=recent),
+        _MAX_AT_ONCE,
     )
     found = provider_export.preview(asked, provider_export.read_rows(export), column, is_complete=complete)
     if not as_json:
         _print_preview(found)
     if any(item.is_partial for item in asked):
         typer.echo(
-            f"The ledger reaches further back than its newest {recent} rows. An older one may have the same {to}, so "
-            f"nothing is answered by it: look further with --recent, or match by {KEY}.",
+            f"The ledger reaches further back than its newest {recent} rows. An older one may have the same "
+            f"{match_by}, so nothing is resolved by it: look further with --recent, or match by {KEY}.",
             err=True,
         )
     who = replace(common.actor(by, reason), evidence={"export": export.name, "column": column, "complete": complete})
-    _resolve_many(desk, list(found.resolutions), who, (yes, as_json, is_more))
-    common.print_lines("" if as_json else bell.text())
+    _resolve_many(resolutions, list(found.resolutions), who, (yes, as_json, is_more))
+    common.print_lines("" if as_json else wake_ups.text())
 
 
 def approve(
@@ -160,21 +159,21 @@ def approve(
     as_json: common.AsJson = False,
 ) -> None:
     """Allow exactly the request that `pipeline mutations ID` shows. One that changed meanwhile is not sent."""
-    bell = common.WakeUps()
-    desk = _resolutions(context, bell)
-    question = desk.mutation(_find_id(desk, mutation))
+    wake_ups = common.WakeUps()
+    resolutions = _resolutions(context, wake_ups)
+    question = resolutions.mutation(_find_id(resolutions, mutation))
     if question.is_hidden and not unseen:
         raise InvalidInputError(
             f"What {question.connector}.{question.operation} would send cannot be shown here, because its code is not "
             "here. Look at it and allow it where PIPELINE_WORKFLOWS names the code, or allow it unseen with --unseen. "
             "Nothing was changed."
         )
-    desk.approve(question, common.actor(by, reason))
-    with desk.db.transaction() as tx:
+    resolutions.approve(question, common.actor(by, reason))
+    with resolutions.db.transaction() as tx:
         until = send_condition(question, workflow_holds(tx, question.workflow))
     after = f", as soon as {until.text}" if until else ""
-    follows = f"{question.title}: exactly this request is sent, once{after}."
-    _print_act(question.id, "approved", follows, bell, as_json=as_json)
+    consequence = f"{question.title}: exactly this request is sent, once{after}."
+    _print_act(question.id, "approved", consequence, wake_ups, as_json=as_json)
 
 
 def reject(
@@ -185,11 +184,11 @@ def reject(
     as_json: common.AsJson = False,
 ) -> None:
     """Refuse a request, also one that was allowed and not sent yet: it is never sent, and its events are skipped."""
-    bell, who = common.WakeUps(), _require_reason(common.actor(by, reason))
-    desk = _resolutions(context, bell)
-    mutation_id = _find_id(desk, mutation)
-    desk.reject(mutation_id, who)
-    _print_act(mutation_id, "rejected", _CONSEQUENCES[ResolutionKind.SKIP], bell, as_json=as_json)
+    wake_ups, who = common.WakeUps(), _require_reason(common.actor(by, reason))
+    resolutions = _resolutions(context, wake_ups)
+    mutation_id = _find_id(resolutions, mutation)
+    resolutions.reject(mutation_id, who)
+    _print_act(mutation_id, "rejected", _CONSEQUENCES[ResolutionKind.SKIP], wake_ups, as_json=as_json)
 
 
 def acknowledge(
@@ -200,27 +199,31 @@ def acknowledge(
     as_json: common.AsJson = False,
 ) -> None:
     """Say that an effect which surfaced late was dealt with; nobody is reminded of it any more."""
-    bell, who = common.WakeUps(), _require_reason(common.actor(by, reason))
-    desk = _resolutions(context, bell)
-    mutation_id = _find_id(desk, mutation)
-    desk.acknowledge(mutation_id, who)
+    wake_ups, who = common.WakeUps(), _require_reason(common.actor(by, reason))
+    resolutions = _resolutions(context, wake_ups)
+    mutation_id = _find_id(resolutions, mutation)
+    resolutions.acknowledge(mutation_id, who)
     _print_act(
-        mutation_id, "acknowledged", "The doctor and `pipeline attention` speak of it no more.", bell, as_json=as_json
+        mutation_id,
+        "acknowledged",
+        "The doctor and `pipeline attention` speak of it no more.",
+        wake_ups,
+        as_json=as_json,
     )
 
 
-def _resolutions(context: typer.Context, bell: common.WakeUps) -> Resolutions:
-    return Resolutions(context.obj, common.load_registry(), bell.wake_workflow, bell.dispatch_run)
+def _resolutions(context: typer.Context, wake_ups: common.WakeUps) -> Resolutions:
+    return Resolutions(context.obj, common.load_registry(), wake_ups.wake_workflow, wake_ups.dispatch_run)
 
 
-def _find_id(desk: Resolutions, text: str) -> UUID:
-    with desk.db.transaction() as tx:
+def _find_id(resolutions: Resolutions, text: str) -> UUID:
+    with resolutions.db.transaction() as tx:
         return lookup.find_id(tx, text, "mutation")
 
 
-def _check_workflow(desk: Resolutions, workflow: str | None) -> None:
+def _check_workflow(resolutions: Resolutions, workflow: str | None) -> None:
     if workflow is not None:
-        with desk.db.transaction() as tx:
+        with resolutions.db.transaction() as tx:
             lookup.require_workflow(tx, workflow)
 
 
@@ -235,28 +238,34 @@ def _filter(workflow: str | None, operation: str | None) -> MutationFilter:
     return MutationFilter(workflow=workflow, connector=connector or None, operation=name or None)
 
 
-def _print_act(mutation_id: UUID, what: str, follows: str, bell: common.WakeUps, *, as_json: bool) -> None:
+def _print_act(mutation_id: UUID, what: str, consequence: str, wake_ups: common.WakeUps, *, as_json: bool) -> None:
     if as_json:
-        common.print_json({"mutation": mutation_id, "act": what, "follows": follows, "is_rung": bell.is_notified})
+        common.print_json(
+            {"mutation": mutation_id, "act": what, "consequence": consequence, "is_notified": wake_ups.is_notified}
+        )
     else:
-        common.print_lines(f"{mutation_id}: {what}", follows, bell.text())
+        common.print_lines(f"{mutation_id}: {what}", consequence, wake_ups.text())
 
 
-def _resolve_many(desk: Resolutions, given: list[Resolution], who: Actor, options: tuple[bool, bool, bool]) -> None:
+def _resolve_many(
+    resolutions: Resolutions, given: list[Resolution], who: Actor, options: tuple[bool, bool, bool]
+) -> None:
     yes, as_json, is_more = options
-    settled = desk.resolve_many(given, who) if yes else None
+    settled = resolutions.resolve_many(given, who) if yes else None
     if as_json:
-        answers = [{"mutation": item.mutation.id, "answer": item.kind} for item in given]
-        taken, refused = (settled.updated, settled.refused) if settled else ([], {})
-        told = {str(mutation): words for mutation, words in refused.items()}
-        common.print_json({"given": answers, "is_done": yes, "taken": taken, "refused": told, "is_more": is_more})
+        chosen = [{"mutation": item.mutation.id, "kind": item.kind} for item in given]
+        updated, refused = (settled.updated, settled.refused) if settled else ([], {})
+        reasons = {str(mutation): text for mutation, text in refused.items()}
+        common.print_json(
+            {"resolutions": chosen, "is_done": yes, "updated": updated, "refused": reasons, "is_more": is_more}
+        )
     else:
-        title = tables.count_text(f"{len(given)} answers", "first", is_more=is_more)
+        title = tables.count_text(f"{len(given)} resolutions", "first", is_more=is_more)
         _print_mutations(title, [item.mutation for item in given], [str(item.kind) for item in given])
         if settled is None:
-            common.print_lines("Nothing was changed. Repeat with --yes to give these answers.")
+            common.print_lines("Nothing was changed. Repeat with --yes to resolve them.")
         else:
-            common.print_lines(f"{len(settled.updated)} settled, {len(settled.refused)} refused")
+            common.print_lines(f"{len(settled.updated)} resolved, {len(settled.refused)} refused")
             common.print_lines(*(f"{mutation}: {words}" for mutation, words in settled.refused.items()))
             if is_more:
                 common.print_more_note(len(given))
@@ -273,7 +282,7 @@ def _print_preview(found: ImportPreview) -> None:
 
 
 def _print_mutations(title: str, found: list[MutationSummary], answers: list[str] | None = None) -> None:
-    columns = ("id", "workflow", "operation", "since", *(("answer",) if answers else ()))
+    columns = ("id", "workflow", "operation", "since", *(("resolution",) if answers else ()))
     rows = [
         (
             question.id,
@@ -284,7 +293,7 @@ def _print_mutations(title: str, found: list[MutationSummary], answers: list[str
         )
         for number, question in enumerate(found)
     ]
-    tables.print_table(title, columns, rows, [_mutation_note(question) for question in found], note="what")
+    tables.print_table(title, columns, rows, [_mutation_note(question) for question in found], note="details")
 
 
 def _mutation_note(question: MutationSummary) -> str:
@@ -309,7 +318,7 @@ def _print_detail(found: MutationDetail, *, result: bool) -> None:
         ("request", question.request_hash),
         *((f"  {name}", value) for name, value in question.params.items()),
         ("attempts", question.attempts),
-        ("looks", question.reconcile_attempts),
+        ("reconcile attempts", question.reconcile_attempts),
     )
     print_timeline(found.timeline)
     if result:

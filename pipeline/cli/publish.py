@@ -196,12 +196,17 @@ def _parse_json(text: str, what: str) -> Any:
 def _print_tally(tally: PublishTally, workflow: str, *, as_json: bool) -> None:
     """Ring for what is new, and say what became of it; that nobody heard is no part of the answer."""
     tally.notify(workflow)
-    bell = tally.wake_ups
+    wake_ups = tally.wake_ups
     if as_json:
         common.print_json(
-            {"new": tally.new, "repeated": tally.repeated, "replaced": tally.replaced, "is_rung": bell.is_notified}
+            {
+                "new": tally.new,
+                "repeated": tally.repeated,
+                "replaced": tally.replaced,
+                "is_notified": wake_ups.is_notified,
+            }
         )
         return
     typer.echo(tally.text())
-    if bell.is_notified is False:
-        typer.echo(bell.text(), err=True)
+    if wake_ups.is_notified is False:
+        typer.echo(wake_ups.text(), err=True)

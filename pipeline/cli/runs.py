@@ -90,7 +90,7 @@ def print_timeline(moments: tuple[TimelineEntry, ...]) -> None:
         )
         for each in moments
     ]
-    tables.print_table("\ntimeline", ("at", "what", "by"), rows, [each.note for each in moments], note="note")
+    tables.print_table("\ntimeline", ("at", "description", "by"), rows, [each.note for each in moments], note="note")
 
 
 def print_advice(advice: Advice) -> None:
@@ -106,7 +106,7 @@ def _print_runs(found: list[RunSummary], database: Database, *, is_more: bool) -
         ("id", "status", "age", "handler"),
         [(each.id, each.status, common.age(each.created_at, now), f"{each.workflow}/{each.handler}") for each in found],
         [_run_note(each) for each in found],
-        note="what",
+        note="details",
     )
 
 
@@ -120,7 +120,7 @@ def _print_events(found: list[EventSummary], database: Database, *, is_more: boo
             (each.id, each.message_id, f"{each.workflow}/{each.topic}", common.age(each.created_at, now))
             for each in found
         ],
-        [", ".join(each.deliveries) or "nobody listens" for each in found],
+        [", ".join(each.deliveries) or "no consumer" for each in found],
         note="deliveries",
     )
 
@@ -144,10 +144,10 @@ def _print_run(found: RunDetail) -> None:
         ("attempt", run.attempt),
         ("error", run.error),
         ("worker", found.worker),
-        ("carries", found.retry_of),
-        ("carried by", found.retried_by),
+        ("retry of", found.retry_of),
+        ("retried by", found.retried_by),
         ("mutation", mutation.id if mutation else None),
-        ("  asks for", mutation.operation if mutation else None),
+        ("  operation", mutation.operation if mutation else None),
         ("  status", mutation.status if mutation else None),
         ("  key", mutation.idempotency_key if mutation else None),
         ("  error", mutation.error if mutation else None),
@@ -181,7 +181,7 @@ def _print_event(found: EventDetail, *, payload: bool) -> None:
             ("run", "status", "phase"),
             [(run.id, run.status, run.phase) for run in delivery.runs],
             [run.error or run.title or "" for run in delivery.runs],
-            note="what",
+            note="details",
         )
         _print_event_lines("  caused", delivery.outputs)
     if not found.deliveries:
@@ -196,7 +196,7 @@ def _print_event(found: EventDetail, *, payload: bool) -> None:
 def _print_event_lines(title: str, events: tuple[EventLine, ...]) -> None:
     if events:
         rows = [(each.id, each.message_id, each.topic) for each in events]
-        notes = [", ".join(each.deliveries) or "nobody listens" for each in events]
+        notes = [", ".join(each.deliveries) or "no consumer" for each in events]
         tables.print_table(f"\n{title}", ("event", "message id", "topic"), rows, notes, note="deliveries")
 
 

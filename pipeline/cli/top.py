@@ -54,9 +54,9 @@ def render(snapshot: Snapshot, width: int) -> Group:
     rates = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     is_narrow = width < _NARROW
     columns = ["workflow", "status", "runs", "waiting", "oldest", "in/s", "done/s"]
-    columns += [] if is_narrow else ["stopped/s", "aside", "why"]
+    columns += [] if is_narrow else ["stopped/s", "quarantined", "reason"]
     for column in columns:
-        rates.add_column(column, no_wrap=column != "why", justify="left")
+        rates.add_column(column, no_wrap=column != "reason", justify="left")
     for workflow in snapshot.workflows:
         rates.add_row(*_cells(snapshot, workflow)[: len(columns)])
     parts: list[Table | Text] = [_title(snapshot), Text(""), rates, Text(""), *_attention(snapshot)]

@@ -77,7 +77,7 @@ def resume(
 
 def maintenance(
     context: typer.Context,
-    direction: Annotated[MaintenanceAction, typer.Argument(help="enter: start nothing. exit: the code was mended.")],
+    action: Annotated[MaintenanceAction, typer.Argument(help="enter: start nothing. exit: the code was mended.")],
     name: WorkflowArgument,
     reason: Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept in the audit. Needed to enter.")] = "",
     by: common.By = "",
@@ -85,7 +85,7 @@ def maintenance(
 ) -> None:
     """Hold a workflow back until its code has changed, or say that it was mended."""
     who = common.actor(by, reason)
-    if direction is MaintenanceAction.ENTER:
+    if action is MaintenanceAction.ENTER:
         _apply_control(context, lambda switches, person: switches.enter_maintenance(name, person), who, as_json=as_json)
     else:
         _apply_control(context, lambda switches, person: switches.exit_maintenance(name, person), who, as_json=as_json)
@@ -94,12 +94,12 @@ def maintenance(
 def _apply_control(
     context: typer.Context, act: Callable[[WorkflowControls, Actor], ControlResult], who: Actor, *, as_json: bool
 ) -> None:
-    bell = common.WakeUps()
-    turned = act(WorkflowControls(context.obj, bell.wake_workflow), who)
+    wake_ups = common.WakeUps()
+    turned = act(WorkflowControls(context.obj, wake_ups.wake_workflow), who)
     if as_json:
-        common.print_json({**asdict(turned), "is_rung": bell.is_notified})
+        common.print_json({**asdict(turned), "is_notified": wake_ups.is_notified})
     else:
-        common.print_lines(turned.message, turned.consequence, bell.text())
+        common.print_lines(turned.message, turned.consequence, wake_ups.text())
 
 
 def _print_workflows(every: list[WorkflowSummary], database: Database) -> None:
@@ -107,7 +107,7 @@ def _print_workflows(every: list[WorkflowSummary], database: Database) -> None:
         now = tx.clock()
     tables.print_table(
         quantity(len(every), "workflow"),
-        ("name", "status", "since", "runs", "waiting", "oldest", "aside", "version"),
+        ("name", "status", "since", "runs", "waiting", "oldest", "quarantined", "version"),
         [
             (
                 each.name,
@@ -122,7 +122,7 @@ def _print_workflows(every: list[WorkflowSummary], database: Database) -> None:
             for each in every
         ],
         [each.reason for each in every],
-        note="why",
+        note="reason",
     )
 
 
@@ -133,16 +133,16 @@ def _print_workflow(found: WorkflowDetail, database: Database) -> None:
     tables.print_fields(
         ("workflow", each.name),
         ("status", _status_text(each)),
-        ("why", each.reason),
+        ("reason", each.reason),
         ("since", common.format_time(each.since)),
         ("runs", f"{each.active_runs} in the air, at most {each.concurrency}"),
         ("version", each.version),
         ("on uncertain", found.on_uncertain),
-        ("on wrong code", found.on_logic_error),
+        ("on logic error", found.on_logic_error),
     )
     _print_handlers(found, now)
     tables.print_table(
-        "\ntopics", ("name", "consumers"), [(t.name, ", ".join(t.consumers) or "nobody") for t in found.topics]
+        "\ntopics", ("name", "consumers"), [(t.name, ", ".join(t.consumers) or "none") for t in found.topics]
     )
     if found.blocks:
         rows = [(block.run_id, block.kind, common.age(block.since, now)) for block in found.blocks]
@@ -157,7 +157,7 @@ def _print_workflow(found: WorkflowDetail, database: Database) -> None:
 def _print_handlers(found: WorkflowDetail, now: datetime) -> None:
     tables.print_table(
         "\nhandlers",
-        ("name", "kind", "runs", "waiting", "reserved", "aside", "oldest", "failures"),
+        ("name", "kind", "runs", "waiting", "reserved", "quarantined", "oldest", "failures"),
         [
             (
                 handler.name + (" (gone from the code)" if handler.is_retired else ""),

@@ -177,7 +177,7 @@ class DeadLetterConsumer(Consumer):  # type: ignore[misc]  # celery ships no typ
             # later: it comes again at once, and the broker may be in trouble for a while
             self.timer.call_after(_REQUEUE_DELAY, message.reject_log_error, (log, errors, True))
         else:
-            log.error(what + ". It was moved to %s; `pipeline refused list` shows it", *about, DEAD_LETTER_QUEUE)
+            log.error(what + ". It was moved to %s; `pipeline dead-letters list` shows it", *about, DEAD_LETTER_QUEUE)
             count_dead_letter(kind)
             message.ack_log_error(log, errors)
 

@@ -82,7 +82,7 @@ def test_people_are_told_of_it_once(db: Database) -> None:
     run.sweeps.notifier = _Told(told)
     run.sweeps.notices()
     run.sweeps.notices()
-    (notice,) = [notice for notice in told if notice.kind == "surfaced"]
+    (notice,) = [notice for notice in told if notice.kind == "late_effect"]
     assert "mail.send seems to have happened after all" in notice.reason
     assert row.idempotency_key in notice.reason
     assert f"run {run.ledger()[-1].run_id} did the same again (applied): there are two" in notice.reason

@@ -109,12 +109,12 @@ def test_without_a_receiver_notices_are_in_the_log(caplog: pytest.LogCaptureFixt
 
 def test_notices_in_the_log_have_ids_as_fields_and_no_words_of_errors(caplog: pytest.LogCaptureFixture) -> None:
     reason = "mail.send: TimeoutError: SECRET"
-    LogNotifier().notify(Notice(kind="surfaced", workflow="w", subject="mutation 7", reason=reason, since="now"))
+    LogNotifier().notify(Notice(kind="late_effect", workflow="w", subject="mutation 7", reason=reason, since="now"))
     (record,) = caplog.records
     line = JsonFormatter().format(record)
     told = json.loads(line)
     assert {name: told[name] for name in ("notice", "workflow", "subject", "since")} == {
-        "notice": "surfaced",
+        "notice": "late_effect",
         "workflow": "w",
         "subject": "mutation 7",
         "since": "now",

@@ -80,7 +80,7 @@ def test_a_handler_that_no_worker_knows_leaves_the_places_to_those_that_are_know
     pass_time(run, 12)
     assert stands(run, orders, "send") == {"consumed"}
     assert stands(run, orders, "extra") == {"pending"}
-    item = next(item for item in waits(run) if item.kind == "unheard")
+    item = next(item for item in waits(run) if item.kind == "unclaimed")
     assert (item.workflow, item.subject) == ("shop", "handler extra")
     assert item.since is not None
     assert "extra" in overdue(run)["handlers-are-known"]
@@ -89,7 +89,7 @@ def test_a_handler_that_no_worker_knows_leaves_the_places_to_those_that_are_know
     back.sweeps.tick()
     back.run()
     assert stands(back, orders, "extra") == {"consumed"}, "served at once, not when its rest is over"
-    assert not [item for item in waits(back) if item.kind == "unheard"]
+    assert not [item for item in waits(back) if item.kind == "unclaimed"]
     assert not overdue(back)
 
 
@@ -123,7 +123,7 @@ def test_a_worker_that_takes_a_run_ends_the_rest_of_its_handler(db: Database) ->
         while stranger.messages:
             stranger.deliver(stranger.messages.popleft())
     assert {row.status for row in knows.runs()} <= {"paused:transient", "active"}
-    assert [item.subject for item in waits(knows) if item.kind == "unheard"] == ["handler extra", "handler send"]
+    assert [item.subject for item in waits(knows) if item.kind == "unclaimed"] == ["handler extra", "handler send"]
     pass_time(knows, 11)
     assert {row.status for row in knows.deliveries(orders)} == {"consumed"}
     assert not waits(knows)
@@ -153,7 +153,7 @@ def test_a_run_that_got_further_before_the_rollback_gives_its_place_up_and_is_do
     run.publish(a, *({"n": n} for n in range(3)))
     pass_time(run, 11)
     assert stands(run, a, "send") == {"consumed"}
-    assert [item.subject for item in waits(run) if item.kind == "unheard"] == ["handler extra"]
+    assert [item.subject for item in waits(run) if item.kind == "unclaimed"] == ["handler extra"]
     back = Inline(db, [newer], [mail])
     pass_time(back, 2)
     assert stands(back, b, "extra") == {"consumed"}

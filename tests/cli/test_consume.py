@@ -209,7 +209,7 @@ def test_options_outrank_the_environment_and_that_outranks_the_file(here: Path) 
     by_option = consumed(
         here, "Good", "--policy", "p.toml", "--limit", "3", "--concurrency", "2", "--json", environ=environ
     )
-    taken = [json.loads(done.stdout)["taken"] for done in (by_file, by_environ, by_option)]
+    taken = [json.loads(done.stdout)["fetched"] for done in (by_file, by_environ, by_option)]
     assert taken == [1, 2, 3]
     assert json.loads(by_option.stdout)["batches"] == 2
 

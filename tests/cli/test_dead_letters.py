@@ -37,13 +37,13 @@ def test_refused_messages_wait_for_a_person_with_the_command_to_type(pipeline: P
     ask(two)
     (item,) = pipeline("attention", "--json").json
     assert (item["kind"], item["subject"], item["commands"][0]) == (
-        "refused",
+        "dead_letter",
         "queue pipeline.refused",
-        "pipeline refused list",
+        "pipeline dead-letters list",
     )
     assert item["reason"].startswith("2 messages")
     said = pipeline("attention", "--check")
-    assert (said.code, "\n    pipeline refused list\n" in said.out) == (4, True)
+    assert (said.code, "\n    pipeline dead-letters list\n" in said.out) == (4, True)
 
 
 def test_a_queue_that_nobody_wrote_to_is_nothing_to_tell(pipeline: Pipeline, ask: Ask, two: str) -> None:

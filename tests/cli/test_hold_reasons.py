@@ -79,11 +79,11 @@ def test_a_run_behind_an_open_breaker_names_it_and_how_to_close_it(db: Database,
     care.publish(care.plain)
     (row,) = care.waiting()
     told = pipeline("runs", str(row.id), "--json").json["advice"]
-    assert "mail.send" in told["words"]
-    assert "outage" in told["words"]
+    assert "mail.send" in told["text"]
+    assert "outage" in told["text"]
     assert told["commands"][0] == 'pipeline breaker close mail.send -m "why"'
     closed(pipeline)
-    assert "breaker" not in pipeline("runs", str(row.id), "--json").json["advice"]["words"]
+    assert "breaker" not in pipeline("runs", str(row.id), "--json").json["advice"]["text"]
     care.run.run_until_idle()
     assert len(care.mail.effects) == 1
 
@@ -106,7 +106,7 @@ def test_closing_a_breaker_rings_at_once_for_the_runs_that_waited_before_it(
     care.run.run()
     assert len(care.mail.effects) == 3, "if the message is lost, the next tick rings, and not only after a minute"
     again = pipeline("breaker", "close", "mail.send", "--json").json
-    assert (again["is_changed"], again["is_rung"]) == (False, None)
+    assert (again["is_changed"], again["is_notified"]) == (False, None)
 
 
 def test_an_approved_request_behind_a_breaker_is_said_to_wait_for_it(
@@ -122,13 +122,13 @@ def test_an_approved_request_behind_a_breaker_is_said_to_wait_for_it(
     for command in ("mutations", "runs"):
         about = str(mutation.id if command == "mutations" else mutation.run_id)
         advice = pipeline(command, about, "--json").json["advice"]
-        assert "breaker" in advice["words"]
+        assert "breaker" in advice["text"]
         assert advice["commands"] == ['pipeline breaker close mail.send -m "why"']
     rung.clear()
     closed(pipeline)
     assert [message.run_ids for message in rung] == [(str(mutation.run_id),)]
     advice = pipeline("mutations", str(mutation.id), "--json").json["advice"]
-    assert advice["words"] == "It was allowed; a worker sends it."
+    assert advice["text"] == "It was allowed; a worker sends it."
     care.run.run_until_idle()
     assert len(care.mail.effects) == 1
 
@@ -147,7 +147,7 @@ def test_a_request_that_waits_for_a_word_in_the_only_place_is_why_nothing_starts
     assert "holds the only place" in pipeline("workflows", "care").out
     assert "holds the only place" in pipeline("top", "--once").out
     advice = pipeline("runs", str(mutation.run_id), "--json").json["advice"]
-    assert "it holds the only place of 'care'" in advice["words"]
+    assert "it holds the only place of 'care'" in advice["text"]
     care.run.approve(mutation)
     care.run.run_until_idle()
     assert pipeline("workflows", "--json").json[0]["reason"] == ""
@@ -186,12 +186,12 @@ def test_what_a_held_workflow_keeps_from_going_on_says_why_and_what_lets_it(db: 
     assert run.retry_pending
     pipeline("pause", "billing", "-m", "stock-taking")
     told = pipeline("runs", str(run.id), "--json").json["advice"]
-    assert "paused by ada: stock-taking" in told["words"]
+    assert "paused by ada: stock-taking" in told["text"]
     assert told["commands"] == ['pipeline resume billing -m "why"']
     pipeline("resume", "billing")
     pipeline("maintenance", "enter", "billing", "-m", "wrong tax rate")
     told = pipeline("runs", str(run.id), "--json").json["advice"]
-    assert "maintenance: wrong tax rate" in told["words"]
+    assert "maintenance: wrong tax rate" in told["text"]
     assert told["commands"] == ['pipeline maintenance exit billing -m "why"']
     pipeline("maintenance", "exit", "billing", "-m", "mended")
 
@@ -202,6 +202,6 @@ def test_an_approved_request_of_a_paused_workflow_says_that_it_waits_for_it(db: 
     pipeline("approve", str(row.id), "--unseen")
     pipeline("pause", "billing", "-m", "stock-taking")
     told = pipeline("mutations", str(row.id), "--json").json["advice"]
-    assert "paused by ada: stock-taking" in told["words"]
+    assert "paused by ada: stock-taking" in told["text"]
     assert told["commands"] == ['pipeline resume billing -m "why"']
     pipeline("resume", "billing")

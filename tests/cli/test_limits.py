@@ -44,7 +44,7 @@ def test_a_program_hears_that_there_are_more(db: Database, pipeline: Pipeline) -
     act = ("quarantine", "release", "--workflow", "billing", "-m", "mended", "--yes", "--json", "--limit")
     first = pipeline(*act, "2")
     told = json.loads(first.out)
-    assert (first.code, told["is_more"], len(told["taken"])) == (1, True, 2)
+    assert (first.code, told["is_more"], len(told["updated"])) == (1, True, 2)
     assert pipeline(*act, "2").json["is_more"] is False
 
 

@@ -19,20 +19,20 @@ PIPELINE = Path(sys.executable).parent / "pipeline"
 
 WORKFLOWS_AT_80 = """\
 3 workflows
-name     status               since  runs  waiting  oldest  aside  version
-billing  error                AA     0/1   1        AA             1
+name     status               since  runs  waiting  oldest  quarantined  version
+billing  error                AA     0/1   1        AA                   1
     approval: the mail server said 401
-mails    paused               AA     0/1   0                       1
+mails    paused               AA     0/1   0                             1
     paused by ada: checked the provider's log
-shop     active, maintenance  AA     1/4   0        AA             1
+shop     active, maintenance  AA     1/4   0        AA                   1
     maintenance: the schema changed"""
 
-WORKFLOWS_AT_120 = """\
+WORKFLOWS_AT_130 = """\
 3 workflows
-name     status               since  runs  waiting  oldest  aside  version  why
-billing  error                AA     0/1   1        AA             1        approval: the mail server said 401
-mails    paused               AA     0/1   0                       1        paused by ada: checked the provider's log
-shop     active, maintenance  AA     1/4   0        AA             1        maintenance: the schema changed"""
+name     status               since  runs  waiting  oldest  quarantined  version  reason
+billing  error                AA     0/1   1        AA                   1        approval: the mail server said 401
+mails    paused               AA     0/1   0                             1        paused by ada: checked the provider's log
+shop     active, maintenance  AA     1/4   0        AA                   1        maintenance: the schema changed"""  # noqa: E501 - as it is printed
 
 
 def three_workflows(db: Database) -> None:
@@ -48,7 +48,7 @@ def three_workflows(db: Database) -> None:
         workflows.enter_maintenance(tx, "shop", "the schema changed")
 
 
-@pytest.mark.parametrize(("columns", "expected"), [(80, WORKFLOWS_AT_80), (120, WORKFLOWS_AT_120)])
+@pytest.mark.parametrize(("columns", "expected"), [(80, WORKFLOWS_AT_80), (130, WORKFLOWS_AT_130)])
 def test_workflows_are_listed_with_how_they_stand_and_why(
     db: Database, pipeline: Pipeline, columns: int, expected: str
 ) -> None:
@@ -61,7 +61,7 @@ def test_workflows_are_told_to_programs_in_the_same_words(db: Database, pipeline
     found = {each["name"]: each for each in pipeline("workflows", "--json").json}
     assert (found["billing"]["status"], found["billing"]["waiting"]) == ("error", 1)
     assert (found["mails"]["status"], found["mails"]["is_in_maintenance"]) == ("paused", False)
-    assert (found["shop"]["status"], found["shop"]["in_the_air"], found["shop"]["concurrency"]) == ("active", 1, 4)
+    assert (found["shop"]["status"], found["shop"]["active_runs"], found["shop"]["concurrency"]) == ("active", 1, 4)
     detail = pipeline("workflows", "billing", "--json").json
     assert detail["workflow"] == found["billing"]
     assert [handler["name"] for handler in detail["handlers"]] == ["poll", "send"]
@@ -166,16 +166,16 @@ def test_runs_are_listed_newest_first_and_filtered(db: Database, pipeline: Pipel
 
 
 RUN_AT_80 = """\
-run         UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
-of          billing/send
-phase       committed
-status      committed
-attempt     1
-worker      w
-mutation    UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
-  asks for  mail.send
-  status    applied
-  key       run:UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
+run          UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
+of           billing/send
+phase        committed
+status       committed
+attempt      1
+worker       w
+mutation     UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
+  operation  mail.send
+  status     applied
+  key        run:UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
 
 inputs
 event  message id  topic        deliveries
@@ -183,17 +183,17 @@ N      order-1     orders.paid  send: consumed
 
 outputs
 event  message id          topic          deliveries
-N      receipt of order-1  receipts.sent  nobody listens
+N      receipt of order-1  receipts.sent  no consumer
 
 timeline
-at                       what               by
+at                       description          by
 TTTTTTTTTTTTTTTTTTT.MMM  started
-TTTTTTTTTTTTTTTTTTT.MMM  taken by a worker
-TTTTTTTTTTTTTTTTTTT.MMM  asked for
+TTTTTTTTTTTTTTTTTTT.MMM  claimed by a worker
+TTTTTTTTTTTTTTTTTTT.MMM  requested
     mail.send, key run:UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
 TTTTTTTTTTTTTTTTTTT.MMM  sent
 TTTTTTTTTTTTTTTTTTT.MMM  applied
-    settled by call
+    resolved by call
 TTTTTTTTTTTTTTTTTTT.MMM  committed
 
 next
@@ -208,8 +208,8 @@ def test_one_run_is_shown_with_its_inputs_outputs_mutation_timeline_and_what_is_
     assert pipeline("runs", str(run.id), columns=80).plain() == RUN_AT_80
     told = pipeline("runs", "show", str(run.id)[:23], "--json").json
     assert (told["run"]["id"], told["mutation"]["status"]) == (str(run.id), "applied")
-    assert [moment["what"] for moment in told["timeline"]][-1] == "committed"
-    assert told["advice"] == {"words": "Nothing. It is done.", "commands": []}
+    assert [moment["description"] for moment in told["timeline"]][-1] == "committed"
+    assert told["advice"] == {"text": "Nothing. It is done.", "commands": []}
 
 
 def test_a_stopped_run_says_what_to_type(db: Database, pipeline: Pipeline) -> None:
@@ -217,7 +217,7 @@ def test_a_stopped_run_says_what_to_type(db: Database, pipeline: Pipeline) -> No
     blocked = scenarios.a_blocked_workflow(db)
     told = pipeline("runs", str(blocked.id), "--json").json
     assert told["advice"]["commands"] == ['pipeline resume billing -m "why"']
-    assert [moment["what"] for moment in told["timeline"]][-2:] == ["stopped", "workflow held back"]
+    assert [moment["description"] for moment in told["timeline"]][-2:] == ["stopped", "workflow blocked"]
     assert pipeline("resume", "billing", "-m", "new key").code == 0
     assert pipeline("runs", str(blocked.id), "--json").json["advice"]["commands"] == []
     failed = stopped(db, a_run(db, Phase.PREPARED), FailureKind.LOGIC)

@@ -37,7 +37,7 @@ def test_a_workflow_is_paused_and_resumed_with_who_and_why(db: Database, pipelin
     assert status_of(db) == "active"
     assert audited(db) == [("workflow.pause", "bob", "stock-taking"), ("workflow.resume", "ada", "done")]
     told = pipeline("pause", "billing", "--json").json
-    assert (told["workflow"], told["is_changed"], told["is_rung"]) == ("billing", True, None)
+    assert (told["workflow"], told["is_changed"], told["is_notified"]) == ("billing", True, None)
     pipeline("resume", "billing")
 
 
@@ -72,7 +72,7 @@ def test_a_request_is_shown_and_then_allowed_exactly_as_it_was_shown(db: Databas
     a_workflow(db)
     row = scenarios.a_request_to_allow(db)
     told = pipeline("mutations", str(row.id), "--json").json
-    assert told["question"]["request_hash"] == row.request_hash
+    assert told["mutation"]["request_hash"] == row.request_hash
     assert told["advice"]["commands"][0] == f'pipeline approve {row.id} -m "why"'
     done = pipeline("approve", str(row.id)[:30], "-m", "within budget")
     assert (done.code, f"{row.id}: approved" in done.out) == (0, True), done.err
@@ -103,9 +103,9 @@ def test_a_question_is_answered_and_the_answer_says_what_follows(db: Database, p
     assert the_mutation(db, row.id).result == {"id": 7}
     other = scenarios.a_question(db, "order-2")
     shown = pipeline("resolve", "skip", "--workflow", "billing", "-m", "old", "--json").json
-    assert (shown["is_done"], shown["given"]) == (False, [{"mutation": str(other.id), "answer": "skip"}])
+    assert (shown["is_done"], shown["resolutions"]) == (False, [{"mutation": str(other.id), "kind": "skip"}])
     taken = pipeline("resolve", "skip", "--workflow", "billing", "-m", "old", "--yes", "--json").json
-    assert (taken["taken"], taken["refused"]) == ([str(other.id)], {})
+    assert (taken["updated"], taken["refused"]) == ([str(other.id)], {})
 
 
 @pytest.mark.broken_on_purpose
@@ -113,7 +113,7 @@ def test_a_late_effect_is_acknowledged_and_not_spoken_of_any_more(db: Database, 
     a_workflow(db)
     row = scenarios.a_late_effect(db)
     (item,) = pipeline("attention", "--json").json
-    assert (item["kind"], item["commands"][1]) == ("surfaced", f'pipeline acknowledge {row.id} -m "why"')
+    assert (item["kind"], item["commands"][1]) == ("late_effect", f'pipeline acknowledge {row.id} -m "why"')
     assert "gave no reason" in pipeline("acknowledge", str(row.id)).err
     assert pipeline("acknowledge", str(row.id), "-m", "refunded one of them").code == 0
     assert the_mutation(db, row.id).acknowledged_by == "ada"
@@ -157,7 +157,7 @@ def test_events_set_aside_are_shown_first_and_then_handed_back_or_gone_on_withou
     assert event_status(db, first) == "pending"
     assert "gave no reason" in pipeline("quarantine", "skip", "--workflow", "billing", "--yes").err
     done = pipeline("quarantine", "skip", "--workflow", "billing", "--handler", "send", "--yes", "-m", "old", "--json")
-    assert done.json["taken"] == [second, third]
+    assert done.json["updated"] == [second, third]
     assert (event_status(db, second), event_status(db, third)) == ("skipped", "skipped")
     assert "No such event: nothing was changed." in pipeline("quarantine", "skip", str(second), "--yes", "-m", "x").out
     acts = [act for act, _, _ in audited(db)]
@@ -171,7 +171,7 @@ def test_a_waiting_event_is_set_aside_or_skipped_for_one_consumer(db: Database, 
     of = ("--workflow", "billing", "--handler", "count")
     assert "1 set aside" in pipeline("quarantine", "add", str(first), *of, "-m", "look at it", "--yes").out
     assert (event_status(db, first, "count"), event_status(db, first, "send")) == ("quarantined", "pending")
-    assert pipeline("quarantine", "skip", *of, "--waiting", "-m", "old", "--yes", "--json").json["taken"] == [second]
+    assert pipeline("quarantine", "skip", *of, "--waiting", "-m", "old", "--yes", "--json").json["updated"] == [second]
     assert event_status(db, second, "count") == "skipped"
     assert "one consumer at a time" in pipeline("quarantine", "list", "--waiting").err
     assert "expected both" in pipeline("quarantine", "list", "--handler", "count").err
@@ -243,10 +243,10 @@ def test_events_of_a_handler_that_is_gone_and_broken_promises_wait_for_a_person_
     scenarios.without_handlers(db)
     rows(db, "UPDATE pipeline.runs SET retry_pending = false WHERE id = :id RETURNING id", id=run.id)
     items = {item["kind"]: item for item in pipeline("attention", "--json").json}
-    assert set(items) == {"broken", "retired"}
+    assert set(items) == {"broken_invariant", "retired"}
     assert items["retired"]["commands"][-1] == (
         'pipeline quarantine skip --workflow billing --handler send --waiting -m "why"'
     )
-    assert str(run.id) in items["broken"]["reason"]
+    assert str(run.id) in items["broken_invariant"]["reason"]
     text = pipeline("attention").out
-    assert text.index("broken") < text.index("retired"), "a broken promise comes first"
+    assert text.index("broken_invariant") < text.index("retired"), "a broken promise comes first"

@@ -63,11 +63,20 @@ def test_many_are_shown_first_and_settled_when_asked_to(run: Inline, pipeline: P
 def test_an_export_settles_what_it_lists(run: Inline, pipeline: Pipeline, tmp_path: Path) -> None:
     export = tmp_path / "sent.csv"
     export.write_text("recipient,id\nada@example.org,1\nzoe@example.org,2\n")
-    given = ("resolve-from", str(export), "--column", "recipient", "--to", "params.to", "-m", "the provider's list")
+    given = (
+        "resolve-from",
+        str(export),
+        "--column",
+        "recipient",
+        "--match-by",
+        "params.to",
+        "-m",
+        "the provider's list",
+    )
     preview = pipeline(*given)
     assert "1 answered, 2 not in the file, 0 ambiguous, 1 rows about nothing that is asked" in preview.out
     assert len(listed(pipeline)) == 3
-    assert "1 settled" in pipeline(*given, "--yes").out
+    assert "1 resolved" in pipeline(*given, "--yes").out
     assert len(listed(pipeline)) == 2
     _settle(run)
 
@@ -77,7 +86,16 @@ def test_an_export_answers_nothing_where_older_rows_of_the_ledger_were_not_looke
 ) -> None:
     export = tmp_path / "sent.csv"
     export.write_text("recipient\nada@example.org\n")
-    given = ("resolve-from", str(export), "--column", "recipient", "--to", "params.to", "-m", "the provider's list")
+    given = (
+        "resolve-from",
+        str(export),
+        "--column",
+        "recipient",
+        "--match-by",
+        "params.to",
+        "-m",
+        "the provider's list",
+    )
     done = pipeline(*given, "--recent", "2", "--yes")
     assert "0 answered, 0 not in the file, 3 ambiguous" in done.out
     assert "The ledger reaches further back than its newest 2 rows" in done.err

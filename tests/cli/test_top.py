@@ -43,8 +43,8 @@ def test_one_frame_has_workflows_rates_and_what_waits(db: Database, pipeline: Pi
     wide = pipeline("top", "--once", columns=140).out
     assert "reconciliation: division by zero" in wide
     told = pipeline("top", "--json").json
-    assert told["paces"]["billing"]["committed"] > 0
-    assert told["paces"]["billing"]["published"] > 0
+    assert told["throughput"]["billing"]["committed"] > 0
+    assert told["throughput"]["billing"]["published"] > 0
     assert [item["subject"] for item in told["attention"]] == [f"mutation {row.id}"]
     assert "tick" in told["late_sweeps"]
 

@@ -63,7 +63,7 @@ def test_everything_an_input_caused_is_shown_from_wherever_one_starts(db: Databa
         told = pipeline("trace", asked, "--json").json
         (root,) = told["roots"]
         assert shape(root) == WHOLE, asked
-        assert told["asked"]["noun"] == noun or asked.startswith("run:"), asked
+        assert told["match"]["noun"] == noun or asked.startswith("run:"), asked
         assert marks(root) == 1, asked
     drawn = pipeline("trace", "order-1", columns=80).out
     assert drawn.splitlines()[0].endswith("[send: consumed]  <- this")
@@ -72,7 +72,7 @@ def test_everything_an_input_caused_is_shown_from_wherever_one_starts(db: Databa
 
 
 def marks(node: dict[str, Any]) -> int:
-    return int(node["is_asked"]) + sum(marks(child) for child in node["children"])
+    return int(node["is_match"]) + sum(marks(child) for child in node["children"])
 
 
 def test_a_result_is_found_by_what_the_outside_system_called_it(db: Database, pipeline: Pipeline) -> None:
@@ -81,7 +81,7 @@ def test_a_result_is_found_by_what_the_outside_system_called_it(db: Database, pi
     given = '{"charge": {"id": "ch_123", "number": 77001}}'
     assert pipeline("resolve", "happened", str(row.id), "-m", "seen", "--result", given).code == 0
     for asked in ("ch_123", "external:77001", f"key:run:{row.run_id}"):
-        assert pipeline("trace", asked, "--json").json["asked"]["id"] == str(row.id), asked
+        assert pipeline("trace", asked, "--json").json["match"]["id"] == str(row.id), asked
 
 
 def test_runs_that_let_an_event_go_are_in_its_tree(db: Database, pipeline: Pipeline) -> None:
@@ -100,7 +100,7 @@ def test_a_run_whose_inputs_are_no_longer_kept_is_where_its_tree_begins(db: Data
         rows(db, f"DELETE FROM pipeline.{table} WHERE {column} = :id RETURNING {column}", id=first.event_ids[0])
     (root,) = pipeline("trace", str(second.id), "--json").json["roots"]
     assert (root["kind"], root["id"]) == ("run", str(first.id))
-    assert root["words"] == "send, 1 input no longer kept"
+    assert root["description"] == "send, 1 input no longer kept"
     assert shape(root) == WHOLE["event"][0]
     assert "1 input no longer kept" in pipeline("runs", str(first.id)).out
 
@@ -121,6 +121,6 @@ def test_what_is_several_things_or_nothing_is_said(db: Database, pipeline: Pipel
 
 def test_a_large_tree_is_cut_where_the_caller_says(db: Database, pipeline: Pipeline) -> None:
     two_steps(db)
-    short = pipeline("trace", "order-1", "--most", "2")
-    assert "There is more than is shown; --most shows it." in short.out
-    assert pipeline("trace", "order-1", "--most", "2", "--json").json["is_partial"] is True
+    short = pipeline("trace", "order-1", "--limit", "2")
+    assert "There is more than is shown; --limit shows it." in short.out
+    assert pipeline("trace", "order-1", "--limit", "2", "--json").json["is_partial"] is True

@@ -97,7 +97,7 @@ def test_a_request_that_cannot_be_shown_here_is_allowed_only_by_who_says_so(db: 
     assert (refused.code, refused.out) == (2, "")
     assert "--unseen" in refused.err
     assert the_mutation(db, row.id).approved_at is None
-    assert away("mutations", str(row.id), "--json").json["question"]["is_hidden"] is True
+    assert away("mutations", str(row.id), "--json").json["mutation"]["is_hidden"] is True
     taken = away("approve", str(row.id), "-m", "ada read it to me", "--unseen")
     assert (taken.code, "approved" in taken.out) == (0, True), taken.err
     assert the_mutation(db, row.id).approved_by == "ada"
@@ -106,5 +106,5 @@ def test_a_request_that_cannot_be_shown_here_is_allowed_only_by_who_says_so(db: 
 def test_a_request_that_is_shown_needs_no_such_word(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     row = scenarios.a_request_to_allow(db)
-    assert pipeline("mutations", str(row.id), "--json").json["question"]["is_hidden"] is False
+    assert pipeline("mutations", str(row.id), "--json").json["mutation"]["is_hidden"] is False
     assert pipeline("approve", str(row.id), "-m", "within budget").code == 0

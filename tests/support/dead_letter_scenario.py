@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 
 class Shell:
-    """`pipeline refused …` against one installation, again and again in one process: starting one takes longest."""
+    """`pipeline dead-letters …` against one installation, always in one process: starting one takes longest."""
 
     def __init__(self, environ: Mapping[str, str], log: IO[str]) -> None:
         self._process = subprocess.Popen(
@@ -49,7 +49,7 @@ class Shell:
         """Its exit code and its words."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(["refused", *arguments]) + "\n")
+        self._process.stdin.write(json.dumps(["dead-letters", *arguments]) + "\n")
         self._process.stdin.flush()
         code, said = json.loads(self._process.stdout.readline())
         return int(code), str(said)

@@ -22,8 +22,9 @@ ATTENTION_ITEMS = """
          created_at
   FROM pipeline.mutations WHERE status = 'indeterminate'
   UNION ALL
-  SELECT 'surfaced', 'mutation ' || id, workflow, connector || '.' || operation || ' seems to have happened after all ('
-         || idempotency_key || '); it was settled as not having happened' || coalesce(': ' || (
+  SELECT 'late_effect', 'mutation ' || id, workflow,
+         connector || '.' || operation || ' seems to have happened after all (' || idempotency_key
+         || '); it was settled as not having happened' || coalesce(': ' || (
            SELECT a.evidence ->> 'means' FROM pipeline.audit a
            WHERE a.mutation_id = m.id AND a.act = 'mutation.surfaced' ORDER BY a.id DESC LIMIT 1), ''), surfaced_at
   FROM pipeline.mutations m WHERE surfaced_at IS NOT NULL AND acknowledged_by IS NULL

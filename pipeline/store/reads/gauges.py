@@ -75,7 +75,7 @@ FROM pipeline.sweeps LIMIT :most
 ATTENTION = text("""
 SELECT
   (SELECT count(*) FROM (SELECT FROM pipeline.mutations m
-     WHERE m.surfaced_at IS NOT NULL AND m.acknowledged_by IS NULL LIMIT :most) m) AS surfaced,
+     WHERE m.surfaced_at IS NOT NULL AND m.acknowledged_by IS NULL LIMIT :most) m) AS late_effect,
   (SELECT count(*) FROM (SELECT FROM pipeline.blocks b
      WHERE b.closed_at IS NULL AND b.kind = ANY(:kinds) LIMIT :most) b) AS blocked,
   (SELECT count(*) FROM pipeline.handlers h WHERE EXISTS (SELECT FROM pipeline.deliveries d
@@ -90,7 +90,7 @@ SELECT
    WHERE NOT h.retired AND h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND (h.kind = 'producer'
      OR EXISTS (SELECT FROM pipeline.deliveries d
                 WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark)
-     OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'))) AS unheard
+     OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'))) AS unclaimed
 """)
 
 _IS_AVAILABLE = """d.offered_to IS NULL AND NOT d.declined
