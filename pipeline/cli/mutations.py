@@ -307,7 +307,7 @@ def _print_detail(found: MutationDetail, *, result: bool) -> None:
     question = found.mutation
     tables.print_fields(
         ("mutation", question.id),
-        ("what", question.title),
+        ("title", question.title),
         ("operation", f"{question.connector}.{question.operation}"),
         ("status", question.status),
         ("error", question.error),
