@@ -34,7 +34,7 @@ from pipeline.chaos.faults import (
     request_fault,
 )
 
-EFFECTS, REQUESTS, RECONCILES = "effects.jsonl", "requests.jsonl", "looks.jsonl"
+EFFECTS, REQUESTS, RECONCILES = "effects.jsonl", "requests.jsonl", "reconciles.jsonl"
 #: Nothing is carried out later than this after it came: less than promised, for a machine that is busy.
 _MAX_DELAY = SETTLE.total_seconds() - 0.7
 _MAX_DURATION = 0.4  #: seconds that an effect takes at most when nothing goes wrong

@@ -52,11 +52,11 @@ def test_every_effect_happens_once_or_is_a_question_while_calls_fail_and_workers
     assert processes[name].returncode == 0, f"seed {seed}:\n{said}\n{log}"
     found: dict[str, Any] = json.loads(said)
     assert found["seed"] == seed
-    assert found["consumed"] + len(found["questions"]) == mutations
-    assert {question["operation"] for question in found["questions"]} <= {"text"}, "what can be asked was not asked"
-    assert found["effects"] == found["consumed"] + sum(question["effects"] for question in found["questions"])
-    assert {act for act in Disruption if found["acts"].get(act)} == set(Disruption)
-    requests = sum(row["requests"] for row in found["world"])
+    assert found["consumed"] + len(found["unresolved"]) == mutations
+    assert {question["operation"] for question in found["unresolved"]} <= {"text"}, "what can be asked was not asked"
+    assert found["effects"] == found["consumed"] + sum(question["effects"] for question in found["unresolved"])
+    assert {act for act in Disruption if found["disruptions"].get(act)} == set(Disruption)
+    requests = sum(row["requests"] for row in found["comparison"])
     assert requests >= found["consumed"], "a question may be about a request that its worker never sent"
 
 
