@@ -12,12 +12,12 @@ import pytest
 
 _END = """
 import sys
-from pipeline.telemetry import setup
-provider = setup.begin(sys.argv[1], process_wide=False)
+from pipeline.telemetry.tracing import export
+provider = export.start(sys.argv[1], process_wide=False)
 provider.get_tracer("test").start_span("act").end()
 sent, leave = [], provider.shutdown
 provider.shutdown = lambda: (leave(), sent.append("all"))
-setup.end(within=600)
+export.stop(timeout=600)
 print(*sent)
 """
 
