@@ -39,7 +39,7 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.migrate import upgrade
 from pipeline.telemetry import cohorts, metrics
 from pipeline.telemetry.metrics_export import collector as metrics_export_collector
-from pipeline.telemetry.metrics_export.totals import MetricChannel, MetricTotals
+from pipeline.telemetry.metrics_export.collector import MetricChannel, MetricTotals
 from pipeline.telemetry.tracing import context, export, spans
 from pipeline.testing.inline import Inline
 from pipeline.worker import calls

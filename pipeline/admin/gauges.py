@@ -7,7 +7,6 @@ old the last whole answer is can always be told: while it grows, the silence of 
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,7 +130,6 @@ class Gauges:
         self._created_at = time.monotonic()
         self._lock = threading.Lock()
         self._reading: threading.Thread | None = None
-        self._pid = os.getpid()
 
     def register(self, meter: Meter) -> None:
         """Let a meter ask for every gauge."""
@@ -189,8 +187,6 @@ class Gauges:
 
     def _callback(self, name: str) -> Callable[[CallbackOptions], Sequence[Observation]]:
         def ask(_: CallbackOptions) -> Sequence[Observation]:
-            if os.getpid() != self._pid:  # a copy that a fork made: the connections are the parent's
-                return ()
             found = self.snapshot()
             return [Observation(self.age())] if name == AGE else found.get(name, ())
 

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,7 +21,6 @@ from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.telemetry.metrics import METRICS
 from pipeline.telemetry.metrics_export.meters import GaugeRegistration, MetricsExport, require_exporter
-from pipeline.telemetry.metrics_export.totals import MetricPoint
 
 _HOST = "0.0.0.0"  # noqa: S104 - whoever scrapes is seldom on the same machine
 
@@ -54,14 +53,14 @@ def metrics(
 
 def _gauge_text(database: Database) -> str:
     from pipeline.telemetry.metrics_export import server
+    from pipeline.telemetry.metrics_export.collector import Series
 
     rows = [*gauges.read(database), (gauges.UP, {}, 1), (gauges.AGE, {}, 0)]
-    return server.exposition(_row(name, labels, float(value)) for name, labels, value in rows)[1].decode()
-
-
-def _row(name: str, labels: Any, value: float) -> MetricPoint:
-    about = METRICS[name]
-    return MetricPoint(name, about.kind, about.unit, about.description, (), tuple(sorted(labels.items())), value)
+    found = [(METRICS[name], tuple(labels.items()), float(value)) for name, labels, value in rows]
+    return server.exposition(
+        (Series(about.name, about.kind, about.unit, about.description, (), labels), (value,))
+        for about, labels, value in found
+    )
 
 
 def _serve(settings: Settings) -> None:
@@ -73,8 +72,6 @@ def _serve(settings: Settings) -> None:
     meters = MetricsExport(settings)
     meters.begin(gauges.Gauges(database).register)
     try:
-        if not meters.endpoint.bind():
-            raise _port_error(settings)
         typer.echo(f"answering on port {settings.metrics_port} of {settings.metrics_host}, at /metrics", err=True)
         ended.wait()
     finally:
@@ -84,18 +81,11 @@ def _serve(settings: Settings) -> None:
 
 def _require_free_port(settings: Settings) -> None:
     """Look before serving begins: an endpoint says that it tries again and that nothing suffers, and here all does."""
-    host = settings.metrics_host
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host, port = settings.metrics_host, settings.metrics_port or 0
     try:
-        socket.create_server((host, settings.metrics_port or 0), family=family).close()
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError:
-        raise _port_error(settings) from None
-
-
-def _port_error(settings: Settings) -> InvalidInputError:
-    return InvalidInputError(
-        f"Port {settings.metrics_port} of {settings.metrics_host} cannot be used; expected one that is free."
-    )
+        raise InvalidInputError(f"Port {port} of {host} cannot be used; expected one that is free.") from None
 
 
 @contextmanager

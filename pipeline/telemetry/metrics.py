@@ -8,6 +8,7 @@ from Postgres when somebody asks.
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from opentelemetry import metrics as api
@@ -58,6 +59,7 @@ class Metric(NamedTuple):
         return prometheus_name(self.name, self.unit, self.kind == COUNTER)
 
 
+@lru_cache(maxsize=4096)
 def prometheus_name(name: str, unit: str, is_counter: bool) -> str:
     """A name as Prometheus wants it: underscores, the unit at the end, and ``_total`` behind what only grows."""
     plain = "".join(letter if letter.isalnum() or letter in "_:" else "_" for letter in name)

@@ -2,23 +2,35 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from pipeline.telemetry import metrics
+from pipeline.telemetry.metrics import HISTOGRAM
 from pipeline.telemetry.metrics_export import collector
-from pipeline.telemetry.metrics_export.totals import MetricPoint, MetricTotals
+
+
+class Row(NamedTuple):
+    """One series and its number: of a histogram how often it was told something, the sum, and each bucket."""
+
+    name: str
+    unit: str
+    description: str
+    bounds: tuple[float, ...]
+    labels: tuple[tuple[str, str], ...]
+    value: float | tuple[float, float, tuple[float, ...]]
 
 
 class Counted:
     """Everything that was counted so far, in this process."""
 
     def __init__(self) -> None:
-        self.reader, self.totals = collector.pull_reader(), MetricTotals()
+        self.reader, self.totals = collector.pull_reader(), collector.MetricTotals()
         self.provider = collector.meter_provider([self.reader])
 
-    def rows(self) -> list[MetricPoint]:
+    def rows(self) -> list[Row]:
         """Every series."""
-        self.totals.add(collector.collect(self.reader)[0])
-        return self.totals.points()
+        self.totals.add(collector.points_of(self.reader.get_metrics_data())[0])
+        return [_row(*value) for value in self.totals.values()]
 
     def by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
         """A metric by these labels: what a counter says, and how often a histogram was told something."""
@@ -33,6 +45,12 @@ class Counted:
     def one(self, name: str, **labels: str) -> float:
         """The sum of the series with these labels."""
         return self.by(name, *labels).get(tuple(labels.values()), 0)
+
+
+def _row(series: collector.Series, numbers: collector.Numbers) -> Row:
+    *buckets, last = numbers
+    value = (sum(buckets), last, tuple(buckets)) if series.kind == HISTOGRAM else last
+    return Row(series.name, series.unit, series.description, series.bounds, series.labels, value)
 
 
 @contextmanager

@@ -1,24 +1,24 @@
-"""Where numbers go: to an endpoint that Prometheus scrapes, or over OTLP to a collector.
+"""Export the metrics of a process: to an endpoint that Prometheus scrapes, or over OTLP to a collector.
 
-Nothing of the SDK is imported before counting begins. A process that forks makes a channel first; its children count
-by themselves and hand over what they counted, and the process that is asked adds everything up.
+Nothing of the SDK is imported before counting begins. A process that forks makes a channel first. Its children count by
+themselves and hand over what they counted; the process that answers scrapes adds everything up.
 """
 
-import logging
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics as api
 
 from pipeline.config import Settings, SettingsError
 from pipeline.telemetry import metrics
-from pipeline.telemetry.metrics_export.totals import MetricChannel, MetricPoint, MetricTotals
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from pipeline.telemetry.metrics_export.collector import MetricChannel, MetricTotals, Value
+    from pipeline.telemetry.metrics_export.server import MetricsEndpoint
 
 FLUSH_SECONDS = 3.0  #: seconds that a process which ends gives its last numbers to get out
 #: Adds gauges to a meter; only processes that are asked do.
@@ -45,7 +45,7 @@ def _is_installed(name: str) -> bool:
 
 
 def is_pushed(settings: Settings) -> bool:
-    """Whether numbers go to the collector: where nothing is scraped, or where somebody asked for it by name."""
+    """Whether numbers go to the collector: where nothing is scraped, or where the environment asks for it."""
     asked = os.environ.get("OTEL_METRICS_EXPORTER", "").strip().lower()
     if not settings.otlp_endpoint or asked == "none":
         return False
@@ -54,13 +54,13 @@ def is_pushed(settings: Settings) -> bool:
 
 @dataclass
 class MetricsExport:
-    """What one process counts with, and what becomes of it. A child's is its parent's, made over by ``begin_child``."""
+    """Counts of one process on their way out. A child uses the object of its parent, after ``begin_child``."""
 
     settings: Settings
     is_forking: bool = False
-    totals: MetricTotals = field(default_factory=MetricTotals)
-    channel: MetricChannel | None = None
-    endpoint: Any = None
+    totals: "MetricTotals | None" = None
+    channel: "MetricChannel | None" = None
+    endpoint: "MetricsEndpoint | None" = None
     provider: Any = None
     reader: Any = None
     pid: int = field(default_factory=os.getpid)
@@ -68,7 +68,7 @@ class MetricsExport:
 
     @property
     def is_served(self) -> bool:
-        """Whether somebody may come and ask."""
+        """Whether an endpoint answers scrapes."""
         return self.settings.metrics_port is not None
 
     @property
@@ -77,42 +77,42 @@ class MetricsExport:
         return self.is_served or is_pushed(self.settings)
 
     def open_channel(self) -> None:
-        """Before this process forks: what its children need to find."""
+        """Make the channel of the children, before this process forks."""
         if self.is_served and self.is_forking:
+            from pipeline.telemetry.metrics_export.collector import MetricChannel
+
             self.channel = MetricChannel()
 
     def begin(self, *registers: GaugeRegistration) -> None:
-        """Count, and answer from now on. Call it once per process, after those before it have been forked."""
+        """Count and answer from now on. Call it once per process, after the first children were forked."""
         if not self.is_enabled:
             return
         from pipeline.telemetry.metrics_export import collector
 
-        self.reader = collector.pull_reader() if self.is_served else None
+        self.totals, self.reader = collector.MetricTotals(), collector.pull_reader() if self.is_served else None
         self._use_readers([self.reader] if self.is_served else [], process_wide=not self.is_forking)
         meter = self.provider.get_meter(metrics.SCOPE)
         for register in registers:
             register(meter)
         if self.channel is not None:
-            receive = threading.Thread(target=self.channel.receive, args=(self.totals,), name="pipeline-counts")
-            receive.daemon = True
-            receive.start()
-        if self.is_served:
-            self._serve()
+            receive = self.channel.receive
+            threading.Thread(target=receive, args=(self.totals,), name="pipeline-counts", daemon=True).start()
+        if self.settings.metrics_port is not None:
+            from pipeline.telemetry.metrics_export.server import MetricsEndpoint
+
+            self.endpoint = MetricsEndpoint(self.settings.metrics_host, self.settings.metrics_port, self.scrape)
+            self.endpoint.start()
 
     def begin_child(self) -> None:
-        """In a process that a fork made: count by itself, and hand over."""
+        """Count and hand over to the parent, in a process that a fork made."""
         if not self.is_enabled:
             return
         from pipeline.telemetry.metrics_export import collector
 
-        inherited, self.pid, self.is_forking = self.provider, os.getpid(), False
+        self.pid, self.is_forking = os.getpid(), False
         if self.endpoint is not None:
             self.endpoint.close_inherited_socket()
             self.endpoint = None
-        if inherited is not None:  # a copy of the parent's, which tells what it has. A lock of it may be held for ever
-            threading.Thread(target=inherited.shutdown, name="pipeline-not-ours", daemon=True).start()
-        if self.channel is not None:
-            self.channel.close_receiver()
         self._use_readers(
             [collector.handover_reader(self.channel)] if self.channel is not None else [], process_wide=True
         )
@@ -131,14 +131,15 @@ class MetricsExport:
             self.channel.close()
         metrics.use_provider(None)
 
-    def scrape(self) -> list[MetricPoint]:
-        """Everything that was counted so far, here and in the children, and the gauges."""
+    def scrape(self) -> "list[Value]":
+        """The counts of this process and of its children up to now, and the gauges."""
         from pipeline.telemetry.metrics_export import collector
 
+        assert self.totals is not None
         with self._scraping:
-            rows, gauges = collector.collect(self.reader)
-            self.totals.add(rows, self.pid)
-            return [*self.totals.points(), *gauges]
+            counts, gauges = collector.points_of(self.reader.get_metrics_data())
+            self.totals.add(counts)
+            return [*self.totals.values(), *gauges]
 
     def _use_readers(self, readers: list[Any], *, process_wide: bool) -> None:
         from pipeline.telemetry.metrics_export import collector
@@ -148,10 +149,3 @@ class MetricsExport:
         metrics.use_provider(self.provider)
         if process_wide and not metrics.is_configured(api.get_meter_provider()):
             api.set_meter_provider(self.provider)
-
-    def _serve(self) -> None:
-        from pipeline.telemetry.metrics_export.server import MetricsEndpoint
-
-        assert self.settings.metrics_port is not None
-        self.endpoint = MetricsEndpoint(self.settings.metrics_host, self.settings.metrics_port, self.scrape)
-        self.endpoint.start()

@@ -5,66 +5,70 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
+from itertools import accumulate
 from typing import Any
 from urllib.parse import urlsplit
 
-from prometheus_client import Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import MetricsHandler, generate_latest
+from prometheus_client.registry import Collector
 
-from pipeline.telemetry.metrics import prometheus_name
-from pipeline.telemetry.metrics_export.totals import HISTOGRAM, SUM, MetricPoint
+from pipeline.telemetry.metrics import COUNTER, HISTOGRAM, prometheus_name
+from pipeline.telemetry.metrics_export.collector import Numbers, Series, Value
 
 log = logging.getLogger(__name__)
 
 BIND_RETRY_SECONDS = 10.0  #: seconds until a port that is taken is tried again
 METRICS_PATH = "/metrics"
-_PROMETHEUS_TYPES = {SUM: "counter", HISTOGRAM: "histogram"}
-Scrape = Callable[[], Iterable[MetricPoint]]
+_TYPES = {COUNTER: "counter", HISTOGRAM: "histogram"}
+Scrape = Callable[[], Iterable[Value]]
 
 
-class MetricFamilies:
-    """Rows as Prometheus has them. Of two metrics with one name the first is shown."""
+class MetricFamilies(Collector):
+    """Series as Prometheus has them. Of two metrics with one name the first is shown."""
 
-    def __init__(self, rows: Iterable[MetricPoint]) -> None:
-        self.rows = rows
+    def __init__(self, scrape: Scrape) -> None:
+        self.scrape = scrape
 
     def collect(self) -> Iterator[Metric]:
-        """Every family once, with its series."""
+        """Every metric once, with its series."""
         found: dict[str, tuple[str, Metric]] = {}
-        for row in self.rows:
-            name = prometheus_name(row.name, row.unit, is_counter=False)
-            kind, family = found.setdefault(
-                name, (row.kind, Metric(name, row.description, _PROMETHEUS_TYPES.get(row.kind, "gauge")))
-            )
-            if kind == row.kind:
-                _add_samples(family, name, row)
+        for series, numbers in self.scrape():
+            name = prometheus_name(series.name, series.unit, is_counter=False)
+            made = series.kind, Metric(name, series.description, _TYPES.get(series.kind, "gauge"))
+            kind, family = found.setdefault(name, made)
+            if kind == series.kind:
+                _add_samples(family, series, numbers)
         yield from (family for _, family in found.values())
 
 
-def _add_samples(family: Metric, name: str, row: MetricPoint) -> None:
-    labels = {prometheus_name(key, "", is_counter=False): _encodable(value) for key, value in row.labels}
-    if not isinstance(row.value, tuple):
-        family.add_sample(f"{name}_total" if row.kind == SUM else name, labels, row.value)
+def _add_samples(family: Metric, series: Series, numbers: Numbers) -> None:
+    labels = {prometheus_name(key, "", is_counter=False): _encodable(value) for key, value in series.labels}
+    if series.kind != HISTOGRAM:
+        family.add_sample(f"{family.name}_total" if series.kind == COUNTER else family.name, labels, numbers[0])
         return
-    count, total, buckets = row.value
-    below = 0.0
-    for bound, inside in zip((*map(str, row.bounds), "+Inf"), buckets, strict=True):
-        below += inside
-        family.add_sample(f"{name}_bucket", {**labels, "le": bound}, below)
-    family.add_sample(f"{name}_count", labels, count)
-    family.add_sample(f"{name}_sum", labels, total)
+    *buckets, total = numbers
+    for bound, count in zip((*map(str, series.bounds), "+Inf"), accumulate(buckets), strict=True):
+        family.add_sample(f"{family.name}_bucket", {**labels, "le": bound}, count)
+    family.add_sample(f"{family.name}_count", labels, sum(buckets))
+    family.add_sample(f"{family.name}_sum", labels, total)
 
 
-def _encodable(value: object) -> str:
-    """A label as it can be sent: one that somebody else's code made must not silence all the others."""
-    return str(value).encode("utf-8", "replace").decode()
+def _encodable(value: str) -> str:
+    """A label as it can be sent: one that cannot be encoded must not cost all the others."""
+    return value.encode("utf-8", "replace").decode()
 
 
-def exposition(rows: Iterable[MetricPoint], accepts: str = "") -> tuple[str, bytes]:
-    """Content type and text of an answer."""
-    encode, kind = choose_encoder(accepts)
-    return kind, encode(MetricFamilies(rows))  # of a registry only `collect` is asked
+def exposition(values: Iterable[Value]) -> str:
+    """Series as Prometheus reads them."""
+    return generate_latest(_registry(lambda: values)).decode()
+
+
+def _registry(scrape: Scrape) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(MetricFamilies(scrape))
+    return registry
 
 
 class MetricsEndpoint:
@@ -74,31 +78,11 @@ class MetricsEndpoint:
         self.host, self.port, self.scrape = host, port, scrape
         self._server: _Server | None = None
         self._stopping = threading.Event()
-        self._has_warned = False
 
     def start(self) -> None:
         """Answer from now on; where the port is taken, from the moment it is free."""
-        self.bind()
-        threading.Thread(target=self._serve, name="pipeline-metrics", daemon=True).start()
-
-    def bind(self) -> bool:
-        """Take the port. One that is taken keeps nobody from working: it is said, and tried again."""
-        try:
-            self._server = self._server or _Server(self.host, self.port, self.scrape)
-        except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                taken = "another process has it" if error.errno == errno.EADDRINUSE else str(error)
-                log.warning(
-                    "metrics cannot be served on port %d of %s: %s. Nothing else suffers, and it is tried again every "
-                    "%g s; to be scraped now, give this process a PIPELINE_METRICS_PORT of its own",
-                    self.port,
-                    self.host,
-                    taken,
-                    BIND_RETRY_SECONDS,
-                )
-            return False
-        return True
+        is_bound = self._bind(warn=True)
+        threading.Thread(target=self._serve, args=(is_bound,), name="pipeline-metrics", daemon=True).start()
 
     def close_inherited_socket(self) -> None:
         """Let go of the port in a process that a fork made: it belongs to the one that answers."""
@@ -109,19 +93,33 @@ class MetricsEndpoint:
         """Answer no more."""
         self._stopping.set()
         if self._server is not None:
-            ending = threading.Thread(target=self._server.shutdown, name="pipeline-metrics-end", daemon=True)
-            ending.start()
-            ending.join(2.0)
+            self._server.shutdown()
             self._server.server_close()
 
-    def _serve(self) -> None:
-        while not self.bind():
-            if self._stopping.wait(BIND_RETRY_SECONDS):
-                return
-        if self._has_warned:
+    def _serve(self, is_bound: bool) -> None:
+        if not is_bound:
+            while not self._bind(warn=False):
+                if self._stopping.wait(BIND_RETRY_SECONDS):
+                    return
             log.info("metrics are served on port %d of %s now", self.port, self.host)
         assert self._server is not None
         self._server.serve_forever()
+
+    def _bind(self, *, warn: bool) -> bool:
+        """Take the port. A port that is taken keeps the process from nothing else."""
+        try:
+            self._server = _Server(self.host, self.port, self.scrape)
+        except OSError as error:
+            if warn:
+                log.warning(
+                    "metrics cannot be served on port %d of %s: %s. Nothing else suffers, and it is tried again every "
+                    "%g s; to be scraped now, give this process a PIPELINE_METRICS_PORT of its own",
+                    *(self.port, self.host),
+                    "another process has it" if error.errno == errno.EADDRINUSE else error,
+                    BIND_RETRY_SECONDS,
+                )
+            return False
+        return True
 
 
 class _Server(ThreadingHTTPServer):
@@ -129,29 +127,18 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, scrape: Scrape) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.scrape = scrape
-        super().__init__((host, port), _Handler)
+        super().__init__((host, port), _Handler.factory(_registry(scrape)))
 
     def handle_error(self, *_: Any) -> None:
         log.warning("a scrape was not answered", exc_info=True)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class _Handler(MetricsHandler):
     timeout = 10.0
 
-    def do_GET(self) -> None:
-        if urlsplit(self.path).path != METRICS_PATH:
-            return self._answer(404, "text/plain; charset=utf-8", f"Expected {METRICS_PATH}.\n".encode())
-        kind, body = exposition(self.server.scrape(), self.headers.get("Accept", ""))
-        return self._answer(200, kind, body)
-
-    def _answer(self, code: int, kind: str, body: bytes) -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Nobody wants a line per scrape."""
+    def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
+        if urlsplit(self.path).path == METRICS_PATH:
+            self.path = METRICS_PATH  # prometheus_client would leave out what a query does not name
+            super().do_GET()
+        else:
+            self.send_error(404, f"Expected {METRICS_PATH}")

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 
 from pipeline.config import Settings, SettingsError
-from pipeline.telemetry.metrics import METRICS
-from pipeline.telemetry.metrics_export import collector, meters, server, totals
+from pipeline.telemetry.metrics import COUNTER, HISTOGRAM, METRICS, UP_DOWN
+from pipeline.telemetry.metrics_export import collector, meters, server
+from pipeline.telemetry.metrics_export.collector import MetricChannel, MetricTotals, Series, Value
 from pipeline.telemetry.metrics_export.meters import MetricsExport, is_pushed
 from pipeline.telemetry.metrics_export.server import MetricsEndpoint
-from pipeline.telemetry.metrics_export.totals import HISTOGRAM, SUM, UP_DOWN, MetricChannel, MetricPoint, MetricTotals
 from tests.deploy.known_names import OURS
 from tests.support.prometheus_scrapes import Scraped, answering, free_port, scrape
 from tests.support.recorded_metrics import Counted
@@ -24,23 +25,27 @@ from tests.support.recorded_metrics import Counted
 BOUNDS = (1.0, 2.0)
 
 
-def a_sum(name: str = "things", value: float = 1, **labels: str) -> MetricPoint:
-    return MetricPoint(name, SUM, "{thing}", "things", (), tuple(sorted(labels.items())), value)
+def a_sum(name: str = "things", value: float = 1, **labels: str) -> Value:
+    return Series(name, COUNTER, "{thing}", "things", (), tuple(sorted(labels.items()))), (value,)
 
 
-def a_histogram(*buckets: float) -> MetricPoint:
-    return MetricPoint("waits", HISTOGRAM, "s", "waits", BOUNDS, (), (sum(buckets), 1.5, buckets))
+def a_histogram(*buckets: float) -> Value:
+    return Series("waits", HISTOGRAM, "s", "waits", BOUNDS, ()), (*buckets, 1.5)
 
 
-def shown(*rows: MetricPoint) -> Scraped:
-    return Scraped(server.exposition(rows)[1].decode())
+def a_level(name: str, value: float, pid: int) -> Value:
+    return Series(name, UP_DOWN, "{thing}", "things", (), (), pid), (value,)
+
+
+def shown(*values: Value) -> Scraped:
+    return Scraped(server.exposition(values))
 
 
 def test_sums_and_buckets_are_added_up_and_never_go_back() -> None:
     added = MetricTotals()
     added.add([a_sum(kind="a"), a_sum(kind="b", value=2), a_histogram(1, 0, 2)])
     added.add([a_sum(kind="a", value=3), a_histogram(0, 1, 1)])
-    seen = shown(*added.points())
+    seen = shown(*added.values())
     assert seen.by("things_total", "kind") == {"a": 4, "b": 2}
     assert seen.by("waits_seconds_bucket", "le") == {"1.0": 1, "2.0": 2, "+Inf": 5}
     assert (seen.sum("waits_seconds_count"), seen.sum("waits_seconds_sum")) == (5, 3)
@@ -51,22 +56,21 @@ def test_a_level_of_a_process_that_is_gone_is_gone_with_it() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     added = MetricTotals()
-    level = MetricPoint("in_flight", UP_DOWN, "{item}", "work", (), (), 2)
-    added.add([level], os.getpid())
-    added.add([level], ended.pid)
-    assert shown(*added.points()).sum("in_flight") == 2
+    added.add([a_level("in_flight", 1, os.getpid()), a_level("in_flight", 1, os.getppid())])
+    added.add([a_level("in_flight", 2, ended.pid)])
+    assert shown(*added.values()).sum("in_flight") == 2
 
 
 def test_more_series_than_are_kept_are_dropped_and_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(totals, "MAX_SERIES", 3)
+    monkeypatch.setattr(collector, "MAX_SERIES", 3)
     added = MetricTotals()
     for _ in range(2):
         added.add(a_sum(of=str(n)) for n in range(10))
-    assert len(added.points()) == 3
-    assert shown(*added.points()).sum("things_total") == 6
-    assert len([line for line in caplog.records if line.name == totals.log.name]) == 1
+    assert len(added.values()) == 3
+    assert shown(*added.values()).sum("things_total") == 6
+    assert len([line for line in caplog.records if line.name == collector.log.name]) == 1
 
 
 @pytest.fixture
@@ -79,17 +83,17 @@ def channel() -> Iterator[MetricChannel]:
 def test_what_is_too_large_for_one_datagram_goes_in_parts(
     channel: MetricChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(totals, "MAX_DATAGRAM_BYTES", 2_000)
+    monkeypatch.setattr(collector, "MAX_DATAGRAM_BYTES", 2_000)
     sent = [a_sum(of=f"number {n}", value=n) for n in range(60)]
     assert channel.send(sent) == []
-    assert drained(channel) == {row.labels: row.value for row in sent}
+    assert drained(channel) == {series.labels: numbers[0] for series, numbers in sent}
 
 
 def test_a_channel_nobody_empties_refuses_and_nothing_of_it_is_lost_or_sent_twice(channel: MetricChannel) -> None:
-    told, left = 0, list[MetricPoint]()
+    told, left = 0, list[Value]()
     while not left:
         told += 1
-        left = channel.send([a_sum()])
+        left = [*channel.send([a_sum()])]
     before = drained(channel)
     assert channel.send(left) == []
     after = drained(channel)
@@ -102,7 +106,7 @@ def drained(channel: MetricChannel) -> dict[Any, Any]:
     added = MetricTotals()
     channel.receiver.setblocking(False)
     channel.receive(added)
-    return {row.labels: row.value for row in added.points()}
+    return {series.labels: numbers[0] for series, numbers in added.values()}
 
 
 def test_handlers_may_count_by_themselves_and_libraries_that_watch_themselves_are_left_out() -> None:
@@ -120,8 +124,7 @@ def test_a_label_that_cannot_be_sent_silences_nobody() -> None:
 
 
 def test_of_two_metrics_with_one_name_the_first_is_shown() -> None:
-    level = MetricPoint("things", UP_DOWN, "{thing}", "things", (), (), 7)
-    assert shown(a_sum(), level).samples == {"things_total": [({}, 1)]}
+    assert shown(a_sum(), a_level("things", 7, 0)).samples == {"things_total": [({}, 1)]}
 
 
 @pytest.fixture
@@ -188,15 +191,15 @@ def test_a_port_without_what_serves_it_is_refused_with_what_to_install(monkeypat
 
 
 def test_a_copy_that_a_fork_made_hands_nothing_over(channel: MetricChannel) -> None:
-    counted = Counted()
-    exporter = collector._HandoverExporter(channel)
-    counted.provider.get_meter("shop").create_counter("shop.orders").add(2)
-    data = counted.reader.get_metrics_data()
-    assert data is not None
-    exporter.pid += 1
-    exporter.export(data)
-    exporter.shutdown()
-    assert drained(channel) == {}
+    """The SDK starts its thread anew in the copy; then both would tell what was counted before the fork."""
+    provider = collector.meter_provider([collector.handover_reader(channel)])
+    provider.get_meter("shop").create_counter("shop.orders").add(2)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(threading.active_count())
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1, "only the thread that forked"
+    provider.shutdown()
+    assert drained(channel) == {(): 2}
 
 
 def test_rules_and_dashboards_are_written_against_metrics_of_the_table() -> None:

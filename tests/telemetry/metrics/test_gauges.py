@@ -314,8 +314,8 @@ def test_the_age_of_gauges_is_served_beside_them_also_when_the_database_is_away(
     provider = collector.meter_provider([reader])
     away = Gauges(Database.connect_unpooled(f"postgresql+psycopg2://127.0.0.1:{silence}/none"), timeout=0.3)
     away.register(provider.get_meter("pipeline"))
-    _, found = collector.collect(reader)
-    assert {row.name for row in found} == {UP, AGE}
+    _, found = collector.points_of(reader.get_metrics_data())
+    assert {series.name for series, _ in found} == {UP, AGE}
     provider.shutdown()
 
 
