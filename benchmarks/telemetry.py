@@ -37,7 +37,7 @@ from pipeline import Call, Connector, PrepareResult, Workflow, mutation
 from pipeline.embedded import servers
 from pipeline.store.database import Database, Transaction
 from pipeline.store.migrate import upgrade
-from pipeline.telemetry import cohorts, metrics
+from pipeline.telemetry import metrics, phase_observer
 from pipeline.telemetry.metrics_export import collector as metrics_export_collector
 from pipeline.telemetry.metrics_export.collector import MetricChannel, MetricTotals
 from pipeline.telemetry.tracing import context, export, spans
@@ -164,18 +164,21 @@ def cut() -> Any:
     nothing = lambda *_, **__: None  # noqa: E731 - eleven times the same
     stack = ExitStack()
     for module, name, instead in [
-        (spans, "watch", lambda *_: spans._NO_SPANS),
-        (spans, "watched", lambda handler: handler),
-        (spans, "is_watched", lambda: False),
-        (spans, "started", lambda _: _NOTHING),
-        (spans, "inside", lambda _: _NOTHING),
-        *((spans, name, nothing) for name in ("here", "call", "ended", "read", "over", "stopped", "rescued")),
-        (context, "current", nothing),
-        (context, "of_known", nothing),
-        (cohorts, "watch", lambda *_, **__: cohorts._NO_TIMER),
-        *((cohorts, name, nothing) for name in ("done", "failed", "is_counted")),
-        (Transaction, "count", nothing),
-        (calls, "counted", nothing),
+        (phase_observer, "observe", lambda *_, **__: _NOTHING),
+        (phase_observer, "with_span", lambda handler: handler),
+        (phase_observer, "is_timed", lambda: False),
+        *(
+            (phase_observer, name, nothing)
+            for name in ("record_finished", "record_failed", "link_inputs", "publisher_traceparent")
+        ),
+        *((phase_observer, name, nothing) for name in ("start_call", "start_read")),
+        (spans, "bind_started_runs", lambda _: _NOTHING),
+        (spans, "activate", lambda _: _NOTHING),
+        *((spans, name, nothing) for name in ("end_span", "record_rescued")),
+        (context, "current_traceparent", nothing),
+        (context, "bound_run", nothing),
+        (Transaction, "count_on_commit", nothing),
+        (calls, "record_metrics", nothing),
         (metrics, "is_on", lambda: False),
     ]:
         stack.enter_context(mock.patch.object(module, name, instead))

@@ -26,7 +26,7 @@ from pipeline.domain.values import DEFAULT_LIMITS, Limits, Reservation, RunLease
 from pipeline.domain.values import PreparedRun as Plan
 from pipeline.store.database import Database
 from pipeline.store.reads import work
-from pipeline.telemetry.tracing import spans
+from pipeline.telemetry import phase_observer
 from pipeline.workflows.authoring import Consumer, Producer
 from pipeline.workflows.contexts import (
     CURRENT_CONTEXT,
@@ -107,8 +107,7 @@ class Phases:
             plan = _plan(run, consumer, returned, self.limits)
         except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
             return classify(error)
-        if spans.is_traced():
-            spans.link_inputs(run.id, reader.reserved_rows(plan))
+        phase_observer.link_inputs(run.id, lambda: reader.reserved_rows(plan))
         return plan
 
     def mutate(self, run: Row[Any]) -> RequestedMutation | Failure | None:
@@ -170,7 +169,7 @@ class Phases:
             checked_json(state, what=f"state returned by {run.handler}", limit=self.limits.state)
         except PayloadError as error:
             return classify(error)
-        if (here := spans.publisher_traceparent()) is not None:
+        if (here := phase_observer.publisher_traceparent()) is not None:
             published = [replace(event, traceparent=here) for event in published]
         return RunOutput(
             lease=lease_of(run),

@@ -27,8 +27,7 @@ from pipeline.domain.values import PreparedRun, RunFailure, RunLease, RunOutput
 from pipeline.domain.workflows import can_overtake
 from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, Transaction, is_lock_timeout, is_transient
 from pipeline.store.reads import gauges, work
-from pipeline.telemetry import cohorts
-from pipeline.telemetry.tracing import spans
+from pipeline.telemetry import phase_observer
 from pipeline.transitions import runs, stops
 from pipeline.transitions.results import BatchResult
 from pipeline.transitions.runs import Claims
@@ -109,8 +108,8 @@ class Runner:
                     if silent:
                         runs.no_mutation(tx, silent)
                     ended = self._stop_and_hand_back(tx, failed, rest)
-                cohorts.record_done(item.run_id for item in silent)
-                _observe_stops(ended)
+                phase_observer.record_finished(item.run_id for item in silent)
+                phase_observer.record_failed(ended)
             self.leases.drop([*silent, *(item.lease for item in failed), *rest])
             early = _EarlyDispatch(dispatch_next, self.policy.straggler_wait.total_seconds())
             wanted = [*(item for item in asked if item.request is not None), *approved]
@@ -162,9 +161,8 @@ class Runner:
                     worker=process_name(),
                     known_handlers=self._runnable_handlers(tx),
                 )
-                last.callback(spans.start_phase(phase, claims.claimed).close)
                 ignored = len(ids) - len(claims.claimed) - len(claims.unknown_handler) - claims.idle_count
-                last.callback(cohorts.start_phase(phase, claims.claimed, ignored=ignored).close)
+                last.enter_context(phase_observer.observe(phase, claims.claimed, ignored=ignored))
             mine = [lease_of(run) for run in claims.claimed]
             self.leases.hold(mine)
             try:
@@ -199,7 +197,7 @@ class Runner:
         )
         with self.db.transaction() as tx:
             ended = stops.stop(tx, [RunFailure(lease=item, failure=failure) for item in mine], jitter=self.jitter())
-        _observe_stops(ended.updated)
+        phase_observer.record_failed(ended.updated)
 
     def _write(
         self, verb: Verb[P], items: Sequence[P], failed: Sequence[RunFailure], rest: Sequence[RunLease]
@@ -264,14 +262,13 @@ class Runner:
             ]
             ended = self._stop_and_hand_back(tx, [*failed, *refused], rest)
             self._record_latency(tx, landing.updated)
-        spans.record_committed(landing.updated)
-        cohorts.record_done(row.id for row in landing.updated)
-        _observe_stops(ended)
+        phase_observer.record_finished((row.id for row in landing.updated), landing.updated)
+        phase_observer.record_failed(ended)
         return landing.updated
 
     def _record_latency(self, tx: Transaction, landed: Sequence[Row[Any]]) -> None:
         """How long the inputs of runs that commit have waited: one more read, and only where it is counted."""
-        committed = [row.id for row in landed if row.finished_at is not None] if cohorts.is_timed() else []
+        committed = [row.id for row in landed if row.finished_at is not None] if phase_observer.is_timed() else []
         for row in gauges.run_latencies(tx, committed) if committed else ():
             tx.count_on_commit(
                 "pipeline.run.latency", {"workflow": row.workflow, "handler": row.handler}, float(row.seconds)
@@ -281,7 +278,7 @@ class Runner:
         self, claimed: Sequence[Row[Any]], phase: Callable[[Row[Any]], Any], kind: type[T], name: str
     ) -> tuple[list[T], list[RunFailure], list[RunLease]]:
         """Call the handler of each run. What the budget does not suffice for is given back, not kept waiting."""
-        phase = spans.with_span(phase)
+        phase = phase_observer.with_span(phase)
         done: list[T] = []
         failed: list[RunFailure] = []
         ends_at = time.monotonic() + self.policy.cohort_budget.total_seconds()
@@ -340,12 +337,6 @@ def _lock_failure(error: Exception) -> Failure:
         "does not end; look for old ones in pg_stat_activity"
     )
     return replace(classify(error), message=words)
-
-
-def _observe_stops(ended: Sequence[StoppedRun]) -> None:
-    """Show that runs were stopped in this phase."""
-    spans.record_stopped(ended)
-    cohorts.record_failed(item.run_id for item in ended)
 
 
 def _phase_result(claims: Claims, done: Sequence[Any]) -> PhaseResult:

@@ -28,7 +28,7 @@ from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor, AppliedMutation, Request, RunFailure, RunLease
 from pipeline.store.database import Database, Transaction, is_transient
 from pipeline.store.reads import work
-from pipeline.telemetry import cohorts
+from pipeline.telemetry import phase_observer
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import breakers, late_effects, mutations, runs, stops
 from pipeline.transitions.breakers import Admission, OperationName
@@ -111,7 +111,7 @@ class MutationSender:
             known = {item: name for item, name in known.items() if item not in barred}
             landed = [*mutations.begin_mutation(tx, fresh, self.policy.limits).updated] if fresh else []
             landed += mutations.send(tx, list(known), self._time_limits(known)).updated if known else ()
-        _observe_stops(void)
+        phase_observer.record_failed(void)
         reach(CrashPoint.IN_FLIGHT)
         waiting = [lease_of(by_id[row.run_id]) for row in landed if row.status == MutationStatus.PENDING]
         self.leases.drop([*waiting, *barred])
@@ -154,7 +154,7 @@ class MutationSender:
             function, flight.is_unsent = worker_calls.refuse_late, True
         elif not flight.is_reconcile:
             call = Call(idempotency_key=flight.mutation.idempotency_key, ends_at=flight.ends_at)
-        flight.span = spans.start_call(flight.lease.run_id, flight.mutation, is_reconcile=flight.is_reconcile)
+        flight.span = phase_observer.start_call(flight.lease.run_id, flight.mutation, is_reconcile=flight.is_reconcile)
         flight.started_at = time.monotonic()
         calls.start(flight.lease.run_id, worker_calls.call_provider, function, flight, call, ends_at=call.ends_at)
 
@@ -174,8 +174,8 @@ class MutationSender:
                 threading.Event().wait(pause)
             else:
                 break
-        cohorts.record_done(settled)
-        _observe_stops(stopped)
+        phase_observer.record_finished(settled)
+        phase_observer.record_failed(stopped)
         reach(CrashPoint.OUTCOME_SAVED)
         self.leases.drop([flight.lease for flight, _ in ended])
 
@@ -310,12 +310,6 @@ def _is_database_unavailable(error: Exception) -> bool:
     """Whether the database may take later what it refuses now: gone, read-only, or every connection is taken."""
     is_known = isinstance(error, OperationalError | InterfaceError | TimeoutError)
     return is_known or (isinstance(error, DBAPIError) and is_transient(error))
-
-
-def _observe_stops(ended: Sequence[StoppedRun]) -> None:
-    """Show that runs were stopped in this phase."""
-    spans.record_stopped(ended)
-    cohorts.record_failed(item.run_id for item in ended)
 
 
 class _CohortSender:

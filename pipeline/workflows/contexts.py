@@ -21,6 +21,7 @@ from pipeline.domain.errors import EventError, LogicError, PhaseViolationError
 from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import checked_name, checked_text, json_copy, json_payload
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
+from pipeline.telemetry import phase_observer
 from pipeline.telemetry.tracing import spans
 from pipeline.workflows.authoring import Topic, parse_payload
 from pipeline.workflows.handler_types import Event, RequestedMutation
@@ -124,7 +125,7 @@ class _ConnectorProxy:
 
 def _read(connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
     """What a read found. A handler that is not async itself need not know whether the connector is."""
-    span = spans.start_read(connector.name, operation.name)
+    span = phase_observer.start_read(connector.name, operation.name)
     try:
         with spans.activate(span):
             value = operation.function(connector, **operation.arguments(params))

@@ -4,15 +4,13 @@ Nothing of a payload, a parameter, a result or an error's words is ever on a spa
 and kinds only. When nobody listens, one look per cohort finds that out and nothing else happens.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 from uuid import UUID
 
 from opentelemetry import context, trace
-from opentelemetry.trace import Link, SpanContext, SpanKind
+from opentelemetry.trace import Link, SpanContext
 
 from pipeline.telemetry.tracing import context as tracing_context
 from pipeline.telemetry.tracing import fast_spans
@@ -87,104 +85,6 @@ def context_of(run: Any) -> SpanContext:
     return run_span_context(run) if began is None else run_span_context(run, fast_spans.trace_flags(began, RUN))
 
 
-class PhaseSpans:
-    """The spans of one phase of runs that travel together: open until what they did is recorded."""
-
-    def __init__(self, phase: str, runs: Sequence[Any]) -> None:
-        self.phase, self.runs = phase, {run.id: run for run in runs}
-        self.contexts = {run.id: context_of(run) for run in runs}
-        self.spans: dict[UUID, Span] = {}
-        self._task = trace.get_current_span()
-        self._links = _links(self._task.get_span_context())
-        self._token = _PHASE_SPANS.set(self)
-        self._known = tracing_context.bind_runs(self.contexts.items())
-        self._known.__enter__()
-        if self._task.is_recording():  # it is its instrumentation's, and open until the task has ended
-            self._task.set_attribute(COHORT_SIZE, len(runs))
-            for of in self.contexts.values():
-                self._task.add_link(of)
-
-    def span_of(self, run_id: UUID) -> Span:
-        """The span of a run's phase, which begins now if it has not."""
-        span = self.spans.get(run_id)
-        if span is None:
-            run = self.runs[run_id]
-            about = {HANDLER: f"{run.workflow}.{run.handler}"}
-            span = self.spans[run_id] = Span(self.phase, self.contexts[run_id], about, links=self._links)
-        return span
-
-    def call(self, handler: Callable[[Any], Any], run: Any) -> Any:
-        """Call a handler with its span as the current one."""
-        span = self.span_of(run.id)
-        token = context.attach(span.as_context())
-        begun = time.monotonic()
-        try:
-            return handler(run)
-        finally:
-            span.attributes[HANDLER_SECONDS] = time.monotonic() - begun
-            context.detach(token)
-
-    def close(self) -> None:
-        """The phase is over for all of them."""
-        for span in self.spans.values():
-            span.end()
-        self._known.__exit__(None, None, None)
-        _PHASE_SPANS.reset(self._token)
-
-
-class _NoSpans:
-    """In the place of a cohort's spans when nobody listens."""
-
-    def close(self) -> None:
-        return
-
-
-_NO_SPANS = _NoSpans()
-_PHASE_SPANS: ContextVar[PhaseSpans | None] = ContextVar("pipeline_cohort", default=None)
-
-
-def start_phase(phase: str, runs: Sequence[Any]) -> PhaseSpans | _NoSpans:
-    """Begin the spans of a phase, to be closed when it is over."""
-    return PhaseSpans(phase, runs) if runs and is_on() else _NO_SPANS
-
-
-def with_span(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same call, seen as a span of its run when somebody listens."""
-    cohort = _PHASE_SPANS.get()
-    return handler if cohort is None else lambda run: cohort.call(handler, run)
-
-
-def is_traced() -> bool:
-    """Whether the phase that runs here has spans."""
-    return _PHASE_SPANS.get() is not None
-
-
-def publisher_traceparent() -> str | None:
-    """What events that are published here are linked to: the phase that publishes them."""
-    return tracing_context.current_traceparent() if is_traced() else None
-
-
-def link_inputs(run_id: UUID, rows: Sequence[Any]) -> None:
-    """Link the span of this phase to those that published its inputs."""
-    cohort = _PHASE_SPANS.get()
-    assert cohort is not None
-    span = cohort.span_of(run_id)
-    for traceparent in dict.fromkeys(row.traceparent for row in rows):
-        of = parse_traceparent(traceparent)
-        if of is not None and of.trace_id != span.context.trace_id:  # in the same trace it is found anyway
-            span.link(of)
-
-
-def start_call(run_id: UUID, mutation: Any, *, is_reconcile: bool) -> Span | None:
-    """Begin the span of one attempt of a mutation, or of the look after it."""
-    cohort = _PHASE_SPANS.get()
-    if cohort is None:
-        return None
-    name = f"{mutation.connector}.{mutation.operation}{'.reconcile' if is_reconcile else ''}"
-    about = {MUTATION_ID: str(mutation.id), CALL_ATTEMPT: mutation.attempts}
-    return Span(name, cohort.span_of(run_id).context, about, kind=SpanKind.CLIENT)
-
-
 def activate(span: Span | None) -> AbstractContextManager[Any]:
     """Code in here finds this span as its current one. Its end comes later, and not from here."""
     return _NO_SPAN_CONTEXT if span is None else _ActiveSpan(span)
@@ -213,33 +113,17 @@ def end_span(span: Span | None, verdict: str | None = None, error: BaseException
         span.end()
 
 
-def start_read(connector: str, operation: str) -> Span | None:
-    """Begin the span of a handler that reads from an outside system."""
-    if not is_traced():
-        return None
-    above = trace.get_current_span().get_span_context()
-    return Span(f"{connector}.{operation}.read", above, {}, kind=SpanKind.CLIENT) if above.is_valid else None
-
-
-def record_committed(rows: Sequence[Any]) -> None:
+def record_committed(rows: Sequence[Any], claimed: Mapping[UUID, Any]) -> None:
     """Make the spans of runs that have committed just now."""
-    cohort = _PHASE_SPANS.get()
-    for row in rows if cohort is not None else ():
+    for row in rows:
         if row.finished_at is not None:
-            assert cohort is not None
-            _record_run(row, {**_run_attributes(cohort.runs[row.id]), STATUS: row.status}, row.finished_at)
+            _record_run(row, {**_run_attributes(claimed[row.id]), STATUS: row.status}, row.finished_at)
 
 
 def record_stopped(items: Sequence[Any]) -> None:
-    """Make the spans of runs that were stopped just now, and say on their phases why."""
-    cohort = _PHASE_SPANS.get()
-    if cohort is None and not (items and is_on()):
-        return
+    """Make the spans of runs that were stopped just now."""
     for item in items:
         kind, error_type = str(item.failure.kind), item.failure.error_type
-        if cohort is not None and item.run.id in cohort.spans:
-            cohort.spans[item.run.id].attributes[FAILURE_KIND] = kind
-            cohort.spans[item.run.id].fail(error_type)
         about = {
             **_run_attributes(item.run),
             STATUS: str(item.consequence.status),
@@ -253,7 +137,7 @@ def record_rescued(items: Sequence[Any]) -> None:
     """A sweep has stopped runs whose worker vanished."""
     if not items or not is_on():
         return
-    links = _links(trace.get_current_span().get_span_context())
+    links = links_to(trace.get_current_span().get_span_context())
     for item in items:
         about = {
             **_run_attributes(item.run),
@@ -283,7 +167,7 @@ def resolution_span(name: str, mutation: Any, about: Mapping[str, Any]) -> Itera
         return
     run = _RunReference(mutation.run_id, mutation.traceparent)
     given = {RUN_ID: str(mutation.run_id), MUTATION_ID: str(mutation.id), WORKFLOW: mutation.workflow, **about}
-    links = _links(trace.get_current_span().get_span_context())
+    links = links_to(trace.get_current_span().get_span_context())
     span = Span(name, context_of(run), given, links=links)
     with tracing_context.bind_runs([(run.id, context_of(run))]), activate(span):
         try:
@@ -320,7 +204,8 @@ def _run_attributes(run: Any) -> dict[str, Any]:
     return about if run.attempt == 1 else {**about, ATTEMPT: run.attempt}
 
 
-def _links(of: SpanContext) -> list[Link]:
+def links_to(of: SpanContext) -> list[Link]:
+    """Links of a span to another; none to what is no span."""
     return [Link(of)] if of.is_valid else []
 
 

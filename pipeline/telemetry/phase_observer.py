@@ -1,0 +1,165 @@
+"""Observe the phases of runs: a span for each run, and the seconds that the phase took it.
+
+Runs travel together, so one observer sees a phase of all of them. It is the current observer until the phase is over.
+While neither spans nor metrics are on, there is no observer.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+from uuid import UUID
+
+from opentelemetry import context, trace
+from opentelemetry.trace import SpanKind
+
+from pipeline.telemetry import metrics
+from pipeline.telemetry.tracing import context as tracing_context
+from pipeline.telemetry.tracing import spans
+from pipeline.telemetry.tracing.fast_spans import Span
+
+
+class PhaseObserver:
+    """Sees one phase of runs that were claimed together, each until what it did is recorded."""
+
+    def __init__(self, phase: str, runs: Sequence[Any]) -> None:
+        self.phase, self.runs, self.started_at = phase, {run.id: run for run in runs}, time.monotonic()
+        self.is_timed, self.is_traced = metrics.is_on(), spans.is_on()
+        self.untimed = set(self.runs) if self.is_timed else set[UUID]()
+        self.contexts = {run.id: spans.context_of(run) for run in runs} if self.is_traced else {}
+        self.spans: dict[UUID, Span] = {}
+        task = trace.get_current_span()
+        self._links = spans.links_to(task.get_span_context()) if self.is_traced else []
+        if self.is_traced and task.is_recording():  # it is its instrumentation's, and open until the task has ended
+            task.set_attribute(spans.COHORT_SIZE, len(runs))
+            for of in self.contexts.values():
+                task.add_link(of)
+
+    def span_of(self, run_id: UUID) -> Span:
+        """The span of a run's phase, which begins now if it has not."""
+        span = self.spans.get(run_id)
+        if span is None:
+            run = self.runs[run_id]
+            about = {spans.HANDLER: f"{run.workflow}.{run.handler}"}
+            span = self.spans[run_id] = Span(self.phase, self.contexts[run_id], about, links=self._links)
+        return span
+
+    def call(self, handler: Callable[[Any], Any], run: Any) -> Any:
+        """Call a handler with its span as the current one."""
+        span = self.span_of(run.id)
+        token = context.attach(span.as_context())
+        begun = time.monotonic()
+        try:
+            return handler(run)
+        finally:
+            span.attributes[spans.HANDLER_SECONDS] = time.monotonic() - begun
+            context.detach(token)
+
+    def count_seconds(self, run_ids: Iterable[UUID], result: str) -> None:
+        """Count the seconds of these runs, once. A run that was given back, or is another's by now, is not counted."""
+        seconds = time.monotonic() - self.started_at
+        for run_id in self.untimed.intersection(run_ids):
+            self.untimed.remove(run_id)
+            labels = {"workflow": self.runs[run_id].workflow, "phase": self.phase, "result": result}
+            metrics.record("pipeline.phase.duration", labels, seconds)
+
+
+_OBSERVER: ContextVar[PhaseObserver | None] = ContextVar("pipeline_phase_observer", default=None)
+
+
+@contextmanager
+def observe(phase: str, claimed: Sequence[Any], *, ignored: int) -> Iterator[None]:
+    """Observe a phase of the runs that a message claimed; it named ``ignored`` other runs in vain."""
+    if ignored and metrics.is_on():
+        metrics.record("pipeline.deliveries.ignored", {"task": f"pipeline.{phase}"}, ignored)
+    if not claimed or not (metrics.is_on() or spans.is_on()):
+        yield
+        return
+    if metrics.is_on():
+        metrics.record("pipeline.cohort.size", {"phase": phase}, len(claimed))
+    observer = PhaseObserver(phase, claimed)
+    token = _OBSERVER.set(observer)
+    try:
+        with tracing_context.bind_runs(observer.contexts.items()) if observer.is_traced else nullcontext():
+            yield
+    finally:
+        for span in observer.spans.values():
+            span.end()
+        _OBSERVER.reset(token)
+
+
+def record_finished(run_ids: Iterable[UUID], committed: Sequence[Any] = ()) -> None:
+    """Count runs whose results are recorded, and make the spans of those that have ``committed``."""
+    observer = _OBSERVER.get()
+    if observer is not None:
+        observer.count_seconds(run_ids, "done")
+        if observer.is_traced:
+            spans.record_committed(committed, observer.runs)
+
+
+def record_failed(ended: Sequence[Any]) -> None:
+    """Count runs that were stopped in the phase, and say on their spans why."""
+    observer = _OBSERVER.get()
+    if observer is None:
+        return
+    observer.count_seconds((item.run_id for item in ended), "failed")
+    if observer.is_traced:
+        for item in ended:
+            if item.run_id in observer.spans:
+                observer.spans[item.run_id].attributes[spans.FAILURE_KIND] = str(item.failure.kind)
+                observer.spans[item.run_id].fail(item.failure.error_type)
+        spans.record_stopped(ended)
+
+
+def is_timed() -> bool:
+    """Whether the seconds of the phase that runs here are counted."""
+    observer = _OBSERVER.get()
+    return observer is not None and observer.is_timed
+
+
+def _tracing_observer() -> PhaseObserver | None:
+    """The observer of the phase that runs here, if it makes spans."""
+    observer = _OBSERVER.get()
+    return observer if observer is not None and observer.is_traced else None
+
+
+def with_span(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same handler, called inside a span of its run while spans are made."""
+    observer = _tracing_observer()
+    return handler if observer is None else lambda run: observer.call(handler, run)
+
+
+def publisher_traceparent() -> str | None:
+    """The trace context for events that are published here: the phase that publishes them."""
+    return tracing_context.current_traceparent() if _tracing_observer() is not None else None
+
+
+def link_inputs(run_id: UUID, inputs: Callable[[], Sequence[Any]]) -> None:
+    """Link the span of this phase to those that published its inputs."""
+    observer = _tracing_observer()
+    if observer is None:
+        return
+    span = observer.span_of(run_id)
+    for traceparent in dict.fromkeys(row.traceparent for row in inputs()):
+        of = tracing_context.parse_traceparent(traceparent)
+        if of is not None and of.trace_id != span.context.trace_id:  # in the same trace it is found anyway
+            span.link(of)
+
+
+def start_call(run_id: UUID, mutation: Any, *, is_reconcile: bool) -> Span | None:
+    """Begin the span of one attempt of a mutation, or of the reconcile attempt after it."""
+    observer = _tracing_observer()
+    if observer is None:
+        return None
+    name = f"{mutation.connector}.{mutation.operation}{'.reconcile' if is_reconcile else ''}"
+    about = {spans.MUTATION_ID: str(mutation.id), spans.CALL_ATTEMPT: mutation.attempts}
+    return Span(name, observer.span_of(run_id).context, about, kind=SpanKind.CLIENT)
+
+
+def start_read(connector: str, operation: str) -> Span | None:
+    """Begin the span of a handler that reads from an outside system."""
+    if _tracing_observer() is None:
+        return None
+    above = trace.get_current_span().get_span_context()
+    return Span(f"{connector}.{operation}.read", above, {}, kind=SpanKind.CLIENT) if above.is_valid else None
