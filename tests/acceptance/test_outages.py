@@ -82,11 +82,11 @@ def test_leases_are_extended_again_when_a_database_that_was_away_is_back(shop: I
 
 RING = """
 from uuid import uuid4
-from pipeline.background.messages import Message
-from pipeline.tasks import chains
+from pipeline.background.messages import DispatchMessage
+from pipeline.tasks import messages
 
-chains.send(Message(task="pipeline.prepare", ids=(str(uuid4()),)))
-chains.poke("shop")
+messages.dispatch(DispatchMessage(task="pipeline.prepare", run_ids=(str(uuid4()),)))
+messages.wake_workflow("shop")
 """
 
 

@@ -115,7 +115,8 @@ def test_a_broker_that_is_frozen_holds_no_sender_for_long(
 ) -> None:
     for name, value in shop.environ.items():
         monkeypatch.setenv(name, value)
-    program = "from pipeline.tasks import chains; print(chains.poke('shop')); input(); print(chains.poke('shop'))"
+    wake = "print(messages.wake_workflow('shop'))"
+    program = f"from pipeline.tasks import messages; {wake}; input(); {wake}"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT
     ) as service:

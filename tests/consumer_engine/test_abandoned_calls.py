@@ -48,8 +48,8 @@ SOON, BODY = 40, 60
 def waits(task: Any, given: list[Any], chosen: Any, then: Callable[[int], Any] = lambda _: None) -> tuple[Any, Any]:
     """Drive a loop by hand with a clock that moves only when it waits; its longest waits, and how it ended."""
     now, long, answers, heard = 0.0, list[float](), list(given), list[Any]()
-    hooks = task._hooks(chosen, lambda _: None)
-    hooks.host.clock = lambda: now
+    hooks = task._setup(chosen, lambda _: None)
+    hooks.context.clock = lambda: now
     loop = Loop(setup=hooks, ends_at=None, post=lambda notice: heard.append(notice))
     looping = run_loop(loop)
     answer: Any = None
@@ -96,7 +96,7 @@ def test_an_item_whose_id_is_held_by_code_that_never_ends_is_left_after_a_while_
 def left_behind(task: Any, transaction_id: str) -> Callable[[], None]:
     """Code on an id that was left behind; what is returned ends it."""
     task._state.in_flight.take(transaction_id, lambda: None)
-    ended: Callable[[], None] = task._state.in_flight.share(transaction_id)
+    ended: Callable[[], None] = task._state.in_flight.hold_abandoned(transaction_id)
     task._state.in_flight.release(transaction_id)
     return ended
 
@@ -209,8 +209,8 @@ def test_a_handler_that_has_begun_gets_a_moment_to_settle_its_item_when_the_time
 def test_an_item_that_was_left_is_not_counted_again_when_its_code_ends_in_that_moment(variant: Run) -> None:
     """Driven by hand, so that both end exactly while the loop waits for the handler of one of them."""
     now = 0.0
-    hooks: Any = variant.task(Script())._hooks(policy(timeout=5), lambda _: None)
-    hooks.host.clock = lambda: now
+    hooks: Any = variant.task(Script())._setup(policy(timeout=5), lambda _: None)
+    hooks.context.clock = lambda: now
     loop = Loop(setup=hooks, ends_at=5.0, post=lambda _: None)
     looping = run_loop(loop)
     next(looping)
@@ -264,7 +264,7 @@ def test_an_attempt_that_was_cut_by_the_time_above_it_is_the_last_though_the_clo
     assert type(next(trying)) is Invoke
     with pytest.raises(StopIteration) as end:
         trying.send(CallResult(is_timed_out=True))
-    assert (end.value.value.is_time_up, end.value.value.attempts) == (True, 1)
+    assert (end.value.value.is_past_deadline, end.value.value.attempts) == (True, 1)
 
 
 def test_code_that_ends_in_the_moment_it_is_left_is_told_to_have_ended_once() -> None:
@@ -280,9 +280,9 @@ def test_code_that_ends_in_the_moment_it_is_left_is_told_to_have_ended_once() ->
     call, steps = next(trying), StepRunner()
     job = steps.begin(call.function, call.args)
     wait_for(lambda: job.is_done)
-    steps.abandon(job, call.on_left)  # it was late by a hair: it is told at once, and nobody keeps the id
+    steps.abandon(job, call.on_abandon)  # it was late by a hair: it is told at once, and nobody keeps the id
     assert (backs, host.abandoned.count) == ([1], 0)
-    ended = call.on_left()
+    ended = call.on_abandon()
     assert host.abandoned.count == 1
     ended()
     ended()
@@ -297,7 +297,7 @@ def test_a_fault_of_the_engine_itself_in_a_worker_ends_the_loop(variant: Run, mo
     def faulty(*_: object) -> Any:
         raise RuntimeError("a fault of the engine")
 
-    monkeypatch.setattr("pipeline.consumer_engine.threads.lived", faulty)
-    monkeypatch.setattr("pipeline.consumer_engine.asyncio_driver.lived", faulty)
+    monkeypatch.setattr("pipeline.consumer_engine.threads.run_item", faulty)
+    monkeypatch.setattr("pipeline.consumer_engine.asyncio_driver.run_item", faulty)
     run = ran(variant, Script(), Cut(items(2)), policy(concurrency=2, timeout=30))
     assert str(run.error) == "a fault of the engine"

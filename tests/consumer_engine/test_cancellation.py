@@ -199,7 +199,7 @@ def test_whoever_tells_a_loop_something_after_its_event_loop_was_closed_is_not_h
     task = AsyncRun().task(Script())
 
     async def made() -> AsyncioDriver:
-        return AsyncioDriver(task._hooks(policy(), lambda _: None))
+        return AsyncioDriver(task._setup(policy(), lambda _: None))
 
     asyncio.run(made()).post(LoopSignal.ID_FREED)
 

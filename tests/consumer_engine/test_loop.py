@@ -60,8 +60,8 @@ def test_a_loop_that_streams_rests_by_the_formula_and_starts_over_when_something
 def pretended(task: Any, given: list[Any], chosen: Any) -> list[float]:
     """Drive a loop by hand, with a clock that moves only when the loop waits; it is asked to end when all is given."""
     now, waits, answers = 0.0, [], list(given)
-    hooks = task._hooks(chosen, lambda _: None)
-    hooks.host.clock = lambda: now
+    hooks = task._setup(chosen, lambda _: None)
+    hooks.context.clock = lambda: now
     looping = run_loop(Loop(setup=hooks, ends_at=None, post=lambda _: None))
     heard: list[Any] = []
     request = next(looping)
@@ -79,7 +79,7 @@ def pretended(task: Any, given: list[Any], chosen: Any) -> list[float]:
                     waits.append(seconds or 0.0)
                     now += seconds or 0.0
                 if not answers:
-                    hooks.host.stop.ask()
+                    hooks.context.stop.request()
         try:
             request = looping.send(answer)
         except StopIteration:
@@ -314,8 +314,8 @@ def test_an_error_of_whoever_listens_to_outcomes_ends_the_loop_and_is_not_swallo
 def test_an_outcome_that_comes_with_the_end_of_time_still_counts(variant: Run) -> None:
     """Driven by hand, so that one item ends exactly when the loop gives up and the other does not."""
     now, told = 0.0, list[Any]()
-    hooks: Any = variant.task(Script())._hooks(policy(timeout=5), lambda _: None)
-    hooks.host.clock = lambda: now
+    hooks: Any = variant.task(Script())._setup(policy(timeout=5), lambda _: None)
+    hooks.context.clock = lambda: now
     loop = Loop(setup=hooks, ends_at=5.0, post=lambda _: None, on_outcome=told.append)
     looping = run_loop(loop)
     assert type(next(looping)) is Invoke

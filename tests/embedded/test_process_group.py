@@ -16,7 +16,7 @@ from tests.support.wait import wait_for
 SUPERVISOR = """
 import fcntl, os, sys, termios
 from pathlib import Path
-from pipeline.embedded.process_group import Program, Together
+from pipeline.embedded.process_group import Program, ProcessGroup
 
 if os.isatty(0):  # closing it is felt only by whoever it is the terminal of
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -25,8 +25,8 @@ def say(name, line):
     os.write(1, f"{name}|{line}\\n".encode())
 
 patient = Program(name="patient", command=("sh", "-c", "echo $$ lives; exec sleep 600"))
-other = Program(name="other", command=("sh", "-c", sys.argv[1]), is_needed=sys.argv[2] == "needed")
-sys.exit(Together([patient, other], os.environ, Path.cwd(), say).run())
+other = Program(name="other", command=("sh", "-c", sys.argv[1]), is_required=sys.argv[2] == "needed")
+sys.exit(ProcessGroup([patient, other], os.environ, Path.cwd(), say).run())
 """
 
 

@@ -25,8 +25,8 @@ PATIENT = (
 from datetime import timedelta
 from functools import partial
 from pipeline.cli import ingest, main
-from pipeline.ingest import client
-client.ROOM = 60.0
+from pipeline.ingest import redis_client
+redis_client.READ_MARGIN = 60.0
 ingest.Bridge = partial(ingest.Bridge, lock_wait=timedelta(hours=1))
 main.main()
 """,
