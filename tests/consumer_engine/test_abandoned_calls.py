@@ -84,7 +84,7 @@ def test_an_item_whose_id_is_held_by_code_that_never_ends_is_left_after_a_while_
     long, report = waits(task, batches, policy())
     # Once, with a warning after a moment; later a rest after a batch of which nothing could be worked on.
     assert long == [GRACE, MIN_ID_WAIT - GRACE, 1.0]
-    assert (report.succeeded, report.left, report.ending) == (3, 3, Ending.NOTHING_LEFT)
+    assert (report.succeeded, report.unfinished, report.ending) == (3, 3, Ending.NOTHING_LEFT)
     assert "1 item waiting for code that was left behind on the same id, for 10 s at most" in caplog.text
     assert caplog.text.count("transaction t-0 is left") == 3
     ended()
@@ -112,7 +112,7 @@ def test_an_item_waits_for_a_worker_of_another_loop_as_long_as_that_takes(varian
             task._state.in_flight.release("t-0")
 
     long, report = waits(task, [items(1)], policy(), free)
-    assert (sum(long) > 2 * MIN_ID_WAIT, report.succeeded, report.left) == (True, 1, 0)
+    assert (sum(long) > 2 * MIN_ID_WAIT, report.succeeded, report.unfinished) == (True, 1, 0)
 
 
 @rule("E-5")
@@ -148,7 +148,7 @@ def test_a_task_that_leaves_too_many_calls_behind_ends_and_says_what_to_do(
 ) -> None:
     task = variant.task(Script())
     for _ in range(max_abandoned_calls(ConsumerLoopPolicy())):
-        task._state.behind.change(1)
+        task._state.abandoned.change(1)
     script = task.script
     script.will_process("t-0", Does(takes=BODY, until=script.over, is_stubborn=True))
     chosen = policy(size=1, process=RetryPolicy(timeout=FAIR))
@@ -159,7 +159,7 @@ def test_a_task_that_leaves_too_many_calls_behind_ends_and_says_what_to_do(
     assert "has left more than 100 calls behind" in str(run.error)
     assert "current_attempt()" in str(run.error)
     assert "left behind after their time was up and still running" in caplog.text
-    wait_for(lambda: task._state.behind.count == max_abandoned_calls(ConsumerLoopPolicy()))
+    wait_for(lambda: task._state.abandoned.count == max_abandoned_calls(ConsumerLoopPolicy()))
     again = ran(variant, script, Cut(items(1, start=5)), policy(process=RetryPolicy(timeout=BODY)), task=task)
     assert (again.error, again.report.succeeded) == (None, 1)  # as many as may be are not too many
 

@@ -83,7 +83,7 @@ def test_code_that_cancels_tasks_fails_for_its_item_at_most_and_every_item_is_se
         return await asyncio.wait_for(task.consume_transactions(source=Cut(items(4)), policy=chosen), timeout=30)
 
     report = asyncio.run(bounded())
-    assert (report.processed, report.left, report.ending) == (4, 0, Ending.NOTHING_LEFT)
+    assert (report.processed, report.unfinished, report.ending) == (4, 0, Ending.NOTHING_LEFT)
     if act is cancel_this:
         assert (report.failed, task.errors) == (1, ["t-0"])
     assert len(task._state.in_flight) == 0

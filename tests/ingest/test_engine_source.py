@@ -240,7 +240,7 @@ def dawdled(policy: ConsumerPolicy, *, too_late_first: int, is_late: bool) -> fl
     """
     now, calls = 0.0, 0
     hooks: Any = Task()._setup(policy, lambda _: None)
-    hooks.host.clock = lambda: now
+    hooks.context.clock = lambda: now
     item = WorkItem(Transaction(transaction_id="x", created_at=datetime(2026, 1, 1, tzinfo=UTC)), hooks.in_flight)
     assert hooks.in_flight.take("x", lambda: None)
     living, answer = run_item(hooks, item), None
