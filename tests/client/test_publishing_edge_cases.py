@@ -289,7 +289,7 @@ def test_a_broker_that_is_silent_costs_no_more_than_the_timeout(
             monkeypatch.setattr(client._bounded, "_timeout", SHORT)
             ring(workflow)
 
-        monkeypatch.setattr(client, "_ring", hurried)
+        monkeypatch.setattr(client, "_notify", hurried)
         assert client.publish("shop", [note("x")]).new == ("x",)
         client.close()
     assert count(db) == 1
