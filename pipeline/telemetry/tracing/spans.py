@@ -126,7 +126,7 @@ def record_stopped(items: Sequence[Any]) -> None:
         kind, error_type = str(item.failure.kind), item.failure.error_type
         about = {
             **_run_attributes(item.run),
-            STATUS: str(item.consequence.status),
+            STATUS: str(item.decision.status),
             PHASE: item.run.phase,
             FAILURE_KIND: kind,
         }
@@ -142,8 +142,8 @@ def record_rescued(items: Sequence[Any]) -> None:
         about = {
             **_run_attributes(item.run),
             PHASE: item.run.phase,
-            STATUS: str(item.consequence.status),
-            SIDE: str(item.consequence.disposition.side),
+            STATUS: str(item.decision.status),
+            SIDE: str(item.decision.disposition.side),
         }
         Span(RESCUE, context_of(item.run), about, links=links).end()
     record_stopped(items)
