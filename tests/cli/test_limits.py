@@ -92,7 +92,7 @@ def test_many_questions_are_settled_in_parts_that_say_that_there_are_more(
     first = pipeline(*act)
     assert (first.code, "These were the first 2; there are more: repeat it." in first.out) == (1, True)
     last = pipeline(*act)
-    assert (last.code, "1 settled, 0 refused" in last.out) == (0, True)
+    assert (last.code, "1 resolved, 0 refused" in last.out) == (0, True)
 
 
 def test_attention_names_the_kinds_of_which_there_are_more(db: Database, pipeline: Pipeline) -> None:

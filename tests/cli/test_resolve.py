@@ -56,7 +56,7 @@ def test_many_are_shown_first_and_settled_when_asked_to(run: Inline, pipeline: P
     assert "Nothing was changed" in preview.out
     assert len(listed(pipeline)) == 3
     done = pipeline("resolve", "skip", "--workflow", "counter", "-m", "old", "--yes")
-    assert "3 settled, 0 refused" in done.out, done.err
+    assert "3 resolved, 0 refused" in done.out, done.err
     run.run_until_idle()
 
 
