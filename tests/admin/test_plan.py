@@ -79,7 +79,7 @@ def test_a_plan_ends_when_prepare_wants_nothing_more(db: Database) -> None:
 
 
 def test_a_plan_is_as_long_as_asked_for(db: Database) -> None:
-    assert len(plan(Shop(concurrency=4).started(db, 5), most=2)) == 2
+    assert len(plan(Shop(concurrency=4).started(db, 5), limit=2)) == 2
 
 
 def test_a_run_that_asks_for_nothing_and_one_that_asks_for_approval_are_shown_as_such(db: Database) -> None:
@@ -117,8 +117,8 @@ def test_a_plan_also_shows_what_waits_behind_an_open_breaker(db: Database) -> No
         (("m3",), "{'n': 2}"),
         (("m4",), "{'n': 3}"),
     ]
-    assert len(plan(run, most=2)) == 2
-    assert len(plan(run, most=3)) == 3
+    assert len(plan(run, limit=2)) == 2
+    assert len(plan(run, limit=3)) == 3
 
 
 def test_a_plan_also_shows_runs_that_were_started_and_not_prepared_yet(db: Database) -> None:
