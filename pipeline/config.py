@@ -31,6 +31,19 @@ _ISO = TypeAdapter(timedelta)
 EXIT_UNSAFE = 78  #: how a process ends that must not start like this: a person has to change something first
 EXIT_ATTENTION = 4  #: how a command ends that was asked to check, when something waits for a person
 EXIT_RESTART = 75  #: how a process ends that should be started again: a new start may cure what is wrong
+_EXPECTED = {  #: what a field wants, by the kind of error that pydantic gives
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "invalid_key": "text as the name of a field",
+    "model_type": "a table",
+    "string_type": "text",
+}
 
 
 class SettingsError(ValueError):
@@ -339,8 +352,8 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
 
 def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
     """One sentence per problem: first the values that are wrong, then those that contradict each other."""
-    wrong = {str(each["loc"][0]): each["msg"] for each in error.errors() if each["loc"]}
-    sentences = [_sentence(name, message, str(values[name])) for name, message in wrong.items()]
+    wrong = {str(each["loc"][0]): expectation(each) for each in error.errors() if each["loc"]}
+    sentences = [_sentence(name, expected, str(values[name])) for name, expected in wrong.items()]
     if wrong:  # only the rest can be compared
         try:
             Settings(**{name: value for name, value in values.items() if name not in wrong})
@@ -353,10 +366,16 @@ def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def _sentence(name: str, message: str, value: str) -> str:
-    expected = message.removeprefix("Value error, ").replace("Input should be", "expected", 1)
+def expectation(error: Any) -> str:
+    """Say what pydantic expected of a value, in the same words for settings and for policies."""
+    if wanted := _EXPECTED.get(error["type"]):
+        return f"expected {wanted}"
+    return str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected", 1)
+
+
+def _sentence(name: str, expected: str, value: str) -> str:
     got = _kind_of_url(value) if name.endswith(("_url", "_endpoint")) else repr(value)
-    return f"{_variable(name)}: {expected.partition(', unable to')[0]}, got {got}"
+    return f"{_variable(name)}: {expected}, got {got}"
 
 
 def _kind_of_url(value: str) -> str:

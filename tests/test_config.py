@@ -158,7 +158,7 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("pool_size", "many", "PIPELINE_POOL_SIZE: expected a valid integer, got 'many'"),
+        ("pool_size", "many", "PIPELINE_POOL_SIZE: expected a whole number, got 'many'"),
         ("pool_size", "0", "PIPELINE_POOL_SIZE: expected greater than or equal to 1, got '0'"),
         ("max_state_bytes", "-1", "PIPELINE_MAX_STATE_BYTES: expected greater than 0, got '-1'"),
     ],

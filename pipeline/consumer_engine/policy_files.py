@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from pipeline.config import expectation
 from pipeline.consumer_engine.policies import ConsumerPolicy
 from pipeline.domain.errors import InvalidInputError
 
@@ -16,19 +17,6 @@ PREFIX = "CONSUME_"
 Origins = Mapping[tuple[str, ...], str]  #: the variable that a path in the policy was read from
 
 _NONE = frozenset({"", "none", "null"})
-_EXPECTED = {  #: what a field wants, by the kind of error that pydantic gives
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "dict_type": "a table",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "invalid_key": "text as the name of a field",
-    "model_type": "a table",
-    "string_type": "text",
-}
 
 
 class PolicyError(InvalidInputError):
@@ -186,8 +174,7 @@ def _problem_text(error: Any, variable: str | None) -> str:
     if error["type"] == "extra_forbidden":
         near = get_close_matches(path, [name for name, _ in fields()], n=1)
         return f"{shown} is not a field" + (f" (did you mean {near[0]}?)" if near else "")
-    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected", 1)
-    wanted = f"expected {_EXPECTED[error['type']]}" if error["type"] in _EXPECTED else message
+    wanted = expectation(error)
     if error["type"] == "value_error" or "extra" in error["loc"]:  # what is given to a source may be secret
         return f"{shown}: {wanted}"
     return f"{shown}: {wanted}, got {'nothing' if error['input'] is None else repr(error['input'])}"
