@@ -18,9 +18,8 @@ SETTLE = timedelta(seconds=3)
 
 #: Operations of the world, with their share of the orders.
 OPERATIONS: Mapping[str, int] = {"charge": 40, "ship": 40, "text": 20}
-#: Where the world honours the idempotency key, and where it can be asked what became of a request.
+#: Where the provider honours the idempotency key.
 KEYED = frozenset({"charge"})
-RECONCILABLE = frozenset({"charge", "ship"})
 
 
 class RequestFault(StrEnum):

@@ -62,14 +62,6 @@ def actor(by: str, reason: str) -> Actor:
     return Actor(name=by or getpass.getuser(), reason=reason)
 
 
-def parse_uuid(value: str, what: str = "mutation") -> UUID:
-    """An id as people type it."""
-    try:
-        return UUID(value)
-    except ValueError:
-        raise InvalidInputError(f"{value!r} is not the id of a {what}; expected a UUID as the lists show it.") from None
-
-
 def single_argument(arguments: Sequence[str] | None) -> str | None:
     """The one thing to show: ``ID`` and ``show ID`` mean the same, nothing and ``list`` mean the list."""
     given = list(arguments or ())

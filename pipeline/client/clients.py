@@ -44,18 +44,6 @@ class App(Protocol):
     def send_task(self, name: str, *args: Any, **kwargs: Any) -> Any: ...
 
 
-class Client(Protocol):
-    """What every client can do."""
-
-    def publish(self, workflow: str, events: EventInputs, *, replace: bool = False) -> Receipt | None:
-        """Publish events. None when a worker will find out which were new."""
-        ...
-
-    def close(self) -> None:
-        """Give connections back."""
-        ...
-
-
 class DatabaseClient:
     """Publishes in a transaction of its own. Every call ends within ``timeout``, whatever the database does.
 

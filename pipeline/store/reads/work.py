@@ -74,12 +74,6 @@ SELECT count(*) FROM (
 ) waiting
 """)
 
-_INPUTS = text("""
-SELECT d.* FROM pipeline.runs r CROSS JOIN unnest(r.event_ids) AS i(event_id)
-JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id
-WHERE r.id = :run_id ORDER BY d.event_id
-""")
-
 _HANDLER = text("SELECT * FROM pipeline.handlers WHERE workflow = :workflow AND name = :name")
 _HANDLERS = text("SELECT * FROM pipeline.handlers WHERE workflow = :workflow ORDER BY name")
 _WORKFLOW = text("SELECT * FROM pipeline.workflows WHERE name = :name")
@@ -216,11 +210,6 @@ def backlog(tx: Transaction, handler_id: int, *, limit: int) -> int:
     row = tx.first(_BACKLOG, handler_id=handler_id, limit=limit)
     assert row is not None
     return int(row[0])
-
-
-def inputs(tx: Transaction, run_id: UUID) -> Rows:
-    """The deliveries a run pinned, as they stand now."""
-    return tx.all(_INPUTS, run_id=run_id)
 
 
 def slices(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, list[Row[Any]]]:

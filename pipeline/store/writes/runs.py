@@ -4,7 +4,7 @@ A statement locks the rows it will write in id order, writes only those whose gu
 returns them: what is missing from the answer did not land. Only ``execution`` may import this.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -15,7 +15,6 @@ from pipeline.store.database import Transaction
 from pipeline.store.predicates import is_in_next_slice, is_key_free, is_subscribed
 
 Rows = Sequence[Row[Any]]
-CohortRows = Sequence[Mapping[str, Any]]
 #: Handlers as (workflow, name); None: every one.
 KnownHandlers = Collection[tuple[str, str]] | None
 
