@@ -127,7 +127,7 @@ def test_what_was_sent_before_its_operation_could_reconcile_can_be_looked_for_on
     with pytest.raises(IllegalTransitionError, match="of an operation that can reconcile"):
         asked.desk.resolve(question.id, ResolutionKind.TRY_AGAIN, ADA)
     send = type(asked.shop.mail).operations()["send"]
-    send.reconcile(lambda connector, call, **_: connector._look("send", call))
+    send.reconcile(lambda connector, call, **_: connector._reconcile("send", call))
     (question,) = asked.desk.unresolved_mutations()
     assert question.can_try_again
     assert detail(asked.desk, str(question.id)).advice.commands[-1].startswith("pipeline resolve try_again")
