@@ -70,7 +70,7 @@ class Watchdog:
                 try:
                     duty()
                 except Exception:
-                    log.exception("the guardian failed to %s and goes on", duty.__name__)
+                    log.exception("the watchdog failed to %s and goes on", duty.__name__)
 
     def recover_dead_children(self) -> None:
         """Recover at once what a child held that is gone."""

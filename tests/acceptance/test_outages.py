@@ -55,7 +55,7 @@ def test_what_a_dead_process_held_is_recovered_before_its_lease_lapses_even_if_t
     said = len(worker.log.read_text())
     with away(shop):
         worker.kill_children()
-        wait_for_words(worker, "the guardian failed to see_children", after=said)
+        wait_for_words(worker, "the watchdog failed to recover_dead_children", after=said)
     shop.recorder.open("next")
     shop.all_done_once()
 

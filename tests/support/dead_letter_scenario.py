@@ -97,10 +97,10 @@ def play(nodes: Installation) -> None:
         wait_for(lambda: len(nodes.ask("SELECT FROM pipeline.events WHERE message_id = 'annex 1'")) == 1, within=60)
         assert [each["workflow"] for each in refused.listed()] == ["shop"]
         code, said = refused("send-back", "nobody", "--yes", "--json")
-        assert (code, json.loads(said)) == (1, {"done": True, "messages": [], "kept": [], "missing": ["nobody"]})
+        assert (code, json.loads(said)) == (1, {"is_done": True, "moved": [], "kept": [], "missing": ["nobody"]})
         left = [each["id"] for each in refused.listed()]
         code, said = refused("drop", "--all", "--yes", "--json")
-        assert (code, json.loads(said)) == (0, {"done": True, "messages": left, "kept": [], "missing": []})
+        assert (code, json.loads(said)) == (0, {"is_done": True, "moved": left, "kept": [], "missing": []})
         assert refused("list", "--check") == (0, "Nothing was refused.\n")
 
 
