@@ -118,10 +118,10 @@ BROKEN: dict[str, dict[str, Any]] = {
         "ledger": [ENTRY, replace(ENTRY, key="key 2")],
         "effects": [EFFECT, AGAIN],
     },
-    "an order was published once and delivered 0 times": {"deliveries": [], "followed": []},
+    "an order was published once and delivered 0 times": {"deliveries": [], "completed_orders": []},
     "an order was consumed without an effect": {"ledger": [], "effects": []},
-    "an order is neither done nor a question": {"deliveries": [HELD], "followed": []},
-    "an order that is consumed was reported as done 2 times": {"followed": ["order 1", "order 1"]},
+    "an order is neither done nor a question": {"deliveries": [HELD], "completed_orders": []},
+    "an order that is consumed was reported as done 2 times": {"completed_orders": ["order 1", "order 1"]},
     "the doctor says: something is broken": {"findings": ["something is broken"]},
 }
 
