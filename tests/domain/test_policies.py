@@ -112,9 +112,9 @@ def test_a_policy_survives_json_with_its_defaults(policy: Policy) -> None:
         (FailurePolicy, {"max_attempts": 5}),
         (ReconcilePolicy, {"max_attempts": 0}),
         (ReconcilePolicy, {"immediate_timeout": timedelta(0)}),
-        (ReconcilePolicy, {"watch": (timedelta(hours=1), timedelta(minutes=1))}),
-        (ReconcilePolicy, {"watch": (timedelta(hours=1), timedelta(hours=1))}),
-        (ReconcilePolicy, {"watch": (timedelta(0),)}),
+        (ReconcilePolicy, {"monitor_after": (timedelta(hours=1), timedelta(minutes=1))}),
+        (ReconcilePolicy, {"monitor_after": (timedelta(hours=1), timedelta(hours=1))}),
+        (ReconcilePolicy, {"monitor_after": (timedelta(0),)}),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused_by_the_name_of_its_field(
