@@ -23,7 +23,7 @@ from pipeline.embedded.servers import Servers
 from pipeline.store.database import Database
 from pipeline.transitions import events
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 WORKFLOW, TOPIC = "receipts", "orders.paid"
 TIME_LIMIT = 180.0
 #: Everything heals sooner than by default, so that a killed process costs the onlooker seconds and not a minute.
