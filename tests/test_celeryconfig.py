@@ -12,7 +12,7 @@ from celery.app.defaults import SETTING_KEYS
 from pipeline.background.sweeps import PERIODS
 from pipeline.config import Settings, SettingsError
 
-CONFIG = Path(__file__).parents[2] / "celeryconfig.py"
+CONFIG = Path(__file__).parents[1] / "celeryconfig.py"
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, **variables: str) -> dict[str, Any]:

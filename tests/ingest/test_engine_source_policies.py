@@ -106,7 +106,7 @@ class Picky:
     def __init__(self) -> None:
         self.asked: list[ConsumerPolicy] = []
 
-    def require(self, policy: ConsumerPolicy, /) -> None:
+    def check_policy(self, policy: ConsumerPolicy, /) -> None:
         self.asked.append(policy)
 
     def fetch_transactions(self, batch_size: int, /) -> list[Transaction]:
@@ -120,7 +120,7 @@ class Picky:
 class Later(Picky):
     """One whose condition would never be awaited."""
 
-    async def require(self, policy: ConsumerPolicy, /) -> None:  # type: ignore[override]
+    async def check_policy(self, policy: ConsumerPolicy, /) -> None:  # type: ignore[override]
         """Never called."""
 
 

@@ -99,7 +99,7 @@ def test_an_option_written_before_what_it_is_for_is_refused_and_not_forgotten(
 def test_no_other_command_with_commands_below_it_has_options_that_could_be_forgotten() -> None:
     root: Any = get_command(build_app())
     groups = {name: found for name, found in root.commands.items() if hasattr(found, "commands")}
-    assert {"db", "ingest", "quarantine", "refused"} <= set(groups)
+    assert {"db", "ingest", "quarantine", "dead-letters"} <= set(groups)
     assert [name for name, found in groups.items() if found.params] == ["ingest"]
 
 
@@ -169,7 +169,7 @@ def test_the_backlog_can_be_read_by_a_program(command: Command, place: Place) ->
     code, said = command("backlog", "--stream", place.stream, "--json")
     found = json.loads(said)
     assert (code, found["length"], found["pending"]) == (0, 2, 1)
-    assert found["waiting"] == (1 if place.version() >= 7 else None)
+    assert found["lag"] == (1 if place.version() >= 7 else None)
     assert [(each["id"], each["consumer"], each["times_delivered"]) for each in found["entries"]] == [
         (entry, "dead", 1)
     ]

@@ -345,7 +345,7 @@ class Lifecycle(RuleBasedStateMachine):
         return self.model.runs[run_id], RunLease(RunId(run_id), Fence(fence))
 
     def _lands(self, landing: Any, expected: bool) -> bool:
-        assert bool(landing.landed) == expected, landing.refused
+        assert bool(landing.updated) == expected, landing.refused
         return expected
 
 
