@@ -377,4 +377,4 @@ def _judge(tx: Transaction, mutation_id: MutationId, fence: Fence, applied: bool
 
 
 def _with(request: Any, held: RunLease) -> Any:
-    return replace(request, held=held)
+    return replace(request, lease=held)
