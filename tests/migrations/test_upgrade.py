@@ -237,7 +237,7 @@ def test_migrations_run_from_a_path_and_with_a_password_that_have_percent_signs(
         literally(connection, f"CREATE ROLE \"{role}\" SUPERUSER LOGIN PASSWORD '{password}'")
     code = (
         "import os, sys; from pipeline.store import migrate; from pipeline.store.database import Database;"
-        "print(migrate.__file__); print(migrate.upgrade(Database.unpooled(os.environ['TARGET'])))"
+        "print(migrate.__file__); print(migrate.upgrade(Database.connect_unpooled(os.environ['TARGET'])))"
     )
     environ = {**os.environ, "PYTHONPATH": str(place), "TARGET": url.render_as_string(hide_password=False)}
     try:
