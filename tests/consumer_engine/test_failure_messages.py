@@ -64,11 +64,11 @@ def test_a_failure_is_logged_with_its_type_and_its_place_and_in_one_line(
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert all("\n" not in line for line in told)
     for words in (
-        "transaction t-0 failed (system): KeyError: 'customer' (scripts.py:",
-        "transaction t-1 failed (system): ValueError: one ERROR root: all is lost (scripts.py:",
-        "transaction t-2 failed (business): no stock (scripts.py:",
-        "the exception handler failed for transaction t-2 (system): OSError: no disk (scripts.py:",
-        "transaction 'a\\nERROR root: all is lost' failed (system): ValueError: no (scripts.py:",
+        "transaction t-0 failed (system): KeyError: 'customer' (scripted_tasks.py:",
+        "transaction t-1 failed (system): ValueError: one ERROR root: all is lost (scripted_tasks.py:",
+        "transaction t-2 failed (business): no stock (scripted_tasks.py:",
+        "the exception handler failed for transaction t-2 (system): OSError: no disk (scripted_tasks.py:",
+        "transaction 'a\\nERROR root: all is lost' failed (system): ValueError: no (scripted_tasks.py:",
     ):
         assert any(words in line for line in told), (words, told)
     assert "in settle" in caplog.text  # the way it came, for who looks closer
@@ -89,7 +89,7 @@ def test_an_item_whose_time_is_up_between_attempts_says_why_the_last_of_them_fai
         return ran(variant, script, Cut(items(1)), chosen)
 
     run = with_time(limited, lambda run: "refused" in str(getattr(run.outcomes[0].error, "__cause__", "")))
-    words = "the time of a transaction; the last attempt: ConnectionError: db.internal: connection refused (scripts.py:"
+    words = "the time of a transaction; the last attempt: ConnectionError: db.internal: connection refused (scripted_tasks.py:"
     *_, warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "transaction t-0 failed (timeout): t-0 was not done within" in warned
     assert words in warned
