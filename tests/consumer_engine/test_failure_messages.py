@@ -89,7 +89,8 @@ def test_an_item_whose_time_is_up_between_attempts_says_why_the_last_of_them_fai
         return ran(variant, script, Cut(items(1)), chosen)
 
     run = with_time(limited, lambda run: "refused" in str(getattr(run.outcomes[0].error, "__cause__", "")))
-    words = "the time of a transaction; the last attempt: ConnectionError: db.internal: connection refused (scripted_tasks.py:"
+    error = "ConnectionError: db.internal: connection refused (scripted_tasks.py:"
+    words = f"the time of a transaction; the last attempt: {error}"
     *_, warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "transaction t-0 failed (timeout): t-0 was not done within" in warned
     assert words in warned
