@@ -30,6 +30,9 @@ _TRACEPARENT, _TRACESTATE = b"traceparent", b"tracestate"
 _KNOWN_FIELDS = frozenset({DATA_FIELD, _TRACEPARENT, _TRACESTATE})
 Entry = tuple[bytes, Pairs]
 _MOST_NAMES, _LONGEST_NAME = 5, 40
+#: How Redis begins its answer when there is no such stream or group. A read that was waiting while the stream was
+#: deleted gets NOGROUP from Redis 7.2 and Valkey, and UNBLOCKED from older servers.
+_STREAM_GONE = ("NOGROUP", "no such key", "UNBLOCKED the stream key no longer exists")
 
 
 def keep_pairs(client: Redis) -> None:
@@ -357,7 +360,7 @@ class RedisStreamsQueue:
         except ResponseError as error:
             kind = QueueError
             advice = "Nothing was tried again; see to what Redis names."
-            if str(error).startswith(("NOGROUP", "no such key")):
+            if str(error).startswith(_STREAM_GONE):
                 kind = NoStreamError
                 advice = "Check both names; if somebody removed them, the next start of `pipeline ingest` makes them."
             elif str(error).startswith("WRONGTYPE"):

@@ -90,6 +90,16 @@ def test_q3_a_name_that_is_wrong_is_told_from_a_redis_that_failed(place: Place) 
         queue.enqueue({"n": 1})
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ["NOGROUP No such key 'orders' or consumer group 'g'", "UNBLOCKED the stream key no longer exists"],
+    ids=["7.2 and later", "older"],
+)
+def test_q3_a_stream_deleted_under_a_waiting_read_is_told_alike_by_every_server(place: Place, answer: str) -> None:
+    with pytest.raises(NoStreamError, match="Check both names"), place.queue().translate_errors("read"):
+        raise redis.ResponseError(answer)
+
+
 def test_q3_a_stream_that_was_deleted_is_not_brought_back_behind_anybodys_back(place: Place) -> None:
     queue = place.queue()
     place.raw.delete(place.stream)
