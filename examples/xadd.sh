@@ -17,5 +17,10 @@ case "$order$email" in
     ;;
 esac
 
-exec "${REDIS_CLI:-redis-cli}" -u "${REDIS_URL:-redis://localhost:6379/0}" \
+url=${REDIS_URL:-redis://localhost:6379/0}
+case "$url" in
+redis://:* | rediss://:*) url="${url%%:*}://default:${url#*://:}" ;; # redis-cli 7.0 takes an empty user for a name
+esac
+
+exec "${REDIS_CLI:-redis-cli}" -u "$url" \
     XADD "${STREAM:-orders}" '*' data "{\"id\": \"order:$order\", \"order\": \"$order\", \"email\": \"$email\"}"
