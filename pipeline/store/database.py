@@ -242,8 +242,15 @@ def encode_row_parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def interval(value: timedelta) -> str:
-    """A span in Postgres's words, to the microsecond."""
-    return f"{value // timedelta(microseconds=1)} microseconds"
+    """Write a span as Postgres reads it, to the microsecond.
+
+    Postgres 14 takes no field above 2**31 - 1, so microseconds alone would end at 36 minutes. Days are not used: a day
+    of Postgres is not always 24 hours. Each field has its sign, which means the same in every IntervalStyle.
+    """
+    sign = "-" if value < timedelta(0) else ""
+    hours, rest = divmod(abs(value), timedelta(hours=1))
+    seconds, microseconds = rest.seconds, rest.microseconds
+    return f"{sign}{hours} hours {sign}{seconds} seconds {sign}{microseconds} microseconds"
 
 
 def _as_text(value: Any) -> str:
