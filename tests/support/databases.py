@@ -22,7 +22,10 @@ def empty(server_url: str, name: str) -> Iterator[str]:
 @contextmanager
 def copied(server_url: str, source: str, name: str) -> Iterator[str]:
     """A copy of a database that nobody is connected to, dropped at the end."""
-    with _made(server_url, name, f'TEMPLATE "{source}" STRATEGY FILE_COPY') as url:
+    with create_engine(server_url, poolclass=NullPool).connect() as connection:
+        version = connection.dialect.server_version_info or ()
+    by_files = " STRATEGY FILE_COPY" if version >= (15,) else ""  # 14 knows no other way
+    with _made(server_url, name, f'TEMPLATE "{source}"{by_files}') as url:
         yield url
 
 
