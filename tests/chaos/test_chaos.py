@@ -1,7 +1,6 @@
 """The promise under faults, as ``pipeline chaos`` proves it: the world's own book is the judge."""
 
 import json
-import os
 import secrets
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from pipeline.chaos.faults import KEYED, OPERATIONS, SHARES, RequestFault, operation_of, request_fault
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OrderDelivery, ProviderEffect, judge
 from pipeline.chaos.nodes import Disruption, plan_disruptions
+from tests.support.environ import clean_environ
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
 #: A seed that stays and one that is drawn, with how many mutations each gets.
@@ -24,9 +24,8 @@ RUNS = {"fixed": (4711, 90), "drawn": (secrets.randbelow(10**6), 50)}
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     """``pipeline chaos`` with none of our settings."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
     command = [str(PIPELINE), "chaos", *arguments]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")

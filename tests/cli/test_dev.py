@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.embedded import locks, processes, servers
+from tests.support.environ import clean_environ
 from tests.support.wait import wait_for
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
@@ -21,7 +22,7 @@ class Dev:
     """A running ``pipeline dev``, in a session of its own as in a terminal."""
 
     def __init__(self, home: Path, place: Path, *options: str) -> None:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+        clean = clean_environ()
         self.home, self.log = home, place / "dev.log"
         self.environ = clean | {
             "PIPELINE_HOME": str(home),

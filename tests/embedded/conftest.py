@@ -1,6 +1,5 @@
 """Homes that leave nothing behind, and users of the servers that are processes of their own."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.embedded import locks, servers
+from tests.support.environ import clean_environ
 from tests.support.wait import wait_for
 
 USER = """
@@ -54,8 +54,8 @@ class User:
 
 @pytest.fixture
 def environ() -> dict[str, str]:
-    """Our environment without anything that names a server."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    """Our environment without the URL of a server."""
+    return clean_environ()
 
 
 @pytest.fixture

@@ -11,77 +11,111 @@ from pipeline.embedded.servers import ServersError
 
 
 @pytest.fixture
-def bare_machine(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """An environment in which neither the system nor a wheel has a server program."""
-    monkeypatch.setattr(binaries, "POSTGRES_GLOBS", ())
+def without_wheels(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> dict[str, str]:
+    """An environment in which the wheels with the servers are not installed and no variable names a server."""
     monkeypatch.setattr(binaries, "POSTGRES_WHEEL", "no_such_wheel")
     monkeypatch.setattr(binaries, "REDIS_WHEEL", "no_such_wheel")
-    return environ | {"PATH": str(tmp_path)}
+    return without_named_servers(environ)
+
+
+def without_named_servers(environ: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.endswith("_BIN")}
+
+
+def fake_program(path: Path, version: str) -> Path:
+    """A program that says its version and does nothing else."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{version}'\n")
+    path.chmod(0o755)
+    return path
 
 
 def fake_postgres(directory: Path, version: str) -> Path:
-    directory.mkdir(parents=True)
     for program in ("postgres", "initdb"):
-        (directory / program).write_text(f"#!/bin/sh\necho '{program} (PostgreSQL) {version}'\n")
-        (directory / program).chmod(0o755)
+        fake_program(directory / program, f"{program} (PostgreSQL) {version}")
     return directory
 
 
-def test_without_any_postgres_the_error_says_what_was_looked_for_and_what_to_do(
-    bare_machine: dict[str, str],
-) -> None:
-    with pytest.raises(ServersError) as caught:
-        binaries.find_postgres(bare_machine)
-    message = str(caught.value)
-    assert "postgres and initdb on PATH" in message
-    for way_out in ('pip install "pipeline[servers]"', "install postgresql", "PIPELINE_DATABASE_URL"):
-        assert way_out in message
+def test_without_the_wheel_of_postgres_the_error_says_what_to_do(without_wheels: dict[str, str]) -> None:
+    with pytest.raises(ServersError, match="no_such_wheel is not installed") as caught:
+        binaries.find_postgres(without_wheels)
+    for way_out in ('pip install "pipeline[servers]"', "PIPELINE_POSTGRES_BIN", "PIPELINE_DATABASE_URL"):
+        assert way_out in str(caught.value)
 
 
-def test_without_any_redis_the_error_says_what_was_looked_for_and_what_to_do(
-    bare_machine: dict[str, str],
-) -> None:
-    with pytest.raises(ServersError) as caught:
-        binaries.find_redis(bare_machine)
-    message = str(caught.value)
-    assert "redis-server and valkey-server on PATH" in message
-    for way_out in ('pip install "pipeline[servers]"', "install redis", "PIPELINE_BROKER_URL"):
-        assert way_out in message
+def test_without_the_wheel_of_redis_the_error_says_what_to_do(without_wheels: dict[str, str]) -> None:
+    with pytest.raises(ServersError, match="no_such_wheel is not installed") as caught:
+        binaries.find_redis(without_wheels)
+    for way_out in ('pip install "pipeline[servers]"', "PIPELINE_REDIS_BIN", "PIPELINE_BROKER_URL"):
+        assert way_out in str(caught.value)
+
+
+def test_servers_on_path_are_not_chosen_although_they_work(environ: dict[str, str], tmp_path: Path) -> None:
+    fake_postgres(tmp_path, "99.1")
+    fake_program(tmp_path / "redis-server", "Redis server v=99.0.0 sha=0")
+    fake_program(tmp_path / "valkey-server", "Valkey server v=99.0.0 sha=0")
+    machine = without_named_servers(environ) | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert binaries.find_postgres(machine).wheel_tree in binaries._wheel_postgres()
+    assert binaries.find_redis(machine) in list(binaries._wheel_redis())
 
 
 def test_the_error_reaches_whoever_asked_for_the_servers(new_home: Path, environ: dict[str, str]) -> None:
     nowhere = environ | {"PIPELINE_POSTGRES_BIN": "/nowhere"}
-    with pytest.raises(ServersError, match="PIPELINE_POSTGRES_BIN: expected"), servers.running(new_home, nowhere):
+    with pytest.raises(ServersError, match="'/nowhere': expected"), servers.running(new_home, nowhere):
         pass
 
 
-def test_a_named_redis_that_is_not_a_program_is_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(ServersError, match="PIPELINE_REDIS_BIN: expected"):
-        binaries.find_redis(environ | {"PIPELINE_REDIS_BIN": "/nowhere/redis-server"})
-
-
-def test_the_newest_installed_postgres_is_chosen_and_too_old_ones_are_passed_over(
-    bare_machine: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        (None, "has no postgres and no initdb"),
+        ("13.20", r"says: postgres \(PostgreSQL\) 13.20"),
+        ("9.6.24", r"says: postgres \(PostgreSQL\) 9.6.24"),
+    ],
+)
+def test_a_named_postgres_that_cannot_be_used_is_refused_with_the_reason(
+    environ: dict[str, str], tmp_path: Path, version: str | None, reason: str
 ) -> None:
-    for version in ("9.6.24", "13.2", "15.18", "17.1"):
-        fake_postgres(tmp_path / "pg" / version.partition(".")[0] / "bin", version)
-    monkeypatch.setattr(binaries, "POSTGRES_GLOBS", (f"{tmp_path}/pg/*/bin",))
-    assert binaries.find_postgres(bare_machine).major == 17
+    if version is not None:
+        fake_postgres(tmp_path, version)
+    with pytest.raises(ServersError, match=f"PIPELINE_POSTGRES_BIN, which is .*version 14 or later; .*{reason}"):
+        binaries.find_postgres(environ | {"PIPELINE_POSTGRES_BIN": str(tmp_path)})
 
 
-def test_a_link_on_path_leads_to_the_directory_that_also_has_initdb(
-    bare_machine: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        (None, "there is no such program"),
+        ("Redis server v=6.0.16 sha=0", "says: Redis server v=6.0.16 sha=0"),
+        ("redis-cli 7.0.15", "says: redis-cli 7.0.15"),
+    ],
+)
+def test_a_named_redis_that_cannot_be_used_is_refused_with_the_reason(
+    environ: dict[str, str], tmp_path: Path, version: str | None, reason: str
 ) -> None:
-    real = fake_postgres(tmp_path / "real", "16.4")
-    (tmp_path / "postgres").symlink_to(real / "postgres")
-    assert binaries.find_postgres(bare_machine).directory == real
+    if version is not None:
+        fake_program(tmp_path / "redis-server", version)
+    with pytest.raises(ServersError, match=f"PIPELINE_REDIS_BIN, which is .*version 6.2 or later; .*{reason}"):
+        binaries.find_redis(environ | {"PIPELINE_REDIS_BIN": str(tmp_path / "redis-server")})
 
 
-def test_an_installed_redis_is_preferred_to_the_wheel(environ: dict[str, str], tmp_path: Path) -> None:
-    installed = tmp_path / "redis-server"
-    installed.write_text("#!/bin/sh\n")
-    installed.chmod(0o755)
-    assert binaries.find_redis(environ | {"PATH": str(tmp_path)}) == installed
+def test_a_named_program_that_does_not_run_is_refused_with_the_reason(environ: dict[str, str], tmp_path: Path) -> None:
+    broken = fake_program(tmp_path / "redis-server", "")
+    broken.write_text("#!/nowhere\n")
+    with pytest.raises(ServersError, match=r"PIPELINE_REDIS_BIN, which is .*No such file"):
+        binaries.find_redis(environ | {"PIPELINE_REDIS_BIN": str(broken)})
+
+
+def test_a_named_postgres_is_chosen(environ: dict[str, str], tmp_path: Path) -> None:
+    found = binaries.find_postgres(environ | {"PIPELINE_POSTGRES_BIN": str(fake_postgres(tmp_path, "14.23"))})
+    assert (found.directory, found.major, found.wheel_tree) == (tmp_path, 14, None)
+
+
+@pytest.mark.parametrize("named", ["redis-server", "{}/redis-server"], ids=["by its name on PATH", "by its path"])
+def test_a_named_redis_is_chosen(environ: dict[str, str], tmp_path: Path, named: str) -> None:
+    installed = fake_program(tmp_path / "redis-server", "Redis server v=6.2.14 sha=0")
+    chosen = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PIPELINE_REDIS_BIN": named.format(tmp_path)}
+    assert binaries.find_redis(environ | chosen) == installed
 
 
 def test_wheels_are_located_without_being_imported() -> None:

@@ -65,9 +65,8 @@ def test_a_wheel_in_a_directory_only_root_may_enter_is_copied_to_where_postgres_
         shutil.copytree(package.with_name(name), hidden / name, copy_function=linked)
     hidden.chmod(0o700)
     monkeypatch.setattr(binaries, "_package", lambda _name: [hidden / package.name])
-    monkeypatch.setattr(binaries, "POSTGRES_GLOBS", ())
     new_home.mkdir()
-    server = EmbeddedPostgres(new_home, binaries.find_postgres({"PATH": "/nowhere"}))
+    server = EmbeddedPostgres(new_home, binaries.find_postgres({}))
     server.start()
     try:
         assert server.is_ready()

@@ -30,6 +30,7 @@ from pipeline.store.reads import invariants
 from pipeline.transitions import events, sweeps
 from tests.support import databases
 from tests.support.effect_recorder import Recorder, recording
+from tests.support.environ import clean_environ
 from tests.support.wait import wait_for
 
 PROJECT = Path(__file__).parents[2]
@@ -298,9 +299,7 @@ def alone(server_url: str, home: Path) -> Iterator[Installation]:
 @contextmanager
 def own_broker(home: Path) -> Iterator[str]:
     """A Redis that belongs to nobody else."""
-    kept = ("PIPELINE_REDIS_BIN",)  # which Redis the tests are run against
-    nothing = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_") or name in kept}
-    given = nothing | {"PIPELINE_DATABASE_URL": "postgresql://nowhere/none"}
+    given = clean_environ() | {"PIPELINE_DATABASE_URL": "postgresql://nowhere/none"}
     with servers.running(home, given) as found:
         yield found.broker_url
     servers.remove(home)
