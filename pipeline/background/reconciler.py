@@ -22,7 +22,7 @@ from pipeline.connectors import event_loop
 from pipeline.connectors.error_table import bounded_pause
 from pipeline.connectors.sdk import Applied as Found
 from pipeline.connectors.sdk import Call, NotFound, Operation, Retry
-from pipeline.consumer_engine.steps import StepRunner
+from pipeline.consumer_engine.bounded import StepRunner
 from pipeline.domain.errors import QuietPeriodError
 from pipeline.domain.failures import classify
 from pipeline.domain.ids import MutationId

@@ -27,11 +27,10 @@ from pipeline.cli import common, metrics
 from pipeline.config import EXIT_RESTART
 from pipeline.consumer_engine import policy_files
 from pipeline.consumer_engine.asyncio_driver import BoundedRunner
-from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin, stopped_by_signals
 from pipeline.consumer_engine.errors import AbandonedCallsException, ConsumerLoopTimeoutException, FetchException
-from pipeline.consumer_engine.outcomes import ItemOutcome, LoopReport
+from pipeline.consumer_engine.lifecycle import ItemOutcome, LoopReport
 from pipeline.consumer_engine.policies import ConsumerPolicy
-from pipeline.consumer_engine.stops import stopped_by_signals
 from pipeline.domain.errors import InvalidInputError, PipelineError, quantity
 from pipeline.ingest.errors import NoStreamError, QueueError
 from pipeline.telemetry.tracing import export

@@ -18,7 +18,7 @@ import typer
 
 from pipeline.cli import common, metrics, tables
 from pipeline.config import EXIT_RESTART, Settings
-from pipeline.consumer_engine.stops import stopped_by_signals
+from pipeline.consumer_engine.consumer import stopped_by_signals
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.values import Limits
 from pipeline.ingest import lag, parking

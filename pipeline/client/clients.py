@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from pipeline.client.publishing import EventInput, Receipt, publish, serialize_events
 from pipeline.config import database_url_of
-from pipeline.consumer_engine.steps import StepRunner, TimedOutError
+from pipeline.consumer_engine.bounded import StepRunner, TimedOutError
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.values import DEFAULT_LIMITS, Limits
 from pipeline.store.database import Database, describe_error, is_transient

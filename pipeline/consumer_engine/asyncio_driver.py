@@ -14,11 +14,10 @@ from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 from pipeline.consumer_engine.attempts import Invoke, Pause
+from pipeline.consumer_engine.bounded import CallResult
 from pipeline.consumer_engine.items import ConsumerSetup, WorkItem, run_item
-from pipeline.consumer_engine.lifecycle import wait_ends_at
+from pipeline.consumer_engine.lifecycle import ItemOutcome, LoopReport, wait_ends_at
 from pipeline.consumer_engine.loop import Abandon, ItemDone, Loop, LoopSignal, Start, Wait, run_loop
-from pipeline.consumer_engine.outcomes import ItemOutcome, LoopReport
-from pipeline.consumer_engine.steps import CallResult
 from pipeline.domain.errors import quantity
 
 log = logging.getLogger("pipeline.consumer_engine")

@@ -7,20 +7,18 @@ its own way and sends back what came of it. It holds no thread and no event loop
 import functools
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from opentelemetry.trace import Span
 
+from pipeline.consumer_engine.bounded import AbandonedCalls, CallResult
 from pipeline.consumer_engine.errors import ExceptionType, TransactionException, as_transaction_exception
-from pipeline.consumer_engine.guard import AbandonedCalls
 from pipeline.consumer_engine.lifecycle import pause_before_next
 from pipeline.consumer_engine.policies import RetryPolicy
-from pipeline.consumer_engine.steps import CallResult
-from pipeline.consumer_engine.stops import StopToken
 from pipeline.consumer_engine.telemetry import Observer
 
 OnAbandon = Callable[[], Callable[[], None]]
@@ -44,6 +42,38 @@ class Pause(NamedTuple):
 
 Request = Any  #: a Call or a Pause; of the loop also what it asks in `pipeline.consumer_engine.loop`
 StepGenerator = Generator[Request, Any, "StepResult"]
+
+
+class StopToken:
+    """Whether a task was asked to end. Once asked, it stays so.
+
+    Asked politely, a loop fetches nothing more and settles what it has, without the pauses between
+    attempts. Asked again, with ``now``, it leaves what it has.
+    """
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        self.is_immediate = False
+        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._listeners_lock = threading.Lock()  # of the listeners; whoever asks only reads them
+
+    def request(self, *, now: bool = False) -> None:
+        """End. Takes no lock: a signal may interrupt a thread that holds one."""
+        self.is_immediate = self.is_immediate or now
+        self.is_requested = True
+        for listener in self._listeners:
+            listener()
+
+    @contextmanager
+    def subscribe(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call ``listener``, which must take no lock either, whenever the task is asked."""
+        with self._listeners_lock:
+            self._listeners = (*self._listeners, listener)
+        try:
+            yield
+        finally:
+            with self._listeners_lock:
+                self._listeners = tuple(each for each in self._listeners if each is not listener)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,22 +4,24 @@ A task says what to do with one item. How often, how long, how many at once and 
 for the engine and its policy. A task does no I/O of its own making: what it needs is handed to it.
 """
 
+import asyncio
+import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, ClassVar, Protocol
 
-from pipeline.consumer_engine import checks
 from pipeline.consumer_engine.asyncio_driver import AsyncioDriver
-from pipeline.consumer_engine.attempts import EngineContext, current_attempt
+from pipeline.consumer_engine.attempts import EngineContext, StopToken, current_attempt
+from pipeline.consumer_engine.bounded import AbandonedCalls, InFlight
 from pipeline.consumer_engine.errors import TransactionException
-from pipeline.consumer_engine.guard import AbandonedCalls, InFlight
 from pipeline.consumer_engine.items import ConsumerSetup, WorkItem
-from pipeline.consumer_engine.lifecycle import Step
+from pipeline.consumer_engine.lifecycle import ItemOutcome, LoopReport, Step
 from pipeline.consumer_engine.loop import Loop
-from pipeline.consumer_engine.outcomes import ItemOutcome, LoopReport
 from pipeline.consumer_engine.policies import ConsumerPolicy
-from pipeline.consumer_engine.sources import AcknowledgingSource, AsyncSource, Source
-from pipeline.consumer_engine.stops import StopToken
+from pipeline.consumer_engine.sources import AcknowledgingSource, AsyncSource, PolicyCheckingSource, Source
 from pipeline.consumer_engine.telemetry import PROCESS_WIDE, Telemetry
 from pipeline.consumer_engine.threads import ThreadDriver
 from pipeline.consumer_engine.transactions import Transaction
@@ -84,14 +86,14 @@ class _Consumer:
 
     def _single_item(self, transaction: Transaction, hooks: ConsumerSetup) -> WorkItem:
         """One item, handed in rather than fetched."""
-        checks.require_item(self, transaction)
+        require_item(self, transaction)
         if not hooks.in_flight.take(transaction.transaction_id, lambda: None):
             words = f"Transaction {transaction.transaction_id!r} is being worked on by this {type(self).__name__}"
             raise InvalidInputError(f"{words}; expected one that is not. Wait for its outcome.")
         return WorkItem(transaction, hooks.in_flight)
 
     def _single_setup(self) -> ConsumerSetup:
-        return self._setup(checks.policy_of(self, None), _no_fetch, getattr(self, "source", None))
+        return self._setup(policy_of(self, None), _no_fetch, getattr(self, "source", None))
 
 
 class ConsumerMixin(_Consumer):
@@ -124,12 +126,12 @@ class ConsumerMixin(_Consumer):
         Raises ``FetchException`` when nothing can be fetched, and ``ConsumerLoopTimeoutException`` when
         the loop's time is up. ``on_outcome`` is told of every item, in the calling thread.
         """
-        chosen, given = checks.policy_of(self, policy), checks.source_of(self, source)
-        fetch = checks.fetch_of(self, given, "fetch_transactions", chosen.steps.fetch.extra)
-        checks.require_policy_accepted(self, given, chosen)
-        checks.require_hooks(self, ConsumerMixin.process_transaction)
-        checks.require_plain_listener(on_outcome)
-        checks.require_no_event_loop(self, [fetch])
+        chosen, given = policy_of(self, policy), source_of(self, source)
+        fetch = fetch_of(self, given, "fetch_transactions", chosen.steps.fetch.extra)
+        require_policy_accepted(self, given, chosen)
+        require_hooks(self, ConsumerMixin.process_transaction)
+        require_plain_listener(on_outcome)
+        require_no_event_loop(self, [fetch])
         hooks = self._setup(chosen, fetch, given)
         driver = ThreadDriver(hooks)
         return driver.run(self._loop(hooks, driver, on_outcome))
@@ -137,10 +139,8 @@ class ConsumerMixin(_Consumer):
     def start_processing(self, transaction: Transaction) -> ItemOutcome:
         """Work on one item that was not fetched, in this thread, by the policy of the task."""
         hooks = self._single_setup()
-        checks.require_hooks(self, ConsumerMixin.process_transaction)
-        checks.require_no_event_loop(
-            self, [work.function for step, work in hooks.steps.items() if step is not Step.FETCH]
-        )
+        require_hooks(self, ConsumerMixin.process_transaction)
+        require_no_event_loop(self, [work.function for step, work in hooks.steps.items() if step is not Step.FETCH])
         return ThreadDriver(hooks).run_item(self._single_item(transaction, hooks))
 
 
@@ -177,23 +177,207 @@ class AsyncConsumerMixin(_Consumer):
         Raises ``FetchException`` when nothing can be fetched, and ``ConsumerLoopTimeoutException`` when
         the loop's time is up. ``on_outcome`` is told of every item, in the event loop.
         """
-        chosen, given = checks.policy_of(self, policy), checks.source_of(self, source)
-        fetch = checks.fetch_of(self, given, "fetch_transactions_async", chosen.steps.fetch.extra)
-        checks.require_policy_accepted(self, given, chosen)
-        checks.require_hooks(self, AsyncConsumerMixin.process_transaction)
-        checks.require_plain_listener(on_outcome)
+        chosen, given = policy_of(self, policy), source_of(self, source)
+        fetch = fetch_of(self, given, "fetch_transactions_async", chosen.steps.fetch.extra)
+        require_policy_accepted(self, given, chosen)
+        require_hooks(self, AsyncConsumerMixin.process_transaction)
+        require_plain_listener(on_outcome)
         hooks = self._setup(chosen, fetch, given)
-        checks.require_async(self, [work.function for work in hooks.steps.values()])
+        require_async(self, [work.function for work in hooks.steps.values()])
         driver = AsyncioDriver(hooks)
         return await driver.run(self._loop(hooks, driver, on_outcome))
 
     async def start_processing(self, transaction: Transaction) -> ItemOutcome:
         """Work on one item that was not fetched, in this task, by the policy of the task."""
         hooks = self._single_setup()
-        checks.require_hooks(self, AsyncConsumerMixin.process_transaction)
-        checks.require_async(self, [work.function for work in hooks.steps.values()])
+        require_hooks(self, AsyncConsumerMixin.process_transaction)
+        require_async(self, [work.function for work in hooks.steps.values()])
         return await AsyncioDriver(hooks).run_item(self._single_item(transaction, hooks))
 
 
 async def _no_fetch(*_: Any, **__: Any) -> Any:
     """A single item is handed in."""
+
+
+class Stoppable(Protocol):
+    """Something that can be asked to end."""
+
+    def stop(self, *, now: bool = False) -> None:
+        """End, politely or now."""
+        ...
+
+
+@contextmanager
+def stopped_by_signals(task: Stoppable) -> Iterator[None]:
+    """While this is open, SIGTERM and SIGINT ask the task to end: politely the first time, then now.
+
+    To be used in the main thread, which alone can set handlers. Those that were there come back.
+    """
+    asked = 0
+
+    def heard(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
+        task.stop(now=asked > 1)
+
+    before: dict[int, Any] = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_FETCHES = {
+    "fetch_transactions": ("fetch_transactions_async", "AsyncConsumerMixin"),
+    "fetch_transactions_async": ("fetch_transactions", "ConsumerMixin"),
+}
+_HOOKS = {  #: what the engine calls each of them with
+    "process_transaction": ("transaction",),
+    "handle_transaction_success": ("transaction", "result"),
+    "handle_transaction_exception": ("transaction", "error"),
+}
+
+
+def policy_of(task: Any, policy: ConsumerPolicy | None) -> ConsumerPolicy:
+    """The policy that was given, or the task's own: checked fields, not a table of them."""
+    found: object = task.policy if policy is None else policy
+    if not isinstance(found, ConsumerPolicy):
+        words = f"The policy of {_type_name(task)} is of type {_type_name(found)}; expected a ConsumerPolicy, which"
+        raise InvalidInputError(
+            f"{words} pipeline.consumer_engine.policy_files.build makes of a table. Nothing was fetched."
+        )
+    return found
+
+
+def require_item(task: object, given: object) -> None:
+    """A single item is handed in by somebody, who may have only its payload."""
+    if not isinstance(given, Transaction):
+        words = f"What {_type_name(task)} was given to process is of type {_type_name(given)}"
+        raise InvalidInputError(f"{words}; expected a Transaction. Nothing was done.")
+
+
+def source_of(task: object, source: Any) -> Any:
+    """The source that was given, or the task's own. One that counts nothing, and so is false, is one too."""
+    found = getattr(task, "source", None) if source is None else source
+    if found is None:
+        words = (
+            f"{_type_name(task)} has no source; expected an attribute `source` that gives out items, or the argument"
+        )
+        raise InvalidInputError(f"{words} source=. Nothing was fetched.")
+    return found
+
+
+def fetch_of(task: object, source: Any, method: str, extra: Mapping[str, Any]) -> Callable[..., Any]:
+    """How the source is asked, if it can be asked with these arguments."""
+    fetch = getattr(source, method, None)
+    if not callable(fetch):
+        other, mixin = _FETCHES[method]
+        words = (
+            f"The source of {_type_name(task)} is of type {_type_name(source)}; expected an object with "
+            f"{method}(batch_size)."
+        )
+        hint = f" It has {other}: let the task inherit {mixin}." if hasattr(source, other) else ""
+        raise InvalidInputError(f"{words}{hint} Nothing was fetched.")
+    found: Callable[..., Any] = fetch
+    problem = _signature_problem(found, 1, **extra)
+    if problem is not None:
+        words = (
+            f"{function_name(found)} cannot be called with what steps.fetch.extra of {_type_name(task)} "
+            f"names: {problem}."
+        )
+        raise InvalidInputError(f"{words} Expected the names of its arguments after the first. Nothing was fetched.")
+    return found
+
+
+def require_policy_accepted(task: object, source: Any, policy: ConsumerPolicy) -> None:
+    """A source may have conditions for a policy: it hears the one that the loop runs with, whoever it came from."""
+    if not isinstance(source, PolicyCheckingSource):
+        return
+    if is_async(source.check_policy):
+        words = (
+            f"{function_name(source.check_policy)}, which {_type_name(task)} calls, is async and would never be awaited"
+        )
+        raise InvalidInputError(f"{words}; expected a plain function. Nothing was fetched.")
+    source.check_policy(policy)
+
+
+def require_hooks(task: Any, unwritten: Callable[..., Any]) -> None:
+    """A hook that is not there, has a slip in its name or cannot take what it is given would only fail every item of
+    the source; where it is the one that acknowledges, after the effect, and every time the item is given out."""
+    if getattr(task.process_transaction, "__func__", None) is unwritten:
+        words = f"{_type_name(task)} has no process_transaction(transaction); expected what it does with one item."
+        raise InvalidInputError(f"{words} Write it, and look at its spelling. Nothing was fetched.")
+    for name, arguments in _HOOKS.items():
+        hook = getattr(task, name)
+        problem = _signature_problem(hook, *arguments) if callable(hook) else f"it is of type {_type_name(hook)}"
+        if problem is not None:
+            words = f"{name} of {_type_name(task)} cannot be called with ({', '.join(arguments)}): {problem}."
+            raise InvalidInputError(f"{words} Expected a function that takes these. Nothing was fetched.")
+
+
+def require_plain_listener(on_outcome: Callable[..., Any] | None) -> None:
+    """What is told of outcomes is called, not awaited."""
+    if on_outcome is not None and is_async(on_outcome):
+        words = f"on_outcome is {function_name(on_outcome)}, which is async and would never be awaited"
+        raise InvalidInputError(f"{words}; expected a plain function. Nothing was fetched.")
+
+
+def require_async(task: object, functions: Iterable[Callable[..., Any]]) -> None:
+    """A plain function would hold up the event loop, and no timeout could end it."""
+    for function in functions:
+        if not is_async(function):
+            raise InvalidInputError(
+                f"{function_name(function)}, which {_type_name(task)} calls, is not async; expected `async "
+                f"def`, because it would "
+                "hold up the event loop. Use ConsumerMixin for code that blocks. Nothing was fetched."
+            )
+
+
+def require_no_event_loop(task: object, functions: Iterable[Callable[..., Any]]) -> None:
+    """Async code that is called in this thread needs an event loop of its own, and there is one already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    for function in functions:
+        if is_async(function):
+            raise InvalidInputError(
+                f"{function_name(function)}, which {_type_name(task)} calls, is async, and "
+                f"{_type_name(task)} was started in a running "
+                "event loop; expected an AsyncConsumerMixin there, or a thread of its own. Nothing was fetched."
+            )
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await: what it wraps does not matter, it may block itself."""
+    plain = _unwrap_partial(function)
+    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(getattr(plain, "__call__", None))  # noqa: B004
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """The name of a function, without the arguments that are bound to it: those may be secret."""
+    plain = _unwrap_partial(function)
+    return str(getattr(plain, "__qualname__", None) or _type_name(plain))
+
+
+def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _signature_problem(function: Callable[..., Any], /, *args: Any, **extra: Any) -> str | None:
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # not everything can tell
+        return None
+    try:
+        signature.bind(*args, **extra)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _type_name(value: object) -> str:
+    return type(value).__name__

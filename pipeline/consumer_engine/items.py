@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.consumer_engine.attempts import EngineContext, Request, StepResult, StepSpec, StepTarget, run_attempts
-from pipeline.consumer_engine.errors import ExceptionType, TransactionException
-from pipeline.consumer_engine.guard import InFlight
+from pipeline.consumer_engine.bounded import InFlight
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException, failure_description, printable_id
 from pipeline.consumer_engine.lifecycle import (
+    ItemOutcome,
     ItemStatus,
     Step,
     can_start_after_deadline,
@@ -25,10 +26,8 @@ from pipeline.consumer_engine.lifecycle import (
     next_step,
     retry_of,
 )
-from pipeline.consumer_engine.outcomes import ItemOutcome
 from pipeline.consumer_engine.policies import ConsumerPolicy
 from pipeline.consumer_engine.transactions import Transaction
-from pipeline.consumer_engine.words import failure_description, printable_id
 
 log = logging.getLogger("pipeline.consumer_engine")
 

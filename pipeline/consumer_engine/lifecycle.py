@@ -9,10 +9,14 @@ Both variants ask here, so that neither has a rule of its own. An item goes
 and each step is attempted by its own policy before it counts as failed.
 """
 
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any, NamedTuple
 
-from pipeline.consumer_engine.errors import ExceptionType
+from pipeline.consumer_engine.errors import ExceptionType, TransactionException
 from pipeline.consumer_engine.policies import ConsumerLoopPolicy, ConsumerSteps, RetryPolicy
+from pipeline.consumer_engine.transactions import Transaction
 
 GRACE = 1.0  #: seconds for a bounded fetch, or a handler that has begun, when the loop is to end
 MIN_ID_WAIT = 10.0  #: seconds, at least, that items wait for code that was left behind on their id
@@ -121,3 +125,54 @@ def max_id_wait(loop: ConsumerLoopPolicy) -> float:
 def max_abandoned_calls(loop: ConsumerLoopPolicy) -> int:
     """How many calls may be left behind and still run before the loop ends with an error."""
     return max(MIN_ABANDONED_LIMIT, 10 * loop.concurrency.value)
+
+
+class ItemOutcome(NamedTuple):
+    """How one item ended."""
+
+    transaction: Transaction
+    status: ItemStatus
+    attempts: Mapping[Step, int]  #: how often each step was attempted
+    value: Any = None  #: what processing returned
+    error: TransactionException | None = None  #: why it failed, as the exception handler saw it
+    handler_error: TransactionException | None = None  #: why the exception handler itself failed, attempts and all
+    seconds: float = 0.0  #: from the moment a worker started on it
+
+
+@dataclass(slots=True)
+class LoopReport:
+    """How far a loop got. Counts only: a loop that streams for a year must not remember its items."""
+
+    fetched: int = 0  #: items the source gave
+    succeeded: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    unfinished: int = 0  #: given up, unacknowledged
+    in_doubt: int = 0  #: of those left, the ones that a handler had begun to settle and may settle yet
+    handler_failures: int = 0  #: of the failed and timed out, those whose exception handler failed too
+    step_timeouts: int = 0  #: of the failed, those whose last attempt at a step was not in time
+    batches: int = 0
+    ending: Ending | None = None  #: None while the loop runs, and when it failed
+
+    @property
+    def processed(self) -> int:
+        """Items that were settled, one way or the other."""
+        return self.succeeded + self.failed + self.timed_out
+
+    def add(self, outcome: ItemOutcome) -> None:
+        """Count one more item."""
+        match outcome.status:
+            case ItemStatus.SUCCESS:
+                self.succeeded += 1
+            case ItemStatus.EXCEPTION:
+                self.failed += 1
+                self.step_timeouts += outcome.error is not None and outcome.error.category is ExceptionType.TIMEOUT
+            case ItemStatus.TIMEOUT:
+                self.timed_out += 1
+            case ItemStatus.UNFINISHED:
+                self.unfinished += 1
+        self.handler_failures += outcome.handler_error is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts as JSON."""
+        return {"processed": self.processed, **asdict(self)}

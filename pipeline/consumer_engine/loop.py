@@ -19,12 +19,15 @@ from pipeline.consumer_engine.errors import (
     FetchException,
     FetchTimeoutException,
     error_message,
+    printable_id,
 )
 from pipeline.consumer_engine.items import ConsumerSetup, WorkItem
 from pipeline.consumer_engine.lifecycle import (
     GRACE,
     Ending,
+    ItemOutcome,
     ItemStatus,
+    LoopReport,
     Step,
     fetch_size,
     max_abandoned_calls,
@@ -32,9 +35,7 @@ from pipeline.consumer_engine.lifecycle import (
     pause_when_empty,
     pause_when_stuck,
 )
-from pipeline.consumer_engine.outcomes import ItemOutcome, LoopReport
 from pipeline.consumer_engine.transactions import Transaction
-from pipeline.consumer_engine.words import printable_id
 from pipeline.domain.errors import quantity
 
 log = logging.getLogger("pipeline.consumer_engine")

@@ -11,7 +11,7 @@ from sqlalchemy import Row
 
 from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Call, Connector, Operation
-from pipeline.consumer_engine.calls import FinishedCall
+from pipeline.consumer_engine.bounded import FinishedCall
 from pipeline.domain.errors import TransientError
 from pipeline.domain.ids import Fence, MutationId
 from pipeline.domain.states import Evidence

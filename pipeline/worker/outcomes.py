@@ -13,8 +13,7 @@ from typing import Any
 from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
 from pipeline.connectors.sdk import Applied as Found
 from pipeline.connectors.sdk import Connector, NotFound, Operation, Retry
-from pipeline.consumer_engine.calls import FinishedCall
-from pipeline.consumer_engine.steps import TimedOutError
+from pipeline.consumer_engine.bounded import FinishedCall, TimedOutError
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.payloads import json_copy

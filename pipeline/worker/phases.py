@@ -15,7 +15,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from pipeline.consumer_engine.steps import StepRunner
+from pipeline.consumer_engine.bounded import StepRunner
 from pipeline.domain.errors import LogicError, PayloadError
 from pipeline.domain.failures import Failure, classify
 from pipeline.domain.ids import EventId, Fence, RunId

@@ -19,8 +19,7 @@ from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
 from pipeline.connectors.sdk import Call, Operation
-from pipeline.consumer_engine.calls import ConcurrentCalls, FinishedCall
-from pipeline.consumer_engine.steps import TimedOutError
+from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall, TimedOutError
 from pipeline.domain.errors import LogicError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.ids import RunId

@@ -22,7 +22,7 @@ BAD: list[tuple[str, str, str]] = [
     (LAYERS, "domain/states.py", "import pipeline.store.reads.work"),
     (LAYERS, "telemetry/logs.py", "from pipeline.domain import states"),
     (LAYERS, "store/reads/work.py", "from pipeline.transitions import runs"),
-    (LAYERS, "store/reads/work.py", "def late():\n    from pipeline.consumer_engine import steps"),
+    (LAYERS, "store/reads/work.py", "def late():\n    from pipeline.consumer_engine import bounded"),
     (LAYERS, "transitions/runs.py", "from pipeline.connectors import sdk"),
     (LAYERS, "transitions/runs.py", "from pipeline.workflows import registry"),
     (LAYERS, "workflows/registry.py", "from pipeline.worker import leases"),

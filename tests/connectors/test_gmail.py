@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
 from pipeline.connectors.gmail import Gmail
 from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
-from pipeline.consumer_engine.steps import call_and_await
+from pipeline.consumer_engine.bounded import call_and_await
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
 from tests.connectors import mail_servers as servers
 from tests.connectors.fake_gmail import TOKEN, Fault, StandIn, stand_in

@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.consumer_engine import policy_files
-from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
+from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin, stopped_by_signals
 from pipeline.consumer_engine.errors import ExceptionType, TransactionException
-from pipeline.consumer_engine.outcomes import LoopReport
-from pipeline.consumer_engine.stops import stopped_by_signals
+from pipeline.consumer_engine.lifecycle import LoopReport
 from pipeline.consumer_engine.transactions import Transaction
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.consumer_engine.errors import TransactionException
-from pipeline.consumer_engine.lifecycle import ItemStatus, Step
-from pipeline.consumer_engine.outcomes import ItemOutcome, LoopReport
+from pipeline.consumer_engine.lifecycle import ItemOutcome, ItemStatus, LoopReport, Step
 from pipeline.consumer_engine.policies import (
     BatchPolicy,
     ConcurrencyPolicy,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.consumer_engine.attempts import EngineContext, Invoke, StepSpec, StepTarget, run_attempts
+from pipeline.consumer_engine.bounded import CallResult, StepRunner
 from pipeline.consumer_engine.errors import AbandonedCallsException, ConsumerLoopTimeoutException
 from pipeline.consumer_engine.lifecycle import (
     GRACE,
@@ -20,7 +21,6 @@ from pipeline.consumer_engine.lifecycle import (
 )
 from pipeline.consumer_engine.loop import Abandon, ItemDone, Loop, Start, Wait, run_loop
 from pipeline.consumer_engine.policies import ConsumerLoopPolicy, RetryPolicy
-from pipeline.consumer_engine.steps import CallResult, StepRunner
 from pipeline.consumer_engine.telemetry import Telemetry
 from tests.consumer_engine.scripted_tasks import (
     FAIR,

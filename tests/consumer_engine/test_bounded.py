@@ -13,8 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pipeline.consumer_engine.calls import ConcurrentCalls, FinishedCall
-from pipeline.consumer_engine.steps import StepRunner, TimedOutError
+from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall, StepRunner, TimedOutError
 from pipeline.domain.errors import TransientError
 from tests.support.rule import rule
 from tests.support.wait import wait_for

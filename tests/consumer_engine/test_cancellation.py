@@ -13,12 +13,12 @@ import pytest
 
 from pipeline.consumer_engine.asyncio_driver import AsyncioDriver, _call_result
 from pipeline.consumer_engine.attempts import Invoke
+from pipeline.consumer_engine.bounded import StepRunner
 from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.consumer_engine.errors import FetchException
 from pipeline.consumer_engine.lifecycle import Ending, ItemStatus
 from pipeline.consumer_engine.loop import LoopSignal
 from pipeline.consumer_engine.policies import RetryPolicy
-from pipeline.consumer_engine.steps import StepRunner
 from pipeline.consumer_engine.transactions import Transaction
 from tests.consumer_engine.scripted_tasks import (
     AsyncRun,

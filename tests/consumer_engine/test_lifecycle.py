@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.consumer_engine.attempts import current_attempt
+from pipeline.consumer_engine.bounded import CallResult
 from pipeline.consumer_engine.errors import ExceptionType, TransactionException
 from pipeline.consumer_engine.items import run_item
 from pipeline.consumer_engine.lifecycle import (
@@ -20,7 +21,6 @@ from pipeline.consumer_engine.lifecycle import (
     pause_when_empty,
 )
 from pipeline.consumer_engine.policies import ConsumerLoopPolicy, EmptyQueuePolicy, RetryPolicy
-from pipeline.consumer_engine.steps import CallResult
 from pipeline.domain.errors import InvalidInputError
 from tests.consumer_engine.scripted_tasks import (
     AsyncRun,

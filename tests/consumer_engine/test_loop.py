@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from pipeline.consumer_engine.attempts import Invoke, Pause
+from pipeline.consumer_engine.bounded import CallResult
 from pipeline.consumer_engine.errors import ConsumerLoopTimeoutException, FetchException, FetchTimeoutException
 from pipeline.consumer_engine.items import run_item
-from pipeline.consumer_engine.lifecycle import Ending, ItemStatus, Step
+from pipeline.consumer_engine.lifecycle import Ending, ItemOutcome, ItemStatus, Step
 from pipeline.consumer_engine.loop import Abandon, ItemDone, Loop, Start, Wait, run_loop
-from pipeline.consumer_engine.outcomes import ItemOutcome
 from pipeline.consumer_engine.policies import EmptyQueuePolicy, RetryPolicy
-from pipeline.consumer_engine.steps import CallResult
 from pipeline.consumer_engine.transactions import Transaction
 from tests.consumer_engine.scripted_tasks import (
     Batches,

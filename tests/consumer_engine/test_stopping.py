@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.consumer_engine.attempts import StopToken
+from pipeline.consumer_engine.consumer import stopped_by_signals
 from pipeline.consumer_engine.lifecycle import Ending, ItemStatus, Step
 from pipeline.consumer_engine.policies import EmptyQueuePolicy, RetryPolicy
-from pipeline.consumer_engine.stops import StopToken, stopped_by_signals
 from tests.consumer_engine.scripted_tasks import (
     AsyncRun,
     Batches,
@@ -260,7 +261,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.consumer_engine.policies import ConsumerPolicy
-from pipeline.consumer_engine.stops import stopped_by_signals
+from pipeline.consumer_engine.consumer import stopped_by_signals
 from pipeline.consumer_engine.transactions import Transaction
 
 def tell(word):

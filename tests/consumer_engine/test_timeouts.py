@@ -14,8 +14,7 @@ from pipeline.consumer_engine.errors import (
     FetchTimeoutException,
     TransactionException,
 )
-from pipeline.consumer_engine.lifecycle import ItemStatus, Step
-from pipeline.consumer_engine.outcomes import ItemOutcome
+from pipeline.consumer_engine.lifecycle import ItemOutcome, ItemStatus, Step
 from pipeline.consumer_engine.policies import ConsumerPolicy, RetryPolicy
 from tests.consumer_engine.scripted_tasks import (
     FAIR,

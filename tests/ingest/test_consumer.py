@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from pipeline.consumer_engine.stops import Stoppable, stopped_by_signals
+from pipeline.consumer_engine.consumer import Stoppable, stopped_by_signals
 from pipeline.embedded import servers
 from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.errors import PoisonError, QueueError
@@ -29,7 +29,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: A program that consumes as a service would, and says what it does.
 SERVICE = """
 import sys
-from pipeline.consumer_engine.stops import stopped_by_signals
+from pipeline.consumer_engine.consumer import stopped_by_signals
 from pipeline.ingest.redis_client import connect
 from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue

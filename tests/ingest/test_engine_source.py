@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.consumer_engine.attempts import Pause
+from pipeline.consumer_engine.bounded import CallResult
 from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.consumer_engine.errors import FetchException
 from pipeline.consumer_engine.items import WorkItem, run_item
@@ -23,7 +24,6 @@ from pipeline.consumer_engine.policies import (
     RetryPolicy,
     SuccessPolicy,
 )
-from pipeline.consumer_engine.steps import CallResult
 from pipeline.consumer_engine.transactions import Transaction
 from pipeline.domain.errors import InvalidInputError
 from pipeline.ingest.engine_source import AsyncStreamSource, StreamSource, max_processing_time

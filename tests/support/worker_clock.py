@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from pipeline.connectors import sdk
-from pipeline.consumer_engine import calls
+from pipeline.consumer_engine import bounded
 from pipeline.testing.inline import Inline
 from pipeline.worker import sender
 
@@ -16,7 +16,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = timedelta(0)
-        for module in (sdk, calls, sender):
+        for module in (sdk, bounded, sender):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self) -> float:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline import Applied, AuthError, Backoff, Call, Connector, LogicError, NotFound, Retry, TransientError, mutation
-from pipeline.consumer_engine.calls import FinishedCall
-from pipeline.consumer_engine.steps import TimedOutError
+from pipeline.consumer_engine.bounded import FinishedCall, TimedOutError
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.policies import MutationRetryPolicy
 from pipeline.worker.outcomes import CallDecision, CallFacts, NextAction, decide

@@ -13,7 +13,7 @@ from pipeline import Call, Connector, PrepareResult, TransientError, Workflow, m
 from pipeline.background.messages import DispatchMessage
 from pipeline.background.reconciler import Reconciler
 from pipeline.config import Settings
-from pipeline.consumer_engine.calls import ConcurrentCalls
+from pipeline.consumer_engine.bounded import ConcurrentCalls
 from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.states import Phase

@@ -1,0 +1,354 @@
+"""Calls of user code, each bounded in time, one at a time or several at once."""
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import inspect
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
+
+from pipeline.domain.errors import TransientError
+
+
+class TimedOutError(TransientError):
+    """A step ran past its limit."""
+
+
+class CallResult(NamedTuple):
+    """How one attempt ended: with a value, with an error, or not in time."""
+
+    value: Any = None
+    error: BaseException | None = None
+    is_timed_out: bool = False  #: it was still running when its time was up
+    is_stopped: bool = False  #: it was still running when the task was asked to end
+
+
+class Job:
+    """A call on its way through the thread."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.function, self.args = function, args
+        self.context = contextvars.copy_context()
+        self.running = threading.Lock()  # a bare lock: it is taken and given once per step, and steps are many
+        self.running.acquire()
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.is_done = self._is_abandoned = False
+        self._on_end: Callable[[], None] | None = None
+        self._cancel: Callable[[], None] | None = None
+
+    def run(self) -> None:
+        """Make the call."""
+        try:
+            self.value = self.context.run(call_and_await, self.function, self.args, self._set_cancel)
+        except BaseException as error:  # noqa: BLE001 - the thread outlives whatever the handler raises
+            self.error = error
+        self.is_done = True
+        self.running.release()
+        if self._on_end is not None:
+            self._on_end()
+
+    def then(self, on_end: Callable[[], None]) -> None:
+        """Have ``on_end`` called when the code has ended, which may be now; then it may be called twice."""
+        self._on_end = on_end
+        if self.is_done:
+            on_end()
+
+    def abandon(self, on_end: Callable[[], None]) -> None:
+        """Nobody waits any more. Async code is cancelled; other code cannot be."""
+        self.then(on_end)
+        self._is_abandoned = True
+        if self._cancel is not None:
+            self._cancel()
+
+    def _set_cancel(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        if self._is_abandoned:
+            cancel()
+
+
+class _StepThread(threading.Thread):
+    """A daemon, so that a step nobody waits for cannot keep the process from ending."""
+
+    def __init__(self) -> None:
+        super().__init__(name="pipeline-step", daemon=True)
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
+
+    def run(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            job.run()
+            del job  # an idle thread must not keep the last item alive
+
+
+class StepRunner:
+    """Runs steps one after the other, each within its limit."""
+
+    def __init__(self) -> None:
+        self._thread: _StepThread | None = None
+
+    def run(self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str) -> Any:
+        """The value the function returns, awaited if need be; raises what it raises, or that it took too long."""
+        value, error = self.attempt(function, *args, limit=limit, what=what)
+        if error is not None:
+            raise error
+        return value
+
+    def attempt(
+        self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str
+    ) -> tuple[Any, BaseException | None]:
+        """What the function returned, or the error it ended with. What this raises itself is not the function's:
+        somebody wants the waiting thread to stop."""
+        ended = self.run_bounded(function, args, limit=limit.total_seconds())
+        return ended.value, timeout_error(what, limit.total_seconds()) if ended.is_timed_out else ended.error
+
+    def run_bounded(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        limit: float,
+        on_abandon: Callable[[], Callable[[], None]] | None = None,
+    ) -> CallResult:
+        """How the call ended within ``limit`` seconds.
+
+        When it is left behind ``on_left`` is called, and what that returns once the code has ended after all.
+        """
+        job = self.begin(function, args)
+        if not job.running.acquire(timeout=max(0.0, limit)):
+            self.abandon(job, on_abandon)
+            return CallResult(is_timed_out=True)
+        return CallResult(job.value, job.error)
+
+    def begin(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Job:
+        """Start a call that the caller waits for, or leaves."""
+        job = Job(function, args)
+        if self._thread is None or not self._thread.is_alive():  # a child of a fork has the object, not the thread
+            self._thread = _StepThread()
+            self._thread.start()
+        self._thread.jobs.put(job)
+        return job
+
+    def abandon(self, job: Job, on_abandon: Callable[[], Callable[[], None]] | None = None) -> None:
+        """Leave a call behind, with its thread."""
+        self.close()
+        job.abandon(on_abandon() if on_abandon is not None else _no_op)
+
+    def close(self) -> None:
+        """Let the thread end. A step that still runs is not waited for."""
+        if self._thread is not None:
+            self._thread.jobs.put(None)
+            self._thread = None
+
+    __del__ = close  # whoever forgets to close leaves no thread behind
+
+
+def timeout_error(what: str, limit: float) -> TimedOutError:
+    """The error of a step that was left behind."""
+    return TimedOutError(f"{what} did not return within {limit:g} s; it was left behind")
+
+
+def call_and_await(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    on_cancellable: Callable[[Callable[[], None]], None] | None = None,
+) -> Any:
+    """What the function returns, awaited in a loop of its own if need be; ``told`` is then given how to cancel it."""
+    value = function(*args)
+    return asyncio.run(_await_value(value, on_cancellable)) if inspect.isawaitable(value) else value
+
+
+async def _await_value(value: Any, told: Callable[[Callable[[], None]], None] | None) -> Any:
+    task = asyncio.current_task()
+    if told is not None and task is not None:
+        told(functools.partial(_cancel, asyncio.get_running_loop(), task))
+    return await value
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
+    with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
+        loop.call_soon_threadsafe(task.cancel)
+
+
+def _no_op() -> None: ...
+
+
+_GATHER_PAUSE, _GATHER_LIMIT = 0.001, 0.01  #: seconds: the pause that ends a gathering, and its longest
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCall:
+    """How one call ended: with a value or with an error."""
+
+    key: Hashable
+    value: Any = None
+    error: BaseException | None = None
+
+
+_JobQueue = SimpleQueue[tuple[Any, ...] | None]
+
+
+class _CallThreads:
+    """What the threads share with their owner. They do not hold on to the owner itself, so that it can go."""
+
+    def __init__(self) -> None:
+        self.finished: SimpleQueue[tuple[Hashable, int, FinishedCall]] = SimpleQueue()
+        self.idle: list[_JobQueue] = []
+        self.is_closed = False
+
+    def serve(self, jobs: _JobQueue) -> None:
+        """Threads are kept for the next call: as many as were ever in the air at once, and no more."""
+        while (job := jobs.get()) is not None:
+            key, ticket, function, args = job
+            try:
+                finished = FinishedCall(key, value=call_and_await(function, args))
+            except BaseException as error:  # noqa: BLE001 - whatever the connector raises is its answer
+                finished = FinishedCall(key, error=error)
+            self.idle.append(jobs)
+            self.finished.put((key, ticket, finished))
+            del job, function, args, finished  # an idle thread must not keep the last call alive
+            if self.is_closed:
+                self.close()
+
+    def close(self) -> None:
+        self.is_closed = True
+        while self.idle:
+            self.idle.pop().put(None)
+
+
+class ConcurrentCalls:
+    """The calls that are in the air."""
+
+    def __init__(self) -> None:
+        self._ends_at: dict[Hashable, float] = {}
+        self._tickets: dict[Hashable, int] = {}
+        self._threads = _CallThreads()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._ends_at)
+
+    def start(self, key: Hashable, function: Callable[..., Any], *args: Any, ends_at: float) -> None:
+        """Start a call that must end by ``ends_at`` on the monotonic clock."""
+        self._count += 1
+        self._tickets[key], self._ends_at[key] = self._count, ends_at
+        jobs = self._threads.idle.pop() if self._threads.idle else self._new_thread()
+        jobs.put((key, self._count, function, args))
+
+    def close(self) -> None:
+        """Let the threads end, those still in a call after it. What is in the air is nobody's any more."""
+        self._threads.close()
+
+    __del__ = close  # whoever forgets to close leaves no threads behind
+
+    def wait(self, timeout: float) -> list[FinishedCall]:
+        """What has ended, waiting at most so many seconds for the first; what arrives together comes together.
+
+        After the first result the others get a moment each to catch up, so that one commit records them all.
+        """
+        patience = min(timeout, max(0.0, min(self._ends_at.values(), default=0.0) - time.monotonic()))
+        found: list[FinishedCall] = []
+        try:
+            self._accept(self._threads.finished.get(timeout=max(patience, 0.0005)), found)
+            closes_at = time.monotonic() + _GATHER_LIMIT
+            while self._ends_at and time.monotonic() < closes_at:
+                self._accept(self._threads.finished.get(timeout=_GATHER_PAUSE), found)
+        except Empty:
+            pass
+        return found + self._pop_overdue()
+
+    def _accept(self, arrived: tuple[Hashable, int, FinishedCall], found: list[FinishedCall]) -> None:
+        key, ticket, finished = arrived
+        if self._tickets.get(key) == ticket:
+            del self._tickets[key], self._ends_at[key]
+            found.append(finished)
+
+    def _pop_overdue(self) -> list[FinishedCall]:
+        now = time.monotonic()
+        late = [key for key, ends_at in self._ends_at.items() if ends_at <= now]
+        for key in late:
+            del self._tickets[key], self._ends_at[key]
+        return [FinishedCall(key, error=TimedOutError("the call did not return by its deadline")) for key in late]
+
+    def _new_thread(self) -> _JobQueue:
+        jobs: _JobQueue = SimpleQueue()
+        Thread(target=self._threads.serve, args=(jobs,), name="pipeline-call", daemon=True).start()
+        return jobs
+
+
+class InFlight:
+    """The ids somebody works on in this task. An id is free again when the last piece of code on it has ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders: dict[str, int] = {}
+        self._abandoned: Counter[str] = Counter()  # of the holders, those that were left behind
+        self._waiting: dict[str, set[Callable[[], None]]] = {}
+        self._stuck: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def take(self, transaction_id: str, wake: Callable[[], None]) -> bool:
+        """Take the id if it is free; if it is not, ``wake`` is called once when it may be, however often given."""
+        with self._lock:
+            if transaction_id in self._holders:
+                self._waiting.setdefault(transaction_id, set()).add(wake)
+                return False
+            self._holders[transaction_id] = 1
+            return True
+
+    def hold_abandoned(self, transaction_id: str) -> Callable[[], None]:
+        """Note that code on a taken id is left behind; what is returned gives it back, to be called once."""
+        with self._lock:
+            self._holders[transaction_id] += 1
+            self._abandoned[transaction_id] += 1
+        return functools.partial(self.release, transaction_id, is_abandoned=True)
+
+    def release(self, transaction_id: str, *, is_abandoned: bool = False) -> None:
+        """Give the id back."""
+        with self._lock:
+            self._holders[transaction_id] -= 1
+            self._abandoned[transaction_id] -= is_abandoned
+            if self._holders[transaction_id]:
+                return
+            del self._holders[transaction_id], self._abandoned[transaction_id]
+            self._stuck.discard(transaction_id)
+            waiting = self._waiting.pop(transaction_id, set())
+        for wake in waiting:
+            wake()
+
+    def has_worker(self, transaction_id: str) -> bool:
+        """Whether a worker holds the id, of this loop or of another of the task; else only code left behind does."""
+        with self._lock:
+            return self._holders.get(transaction_id, 0) > self._abandoned.get(transaction_id, 0)
+
+    def mark_stuck(self, transaction_id: str) -> None:
+        """Note that somebody waited for the id in vain: as long as it is held nobody waits for it again."""
+        with self._lock:
+            if transaction_id in self._holders:
+                self._stuck.add(transaction_id)
+
+    def is_stuck(self, transaction_id: str) -> bool:
+        """Whether somebody waited for the id in vain."""
+        return transaction_id in self._stuck
+
+
+class AbandonedCalls:
+    """How many calls of a task were left behind and still run. Each keeps a thread, or a task, and its memory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def change(self, by: int) -> None:
+        """One more, or one less."""
+        with self._lock:
+            self.count += by
