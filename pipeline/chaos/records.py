@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import text
 
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OrderDelivery, ProviderEffect
-from pipeline.chaos.world import EFFECTS, RECONCILES, REQUESTS
+from pipeline.chaos.provider import EFFECTS, RECONCILES, REQUESTS
 from pipeline.domain.states import UNRESOLVED, MutationStatus
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants

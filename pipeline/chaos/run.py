@@ -240,7 +240,7 @@ class _ChaosRun:
 @contextmanager
 def _provider_process(home: Path, seed: int) -> Iterator[str]:
     """The outside world in a process of its own; its address."""
-    command = [sys.executable, "-m", "pipeline.chaos.world", str(home), str(seed)]
+    command = [sys.executable, "-m", "pipeline.chaos.provider", str(home), str(seed)]
     with (
         (home / "world.log").open("wb") as log,
         subprocess.Popen(

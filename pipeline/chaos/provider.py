@@ -5,7 +5,7 @@ keeps no ledger and believes nobody: what counts is how often an effect was carr
 Where an operation honours the key, a second request with the same key is recognised; elsewhere it is a
 second effect. What it promises it keeps: nothing is carried out later than the settle window allows.
 
-Run as ``python -m pipeline.chaos.world HOME SEED``. It says its address, and ends with its parent.
+Run as ``python -m pipeline.chaos.provider HOME SEED``. It says its address, and ends with its parent.
 """
 
 import contextlib
