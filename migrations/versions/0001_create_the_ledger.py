@@ -265,10 +265,10 @@ CREATE TABLE pipeline.mutations (
     CONSTRAINT mutations_run_id_once UNIQUE (run_id),
     CONSTRAINT mutations_status_known CHECK (status IN ('pending', 'in_flight', 'applied', 'failed', 'needs_reconcile', 'indeterminate')),
     CONSTRAINT mutations_resolved_by_known CHECK (resolved_by IN ('call', 'reconcile', 'person', 'person_skip', 'void')),
-    CONSTRAINT mutations_settled_has_resolver CHECK ((status IN ('applied', 'failed')) = (resolved_by IS NOT NULL)),
-    CONSTRAINT mutations_settled_has_time CHECK ((resolved_by IS NULL) = (resolved_at IS NULL)),
-    CONSTRAINT mutations_doubt_is_booked CHECK ((status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)),
-    CONSTRAINT mutations_only_reconcilable_is_asked CHECK ((status = 'needs_reconcile') <= reconcilable),
+    CONSTRAINT mutations_resolved_has_resolver CHECK ((status IN ('applied', 'failed')) = (resolved_by IS NOT NULL)),
+    CONSTRAINT mutations_resolver_has_time CHECK ((resolved_by IS NULL) = (resolved_at IS NULL)),
+    CONSTRAINT mutations_reconcile_has_time CHECK ((status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)),
+    CONSTRAINT mutations_only_reconcilable_is_reconciled CHECK ((status = 'needs_reconcile') <= reconcilable),
     CONSTRAINT mutations_sent_has_deadline CHECK ((sent_at IS NULL) = (send_deadline IS NULL)),
     CONSTRAINT mutations_sent_has_quiet_period CHECK ((sent_at IS NULL) = (quiet_until IS NULL)),
     CONSTRAINT mutations_unresolved_was_sent CHECK ((status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')) <= (sent_at IS NOT NULL)),
@@ -276,7 +276,7 @@ CREATE TABLE pipeline.mutations (
 )
     """,
     """
-CREATE INDEX mutations_due ON pipeline.mutations (next_reconcile_at) WHERE status = 'needs_reconcile'
+CREATE INDEX mutations_reconcile_due ON pipeline.mutations (next_reconcile_at) WHERE status = 'needs_reconcile'
     """,
     """
 CREATE INDEX mutations_key ON pipeline.mutations (idempotency_key)
@@ -361,7 +361,7 @@ END
 $$
     """,
     """
-CREATE FUNCTION pipeline.refuse_taking() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION pipeline.refuse_transfer() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = NEW.run_id AND r.retry_of = OLD.run_id) THEN
     RAISE EXCEPTION 'event % stays with run %: only the run that carries it forward may take it',
@@ -373,7 +373,7 @@ END
 $$
     """,
     """
-CREATE FUNCTION pipeline.refuse_skipping() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION pipeline.refuse_skip() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = OLD.run_id AND r.mutation_outcome = 'skipped') THEN
     RAISE EXCEPTION 'event % stays reserved: nobody skipped the mutation of its run %',
@@ -395,7 +395,7 @@ WHEN (OLD.finished_at IS NOT NULL AND NEW.status <> OLD.status)
 EXECUTE FUNCTION pipeline.refuse('a finished run keeps its status; work goes on in a new run')
     """,
     """
-CREATE TRIGGER mutations_settled_stays_settled BEFORE UPDATE OF status ON pipeline.mutations FOR EACH ROW
+CREATE TRIGGER mutations_resolved_stays_resolved BEFORE UPDATE OF status ON pipeline.mutations FOR EACH ROW
 WHEN (OLD.status IN ('applied', 'failed') AND NEW.status <> OLD.status)
 EXECUTE FUNCTION pipeline.refuse('a settled mutation keeps its verdict')
     """,
@@ -410,17 +410,17 @@ WHEN (OLD.status = 'reserved' AND NEW.status IN ('pending', 'quarantined'))
 EXECUTE FUNCTION pipeline.refuse_release()
     """,
     """
-CREATE TRIGGER deliveries_taking_guarded BEFORE UPDATE OF run_id ON pipeline.deliveries FOR EACH ROW
+CREATE TRIGGER deliveries_transfer_guarded BEFORE UPDATE OF run_id ON pipeline.deliveries FOR EACH ROW
 WHEN (OLD.status = 'reserved' AND NEW.run_id <> OLD.run_id)
-EXECUTE FUNCTION pipeline.refuse_taking()
+EXECUTE FUNCTION pipeline.refuse_transfer()
     """,
     """
-CREATE TRIGGER deliveries_skipping_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
+CREATE TRIGGER deliveries_skip_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
 WHEN (OLD.status = 'reserved' AND NEW.status = 'skipped')
-EXECUTE FUNCTION pipeline.refuse_skipping()
+EXECUTE FUNCTION pipeline.refuse_skip()
     """,
     """
-CREATE TRIGGER deliveries_held_stays BEFORE DELETE ON pipeline.deliveries FOR EACH ROW
+CREATE TRIGGER deliveries_open_not_deleted BEFORE DELETE ON pipeline.deliveries FOR EACH ROW
 WHEN (OLD.status IN ('pending', 'reserved', 'quarantined'))
 EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
     """,
@@ -440,7 +440,7 @@ TABLES = (
     "topics",
     "workflows",
 )
-FUNCTIONS = ("refuse_skipping", "refuse_taking", "refuse_release", "refuse", "next_event_id", "uuid7", "clock")
+FUNCTIONS = ("refuse_skip", "refuse_transfer", "refuse_release", "refuse", "next_event_id", "uuid7", "clock")
 
 
 def upgrade() -> None:

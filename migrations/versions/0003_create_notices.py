@@ -14,7 +14,7 @@ def upgrade() -> None:
 CREATE TABLE pipeline.notices (
     kind TEXT NOT NULL,
     subject TEXT NOT NULL,
-    announced_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    delivered_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
     CONSTRAINT notices_pk PRIMARY KEY (kind, subject)
 )
         """

@@ -22,10 +22,10 @@ ALTER TABLE pipeline.workflows
     op.execute("CREATE INDEX blocks_run ON pipeline.blocks (run_id)")
     op.execute(
         """
-CREATE TABLE pipeline.walks (
+CREATE TABLE pipeline.cursors (
     name TEXT NOT NULL,
     position TEXT NOT NULL,
-    CONSTRAINT walks_pk PRIMARY KEY (name)
+    CONSTRAINT cursors_pk PRIMARY KEY (name)
 )
         """
     )
@@ -41,13 +41,15 @@ CREATE TABLE pipeline.archive (
 )
         """
     )
-    op.execute("CREATE FUNCTION pipeline.works_with() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '0007' $$")
+    op.execute(
+        "CREATE FUNCTION pipeline.oldest_compatible_code() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '0007' $$"
+    )
 
 
 def downgrade() -> None:
-    op.execute("DROP FUNCTION pipeline.works_with()")
+    op.execute("DROP FUNCTION pipeline.oldest_compatible_code()")
     op.execute("DROP TABLE pipeline.archive")
-    op.execute("DROP TABLE pipeline.walks")
+    op.execute("DROP TABLE pipeline.cursors")
     op.execute("DROP INDEX pipeline.blocks_run")
     op.execute(
         """

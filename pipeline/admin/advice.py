@@ -121,7 +121,7 @@ _STATUS_ADVICE = {
 
 
 def _has_open_late_effect(row: Row[Any]) -> bool:
-    return row.surfaced_at is not None and row.acknowledged_by is None
+    return row.found_late_at is not None and row.acknowledged_by is None
 
 
 def _active_advice(run: Row[Any], holding: WorkflowHolds) -> Advice:

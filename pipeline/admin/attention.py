@@ -109,8 +109,8 @@ def _late_effects(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
             workflow=row.workflow,
             subject=f"mutation {row.id}",
             reason=f"{row.connector}.{row.operation} seems to have happened after all; it was settled as failed by "
-            f"{row.resolved_by}" + (f": {row.means}" if row.means else ""),
-            since=row.surfaced_at,
+            f"{row.resolved_by}" + (f": {row.advice}" if row.advice else ""),
+            since=row.found_late_at,
             commands=(commands.show_mutation(row.id), commands.acknowledge(row.id)),
         )
 
@@ -171,7 +171,7 @@ def _unserved_handler(row: Row[Any]) -> Iterator[AttentionItem]:
             kind="retired", reason=f"{why}skip them", since=row.oldest_at or row.stopped_at, commands=look, **of
         )
     is_producer = row.kind == HandlerKind.PRODUCER
-    if row.is_unheard and (left or is_producer):
+    if row.is_unclaimed and (left or is_producer):
         why = "no running worker knows it; " + ("it is due" if is_producer else f"{events} left")
         yield AttentionItem(
             kind="unclaimed",

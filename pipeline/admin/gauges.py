@@ -61,7 +61,7 @@ def _attention_gauges(tx: Transaction) -> Iterator[Value]:
     yield from chain(_workflows(workflows), _sweeps(sweeps), _mutations(mutations), found)
     waits: dict[str, float] = {
         "indeterminate": sum(row.number for row in mutations if row.status == MutationStatus.INDETERMINATE),
-        "approval": sum(row.asked for row in mutations),
+        "approval": sum(row.awaiting_approval for row in mutations),
         "maintenance": sum(row.maintenance for row in workflows),
         "breaker": sum(row.is_open for row in gauges.breakers(tx)),
         "broken_invariant": sum(count for _, labels, count in found if _is_broken(labels)),
@@ -115,7 +115,7 @@ def _backlog(tx: Transaction) -> Iterator[Value]:
         labels = {"workflow": row.workflow, "topic": row.topic, "handler": row.handler}
         yield "pipeline.backlog.events", labels, row.number
         yield "pipeline.backlog.age", labels, row.age
-        yield "pipeline.backlog.declined.age", labels, row.left_alone
+        yield "pipeline.backlog.declined.age", labels, row.declined_age
 
 
 class Gauges:

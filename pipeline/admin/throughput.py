@@ -66,6 +66,6 @@ def _rate(row: Any, name: str) -> float:
     if row is None:
         return 0.0
     count = int(getattr(row, name))
-    whole = row.looked >= _MAX_ROWS
-    span = max(float(row.reach), 1.0) if whole else RATE_WINDOW.total_seconds()
+    whole = row.rows_read >= _MAX_ROWS
+    span = max(float(row.oldest_age), 1.0) if whole else RATE_WINDOW.total_seconds()
     return round(count / span, 2)

@@ -77,8 +77,8 @@ def _mutation(row: Row[Any]) -> Iterator[TimelineEntry]:
         (row.doubted_at, "in doubt", f"{row.reconcile_attempts} reconcile attempts so far"),
         (row.next_reconcile_at, "next reconcile attempt", ""),
         (row.resolved_at, str(row.status), f"resolved by {row.resolved_by}" + (f": {row.error}" if row.error else "")),
-        (row.watch_at, "next late-effect check", "in case it happens late"),
-        (row.surfaced_at, "late effect found", "although it was resolved as failed"),
+        (row.next_monitor_at, "next late-effect check", "in case it happens late"),
+        (row.found_late_at, "late effect found", "although it was resolved as failed"),
     )
     if row.status in _IN_DOUBT:
         yield from _entries((row.quiet_until, "quiet period ends", "until then it may still arrive"))

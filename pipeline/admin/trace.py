@@ -225,7 +225,7 @@ class _TraceBuilder:
             kind="mutation",
             id=str(row.id),
             description=f"{row.connector}.{row.operation}, key {row.idempotency_key}",
-            status=row.status + (", found late" if row.surfaced_at else ""),
+            status=row.status + (", found late" if row.found_late_at else ""),
             at=row.created_at,
             is_match=(self.match.noun, self.match.id) == ("mutation", str(row.id)),
         )

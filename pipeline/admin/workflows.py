@@ -179,7 +179,7 @@ def _workflow_summary(
         since=min((since for _, since in causes if since is not None), default=None),
         is_in_maintenance=row.maintenance,
         concurrency=row.concurrency,
-        active_runs=sum(handler.in_the_air for handler in handlers),
+        active_runs=sum(handler.active_runs for handler in handlers),
         waiting=sum(handler.waiting for handler in handlers),
         quarantined=sum(handler.quarantined for handler in handlers),
         oldest_at=min((handler.oldest_at for handler in handlers if handler.oldest_at), default=None),
@@ -205,8 +205,8 @@ def _hold_causes(tx: Transaction, row: Row[Any], blocks: Sequence[Row[Any]]) -> 
 
 def _capacity_causes(row: Row[Any], places: Row[Any], breakers: Sequence[Row[Any]]) -> list[_Cause]:
     """Who holds every place and waits: nothing else starts, although no switch says so."""
-    if row.concurrency == 1 and places.asking_id is not None:
-        return [(f"run {places.asking_id} waits for approval and holds the only place", places.asking_since)]
+    if row.concurrency == 1 and places.approval_run_id is not None:
+        return [(f"run {places.approval_run_id} waits for approval and holds the only place", places.approval_since)]
     if breakers and places.unsent >= row.concurrency:
         who = (
             f"{places.unsent} runs hold every place and wait"
@@ -226,7 +226,7 @@ def _handler_summary(row: Row[Any]) -> HandlerSummary:
         waiting=row.waiting,
         reserved=row.reserved,
         quarantined=row.quarantined,
-        active_runs=row.in_the_air,
+        active_runs=row.active_runs,
         oldest_at=row.oldest_at,
         failures=row.consecutive_failures,
         retry_at=row.retry_at,

@@ -76,7 +76,7 @@ class Reconciler:
         operation = self.registry.operation(row.connector, row.operation)
         if row.status == MutationStatus.NEEDS_RECONCILE:
             report.add("looked", self._reconcile_in_doubt(row, operation))
-        elif row.watch_at is not None:
+        elif row.next_monitor_at is not None:
             report.add("watched", self._monitor(row, operation))
         return report
 
@@ -137,13 +137,13 @@ class Reconciler:
                     tx, row, f"{row.connector}.{row.operation} is gone from the code, or can look no more"
                 )
                 return 0
-            if row.watched >= len(watch) + operation.policy.max_attempts:
+            if row.monitor_attempts >= len(watch) + operation.policy.max_attempts:
                 late_effects.stop_monitoring(
-                    tx, row, f"{row.watched} looks were begun, and the last of them did not come back"
+                    tx, row, f"{row.monitor_attempts} looks were begun, and the last of them did not come back"
                 )
                 return 0
             is_over = tx.clock() - row.resolved_at > max(watch, default=_ZERO) * 2
-        with self._span(row, row.watched + 1) as note:
+        with self._span(row, row.monitor_attempts + 1) as note:
             verdict = self._call_reconcile(booked, operation)
             _observe_verdict(note, row, verdict)
         if isinstance(verdict, Found):
@@ -242,7 +242,10 @@ class Reconciler:
         if operation is not None:
             reason = redact(self.registry.connectors[row.connector], operation, row.params, reason)
         item = FailedMutation(
-            mutation_id=MutationId(row.id), error=reason, evidence=Evidence.ABSENCE, reconcile_started_at=row.asked_at
+            mutation_id=MutationId(row.id),
+            error=reason,
+            evidence=Evidence.ABSENCE,
+            reconcile_started_at=row.reconcile_started_at,
         )
         refused = mutations.fail(tx, [item], by=Resolver.RECONCILE).refused.get(row.id)
         if refused is not None and not isinstance(refused, QuietPeriodError):
@@ -273,5 +276,5 @@ def _observe_verdict(note: Callable[[str, Any], None], row: Row[Any], verdict: A
 def _next_monitor_delay(spans: Sequence[timedelta], row: Row[Any], now: datetime) -> timedelta | None:
     """How long until the look after this one; None when its spans are over. Looks that died do not use spans up."""
     passed = sum(row.resolved_at + span <= now for span in spans)
-    place = min(row.watched, max(passed - 1, 0))
+    place = min(row.monitor_attempts, max(passed - 1, 0))
     return spans[place + 1] - spans[place] if place + 1 < len(spans) else None

@@ -108,7 +108,7 @@ class Scheduler:
 
     def _start(self, tx: Transaction, workflow: str, reason: DueReason, row: Row[Any]) -> StartResult:
         if reason is DueReason.RETRY:
-            most = 1 if row.is_unheard else self.max_cohort_size
+            most = 1 if row.is_unclaimed else self.max_cohort_size
             return starts.retry(tx, work.retryable_runs(tx, workflow, handler_id=row.id, limit=most))
         if reason is not DueReason.EVENTS:
             return starts.start(tx, workflow, row.name, is_unsliced=True)
@@ -119,7 +119,7 @@ class Scheduler:
         count = cohort_size(
             slices, share, per_run=self.per_run(row.id), lease=self.lease, max_size=self.max_cohort_size
         )
-        return starts.start(tx, workflow, row.name, count=1 if row.is_unheard else max(1, count))
+        return starts.start(tx, workflow, row.name, count=1 if row.is_unclaimed else max(1, count))
 
     def _dispatch_started(self, started: Sequence[Row[Any]]) -> None:
         for message in dispatch_messages(started, self.db):
@@ -168,5 +168,5 @@ def facts_of(row: Row[Any]) -> HandlerFacts:
         has_unseen=row.has_unseen,
         has_retry=row.has_retry,
         oldest_pending_id=row.oldest_pending_id,
-        has_probe_run=row.is_tried,
+        has_probe_run=row.has_probe_run,
     )

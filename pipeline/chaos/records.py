@@ -24,8 +24,8 @@ LEFT JOIN pipeline.runs r ON r.id = d.run_id LEFT JOIN pipeline.mutations m ON m
 WHERE e.workflow = :workflow ORDER BY e.id
 """)
 _LEDGER = text("""
-SELECT m.idempotency_key AS key, m.operation, m.status, m.resolved_by, m.error, m.surfaced_at IS NOT NULL AS surfaced,
-       e.message_id AS "order"
+SELECT m.idempotency_key AS key, m.operation, m.status, m.resolved_by, m.error,
+       m.found_late_at IS NOT NULL AS is_found_late, e.message_id AS "order"
 FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
 LEFT JOIN pipeline.events e ON e.id = r.event_ids[1]
 WHERE m.workflow = :workflow ORDER BY m.id
@@ -33,10 +33,10 @@ WHERE m.workflow = :workflow ORDER BY m.id
 _COMPLETED_ORDERS = text("SELECT message_id FROM pipeline.events WHERE workflow = :workflow AND topic = :topic")
 _PROGRESS = text("""
 SELECT count(*) FILTER (WHERE d.status = 'consumed') AS done,
-       count(*) FILTER (WHERE d.status <> 'consumed' AND coalesce(m.status, '') = :indeterminate) AS asked,
+       count(*) FILTER (WHERE d.status <> 'consumed' AND coalesce(m.status, '') = :indeterminate) AS unresolved,
        count(*) AS delivered,
        (SELECT count(*) FROM pipeline.mutations w WHERE w.workflow = :workflow
-          AND (w.watch_at IS NOT NULL OR w.status <> ALL(CAST(:ended AS text[])))) AS unsettled,
+          AND (w.next_monitor_at IS NOT NULL OR w.status <> ALL(CAST(:ended AS text[])))) AS unsettled,
        (SELECT w.maintenance_reason FROM pipeline.workflows w WHERE w.name = :workflow AND w.maintenance) AS stopped,
        (SELECT string_agg(b.reason, '; ') FROM pipeline.blocks b
         WHERE b.workflow = :workflow AND b.closed_at IS NULL) AS blocked
@@ -86,7 +86,7 @@ def progress(db: Database, workflow: str) -> Progress:
     assert row is not None
     return Progress(
         done=row.done,
-        unresolved=row.asked,
+        unresolved=row.unresolved,
         delivered=row.delivered,
         open_mutations=row.unsettled,
         block_reason=row.stopped or row.blocked,
@@ -129,7 +129,7 @@ def load_records(db: Database, workflow: str, home: Path, orders: Sequence[str])
                 order=row.order or "",
                 operation=row.operation,
                 status=row.status,
-                is_found_late=row.surfaced,
+                is_found_late=row.is_found_late,
                 resolved_by=row.resolved_by,
                 error=row.error,
             )
@@ -171,7 +171,7 @@ def comparison(found: ChaosRecords, home: Path) -> list[FaultComparison]:
             effects=done[kind],
             applied=said[kind, "applied"],
             failed=said[kind, "failed"],
-            unresolved=said[kind, "asked"],
+            unresolved=said[kind, "unresolved"],
         )
         for kind in [*dict.fromkeys(sorted(asked)), NEVER_ARRIVED]
     ]
@@ -187,7 +187,7 @@ def _requests_done(requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def _ledger_status(entry: LedgerEntry) -> str:
-    return entry.status if entry.status in ("applied", "failed") else "asked"
+    return entry.status if entry.status in ("applied", "failed") else "unresolved"
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ $$
 """
 
 REFUSE_TRANSFER = """
-CREATE FUNCTION pipeline.refuse_taking() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION pipeline.refuse_transfer() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = NEW.run_id AND r.retry_of = OLD.run_id) THEN
     RAISE EXCEPTION 'event % stays with run %: only the run that carries it forward may take it',
@@ -71,7 +71,7 @@ $$
 """
 
 REFUSE_SKIP = """
-CREATE FUNCTION pipeline.refuse_skipping() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION pipeline.refuse_skip() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = OLD.run_id AND r.mutation_outcome = 'skipped') THEN
     RAISE EXCEPTION 'event % stays reserved: nobody skipped the mutation of its run %',
@@ -96,7 +96,7 @@ EXECUTE FUNCTION pipeline.refuse('a finished run keeps its status; work goes on 
 """
 
 RESOLVED_STAYS_RESOLVED = """
-CREATE TRIGGER mutations_settled_stays_settled BEFORE UPDATE OF status ON pipeline.mutations FOR EACH ROW
+CREATE TRIGGER mutations_resolved_stays_resolved BEFORE UPDATE OF status ON pipeline.mutations FOR EACH ROW
 WHEN (OLD.status IN ('applied', 'failed') AND NEW.status <> OLD.status)
 EXECUTE FUNCTION pipeline.refuse('a settled mutation keeps its verdict')
 """
@@ -114,26 +114,26 @@ EXECUTE FUNCTION pipeline.refuse_release()
 """
 
 TRANSFER_GUARDED = """
-CREATE TRIGGER deliveries_taking_guarded BEFORE UPDATE OF run_id ON pipeline.deliveries FOR EACH ROW
+CREATE TRIGGER deliveries_transfer_guarded BEFORE UPDATE OF run_id ON pipeline.deliveries FOR EACH ROW
 WHEN (OLD.status = 'reserved' AND NEW.run_id <> OLD.run_id)
-EXECUTE FUNCTION pipeline.refuse_taking()
+EXECUTE FUNCTION pipeline.refuse_transfer()
 """
 
 SKIP_GUARDED = """
-CREATE TRIGGER deliveries_skipping_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
+CREATE TRIGGER deliveries_skip_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
 WHEN (OLD.status = 'reserved' AND NEW.status = 'skipped')
-EXECUTE FUNCTION pipeline.refuse_skipping()
+EXECUTE FUNCTION pipeline.refuse_skip()
 """
 
 OPEN_NOT_DELETED = """
-CREATE TRIGGER deliveries_held_stays BEFORE DELETE ON pipeline.deliveries FOR EACH ROW
+CREATE TRIGGER deliveries_open_not_deleted BEFORE DELETE ON pipeline.deliveries FOR EACH ROW
 WHEN (OLD.status IN ('pending', 'reserved', 'quarantined'))
 EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
 """
 
 #: The oldest version of the code that this schema still works with. A migration that only adds leaves it as it is.
 OLDEST_COMPATIBLE_CODE = """
-CREATE FUNCTION pipeline.works_with() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '0007' $$
+CREATE FUNCTION pipeline.oldest_compatible_code() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '0007' $$
 """
 
 BEFORE_TABLES: tuple[str, ...] = (CLOCK, UUID7, EVENT_IDS, NEXT_EVENT_ID, OLDEST_COMPATIBLE_CODE)

@@ -24,7 +24,7 @@ _RESET_LOCK_TIMEOUT = text("SET LOCAL lock_timeout TO DEFAULT")
 _ANALYZE = text("ANALYZE")
 _IS_MIGRATED = text(f"SELECT to_regclass('{SCHEMA}.alembic_version') IS NOT NULL")
 _VERSION = text(f"SELECT version_num FROM {SCHEMA}.alembic_version")
-_OLDEST_COMPATIBLE_CODE = text("SELECT pipeline.works_with()")
+_OLDEST_COMPATIBLE_CODE = text("SELECT pipeline.oldest_compatible_code()")
 
 
 def upgrade(db: Database, revision: str = "head") -> str:

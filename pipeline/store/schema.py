@@ -110,7 +110,7 @@ workflows = Table(
     Column("name", Text, primary_key=True),
     Column("version", Integer, nullable=False, server_default=text("1")),
     text_column("fingerprint", ""),
-    Column("releases", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("known_fingerprints", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     text_column("desired", DesiredStatus.ACTIVE),
     Column("maintenance", Boolean, nullable=False, server_default=text("false")),
     Column("maintenance_reason", Text),
@@ -355,29 +355,29 @@ mutations = Table(
     timestamp_column("resolved_at"),
     insert_time_column("created_at"),
     timestamp_column("doubted_at"),
-    Column("watch", Interval),
-    timestamp_column("watch_at"),
-    Column("watched", SmallInteger, nullable=False, server_default=text("0")),
-    timestamp_column("surfaced_at"),
-    Column("surfaced", JSONB),
+    Column("monitor_after", Interval),
+    timestamp_column("next_monitor_at"),
+    Column("monitor_attempts", SmallInteger, nullable=False, server_default=text("0")),
+    timestamp_column("found_late_at"),
+    Column("late_result", JSONB),
     Column("acknowledged_by", Text),
     UniqueConstraint("run_id"),
     enum_check("status", MutationStatus),
     enum_check("resolved_by", Resolver),
-    check("settled_has_resolver", "(status IN ('applied', 'failed')) = (resolved_by IS NOT NULL)"),
-    check("settled_has_time", "(resolved_by IS NULL) = (resolved_at IS NULL)"),
-    check("doubt_is_booked", "(status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)"),
-    check("only_reconcilable_is_asked", "(status = 'needs_reconcile') <= reconcilable"),
-    check("only_failed_is_watched", "(watch_at IS NOT NULL) <= (status = 'failed' AND reconcilable)"),
-    check("only_surfaced_is_acknowledged", "(acknowledged_by IS NOT NULL) <= (surfaced_at IS NOT NULL)"),
-    check("only_failed_surfaces", "(surfaced_at IS NOT NULL) <= (status = 'failed')"),
+    check("resolved_has_resolver", "(status IN ('applied', 'failed')) = (resolved_by IS NOT NULL)"),
+    check("resolver_has_time", "(resolved_by IS NULL) = (resolved_at IS NULL)"),
+    check("reconcile_has_time", "(status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)"),
+    check("only_reconcilable_is_reconciled", "(status = 'needs_reconcile') <= reconcilable"),
+    check("only_failed_is_monitored", "(next_monitor_at IS NOT NULL) <= (status = 'failed' AND reconcilable)"),
+    check("only_found_late_is_acknowledged", "(acknowledged_by IS NOT NULL) <= (found_late_at IS NOT NULL)"),
+    check("only_failed_is_found_late", "(found_late_at IS NOT NULL) <= (status = 'failed')"),
     check("sent_has_deadline", "(sent_at IS NULL) = (send_deadline IS NULL)"),
     check("sent_has_quiet_period", "(sent_at IS NULL) = (quiet_until IS NULL)"),
     check(
         "unresolved_was_sent",
         "(status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')) <= (sent_at IS NOT NULL)",
     ),
-    Index("mutations_due", "next_reconcile_at", postgresql_where=text("status = 'needs_reconcile'")),
+    Index("mutations_reconcile_due", "next_reconcile_at", postgresql_where=text("status = 'needs_reconcile'")),
     Index(
         "mutations_open",
         "workflow",
@@ -385,8 +385,8 @@ mutations = Table(
         postgresql_where=text("status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')"),
     ),
     Index("mutations_key", "idempotency_key"),
-    Index("mutations_watched", "watch_at", postgresql_where=text("watch_at IS NOT NULL")),
-    Index("mutations_surfaced", "id", postgresql_where=text("surfaced_at IS NOT NULL")),
+    Index("mutations_monitor_due", "next_monitor_at", postgresql_where=text("next_monitor_at IS NOT NULL")),
+    Index("mutations_found_late", "id", postgresql_where=text("found_late_at IS NOT NULL")),
 )
 
 blocks = Table(
@@ -448,7 +448,7 @@ notices = Table(
     metadata,
     text_column("kind"),
     text_column("subject"),
-    insert_time_column("announced_at"),
+    insert_time_column("delivered_at"),
     PrimaryKeyConstraint("kind", "subject"),
 )
 
@@ -468,8 +468,8 @@ breakers = Table(
 )
 
 #: Where the cleaning of a table goes on.
-walks = Table(
-    "walks",
+cursors = Table(
+    "cursors",
     metadata,
     Column("name", Text, primary_key=True),
     text_column("position"),

@@ -86,7 +86,7 @@ def redispatch_waiting(tx: Transaction, *, limit: int = 1_000) -> Sequence[Row[A
 
 def _close(tx: Transaction, name: OperationName, *, by_operator: bool) -> bool:
     connector, operation = name
-    row = tx.first(breaker_store.CLOSE, connector=connector, operation=operation, by_person=by_operator)
+    row = tx.first(breaker_store.CLOSE, connector=connector, operation=operation, by_operator=by_operator)
     if row is not None:
         tx.log_on_commit("breaker.closed", connector=connector, operation=operation)
     return row is not None

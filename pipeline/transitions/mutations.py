@@ -121,7 +121,7 @@ def fail(tx: Transaction, cohort: Sequence[FailedMutation], *, by: Resolver = Re
             "fence": item.fence,
             "error": storable_text(item.error),
             "evidence": item.evidence,
-            "asked_at": item.reconcile_started_at,
+            "reconcile_started_at": item.reconcile_started_at,
         }
         for item in cohort
     ]
@@ -184,8 +184,8 @@ def _match_mutations(
     return BatchResult(updated=tuple(landed), refused=refused)
 
 
-def _is_in_quiet_period(row: Row[Any], asked_at: datetime | None) -> bool:
-    return bool(row.quiet_until and asked_at and row.quiet_until > asked_at)
+def _is_in_quiet_period(row: Row[Any], reconcile_started_at: datetime | None) -> bool:
+    return bool(row.quiet_until and reconcile_started_at and row.quiet_until > reconcile_started_at)
 
 
 def _waits_for_quiet_only(row: Row[Any], fence: Fence | None) -> bool:
@@ -225,7 +225,7 @@ def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
         "idempotency_key": checked_name(item.idempotency_key, what="idempotency key"),
         "timeout": item.timeout,
         "settle": item.settle,
-        "watch": item.monitor_after,
+        "monitor_after": item.monitor_after,
         "reconcilable": item.reconcilable,
         "needs_approval": item.needs_approval,
     }

@@ -84,13 +84,17 @@ def _refuse_other_kind(tx: Transaction, spec: WorkflowSpec) -> None:
 
 def _was_replaced(before: Row[Any], spec: WorkflowSpec) -> bool:
     """Whether this code was registered before at this version, and newer code has taken its place since."""
-    is_known = before.version == spec.version and spec.fingerprint in before.releases
-    return is_known and spec.fingerprint != before.releases[-1]
+    is_known = before.version == spec.version and spec.fingerprint in before.known_fingerprints
+    return is_known and spec.fingerprint != before.known_fingerprints[-1]
 
 
 def _known_fingerprints(before: Row[Any] | None, spec: WorkflowSpec) -> list[str]:
     """The releases of this version that were ever registered, oldest first. Of rows from before this was kept: one."""
-    known = [] if before is None or before.version != spec.version else list(before.releases or [before.fingerprint])
+    known = (
+        []
+        if before is None or before.version != spec.version
+        else list(before.known_fingerprints or [before.fingerprint])
+    )
     return known if spec.fingerprint in known else [*known, spec.fingerprint][-_MAX_FINGERPRINTS:]
 
 
@@ -117,7 +121,7 @@ def _update_to_spec(tx: Transaction, spec: WorkflowSpec, before: Row[Any] | None
         name=spec.name,
         version=spec.version,
         fingerprint=spec.fingerprint,
-        releases=_known_fingerprints(before, spec),
+        known_fingerprints=_known_fingerprints(before, spec),
         concurrency=spec.concurrency,
         on_uncertain=spec.on_uncertain,
         on_logic_error=spec.on_logic_error,

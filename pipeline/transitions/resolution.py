@@ -85,7 +85,7 @@ def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash
 
 def try_again(tx: Transaction, mutation_id: MutationId, by: Actor, *, can_reconcile: bool = False) -> Row[Any]:
     """A person asks the background to look again, with a fresh budget; ``can_look``: its operation can by now."""
-    row = tx.first(mutation_store.TRY_AGAIN, id=mutation_id, can_look=can_reconcile)
+    row = tx.first(mutation_store.TRY_AGAIN, id=mutation_id, can_reconcile=can_reconcile)
     tx.execute(notice_store.DELETE_NOTICE, kind="indeterminate", subject=f"mutation {mutation_id}")
     if row is None:
         found = _mutation_row(tx, mutation_id)

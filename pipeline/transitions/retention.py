@@ -48,7 +48,7 @@ def prune_page(tx: Transaction, name: str, *, limit: int = 1000) -> PrunedPage:
     tx.execute(retention_store.LOCK_SUBSCRIPTIONS_SHARED)
     place = tx.first(retention_store.CURSOR, name=name)
     position = place.position if place else walk.start
-    page = tx.first(walk.statement, position=position, most=limit, shortest=kept_for)
+    page = tx.first(walk.statement, position=position, limit=limit, shortest=kept_for)
     assert page is not None
     is_last = page.seen < limit or page.is_young
     tx.execute(retention_store.SET_CURSOR, name=name, position=walk.start if is_last else str(page.position))

@@ -167,7 +167,7 @@ def _claim(tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: 
         tx.log_on_commit(
             "run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=worker
         )
-    resting = sorted({row.handler_id for row in claimed if row.is_unheard})
+    resting = sorted({row.handler_id for row in claimed if row.is_unclaimed})
     if resting:  # a worker knows them after all
         tx.all(handler_store.LOCK_HANDLER_STATES, ids=resting)
         tx.execute(handler_store.CLEAR_UNCLAIMED, ids=resting)

@@ -137,7 +137,11 @@ def failed_mutation(flight: PendingCall, judged: CallDecision) -> FailedMutation
     """It did not happen: somebody said so, or it was not found."""
     evidence = Evidence.DEFINITE if judged.action is NextAction.FAILED else Evidence.ABSENCE
     mutation_id = MutationId(flight.mutation.id)
-    fence, asked_at = flight.lease.fence, flight.reconcile_started_at
+    fence, reconcile_started_at = flight.lease.fence, flight.reconcile_started_at
     return FailedMutation(
-        mutation_id=mutation_id, error=judged.reason, evidence=evidence, reconcile_started_at=asked_at, fence=fence
+        mutation_id=mutation_id,
+        error=judged.reason,
+        evidence=evidence,
+        reconcile_started_at=reconcile_started_at,
+        fence=fence,
     )

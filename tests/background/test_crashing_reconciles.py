@@ -71,7 +71,7 @@ def settled(db: Database, policy: ReconcilePolicy = WATCHFUL) -> tuple[Shop, Inl
     run.sweeps.reconcile()
     run.run()
     run.sweeps.sessions()
-    assert run.ledger()[0].watch_at is not None
+    assert run.ledger()[0].next_monitor_at is not None
     return shop, run
 
 
@@ -163,7 +163,11 @@ def test_a_watch_whose_looks_always_take_their_worker_down_ends_and_says_so(
     _, run = settled(db)
     killed = looks_that_kill(run, monkeypatch, rounds=12, pause=timedelta(minutes=11))
     row = run.ledger()[0]
-    assert (killed, row.watch_at, row.status) == (len(WATCHFUL.monitor_after) + WATCHFUL.max_attempts, None, "failed")
+    assert (killed, row.next_monitor_at, row.status) == (
+        len(WATCHFUL.monitor_after) + WATCHFUL.max_attempts,
+        None,
+        "failed",
+    )
     told = one(db, "SELECT reason, mutation_id FROM pipeline.audit WHERE act = 'mutation.unwatched'")
     assert (told.mutation_id, "did not come back" in told.reason) == (row.id, True)
 
@@ -176,10 +180,10 @@ def test_a_look_of_the_watch_that_dies_once_costs_none_of_the_later_ones(
     looks = len(shop.mail.reconciled_keys)
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
-    assert run.ledger()[0].watch_at is not None
+    assert run.ledger()[0].next_monitor_at is not None
     run.advance(timedelta(minutes=51))
     run.sweeps.reconcile()
-    assert (len(shop.mail.reconciled_keys) - looks, run.ledger()[0].watch_at) == (2, None)
+    assert (len(shop.mail.reconciled_keys) - looks, run.ledger()[0].next_monitor_at) == (2, None)
 
 
 def test_the_last_look_of_a_watch_that_dies_with_its_worker_is_taken_again(
@@ -193,7 +197,7 @@ def test_the_last_look_of_a_watch_that_dies_with_its_worker_is_taken_again(
     shop.mail.effects.append(RecordedEffect(operation="send", key=row.idempotency_key, params=row.params))
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
-    assert run.ledger()[0].surfaced_at is not None
+    assert run.ledger()[0].found_late_at is not None
     with db.transaction() as tx:
         resolution.acknowledge(tx, MutationId(row.id), TESTER)
 
@@ -204,7 +208,7 @@ def test_a_look_of_the_watch_that_another_worker_must_take_is_not_counted(db: Da
     for _ in range(6):
         run.advance(timedelta(minutes=11))
         stranger.sweeps.reconcile_one(MutationId(run.ledger()[0].id))
-    assert (run.ledger()[0].watched, run.ledger()[0].watch_at is None) == (0, False)
+    assert (run.ledger()[0].monitor_attempts, run.ledger()[0].next_monitor_at is None) == (0, False)
     assert rows(db, "SELECT 1 FROM pipeline.audit WHERE act = 'mutation.unwatched'") == []
 
 
@@ -213,8 +217,8 @@ def test_a_watch_whose_looks_tell_nothing_ends_when_its_time_is_over(db: Databas
     shop.mail.cannot_tell(1000)
     run.advance(timedelta(minutes=90))
     run.sweeps.reconcile()
-    assert run.ledger()[0].watch_at is not None
+    assert run.ledger()[0].next_monitor_at is not None
     for _ in WATCHFUL.monitor_after:
         run.advance(timedelta(hours=2))
         run.sweeps.reconcile()
-    assert (run.ledger()[0].watch_at, run.ledger()[0].surfaced_at) == (None, None)
+    assert (run.ledger()[0].next_monitor_at, run.ledger()[0].found_late_at) == (None, None)

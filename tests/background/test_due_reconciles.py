@@ -31,7 +31,7 @@ def watched(db: Database, orders: int = 1, **switches: Any) -> tuple[Shop, Inlin
     run.advance(timedelta(minutes=1))
     run.sweeps.reconcile()
     run.run()
-    assert sum(row.watch_at is not None for row in run.ledger()) == orders
+    assert sum(row.next_monitor_at is not None for row in run.ledger()) == orders
     return shop, run
 
 
@@ -72,7 +72,7 @@ def test_the_watch_of_a_mutation_whose_connector_is_gone_from_the_code_ends_and_
     del run.registry.connectors["mail"]
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
-    assert run.ledger()[0].watch_at is None
+    assert run.ledger()[0].next_monitor_at is None
     told = one(db, "SELECT reason, mutation_id FROM pipeline.audit WHERE act = 'mutation.unwatched'")
     assert (told.mutation_id, "mail.send is gone from the code" in told.reason) == (run.ledger()[0].id, True)
     run.sweeps.sessions()
@@ -84,7 +84,7 @@ def test_a_watch_whose_policy_has_no_spans_any_more_takes_the_look_that_is_due_a
     run.registry.connectors["mail"] = silent
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
-    assert (len(silent.reconciled_keys), run.ledger()[0].watch_at) == (1, None)
+    assert (len(silent.reconciled_keys), run.ledger()[0].next_monitor_at) == (1, None)
     run.sweeps.sessions()
 
 
@@ -125,7 +125,7 @@ def test_a_watch_whose_look_raises_is_not_due_again_at_once(db: Database, monkey
         run.sweeps.reconcile()
     with db.transaction() as tx:
         assert ledger.due_mutation_ids(tx) == []
-    assert run.ledger()[0].watch_at is not None
+    assert run.ledger()[0].next_monitor_at is not None
     run.sweeps.sessions()
 
 

@@ -110,7 +110,7 @@ def test_the_watch_ends_when_its_spans_are_over(db: Database) -> None:
         spans.append(len(shop.mail.reconciled_keys) - looks)
     assert spans == [1, 2, 2, 2, 2]
     run.sweeps.sessions()
-    assert run.ledger()[0].watch_at is None
+    assert run.ledger()[0].next_monitor_at is None
 
 
 def test_what_the_outside_system_refused_itself_is_not_watched(db: Database) -> None:
@@ -118,7 +118,7 @@ def test_what_the_outside_system_refused_itself_is_not_watched(db: Database) -> 
     shop.mail.will(Does.FAILS)
     run = shop.started(db)
     run.run()
-    assert [row.watch_at for row in run.ledger()] == [None]
+    assert [row.next_monitor_at for row in run.ledger()] == [None]
     run.run_until_idle()
     assert_consumed(run, shop.orders)
 
@@ -133,7 +133,7 @@ def test_what_was_not_found_is_watched_too(db: Database) -> None:
     run.sweeps.reconcile()
     first = run.ledger()[0]
     assert (first.status, first.resolved_by) == ("failed", "reconcile")
-    assert first.watch_at is not None
+    assert first.next_monitor_at is not None
     run.run_until_idle()
     assert_consumed(run, shop.orders)
 
@@ -155,7 +155,7 @@ def test_an_answer_to_a_call_that_was_settled_as_failed_meanwhile_is_an_alarm(db
     with run.on_crash_points(freeze):
         run.run()
     assert [finding.invariant for finding in findings(run)] == ["settled-as-failed-did-not-happen"]
-    assert run.ledger()[0].surfaced == {"id": run.ledger()[0].idempotency_key}
+    assert run.ledger()[0].late_result == {"id": run.ledger()[0].idempotency_key}
 
 
 def test_a_look_of_the_watch_that_tells_nothing_is_taken_again(db: Database) -> None:
@@ -165,10 +165,10 @@ def test_a_look_of_the_watch_that_tells_nothing_is_taken_again(db: Database) -> 
     for _ in range(3):
         run.sweeps.reconcile()
         run.advance(timedelta(minutes=11))
-    assert (run.ledger()[0].watched, run.ledger()[0].watch_at is None) == (0, False)
+    assert (run.ledger()[0].monitor_attempts, run.ledger()[0].next_monitor_at is None) == (0, False)
     arrives_late(shop, row)
     run.sweeps.reconcile()
-    assert run.ledger()[0].surfaced_at is not None
+    assert run.ledger()[0].found_late_at is not None
     with db.transaction() as tx:
         resolution.acknowledge(tx, MutationId(row.id), TESTER)
     run.sweeps.sessions()
@@ -183,7 +183,7 @@ def test_a_look_of_a_short_watch_is_not_taken_again_only_after_its_whole_span(db
     arrives_late(shop, row)
     run.advance(timedelta(seconds=21))
     run.sweeps.reconcile()
-    assert run.ledger()[0].surfaced_at is not None
+    assert run.ledger()[0].found_late_at is not None
     with db.transaction() as tx:
         resolution.acknowledge(tx, MutationId(row.id), TESTER)
     run.sweeps.sessions()
@@ -197,7 +197,7 @@ def test_only_what_was_settled_as_failed_surfaces_and_only_once(db: Database) ->
         assert late_effects.record_late_effect(tx, MutationId(failed.id), {"id": 1}, TESTER) is not None
         assert late_effects.record_late_effect(tx, MutationId(failed.id), {"id": 2}, TESTER) is None
         resolution.acknowledge(tx, MutationId(row.id), TESTER)
-    assert run.ledger()[0].surfaced == {"id": 1}
+    assert run.ledger()[0].late_result == {"id": 1}
     assert len(shop.mail.effects) == 1
 
 

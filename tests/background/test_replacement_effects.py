@@ -118,10 +118,14 @@ def test_what_was_done_again_is_not_taken_for_a_late_effect(db: Database) -> Non
     assert (kept.evidence["instead_mutation"], kept.evidence["found"]) == (str(again.id), {"id": "ch_1"})
     assert str(again.run_id) in kept.reason
     (row, _) = run.ledger()
-    assert (row.surfaced_at, row.watch_at is None) == (None, False), "a late one would still be seen"
+    assert (row.found_late_at, row.next_monitor_at is None) == (None, False), "a late one would still be seen"
     run.advance(timedelta(hours=1))
     run.sweeps.reconcile()
-    assert (run.ledger()[0].id, run.ledger()[0].surfaced_at, run.ledger()[0].watch_at) == (first.id, None, None)
+    assert (run.ledger()[0].id, run.ledger()[0].found_late_at, run.ledger()[0].next_monitor_at) == (
+        first.id,
+        None,
+        None,
+    )
 
 
 def test_another_result_than_that_of_what_was_done_again_is_an_alarm_that_asks_to_count(db: Database) -> None:

@@ -177,7 +177,9 @@ def migrated_by_others(db: Database, version: str, *statements: str) -> None:
 
 
 #: A release that takes something away says which code it still works with.
-_TAKES_AWAY = "CREATE OR REPLACE FUNCTION pipeline.works_with() RETURNS text LANGUAGE sql AS $$ SELECT '9999' $$"
+_TAKES_AWAY = (
+    "CREATE OR REPLACE FUNCTION pipeline.oldest_compatible_code() RETURNS text LANGUAGE sql AS $$ SELECT '9999' $$"
+)
 _ADDS = (
     "ALTER TABLE pipeline.runs ADD COLUMN mood text NOT NULL DEFAULT 'fine'",
     "ALTER TABLE pipeline.events ADD COLUMN colour text",

@@ -49,8 +49,8 @@ def spanned(crowd: Crowd) -> dict[str, Any]:
 
 LOOKS: Mapping[str, Asked] = {
     "workflows": (listings._WORKFLOWS, lambda _: {"workflow": None}),
-    "handlers": (listings._HANDLERS, lambda _: {"workflow": None, "most": 1_000}),
-    "places": (listings._CAPACITY_HOLDERS, lambda _: {"workflow": None, "most": 1_000}),
+    "handlers": (listings._HANDLERS, lambda _: {"workflow": None, "limit": 1_000}),
+    "places": (listings._CAPACITY_HOLDERS, lambda _: {"workflow": None, "limit": 1_000}),
     "blocks": (listings._BLOCKS, lambda _: {"workflow": WORKFLOW, "limit": 100}),
     "newest events": (listings._RECENT_EVENTS, lambda _: events(recent=RECENT, workflow=WORKFLOW, topic=IN)),
     "events of a key": (listings._RECENT_EVENTS, lambda _: events(recent=RECENT, key="nobody")),

@@ -59,7 +59,12 @@ def sliced(crowd: Crowd, *, ordered: bool, window: int) -> dict[str, Any]:
 
 
 def claim(run_ids: Any) -> dict[str, Any]:
-    return {"ids": ids(run_ids), "lease": LEASE, "worker": "w", "known": [f"{WORKFLOW}\x1fsend", f"{WORKFLOW}\x1fpoll"]}
+    return {
+        "ids": ids(run_ids),
+        "lease": LEASE,
+        "worker": "w",
+        "known_handlers": [f"{WORKFLOW}\x1fsend", f"{WORKFLOW}\x1fpoll"],
+    }
 
 
 def selecting(crowd: Crowd, **extra: Any) -> dict[str, Any]:
@@ -113,7 +118,7 @@ READS: Mapping[str, Asked] = {
     "runs in the air": (work._ACTIVE_RUN_COUNT, lambda _: {"workflow": WORKFLOW}),
     "lapsed runs": (work._LAPSED, lambda _: {"limit": 100}),
     "retryable runs": (work._RETRYABLE, lambda _: {"workflow": WORKFLOW, "handler_id": None, "limit": 100}),
-    "unheld runs": (work.STALE_DISPATCHES, lambda _: {"silence": timedelta(seconds=30), "limit": 100}),
+    "unheld runs": (work.STALE_DISPATCHES, lambda _: {"redispatch_after": timedelta(seconds=30), "limit": 100}),
     "suspects": (work.SUSPECT_RUNS, lambda crowd: {"ids": ids(crowd.started[170:190])}),
     "unheard runs": (work.UNCLAIMED_RUNS, lambda _: {"patience": timedelta(seconds=30), "limit": 100}),
     "what people are told of": (attention._UNDELIVERED_NOTICES, lambda _: {"limit": 100, "skip": 0}),
@@ -124,12 +129,12 @@ READS: Mapping[str, Asked] = {
         run_store.RUN_FACTS,
         lambda crowd: {"rows": encode_rows([{"run": run, "culprits": [1, 2]} for run in crowd.prepared[:20]])},
     ),
-    "gauge of runs": (gauges.RUNS, lambda _: {"most": gauges.MAX_COUNT}),
-    "gauge of leases": (gauges.LEASES, lambda _: {"most": gauges.MAX_COUNT}),
-    "gauge of mutations": (gauges.MUTATIONS, lambda _: {"most": gauges.MAX_COUNT}),
-    "gauge of attention": (gauges.ATTENTION, lambda _: {"most": gauges.MAX_COUNT, "kinds": ["approval", "internal"]}),
-    "gauge of backlog": (gauges.BACKLOG, lambda _: {"most": gauges.MAX_COUNT}),
-    "gauge of mixed backlog": (gauges.BACKLOG_MIXED, lambda _: {"most": gauges.MAX_COUNT_MIXED}),
+    "gauge of runs": (gauges.RUNS, lambda _: {"limit": gauges.MAX_COUNT}),
+    "gauge of leases": (gauges.LEASES, lambda _: {"limit": gauges.MAX_COUNT}),
+    "gauge of mutations": (gauges.MUTATIONS, lambda _: {"limit": gauges.MAX_COUNT}),
+    "gauge of attention": (gauges.ATTENTION, lambda _: {"limit": gauges.MAX_COUNT, "kinds": ["approval", "internal"]}),
+    "gauge of backlog": (gauges.BACKLOG, lambda _: {"limit": gauges.MAX_COUNT}),
+    "gauge of mixed backlog": (gauges.BACKLOG_MIXED, lambda _: {"limit": gauges.MAX_COUNT_MIXED}),
     "latency of a commit": (gauges.RUN_LATENCIES, lambda crowd: {"ids": ids(crowd.prepared[:20])}),
 }
 

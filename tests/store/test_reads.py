@@ -17,7 +17,12 @@ from tests import factories
 
 READ_ONLY = text("SET TRANSACTION READ ONLY")
 #: Parameters whose type cannot be told from nothing.
-VALUES: dict[str, Any] = {"silence": timedelta(seconds=1), "patience": timedelta(seconds=1), "limit": 10, "recent": 10}
+VALUES: dict[str, Any] = {
+    "redispatch_after": timedelta(seconds=1),
+    "patience": timedelta(seconds=1),
+    "limit": 10,
+    "recent": 10,
+}
 
 
 def statements(module: ModuleType) -> Iterator[tuple[str, TextClause]]:

@@ -167,12 +167,12 @@ CASES = (
         for status in ("pending", "quarantined")
     ),
     *(
-        delivery_set("taking_guarded", given, f"run_id = '{UUID(int=7)}'")
+        delivery_set("transfer_guarded", given, f"run_id = '{UUID(int=7)}'")
         for given in (prepared, mutating, in_doubt, mutated)
     ),
-    *(delivery_set("skipping_guarded", given, "status = 'skipped'") for given in (prepared, mutating, mutated)),
+    *(delivery_set("skip_guarded", given, "status = 'skipped'") for given in (prepared, mutating, mutated)),
     *(
-        Case(refused_by="deliveries_held_stays", given=given, write="DELETE FROM pipeline.deliveries")
+        Case(refused_by="deliveries_open_not_deleted", given=given, write="DELETE FROM pipeline.deliveries")
         for given in (fresh, prepared)
     ),
     # sessions
@@ -210,21 +210,21 @@ CASES = (
     # mutations
     ledger_set("status_known", mutating, "status = 'perhaps'"),
     ledger_set("resolved_by_known", mutated, "resolved_by = 'nobody'"),
-    ledger_set("settled_has_resolver", mutating, "status = 'applied'"),
-    ledger_set("settled_has_resolver", mutating, "status = 'failed'"),
-    ledger_set("settled_has_resolver", mutating, "resolved_by = 'call', resolved_at = pipeline.clock()"),
-    ledger_set("settled_has_resolver", mutated, "resolved_by = NULL, resolved_at = NULL"),
-    ledger_set("settled_has_time", mutated, "resolved_at = NULL"),
-    ledger_set("settled_has_time", mutating, "resolved_at = pipeline.clock()"),
-    ledger_set("doubt_is_booked", mutating, "status = 'needs_reconcile'"),
-    ledger_set("doubt_is_booked", in_doubt, "next_reconcile_at = NULL"),
-    ledger_set("doubt_is_booked", mutating, "next_reconcile_at = pipeline.clock()"),
-    ledger_set("only_reconcilable_is_asked", in_doubt, "reconcilable = false"),
-    ledger_set("only_failed_is_watched", mutating, "watch_at = pipeline.clock()"),
-    ledger_set("only_failed_is_watched", mutated, "watch_at = pipeline.clock()"),
-    ledger_set("only_failed_surfaces", mutated, "surfaced_at = pipeline.clock()"),
-    ledger_set("only_failed_surfaces", in_doubt, "surfaced_at = pipeline.clock()"),
-    ledger_set("only_surfaced_is_acknowledged", mutating, "acknowledged_by = 'somebody'"),
+    ledger_set("resolved_has_resolver", mutating, "status = 'applied'"),
+    ledger_set("resolved_has_resolver", mutating, "status = 'failed'"),
+    ledger_set("resolved_has_resolver", mutating, "resolved_by = 'call', resolved_at = pipeline.clock()"),
+    ledger_set("resolved_has_resolver", mutated, "resolved_by = NULL, resolved_at = NULL"),
+    ledger_set("resolver_has_time", mutated, "resolved_at = NULL"),
+    ledger_set("resolver_has_time", mutating, "resolved_at = pipeline.clock()"),
+    ledger_set("reconcile_has_time", mutating, "status = 'needs_reconcile'"),
+    ledger_set("reconcile_has_time", in_doubt, "next_reconcile_at = NULL"),
+    ledger_set("reconcile_has_time", mutating, "next_reconcile_at = pipeline.clock()"),
+    ledger_set("only_reconcilable_is_reconciled", in_doubt, "reconcilable = false"),
+    ledger_set("only_failed_is_monitored", mutating, "next_monitor_at = pipeline.clock()"),
+    ledger_set("only_failed_is_monitored", mutated, "next_monitor_at = pipeline.clock()"),
+    ledger_set("only_failed_is_found_late", mutated, "found_late_at = pipeline.clock()"),
+    ledger_set("only_failed_is_found_late", in_doubt, "found_late_at = pipeline.clock()"),
+    ledger_set("only_found_late_is_acknowledged", mutating, "acknowledged_by = 'somebody'"),
     ledger_set("sent_has_deadline", mutating, "send_deadline = NULL"),
     ledger_set("sent_has_deadline", unapproved, "send_deadline = pipeline.clock()"),
     ledger_set("sent_has_quiet_period", mutating, "quiet_until = NULL"),
@@ -239,10 +239,10 @@ CASES = (
         )
     ),
     *(
-        ledger_set("settled_stays_settled", mutated, f"status = '{status}', resolved_by = NULL, resolved_at = NULL")
+        ledger_set("resolved_stays_resolved", mutated, f"status = '{status}', resolved_by = NULL, resolved_at = NULL")
         for status in ("in_flight", "needs_reconcile", "indeterminate", "pending")
     ),
-    ledger_set("settled_stays_settled", mutated, "status = 'failed'"),
+    ledger_set("resolved_stays_resolved", mutated, "status = 'failed'"),
     ledger_set("run_id_fk", mutating, "run_id = gen_random_uuid()"),
     # operations held back
     Case(
@@ -287,9 +287,9 @@ CASES = (
         write="INSERT INTO pipeline.sweeps (name) VALUES ('tick'), ('tick')",
     ),
     Case(
-        refused_by="walks_pk",
+        refused_by="cursors_pk",
         given=fresh,
-        write="INSERT INTO pipeline.walks (name, position) VALUES ('runs', '1'), ('runs', '2')",
+        write="INSERT INTO pipeline.cursors (name, position) VALUES ('runs', '1'), ('runs', '2')",
     ),
     Case(
         refused_by="archive_pk",

@@ -264,7 +264,7 @@ def test_an_effect_that_surfaced_late_stays_until_a_person_has_dealt_with_it(db:
     run.advance(1000 * DAY)
     run.sweeps.retention()
     (kept,) = [kept for kept in run.ledger() if kept.id == row.id]
-    assert kept.surfaced_at
+    assert kept.found_late_at
     assert counts(db)["audit"] >= 2, "what people did to it stays beside it"
     with db.transaction() as tx:
         resolution.acknowledge(tx, row.id, CLERK)

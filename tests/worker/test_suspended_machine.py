@@ -53,7 +53,7 @@ def test_what_another_machine_did_while_this_one_was_suspended_is_not_done_again
 ) -> None:
     shop, run = suspended(db, monkeypatch)
     assert len(shop.mail.effects) == 1
-    assert [row.surfaced_at for row in run.ledger() if row.surfaced_at] == []
+    assert [row.found_late_at for row in run.ledger() if row.found_late_at] == []
     assert_consumed(run, shop.orders)
 
 

@@ -201,7 +201,7 @@ def test_the_last_twenty_releases_of_a_version_are_remembered(db: Database) -> N
     with db.transaction() as tx:
         row = work.workflow(tx, "shop")
         assert row is not None
-        assert row.releases == [str(number) for number in range(5, 25)]
+        assert row.known_fingerprints == [str(number) for number in range(5, 25)]
         assert registration.register(tx, _spec(tx, "7")).is_older
         assert not registration.register(tx, _spec(tx, "24")).is_older
         assert not registration.register(tx, _spec(tx, "new")).is_older

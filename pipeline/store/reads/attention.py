@@ -26,8 +26,8 @@ ATTENTION_ITEMS = """
          connector || '.' || operation || ' seems to have happened after all (' || idempotency_key
          || '); it was settled as not having happened' || coalesce(': ' || (
            SELECT a.evidence ->> 'means' FROM pipeline.audit a
-           WHERE a.mutation_id = m.id AND a.act = 'mutation.surfaced' ORDER BY a.id DESC LIMIT 1), ''), surfaced_at
-  FROM pipeline.mutations m WHERE surfaced_at IS NOT NULL AND acknowledged_by IS NULL
+           WHERE a.mutation_id = m.id AND a.act = 'mutation.surfaced' ORDER BY a.id DESC LIMIT 1), ''), found_late_at
+  FROM pipeline.mutations m WHERE found_late_at IS NOT NULL AND acknowledged_by IS NULL
   UNION ALL
   SELECT 'breaker', connector || '.' || operation || ' at ' || opened_at, '', reason, opened_at
   FROM pipeline.breakers WHERE closed_at IS NULL

@@ -30,9 +30,9 @@ _LIMIT_READS = text(
 RUNS = text("""
 SELECT w.name AS workflow, r.phase, r.status, count(*) AS number
 FROM pipeline.workflows w CROSS JOIN LATERAL (
-  (SELECT r.phase, r.status FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :most)
+  (SELECT r.phase, r.status FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :limit)
   UNION ALL
-  (SELECT r.phase, r.status FROM pipeline.runs r WHERE r.workflow = w.name AND r.retry_pending LIMIT :most)
+  (SELECT r.phase, r.status FROM pipeline.runs r WHERE r.workflow = w.name AND r.retry_pending LIMIT :limit)
 ) r GROUP BY w.name, r.phase, r.status
 """)
 
@@ -40,44 +40,45 @@ LEASES = text("""
 SELECT count(*) FILTER (WHERE r.lease_expires_at >= pipeline.clock()) AS held,
        count(*) FILTER (WHERE r.lease_expires_at < pipeline.clock()) AS lapsed
 FROM (SELECT lease_expires_at FROM pipeline.runs
-      WHERE finished_at IS NULL AND lease_expires_at IS NOT NULL LIMIT :most) r
+      WHERE finished_at IS NULL AND lease_expires_at IS NOT NULL LIMIT :limit) r
 """)
 
 #: Age since it was doubted, sent or written, whichever says how long it has been what it is.
 MUTATIONS = text("""
 SELECT m.connector, m.operation, m.status, count(*) AS number,
-  extract(epoch FROM pipeline.clock() - min(m.since)) AS oldest, count(*) FILTER (WHERE m.is_asked) AS asked
+  extract(epoch FROM pipeline.clock() - min(m.since)) AS oldest,
+  count(*) FILTER (WHERE m.is_awaiting_approval) AS awaiting_approval
 FROM pipeline.workflows w CROSS JOIN LATERAL (
   SELECT m.connector, m.operation, m.status,
     CASE WHEN m.status = 'pending' THEN m.created_at ELSE coalesce(m.doubted_at, m.sent_at) END AS since,
     m.status = 'pending' AND m.approved_at IS NULL AND EXISTS (
-      SELECT FROM pipeline.runs r WHERE r.id = m.run_id AND r.status = 'paused:approval') AS is_asked
+      SELECT FROM pipeline.runs r WHERE r.id = m.run_id AND r.status = 'paused:approval') AS is_awaiting_approval
   FROM pipeline.mutations m
   WHERE m.workflow = w.name AND m.status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')
-  ORDER BY m.id LIMIT :most
+  ORDER BY m.id LIMIT :limit
 ) m GROUP BY m.connector, m.operation, m.status
 """)
 
-BREAKERS = text("SELECT connector, operation, closed_at IS NULL AS is_open FROM pipeline.breakers LIMIT :most")
+BREAKERS = text("SELECT connector, operation, closed_at IS NULL AS is_open FROM pipeline.breakers LIMIT :limit")
 
 WORKFLOWS = text("""
 SELECT w.name AS workflow, w.desired, w.maintenance,
   ARRAY(SELECT DISTINCT b.kind FROM pipeline.blocks b WHERE b.workflow = w.name AND b.closed_at IS NULL) AS blocks
-FROM pipeline.workflows w LIMIT :most
+FROM pipeline.workflows w LIMIT :limit
 """)
 
 SWEEPS = text("""
 SELECT name, abs(extract(epoch FROM pipeline.clock() - last_run_at)) AS age, coalesce(report, '{}') AS report
-FROM pipeline.sweeps LIMIT :most
+FROM pipeline.sweeps LIMIT :limit
 """)
 
 #: What waits for a person and is not counted elsewhere.
 ATTENTION = text("""
 SELECT
   (SELECT count(*) FROM (SELECT FROM pipeline.mutations m
-     WHERE m.surfaced_at IS NOT NULL AND m.acknowledged_by IS NULL LIMIT :most) m) AS late_effect,
+     WHERE m.found_late_at IS NOT NULL AND m.acknowledged_by IS NULL LIMIT :limit) m) AS late_effect,
   (SELECT count(*) FROM (SELECT FROM pipeline.blocks b
-     WHERE b.closed_at IS NULL AND b.kind = ANY(:kinds) LIMIT :most) b) AS blocked,
+     WHERE b.closed_at IS NULL AND b.kind = ANY(:kinds) LIMIT :limit) b) AS blocked,
   (SELECT count(*) FROM pipeline.handlers h WHERE EXISTS (SELECT FROM pipeline.deliveries d
      WHERE d.handler_id = h.id AND d.status = 'quarantined')) AS quarantined,
   (SELECT count(*) FROM pipeline.handlers h WHERE h.retired AND (
@@ -106,13 +107,13 @@ SELECT h.workflow, s.topic, h.name AS handler, waiting.number,
   CASE WHEN {_CAN_WORKFLOW_START} THEN coalesce(extract(epoch FROM pipeline.clock() - e.created_at), 0)
     ELSE 0 END AS age,
   CASE WHEN {_CAN_WORKFLOW_START} THEN coalesce(extract(epoch FROM pipeline.clock() - l.created_at), 0)
-    ELSE 0 END AS left_alone
+    ELSE 0 END AS declined_age
 FROM pipeline.handlers h
 JOIN (SELECT workflow, handler_id, min(topic) AS topic FROM pipeline.subscriptions
       GROUP BY workflow, handler_id HAVING count(*) = 1) s ON s.workflow = h.workflow AND s.handler_id = h.id
 CROSS JOIN LATERAL (SELECT count(*) AS number FROM (
   SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
-  ORDER BY d.event_id LIMIT :most) d) waiting
+  ORDER BY d.event_id LIMIT :limit) d) waiting
 LEFT JOIN LATERAL (
   SELECT d.event_id FROM pipeline.deliveries d
   WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark AND {_IS_AVAILABLE}
@@ -131,15 +132,15 @@ BACKLOG_MIXED = text(f"""
 SELECT h.workflow, s.topic, h.name AS handler, coalesce(waiting.number, 0) AS number,
   CASE WHEN {_CAN_WORKFLOW_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.oldest), 0)
     ELSE 0 END AS age,
-  CASE WHEN {_CAN_WORKFLOW_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.left_alone), 0) ELSE 0 END
-    AS left_alone
+  CASE WHEN {_CAN_WORKFLOW_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.oldest_declined), 0)
+    ELSE 0 END AS declined_age
 FROM pipeline.handlers h JOIN pipeline.subscriptions s ON s.workflow = h.workflow AND s.handler_id = h.id
 LEFT JOIN LATERAL (
   SELECT e.topic, count(*) AS number, min(e.created_at) FILTER (WHERE d.may_be_taken) AS oldest,
-    min(e.created_at) FILTER (WHERE d.declined) AS left_alone
+    min(e.created_at) FILTER (WHERE d.declined) AS oldest_declined
   FROM (SELECT d.event_id, d.declined, {_IS_AVAILABLE} AS may_be_taken FROM pipeline.deliveries d
         WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
-        ORDER BY d.event_id LIMIT :most) d
+        ORDER BY d.event_id LIMIT :limit) d
   JOIN pipeline.events e ON e.id = d.event_id GROUP BY e.topic) waiting ON waiting.topic = s.topic
 WHERE NOT h.retired AND (SELECT count(*) FROM pipeline.subscriptions o
   WHERE o.workflow = h.workflow AND o.handler_id = h.id) > 1
@@ -161,44 +162,44 @@ def limit_reads(tx: Transaction) -> None:
 
 def runs(tx: Transaction) -> Rows:
     """Runs that are not over, by workflow, phase and status."""
-    return tx.all(RUNS, most=MAX_COUNT)
+    return tx.all(RUNS, limit=MAX_COUNT)
 
 
 def leases(tx: Transaction) -> Mapping[str, int]:
     """Runs that a worker holds, and those whose worker let its time pass."""
-    (row,) = tx.all(LEASES, most=MAX_COUNT)
+    (row,) = tx.all(LEASES, limit=MAX_COUNT)
     return {"held": row.held, "lapsed": row.lapsed}
 
 
 def mutations(tx: Transaction) -> Rows:
     """Mutations that are not settled, by operation and status: how many, how old, how many wait to be allowed."""
-    return tx.all(MUTATIONS, most=MAX_COUNT)
+    return tx.all(MUTATIONS, limit=MAX_COUNT)
 
 
 def breakers(tx: Transaction) -> Rows:
     """Every operation that ever had a breaker, and whether it is open."""
-    return tx.all(BREAKERS, most=MAX_COUNT)
+    return tx.all(BREAKERS, limit=MAX_COUNT)
 
 
 def workflows(tx: Transaction) -> Rows:
     """What the status of each workflow is derived from."""
-    return tx.all(WORKFLOWS, most=MAX_COUNT)
+    return tx.all(WORKFLOWS, limit=MAX_COUNT)
 
 
 def sweeps(tx: Transaction) -> Rows:
     """When each sweep last ran, and what it reported."""
-    return tx.all(SWEEPS, most=MAX_COUNT)
+    return tx.all(SWEEPS, limit=MAX_COUNT)
 
 
 def attention(tx: Transaction, kinds: Sequence[str]) -> Mapping[str, int]:
     """What waits for a person, as far as no other read tells; ``kinds`` of blocks are those a person lifts."""
-    (row,) = tx.all(ATTENTION, most=MAX_COUNT, kinds=list(kinds))
+    (row,) = tx.all(ATTENTION, limit=MAX_COUNT, kinds=list(kinds))
     return dict(row._mapping)
 
 
 def backlog(tx: Transaction) -> Rows:
     """What waits for each consumer, by topic: how many events, and how long the oldest that may be taken now."""
-    return [*tx.all(BACKLOG, most=MAX_COUNT), *tx.all(BACKLOG_MIXED, most=MAX_COUNT_MIXED)]
+    return [*tx.all(BACKLOG, limit=MAX_COUNT), *tx.all(BACKLOG_MIXED, limit=MAX_COUNT_MIXED)]
 
 
 def run_latencies(tx: Transaction, run_ids: Sequence[UUID]) -> Rows:

@@ -292,9 +292,9 @@ INVARIANTS: Sequence[Invariant] = (
         "What was settled as not having happened has not happened.",
         """
         SELECT 'mutation ' || m.id AS subject, m.connector || '.' || m.operation || ' of run ' || m.run_id ||
-          ' surfaced at ' || m.surfaced_at || ', settled as failed by ' || m.resolved_by || ' at ' || m.resolved_at
+          ' surfaced at ' || m.found_late_at || ', settled as failed by ' || m.resolved_by || ' at ' || m.resolved_at
           AS detail
-        FROM pipeline.mutations m WHERE m.surfaced_at IS NOT NULL AND m.acknowledged_by IS NULL
+        FROM pipeline.mutations m WHERE m.found_late_at IS NOT NULL AND m.acknowledged_by IS NULL
         """,
         "Count the effects outside, and undo one only if there are two; the audit (mutation.surfaced) names both "
         "sides. Then acknowledge it.",

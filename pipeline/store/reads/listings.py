@@ -29,21 +29,21 @@ SELECT h.*, waiting.count AS waiting, reserved.count AS reserved, quarantined.co
   quarantined.oldest AS quarantined_id, oldest.id AS oldest_id, oldest.created_at AS oldest_at,
   stopped.count AS stopped, stopped.since AS stopped_at,
   h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired AND EXISTS (
-    SELECT FROM pipeline.workflows w WHERE w.name = h.workflow AND w.desired = 'active') AS is_unheard,
+    SELECT FROM pipeline.workflows w WHERE w.name = h.workflow AND w.desired = 'active') AS is_unclaimed,
   (SELECT count(*) FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id
-     AND r.finished_at IS NULL AND r.status = 'active') AS in_the_air,
+     AND r.finished_at IS NULL AND r.status = 'active') AS active_runs,
   ARRAY(SELECT s.topic FROM pipeline.subscriptions s
         WHERE s.workflow = h.workflow AND s.handler_id = h.id ORDER BY s.topic) AS subscribes
 FROM pipeline.handlers h
 CROSS JOIN LATERAL (SELECT count(*), min(event_id) AS oldest FROM (
   SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'pending'
-    AND d.event_id > h.low_watermark ORDER BY d.event_id LIMIT :most) d) waiting
+    AND d.event_id > h.low_watermark ORDER BY d.event_id LIMIT :limit) d) waiting
 CROSS JOIN LATERAL (SELECT count(*), min(event_id) AS oldest FROM (
   SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'
-  ORDER BY d.event_id LIMIT :most) d) reserved
+  ORDER BY d.event_id LIMIT :limit) d) reserved
 CROSS JOIN LATERAL (SELECT count(*), min(event_id) AS oldest FROM (
   SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'quarantined'
-  ORDER BY d.event_id LIMIT :most) d) quarantined
+  ORDER BY d.event_id LIMIT :limit) d) quarantined
 CROSS JOIN LATERAL (SELECT count(*), min(r.finished_at) AS since FROM pipeline.runs r
   WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id AND h.retired) stopped
 LEFT JOIN pipeline.events oldest ON oldest.id = coalesce(waiting.oldest, reserved.oldest)
@@ -56,9 +56,9 @@ _CAPACITY_HOLDERS = text("""
 SELECT w.name AS workflow, held.* FROM pipeline.workflows w CROSS JOIN LATERAL (
   SELECT count(*) FILTER (WHERE r.status = 'active' AND r.lease_expires_at IS NULL AND (
            r.phase = 'mutating' OR r.phase = 'prepared' AND r.event_ids <> '{}')) AS unsent,
-    (array_agg(r.id ORDER BY r.id) FILTER (WHERE r.status = 'paused:approval'))[1] AS asking_id,
-    min(r.created_at) FILTER (WHERE r.status = 'paused:approval') AS asking_since
-  FROM (SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :most) r
+    (array_agg(r.id ORDER BY r.id) FILTER (WHERE r.status = 'paused:approval'))[1] AS approval_run_id,
+    min(r.created_at) FILTER (WHERE r.status = 'paused:approval') AS approval_since
+  FROM (SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :limit) r
   JOIN pipeline.handlers h ON h.id = r.handler_id AND NOT h.retired
 ) held WHERE CAST(:workflow AS text) IS NULL OR w.name = :workflow
 """)
@@ -214,9 +214,9 @@ WHERE m.status = 'pending' AND r.status = 'paused:approval' AND m.approved_at IS
 """)
 _LATE_EFFECTS = text("""
 SELECT m.*, (SELECT a.evidence ->> 'means' FROM pipeline.audit a
-             WHERE a.mutation_id = m.id AND a.act = 'mutation.surfaced' ORDER BY a.id DESC LIMIT 1) AS means
+             WHERE a.mutation_id = m.id AND a.act = 'mutation.surfaced' ORDER BY a.id DESC LIMIT 1) AS advice
 FROM pipeline.mutations m
-WHERE m.surfaced_at IS NOT NULL AND m.acknowledged_by IS NULL ORDER BY m.id LIMIT :limit
+WHERE m.found_late_at IS NOT NULL AND m.acknowledged_by IS NULL ORDER BY m.id LIMIT :limit
 """)
 
 _AUDIT = text("""
@@ -246,12 +246,12 @@ def workflows(tx: Transaction, name: str | None = None) -> Rows:
 
 def handlers(tx: Transaction, workflow: str | None = None, *, limit: int = MAX_COUNTED) -> Rows:
     """Handlers with what waits for them, counted up to ``most``."""
-    return tx.all(_HANDLERS, workflow=workflow, most=limit)
+    return tx.all(_HANDLERS, workflow=workflow, limit=limit)
 
 
 def capacity_holders(tx: Transaction, workflow: str | None = None, *, limit: int = MAX_COUNTED) -> Rows:
     """Who holds the places of workflows without moving on, counted up to ``most``."""
-    return tx.all(_CAPACITY_HOLDERS, workflow=workflow, most=limit)
+    return tx.all(_CAPACITY_HOLDERS, workflow=workflow, limit=limit)
 
 
 def blocks(tx: Transaction, workflow: str | None = None, *, limit: int = 1_000) -> Rows:

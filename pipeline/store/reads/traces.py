@@ -33,13 +33,13 @@ WHERE r.event_ids && CAST(:events AS bigint[]) ORDER BY r.id LIMIT :limit
 _RUN_THROUGHPUT = text("""
 SELECT r.workflow, count(*) FILTER (WHERE r.status = 'committed') AS committed,
   count(*) FILTER (WHERE r.finished_at IS NOT NULL AND r.status <> 'committed') AS stopped,
-  extract(epoch FROM pipeline.clock() - min(r.finished_at)) AS reach, sum(count(*)) OVER () AS looked
+  extract(epoch FROM pipeline.clock() - min(r.finished_at)) AS oldest_age, sum(count(*)) OVER () AS rows_read
 FROM (SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent) r
 WHERE r.finished_at > pipeline.clock() - CAST(:span AS interval) GROUP BY r.workflow
 """)
 _EVENT_THROUGHPUT = text("""
 SELECT e.workflow, count(*) AS published,
-  extract(epoch FROM pipeline.clock() - min(e.created_at)) AS reach, sum(count(*)) OVER () AS looked
+  extract(epoch FROM pipeline.clock() - min(e.created_at)) AS oldest_age, sum(count(*)) OVER () AS rows_read
 FROM (SELECT workflow, created_at FROM pipeline.events ORDER BY id DESC LIMIT :recent) e
 WHERE e.created_at > pipeline.clock() - CAST(:span AS interval) GROUP BY e.workflow
 """)

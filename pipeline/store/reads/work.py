@@ -126,10 +126,10 @@ SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at
     WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id
       AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
       AND (m.id IS NULL OR m.status IN ('applied', 'failed'))) AS has_retry,
-  h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unheard,
+  h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unclaimed,
   h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND EXISTS (
     SELECT FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
-      AND r.status = 'active') AS is_tried,
+      AND r.status = 'active') AS has_probe_run,
   pipeline.clock() AS now
 FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
 CROSS JOIN LATERAL (
@@ -336,7 +336,7 @@ SELECT t.* FROM (
     PARTITION BY r.handler_id, r.dispatched_at IS NULL ORDER BY r.dispatched_at, r.id) AS turn
   FROM pipeline.runs r
   WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
-    AND (r.dispatched_at IS NULL OR r.dispatched_at < pipeline.clock() - :silence)
+    AND (r.dispatched_at IS NULL OR r.dispatched_at < pipeline.clock() - :redispatch_after)
 ) t ORDER BY t.turn, t.dispatched_at NULLS LAST, t.id LIMIT :limit
 """)
 
@@ -362,7 +362,7 @@ ORDER BY r.id LIMIT :limit
 
 def stale_dispatches(tx: Transaction, *, redispatch_after: Any, limit: int = 100) -> Rows:
     """Active runs nobody holds and whose last message is older than ``silence``."""
-    return tx.all(STALE_DISPATCHES, silence=redispatch_after, limit=limit)
+    return tx.all(STALE_DISPATCHES, redispatch_after=redispatch_after, limit=limit)
 
 
 def suspect_runs(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:

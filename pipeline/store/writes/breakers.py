@@ -52,7 +52,7 @@ RETURNING *
 
 CLOSE = text("""
 UPDATE pipeline.breakers SET closed_at = pipeline.clock()
-WHERE connector = :connector AND operation = :operation AND closed_at IS NULL AND (:by_person OR opened_by IS NULL)
+WHERE connector = :connector AND operation = :operation AND closed_at IS NULL AND (:by_operator OR opened_by IS NULL)
 RETURNING *
 """)
 

@@ -56,12 +56,12 @@ SELECT id, topic, message_id FROM fresh ORDER BY id
 #: failures, and let an ordered consumer that rested behind a key of this run look again. ``caused_by``
 #: is the set of root events of the run's inputs.
 _COMMIT = f"""
-WITH asked AS (
+WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(run uuid, fence bigint, state jsonb, cost numeric, next_run_at timestamptz)
 ), locked AS (
-  SELECT r.* FROM pipeline.runs r JOIN asked x ON x.run = r.id JOIN pipeline.handlers h ON h.id = r.handler_id
-  WHERE r.id = ANY(ARRAY(SELECT run FROM asked))
+  SELECT r.* FROM pipeline.runs r JOIN requested x ON x.run = r.id JOIN pipeline.handlers h ON h.id = r.handler_id
+  WHERE r.id = ANY(ARRAY(SELECT run FROM requested))
     AND r.fence = x.fence AND r.status = 'active' AND r.phase = {{phase}} AND h.kind = {{kind}}
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), held AS (
@@ -73,7 +73,7 @@ WITH asked AS (
   UPDATE pipeline.runs r
   SET phase = 'committed', status = 'committed', finished_at = pipeline.clock(), lease_expires_at = NULL,
       output_state = x.state, cost = x.cost
-  FROM asked x, held h WHERE r.id = h.id AND x.run = h.id
+  FROM requested x, held h WHERE r.id = h.id AND x.run = h.id
   RETURNING r.*
 ), inputs AS MATERIALIZED (
   SELECT h.id, h.handler_id, input.event_id FROM held h, unnest(h.event_ids) AS input(event_id)
@@ -97,8 +97,8 @@ WITH asked AS (
   UPDATE pipeline.handlers h SET consecutive_failures = 0, retry_at = NULL,
     next_run_at = coalesce(x.next_run_at, h.next_run_at),
     idle_snapshot = CASE WHEN NOT (h.ordered AND x.frees) THEN h.idle_snapshot END
-  FROM (SELECT held.handler_id, max(asked.next_run_at) AS next_run_at, bool_or(held.event_ids <> '{{}}') AS frees
-        FROM held JOIN asked ON asked.run = held.id GROUP BY held.handler_id) x
+  FROM (SELECT held.handler_id, max(requested.next_run_at) AS next_run_at, bool_or(held.event_ids <> '{{}}') AS frees
+        FROM held JOIN requested ON requested.run = held.id GROUP BY held.handler_id) x
   WHERE h.id = x.handler_id AND (h.consecutive_failures > 0 OR x.next_run_at IS NOT NULL
     OR (h.ordered AND x.frees AND h.idle_snapshot IS NOT NULL))
 )

@@ -8,27 +8,27 @@ Only ``execution`` may import this.
 from sqlalchemy import text
 
 BEGIN = text("""
-WITH asked AS (
+WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(run uuid, fence bigint, connector text, operation text, params jsonb, request_hash text,
-         idempotency_key text, timeout interval, settle interval, watch interval,
+         idempotency_key text, timeout interval, settle interval, monitor_after interval,
          reconcilable boolean, needs_approval boolean)
 ), held AS (
-  SELECT r.id, r.workflow FROM pipeline.runs r JOIN asked x ON x.run = r.id
-  WHERE r.id = ANY(ARRAY(SELECT run FROM asked))
+  SELECT r.id, r.workflow FROM pipeline.runs r JOIN requested x ON x.run = r.id
+  WHERE r.id = ANY(ARRAY(SELECT run FROM requested))
     AND r.fence = x.fence AND r.status = 'active' AND r.phase = 'prepared' AND r.event_ids <> '{}'
     AND r.lease_expires_at > pipeline.clock()
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), written AS (
   INSERT INTO pipeline.mutations (run_id, workflow, connector, operation, params, request_hash, idempotency_key,
-    status, reconcilable, settle, timeout, watch, attempts, sent_at, send_deadline, quiet_until)
+    status, reconcilable, settle, timeout, monitor_after, attempts, sent_at, send_deadline, quiet_until)
   SELECT h.id, h.workflow, x.connector, x.operation, coalesce(x.params, 'null'), x.request_hash, x.idempotency_key,
-    CASE WHEN x.needs_approval THEN 'pending' ELSE 'in_flight' END, x.reconcilable, x.settle, x.timeout, x.watch,
-    CASE WHEN x.needs_approval THEN 0 ELSE 1 END,
+    CASE WHEN x.needs_approval THEN 'pending' ELSE 'in_flight' END, x.reconcilable, x.settle, x.timeout,
+    x.monitor_after, CASE WHEN x.needs_approval THEN 0 ELSE 1 END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() + x.timeout END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() + x.timeout + x.settle END
-  FROM held h JOIN asked x ON x.run = h.id
+  FROM held h JOIN requested x ON x.run = h.id
   RETURNING *
 ), moved AS (
   UPDATE pipeline.runs r
@@ -81,8 +81,8 @@ WITH {_HELD}, sent AS (
 _JUDGED = """
 judged AS (
   SELECT r.id AS run, r.handler_id, r.event_ids, r.status AS run_status, m.id AS mutation, x.*
-  FROM asked x JOIN pipeline.mutations m ON m.id = x.mutation_id JOIN pipeline.runs r ON r.id = m.run_id
-  WHERE m.id = ANY(ARRAY(SELECT mutation_id FROM asked))
+  FROM requested x JOIN pipeline.mutations m ON m.id = x.mutation_id JOIN pipeline.runs r ON r.id = m.run_id
+  WHERE m.id = ANY(ARRAY(SELECT mutation_id FROM requested))
     AND ((x.fence IS NOT NULL AND r.status = 'active' AND r.phase = 'mutating' AND r.fence = x.fence
           AND m.status = 'in_flight')
       OR (x.fence IS NULL AND r.status = 'paused:reconciliation' AND r.phase = 'mutating'
@@ -97,7 +97,7 @@ unblocked AS (
 )"""
 
 APPLY = text(f"""
-WITH asked AS (
+WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, fence bigint, result jsonb)
 ), {_JUDGED.format(guard="")}, settled AS (
   UPDATE pipeline.mutations m
@@ -115,17 +115,17 @@ SELECT * FROM settled ORDER BY id
 #: An answer to the call itself counts at once; anything found out later only if it was asked when the request
 #: could no longer be travelling: an answer may be older than its record.
 _IS_EVIDENCE = """AND ((x.evidence = 'definite' AND x.fence IS NOT NULL)
-  OR m.quiet_until <= coalesce(x.asked_at, pipeline.clock()))"""
+  OR m.quiet_until <= coalesce(x.reconcile_started_at, pipeline.clock()))"""
 
 FAIL = text(f"""
-WITH asked AS (
+WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
-    AS x(mutation_id uuid, fence bigint, error text, evidence text, asked_at timestamptz)
+    AS x(mutation_id uuid, fence bigint, error text, evidence text, reconcile_started_at timestamptz)
 ), {_JUDGED.format(guard=_IS_EVIDENCE)}, settled AS (
   UPDATE pipeline.mutations m
   SET status = 'failed', error = j.error, next_reconcile_at = NULL,
       resolved_by = :resolved_by, resolved_at = pipeline.clock(),
-      watch_at = CASE WHEN j.evidence = 'absence' AND m.reconcilable THEN pipeline.clock() + m.watch END
+      next_monitor_at = CASE WHEN j.evidence = 'absence' AND m.reconcilable THEN pipeline.clock() + m.monitor_after END
   FROM judged j WHERE m.id = j.mutation RETURNING m.*
 ), moved AS (
   UPDATE pipeline.runs r
@@ -174,7 +174,7 @@ UPDATE pipeline.mutations m
 SET reconcile_attempts = m.reconcile_attempts + 1, next_reconcile_at = pipeline.clock() + x.delay
 FROM due, jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, delay interval)
 WHERE m.id = due.id AND x.mutation_id = m.id
-RETURNING m.*, pipeline.clock() AS asked_at
+RETURNING m.*, pipeline.clock() AS reconcile_started_at
 """)
 
 #: Not before the outside system wants to be asked, and when absence was found, not before it proves something:
@@ -190,32 +190,34 @@ WHERE id = :id AND status = 'needs_reconcile'
 #: A look at a mutation that was settled on weak evidence: counted, and another booked, before this one begins.
 BEGIN_MONITOR_CHECK = text("""
 WITH due AS (
-  SELECT id FROM pipeline.mutations WHERE id = :id AND watch_at <= pipeline.clock() FOR NO KEY UPDATE SKIP LOCKED
+  SELECT id FROM pipeline.mutations WHERE id = :id AND next_monitor_at <= pipeline.clock() FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE pipeline.mutations m
-SET watch_at = pipeline.clock() + :pause, watched = watched + CASE WHEN :counts THEN 1 ELSE 0 END
+SET next_monitor_at = pipeline.clock() + :pause,
+  monitor_attempts = monitor_attempts + CASE WHEN :counts THEN 1 ELSE 0 END
 FROM due WHERE m.id = due.id RETURNING m.*
 """)
 
 SCHEDULE_MONITOR_CHECK = text("""
-UPDATE pipeline.mutations SET watch_at = pipeline.clock() + CAST(:next AS interval)
-WHERE id = :id AND status = 'failed' AND surfaced_at IS NULL
+UPDATE pipeline.mutations SET next_monitor_at = pipeline.clock() + CAST(:next AS interval)
+WHERE id = :id AND status = 'failed' AND found_late_at IS NULL
 """)
 
 #: A look of the watch that came back and told nothing: the one booked in its place is the same look.
 DISCOUNT_MONITOR_CHECK = text("""
-UPDATE pipeline.mutations SET watched = greatest(0, watched - 1)
-WHERE id = :id AND status = 'failed' AND surfaced_at IS NULL
+UPDATE pipeline.mutations SET monitor_attempts = greatest(0, monitor_attempts - 1)
+WHERE id = :id AND status = 'failed' AND found_late_at IS NULL
 """)
 
 RECORD_LATE_EFFECT = text("""
-UPDATE pipeline.mutations SET surfaced_at = pipeline.clock(), surfaced = CAST(:result AS jsonb), watch_at = NULL
-WHERE id = :id AND status = 'failed' AND surfaced_at IS NULL RETURNING *
+UPDATE pipeline.mutations
+SET found_late_at = pipeline.clock(), late_result = CAST(:result AS jsonb), next_monitor_at = NULL
+WHERE id = :id AND status = 'failed' AND found_late_at IS NULL RETURNING *
 """)
 
 ACKNOWLEDGE = text("""
 UPDATE pipeline.mutations SET acknowledged_by = :by
-WHERE id = :id AND surfaced_at IS NOT NULL AND acknowledged_by IS NULL RETURNING *
+WHERE id = :id AND found_late_at IS NOT NULL AND acknowledged_by IS NULL RETURNING *
 """)
 
 ESCALATE = text("""
@@ -228,7 +230,7 @@ WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'needs_reconcile' RETURNING *
 TRY_AGAIN = text("""
 UPDATE pipeline.mutations
 SET status = 'needs_reconcile', reconcilable = true, reconcile_attempts = 0, next_reconcile_at = pipeline.clock()
-WHERE id = :id AND status = 'indeterminate' AND (reconcilable OR :can_look) RETURNING *
+WHERE id = :id AND status = 'indeterminate' AND (reconcilable OR :can_reconcile) RETURNING *
 """)
 
 #: A request that was allowed and not sent can be taken back: a worker that holds its run finds it stopped.
@@ -243,7 +245,7 @@ WITH judged AS (
   UPDATE pipeline.mutations m
   SET status = 'failed', error = :error, next_reconcile_at = NULL, resolved_by = 'person_skip',
       resolved_at = pipeline.clock(),
-      watch_at = CASE WHEN m.sent_at IS NOT NULL AND m.reconcilable THEN pipeline.clock() + m.watch END
+      next_monitor_at = CASE WHEN m.sent_at IS NOT NULL AND m.reconcilable THEN pipeline.clock() + m.monitor_after END
   FROM judged j WHERE m.id = j.mutation RETURNING m.*
 ), moved AS (
   UPDATE pipeline.runs r

@@ -13,9 +13,9 @@ from sqlalchemy import text
 LOCK_SUBSCRIPTIONS_SHARED = text("LOCK TABLE pipeline.subscriptions IN ACCESS SHARE MODE")
 
 SHORTEST_RETENTION = text("SELECT min(keep_done) AS done, min(keep_ledger) AS ledger FROM pipeline.workflows")
-CURSOR = text("SELECT position FROM pipeline.walks WHERE name = :name FOR UPDATE")
+CURSOR = text("SELECT position FROM pipeline.cursors WHERE name = :name FOR UPDATE")
 SET_CURSOR = text("""
-INSERT INTO pipeline.walks (name, position) VALUES (:name, :position)
+INSERT INTO pipeline.cursors (name, position) VALUES (:name, :position)
 ON CONFLICT (name) DO UPDATE SET position = excluded.position
 """)
 
@@ -37,7 +37,7 @@ PRUNE_EVENTS = text(f"""
 WITH page AS MATERIALIZED (
   SELECT e.id, e.created_at AS at, w.keep_done, w.archives
   FROM pipeline.events e LEFT JOIN pipeline.workflows w ON w.name = e.workflow
-  WHERE e.id > CAST(:position AS bigint) ORDER BY e.id LIMIT :most
+  WHERE e.id > CAST(:position AS bigint) ORDER BY e.id LIMIT :limit
 ), gone AS MATERIALIZED (
   SELECT p.id, p.archives FROM page p
   WHERE p.at < pipeline.clock() - p.keep_done AND NOT EXISTS (
@@ -45,7 +45,7 @@ WITH page AS MATERIALIZED (
     WHERE d.event_id = p.id AND (d.status NOT IN ('consumed', 'skipped') OR r.retry_pending
       OR (r.id IS NOT NULL AND r.finished_at IS NULL) OR r.finished_at >= pipeline.clock() - p.keep_done))
     AND p.id NOT IN (SELECT unnest(r.event_ids) FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
-                     WHERE m.watch_at IS NOT NULL)
+                     WHERE m.next_monitor_at IS NOT NULL)
 ), delivered AS (
   DELETE FROM pipeline.deliveries d USING gone g WHERE d.event_id = g.id RETURNING d.*
 ), dropped AS (
@@ -67,14 +67,14 @@ PRUNE_RUNS = text(f"""
 WITH page AS MATERIALIZED (
   SELECT r.id, r.created_at AS at, w.keep_done, w.keep_ledger, w.archives
   FROM pipeline.runs r LEFT JOIN pipeline.workflows w ON w.name = r.workflow
-  WHERE r.id > CAST(:position AS uuid) ORDER BY r.id LIMIT :most
+  WHERE r.id > CAST(:position AS uuid) ORDER BY r.id LIMIT :limit
 ), gone AS MATERIALIZED (
   SELECT r.id, p.archives FROM page p JOIN pipeline.runs r ON r.id = p.id
   LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
   WHERE r.finished_at < pipeline.clock() - CASE WHEN m.id IS NULL THEN p.keep_done ELSE p.keep_ledger END
     AND NOT r.retry_pending
-    AND (m.id IS NULL OR (m.resolved_at < pipeline.clock() - p.keep_ledger AND m.watch_at IS NULL
-      AND (m.surfaced_at IS NULL OR m.acknowledged_by IS NOT NULL)))
+    AND (m.id IS NULL OR (m.resolved_at < pipeline.clock() - p.keep_ledger AND m.next_monitor_at IS NULL
+      AND (m.found_late_at IS NULL OR m.acknowledged_by IS NOT NULL)))
     AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.run_id = r.id AND b.closed_at IS NULL)
     AND NOT EXISTS (SELECT FROM pipeline.runs c WHERE c.retry_of = r.id)
     AND NOT EXISTS (
@@ -108,7 +108,7 @@ PRUNE_SESSIONS = text(f"""
 WITH page AS MATERIALIZED (
   SELECT s.id, s.started_at AS at, s.finished_at, w.keep_done
   FROM pipeline.sessions s JOIN pipeline.workflows w ON w.name = s.workflow
-  WHERE s.id > CAST(:position AS uuid) ORDER BY s.id LIMIT :most
+  WHERE s.id > CAST(:position AS uuid) ORDER BY s.id LIMIT :limit
 ), dropped AS (
   DELETE FROM pipeline.sessions s USING page p
   WHERE s.id = p.id AND p.finished_at < pipeline.clock() - p.keep_done
@@ -123,7 +123,7 @@ PRUNE_AUDIT = text(f"""
 WITH page AS MATERIALIZED (
   SELECT a.id, a.at, a.mutation_id, w.keep_ledger, w.archives
   FROM pipeline.audit a LEFT JOIN pipeline.workflows w ON w.name = a.workflow
-  WHERE a.id > CAST(:position AS bigint) ORDER BY a.id LIMIT :most
+  WHERE a.id > CAST(:position AS bigint) ORDER BY a.id LIMIT :limit
 ), dropped AS (
   DELETE FROM pipeline.audit a USING page p
   WHERE a.id = p.id AND p.at < pipeline.clock() - p.keep_ledger

@@ -18,7 +18,7 @@ Rows = Sequence[Row[Any]]
 #: Handlers as (workflow, name); None: every one.
 KnownHandlers = Collection[tuple[str, str]] | None
 
-_ASKED = "asked AS (SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x({columns}))"
+_REQUESTED = "requested AS (SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x({columns}))"
 
 _PREPARED_COLUMNS = "run uuid, fence bigint, events bigint[], topics text[], result jsonb, wake_at timestamptz"
 _STOPPED_COLUMNS = "run uuid, status text, error text, error_type text, retry_pending boolean, delay interval"
@@ -30,8 +30,8 @@ _IS_CONSUMER = "EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_i
 
 #: The rows of a cohort whose worker still holds them, locked in id order.
 _HELD = """held AS (
-  SELECT r.* FROM pipeline.runs r JOIN asked x ON x.run = r.id
-  WHERE r.id = ANY(ARRAY(SELECT run FROM asked)) AND r.fence = x.fence AND r.status = 'active' AND {guard}
+  SELECT r.* FROM pipeline.runs r JOIN requested x ON x.run = r.id
+  WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) AND r.fence = x.fence AND r.status = 'active' AND {guard}
   ORDER BY r.id FOR NO KEY UPDATE OF r
 )"""
 
@@ -47,7 +47,8 @@ WITH free AS (
   FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
   LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
   WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND {guard}
-    AND (CAST(:known AS text[]) IS NULL OR r.workflow || chr(31) || h.name = ANY(CAST(:known AS text[])))
+    AND (CAST(:known_handlers AS text[]) IS NULL
+      OR r.workflow || chr(31) || h.name = ANY(CAST(:known_handlers AS text[])))
   ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
 )
 UPDATE pipeline.runs r
@@ -56,7 +57,7 @@ SET phase = {phase}, fence = r.fence + 1, lease_expires_at = pipeline.clock() + 
 FROM free, pipeline.handlers h
 WHERE r.id = free.id AND h.id = r.handler_id
 RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered, h.low_watermark, h.next_run_at,
-          h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unheard,
+          h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unclaimed,
           free.mutation_status, free.mutation_result, greatest(pipeline.clock(), r.created_at) AS now
 """
 
@@ -156,11 +157,11 @@ RETURNING *
 #: A woken run forgets the time that woke it, and leaves one that a slice asked for meanwhile. If it takes something,
 #: what others declined before is asked about again: nobody says that it was shown that.
 FINISH_PREPARE = text(f"""
-WITH {_ASKED.format(columns=_PREPARED_COLUMNS)},
+WITH {_REQUESTED.format(columns=_PREPARED_COLUMNS)},
 {_HELD.format(guard="r.phase = 'preparing' AND " + _IS_CONSUMER)},
 wanted AS MATERIALIZED (
   SELECT h.id AS run, h.handler_id, h.offered IS NULL AS alone, w.event_id, w.topic
-  FROM held h JOIN asked x ON x.run = h.id, unnest(x.events, x.topics) AS w(event_id, topic)
+  FROM held h JOIN requested x ON x.run = h.id, unnest(x.events, x.topics) AS w(event_id, topic)
 ), free AS (
   SELECT w.run, d.event_id, d.handler_id
   FROM pipeline.deliveries d JOIN wanted w ON w.event_id = d.event_id AND w.handler_id = d.handler_id
@@ -170,7 +171,7 @@ wanted AS MATERIALIZED (
 ), mine AS (
   SELECT DISTINCT ON (event_id, handler_id) event_id, handler_id, run FROM free ORDER BY event_id, handler_id, run
 ), complete AS (
-  SELECT h.*, x.events AS events, x.result, x.wake_at FROM held h JOIN asked x ON x.run = h.id
+  SELECT h.*, x.events AS events, x.result, x.wake_at FROM held h JOIN requested x ON x.run = h.id
   WHERE cardinality(x.events) = (SELECT count(*) FROM mine m WHERE m.run = h.id)
 ), moved AS (
   UPDATE pipeline.runs r
@@ -220,7 +221,7 @@ SELECT * FROM moved ORDER BY id
 """)
 
 NO_MUTATION = text(f"""
-WITH {_ASKED.format(columns="run uuid, fence bigint")},
+WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard="r.phase = 'prepared'")}
 UPDATE pipeline.runs r SET phase = 'mutated', lease_expires_at = NULL, dispatched_at = pipeline.clock()
 FROM held WHERE r.id = held.id RETURNING r.*
@@ -231,14 +232,14 @@ _IS_UNSENT = """(r.phase = 'mutating' AND EXISTS (
   SELECT FROM pipeline.mutations m WHERE m.id = r.mutation_id AND m.status = 'pending'))"""
 
 HEARTBEAT = text(f"""
-WITH {_ASKED.format(columns="run uuid, fence bigint")},
+WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard="r.lease_expires_at IS NOT NULL")}
 UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, pipeline.clock() + :lease)
 FROM held WHERE r.id = held.id RETURNING r.*
 """)
 
 HAND_BACK = text(f"""
-WITH {_ASKED.format(columns="run uuid, fence bigint")},
+WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard=f"(r.phase IN ('preparing', 'prepared', 'emitting') OR {_IS_UNSENT}) AND {_IS_LEASED}")}
 UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = CASE WHEN :later THEN pipeline.clock() END
 FROM held WHERE r.id = held.id RETURNING r.*
@@ -259,7 +260,7 @@ WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'active' AND lease_expires_at 
 REQUEUE_UNKNOWN = text("""
 UPDATE pipeline.runs r SET dispatched_at = NULL, worker = NULL FROM pipeline.handlers h
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND h.id = r.handler_id
-  AND r.workflow || chr(31) || h.name <> ALL(CAST(:known AS text[])) RETURNING r.id
+  AND r.workflow || chr(31) || h.name <> ALL(CAST(:known_handlers AS text[])) RETURNING r.id
 """)
 
 #: As they were handed back: no message under way, and no worker that has had them since.
@@ -311,11 +312,11 @@ WHERE id = :id AND lease_expires_at IS NULL AND (status = 'active' OR retry_pend
 
 #: An event that a run was shown and did not reserve yet is held by nobody; blamed by name, it counts like an input.
 RUN_FACTS = text(f"""
-WITH {_ASKED.format(columns="run uuid, culprits bigint[]")}
+WITH {_REQUESTED.format(columns="run uuid, culprits bigint[]")}
 SELECT r.*, m.status AS mutation_status, m.reconcilable, h.after_failed_mutation, h.failure_policy,
        h.consecutive_failures, w.on_uncertain, w.on_logic_error, i.input_failures, h.name AS handler,
        pipeline.clock() AS now
-FROM pipeline.runs r JOIN asked x ON x.run = r.id
+FROM pipeline.runs r JOIN requested x ON x.run = r.id
 JOIN pipeline.handlers h ON h.id = r.handler_id JOIN pipeline.workflows w ON w.name = r.workflow
 LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 CROSS JOIN LATERAL (
@@ -326,15 +327,15 @@ CROSS JOIN LATERAL (
     AND (d.run_id = r.id OR d.offered_to = r.id OR (r.offered IS NULL AND r.event_ids = '{{}}'
       AND d.status = 'pending' AND d.offered_to IS NULL))
 ) i
-WHERE r.id = ANY(ARRAY(SELECT run FROM asked)) ORDER BY r.id
+WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) ORDER BY r.id
 """)
 
 STOP = text(f"""
-WITH {_ASKED.format(columns=_STOPPED_COLUMNS)}
+WITH {_REQUESTED.format(columns=_STOPPED_COLUMNS)}
 UPDATE pipeline.runs r
 SET status = x.status, error = x.error, error_type = x.error_type, finished_at = pipeline.clock(),
     lease_expires_at = NULL, retry_pending = x.retry_pending, retry_at = pipeline.clock() + x.delay
-FROM asked x WHERE r.id = x.run RETURNING r.*
+FROM requested x WHERE r.id = x.run RETURNING r.*
 """)
 
 #: It stays in the trace of the run it carries on, as `pipeline.telemetry.tracing.context` works that out.
@@ -384,7 +385,7 @@ def claim(
         ids=[str(id_) for id_ in ids],
         lease=lease_duration,
         worker=worker,
-        known=_handler_keys(known_handlers),
+        known_handlers=_handler_keys(known_handlers),
     )
 
 
@@ -392,7 +393,7 @@ def requeue_unknown(tx: Transaction, ids: Sequence[UUID], known_handlers: KnownH
     """Have it rung again soon for those of these runs whose handler the claimer does not know."""
     if not ids or known_handlers is None:
         return ()
-    return tx.all(REQUEUE_UNKNOWN, ids=[str(id_) for id_ in ids], known=_handler_keys(known_handlers))
+    return tx.all(REQUEUE_UNKNOWN, ids=[str(id_) for id_ in ids], known_handlers=_handler_keys(known_handlers))
 
 
 def _handler_keys(known: KnownHandlers) -> list[str] | None:

@@ -19,11 +19,12 @@ LOCK_REGISTRATION = text("SELECT pg_advisory_xact_lock(hashtext('pipeline.regist
 
 UPSERT_WORKFLOW = text("""
 INSERT INTO pipeline.workflows
-  (name, version, fingerprint, releases, concurrency, on_uncertain, on_logic_error, keep_done, keep_ledger, archives)
-VALUES (:name, :version, :fingerprint, CAST(:releases AS text[]), :concurrency, :on_uncertain, :on_logic_error,
-  :keep_done, :keep_ledger, :archives)
+  (name, version, fingerprint, known_fingerprints, concurrency, on_uncertain, on_logic_error,
+   keep_done, keep_ledger, archives)
+VALUES (:name, :version, :fingerprint, CAST(:known_fingerprints AS text[]), :concurrency,
+  :on_uncertain, :on_logic_error, :keep_done, :keep_ledger, :archives)
 ON CONFLICT (name) DO UPDATE SET version = excluded.version, fingerprint = excluded.fingerprint,
-  releases = excluded.releases, concurrency = excluded.concurrency,
+  known_fingerprints = excluded.known_fingerprints, concurrency = excluded.concurrency,
   on_uncertain = excluded.on_uncertain, on_logic_error = excluded.on_logic_error,
   keep_done = excluded.keep_done, keep_ledger = excluded.keep_ledger, archives = excluded.archives
 """)

@@ -323,7 +323,7 @@ def test_what_was_read_before_the_database_ran_out_of_time_is_told(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_workflow(db)
-    slow = text("SELECT pg_sleep(60), :most")
+    slow = text("SELECT pg_sleep(60), :limit")
     monkeypatch.setattr(reads_gauges, "BACKLOG", slow)
     monkeypatch.setattr(reads_gauges, "STATEMENT_TIMEOUT", timedelta(seconds=5))
     found = Gauges(db, timeout=60).snapshot()

@@ -9,8 +9,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.execute("ALTER TABLE pipeline.workflows ADD COLUMN releases TEXT[] DEFAULT '{}' NOT NULL")
+    op.execute("ALTER TABLE pipeline.workflows ADD COLUMN known_fingerprints TEXT[] DEFAULT '{}' NOT NULL")
 
 
 def downgrade() -> None:
-    op.execute("ALTER TABLE pipeline.workflows DROP COLUMN releases")
+    op.execute("ALTER TABLE pipeline.workflows DROP COLUMN known_fingerprints")
