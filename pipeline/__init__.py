@@ -4,8 +4,7 @@ What a workflow's author needs, and nothing heavier: ``Workflow``, ``PrepareResu
 the errors a handler may raise. Everything else is imported from where it lives.
 """
 
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
-from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, Verdict, mutation, read
+from pipeline.connectors.sdk import Call, Connector, mutation, read
 from pipeline.domain.errors import AuthError, EventError, LogicError, PhaseViolationError, PipelineError, TransientError
 from pipeline.domain.policies import (
     Backoff,
@@ -16,6 +15,7 @@ from pipeline.domain.policies import (
     Retention,
     WakePolicy,
 )
+from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, NotFound, Retry, Verdict
 from pipeline.workflows.authoring import DeclarationError, Topic, Workflow
 from pipeline.workflows.contexts import MutateContext, NextContext, PrepareContext, ProducerContext
 from pipeline.workflows.handler_types import Event, MutationResult, Prepared, PrepareResult

@@ -7,25 +7,35 @@ one begins, so a look that takes its worker down has already been counted, and c
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from sqlalchemy import Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.background.messages import SweepReport
 from pipeline.connectors import event_loop
-from pipeline.connectors.error_table import bounded_pause
-from pipeline.connectors.sdk import Applied as Found
-from pipeline.connectors.sdk import Call, NotFound, Operation, Retry
-from pipeline.consumer_engine.bounded import StepRunner
-from pipeline.domain.errors import QuietPeriodError
+from pipeline.connectors.sdk import Call, Operation
+from pipeline.consumer_engine.bounded import FinishedCall, StepRunner
+from pipeline.domain.errors import PipelineError, QuietPeriodError
 from pipeline.domain.failures import classify
 from pipeline.domain.ids import MutationId
+from pipeline.domain.reconciliation import (
+    Applied,
+    CallDecision,
+    DoubtFacts,
+    NextAction,
+    NotFound,
+    NoVerdict,
+    Verdict,
+    decide,
+    monitor_delay,
+    reconcile_delay,
+)
 from pipeline.domain.states import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, AppliedMutation, FailedMutation, Limits
 from pipeline.store.database import Database, Transaction
@@ -33,7 +43,7 @@ from pipeline.store.reads import work
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import late_effects, mutations, reconciliation
-from pipeline.worker.outcomes import redact, storable_result, verdict_label
+from pipeline.worker.outcomes import reconcile_end, storable_result, verdict_label
 from pipeline.workflows.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -59,7 +69,7 @@ class Reconciler:
         except Exception as error:
             with contextlib.suppress(SQLAlchemyError), self.db.transaction() as tx:
                 for row in work.mutations(tx, [mutation_id]):
-                    self._defer(tx, row, f"a look could not be taken: {classify(error).message}")
+                    self._defer(tx, row, f"the reconcile attempt broke off: {classify(error).message}")
             raise
 
     def _reconcile_if_due(self, mutation_id: MutationId) -> SweepReport:
@@ -101,20 +111,18 @@ class Reconciler:
         if row.reconcile_attempts >= operation.policy.max_attempts:
             self._escalate_if_overdue(row)
             return 0
+        delay = reconcile_delay(operation.policy, row.reconcile_attempts + 1, jitter=self.jitter())
         with self.db.transaction() as tx:
-            booked = reconciliation.book(tx, [(mutation_id, row.reconcile_attempts, self._delay(row, operation))])
+            booked = reconciliation.book(tx, [(mutation_id, row.reconcile_attempts, delay)])
         for each in booked:
             with self._span(row, each.reconcile_attempts) as note:
                 verdict = self._call_reconcile(each, operation)
                 _observe_verdict(note, each, verdict)
-                self._record_verdict(each, operation, verdict)
+                facts = DoubtFacts(
+                    reconcile_attempts=each.reconcile_attempts, max_attempts=operation.policy.max_attempts
+                )
+                self._record_decision(each, decide(verdict, facts))
         return len(booked)
-
-    def _delay(self, row: Row[Any], operation: Operation[Any]) -> timedelta:
-        """How long until the look after this one. The last of the budget has time to end before it is missed."""
-        policy, number = operation.policy, row.reconcile_attempts + 1
-        delay = policy.backoff.delay(number, jitter=self.jitter())
-        return delay if number < policy.max_attempts else max(delay, policy.immediate_timeout * 2)
 
     def _escalate_if_overdue(self, row: Row[Any]) -> None:
         """Ask a person, when the last look of the budget should have ended long ago."""
@@ -146,17 +154,17 @@ class Reconciler:
         with self._span(row, row.monitor_attempts + 1) as note:
             verdict = self._call_reconcile(booked, operation)
             _observe_verdict(note, row, verdict)
-        if isinstance(verdict, Found):
+        if isinstance(verdict, Applied):
             self._record_late_effect(row, operation, verdict)
             return 1
         with self.db.transaction() as tx:
             if isinstance(verdict, NotFound) or is_over:
-                late_effects.schedule_monitor_check(tx, mutation_id, _next_monitor_delay(watch, row, tx.clock()))
+                self._schedule_check(tx, row, operation)
             else:
                 late_effects.discount_monitor_check(tx, mutation_id)
         return 1
 
-    def _record_late_effect(self, row: Row[Any], operation: Operation[Any], verdict: Found) -> None:
+    def _record_late_effect(self, row: Row[Any], operation: Operation[Any], verdict: Applied) -> None:
         """Tell people of what was found, unless it is what was rightly done again.
 
         A look with a key that nobody ever sent tells whether this connector finds one request for another.
@@ -167,101 +175,83 @@ class Reconciler:
             again = late_effects.replacement_effect(tx, row)
         unsent = None if again is None else self._call_reconcile(row, operation, key=f"{row.workflow}:{uuid4()}")
         with self.db.transaction() as tx:
-            if again is not None and isinstance(unsent, Found) and late_effects.is_replacement_effect(again, found):
+            if again is not None and isinstance(unsent, Applied) and late_effects.is_replacement_effect(again, found):
                 late_effects.record_replacement_effect(tx, row, again, found, MONITOR)
-                late_effects.schedule_monitor_check(
-                    tx, mutation_id, _next_monitor_delay(operation.policy.monitor_after, row, tx.clock())
-                )
+                self._schedule_check(tx, row, operation)
             else:
                 late_effects.record_late_effect(tx, mutation_id, found, MONITOR, is_own=isinstance(unsent, NotFound))
+
+    def _schedule_check(self, tx: Transaction, row: Row[Any], operation: Operation[Any]) -> None:
+        delay = monitor_delay(operation.policy.monitor_after, row.resolved_at, row.monitor_attempts, tx.clock())
+        late_effects.schedule_monitor_check(tx, MutationId(row.id), delay)
 
     def _span(self, row: Row[Any], number: int) -> AbstractContextManager[Callable[[str, Any], None]]:
         """A look as a span in the trace of the run that asked for the mutation."""
         about = {spans.CONNECTOR: row.connector, spans.OPERATION: row.operation, spans.RECONCILE_ATTEMPT: number}
         return spans.resolution_span(spans.RECONCILE, row, about)
 
-    def _call_reconcile(self, row: Row[Any], operation: Operation[Any], key: str | None = None) -> Any:
-        """The verdict, or why there is none: the look failed, hung or said something else."""
-        connector = self.registry.connectors[row.connector]
+    def _call_reconcile(self, row: Row[Any], operation: Operation[Any], key: str | None = None) -> Verdict | NoVerdict:
+        """Ask the connector what became of a mutation, or of a request with another key."""
+        connector, function = self.registry.connectors[row.connector], operation.reconcile_function
+        assert function is not None
         limit = operation.policy.immediate_timeout
         call = Call.within(key or row.idempotency_key, limit)
-        what = f"{row.connector}.{row.operation}.reconcile"
         steps = StepRunner()
         try:
-            look = operation.reconcile_function
-            assert look is not None
-            given = operation.arguments(row.params)
-            verdict = steps.run(
-                lambda: event_loop.await_result(look(connector, call, **given), limit), limit=limit, what=what
+            arguments = operation.arguments(row.params)
+            value = steps.run(
+                lambda: event_loop.await_result(function(connector, call, **arguments), limit),
+                limit=limit,
+                what=f"{row.connector}.{row.operation}.reconcile",
             )
-        except BaseException as error:  # noqa: BLE001 - a look that fails has told us nothing
-            words = redact(connector, operation, row.params, classify(error).message)
-            log.warning("%s failed: %s", what, words)
-            return _NoVerdict(words)
+            finished = FinishedCall(call.idempotency_key, value=value)
+        except BaseException as error:  # noqa: BLE001 - an attempt that fails gives no verdict, whatever it raised
+            finished = FinishedCall(call.idempotency_key, error=error)
         finally:
             steps.close()
-        if isinstance(verdict, Found | NotFound | Retry):
-            return verdict
-        words = f"it returned a {type(verdict).__name__}; expected Applied, NotFound or Retry"
-        log.warning("%s told nothing: %s", what, words)
-        return _NoVerdict(words)
+        return reconcile_end(connector, operation, row.params, finished)
 
-    def _record_verdict(self, row: Row[Any], operation: Operation[Any], verdict: Any) -> None:
-        """Write the verdict down; without one, give up once the budget is spent."""
+    def _record_decision(self, row: Row[Any], decision: CallDecision) -> None:
+        """Write down what a reconcile attempt found out. A mutation that was resolved meanwhile stays as it is."""
         mutation_id = MutationId(row.id)
-        try:
-            with self.db.transaction() as tx:
-                if isinstance(verdict, Found):
-                    result = storable_result(verdict.result, self.limits, f"{row.connector}.{row.operation}")
-                    found = AppliedMutation(mutation_id=mutation_id, result=result)
-                    mutations.apply(tx, [found], by=Resolver.RECONCILE, limits=self.limits).only()
-                    return
-                if isinstance(verdict, NotFound):
-                    if self._fail_as_absent(tx, row, verdict):
-                        return
-                    reconciliation.postpone(tx, mutation_id, until_quiet=True)
-                    return  # too early to prove anything, so it does not count against the budget either
-                if isinstance(verdict, Retry) and (wait := bounded_pause(verdict.after)) is not None:
-                    reconciliation.postpone(tx, mutation_id, after=wait)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the budget ends it
-            log.info("mutation %s is not settled yet: %s", mutation_id, error)
-        if row.reconcile_attempts >= operation.policy.max_attempts:
-            words = f"asked {row.reconcile_attempts} times without an answer"
-            self._escalate(mutation_id, words, last_reason=self._last_reason(row, operation, verdict))
+        refused = None
+        with self.db.transaction() as tx:
+            match decision.action:
+                case NextAction.APPLIED:
+                    result = storable_result(decision.result, self.limits, f"{row.connector}.{row.operation}")
+                    item = AppliedMutation(mutation_id=mutation_id, result=result)
+                    refused = mutations.apply(tx, [item], by=Resolver.RECONCILE, limits=self.limits).refused
+                case NextAction.ABSENT:
+                    refused = self._fail_as_absent(tx, row, decision.reason)
+                case NextAction.ESCALATE:
+                    asked = f"asked {row.reconcile_attempts} times without an answer"
+                    reconciliation.escalate(tx, [mutation_id], asked, detail=decision.reason)
+                case _ if decision.pause is not None:
+                    reconciliation.postpone(tx, mutation_id, after=decision.pause)
+        if refused:
+            log.info("mutation %s was resolved while it was reconciled: %s", mutation_id, refused[mutation_id])
 
-    def _last_reason(self, row: Row[Any], operation: Operation[Any], verdict: Any) -> str:
-        """Why the last look did not settle it, as far as it says so."""
-        if isinstance(verdict, Retry):
-            return redact(self.registry.connectors[row.connector], operation, row.params, str(verdict.reason))
-        return verdict.reason if isinstance(verdict, _NoVerdict) else ""
+    def _fail_as_absent(self, tx: Transaction, row: Row[Any], reason: str) -> Mapping[UUID, PipelineError]:
+        """Record that it did not happen. In the quiet period absence proves nothing: reconcile after it instead.
 
-    def _fail_as_absent(self, tx: Transaction, row: Row[Any], verdict: NotFound) -> bool:
-        """Settle it as failed, unless the look began when the request could still be travelling."""
-        reason = str(verdict.reason)
-        operation = self.registry.operation(row.connector, row.operation)
-        if operation is not None:
-            reason = redact(self.registry.connectors[row.connector], operation, row.params, reason)
+        Such an attempt came too early, so it does not count against the budget either.
+        """
+        mutation_id = MutationId(row.id)
         item = FailedMutation(
-            mutation_id=MutationId(row.id),
+            mutation_id=mutation_id,
             error=reason,
             evidence=Evidence.ABSENCE,
             reconcile_started_at=row.reconcile_started_at,
         )
-        refused = mutations.fail(tx, [item], by=Resolver.RECONCILE).refused.get(row.id)
-        if refused is not None and not isinstance(refused, QuietPeriodError):
-            raise refused
-        return refused is None
+        refused = mutations.fail(tx, [item], by=Resolver.RECONCILE).refused
+        if isinstance(refused.get(mutation_id), QuietPeriodError):
+            reconciliation.postpone(tx, mutation_id, until_quiet=True)
+            return {}
+        return refused
 
     def _escalate(self, mutation_id: MutationId, reason: str, last_reason: str = "") -> None:
         with self.db.transaction() as tx:
             reconciliation.escalate(tx, [mutation_id], reason, detail=last_reason)
-
-
-@dataclass(frozen=True)
-class _NoVerdict:
-    """In the place of a verdict."""
-
-    reason: str
 
 
 def _observe_verdict(note: Callable[[str, Any], None], row: Row[Any], verdict: Any) -> None:
@@ -271,10 +261,3 @@ def _observe_verdict(note: Callable[[str, Any], None], row: Row[Any], verdict: A
     if metrics.is_on():
         about = {"connector": row.connector, "operation": row.operation, "verdict": word}
         metrics.record("pipeline.reconcile.looks", about)
-
-
-def _next_monitor_delay(spans: Sequence[timedelta], row: Row[Any], now: datetime) -> timedelta | None:
-    """How long until the look after this one; None when its spans are over. Looks that died do not use spans up."""
-    passed = sum(row.resolved_at + span <= now for span in spans)
-    place = min(row.monitor_attempts, max(passed - 1, 0))
-    return spans[place + 1] - spans[place] if place + 1 < len(spans) else None

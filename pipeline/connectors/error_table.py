@@ -5,31 +5,12 @@ exception that is not in the table means unknown, which is the safe side.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
 from typing import Any
 
 from pipeline.domain.errors import AuthError, LogicError, TransientError
-
-
-class ErrorMeaning(StrEnum):
-    """What is known of a call that ended with an error."""
-
-    REFUSED = "refused"  #: it did not happen, and the same request would be refused again
-    NOT_NOW = "not now"  #: it did not happen, and may be attempted again
-    DENIED = "denied"  #: it did not happen, and an operator must give access
-    UNKNOWN = "unknown"  #: it may or may not have happened
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorReading:
-    """An outcome, and how long the outside system asks to wait."""
-
-    meaning: ErrorMeaning
-    after: timedelta | None = None
-
+from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 
 #: Exceptions by module and name. All of them mean that the outside system was not reached, or that it refused.
 _MEANING_BY_NAME: dict[str, ErrorMeaning] = {

@@ -16,9 +16,10 @@ from pydantic import SecretStr
 
 from pipeline.connectors.email import message as mail
 from pipeline.connectors.email.sockets import is_loopback
-from pipeline.connectors.error_table import ErrorReading, read_status
-from pipeline.connectors.sdk import Applied, Call, NotFound, Retry, Verdict, mutation
+from pipeline.connectors.error_table import read_status
+from pipeline.connectors.sdk import Call, mutation
 from pipeline.domain.errors import AuthError, HandlerError, InvalidInputError, TransientError
+from pipeline.domain.reconciliation import Applied, ErrorReading, NotFound, Retry, Verdict
 from pipeline.domain.text import single_line
 
 try:

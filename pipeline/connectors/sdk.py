@@ -26,10 +26,11 @@ from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationEr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from pipeline.connectors.declaration_checks import option_problem, overriding_method, reconcile_problem, shows_problem
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading, bounded_pause, read_error
+from pipeline.connectors.error_table import bounded_pause, read_error
 from pipeline.connectors.secrets import secret_values
 from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
+from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound=Callable[..., Any])
@@ -55,31 +56,6 @@ class Call:
     def remaining(self) -> timedelta:
         """How long the connector may still take. At zero it must not send anything."""
         return timedelta(seconds=max(0.0, self.ends_at - time.monotonic()))
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """Verdict: it happened, with this result."""
-
-    result: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class NotFound:
-    """Verdict: the outside system was asked and does not have it."""
-
-    reason: str = "not found"
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Verdict: not known yet. Reconcile again, after ``after`` if that is longer than the usual pause."""
-
-    reason: str = ""
-    after: timedelta | None = None
-
-
-Verdict = Applied | NotFound | Retry
 
 
 class Grade(StrEnum):

@@ -17,9 +17,9 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from pipeline.connectors import event_loop
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
-from pipeline.connectors.sdk import Applied, Call, Connector, Grade, NotFound, Operation, Verdict
+from pipeline.connectors.sdk import Call, Connector, Grade, Operation
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, NotFound, Verdict
 from pipeline.testing.fault_proxy import Fault, FaultyProxy
 
 

@@ -14,9 +14,10 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
-from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Operation, Retry, Verdict
+from pipeline.connectors.sdk import Call, Connector, Operation
 from pipeline.domain.errors import AuthError, LogicError, TransientError
 from pipeline.domain.policies import MutationRetryPolicy
+from pipeline.domain.reconciliation import Applied, NotFound, Retry, Verdict
 
 Predicate = Callable[[dict[str, Any]], bool]
 

@@ -11,15 +11,15 @@ from sqlalchemy import Row
 
 from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Call, Connector, Operation
-from pipeline.consumer_engine.bounded import FinishedCall
 from pipeline.domain.errors import TransientError
 from pipeline.domain.ids import Fence, MutationId
+from pipeline.domain.reconciliation import CallDecision, CallEnd, NextAction
 from pipeline.domain.states import Evidence
 from pipeline.domain.values import AppliedMutation, FailedMutation, Limits, RunLease
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions.breakers import OperationName
-from pipeline.worker.outcomes import CallDecision, NextAction, storable_result, verdict_label
+from pipeline.worker.outcomes import storable_result, verdict_label
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,13 +85,13 @@ def _is_out_of_time(flight: PendingCall, call: Call) -> bool:
     return not call.remaining or (not flight.is_reconcile and flight.is_late)
 
 
-def record_metrics(flight: PendingCall, judged: CallDecision, finished: FinishedCall) -> None:
+def record_metrics(flight: PendingCall, judged: CallDecision, end: CallEnd) -> None:
     """Count how a call or a look ended. What was refused here before anything left is neither."""
     if flight.is_unsent or not metrics.is_on():
         return
     about = {"connector": flight.mutation.connector, "operation": flight.mutation.operation}
     if flight.is_reconcile:
-        metrics.record("pipeline.reconcile.looks", {**about, "verdict": verdict_label(finished.value)})
+        metrics.record("pipeline.reconcile.looks", {**about, "verdict": verdict_label(end)})
     else:
         seconds = time.monotonic() - flight.started_at
         metrics.record("pipeline.mutation.duration", {**about, "outcome": _OUTCOME_LABELS[judged.action]}, seconds)

@@ -2,7 +2,7 @@
 
 At most so many calls are in the air; each wave of ledger rows is committed in flight right before it
 is sent, so a crash leaves in doubt only what was in the air. What arrives together is recorded in one
-commit; a slow call delays nobody else's record. What a call's end means is decided by ``outcomes``.
+commit; a slow call delays nobody else's record. What a call's end means is decided by ``domain.reconciliation``.
 """
 
 import logging
@@ -19,10 +19,11 @@ from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
 from pipeline.connectors.sdk import Call, Operation
-from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall, TimedOutError
+from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall
 from pipeline.domain.errors import LogicError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.ids import RunId
+from pipeline.domain.reconciliation import CallDecision, CallError, CallFacts, NextAction, decide
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor, AppliedMutation, Request, RunFailure, RunLease
 from pipeline.store.database import Database, Transaction, is_transient
@@ -36,7 +37,7 @@ from pipeline.worker import calls as worker_calls
 from pipeline.worker.calls import PendingCall
 from pipeline.worker.crash_points import CrashPoint, reach
 from pipeline.worker.leases import Leases
-from pipeline.worker.outcomes import CallDecision, CallFacts, NextAction, decide
+from pipeline.worker.outcomes import call_end, reconcile_end
 from pipeline.worker.phases import lease_of
 from pipeline.worker.settings import WorkerPolicy
 from pipeline.workflows.handler_types import RequestedMutation, request_hash
@@ -356,28 +357,30 @@ class _CohortSender:
             self._start_call(flight)
 
     def _decide(self, flight: PendingCall, finished: FinishedCall) -> CallDecision:
-        flight.is_overdue |= not flight.is_reconcile and isinstance(finished.error, TimedOutError)
-        tried = CallFacts(
-            connector=flight.connector,
-            operation=flight.operation,
-            params=flight.mutation.params,
+        read = reconcile_end if flight.is_reconcile else call_end
+        end = read(flight.connector, flight.operation, flight.mutation.params, finished)
+        flight.is_overdue |= isinstance(end, CallError) and end.is_overdue
+        facts = CallFacts(
+            timeout=flight.operation.timeout,
+            retry=flight.operation.retry,
+            can_reconcile=flight.operation.can_reconcile,
             attempts=flight.mutation.attempts,
             time_left=timedelta(seconds=self.closes_at - time.monotonic()),
-            is_reconcile=flight.is_reconcile,
             is_overdue=flight.is_overdue,
             doubt_reason=flight.doubt_reason,
         )
-        verdict = decide(tried, finished, jitter=self.sender.jitter())
-        spans.end_span(flight.span, verdict.action, finished.error)
-        worker_calls.record_metrics(flight, verdict, finished)
-        return verdict
+        decision = decide(end, facts, jitter=self.sender.jitter())
+        spans.end_span(flight.span, decision.action, finished.error)
+        worker_calls.record_metrics(flight, decision, end)
+        return decision
 
     def _apply_decision(self, flight: PendingCall, verdict: CallDecision) -> None:
         if verdict.action is NextAction.RECONCILE:
             flight.is_reconcile, flight.doubt_reason = True, verdict.reason
             self._start_call(flight)
         elif verdict.action is NextAction.RETRY:
-            self.retrying.append((time.monotonic() + verdict.pause.total_seconds(), flight))
+            pause = verdict.pause or timedelta(0)
+            self.retrying.append((time.monotonic() + pause.total_seconds(), flight))
 
     def _start_call(self, flight: PendingCall) -> None:
         self.in_flight[flight.lease.run_id] = flight

@@ -13,7 +13,7 @@ from pipeline.store.database import Database
 from pipeline.store.reads import ledger
 from pipeline.testing.inline import TESTER, Inline
 from pipeline.testing.scripted import Does, RecordedEffect, scripted
-from pipeline.transitions import resolution
+from pipeline.transitions import mutations, resolution
 from tests.support.scripted_consumers import Shop
 from tests.support.table_reads import one
 
@@ -148,6 +148,24 @@ def test_a_doubt_whose_look_always_raises_is_put_off_and_given_to_a_person(
     settle(db, run)
 
 
+def test_a_verdict_that_cannot_be_recorded_is_an_error_and_is_asked_for_again(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop()
+    shop.mail.will(Does.TIMES_OUT_AFTER)
+    shop.mail.cannot_tell()
+    run = shop.started(db)
+    run.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(mutations, "apply", _breaks)
+        with pytest.raises(ZeroDivisionError):
+            run.sweeps.reconcile()
+    with db.transaction() as tx:
+        assert ledger.due_mutation_ids(tx) == []
+    settle_all(run)
+    assert run.ledger()[0].status == "applied"
+
+
 def test_a_doubt_that_was_looked_at_before_a_rollback_is_given_to_a_person(db: Database) -> None:
     _, run = doubted(db)
     old = older(db, run)
@@ -215,5 +233,5 @@ def test_what_is_watched_no_more_is_let_go_of(db: Database) -> None:
     assert (run.ledger(), run.events(shop.orders), run.runs()) == ([], [], [])
 
 
-def _breaks(*_: Any) -> int:
+def _breaks(*_: Any, **__: Any) -> int:
     raise ZeroDivisionError("division by zero")

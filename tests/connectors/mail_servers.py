@@ -27,8 +27,8 @@ from pymap.imap import IMAPServer
 from pysasl.hashing import Cleartext
 
 from pipeline.connectors.email import Email, EmailWithSent, Imap, Smtp, Tls
-from pipeline.connectors.error_table import ErrorMeaning
 from pipeline.connectors.sdk import Call
+from pipeline.domain.reconciliation import ErrorMeaning
 
 T = TypeVar("T")
 HOST = "127.0.0.1"

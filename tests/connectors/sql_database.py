@@ -15,10 +15,10 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
-from pipeline.connectors.error_table import ErrorMeaning
 from pipeline.connectors.sdk import Call
 from pipeline.connectors.sql import Sql, UnknownCommitError, create_effects_table, query, transaction
 from pipeline.domain.errors import AuthError, LogicError, TransientError
+from pipeline.domain.reconciliation import ErrorMeaning
 from tests.connectors.http_server import do
 from tests.support import databases
 from tests.support.wait import wait_for

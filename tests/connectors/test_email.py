@@ -18,9 +18,9 @@ from pydantic import SecretStr
 
 from pipeline.connectors.email import Email, EmailWithSent, Imap, Smtp, Tls
 from pipeline.connectors.email.message import Mailbox, MailMessage, encode_message
-from pipeline.connectors.error_table import ErrorMeaning
-from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
+from pipeline.connectors.sdk import Call, Grade
 from pipeline.domain.errors import InvalidInputError, LogicError
+from pipeline.domain.reconciliation import Applied, ErrorMeaning, NotFound, Retry
 from tests.connectors import mail_servers as servers
 from tests.connectors.http_server import unused_port, with_time
 from tests.connectors.mail_servers import KEY, MAIL, ImapServer, Loop, Script, SmtpServer, look, mailer, outcome, send

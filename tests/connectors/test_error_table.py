@@ -8,8 +8,9 @@ import httpx
 import pytest
 import sqlalchemy.exc
 
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading, read_error, read_status, retry_after
+from pipeline.connectors.error_table import read_error, read_status, retry_after
 from pipeline.domain.errors import AuthError, LogicError, TransientError
+from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 
 REQUEST = httpx.Request("POST", "https://example.org")
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
 from pipeline.connectors.gmail import Gmail
-from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
+from pipeline.connectors.sdk import Call, Grade
 from pipeline.consumer_engine.bounded import call_and_await
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
+from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, NotFound, Retry
 from tests.connectors import mail_servers as servers
 from tests.connectors.fake_gmail import TOKEN, Fault, StandIn, stand_in
 from tests.connectors.http_server import unused_port, with_time, world

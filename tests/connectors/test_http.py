@@ -12,10 +12,10 @@ from uuid import UUID, uuid4
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
 from pipeline.connectors.http import Http, UnclearResponseError, delete, get, patch, post, put
-from pipeline.connectors.sdk import Applied, Call, Grade, Operation, Retry
+from pipeline.connectors.sdk import Call, Grade, Operation
 from pipeline.domain.errors import AuthError, LogicError, TransientError
+from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, Retry
 from tests.connectors import http_server as server
 from tests.connectors.http_server import World, ask, call, do, with_time, world
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from pipeline.connectors.error_table import ErrorMeaning
-from pipeline.connectors.sdk import Applied, Call, Grade, NotFound, Retry
+from pipeline.connectors.sdk import Call, Grade
 from pipeline.domain.errors import LogicError, TransientError
+from pipeline.domain.reconciliation import Applied, ErrorMeaning, NotFound, Retry
 from tests.connectors.http_server import ask, call, do, with_time
 from tests.connectors.sql_database import Bank, booking, count, ends, inside, is_blocked, outcome
 from tests.support.wait import wait_for

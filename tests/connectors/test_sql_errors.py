@@ -13,10 +13,10 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
-from pipeline.connectors.error_table import ErrorMeaning
-from pipeline.connectors.sdk import Applied, Call, NotFound, Retry
+from pipeline.connectors.sdk import Call
 from pipeline.connectors.sql import Sql, create_effects_table, query, transaction
 from pipeline.domain.errors import InvalidInputError, LogicError, TransientError
+from pipeline.domain.reconciliation import Applied, ErrorMeaning, NotFound, Retry
 from tests.connectors.http_server import ask, call, do, unused_port
 from tests.connectors.sql_database import Bank, Step, booking, count, cutting, inside, outcome, terminate
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
-from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, Verdict, mutation
+from pipeline.connectors.sdk import Call, Connector, mutation
 from pipeline.domain.errors import LogicError, TransientError
+from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, NotFound, Retry, Verdict
 from tests.testing.conformance_server import AnswerError, get, post
 
 TOKEN = "tok-5f2b9c"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
 from pipeline.connectors.sdk import Call, Connector, Grade
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 from pipeline.testing.conformance import CASES, Case, Subject, check, conformance, run_case
 from pipeline.testing.fault_proxy import FaultyProxy
 from tests.support.conformance_retries import MORE, patient

@@ -15,7 +15,8 @@ from pipeline.testing.fault_proxy import Fault
 
 #: What the guide takes for granted: a connector, and a server to try it on.
 PAYMENTS = """
-from pipeline.connectors.sdk import Applied, Call, Connector, NotFound, Retry, mutation
+from pipeline.connectors.sdk import Call, Connector, mutation
+from pipeline.domain.reconciliation import Applied, NotFound, Retry
 from tests.testing.conformance_server import get, post
 
 

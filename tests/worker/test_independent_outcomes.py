@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline import Call, Connector, MutationRetryPolicy, Workflow, mutation
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
+from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 from pipeline.store.database import Database
 from pipeline.testing.inline import Inline
 

@@ -1,4 +1,4 @@
-"""What follows when a call or a look ends, decided without I/O."""
+"""How the worker reads the end of a call or of a reconcile attempt, and what is decided then."""
 
 from datetime import timedelta
 from typing import Any
@@ -9,7 +9,8 @@ from pipeline import Applied, AuthError, Backoff, Call, Connector, LogicError, N
 from pipeline.consumer_engine.bounded import FinishedCall, TimedOutError
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.policies import MutationRetryPolicy
-from pipeline.worker.outcomes import CallDecision, CallFacts, NextAction, decide
+from pipeline.domain.reconciliation import CallDecision, CallFacts, NextAction, decide
+from pipeline.worker.outcomes import call_end, reconcile_end
 
 RETRY = MutationRetryPolicy(max_attempts=3, backoff=Backoff(base=timedelta(seconds=1), jitter=0))
 
@@ -32,18 +33,25 @@ class Mail(Connector):
         """Never called here."""
 
 
-def tried(operation: str = "send", **facts: Any) -> CallFacts:
-    given: dict[str, Any] = {
-        "attempts": 1,
-        "time_left": timedelta(minutes=1),
-        "params": {"to": "ada@example.org"},
-        **facts,
-    }
-    return CallFacts(connector=Mail(), operation=Mail.operations()[operation], **given)
-
-
-def after(error: BaseException | None = None, value: Any = None, **facts: Any) -> CallDecision:
-    return decide(tried(**facts), FinishedCall("key", value=value, error=error))
+def after(
+    error: BaseException | None = None,
+    value: Any = None,
+    *,
+    operation: str = "send",
+    is_reconcile: bool = False,
+    params: dict[str, Any] | None = None,
+    **known: Any,
+) -> CallDecision:
+    """The decision after a call or a reconcile attempt that ended like this."""
+    declared = Mail.operations()[operation]
+    read = reconcile_end if is_reconcile else call_end
+    given = {"to": "ada@example.org"} if params is None else params
+    end = read(Mail(), declared, given, FinishedCall("key", value=value, error=error))
+    facts = {"attempts": 1, "time_left": timedelta(minutes=1), **known}
+    return decide(
+        end,
+        CallFacts(timeout=declared.timeout, retry=declared.retry, can_reconcile=declared.can_reconcile, **facts),
+    )
 
 
 def test_a_call_that_answered_is_believed() -> None:
@@ -115,8 +123,36 @@ def test_not_finding_a_call_that_has_not_returned_proves_nothing() -> None:
 
 def test_what_a_look_says_is_cleaned_and_follows_the_first_reason() -> None:
     judged = after(value=Retry("search for ada@example.org is down"), is_reconcile=True, doubt_reason="timed out")
-    assert judged.reason == "timed out; a look says: search for ••• is down"
+    assert judged.reason == "timed out; reconcile says: search for ••• is down"
 
 
 def test_what_the_operation_keeps_from_people_is_not_in_the_reason() -> None:
     assert after(LogicError("no mailbox for ada@example.org")).reason == "no mailbox for •••"
+
+
+class _Unspeakable:
+    """A reason that cannot be made text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("verdict", [NotFound(_Unspeakable()), Retry(_Unspeakable())])  # type: ignore[arg-type]
+def test_a_verdict_that_cannot_be_read_leaves_the_doubt(verdict: NotFound | Retry) -> None:
+    judged = after(value=verdict, is_reconcile=True, doubt_reason="timed out")
+    assert (judged.action, judged.reason) == (NextAction.DOUBT, "timed out")
+
+
+@pytest.mark.parametrize(("after", "expected"), [(5, timedelta(seconds=5)), ("soon", None), (-1, timedelta(0))])
+def test_the_pause_of_a_verdict_is_bounded_before_it_is_used(after: Any, expected: timedelta | None) -> None:
+    end = reconcile_end(Mail(), Mail.operations()["send"], {"to": "x"}, FinishedCall("key", value=Retry("", after)))
+    assert end == Retry("", expected)
+
+
+def test_a_call_whose_error_cannot_be_read_is_reconciled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Mail, text: str) -> str:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(Mail, "scrub", broken)
+    judged = after(LogicError("no"))
+    assert (judged.action, "could not be judged" in judged.reason) == (NextAction.RECONCILE, True)

@@ -18,8 +18,9 @@ from pipeline.connectors.email import message as mail
 from pipeline.connectors.email.imap import Imap, SentFolderError
 from pipeline.connectors.email.smtp import Envelope, deliver
 from pipeline.connectors.email.sockets import ServerAddress, Tls, TlsMode, checked_login
-from pipeline.connectors.sdk import HIDDEN, Applied, Call, NotFound, Retry, Verdict, mutation
+from pipeline.connectors.sdk import HIDDEN, Call, mutation
 from pipeline.domain.errors import InvalidInputError
+from pipeline.domain.reconciliation import Applied, NotFound, Retry, Verdict
 
 log = logging.getLogger(__name__)
 

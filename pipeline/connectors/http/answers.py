@@ -5,8 +5,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading, read_status
+from pipeline.connectors.error_table import read_status
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
+from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 from pipeline.domain.text import single_line
 
 try:  # here, because the package imports this module first

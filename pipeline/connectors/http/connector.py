@@ -16,7 +16,6 @@ from urllib.parse import quote, urlsplit
 import httpx
 from pydantic import BaseModel, SecretStr
 
-from pipeline.connectors.error_table import ErrorMeaning, ErrorReading
 from pipeline.connectors.http.answers import (
     HttpResponse,
     UnclearResponseError,
@@ -26,8 +25,9 @@ from pipeline.connectors.http.answers import (
 )
 from pipeline.connectors.http.exchange import TRANSPORT_ERRORS, Connections, Exchange
 from pipeline.connectors.http.operations import HttpOperation, HttpRequest
-from pipeline.connectors.sdk import HIDDEN, Applied, Call, Connector, NotFound, Retry, Verdict
+from pipeline.connectors.sdk import HIDDEN, Call, Connector
 from pipeline.domain.errors import HandlerError, InvalidInputError, LogicError, TransientError
+from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, NotFound, Retry, Verdict
 
 #: Headers that always hold credentials.
 _CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})

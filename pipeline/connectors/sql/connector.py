@@ -18,7 +18,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from pipeline.connectors.sdk import Call, Connector, Operation, Verdict, leaf_texts
+from pipeline.connectors.sdk import Call, Connector, Operation, leaf_texts
 from pipeline.connectors.sql.effects import create_effects_table, effects_table
 from pipeline.connectors.sql.errors import ErrorText, error_before_commit
 from pipeline.connectors.sql.transactions import (
@@ -30,6 +30,7 @@ from pipeline.connectors.sql.transactions import (
 )
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
+from pipeline.domain.reconciliation import Verdict
 
 _POOL_WAIT = 5  #: seconds to wait for a free connection
 _TCP_USER_TIMEOUT_MS = 30_000  #: milliseconds that sent data may stay unacknowledged before a connection counts as lost

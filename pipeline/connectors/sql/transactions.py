@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.exc import SQLAlchemyError
 
-from pipeline.connectors.sdk import Applied, Call, NotFound, Retry, Verdict
+from pipeline.connectors.sdk import Call
 from pipeline.connectors.sql import effects
 from pipeline.connectors.sql.errors import (
     ErrorText,
@@ -24,6 +24,7 @@ from pipeline.connectors.sql.errors import (
 )
 from pipeline.domain.errors import HandlerError, LogicError, PayloadError, TransientError
 from pipeline.domain.payloads import checked_json
+from pipeline.domain.reconciliation import Applied, NotFound, Retry, Verdict
 from pipeline.domain.values import DEFAULT_LIMITS
 
 Work = Callable[[Connection], Any]
