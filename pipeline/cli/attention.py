@@ -11,25 +11,13 @@ from pipeline.admin import attention as client
 from pipeline.admin import lookup
 from pipeline.admin import trace as admin_trace
 from pipeline.admin.attention import AttentionItem
-from pipeline.admin.quarantine import Quarantine, QuarantineAction, QuarantineEntry, QuarantineFilter
 from pipeline.admin.resolutions import Resolutions
 from pipeline.admin.trace import Trace, TraceNode
-from pipeline.cli import common, tables
+from pipeline.cli import common
 from pipeline.config import EXIT_ATTENTION
-from pipeline.domain.errors import quantity
 from pipeline.store.database import Database
 
 _UNLIMITED_WIDTH = 10_000  #: no line is cut: whoever is narrower wraps it, and an id can still be copied
-
-quarantine = typer.Typer(
-    help="Events that were set aside: look at them, hand them back, or go on without them.", no_args_is_help=True
-)
-
-HandlerOption = Annotated[str | None, typer.Option(help="Only for this handler; needs --workflow.")]
-WaitingOption = Annotated[bool, typer.Option("--waiting", help="Those that wait for the handler, not those set aside.")]
-EventIds = Annotated[
-    list[str] | None, typer.Argument(help="Which events, by id. Without them, all that the options name.")
-]
 
 
 def attention(
@@ -82,144 +70,6 @@ def trace(
         common.print_json(found)
     else:
         _print_trace(found)
-
-
-@quarantine.command("list")
-def list_(
-    context: typer.Context,
-    workflow: common.WorkflowOption = None,
-    handler: HandlerOption = None,
-    waiting: WaitingOption = False,
-    limit: common.Limit = 100,
-    as_json: common.AsJson = False,
-) -> None:
-    """List events that were set aside, oldest first, with the error that did it."""
-    database: Database = context.obj
-    which = QuarantineFilter(workflow=workflow, handler=handler, is_waiting=waiting)
-    found, is_more = tables.first_rows(Quarantine(database).entries(which, limit=limit + 1), limit)
-    if as_json:
-        common.print_json(found)
-    elif found:
-        _print_entries(tables.count_text(quantity(len(found), "event"), "oldest", is_more=is_more), found, database)
-    else:
-        common.print_lines("Nothing waits there." if waiting else "Nothing was set aside.")
-
-
-@quarantine.command()
-def release(  # noqa: PLR0913 - options of a command
-    context: typer.Context,
-    events: EventIds = None,
-    *,
-    workflow: common.WorkflowOption = None,
-    handler: HandlerOption = None,
-    reason: common.OptionalReason = "",
-    by: common.By = "",
-    limit: common.Limit = 1_000,
-    yes: common.Yes = False,
-    as_json: common.AsJson = False,
-) -> None:
-    """Hand events back to their consumers; they count as new, with their failures forgotten."""
-    which = QuarantineFilter(workflow=workflow, handler=handler, event_ids=_ids(events))
-    _act_on_entries(context, QuarantineAction.RELEASE, which, limit, (reason, by, yes, as_json))
-
-
-@quarantine.command()
-def skip(  # noqa: PLR0913 - options of a command
-    context: typer.Context,
-    events: EventIds = None,
-    *,
-    workflow: common.WorkflowOption = None,
-    handler: HandlerOption = None,
-    waiting: WaitingOption = False,
-    reason: common.Reason = "",
-    by: common.By = "",
-    limit: common.Limit = 1_000,
-    yes: common.Yes = False,
-    as_json: common.AsJson = False,
-) -> None:
-    """Go on without events: no run of that consumer ever takes them."""
-    which = QuarantineFilter(workflow=workflow, handler=handler, event_ids=_ids(events), is_waiting=waiting)
-    _act_on_entries(context, QuarantineAction.SKIP, which, limit, (reason, by, yes, as_json))
-
-
-@quarantine.command()
-def add(  # noqa: PLR0913 - options of a command
-    context: typer.Context,
-    events: Annotated[list[str], typer.Argument(help="Which events, by id.")],
-    *,
-    workflow: Annotated[str, typer.Option(help="The workflow of the handler.")],
-    handler: Annotated[str, typer.Option(help="For which handler.")],
-    reason: common.Reason = "",
-    by: common.By = "",
-    yes: common.Yes = False,
-    as_json: common.AsJson = False,
-) -> None:
-    """Set events aside that wait for a handler."""
-    which = QuarantineFilter(workflow=workflow, handler=handler, event_ids=_ids(events), is_waiting=True)
-    _act_on_entries(context, QuarantineAction.ADD, which, len(events), (reason, by, yes, as_json))
-
-
-_PAST_TENSE = {
-    QuarantineAction.ADD: "set aside",
-    QuarantineAction.RELEASE: "released",
-    QuarantineAction.SKIP: "skipped",
-}
-
-
-def _act_on_entries(
-    context: typer.Context,
-    verb: QuarantineAction,
-    which: QuarantineFilter,
-    limit: int,
-    options: tuple[str, str, bool, bool],
-) -> None:
-    """Show what would be done; do it only when asked to."""
-    reason, by, yes, as_json = options
-    wake_ups, database = common.WakeUps(), context.obj
-    desk = Quarantine(database, wake_ups.wake_workflow)
-    found = desk.entries(which, limit=limit + 1)
-    selected, is_more = (found, False) if which.event_ids else tables.first_rows(found, limit)
-    done = desk.act(verb, selected, common.actor(by, reason)) if yes else None
-    if as_json:
-        updated, refused = (done.updated, done.refused) if done else ([], {})
-        selected_ids = [each.event_id for each in selected]
-        result = {"selected": selected_ids, "is_done": yes, "updated": updated, "refused": refused}
-        common.print_json({**result, "is_more": is_more, "is_notified": wake_ups.is_notified})
-    elif not selected:
-        common.print_lines("No such event: nothing was changed. `pipeline events ID` shows how one stands.")
-    else:
-        many = f"{quantity(len(selected), 'event')} to be {_PAST_TENSE[verb]}"
-        _print_entries(tables.count_text(many, "oldest", is_more=is_more), selected, database)
-        if done is None:
-            common.print_lines("Nothing was changed. Repeat with --yes to do it.")
-        else:
-            common.print_lines(f"{len(done.updated)} {_PAST_TENSE[verb]}, {len(done.refused)} refused", wake_ups.text())
-            common.print_lines(*(f"{subject}: {words}" for subject, words in done.refused.items()))
-            if is_more:
-                common.print_more_note(len(selected))
-    if done is not None and (done.refused or is_more):
-        raise typer.Exit(1)
-
-
-def _ids(events: list[str] | None) -> tuple[int, ...]:
-    return tuple(lookup.parse_event_id(event) for event in events or ())
-
-
-def _print_entries(title: str, found: list[QuarantineEntry], database: Database) -> None:
-    with database.transaction() as tx:
-        now = tx.clock()
-    rows = [
-        (
-            each.event_id,
-            each.message_id,
-            f"{each.workflow}/{each.handler}",
-            each.failures,
-            common.age(each.created_at, now),
-        )
-        for each in found
-    ]
-    columns = ("event", "message id", "handler", "failures", "age")
-    tables.print_table(title, columns, rows, [each.error or each.title or "" for each in found], note="reason")
 
 
 def _dead_letters() -> list[AttentionItem]:

@@ -6,13 +6,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
-from typing import Annotated, TextIO, cast
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
-from pipeline.cli.pipes import EXIT_BROKEN_PIPE, BrokenPipeGuard
 from pipeline.config import EXIT_ATTENTION, Settings, SettingsError
 from pipeline.domain.errors import PipelineError, SchemaVersionError
 from pipeline.embedded import servers
@@ -21,6 +20,7 @@ from pipeline.store.database import Database, Transaction, describe_error, is_di
 from pipeline.telemetry.tracing import export
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_DATABASE, EXIT_INTERRUPTED = 1, 2, 3, 130
+EXIT_BROKEN_PIPE = 141  #: what a shell reports of a program that SIGPIPE ended
 #: What each exit code means.
 EXIT_CODES = {
     0: "done",
@@ -35,9 +35,9 @@ EXIT_CODES = {
 
 #: Where each command lives. What a command needs is imported when it is called: a shell should not wait for the others.
 COMMANDS = {
-    "db": "db:app",
+    "db": "database:app",
     "ingest": "ingest:app",
-    "quarantine": "attention:quarantine",
+    "quarantine": "quarantine:app",
     "dead-letters": "dead_letters:app",
     "workflows": "workflows:workflows",
     "events": "runs:events",
@@ -53,7 +53,7 @@ COMMANDS = {
     "maintenance": "workflows:maintenance",
     "top": "top:top",
     "metrics": "metrics:metrics",
-    "doctor": "doctor:doctor",
+    "doctor": "database:doctor",
     "resolve": "mutations:resolve",
     "resolve-from": "mutations:resolve_from",
     "publish": "publish:publish",
@@ -126,6 +126,37 @@ class _CheckedDatabase(Database):
             self.is_checked = True
         with super().transaction() as tx:
             yield tx
+
+
+class BrokenPipeGuard:
+    """Wrap standard output, and exit quietly when its reader leaves, as `head` does.
+
+    SIGPIPE stays ignored: it would also end a process whose server closed the connection.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._exit_on_broken_pipe():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._exit_on_broken_pipe():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextmanager
+    def _exit_on_broken_pipe(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # what is left in the buffer goes there when Python ends
+            os.close(nowhere)
+            raise SystemExit(EXIT_BROKEN_PIPE) from None
 
 
 def _use_embedded_servers() -> None:

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from pipeline.cli.main import EXIT_CODES
-from pipeline.cli.pipes import EXIT_BROKEN_PIPE
+from pipeline.cli.main import EXIT_BROKEN_PIPE, EXIT_CODES
 from pipeline.store.database import Database
 from tests.factories import a_workflow, some_events
 
