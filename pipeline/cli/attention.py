@@ -1,4 +1,4 @@
-"""``pipeline attention``, ``quarantine`` and ``trace``: what waits for a person, and what led to what."""
+"""Commands ``pipeline attention`` and ``trace``: list what waits for an operator, show causes and effects."""
 
 from typing import Annotated
 
@@ -17,31 +17,29 @@ from pipeline.cli import common
 from pipeline.config import EXIT_ATTENTION
 from pipeline.store.database import Database
 
-_UNLIMITED_WIDTH = 10_000  #: no line is cut: whoever is narrower wraps it, and an id can still be copied
+_UNLIMITED_WIDTH = 10_000  #: no line is cut: a narrower terminal wraps it, and ids can be copied
 
 
 def attention(
     context: typer.Context,
     workflow: common.WorkflowOption = None,
     limit: common.Limit = 100,
-    recent: Annotated[
-        int, typer.Option(min=1, help="How many of the newest runs the doctor looks back over.")
-    ] = 10_000,
+    recent: Annotated[int, typer.Option(min=1, help="How many of the newest runs the doctor checks.")] = 10_000,
     check: Annotated[bool, typer.Option("--check", help=f"Exit with {EXIT_ATTENTION} when something waits.")] = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """List everything that waits for a person, oldest first, each with the exact commands to type."""
+    """List everything that waits for an operator, oldest first, each with the commands to type."""
     database: Database = context.obj
     if workflow is not None:
         with database.transaction() as tx:
             lookup.require_workflow(tx, workflow)
-    desk = Resolutions(database, common.registry_or_none())
-    found, more = _limit_per_kind(client.items(desk, workflow=workflow, limit=limit + 1, recent=recent), limit)
+    resolutions = Resolutions(database, common.registry_or_none())
+    found, more = _limit_per_kind(client.items(resolutions, workflow=workflow, limit=limit + 1, recent=recent), limit)
     items = [*found, *_dead_letters()]
     if as_json:
         common.print_json(items)
     elif not items:
-        common.print_lines("Nothing waits for a person.")
+        common.print_lines("Nothing waits for an operator.")
     else:
         _print_items(items, more, database)
     if check and items:
@@ -54,17 +52,17 @@ def trace(
         str,
         typer.Argument(
             metavar="ID",
-            help="An event id, message id, run id, mutation id, idempotency key, or what the outside system called "
-            "its result. If it is several things, put event:, message:, run:, mutation:, key: or external: before it.",
+            help="An event id, message id, run id, mutation id, idempotency key, or the outside system's id of the "
+            "result. If it is ambiguous, put event:, message:, run:, mutation:, key: or external: before it.",
         ),
     ],
     recent: common.Recent = admin_trace.RECENT,
     limit: Annotated[
-        int, typer.Option(min=1, max=5_000, help="How many things to show at most.")
+        int, typer.Option(min=1, max=5_000, help="How many nodes to show at most.")
     ] = admin_trace.MAX_NODES,
     as_json: common.AsJson = False,
 ) -> None:
-    """Show everything an input caused, both ways: from where it began down to what followed."""
+    """Show everything that led to a thing, and everything that followed from it."""
     found = admin_trace.trace(context.obj, id_, recent=recent, max_nodes=limit)
     if as_json:
         common.print_json(found)
@@ -73,19 +71,20 @@ def trace(
 
 
 def _dead_letters() -> list[AttentionItem]:
-    """The messages that workers refused, as one item. The broker is asked, but not waited for."""
+    """Return the refused messages as one item; a broker that does not answer is not waited for."""
     from pipeline.tasks import dead_letter  # Celery is slow to import
 
     count = dead_letter.dead_letter_depth()
     if count is None:
         typer.echo(
-            "The broker does not say whether messages were refused; `pipeline dead-letters list` asks again.", err=True
+            "The broker did not answer, so refused messages are unknown; `pipeline dead-letters list` asks again.",
+            err=True,
         )
     return [client.dead_letters(count)] if count else []
 
 
 def _limit_per_kind(items: list[AttentionItem], limit: int) -> tuple[list[AttentionItem], list[str]]:
-    """The oldest of each kind, at most so many, and the kinds of which there are more."""
+    """Keep at most ``limit`` items of each kind, the oldest; return also the kinds with more."""
     kept: dict[str, list[AttentionItem]] = {}
     for item in items:
         kept.setdefault(item.kind, []).append(item)
@@ -96,11 +95,11 @@ def _limit_per_kind(items: list[AttentionItem], limit: int) -> tuple[list[Attent
 def _print_items(items: list[AttentionItem], more: list[str], database: Database) -> None:
     with database.transaction() as tx:
         now = tx.clock()
-    things = "1 thing waits" if len(items) == 1 else f"{len(items)} things wait"
-    also = f"; of these kinds there are more: {', '.join(more)}" if more else ""
-    common.print_lines(f"{things} for a person, oldest first{also}.")
+    waiting = "1 item waits" if len(items) == 1 else f"{len(items)} items wait"
+    also = f"; there are more of: {', '.join(more)}" if more else ""
+    common.print_lines(f"{waiting} for an operator, oldest first{also}.")
     for item in items:
-        # when an event was set aside is not kept: the age is its own
+        # the instant of quarantine is not stored: the age is the event's
         counted = "oldest" if item.kind == "quarantined" else "for"
         since = f"  {counted} {common.age(item.since, now)}" if item.since else ""
         of = f" of {item.workflow}" if item.workflow and item.subject != f"workflow {item.workflow}" else ""
@@ -109,13 +108,13 @@ def _print_items(items: list[AttentionItem], more: list[str], database: Database
 
 
 def _print_trace(found: Trace) -> None:
-    """Each thing on a line of its own, ids whole: the terminal may wrap it, nothing is folded."""
+    """Print each node on its own line with its whole id; only the terminal wraps."""
     for root in found.roots:
         tree = Tree(_label(root), guide_style="dim")
         _add_children(tree, root)
         Console(highlight=False, width=_UNLIMITED_WIDTH, soft_wrap=True).print(tree)
     if found.is_partial:
-        common.print_lines("There is more than is shown; --limit shows it.")
+        common.print_lines("There is more; --limit shows it.")
 
 
 def _add_children(tree: Tree, node: TraceNode) -> None:

@@ -1,4 +1,4 @@
-"""``pipeline chaos``: whether the promise holds here, with faults, judged from outside."""
+"""Command ``pipeline chaos``: run orders under faults and compare the effects with the ledger."""
 
 import secrets
 from pathlib import Path
@@ -14,19 +14,19 @@ _MAX_PRINTED = 5
 
 
 def chaos(
-    mutations: Annotated[int, typer.Option(min=1, help="How many orders, each of which asks for one effect.")] = 1000,
+    mutations: Annotated[int, typer.Option(min=1, help="How many orders; each requests one effect.")] = 1000,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Repeats faults and kills; drawn if not given.", show_default=False)
+        int | None, typer.Option(min=0, help="Repeats faults and kills; random by default.", show_default=False)
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes, each with a pool of two.")] = 2,
     home: Annotated[
-        Path | None, typer.Option(help="Keep servers' data, logs and the world's book here.", show_default=False)
+        Path | None, typer.Option(help="Keep servers' data, logs and the provider's records here.", show_default=False)
     ] = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Send mutations through a world full of faults while workers are killed, and compare it with the ledger.
+    """Send mutations to a faulty provider while workers are killed; compare its records with the ledger.
 
-    Uses servers of its own, never your database. Exit code 1 when the two disagree.
+    Uses servers of its own, never your database. Exit code 1 when records and ledger disagree.
     """
     drawn = secrets.randbelow(10**6) if seed is None else seed
     options = runs.ChaosOptions(
@@ -42,8 +42,8 @@ def chaos(
         raise typer.Exit(1)
 
 
-def _print_progress(words: str) -> None:
-    typer.echo(words, err=True)
+def _print_progress(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def _print_result(result: ChaosResult) -> None:
@@ -51,18 +51,16 @@ def _print_result(result: ChaosResult) -> None:
     tables.print_table(
         f"seed {options.seed}: {options.mutations} orders, {result.seconds:.0f} s",
         ("what the provider did", "requests", "effects", "ledger: applied", "failed", "unresolved"),
-        [
-            (seen.fault, seen.requests, seen.effects, seen.applied, seen.failed, seen.unresolved)
-            for seen in result.comparison
-        ],
+        [(row.fault, row.requests, row.effects, row.applied, row.failed, row.unresolved) for row in result.comparison],
     )
     consumed = sum(delivery.status == "consumed" for delivery in found.deliveries)
     lines = [
-        f"Effects in the world: {len(found.effects)}, of {len({effect.order for effect in found.effects})} orders.",
-        f"Orders done: {consumed}; questions for a person: {len(result.unresolved)}; ledger rows: {len(found.ledger)}.",
-        f"The world was asked {sum(result.reconcile_counts.values())} times what became of a request "
+        f"Effects at the provider: {len(found.effects)}, of {len({effect.order for effect in found.effects})} orders.",
+        f"Orders done: {consumed}; mutations for an operator: {len(result.unresolved)}; "
+        f"ledger rows: {len(found.ledger)}.",
+        f"Reconcile attempts: {sum(result.reconcile_counts.values())} "
         f"({', '.join(f'{count} {kind}' for kind, count in sorted(result.reconcile_counts.items()))}).",
-        f"Harm done: {', '.join(f'{count} x {act}' for act, count in result.disruptions.items()) or 'none'}.",
+        f"Disruptions: {', '.join(f'{count} x {act}' for act, count in result.disruptions.items()) or 'none'}.",
         f"Runs that lost their worker: {result.lost_runs[0]}, {result.lost_runs[1]} of them with a mutation "
         f"in the ledger.",
     ]
@@ -89,9 +87,9 @@ def _print_first(what: str, lines: list[str]) -> None:
 
 def _conclusion(result: ChaosResult) -> str:
     if result.is_successful:
-        return "The ledger agrees with the world for every row; no effect happened twice, no order was lost."
+        return "The ledger agrees with the provider for every row; no effect happened twice, no order was lost."
     repeat = f"pipeline chaos --mutations {result.options.mutations} --seed {result.options.seed}"
     return (
-        f"{len(result.problems)} problems, {len(result.unfinished)} orders unfinished. Logs and books: {result.home}. "
-        f"Repeat: {repeat} --workers {result.options.workers}"
+        f"{len(result.problems)} problems, {len(result.unfinished)} orders unfinished. "
+        f"Logs and records: {result.home}. Repeat: {repeat} --workers {result.options.workers}"
     )

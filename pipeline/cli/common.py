@@ -1,4 +1,4 @@
-"""What several commands need: options, the registry, a person, a doorbell and JSON."""
+"""Share options, the registry, the actor, wake-up messages and output between commands."""
 
 import getpass
 import json
@@ -21,23 +21,23 @@ from pipeline.store.reads import work
 from pipeline.workflows.registry import Registry
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept in the audit. Needed.")]
-OptionalReason = Annotated[str, typer.Option("--reason", "-m", help="Why, if you say it; it is kept in the audit.")]
-By = Annotated[str, typer.Option("--by", help="Who; by default the user of this shell.", show_default=False)]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this, it is only shown what would be done.")]
+Reason = Annotated[str, typer.Option("--reason", "-m", help="Why. Kept in the audit. Required.")]
+OptionalReason = Annotated[str, typer.Option("--reason", "-m", help="Why (optional). Kept in the audit.")]
+By = Annotated[str, typer.Option("--by", help="Who acts; by default the user of this shell.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this option the command only shows what it would do.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")]
-Recent = Annotated[int, typer.Option(min=1, help="How many of the newest rows to look through.")]
+Recent = Annotated[int, typer.Option(min=1, help="How many of the newest rows to search.")]
 
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def load_registry() -> Registry:
-    """What PIPELINE_WORKFLOWS names, found as a worker finds it."""
+    """Load the workflows of PIPELINE_WORKFLOWS, as a worker does."""
     return Registry.load(Settings.load(os.environ).workflows)
 
 
 def registry_or_none() -> Registry | None:
-    """The registry, for reads: whoever is on call may not have the code. Then what it would explain is hidden."""
+    """Load the registry for a read; None, and parameters are hidden, where the workflows' code is missing."""
     try:
         return load_registry()
     except PipelineError as error:
@@ -46,11 +46,11 @@ def registry_or_none() -> Registry | None:
 
 
 def complete_workflow(incomplete: str) -> list[str]:
-    """What a shell offers while the name of a workflow is being typed; nothing when the database is away."""
+    """Complete the name of a workflow in a shell; offer nothing when the database is down."""
     try:
         with Database.connect_unpooled(Settings.load(os.environ).database_url).transaction() as tx:
             return [name for name in work.workflow_names(tx) if name.startswith(incomplete)]
-    except Exception:  # noqa: BLE001 - a key press is no place for an error
+    except Exception:  # noqa: BLE001 - completion must not print errors
         return []
 
 
@@ -58,12 +58,12 @@ WorkflowOption = Annotated[str | None, typer.Option(help="Only of this workflow.
 
 
 def actor(by: str, reason: str) -> Actor:
-    """Who acts, and why."""
+    """Return who acts, and why."""
     return Actor(name=by or getpass.getuser(), reason=reason)
 
 
 def single_argument(arguments: Sequence[str] | None) -> str | None:
-    """The one thing to show: ``ID`` and ``show ID`` mean the same, nothing and ``list`` mean the list."""
+    """Return the id to show: ``ID`` and ``show ID`` are the same; nothing or ``list`` is None."""
     given = list(arguments or ())
     if len(given) > 1 and given[0] == "show":
         given = given[1:]
@@ -75,69 +75,65 @@ def single_argument(arguments: Sequence[str] | None) -> str | None:
 
 
 class WakeUps:
-    """Rings for work that an act made due, and remembers whether anybody heard."""
+    """Send wake-up messages for work that an act made due; remember whether the broker took them."""
 
     def __init__(self) -> None:
         self.is_notified: bool | None = None
 
     def wake_workflow(self, name: str) -> None:
-        """Tell a worker that a workflow may have work."""
-        from pipeline.tasks import messages as tasks_messages  # Celery is slow to import, and most commands never ring
+        """Notify a worker that a workflow may have work."""
+        from pipeline.tasks import messages as tasks_messages  # Celery is slow to import, and few commands need it
 
         self._record(tasks_messages.wake_workflow(name))
 
     def dispatch_run(self, run_id: UUID) -> None:
-        """Tell a worker that a run's request may be sent."""
+        """Notify a worker that a run's request may be sent."""
         from pipeline.tasks import messages as tasks_messages
 
         self._record(tasks_messages.dispatch(DispatchMessage(task="pipeline.mutate", run_ids=(str(run_id),))))
 
     def dispatch(self, messages: Iterable[DispatchMessage]) -> None:
-        """Tell workers that runs may go on."""
+        """Notify workers that runs may continue."""
         from pipeline.tasks import messages as tasks_messages
 
         for message in messages:
             self._record(tasks_messages.dispatch(message))
 
     def text(self) -> str:
-        """What follows from having rung, or from not having been heard."""
+        """Describe whether workers were notified; empty if there was nothing to send."""
         if self.is_notified is None:
             return ""
-        return (
-            "The broker was told."
-            if self.is_notified
-            else "The broker cannot be reached; the next tick goes on with it."
-        )
+        return "Workers were notified." if self.is_notified else "The broker is unreachable; the next tick continues."
 
-    def _record(self, heard: bool) -> None:
-        self.is_notified = heard if self.is_notified is None else self.is_notified and heard
+    def _record(self, is_sent: bool) -> None:
+        self.is_notified = is_sent if self.is_notified is None else self.is_notified and is_sent
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    """Text from outside as a terminal may see it: what would move its cursor, or pass for a line, is spelt out."""
+    """Escape control characters, which could move a terminal's cursor or fake a line."""
     spelt = _CONTROL_CHARACTERS.sub(lambda found: f"\\x{ord(found[0]):02x}", str(text))
     return spelt if lines else spelt.replace("\n", "\\n")
 
 
 def print_lines(*lines: str) -> None:
-    """Print sentences, each on a line of its own, never folded; empty ones are left out."""
+    """Print each sentence on its own line, unwrapped; skip empty ones."""
     for line in lines:
         if line:
             typer.echo(printable(line, lines=True))
 
 
 def print_more_note(number: int) -> None:
-    """Say that an act reached only the first of what was meant."""
-    print_lines(f"These were the first {number}; there are more: repeat it.")
+    """Print that an act was limited to the first items."""
+    print_lines(f"These were the first {number}. There are more: repeat the command.")
 
 
 def print_json(value: Any) -> None:
-    """Print a value for a program to read."""
+    """Print a value as JSON."""
     typer.echo(json.dumps(value, indent=2, default=_to_json))
 
 
 def age(since: datetime | None, now: datetime) -> str:
-    """How long ago, in one unit: 12s, 5m, 3h, 8d."""
+    """Format how long ago, in one unit: 12s, 5m, 3h, 8d."""
     if since is None:
         return ""
     seconds = max(0, int((now - since).total_seconds()))
@@ -148,7 +144,7 @@ def age(since: datetime | None, now: datetime) -> str:
 
 
 def format_time(at: datetime | None) -> str:
-    """An instant to the second, as the database has it."""
+    """Format an instant to the second, in the database's zone."""
     return "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
 
 

@@ -1,4 +1,4 @@
-"""``pipeline connectors``, ``pipeline breakers`` and ``pipeline plan``: what would be sent, and through what."""
+"""Commands ``pipeline connectors``, ``plan``, ``breakers`` and ``breaker``: operations, and what would be sent."""
 
 import os
 from collections.abc import Sequence
@@ -23,24 +23,24 @@ from pipeline.store.reads import ledger, listings
 from pipeline.transitions import breakers as verbs
 from pipeline.workflows.registry import Registry
 
-_RUNS_PER_MESSAGE = 100  #: runs for which one message rings
+_RUNS_PER_MESSAGE = 100  #: runs dispatched by one message
 _GRADES: dict[object, str] = {
-    Grade.A: "it can be asked what became of a request, and one that arrives twice counts as one.",
-    Grade.B: "it can be asked what became of a request.",
-    Grade.C: "an unknown outcome is a question for a person; one request that arrives twice counts as one.",
-    Grade.D: "an unknown outcome is a question for a person.",
+    Grade.A: "can reconcile, and a request that arrives twice counts once.",
+    Grade.B: "can reconcile.",
+    Grade.C: "an operator must resolve an unknown outcome; a request that arrives twice counts once.",
+    Grade.D: "an operator must resolve an unknown outcome.",
 }
 
 
 class BreakerAction(StrEnum):
-    """What a person does to a breaker."""
+    """What an operator does to a circuit breaker."""
 
     OPEN = "open"
     CLOSE = "close"
 
 
 def connectors(context: typer.Context, recent: common.Recent = 100_000, as_json: common.AsJson = False) -> None:
-    """List operations, and how well the outcome of each can be known; without their code, those of the ledger."""
+    """List operations with the grade of each; without the workflows' code, those of the ledger."""
     known = _registry_or_empty()
     rows: list[tuple[object, ...]] = [
         (connector.name, name, _grade(operation), operation.timeout, operation.settle if operation.is_mutation else "")
@@ -57,9 +57,11 @@ def connectors(context: typer.Context, recent: common.Recent = 100_000, as_json:
     rows += [(*name, "not known here", "", "") for name in others]
     tables.print_table(quantity(len(rows), "operation"), columns, rows)
     seen = {row[2] for row in rows}
-    common.print_lines(*(f"{grade}: {words}" for grade, words in _GRADES.items() if grade in seen))
+    common.print_lines(*(f"{grade}: {meaning}" for grade, meaning in _GRADES.items() if grade in seen))
     if seen & _GRADES.keys():
-        common.print_lines("Whatever the grade, a new run sends under a new key: what it does again happens again.")
+        common.print_lines(
+            "At every grade a new run sends under a new key, so an effect that it repeats happens twice."
+        )
 
 
 def plan(
@@ -68,7 +70,7 @@ def plan(
     limit: Annotated[int, typer.Option(min=1, help="Runs of each consumer at most.")] = 100,
     as_json: common.AsJson = False,
 ) -> None:
-    """Show which requests a workflow would send for what was not sent yet. Nothing is reserved and nothing is sent."""
+    """Show which requests a workflow would send now. Nothing is reserved and nothing is sent."""
     settings, known = Settings.load(os.environ), common.load_registry()
     if workflow not in known.workflows:
         _raise_code_missing(context.obj, workflow)
@@ -97,7 +99,7 @@ def plan(
 
 
 def breakers(context: typer.Context, as_json: common.AsJson = False) -> None:
-    """List operations that start no new mutation."""
+    """List operations whose circuit breaker is open: they start no new mutation."""
     database: Database = context.obj
     with database.transaction() as tx:
         rows, now = ledger.open_breakers(tx), tx.clock()
@@ -125,52 +127,50 @@ def breakers(context: typer.Context, as_json: common.AsJson = False) -> None:
 
 def breaker(
     context: typer.Context,
-    action: Annotated[BreakerAction, typer.Argument(help="open: start none. close: go on.")],
+    action: Annotated[BreakerAction, typer.Argument(help="open: start no mutation. close: start them again.")],
     operation: Annotated[str, typer.Argument(help="connector.operation")],
     reason: common.OptionalReason = "",
     by: common.By = "",
     as_json: common.AsJson = False,
 ) -> None:
-    """Stop new mutations of an operation, or let them go on."""
+    """Open the circuit breaker of an operation, or close it."""
     connector, name = _parse_operation(operation)
     wake_ups, who, changed = common.WakeUps(), common.actor(by, reason), True
-    roused: Sequence[Row[Any]] = ()
+    waiting: Sequence[Row[Any]] = ()
     with context.obj.transaction() as tx:
         if action is BreakerAction.OPEN:
             verbs.open_by_operator(tx, (connector, name), who)
         elif changed := verbs.close_by_operator(tx, (connector, name), who):
-            roused = verbs.redispatch_waiting(tx)
-    for first in range(0, len(roused), _RUNS_PER_MESSAGE):
-        wake_ups.dispatch(dispatch_messages(roused[first : first + _RUNS_PER_MESSAGE], context.obj))
+            waiting = verbs.redispatch_waiting(tx)
+    for first in range(0, len(waiting), _RUNS_PER_MESSAGE):
+        wake_ups.dispatch(dispatch_messages(waiting[first : first + _RUNS_PER_MESSAGE], context.obj))
     if as_json:
         common.print_json(
             {"operation": operation, "act": action, "is_changed": changed, "is_notified": wake_ups.is_notified}
         )
         return
-    rung = f"It rings for {quantity(len(roused), 'run')} that may have waited behind it." if roused else ""
-    common.print_lines(f"{operation}: {action}" if changed else f"{operation} was not open", rung, wake_ups.text())
+    sent = f"{quantity(len(waiting), 'run')} that may have waited for it dispatched again." if waiting else ""
+    common.print_lines(f"{operation}: {action}" if changed else f"{operation} was not open", sent, wake_ups.text())
 
 
 def _parse_operation(operation: str) -> tuple[str, str]:
-    """Connector and operation as they were typed; refused when the code here knows better."""
+    """Split connector and operation; refuse an operation that the loaded code does not have."""
     connector, _, name = operation.partition(".")
     if not connector or not name:
         raise InvalidInputError(f"{operation!r} names no operation; expected connector.operation, such as mail.send.")
     known = common.load_registry()
     if known.connectors and known.operation(connector, name) is None:
         operations = [f"{each.name}.{op}" for each in known.connectors.values() for op in type(each).operations()]
-        raise InvalidInputError(
-            f"Nobody knows the operation {operation!r}; known are: {', '.join(sorted(operations))}."
-        )
+        raise InvalidInputError(f"The operation {operation!r} is unknown; known are: {', '.join(sorted(operations))}.")
     if not known.connectors:
         typer.echo(
-            f"Without PIPELINE_WORKFLOWS nobody here knows whether {operation} exists: mind its spelling.", err=True
+            f"Without PIPELINE_WORKFLOWS it is unknown whether {operation} exists: check its spelling.", err=True
         )
     return connector, name
 
 
 def _registry_or_empty() -> Registry:
-    """The code that is here; none when it cannot be imported, and then why."""
+    """Load the registry; empty, and the reason printed, if it cannot be imported."""
     try:
         return common.load_registry()
     except PipelineError as error:
@@ -179,54 +179,52 @@ def _registry_or_empty() -> Registry:
 
 
 def _operations_in_ledger(database: Database, known: Registry, recent: int) -> list[tuple[str, str]]:
-    """What the ledger and the breakers name. With code here, a list of what it has needs no database."""
+    """List the operations of ledger and breakers. With the code here, a missing database is only a warning."""
     try:
         with database.transaction() as tx:
             found, is_partial = ledger.operation_names(tx, recent=recent), listings.has_older(tx, "mutations", recent)
     except (DBAPIError, SchemaVersionError) as error:
         if not known.connectors:
             raise
-        said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
-        typer.echo(f"The ledger cannot be asked; only what the code here has is listed. {said}", err=True)
+        message = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+        typer.echo(f"The ledger cannot be read; only operations of the loaded code are listed. {message}", err=True)
         return []
     if is_partial:
-        looked = quantity(recent, "row")
-        typer.echo(
-            f"Only the newest {looked} of the ledger were looked through; --recent looks further back.", err=True
-        )
+        rows = quantity(recent, "row")
+        typer.echo(f"Only the newest {rows} of the ledger were searched; --recent searches more.", err=True)
     return found
 
 
 def _warn_unknown_operations(others: Sequence[tuple[str, str]], known: Registry) -> None:
-    """Say whose code is not here: whoever stops everything must know that the list may lack something."""
+    """Warn of missing code: an operator who opens all breakers must know that the list may be incomplete."""
     is_here = bool(known.connectors or known.workflows)
     if not is_here and not others:
         raise InvalidInputError(
-            "No workflow's code is here, and the ledger knows no operation. Ask where PIPELINE_WORKFLOWS names it."
+            "No workflow's code is here, and the ledger has no operation. Run this where PIPELINE_WORKFLOWS is set."
         )
     if not is_here:
         typer.echo(
             "No workflow's code is here (PIPELINE_WORKFLOWS): these are the operations of the ledger and of breakers. "
-            "One that was never used is not among them.",
+            "Operations that were never used are missing.",
             err=True,
         )
     elif others:
-        spelt = ", ".join(".".join(name) for name in others)
-        typer.echo(f"The code here does not have {spelt}; the ledger or a breaker does.", err=True)
+        names = ", ".join(".".join(name) for name in others)
+        typer.echo(f"The code here does not have {names}; the ledger or a breaker does.", err=True)
 
 
 def _raise_code_missing(database: Database, workflow: str) -> None:
-    """Say that the code is not here, if there is such a workflow; a name that nobody knows is refused as such."""
+    """Refuse a workflow whose code is not here; an unknown name is refused as unknown."""
     with database.transaction() as tx:
         lookup.require_workflow(tx, workflow)
     raise InvalidInputError(
-        f"The code of workflow {workflow!r} is not here, and a plan runs it. Plan where PIPELINE_WORKFLOWS names its "
-        "module, as for a worker that runs it."
+        f"The code of workflow {workflow!r} is not here, and a plan runs it. Expected its module in "
+        "PIPELINE_WORKFLOWS, as for a worker."
     )
 
 
 def _probe_text(breaker: Row[Any], now: datetime) -> str:
-    """When one mutation is let through, to see whether an answer comes back."""
+    """Format when the next probe mutation is let through."""
     if breaker.probe_at is None:
         return "none"
     return "due" if breaker.is_due else f"in {common.age(now, breaker.probe_at)}"
@@ -234,8 +232,8 @@ def _probe_text(breaker: Row[Any], now: datetime) -> str:
 
 def _note(item: PlannedRun) -> str:
     waits = "its run exists and has not sent it yet" if item.is_waiting else ""
-    asks = "asks for approval" if item.needs_approval else ""
-    return "; ".join(words for words in (item.problem or asks, waits) if words)
+    asks = "needs approval" if item.needs_approval else ""
+    return "; ".join(part for part in (item.problem or asks, waits) if part)
 
 
 def _grade(operation: Operation[Any]) -> str:

@@ -1,9 +1,12 @@
-"""``pipeline consume``: run a task of the consumer engine, watch it, and end it cleanly.
+"""Command ``pipeline consume``: run a task of the consumer engine until it ends or is stopped.
 
-Exit codes: 0 the loop ended by itself or was asked to, and everything fetched was settled; 1 it broke:
-nothing can be fetched, or its time is up, or items were left, or were settled by nobody since their
-exception handler failed too; 2 wrong usage; 4 it ended well but, with ``--strict``, some item did not
-succeed; 75 the Redis of a task that connects when it is made cannot be used right now: start it again.
+Exit codes:
+
+- 0: the loop ended or was stopped, and everything fetched was settled
+- 1: nothing can be fetched, the time is up, items were left, or an exception handler failed too
+- 2: wrong usage
+- 4: with ``--strict``: some item did not succeed
+- 75: the Redis of a task that connects in its constructor is unavailable; start it again
 """
 
 import importlib
@@ -44,19 +47,19 @@ Task = ConsumerMixin | AsyncConsumerMixin
 
 def consume(
     name: Annotated[
-        str, typer.Argument(metavar="MODULE:TASK", help="A task: a class that needs no arguments, or one.")
+        str, typer.Argument(metavar="MODULE:TASK", help="A task: an object, or a class that needs no arguments.")
     ],
     policy: Annotated[
-        Path | None, typer.Option(help="A policy as TOML, YAML or JSON, on top of the task's own.", show_default=False)
+        Path | None, typer.Option(help="A policy as TOML, YAML or JSON; overrides the task's own.", show_default=False)
     ] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="Items to take at most.", show_default=False)] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Items at once.", show_default=False)] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 if an item did not succeed.")] = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Fetch items and work on them, as the task and its policy say, until nothing is left or somebody asks to end.
+    """Fetch and process items as the task's policy says, until nothing is left or a signal comes.
 
-    SIGTERM and Ctrl-C settle what was fetched and end with 0; a second one leaves what is not settled.
+    SIGTERM and Ctrl-C finish the fetched items and exit with 0; a second signal leaves unfinished items.
     Every field of the policy can be set in the environment: CONSUME_LOOP__STREAMING=true.
     """
     task = find_task(name)
@@ -78,7 +81,7 @@ def _exit_code(report: LoopReport, problem: PipelineError | None, *, strict: boo
 
 
 def _exit_now(code: int) -> NoReturn:
-    """End the process though code in it does not end: Python itself would wait for that code."""
+    """Exit although abandoned calls still run; Python itself would wait for them."""
     export.stop()
     logging.shutdown()
     sys.stdout.flush()
@@ -87,7 +90,7 @@ def _exit_now(code: int) -> NoReturn:
 
 
 def find_task(name: str) -> Task:
-    """The task somebody named, looked for in the current folder too."""
+    """Import a task by its name, also from the current folder."""
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
         raise InvalidInputError(f"{name!r} names no task; expected module:Task, such as shop.imports:ImportOrders.")
@@ -105,7 +108,7 @@ def _import_task(name: str, module: str, attribute: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):
-            problem = f"there is no module {error.name}. Look at its spelling, or change folder"
+            problem = f"there is no module {error.name}. Check its spelling, or change folder"
         else:
             problem = (
                 f"{module} needs {error.name}, which is not there{_location(error)}. Install it, or correct the line"
@@ -114,16 +117,16 @@ def _import_task(name: str, module: str, attribute: str) -> Any:
         where = f"{Path(error.filename or module).name}:{error.lineno}"
         problem = f"{error.msg} ({where}). Correct the line"
     except AttributeError as error:
-        problem = f"{error}{_location(error)}. Look at its spelling"
+        problem = f"{error}{_location(error)}. Check its spelling"
     except PipelineError as error:
         raise _own_error(f"{name} cannot be imported", error) from error
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the module is somebody's own
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
         problem = f"{module} raised {type(error).__name__}{_location(error)}. Import it in Python to see why"
     raise InvalidInputError(f"{name} cannot be imported: {problem}.")
 
 
 def _instantiate(name: str, kind: type[Task]) -> Task:
-    """An object of a class that needs no arguments. What it raises is not shown: it may have looked at secrets."""
+    """Create the task. The text of an error is not shown: user code may have put secrets into it."""
     try:
         inspect.signature(kind).bind()
     except TypeError as error:
@@ -139,16 +142,16 @@ def _instantiate(name: str, kind: type[Task]) -> Task:
 
 
 def _own_error(what: str, error: PipelineError) -> Exception:
-    """What we said ourselves holds no secrets, and says what to do. A Redis that is away may be back soon."""
-    words = f"{what}{_location(error)}: {error}"
+    """Show an error of our own, which holds no secrets; an unavailable Redis exits with 75, to be started again."""
+    message = f"{what}{_location(error)}: {error}"
     if isinstance(error, QueueError) and not isinstance(error, NoStreamError):
-        typer.echo(words, err=True)
+        typer.echo(message, err=True)
         return typer.Exit(EXIT_RESTART)
-    return InvalidInputError(words)
+    return InvalidInputError(message)
 
 
 def _location(error: BaseException) -> str:
-    """The last line of somebody's own code that an error came through."""
+    """Return the last line of user code that an error came through."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_user_code(Path(each.filename))]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
@@ -159,7 +162,7 @@ def _is_user_code(file: Path) -> bool:
 
 
 def _effective_policy(task: Task, path: Path | None, limit: int | None, concurrency: int | None) -> ConsumerPolicy:
-    """What the task says, then the file, then the environment, then the options; the last word counts."""
+    """Merge the policy: task, then file, then environment, then options; the last one wins."""
     values = policy_files.load(path, os.environ, task.policy).model_dump()
     if limit is not None:
         values["loop"]["limit"] = limit
@@ -169,39 +172,38 @@ def _effective_policy(task: Task, path: Path | None, limit: int | None, concurre
 
 
 def _run_task(task: Task, policy: ConsumerPolicy, leaving: BoundedRunner) -> tuple[LoopReport, PipelineError | None]:
-    """How the loop ended, and what broke it."""
-    with stopped_by_signals(task), metrics.metrics_endpoint(), _progress() as tell:
+    """Run the loop; return its report and the error that broke it."""
+    with stopped_by_signals(task), metrics.metrics_endpoint(), _progress() as report_outcome:
         try:
             if isinstance(task, ConsumerMixin):
-                return task.consume_transactions(policy=policy, on_outcome=tell), None
-            return leaving.run(task.consume_transactions(policy=policy, on_outcome=tell)), None
+                return task.consume_transactions(policy=policy, on_outcome=report_outcome), None
+            return leaving.run(task.consume_transactions(policy=policy, on_outcome=report_outcome)), None
         except (FetchException, ConsumerLoopTimeoutException, AbandonedCallsException) as error:
             return error.report or LoopReport(), error
 
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """A line on a terminal that tells how far it got; where there is no terminal, nothing."""
+    """Show a line of progress on a terminal; elsewhere nothing."""
     counts = LoopReport()
-    words = TextColumn("{task.completed} settled · {task.fields[failed]} failed · {task.fields[pace]}/s")
     with Progress(
         SpinnerColumn(),
-        words,
+        TextColumn("{task.completed} settled · {task.fields[failed]} failed · {task.fields[rate]}/s"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
         disable=not sys.stderr.isatty(),
     ) as progress:
-        line, begun = progress.add_task("", total=None, failed=0, pace=0), time.monotonic()
+        line, started_at = progress.add_task("", total=None, failed=0, rate=0), time.monotonic()
 
-        def tell(outcome: ItemOutcome) -> None:
+        def report_outcome(outcome: ItemOutcome) -> None:
             counts.add(outcome)
             if not progress.disable:
-                pace = counts.processed / max(0.001, time.monotonic() - begun)
+                rate = counts.processed / max(0.001, time.monotonic() - started_at)
                 failed = counts.failed + counts.timed_out
-                progress.update(line, completed=counts.processed, failed=failed, pace=f"{pace:.0f}")
+                progress.update(line, completed=counts.processed, failed=failed, rate=f"{rate:.0f}")
 
-        yield tell
+        yield report_outcome
 
 
 def _print_report(report: LoopReport, problem: PipelineError | None, *, as_json: bool) -> None:
@@ -217,9 +219,7 @@ def _summary(report: LoopReport) -> str:
     late = f" ({report.step_timeouts} in the timeout of a step)" if report.step_timeouts else ""
     doubt = f" ({report.in_doubt} in doubt: a handler had begun)" if report.in_doubt else ""
     unhandled = (
-        f", {report.handler_failures} settled by nobody: the exception handler failed too"
-        if report.handler_failures
-        else ""
+        f", {report.handler_failures} not settled: the exception handler failed too" if report.handler_failures else ""
     )
     counts = f"{report.succeeded} succeeded, {report.failed} failed{late}, {report.timed_out} timed out"
     done = f"{report.processed} settled in {quantity(report.batches, 'batch')}"

@@ -11,12 +11,12 @@ from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.store.reads.invariants import Finding, Severity
 
-app = typer.Typer(help="Look after the schema.", no_args_is_help=True)
+app = typer.Typer(help="Migrate the schema of the database.", no_args_is_help=True)
 
 
 @app.command()
 def upgrade(context: typer.Context, as_json: common.AsJson = False) -> None:
-    """Migrate to the newest version. Safe to run again and from several places at once."""
+    """Migrate to the newest version. Safe to repeat, and to run in several places at once."""
     database: Database = context.obj
     version = migrate.upgrade(database)
     if as_json:
@@ -27,7 +27,7 @@ def upgrade(context: typer.Context, as_json: common.AsJson = False) -> None:
 
 @app.command()
 def current(context: typer.Context, as_json: common.AsJson = False) -> None:
-    """Say which version the database is at. Exit code 3 when it is not the one this code needs."""
+    """Print the version of the database. Exit code 3 if this code needs another one."""
     database: Database = context.obj
     migrate.require_current(database)
     if as_json:
@@ -39,9 +39,9 @@ def current(context: typer.Context, as_json: common.AsJson = False) -> None:
 def doctor(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
-    recent: Annotated[int, typer.Option(min=1, help="How many of the newest runs to look back over.")] = 10_000,
+    recent: Annotated[int, typer.Option(min=1, help="How many of the newest runs to check.")] = 10_000,
 ) -> None:
-    """Check every invariant. Exit code 1 when a promise does not hold; overdue work is shown and exits 0."""
+    """Check every invariant. Exit code 1 if one is broken; overdue work is listed and exits 0."""
     database: Database = context.obj
     migrate.require_current(database)
     with database.transaction() as tx:
@@ -57,11 +57,11 @@ def doctor(
 
 
 def _print_findings(found: list[Finding]) -> None:
-    """Subjects hold ids, so they are never folded; what is wrong and what to do stands with each of them."""
+    """Print each finding with its detail and advice; subjects hold ids and are never wrapped."""
     tables.print_table(
         quantity(len(found), "finding"),
         ("severity", "subject", "invariant"),
         [(finding.severity, finding.subject, finding.invariant) for finding in found],
         [f"{finding.detail}. {finding.advice}" for finding in found],
-        note="what it is, and what to do",
+        note="detail and advice",
     )

@@ -1,8 +1,8 @@
-"""``pipeline dead-letters``: messages that came over the broker and that no worker could work on, kept for a person.
+"""Command ``pipeline dead-letters``: list broker messages that workers refused, send them back or drop them.
 
-No worker reads the queue ``pipeline.refused``. To look through it, each message is taken, put back at the
-end, and only then acknowledged: that works on every broker and loses nothing. Killed in between, a message
-is there twice, and publishing it twice changes nothing.
+No worker reads the queue ``pipeline.refused``. To list it, each message is taken, put back at the end, and only then
+acknowledged. This works on every broker and loses nothing. A kill in between leaves a message twice; publishing it
+twice changes nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,19 +19,19 @@ from pipeline.domain.errors import InvalidInputError, quantity
 
 EXIT_NOT_ALL_DONE = 1
 _MAX_PRINTED = 3  #: message ids in a table
-_UNPROCESSABLE_KINDS = ("invalid", "no task")  #: kinds that no worker will ever take, whatever is deployed
+_UNPROCESSABLE_KINDS = ("invalid", "no task")  #: kinds that no worker can ever take, whatever is deployed
 
 app = typer.Typer(
-    help="Events that came over the broker and could not be published: look, send them back, or drop them.",
+    help="Broker messages that workers refused: list them, send them back, or drop them.",
     no_args_is_help=True,
 )
 
-Ids = Annotated[list[str] | None, typer.Argument(help="Which messages, by id, as the list shows them.")]
-All = Annotated[bool, typer.Option("--all", help="All of them.")]
+Ids = Annotated[list[str] | None, typer.Argument(help="Ids of messages, as the list shows them.")]
+All = Annotated[bool, typer.Option("--all", help="All messages.")]
 
 
 class DeadLetterAction(Enum):
-    """What becomes of one message."""
+    """What to do with one message."""
 
     KEEP = auto()
     SEND_BACK = auto()
@@ -40,7 +40,7 @@ class DeadLetterAction(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One message, without its payloads."""
+    """A refused message, without its payloads."""
 
     id: str
     kind: str  #: unpublishable, unreadable, invalid, unknown task or no task
@@ -75,7 +75,7 @@ def list_(
 def send_back(
     ids: Ids = None, everything: All = False, yes: common.Yes = False, as_json: common.AsJson = False
 ) -> None:
-    """Give messages to the workers again, once the reason is gone. Events that are there already change nothing."""
+    """Send messages to the workers again, once the reason is gone. Events published before change nothing."""
     _act_on_letters(
         DeadLetterAction.SEND_BACK, "sent back", _selected_ids(ids, everything=everything), yes=yes, as_json=as_json
     )
@@ -83,66 +83,70 @@ def send_back(
 
 @app.command()
 def drop(ids: Ids = None, everything: All = False, yes: common.Yes = False, as_json: common.AsJson = False) -> None:
-    """Throw messages away. The message is the only copy of its events."""
+    """Delete messages. A message is the only copy of its events."""
     _act_on_letters(
         DeadLetterAction.DROP, "dropped", _selected_ids(ids, everything=everything), yes=yes, as_json=as_json
     )
 
 
 def _selected_ids(ids: Sequence[str] | None, *, everything: bool) -> set[str] | None:
-    """Ids of the messages that are meant; None: all."""
+    """Return the selected ids; None: all."""
     if bool(ids) == everything:
-        raise InvalidInputError("Say which: ids of messages as `pipeline dead-letters list` shows them, or --all.")
+        raise InvalidInputError("Expected ids of messages as `pipeline dead-letters list` shows them, or --all.")
     return None if everything else set(ids or ())
 
 
-def _act_on_letters(fate: DeadLetterAction, done: str, wanted: set[str] | None, *, yes: bool, as_json: bool) -> None:
-    def is_meant(each: DeadLetter) -> bool:
+def _act_on_letters(action: DeadLetterAction, done: str, wanted: set[str] | None, *, yes: bool, as_json: bool) -> None:
+    def is_selected(each: DeadLetter) -> bool:
         return wanted is None or each.id in wanted
 
     found = [
         each
         for each in _process_letters(
-            lambda each: _effective_action(fate, each) if yes and is_meant(each) else DeadLetterAction.KEEP
+            lambda each: _effective_action(action, each) if yes and is_selected(each) else DeadLetterAction.KEEP
         )
-        if is_meant(each)
+        if is_selected(each)
     ]
-    kept = [each for each in found if _effective_action(fate, each) is DeadLetterAction.KEEP]
+    kept = [each for each in found if _effective_action(action, each) is DeadLetterAction.KEEP]
     missing = sorted((wanted or set()) - {each.id for each in found})
     if as_json:
         moved = [each.id for each in found if each not in kept]
         common.print_json({"is_done": yes, "moved": moved, "kept": [each.id for each in kept], "missing": missing})
     else:
-        _print_actions(fate, done if yes else f"would be {done}", found, kept)
+        _print_actions(action, done if yes else f"would be {done}", found, kept)
         common.print_lines(*(f"{id_}: there is no such message" for id_ in missing))
         if not yes and found:
-            common.print_lines("Nothing was done; add --yes.")
+            common.print_lines("Nothing was done. Repeat with --yes to do it.")
     if missing or kept:
         raise typer.Exit(EXIT_NOT_ALL_DONE)
 
 
-def _print_actions(fate: DeadLetterAction, verb: str, found: Sequence[DeadLetter], kept: Sequence[DeadLetter]) -> None:
+def _print_actions(
+    action: DeadLetterAction, verb: str, found: Sequence[DeadLetter], kept: Sequence[DeadLetter]
+) -> None:
     for each in found:
-        common.print_lines(f"{each.id}: {'stays' if each in kept else verb}, {_size_text(each)}{_warning(fate, each)}")
+        what = "stays" if each in kept else verb
+        common.print_lines(f"{each.id}: {what}, {_size_text(each)}{_warning(action, each)}")
 
 
-def _effective_action(fate: DeadLetterAction, each: DeadLetter) -> DeadLetterAction:
-    """Sending back what nobody can ever take would only bring it here again."""
-    return DeadLetterAction.KEEP if fate is DeadLetterAction.SEND_BACK and each.kind in _UNPROCESSABLE_KINDS else fate
+def _effective_action(action: DeadLetterAction, each: DeadLetter) -> DeadLetterAction:
+    """Keep a message that no worker can ever take: sent back, it would be refused again."""
+    is_kept = action is DeadLetterAction.SEND_BACK and each.kind in _UNPROCESSABLE_KINDS
+    return DeadLetterAction.KEEP if is_kept else action
 
 
-def _warning(fate: DeadLetterAction, each: DeadLetter) -> str:
-    if fate is not DeadLetterAction.SEND_BACK:
+def _warning(action: DeadLetterAction, each: DeadLetter) -> str:
+    if action is not DeadLetterAction.SEND_BACK:
         return ""
     if each.kind in _UNPROCESSABLE_KINDS:
-        return "; no worker can take it: let the service send it again, corrected, and drop this one"
-    coming = {"unreadable": "accept its content type", "unknown task": "have that task"}
-    return f"; it comes back here unless the workers {coming[each.kind]}" if each.kind in coming else ""
+        return "; no worker can take it: let the service send a corrected one, and drop this one"
+    needed = {"unreadable": "accept its content type", "unknown task": "have that task"}
+    return f"; it comes back here unless the workers {needed[each.kind]}" if each.kind in needed else ""
 
 
-def _process_letters(fate_of: Callable[[DeadLetter], DeadLetterAction]) -> list[DeadLetter]:
-    """Every message that is there now, in order, after its fate was done."""
-    from pipeline.celery import app as celery  # it is slow to import, and most commands never need it
+def _process_letters(action_of: Callable[[DeadLetter], DeadLetterAction]) -> list[DeadLetter]:
+    """Act on every message in the queue, in order, and return them."""
+    from pipeline.celery import app as celery  # slow to import
     from pipeline.tasks import dead_letter
 
     queues = celery.amqp.queues
@@ -154,24 +158,26 @@ def _process_letters(fate_of: Callable[[DeadLetter], DeadLetterAction]) -> list[
             if message is None:
                 break
             found.append(_dead_letter(message))
-            fate, headers = fate_of(found[-1]), dead_letter.headers_of(message)
-            if fate is DeadLetterAction.KEEP:
+            action, headers = action_of(found[-1]), dead_letter.headers_of(message)
+            if action is DeadLetterAction.KEEP:
                 dead_letter.send_copy(producer, message, queues[dead_letter.DEAD_LETTER_QUEUE], headers)
-            elif fate is DeadLetterAction.SEND_BACK:
-                came = headers.get(dead_letter.FROM_HEADER)
-                to = queues[came if came in queues else celery.conf.task_default_queue]
-                theirs = {name: value for name, value in headers.items() if name not in dead_letter.DEAD_LETTER_HEADERS}
-                dead_letter.send_copy(producer, message, to, theirs)
+            elif action is DeadLetterAction.SEND_BACK:
+                origin = headers.get(dead_letter.FROM_HEADER)
+                to = queues[origin if origin in queues else celery.conf.task_default_queue]
+                kept_headers = {
+                    name: value for name, value in headers.items() if name not in dead_letter.DEAD_LETTER_HEADERS
+                }
+                dead_letter.send_copy(producer, message, to, kept_headers)
             message.ack()
     return found
 
 
 def _receive(queue: Any) -> Any:
-    """The next message, also one that cannot be unpacked: ``queue.get`` would raise, and leave it in our hands."""
+    """Take the next message, also one that cannot be decoded: ``queue.get`` would raise and keep it unacknowledged."""
     message = queue.channel.basic_get(queue=queue.name, no_ack=False)
-    made = getattr(queue.channel, "message_to_python", None)
+    to_message = getattr(queue.channel, "message_to_python", None)
     if message is not None:
-        message = made(message) if made else message
+        message = to_message(message) if to_message else message
         message.accept = {"application/json"}
     return message
 
@@ -186,15 +192,15 @@ def _broker_channel(celery: Any) -> Iterator[Any]:
             yield connection.default_channel
         except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
             typer.echo(
-                f"The broker failed: {error}. No message is lost: what was not done yet is still there. Expected a "
-                "running broker at PIPELINE_BROKER_URL; start it, or correct the URL, and do it again.",
+                f"The broker failed: {error}. No message is lost. Expected a running broker at PIPELINE_BROKER_URL; "
+                "start it, or correct the URL, and repeat the command.",
                 err=True,
             )
             raise typer.Exit(EXIT_RESTART) from None
 
 
 def _dead_letter(message: Any) -> DeadLetter:
-    """What can be said of a message, whatever is in it."""
+    """Describe a message, also one that cannot be decoded."""
     from pipeline.tasks import dead_letter
 
     headers, given = dead_letter.headers_of(message), _arguments(message)
@@ -214,7 +220,7 @@ def _dead_letter(message: Any) -> DeadLetter:
 
 
 def _arguments(message: Any) -> dict[Any, Any]:
-    """The arguments of a message by their names; nothing if they cannot be read."""
+    """Return the arguments of a message by name; empty if they cannot be read."""
     try:
         body = message.payload
         args, kwargs = (body["args"], body["kwargs"]) if isinstance(body, dict) else body[:2]

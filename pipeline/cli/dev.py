@@ -1,4 +1,4 @@
-"""``pipeline dev``: the whole system in one terminal."""
+"""Command ``pipeline dev``: run the whole system in one terminal."""
 
 import os
 import sys
@@ -24,13 +24,15 @@ def dev(
         list[str] | None, typer.Argument(help="Modules with workflows; by default those of PIPELINE_WORKFLOWS.")
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Processes of the worker.")] = 2,
-    flower_port: Annotated[int, typer.Option(min=1, max=65535, help="Where Flower listens; another if taken.")] = 5555,
+    flower_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of Flower; the next free one if taken.")
+    ] = 5555,
     flower: Annotated[bool, typer.Option(help="Run Flower too, if it is installed.")] = True,
-    home: Annotated[Path | None, typer.Option(help="Where the servers keep their data.", show_default=False)] = None,
+    home: Annotated[Path | None, typer.Option(help="Data directory of the servers.", show_default=False)] = None,
 ) -> None:
-    """Run Postgres, Redis, a worker, beat and Flower in this terminal. Ctrl-C stops all of it.
+    """Run Postgres, Redis, a worker, beat and Flower in this terminal. Ctrl-C stops all of them.
 
-    A server whose URL is in the environment is used as it is. What crashes is started again, up to five times a minute.
+    A server whose URL is in the environment is used as it is. A crashed process is restarted, up to 5 times a minute.
     """
     settings = Settings.load(os.environ)
     named = ",".join(modules) if modules else ",".join(settings.workflows)
@@ -56,7 +58,7 @@ def dev(
 
 
 def _print_line(name: str, line: str) -> None:
-    """One line, with the name of who says it before it; flushed, because somebody may be waiting for it."""
+    """Print one line of a process after its name, and flush it at once."""
     prefix = Text(f"{name.ljust(_WIDEST)} │ " if name else "", style=_COLOURS.get(name, ""))
     console = Console(highlight=False, soft_wrap=True)
     console.print(prefix + Text.from_ansi(line) if name else Text(line))

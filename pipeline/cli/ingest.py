@@ -1,8 +1,12 @@
-"""``pipeline ingest``: publish what other services add to a Redis stream.
+"""Command ``pipeline ingest``: publish the entries of a Redis stream as events.
 
-Exit codes: 0 stopped by a signal, 2 wrong usage or no such workflow, topic or stream, 3 the database cannot be used
-or another transaction is in the way, 65 an entry cannot become an event, 75 Redis failed. Starting it again is right
-after each of them but 2.
+Exit codes; start it again after all but 2:
+
+- 0: stopped by a signal
+- 2: wrong usage, or no such workflow, topic or stream
+- 3: the database cannot be used, or another transaction is in the way
+- 65: an entry cannot become an event
+- 75: Redis failed
 """
 
 import logging
@@ -35,33 +39,33 @@ EXIT_USAGE, EXIT_DATABASE, EXIT_POISON = 2, 3, 65
 _HOUR = 3_600_000
 _WEEK = 7 * 24 * _HOUR
 
-app = typer.Typer(help="Publish what other services add to a Redis stream.", invoke_without_command=True)
+app = typer.Typer(help="Publish the entries of a Redis stream as events.", invoke_without_command=True)
 
-Stream = Annotated[str, typer.Option(help="Which stream.")]
-Group = Annotated[str, typer.Option(help="As which group. Each group gets every entry once.")]
+Stream = Annotated[str, typer.Option(help="Name of the stream.")]
+Group = Annotated[str, typer.Option(help="Consumer group. Each group gets every entry once.")]
 ConsumerOption = Annotated[
-    str, typer.Option(help="Under which name; by default host and process. No two living ones share it.")
+    str, typer.Option(help="Consumer name; by default host and process. Two running processes must not share it.")
 ]
 RedisUrl = Annotated[
     str,
-    typer.Option("--redis", envvar="INGEST_REDIS_URL", help="Which Redis; by default the broker.", show_envvar=True),
+    typer.Option("--redis", envvar="INGEST_REDIS_URL", help="URL of Redis; by default the broker.", show_envvar=True),
 ]
-WorkflowOption = Annotated[str, typer.Option(help="Into which workflow.")]
-TopicOption = Annotated[str, typer.Option(help="Into which topic.")]
+WorkflowOption = Annotated[str, typer.Option(help="Workflow to publish to.")]
+TopicOption = Annotated[str, typer.Option(help="Topic to publish to.")]
 TopicField = Annotated[str | None, typer.Option(help="Key of an entry's data that names another topic.")]
 MessageIdField = Annotated[
-    str | None, typer.Option(help="Key of an entry's data with its message id; without one it is stream:entry.")
+    str | None, typer.Option(help="Key of an entry's data with its message id; by default it is stream:entry.")
 ]
 KeyField = Annotated[str | None, typer.Option(help="Key of an entry's data with the event's key.")]
 Batch = Annotated[int, typer.Option(min=1, max=10_000, help="Entries published in one transaction at most.")]
 BlockMs = Annotated[
-    int, typer.Option(min=1, max=_HOUR, help="How long a read waits; a signal is heeded within that time.")
+    int, typer.Option(min=1, max=_HOUR, help="How long a read waits; a signal stops it within that time.")
 ]
 ClaimIdleMs = Annotated[
-    int, typer.Option(min=1, max=_WEEK, help="How long an entry is silent before it counts as stale.")
+    int, typer.Option(min=1, max=_WEEK, help="How long an entry is idle before it counts as stale.")
 ]
 EveryMs = Annotated[int, typer.Option(min=1, max=_HOUR, help="How long to wait when nothing is stale.")]
-OnPoisonOption = Annotated[OnPoison, typer.Option(help="stop: end with code 65. leave: say so and go on.")]
+OnPoisonOption = Annotated[OnPoison, typer.Option(help="stop: exit with 65. leave: log the entry and continue.")]
 
 
 @app.callback()
@@ -81,7 +85,7 @@ def ingest(  # noqa: PLR0913 - options of a command
     block_ms: BlockMs = 1_000,
     on_poison: OnPoisonOption = OnPoison.STOP,
 ) -> None:
-    """Publish new entries of a stream until SIGTERM or SIGINT. Entries go stale if it dies: see recover."""
+    """Publish new entries of a stream until SIGTERM or SIGINT. If it dies, its entries go stale: see recover."""
     if context.invoked_subcommand is not None:
         _refuse_misplaced_options(context, context.invoked_subcommand)
         return
@@ -109,10 +113,10 @@ def recover(  # noqa: PLR0913 - options of a command
     topic_field: TopicField = None,
     claim_idle_ms: ClaimIdleMs = 60_000,
     every_ms: EveryMs = 5_000,
-    once: Annotated[bool, typer.Option("--once", help="One batch, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Publish one batch and exit.")] = False,
     on_poison: OnPoisonOption = OnPoison.STOP,
 ) -> None:
-    """Publish entries that somebody read and never acknowledged, until SIGTERM or SIGINT."""
+    """Publish entries that a consumer read and never acknowledged, until SIGTERM or SIGINT."""
     route = _route(workflow, topic, message_id_field, key_field, topic_field)
     stop = StopRequest()
     with _exit_on_error(), stopped_by_signals(stop):
@@ -130,7 +134,7 @@ def backlog(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Pending entries to list at most.")] = 20,
     as_json: common.AsJson = False,
 ) -> None:
-    """Count what waits in a stream, and list the oldest entries that are pending. Changes nothing."""
+    """Count the entries that wait in a stream, and list the oldest pending ones. Changes nothing."""
     with _exit_on_error():
         queue = _queue(redis, stream, group, "")
         stats, pending = queue.backlog_stats(), queue.pending(limit)
@@ -150,11 +154,11 @@ def park(  # noqa: PLR0913 - options of a command
     stream: Stream,
     group: Group = "pipeline",
     redis: RedisUrl = "",
-    to: Annotated[str | None, typer.Option(help="Into which stream; by default the stream's name and :parked.")] = None,
-    reason: Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept with the copy.")] = "",
+    to: Annotated[str | None, typer.Option(help="Parking stream; by default the stream's name and :parked.")] = None,
+    reason: Annotated[str, typer.Option("--reason", "-m", help="Why. Kept with the copy.")] = "",
     as_json: common.AsJson = False,
 ) -> None:
-    """Set pending entries aside: each is copied to a parking stream, then acknowledged."""
+    """Park pending entries: copy each to a parking stream, then acknowledge it."""
     parked: dict[str, str] = {}
     try:
         with _exit_on_error():
@@ -163,26 +167,26 @@ def park(  # noqa: PLR0913 - options of a command
                 parked[entry] = str(parking.park(queue, entry, to=to, reason=reason))
                 if not as_json:
                     typer.echo(f"{entry}: parked as {parked[entry]}")
-    finally:  # also what was parked before one that cannot be
+    finally:  # print the parked entries also if a later one fails
         if as_json:
             common.print_json(parked)
 
 
 def _refuse_misplaced_options(context: typer.Context, command: str) -> None:
-    """Refuse what was written before another command: it has options of its own, and would never see these."""
+    """Refuse options before a subcommand: the subcommand has its own and would ignore them."""
     given = [
         option.opts[0]
         for option in context.command.params
         if option.name and getattr(context.get_parameter_source(option.name), "name", "") == "COMMANDLINE"
     ]
     if given:
-        raise InvalidInputError(f"Options before {command} would not count: {', '.join(given)}; expected behind it.")
+        raise InvalidInputError(f"Options before {command} would be ignored: {', '.join(given)}; expected after it.")
 
 
 def _route(workflow: str, topic: str, message_id: str | None, key: str | None, topic_field: str | None) -> Route:
     for name, value in (("--workflow", workflow), ("--topic", topic)):
         if not value.strip():
-            raise InvalidInputError(f"Nothing says where entries go; expected {name}.")
+            raise InvalidInputError(f"No target for the entries was given; expected {name}.")
     return Route(
         workflow=workflow,
         topic=topic,
@@ -194,7 +198,7 @@ def _route(workflow: str, topic: str, message_id: str | None, key: str | None, t
 
 
 def _queue(redis: str, stream: str, group: str, consumer: str, **options: int) -> RedisStreamsQueue:
-    """The queue of a loop. Without options it only looks, and does not bring a misspelt stream into being."""
+    """Open the queue. Without options it only reads, and does not create a misspelt stream."""
     try:
         config = QueueConfig(stream=stream, group=group, consumer=consumer or _default_consumer(), **options)
     except ValueError as error:
@@ -212,14 +216,14 @@ def _redis_url(redis: str) -> str:
 
 
 class StopRequest:
-    """Remembers that somebody asked to stop, and tells the loop once there is one."""
+    """Remember a request to stop, and pass it to the loop once there is one."""
 
     def __init__(self) -> None:
         self.is_requested = False
         self.bridge: Bridge | None = None
 
-    def stop(self, *, now: bool = False) -> None:  # noqa: ARG002 - there is one way to stop, asked once or twice
-        """End the loop, or do not begin it."""
+    def stop(self, *, now: bool = False) -> None:  # noqa: ARG002 - a second request changes nothing
+        """End the loop, or do not start it."""
         self.is_requested = True
         if self.bridge is not None:
             self.bridge.stop()
@@ -230,7 +234,7 @@ def _default_consumer() -> str:
 
 
 def _bridge(context: typer.Context, queue: RedisStreamsQueue, route: Route, on_poison: OnPoison) -> Bridge:
-    """One connection to the database, kept from batch to batch."""
+    """Build the bridge with one database connection, kept for all batches."""
     unpooled: Database = context.obj
     migrate.require_current(unpooled)
     database = Database.connect(unpooled.engine.url.render_as_string(hide_password=False), pool_size=1)
@@ -248,18 +252,18 @@ def _run_until_stopped(bridge: Bridge, redis: str, stop: StopRequest, work: Call
         bridge.stop()
     typer.echo(f"{config.stream} to {route.workflow}/{route.topic} as {config.group}/{config.consumer}", err=True)
     try:
-        # a stream that is missing was there a moment ago: the next start makes it again
+        # a stream that disappears while it runs is created by the next start
         with metrics.metrics_endpoint(lag.lag_gauges(_redis_url(redis), config)), _exit_on_error(missing=EXIT_RESTART):
             work()
     finally:
         tally = bridge.counts
-        words = f"{tally.published} published, {tally.duplicates} there before, {tally.poison} not usable"
-        held = f", {tally.locked} held by another transaction" if tally.locked else ""
-        typer.echo(words + held, err=True)
+        counts = f"{tally.published} published, {tally.duplicates} published before, {tally.poison} not usable"
+        locked = f", {tally.locked} held by another transaction" if tally.locked else ""
+        typer.echo(counts + locked, err=True)
 
 
 def _set_up_logging() -> None:
-    """Write lines to standard error, as the settings say."""
+    """Log to standard error in the format and level of the settings."""
     settings, handler = Settings.load(os.environ), logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     logs.set_format([handler], settings.log_format)
@@ -269,12 +273,12 @@ def _set_up_logging() -> None:
 
 @contextmanager
 def _exit_on_error(missing: int = EXIT_USAGE) -> Iterator[None]:
-    """What we expect to go wrong becomes a sentence and an exit code."""
+    """Turn an expected error into a sentence and an exit code."""
     codes: dict[type[Exception], int] = {NoStreamError: missing, LockedError: EXIT_DATABASE, QueueError: EXIT_RESTART}
     try:
         yield
     except PoisonError as error:
-        typer.echo(error.summary, err=True)  # each entry has a line of its own above
+        typer.echo(error.summary, err=True)  # each entry was logged before
         raise typer.Exit(EXIT_POISON) from None
     except tuple(codes) as error:
         typer.echo(str(error), err=True)

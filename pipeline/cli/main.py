@@ -1,4 +1,4 @@
-"""The ``pipeline`` command. Exit codes are stable, so that scripts and probes can rely on them."""
+"""Define the ``pipeline`` command. Exit codes are stable: scripts and probes rely on them."""
 
 import logging
 import os
@@ -24,16 +24,16 @@ EXIT_BROKEN_PIPE = 141  #: what a shell reports of a program that SIGPIPE ended
 #: What each exit code means.
 EXIT_CODES = {
     0: "done",
-    EXIT_BROKEN: "the doctor found a broken promise, chaos found a disagreement, some of many acts were refused, or "
-    "an act was meant for more than it takes at once",
-    EXIT_USAGE: "wrong usage, a name or id that is not known, an act that is refused, or wrong settings",
-    EXIT_DATABASE: "the database cannot be reached, or is not at the version this code needs",
-    EXIT_ATTENTION: "`pipeline attention --check`: something waits for a person",
+    EXIT_BROKEN: "the doctor found a broken invariant, chaos found a disagreement, some of many acts were refused, or "
+    "there was more to act on than fits into one command",
+    EXIT_USAGE: "wrong usage, an unknown name or id, a refused act, or wrong settings",
+    EXIT_DATABASE: "the database is unreachable, or not at the version this code needs",
+    EXIT_ATTENTION: "`pipeline attention --check`: something waits for an operator",
     EXIT_INTERRUPTED: "interrupted with Ctrl-C",
-    EXIT_BROKEN_PIPE: "the reader of its output left, as `head` does; what it did is done",
+    EXIT_BROKEN_PIPE: "the reader of the output left, as `head` does; what the command did is done",
 }
 
-#: Where each command lives. What a command needs is imported when it is called: a shell should not wait for the others.
+#: Module and attribute of each command. Only the called command is imported, so that it starts fast.
 COMMANDS = {
     "db": "database:app",
     "ingest": "ingest:app",
@@ -66,38 +66,38 @@ COMMANDS = {
     "dev": "dev:dev",
 }
 
-#: Commands that go on and on, and speak by their log.
+#: Commands that run until they are stopped, and report by their log.
 _LOGGING_COMMANDS = frozenset({"chaos", "consume", "dev", "ingest", "metrics"})
 
 DatabaseUrl = Annotated[
-    str | None, typer.Option(envvar="PIPELINE_DATABASE_URL", help="Which database.", show_envvar=True)
+    str | None, typer.Option(envvar="PIPELINE_DATABASE_URL", help="URL of the database.", show_envvar=True)
 ]
 
 
 def build_app(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
-    """The command with these commands below it; with all of them, unless told otherwise."""
-    made = typer.Typer(
+    """Build the ``pipeline`` command with these subcommands; by default with all."""
+    app = typer.Typer(
         name="pipeline",
-        help="Durable side effects on Celery: look after the database and the runs in it.",
+        help="Durable side effects on Celery: operate the database and the runs in it.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    made.callback()(set_up)
+    app.callback()(set_up)
     for name in names:
         module, _, attribute = COMMANDS[name].partition(":")
         found = getattr(import_module(f"pipeline.cli.{module}"), attribute)
         if isinstance(found, typer.Typer):
-            made.add_typer(found, name=name)
+            app.add_typer(found, name=name)
         else:
-            made.command(name)(found)
-    return made
+            app.command(name)(found)
+    return app
 
 
 def set_up(context: typer.Context, database_url: DatabaseUrl = None) -> None:
-    """Every command finds its database in the context; nothing is connected before it is used."""
+    """Put the database into the context; it connects on first use."""
     if database_url:
         os.environ["PIPELINE_DATABASE_URL"] = database_url
-    if context.invoked_subcommand != "dev":  # it starts the servers, or joins those that run
+    if context.invoked_subcommand != "dev":  # dev starts the servers, or joins running ones
         _use_embedded_servers()
     if context.invoked_subcommand not in _LOGGING_COMMANDS:
         _mute_log()
@@ -108,14 +108,14 @@ def set_up(context: typer.Context, database_url: DatabaseUrl = None) -> None:
 
 
 def _mute_log() -> None:
-    """Log lines are for whoever collects them: a command says what it did in its own words."""
+    """Keep log lines off the terminal: a command prints its own report."""
     logger = logging.getLogger("pipeline")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())
 
 
 class _CheckedDatabase(Database):
-    """A database whose version is checked before it is first read or written."""
+    """Check the schema version before the first transaction."""
 
     is_checked = False
 
@@ -153,14 +153,14 @@ class BrokenPipeGuard:
         try:
             yield
         except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # what is left in the buffer goes there when Python ends
-            os.close(nowhere)
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, self._stream.fileno())  # Python flushes the rest of the buffer there at exit
+            os.close(devnull)
             raise SystemExit(EXIT_BROKEN_PIPE) from None
 
 
 def _use_embedded_servers() -> None:
-    """Without a URL, speak to the servers that `pipeline dev` runs in this folder, if it does."""
+    """Without a URL, use the servers that `pipeline dev` runs in this folder, if any."""
     missing = {name: server for name, server in servers.URL_VARIABLES.items() if not os.environ.get(name, "").strip()}
     found = servers.status(Settings.load(os.environ).home) if missing else None
     if found is not None and set(found.urls) == set(missing.values()):  # else they belong to another installation
@@ -168,14 +168,14 @@ def _use_embedded_servers() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; an error we expect becomes a sentence and an exit code, never a traceback."""
+    """Run a command; turn an expected error into a sentence and an exit code, without traceback."""
     problem = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     given = sys.argv[1:] if arguments is None else [*arguments]
-    first = next((word for word in given if not word.startswith("-")), "")
+    command = next((argument for argument in given if not argument.startswith("-")), "")
     try:
         with redirect_stdout(cast(TextIO, BrokenPipeGuard(sys.stdout))):
-            # all of them for help, completion and typing errors
-            build_app([first] if first in COMMANDS else COMMANDS)(args=given)
+            # help, completion and misspelt commands need all of them
+            build_app([command] if command in COMMANDS else COMMANDS)(args=given)
     except SettingsError as error:
         problem.print(str(error))
         sys.exit(EXIT_USAGE)
@@ -191,20 +191,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _describe_database_error(error: DBAPIError) -> str:
-    said = describe_error(error)
+    message = describe_error(error)
     if is_disconnected(error):
         return (
-            f"The database cannot be reached: {said}. "
+            f"The database cannot be reached: {message}. "
             "Expected a running Postgres at PIPELINE_DATABASE_URL; start it, or correct the URL."
         )
     if is_read_only(error):
         return (
-            f"The database refused: {said}. Nothing was changed, and here it never is: acts need the primary. "
-            "Expected its address in PIPELINE_DATABASE_URL; reads work here too."
+            f"The database refused: {message}. Nothing was changed: acts need the primary, this is a replica. "
+            "Expected the primary's address in PIPELINE_DATABASE_URL; reads work here too."
         )
     if is_transient(error):
-        return f"The database gave up: {said}. What this command was about to write is not there; repeat it."
+        return f"The database gave up: {message}. This command wrote nothing; repeat it."
     return (
-        f"The database refused: {said}. Expected the tables of `pipeline db upgrade` and a role "
+        f"The database refused: {message}. Expected the tables of `pipeline db upgrade` and a role "
         "that may use them; check the role's privileges, or migrate again."
     )

@@ -1,7 +1,7 @@
-"""``pipeline metrics``: how things stand, in numbers, for Prometheus; and the endpoint of commands that keep running.
+"""Command ``pipeline metrics``: serve the gauges of the database to Prometheus, or print them once.
 
-Workers answer by themselves when PIPELINE_METRICS_PORT is set. This command is for those who want the gauges of the
-database from one place, and for a look at them from a shell.
+Workers serve their own metrics when PIPELINE_METRICS_PORT is set. This command serves the database's gauges from one
+place. ``metrics_endpoint`` is the endpoint of other commands that keep running.
 """
 
 import os
@@ -22,21 +22,21 @@ from pipeline.store.database import Database
 from pipeline.telemetry.metrics import METRICS
 from pipeline.telemetry.metrics_export.meters import GaugeRegistration, MetricsExport, require_exporter
 
-_HOST = "0.0.0.0"  # noqa: S104 - whoever scrapes is seldom on the same machine
+_HOST = "0.0.0.0"  # noqa: S104 - Prometheus seldom runs on the same machine
 
 
 def metrics(
     context: typer.Context,
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, envvar="PIPELINE_METRICS_PORT", help="Where to answer.", show_envvar=True),
+        typer.Option(min=1, max=65535, envvar="PIPELINE_METRICS_PORT", help="Port to serve on.", show_envvar=True),
     ] = None,
     host: Annotated[
-        str, typer.Option(envvar="PIPELINE_METRICS_HOST", help="On which interface.", show_envvar=True)
+        str, typer.Option(envvar="PIPELINE_METRICS_HOST", help="Interface to serve on.", show_envvar=True)
     ] = _HOST,
     once: Annotated[bool, typer.Option("--once", help="Print every gauge and end.")] = False,
 ) -> None:
-    """Serve what the database tells to Prometheus, at /metrics, until SIGTERM or Ctrl-C."""
+    """Serve the gauges of the database to Prometheus at /metrics, until SIGTERM or Ctrl-C."""
     database: Database = context.obj
     settings = Settings.load(os.environ)
     if once:
@@ -45,7 +45,7 @@ def metrics(
         typer.echo(_gauge_text(database), nl=False)
         return
     if port is None:
-        raise InvalidInputError("Nothing says where to answer; expected --port, PIPELINE_METRICS_PORT or --once.")
+        raise InvalidInputError("No port was given; expected --port, PIPELINE_METRICS_PORT or --once.")
     asked = settings.model_copy(update={"metrics_port": port, "metrics_host": host, "otlp_endpoint": ""})
     require_exporter(asked)
     _serve(asked)
@@ -72,7 +72,7 @@ def _serve(settings: Settings) -> None:
     meters = MetricsExport(settings)
     meters.begin(gauges.Gauges(database).register)
     try:
-        typer.echo(f"answering on port {settings.metrics_port} of {settings.metrics_host}, at /metrics", err=True)
+        typer.echo(f"serving /metrics on {settings.metrics_host}:{settings.metrics_port}", err=True)
         ended.wait()
     finally:
         meters.end()
@@ -80,7 +80,7 @@ def _serve(settings: Settings) -> None:
 
 
 def _require_free_port(settings: Settings) -> None:
-    """Look before serving begins: an endpoint says that it tries again and that nothing suffers, and here all does."""
+    """Refuse a port that is taken. The endpoint itself only retries, since a worker must go on without it."""
     host, port = settings.metrics_host, settings.metrics_port or 0
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
@@ -90,7 +90,7 @@ def _require_free_port(settings: Settings) -> None:
 
 @contextmanager
 def metrics_endpoint(*registers: GaugeRegistration) -> Iterator[None]:
-    """Count meanwhile, and answer Prometheus, if the settings say so."""
+    """Export metrics while the block runs, if the settings ask for it."""
     settings = Settings.load(os.environ)
     require_exporter(settings)
     meters = MetricsExport(settings)

@@ -1,4 +1,4 @@
-"""``pipeline mutations``, ``resolve``, ``approve``, ``reject`` and ``acknowledge``: the resolutions, from a shell."""
+"""Commands ``pipeline mutations``, ``resolve``, ``resolve-from``, ``approve``, ``reject`` and ``acknowledge``."""
 
 import json
 from dataclasses import replace
@@ -30,30 +30,32 @@ from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
 
 OperationOption = Annotated[str | None, typer.Option(help="Only of this operation, as connector.operation.")]
-MutationArgument = Annotated[str, typer.Argument(help="Which mutation, by its id or how that begins.")]
+MutationArgument = Annotated[str, typer.Argument(help="Id of the mutation, or its first digits.")]
 
-_MAX_AT_ONCE = 10_000  #: answers given at once
+_MAX_AT_ONCE = 10_000  #: mutations resolved by one command
 _RESOLVED = (MutationStatus.APPLIED, MutationStatus.FAILED)
 _CONSEQUENCES = {
     ResolutionKind.HAPPENED: "`next` runs with that result; nothing is sent again.",
-    ResolutionKind.DID_NOT_HAPPEN: "What it was about is released, and a fresh run does it, under a new key.",
-    ResolutionKind.SKIP: "Its events are skipped, and `next` runs and is told so.",
-    ResolutionKind.TRY_AGAIN: "The background asks the outside system again, with a fresh budget.",
+    ResolutionKind.DID_NOT_HAPPEN: "Its events are released, and a new run sends it under a new key.",
+    ResolutionKind.SKIP: "Its events are skipped, and `next` runs with the outcome `skipped`.",
+    ResolutionKind.TRY_AGAIN: "The reconciler asks the outside system again, with a new budget.",
 }
 
 
 def mutations(  # noqa: PLR0913 - options of a command
     context: typer.Context,
-    mutation: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id or how that begins.")] = None,
+    mutation: Annotated[
+        list[str] | None, typer.Argument(help="Show this mutation, by its id or its first digits.")
+    ] = None,
     *,
     workflow: common.WorkflowOption = None,
-    status: Annotated[MutationStatus, typer.Option(help="Which ones.")] = MutationStatus.INDETERMINATE,
-    result: Annotated[bool, typer.Option("--result", help="Show what came back; it may hold personal data.")] = False,
+    status: Annotated[MutationStatus, typer.Option(help="Only of this status.")] = MutationStatus.INDETERMINATE,
+    result: Annotated[bool, typer.Option("--result", help="Show the result; it may hold personal data.")] = False,
     limit: common.Limit = 100,
     recent: common.Recent = 10_000,
     as_json: common.AsJson = False,
 ) -> None:
-    """List mutations that wait for a person, or those of another status. With an id: its timeline, and what to do."""
+    """List mutations that wait for an operator, or of another status. With an id: its timeline and what to do."""
     resolutions = Resolutions(context.obj, common.registry_or_none())
     wanted = common.single_argument(mutation)
     if wanted is not None:
@@ -62,10 +64,10 @@ def mutations(  # noqa: PLR0913 - options of a command
         return
     _check_workflow(resolutions, workflow)
     only = MutationFilter(workflow=workflow, statuses=(status,))
-    is_settled = status in _RESOLVED
+    is_resolved = status in _RESOLVED
     found, is_more = tables.first_rows(
         resolutions.resolved_mutations(only, limit=limit + 1, recent=recent)
-        if is_settled
+        if is_resolved
         else resolutions.unresolved_mutations(only, limit=limit + 1),
         limit,
     )
@@ -73,14 +75,16 @@ def mutations(  # noqa: PLR0913 - options of a command
         common.print_json(found)
         return
     _print_mutations(
-        tables.count_text(f"{len(found)} {status}", "newest" if is_settled else "oldest", is_more=is_more), found
+        tables.count_text(f"{len(found)} {status}", "newest" if is_resolved else "oldest", is_more=is_more), found
     )
 
 
 def resolve(  # noqa: PLR0913 - options of a command
     context: typer.Context,
-    resolution: Annotated[ResolutionKind, typer.Argument(help="What happened to it, or what to do.")],
-    mutation: Annotated[str | None, typer.Argument(help="Which one. Without it, all that the options name.")] = None,
+    resolution: Annotated[ResolutionKind, typer.Argument(help="What became of the mutation, or what to do with it.")],
+    mutation: Annotated[
+        str | None, typer.Argument(help="Id of the mutation. Without it, all that the options select.")
+    ] = None,
     *,
     reason: common.Reason = "",
     by: common.By = "",
@@ -90,7 +94,7 @@ def resolve(  # noqa: PLR0913 - options of a command
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Settle a mutation that nobody else can settle, or many at once."""
+    """Resolve an indeterminate mutation, or many at once."""
     wake_ups, who = common.WakeUps(), common.actor(by, reason)
     resolutions = _resolutions(context, wake_ups)
     value = _parse_result(result)
@@ -100,7 +104,7 @@ def resolve(  # noqa: PLR0913 - options of a command
         _print_act(mutation_id, resolution, _CONSEQUENCES[resolution], wake_ups, as_json=as_json)
         return
     if workflow is None and operation is None:
-        raise InvalidInputError("Nothing says which mutations; give an id, --workflow or --operation.")
+        raise InvalidInputError("No mutation was selected; expected an id, --workflow or --operation.")
     _check_workflow(resolutions, workflow)
     found, is_more = tables.first_rows(
         resolutions.unresolved_mutations(_filter(workflow, operation), limit=_MAX_AT_ONCE + 1), _MAX_AT_ONCE
@@ -112,12 +116,12 @@ def resolve(  # noqa: PLR0913 - options of a command
 def resolve_from(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     export: Annotated[
-        Path, typer.Argument(help="A .csv or .jsonl file of the provider's.", exists=True, dir_okay=False)
+        Path, typer.Argument(help="A .csv or .jsonl export of the provider.", exists=True, dir_okay=False)
     ],
     *,
-    column: Annotated[str, typer.Option(help="The column that names a mutation.")] = KEY,
-    match_by: Annotated[str, typer.Option(help=f"What of ours it holds: {KEY}, or params.<name>.")] = KEY,
-    complete: Annotated[bool, typer.Option("--complete", help="What is not in the file did not happen.")] = False,
+    column: Annotated[str, typer.Option(help="The column that identifies a mutation.")] = KEY,
+    match_by: Annotated[str, typer.Option(help=f"What that column holds: {KEY}, or params.<name>.")] = KEY,
+    complete: Annotated[bool, typer.Option("--complete", help="Mutations missing in the file did not happen.")] = False,
     reason: common.Reason = "",
     by: common.By = "",
     workflow: common.WorkflowOption = None,
@@ -126,7 +130,7 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Settle mutations by a provider's own records: what is in the file happened."""
+    """Resolve mutations by an export of the provider: a mutation in the file happened."""
     wake_ups = common.WakeUps()
     resolutions = _resolutions(context, wake_ups)
     _check_workflow(resolutions, workflow)
@@ -139,8 +143,8 @@ def resolve_from(  # noqa: PLR0913 - options of a command
         _print_preview(found)
     if any(item.is_partial for item in asked):
         typer.echo(
-            f"The ledger reaches further back than its newest {recent} rows. An older one may have the same "
-            f"{match_by}, so nothing is resolved by it: look further with --recent, or match by {KEY}.",
+            f"The ledger has more than its newest {recent} rows. An older row may have the same {match_by}, "
+            f"so nothing is resolved by it: search more rows with --recent, or match by {KEY}.",
             err=True,
         )
     who = replace(common.actor(by, reason), evidence={"export": export.name, "column": column, "complete": complete})
@@ -154,26 +158,26 @@ def approve(
     reason: common.OptionalReason = "",
     by: common.By = "",
     unseen: Annotated[
-        bool, typer.Option("--unseen", help="Although its parameters cannot be shown here, without its code.")
+        bool, typer.Option("--unseen", help="Approve although the workflow's code, and so the request, is not here.")
     ] = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Allow exactly the request that `pipeline mutations ID` shows. One that changed meanwhile is not sent."""
+    """Approve exactly the request that `pipeline mutations ID` shows. A changed request is not sent."""
     wake_ups = common.WakeUps()
     resolutions = _resolutions(context, wake_ups)
-    question = resolutions.mutation(_find_id(resolutions, mutation))
-    if question.is_hidden and not unseen:
+    found = resolutions.mutation(_find_id(resolutions, mutation))
+    if found.is_hidden and not unseen:
         raise InvalidInputError(
-            f"What {question.connector}.{question.operation} would send cannot be shown here, because its code is not "
-            "here. Look at it and allow it where PIPELINE_WORKFLOWS names the code, or allow it unseen with --unseen. "
+            f"The request of {found.connector}.{found.operation} cannot be shown, because its code is not here. "
+            "Approve it where PIPELINE_WORKFLOWS names the code, or without seeing it with --unseen. "
             "Nothing was changed."
         )
-    resolutions.approve(question, common.actor(by, reason))
+    resolutions.approve(found, common.actor(by, reason))
     with resolutions.db.transaction() as tx:
-        until = send_condition(question, workflow_holds(tx, question.workflow))
+        until = send_condition(found, workflow_holds(tx, found.workflow))
     after = f", as soon as {until.text}" if until else ""
-    consequence = f"{question.title}: exactly this request is sent, once{after}."
-    _print_act(question.id, "approved", consequence, wake_ups, as_json=as_json)
+    consequence = f"{found.title}: exactly this request is sent, once{after}."
+    _print_act(found.id, "approved", consequence, wake_ups, as_json=as_json)
 
 
 def reject(
@@ -183,7 +187,7 @@ def reject(
     by: common.By = "",
     as_json: common.AsJson = False,
 ) -> None:
-    """Refuse a request, also one that was allowed and not sent yet: it is never sent, and its events are skipped."""
+    """Reject a request that was not sent yet, also an approved one: it is never sent, its events are skipped."""
     wake_ups, who = common.WakeUps(), _require_reason(common.actor(by, reason))
     resolutions = _resolutions(context, wake_ups)
     mutation_id = _find_id(resolutions, mutation)
@@ -198,7 +202,7 @@ def acknowledge(
     by: common.By = "",
     as_json: common.AsJson = False,
 ) -> None:
-    """Say that an effect which surfaced late was dealt with; nobody is reminded of it any more."""
+    """Record that a late effect was dealt with; it is no longer reported."""
     wake_ups, who = common.WakeUps(), _require_reason(common.actor(by, reason))
     resolutions = _resolutions(context, wake_ups)
     mutation_id = _find_id(resolutions, mutation)
@@ -206,7 +210,7 @@ def acknowledge(
     _print_act(
         mutation_id,
         "acknowledged",
-        "The doctor and `pipeline attention` speak of it no more.",
+        "The doctor and `pipeline attention` no longer report it.",
         wake_ups,
         as_json=as_json,
     )
@@ -229,7 +233,7 @@ def _check_workflow(resolutions: Resolutions, workflow: str | None) -> None:
 
 def _require_reason(who: Actor) -> Actor:
     if not who.reason:
-        raise InvalidInputError(f"{who.name} gave no reason; expected one (-m), for whoever reads the audit later.")
+        raise InvalidInputError(f"{who.name} gave no reason; expected one (-m), for the audit.")
     return who
 
 
@@ -251,10 +255,10 @@ def _resolve_many(
     resolutions: Resolutions, given: list[Resolution], who: Actor, options: tuple[bool, bool, bool]
 ) -> None:
     yes, as_json, is_more = options
-    settled = resolutions.resolve_many(given, who) if yes else None
+    done = resolutions.resolve_many(given, who) if yes else None
     if as_json:
         chosen = [{"mutation": item.mutation.id, "kind": item.kind} for item in given]
-        updated, refused = (settled.updated, settled.refused) if settled else ([], {})
+        updated, refused = (done.updated, done.refused) if done else ([], {})
         reasons = {str(mutation): text for mutation, text in refused.items()}
         common.print_json(
             {"resolutions": chosen, "is_done": yes, "updated": updated, "refused": reasons, "is_more": is_more}
@@ -262,63 +266,62 @@ def _resolve_many(
     else:
         title = tables.count_text(f"{len(given)} resolutions", "first", is_more=is_more)
         _print_mutations(title, [item.mutation for item in given], [str(item.kind) for item in given])
-        if settled is None:
+        if done is None:
             common.print_lines("Nothing was changed. Repeat with --yes to resolve them.")
         else:
-            common.print_lines(f"{len(settled.updated)} resolved, {len(settled.refused)} refused")
-            common.print_lines(*(f"{mutation}: {words}" for mutation, words in settled.refused.items()))
+            common.print_lines(f"{len(done.updated)} resolved, {len(done.refused)} refused")
+            common.print_lines(*(f"{mutation}: {text}" for mutation, text in done.refused.items()))
             if is_more:
                 common.print_more_note(len(given))
-    if settled is not None and (settled.refused or is_more):
+    if done is not None and (done.refused or is_more):
         raise typer.Exit(1)
 
 
 def _print_preview(found: ImportPreview) -> None:
     typer.echo(
-        f"{len(found.resolutions)} answered, {len(found.not_in_export)} not in the file, "
-        f"{len(found.ambiguous)} ambiguous, "
-        f"{found.unmatched_rows} rows about nothing that is asked"
+        f"{len(found.resolutions)} matched, {len(found.not_in_export)} not in the file, "
+        f"{len(found.ambiguous)} ambiguous, {found.unmatched_rows} rows without a mutation"
     )
 
 
-def _print_mutations(title: str, found: list[MutationSummary], answers: list[str] | None = None) -> None:
-    columns = ("id", "workflow", "operation", "since", *(("resolution",) if answers else ()))
+def _print_mutations(title: str, found: list[MutationSummary], kinds: list[str] | None = None) -> None:
+    columns = ("id", "workflow", "operation", "since", *(("resolution",) if kinds else ()))
     rows = [
         (
-            question.id,
-            question.workflow,
-            f"{question.connector}.{question.operation}",
-            f"{question.since:%Y-%m-%d %H:%M}",
-            *((answers[number],) if answers else ()),
+            each.id,
+            each.workflow,
+            f"{each.connector}.{each.operation}",
+            f"{each.since:%Y-%m-%d %H:%M}",
+            *((kinds[number],) if kinds else ()),
         )
-        for number, question in enumerate(found)
+        for number, each in enumerate(found)
     ]
-    tables.print_table(title, columns, rows, [_mutation_note(question) for question in found], note="details")
+    tables.print_table(title, columns, rows, [_mutation_note(each) for each in found], note="details")
 
 
-def _mutation_note(question: MutationSummary) -> str:
-    until = question.quiet_until
+def _mutation_note(mutation: MutationSummary) -> str:
+    until = mutation.quiet_until
     wait = f"did_not_happen is refused before {until:%H:%M:%S}: it may still arrive" if until else ""
-    parts = (question.title, f"events {', '.join(question.message_ids)}", question.error, wait)
+    parts = (mutation.title, f"events {', '.join(mutation.message_ids)}", mutation.error, wait)
     return "; ".join(part for part in parts if part)
 
 
 def _print_detail(found: MutationDetail, *, result: bool) -> None:
-    question = found.mutation
+    mutation = found.mutation
     tables.print_fields(
-        ("mutation", question.id),
-        ("title", question.title),
-        ("operation", f"{question.connector}.{question.operation}"),
-        ("status", question.status),
-        ("error", question.error),
-        ("run", question.run_id),
-        ("of", f"{question.workflow}/{question.handler}"),
-        ("events", ", ".join(question.message_ids)),
-        ("key", question.idempotency_key),
-        ("request", question.request_hash),
-        *((f"  {name}", value) for name, value in question.params.items()),
-        ("attempts", question.attempts),
-        ("reconcile attempts", question.reconcile_attempts),
+        ("mutation", mutation.id),
+        ("title", mutation.title),
+        ("operation", f"{mutation.connector}.{mutation.operation}"),
+        ("status", mutation.status),
+        ("error", mutation.error),
+        ("run", mutation.run_id),
+        ("of", f"{mutation.workflow}/{mutation.handler}"),
+        ("events", ", ".join(mutation.message_ids)),
+        ("key", mutation.idempotency_key),
+        ("request", mutation.request_hash),
+        *((f"  {name}", value) for name, value in mutation.params.items()),
+        ("attempts", mutation.attempts),
+        ("reconcile attempts", mutation.reconcile_attempts),
     )
     print_timeline(found.timeline)
     if result:

@@ -1,4 +1,4 @@
-"""``pipeline publish``: events from an argument, a file or standard input."""
+"""Command ``pipeline publish``: publish events from an argument, a file or standard input."""
 
 import json
 import os
@@ -25,35 +25,35 @@ from pipeline.store.database import Database
 from pipeline.telemetry.tracing import context as tracing_context
 
 _BATCH, _CHUNK = 500, 65_536
-Batches = Iterator[list[EventInput]]  #: an empty one says that the next may take long
+Batches = Iterator[list[EventInput]]  #: an empty batch means that the next may take long
 
 
 def publish(  # noqa: PLR0913 - options of a command
     context: typer.Context,
-    workflow: Annotated[str, typer.Argument(help="Which workflow.")],
-    topic: Annotated[str, typer.Argument(help="Which topic.")],
+    workflow: Annotated[str, typer.Argument(help="Name of the workflow.")],
+    topic: Annotated[str, typer.Argument(help="Name of the topic.")],
     payload: Annotated[
         str | None, typer.Argument(help="One payload as JSON. Without it, events come from --file.")
     ] = None,
     *,
-    message_id: Annotated[str | None, typer.Option(help="What names this fact; needed with a payload.")] = None,
+    message_id: Annotated[str | None, typer.Option(help="Unique name of this event; required with a payload.")] = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            help="JSON lines, each with message_id, payload and perhaps topic, key, title, traceparent; - for standard "
-            "input. What was published before an error stays; repeating it changes nothing."
+            help="JSON lines, each with message_id, payload and optionally topic, key, title, traceparent; - for "
+            "standard input. Events published before an error stay; repeating the file changes nothing."
         ),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Rewrite payloads that no run has seen.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace payloads that no run has read.")] = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Publish events. A message id that is there already changes nothing."""
+    """Publish events. A message id that was published before changes nothing."""
     if (payload is None) == (file is None):
-        raise InvalidInputError("Give either one payload or --file; --file - reads standard input.")
+        raise InvalidInputError("Expected either one payload or --file; --file - reads standard input.")
     if payload is None and message_id is not None:
         raise InvalidInputError("--message-id names one payload; in a file each line has its own.")
     if payload is not None and message_id is None:
-        raise InvalidInputError("A payload needs --message-id: the name of the fact, the same whenever it is repeated.")
+        raise InvalidInputError("A payload needs --message-id: a unique name, the same whenever it is repeated.")
     tally = PublishTally()
     try:
         with _open_input(payload, file) as stream:
@@ -64,20 +64,20 @@ def publish(  # noqa: PLR0913 - options of a command
             _publish_batches(context.obj, workflow, batches, tally, replace=replace, quiet=stream is None)
     except BaseException:
         if tally.size:
-            typer.echo(f"{tally.text()} before this; they stay. Repeating them changes nothing.", err=True)
+            typer.echo(f"{tally.text()} before this error; they stay. Repeating them changes nothing.", err=True)
         raise
     _print_tally(tally, workflow, as_json=as_json)
 
 
 @dataclass
 class PublishTally:
-    """Which message ids were new, which were there before and which were rewritten."""
+    """Message ids that were new, published before, or replaced."""
 
     new: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
     wake_ups: common.WakeUps = field(default_factory=common.WakeUps)
-    is_due: bool = False  #: something came since it was last rung for
+    is_due: bool = False  #: something was published since workers were last notified
 
     @property
     def size(self) -> int:
@@ -90,7 +90,7 @@ class PublishTally:
         self.is_due = self.is_due or bool(receipt.new or receipt.replaced)
 
     def notify(self, workflow: str) -> None:
-        """Tell a worker, if there is something for it."""
+        """Notify a worker, if something was published."""
         if self.is_due:
             self.wake_ups.wake_workflow(workflow)
             self.is_due = False
@@ -114,7 +114,7 @@ def _open_input(payload: str | None, file: Path | None) -> AbstractContextManage
 def _publish_batches(
     database: Database, workflow: str, batches: Batches, tally: PublishTally, *, replace: bool, quiet: bool
 ) -> None:
-    """Publish batches, each in a transaction of its own; what was published before an error stays."""
+    """Publish each batch in its own transaction; batches before an error stay."""
     limits = Limits(payload=Settings.load(os.environ).max_payload_bytes)
     columns = (SpinnerColumn(), TextColumn("{task.completed} events"))
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
@@ -136,7 +136,7 @@ def _single_event(topic: str, message_id: str, payload: str) -> Batches:
 
 
 def _batches(reads: Iterable[tuple[list[bytes], bool]], topic: str) -> Batches:
-    """Read events from lines. Lines that came together are not held back until a batch is full."""
+    """Group lines into batches of events; do not wait for a full batch when the input pauses."""
     number, batch = 0, list[EventInput]()
     for lines, is_last_for_now in reads:
         for line in lines:
@@ -153,7 +153,7 @@ def _batches(reads: Iterable[tuple[list[bytes], bool]], topic: str) -> Batches:
 
 
 def _lines_at_once(stream: BufferedReader) -> Iterator[tuple[list[bytes], bool]]:
-    """Read whole lines, as many as are there, and whether the next may take long: a read that was not full."""
+    """Yield the whole lines of each read, and whether the next may take long: the read was not full."""
     rest = bytearray()
     while data := stream.read1(_CHUNK):
         whole, end, begun = data.rpartition(b"\n")  # at line feeds only: a carriage return may be part of a line
@@ -167,7 +167,7 @@ def _lines_at_once(stream: BufferedReader) -> Iterator[tuple[list[bytes], bool]]
 
 
 def _events(line: bytes, number: int, topic: str) -> list[EventInput]:
-    """The event of a line; none if the line is empty."""
+    """Parse the event of a line; none if the line is empty."""
     text = _decode(line, number)
     if not text.strip():
         return []
@@ -194,7 +194,7 @@ def _parse_json(text: str, what: str) -> Any:
 
 
 def _print_tally(tally: PublishTally, workflow: str, *, as_json: bool) -> None:
-    """Ring for what is new, and say what became of it; that nobody heard is no part of the answer."""
+    """Notify workers and print the counts; a missing broker is a note on standard error."""
     tally.notify(workflow)
     wake_ups = tally.wake_ups
     if as_json:

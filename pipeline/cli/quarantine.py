@@ -11,14 +11,14 @@ from pipeline.domain.errors import quantity
 from pipeline.store.database import Database
 
 app = typer.Typer(
-    help="Events that were set aside: look at them, hand them back, or go on without them.", no_args_is_help=True
+    help="Quarantined events: list them, release them to their consumers, or skip them.", no_args_is_help=True
 )
 
 HandlerOption = Annotated[str | None, typer.Option(help="Only for this handler; needs --workflow.")]
-WaitingOption = Annotated[bool, typer.Option("--waiting", help="Those that wait for the handler, not those set aside.")]
-EventIds = Annotated[
-    list[str] | None, typer.Argument(help="Which events, by id. Without them, all that the options name.")
+WaitingOption = Annotated[
+    bool, typer.Option("--waiting", help="Events that wait for the handler instead of quarantined ones.")
 ]
+EventIds = Annotated[list[str] | None, typer.Argument(help="Ids of events. Without them, all that the options select.")]
 
 
 @app.command("list")
@@ -30,7 +30,7 @@ def list_(
     limit: common.Limit = 100,
     as_json: common.AsJson = False,
 ) -> None:
-    """List events that were set aside, oldest first, with the error that did it."""
+    """List quarantined events, oldest first, with the error that caused it."""
     database: Database = context.obj
     which = QuarantineFilter(workflow=workflow, handler=handler, is_waiting=waiting)
     found, is_more = tables.first_rows(Quarantine(database).entries(which, limit=limit + 1), limit)
@@ -39,7 +39,7 @@ def list_(
     elif found:
         _print_entries(tables.count_text(quantity(len(found), "event"), "oldest", is_more=is_more), found, database)
     else:
-        common.print_lines("Nothing waits there." if waiting else "Nothing was set aside.")
+        common.print_lines("No event waits for it." if waiting else "No event is quarantined.")
 
 
 @app.command()
@@ -55,7 +55,7 @@ def release(  # noqa: PLR0913 - options of a command
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Hand events back to their consumers; they count as new, with their failures forgotten."""
+    """Release events to their consumers. They count as new; their failures are reset."""
     which = QuarantineFilter(workflow=workflow, handler=handler, event_ids=_ids(events))
     _act_on_entries(context, QuarantineAction.RELEASE, which, limit, (reason, by, yes, as_json))
 
@@ -74,7 +74,7 @@ def skip(  # noqa: PLR0913 - options of a command
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Go on without events: no run of that consumer ever takes them."""
+    """Skip events: no run of that consumer ever takes them."""
     which = QuarantineFilter(workflow=workflow, handler=handler, event_ids=_ids(events), is_waiting=waiting)
     _act_on_entries(context, QuarantineAction.SKIP, which, limit, (reason, by, yes, as_json))
 
@@ -82,22 +82,22 @@ def skip(  # noqa: PLR0913 - options of a command
 @app.command()
 def add(  # noqa: PLR0913 - options of a command
     context: typer.Context,
-    events: Annotated[list[str], typer.Argument(help="Which events, by id.")],
+    events: Annotated[list[str], typer.Argument(help="Ids of events.")],
     *,
     workflow: Annotated[str, typer.Option(help="The workflow of the handler.")],
-    handler: Annotated[str, typer.Option(help="For which handler.")],
+    handler: Annotated[str, typer.Option(help="The handler that must not take them.")],
     reason: common.Reason = "",
     by: common.By = "",
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Set events aside that wait for a handler."""
+    """Quarantine events that wait for a handler."""
     which = QuarantineFilter(workflow=workflow, handler=handler, event_ids=_ids(events), is_waiting=True)
     _act_on_entries(context, QuarantineAction.ADD, which, len(events), (reason, by, yes, as_json))
 
 
 _PAST_TENSE = {
-    QuarantineAction.ADD: "set aside",
+    QuarantineAction.ADD: "quarantined",
     QuarantineAction.RELEASE: "released",
     QuarantineAction.SKIP: "skipped",
 }
@@ -105,33 +105,34 @@ _PAST_TENSE = {
 
 def _act_on_entries(
     context: typer.Context,
-    verb: QuarantineAction,
+    action: QuarantineAction,
     which: QuarantineFilter,
     limit: int,
     options: tuple[str, str, bool, bool],
 ) -> None:
-    """Show what would be done; do it only when asked to."""
+    """Show what would be done; do it only with --yes."""
     reason, by, yes, as_json = options
     wake_ups, database = common.WakeUps(), context.obj
-    desk = Quarantine(database, wake_ups.wake_workflow)
-    found = desk.entries(which, limit=limit + 1)
+    client = Quarantine(database, wake_ups.wake_workflow)
+    found = client.entries(which, limit=limit + 1)
     selected, is_more = (found, False) if which.event_ids else tables.first_rows(found, limit)
-    done = desk.act(verb, selected, common.actor(by, reason)) if yes else None
+    done = client.act(action, selected, common.actor(by, reason)) if yes else None
     if as_json:
         updated, refused = (done.updated, done.refused) if done else ([], {})
         selected_ids = [each.event_id for each in selected]
         result = {"selected": selected_ids, "is_done": yes, "updated": updated, "refused": refused}
         common.print_json({**result, "is_more": is_more, "is_notified": wake_ups.is_notified})
     elif not selected:
-        common.print_lines("No such event: nothing was changed. `pipeline events ID` shows how one stands.")
+        common.print_lines("No such event: nothing was changed. `pipeline events ID` shows the state of one.")
     else:
-        many = f"{quantity(len(selected), 'event')} to be {_PAST_TENSE[verb]}"
-        _print_entries(tables.count_text(many, "oldest", is_more=is_more), selected, database)
+        count = f"{quantity(len(selected), 'event')} to be {_PAST_TENSE[action]}"
+        _print_entries(tables.count_text(count, "oldest", is_more=is_more), selected, database)
         if done is None:
             common.print_lines("Nothing was changed. Repeat with --yes to do it.")
         else:
-            common.print_lines(f"{len(done.updated)} {_PAST_TENSE[verb]}, {len(done.refused)} refused", wake_ups.text())
-            common.print_lines(*(f"{subject}: {words}" for subject, words in done.refused.items()))
+            counts = f"{len(done.updated)} {_PAST_TENSE[action]}, {len(done.refused)} refused"
+            common.print_lines(counts, wake_ups.text())
+            common.print_lines(*(f"{subject}: {text}" for subject, text in done.refused.items()))
             if is_more:
                 common.print_more_note(len(selected))
     if done is not None and (done.refused or is_more):

@@ -1,4 +1,4 @@
-"""``pipeline runs`` and ``pipeline events``: lists, and everything about one."""
+"""Commands ``pipeline runs`` and ``pipeline events``: list them, or show one in detail."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from pipeline.store.database import Database
 
 def runs(  # noqa: PLR0913 - options of a command
     context: typer.Context,
-    run: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id or how that begins.")] = None,
+    run: Annotated[list[str] | None, typer.Argument(help="Show this run, by its id or its first digits.")] = None,
     *,
     workflow: common.WorkflowOption = None,
     handler: Annotated[str | None, typer.Option(help="Only of this handler.")] = None,
@@ -47,13 +47,11 @@ def runs(  # noqa: PLR0913 - options of a command
 
 def events(  # noqa: PLR0913 - options of a command
     context: typer.Context,
-    event: Annotated[list[str] | None, typer.Argument(help="Show this one, by its id.")] = None,
+    event: Annotated[list[str] | None, typer.Argument(help="Show this event, by its id.")] = None,
     *,
     workflow: common.WorkflowOption = None,
     topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
-    status: Annotated[
-        DeliveryStatus | None, typer.Option(help="Only those that stand like this for a consumer.")
-    ] = None,
+    status: Annotated[DeliveryStatus | None, typer.Option(help="Only with a delivery of this status.")] = None,
     key: Annotated[str | None, typer.Option(help="Only of this key.")] = None,
     message_id: Annotated[str | None, typer.Option(help="Only of this message id.")] = None,
     payload: Annotated[
@@ -63,7 +61,7 @@ def events(  # noqa: PLR0913 - options of a command
     recent: common.Recent = event_client.RECENT,
     as_json: common.AsJson = False,
 ) -> None:
-    """List events, newest first. With an id: its deliveries, and what each of them caused."""
+    """List events, newest first. With an id: its deliveries, and what each caused."""
     database: Database = context.obj
     wanted = common.single_argument(event)
     if wanted is not None:
@@ -81,7 +79,7 @@ def events(  # noqa: PLR0913 - options of a command
 
 
 def print_timeline(moments: tuple[TimelineEntry, ...]) -> None:
-    """Print what happened, oldest first; what is planned is marked."""
+    """Print a timeline, oldest entry first; planned entries are marked."""
     rows = [
         (
             f"{each.at:%Y-%m-%d %H:%M:%S}.{each.at.microsecond // 1000:03}",
@@ -94,7 +92,7 @@ def print_timeline(moments: tuple[TimelineEntry, ...]) -> None:
 
 
 def print_advice(advice: Advice) -> None:
-    """Print what to do next, with the commands on lines of their own."""
+    """Print what to do next, with each command on its own line."""
     common.print_lines("", "\nnext", f"  {advice.text}", *(f"  {command}" for command in advice.commands))
 
 
@@ -126,11 +124,11 @@ def _print_events(found: list[EventSummary], database: Database, *, is_more: boo
 
 
 def _run_note(run: RunSummary) -> str:
-    """How far it got, unless it is done, and what went wrong or what it is about."""
-    words = run.error or run.title or ""
+    """Describe a run by its error or title; with its phase unless it is committed."""
+    text = run.error or run.title or ""
     if run.status == RunStatus.COMMITTED:
-        return words
-    return f"{run.phase}: {words}" if words else str(run.phase)
+        return text
+    return f"{run.phase}: {text}" if text else str(run.phase)
 
 
 def _print_run(found: RunDetail) -> None:
@@ -173,7 +171,7 @@ def _print_event(found: EventDetail, *, payload: bool) -> None:
         ("caused by", ", ".join(f"event {id_}" for id_ in found.caused_by)),
     )
     for delivery in found.deliveries:
-        gone = " (gone from the code)" if delivery.is_retired else ""
+        gone = " (no longer in the code)" if delivery.is_retired else ""
         error = f": {delivery.error}" if delivery.error else ""
         later = f", not before {common.format_time(delivery.available_at)}" if delivery.available_at else ""
         tables.print_table(
@@ -185,7 +183,7 @@ def _print_event(found: EventDetail, *, payload: bool) -> None:
         )
         _print_event_lines("  caused", delivery.outputs)
     if not found.deliveries:
-        common.print_lines("\nNobody listens to its topic.")
+        common.print_lines("\nNo consumer subscribes to its topic.")
     if found.acts:
         print_timeline(found.acts)
     if payload:
@@ -202,4 +200,4 @@ def _print_event_lines(title: str, events: tuple[EventLine, ...]) -> None:
 
 def _print_partial_note(what: str, recent: int, *, is_partial: bool) -> None:
     if is_partial:
-        common.print_lines(f"Only the newest {recent} {what} were looked through; --recent looks further back.")
+        common.print_lines(f"Only the newest {recent} {what} were searched; --recent searches more.")

@@ -1,7 +1,6 @@
-"""Lists for people: plain columns, ids whole, long words below the line they belong to or beside it.
+"""Print lists as plain columns, with whole ids and a long note beside or below each row.
 
-On a terminal the width is the terminal's, in a pipe a line is as long as it needs to be (or as COLUMNS
-says). Nothing is ever cut, and colour is for terminals alone.
+The width is the terminal's. In a pipe it is COLUMNS, or unlimited. Nothing is cut. Only terminals get colour.
 """
 
 import os
@@ -17,7 +16,7 @@ from pipeline.cli.common import printable
 _GAP = "  "
 _MIN_NOTE_WIDTH = 40
 _UNLIMITED_WIDTH = 1_000_000
-#: By how a cell begins. Only for columns that say how a thing stands.
+#: Style by the first word of a cell, in ``_STYLED_COLUMNS`` only.
 _STYLES = {
     "error": "red",
     "failed": "red",
@@ -45,7 +44,7 @@ T = TypeVar("T")
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Cells], notes: Iterable[str] = (), *, note: str = ""
 ) -> None:
-    """Print rows under a title. ``notes`` holds a longer text for each row: a last column where it fits, else below."""
+    """Print rows under a title. ``notes``: a longer text per row, as last column where it fits, else below."""
     out = Console(highlight=False)
     for line in table_lines(
         [*columns],
@@ -63,7 +62,7 @@ def print_table(
 def table_lines(
     columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str], note: str, width: int
 ) -> Iterator[Text | None]:
-    """The lines of a list; None stands for its title."""
+    """Yield the lines of a list; None stands for its title."""
     yield None
     if not rows:
         return
@@ -72,29 +71,29 @@ def table_lines(
     beside = any(notes) and width - used >= min(_MIN_NOTE_WIDTH, max(map(len, notes), default=0))
     yield _line([*columns, note] if beside else columns, widths, styled=False)
     for number, row in enumerate(rows):
-        words = notes[number] if notes else ""
+        text = notes[number] if notes else ""
         if beside:
-            first, *rest = wrap(words, width - used, break_long_words=False, break_on_hyphens=False) or [""]
+            first, *rest = wrap(text, width - used, break_long_words=False, break_on_hyphens=False) or [""]
             yield _line([*row, first], widths, columns=columns)
             yield from (Text(" " * used + each) for each in rest)
         else:
             yield _line(row, widths, columns=columns)
-            below = wrap(words, max(width - 4, 20), break_long_words=False, break_on_hyphens=False)
+            below = wrap(text, max(width - 4, 20), break_long_words=False, break_on_hyphens=False)
             yield from (Text("    " + each, style="dim") for each in below)
 
 
 def first_rows(found: Sequence[T], limit: int) -> tuple[list[T], bool]:
-    """At most so many of what was asked for with one more, and whether there are more."""
+    """Cut a list that was read with one row too many; return also whether there are more."""
     return [*found[:limit]], len(found) > limit
 
 
-def count_text(words: str, order: str, *, is_more: bool) -> str:
-    """How many are listed: `50 events`, and when those are not all, which of them."""
-    return f"the {order} {words}; there are more" if is_more else words
+def count_text(count: str, order: str, *, is_more: bool) -> str:
+    """Format how many are listed: `50 events`, or `the newest 50 events; there are more`."""
+    return f"the {order} {count}; there are more" if is_more else count
 
 
 def print_fields(*pairs: tuple[str, object]) -> None:
-    """Print names and values, one under the other; empty values are left out."""
+    """Print names and values, one per line; skip empty values."""
     shown = [(name, printable(value, lines=True)) for name, value in pairs if value not in (None, "", ())]
     widest = max((len(name) for name, _ in shown), default=0)
     out = Console(highlight=False)
@@ -104,16 +103,16 @@ def print_fields(*pairs: tuple[str, object]) -> None:
 
 
 def line_width(out: Console) -> int:
-    """How wide a line may be: the terminal, COLUMNS, or without end in a pipe."""
+    """Return the width of a line: the terminal's, COLUMNS, or unlimited in a pipe."""
     return out.width if out.is_terminal or os.environ.get("COLUMNS") else _UNLIMITED_WIDTH
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], *, columns: Sequence[str] = (), styled: bool = True) -> Text:
-    made = Text(style="" if styled else "bold")
+    line = Text(style="" if styled else "bold")
     for number, cell in enumerate(cells):
         last = number == len(cells) - 1
         padded = cell if last or number >= len(widths) else cell.ljust(widths[number]) + _GAP
         named = number < len(columns) and columns[number] in _STYLED_COLUMNS
-        made.append(padded, style=_STYLES.get(cell.partition(":")[0].partition(",")[0], "") if named else "")
-    made.rstrip()
-    return made
+        line.append(padded, style=_STYLES.get(cell.partition(":")[0].partition(",")[0], "") if named else "")
+    line.rstrip()
+    return line

@@ -1,4 +1,4 @@
-"""``pipeline top``: workflows, how fast they go, and what waits for a person, live."""
+"""Command ``pipeline top``: show workflows, their rates and what waits for an operator, live."""
 
 import os
 import select
@@ -33,24 +33,24 @@ _MOST_ITEMS = 8
 
 def top(
     context: typer.Context,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between two frames.")] = 2.0,
     as_json: common.AsJson = False,
 ) -> None:
-    """Watch workflows, backlog, rates and what waits for a person. q or Ctrl-C ends it."""
-    desk = Resolutions(context.obj, common.registry_or_none())
+    """Show workflows, backlog, rates and what waits for an operator, live. q or Ctrl-C ends it."""
+    resolutions = Resolutions(context.obj, common.registry_or_none())
     sweeps = periods(Settings.load(os.environ).tick)
     if as_json:
-        common.print_json(throughput.snapshot(desk, sweeps))
+        common.print_json(throughput.snapshot(resolutions, sweeps))
     elif once or not sys.stdout.isatty():
         console = Console(highlight=False, width=tables.line_width(Console()))
-        console.print(render(throughput.snapshot(desk, sweeps), console.width))
+        console.print(render(throughput.snapshot(resolutions, sweeps), console.width))
     else:
-        _run_live(desk, sweeps, every)
+        _run_live(resolutions, sweeps, every)
 
 
 def render(snapshot: Snapshot, width: int) -> Group:
-    """One frame. On a narrow terminal the columns that matter least are left out."""
+    """Render one frame; a narrow terminal gets fewer columns."""
     rates = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     is_narrow = width < _NARROW
     columns = ["workflow", "status", "runs", "waiting", "oldest", "in/s", "done/s"]
@@ -88,10 +88,10 @@ def _title(frame: Snapshot) -> Text:
 
 def _attention(frame: Snapshot) -> list[Text]:
     if not frame.attention:
-        return [Text("Nothing waits for a person.", style="dim")]
+        return [Text("Nothing waits for an operator.", style="dim")]
     count = len(frame.attention)
-    wait = "thing waits" if count == 1 else "things wait"
-    lines = [Text(f"{count} {wait} for a person; `pipeline attention` says what to type", style="bold")]
+    wait = "item waits" if count == 1 else "items wait"
+    lines = [Text(f"{count} {wait} for an operator; `pipeline attention` lists the commands", style="bold")]
     for item in frame.attention[:_MOST_ITEMS]:
         since = common.age(item.since, frame.at)
         lines.append(
@@ -106,19 +106,19 @@ def _attention(frame: Snapshot) -> list[Text]:
     return lines
 
 
-def _run_live(desk: Resolutions, sweeps: Mapping[str, timedelta], every: float) -> None:
+def _run_live(resolutions: Resolutions, sweeps: Mapping[str, timedelta], every: float) -> None:
     console = Console(highlight=False)
     live = Live(console=console, screen=True, auto_refresh=False)
     with suppress(KeyboardInterrupt), _quit_key() as is_asked_to_end, live:
         while True:
-            live.update(render(throughput.snapshot(desk, sweeps), console.width), refresh=True)
+            live.update(render(throughput.snapshot(resolutions, sweeps), console.width), refresh=True)
             if is_asked_to_end(every):
                 return
 
 
 @contextmanager
 def _quit_key() -> Iterator["_QuitKey"]:
-    """Keys one by one, without Enter; the terminal is as it was afterwards."""
+    """Read keys without Enter; restore the terminal afterwards."""
     if not sys.stdin.isatty():
         yield _QuitKey(None)
         return
@@ -132,13 +132,13 @@ def _quit_key() -> Iterator["_QuitKey"]:
 
 
 class _QuitKey:
-    """Waits for a key that ends the view."""
+    """Wait for a key that ends the view."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
     def __call__(self, within: float) -> bool:
-        """Whether q was pressed in time. Ctrl-C is an interrupt, and ends the command."""
-        watched = [] if self._descriptor is None else [self._descriptor]
-        ready, _, _ = select.select(watched, [], [], within)
+        """Return whether q was pressed in time. Ctrl-C interrupts the command."""
+        descriptors = [] if self._descriptor is None else [self._descriptor]
+        ready, _, _ = select.select(descriptors, [], [], within)
         return bool(ready) and os.read(ready[0], 1) in (b"q", b"Q", b"")

@@ -1,4 +1,4 @@
-"""``pipeline workflows``, ``pause``, ``resume`` and ``maintenance``: how workflows stand, and their switches."""
+"""Commands ``pipeline workflows``, ``pause``, ``resume`` and ``maintenance``: show and control workflows."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,7 +21,7 @@ WorkflowArgument = Annotated[str, typer.Argument(help="Which workflow.", autocom
 
 
 class MaintenanceAction(StrEnum):
-    """Into maintenance, or out of it."""
+    """Enter maintenance, or leave it."""
 
     ENTER = "enter"
     EXIT = "exit"
@@ -31,11 +31,11 @@ def workflows(
     context: typer.Context,
     name: Annotated[
         list[str] | None,
-        typer.Argument(help="Show this one. Without it, list them all.", autocompletion=common.complete_workflow),
+        typer.Argument(help="Show this workflow. Without it, list all.", autocompletion=common.complete_workflow),
     ] = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """List workflows: how each stands, why, and what waits. With a name, everything about that one."""
+    """List workflows with status, reason and backlog. With a name: everything about that one."""
     database: Database = context.obj
     wanted = common.single_argument(name)
     if wanted is not None:
@@ -49,7 +49,7 @@ def workflows(
         _print_workflows(every, database)
     else:
         common.print_lines(
-            "No workflow has been registered yet. A worker registers those of PIPELINE_WORKFLOWS when it starts."
+            "No workflow is registered yet. A worker registers those of PIPELINE_WORKFLOWS when it starts."
         )
 
 
@@ -60,8 +60,8 @@ def pause(
     by: common.By = "",
     as_json: common.AsJson = False,
 ) -> None:
-    """Start no run of a workflow until it is resumed. Runs in the air go on."""
-    _apply_control(context, lambda switches, who: switches.pause(name, who), common.actor(by, reason), as_json=as_json)
+    """Start no run of a workflow until it is resumed. Active runs continue."""
+    _apply_control(context, lambda controls, who: controls.pause(name, who), common.actor(by, reason), as_json=as_json)
 
 
 def resume(
@@ -71,35 +71,35 @@ def resume(
     by: common.By = "",
     as_json: common.AsJson = False,
 ) -> None:
-    """Let a workflow go on: lifts a pause and the blocks that wait for a person, and forgets past failures."""
-    _apply_control(context, lambda switches, who: switches.resume(name, who), common.actor(by, reason), as_json=as_json)
+    """Resume a workflow: lift its pause and the blocks that wait for an operator, and reset its failures."""
+    _apply_control(context, lambda controls, who: controls.resume(name, who), common.actor(by, reason), as_json=as_json)
 
 
 def maintenance(
     context: typer.Context,
-    action: Annotated[MaintenanceAction, typer.Argument(help="enter: start nothing. exit: the code was mended.")],
+    action: Annotated[MaintenanceAction, typer.Argument(help="enter: start no run. exit: the code was fixed.")],
     name: WorkflowArgument,
-    reason: Annotated[str, typer.Option("--reason", "-m", help="Why; it is kept in the audit. Needed to enter.")] = "",
+    reason: Annotated[str, typer.Option("--reason", "-m", help="Why. Kept in the audit. Required to enter.")] = "",
     by: common.By = "",
     as_json: common.AsJson = False,
 ) -> None:
-    """Hold a workflow back until its code has changed, or say that it was mended."""
+    """Start no run of a workflow until new code is deployed, or end that."""
     who = common.actor(by, reason)
     if action is MaintenanceAction.ENTER:
-        _apply_control(context, lambda switches, person: switches.enter_maintenance(name, person), who, as_json=as_json)
+        _apply_control(context, lambda controls, by: controls.enter_maintenance(name, by), who, as_json=as_json)
     else:
-        _apply_control(context, lambda switches, person: switches.exit_maintenance(name, person), who, as_json=as_json)
+        _apply_control(context, lambda controls, by: controls.exit_maintenance(name, by), who, as_json=as_json)
 
 
 def _apply_control(
     context: typer.Context, act: Callable[[WorkflowControls, Actor], ControlResult], who: Actor, *, as_json: bool
 ) -> None:
     wake_ups = common.WakeUps()
-    turned = act(WorkflowControls(context.obj, wake_ups.wake_workflow), who)
+    result = act(WorkflowControls(context.obj, wake_ups.wake_workflow), who)
     if as_json:
-        common.print_json({**asdict(turned), "is_notified": wake_ups.is_notified})
+        common.print_json({**asdict(result), "is_notified": wake_ups.is_notified})
     else:
-        common.print_lines(turned.message, turned.consequence, wake_ups.text())
+        common.print_lines(result.message, result.consequence, wake_ups.text())
 
 
 def _print_workflows(every: list[WorkflowSummary], database: Database) -> None:
@@ -135,7 +135,7 @@ def _print_workflow(found: WorkflowDetail, database: Database) -> None:
         ("status", _status_text(each)),
         ("reason", each.reason),
         ("since", common.format_time(each.since)),
-        ("runs", f"{each.active_runs} in the air, at most {each.concurrency}"),
+        ("runs", f"{each.active_runs} active, at most {each.concurrency}"),
         ("version", each.version),
         ("on uncertain", found.on_uncertain),
         ("on logic error", found.on_logic_error),
@@ -160,7 +160,7 @@ def _print_handlers(found: WorkflowDetail, now: datetime) -> None:
         ("name", "kind", "runs", "waiting", "reserved", "quarantined", "oldest", "failures"),
         [
             (
-                handler.name + (" (gone from the code)" if handler.is_retired else ""),
+                handler.name + (" (no longer in the code)" if handler.is_retired else ""),
                 handler.kind,
                 handler.active_runs,
                 capped_count(handler.waiting),
@@ -179,7 +179,7 @@ def _print_handlers(found: WorkflowDetail, now: datetime) -> None:
 def _next_times(handler: client.HandlerSummary) -> str:
     parts = [
         f"next run {common.format_time(handler.next_run_at)}" if handler.next_run_at else "",
-        f"tried again at {common.format_time(handler.retry_at)}" if handler.retry_at else "",
+        f"retry at {common.format_time(handler.retry_at)}" if handler.retry_at else "",
         f"wakes at {common.format_time(handler.wake_at)}" if handler.wake_at else "",
     ]
     return ", ".join(part for part in parts if part)
@@ -190,5 +190,5 @@ def _status_text(workflow: WorkflowSummary) -> str:
 
 
 def capped_count(count: int) -> str:
-    """A count that stopped where counting does says that it is at least that."""
+    """Format a count; ``+`` marks one that reached the limit of counting."""
     return f"{count}+" if count >= MAX_COUNTED else str(count)

@@ -218,7 +218,7 @@ def really_typed(shop: Installation, *arguments: str, stdin: str) -> subprocess.
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["shop", "orders"], "Give either one payload or --file"),
+        (["shop", "orders"], "Expected either one payload or --file"),
         (["shop", "orders", "{}"], "A payload needs --message-id"),
         (["shop", "orders", "{", "--message-id", "x"], "The payload is no JSON"),
         (["shop", "orderz", "{}", "--message-id", "x"], "There is no topic of workflow 'shop' named 'orderz'"),

@@ -288,7 +288,7 @@ def test_a_task_or_a_policy_that_cannot_work_is_wrong_usage(
 def test_items_that_nobody_settled_are_said_and_end_with_one(here: Path) -> None:
     done = consumed(here, "Unhandled")
     assert done.exit_code == 1
-    assert "4 failed, 0 timed out, 0 left, 4 settled by nobody: the exception handler failed too." in done.stdout
+    assert "4 failed, 0 timed out, 0 left, 4 not settled: the exception handler failed too." in done.stdout
 
 
 def test_attempts_that_were_too_long_are_told_apart_in_the_summary(here: Path) -> None:

@@ -49,14 +49,14 @@ def test_refused_messages_wait_for_a_person_with_the_command_to_type(pipeline: P
 def test_a_queue_that_nobody_wrote_to_is_nothing_to_tell(pipeline: Pipeline, ask: Ask, two: str) -> None:
     ask(two.rpartition("/")[0] + "/8")
     said = pipeline("attention")
-    assert (said.code, said.out, said.err) == (0, "Nothing waits for a person.\n", "")
+    assert (said.code, said.out, said.err) == (0, "Nothing waits for an operator.\n", "")
 
 
 def test_a_broker_that_cannot_be_asked_is_said_and_the_rest_is_shown(pipeline: Pipeline, ask: Ask) -> None:
     ask("redis://127.0.0.1:1/0")
     said = pipeline("attention")
-    assert (said.code, said.out) == (0, "Nothing waits for a person.\n")
-    assert "The broker does not say whether messages were refused" in said.err
+    assert (said.code, said.out) == (0, "Nothing waits for an operator.\n")
+    assert "The broker did not answer, so refused messages are unknown" in said.err
 
 
 def test_a_broker_that_never_answers_is_not_waited_for(pipeline: Pipeline, ask: Ask) -> None:
@@ -65,5 +65,5 @@ def test_a_broker_that_never_answers_is_not_waited_for(pipeline: Pipeline, ask: 
         began = time.monotonic()
         said = pipeline("attention")
         took = time.monotonic() - began
-    assert "The broker does not say" in said.err
+    assert "The broker did not answer" in said.err
     assert took < 40

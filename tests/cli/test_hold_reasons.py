@@ -98,7 +98,7 @@ def test_closing_a_breaker_rings_at_once_for_the_runs_that_waited_before_it(
     assert len(waiting) == 3
     told = closed(pipeline)
     assert "3 runs that may have waited" in told.out
-    assert "The broker was told." in told.out
+    assert "Workers were notified." in told.out
     assert {(message.task, id_) for message in rung for id_ in message.run_ids} == {
         ("pipeline.mutate", id_) for id_ in waiting
     }

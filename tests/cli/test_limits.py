@@ -27,10 +27,10 @@ def test_an_act_on_the_first_of_many_says_that_there_are_more_and_ends_with_1(
     first = pipeline(*act)
     assert first.code == 1
     assert "the oldest 2 events to be" in first.out
-    assert "These were the first 2; there are more: repeat it." in first.out
+    assert "These were the first 2. There are more: repeat the command." in first.out
     last = pipeline(*act)
     assert (last.code, "there are more" in last.out) == (0, False)
-    assert pipeline("quarantine", "list").out == "Nothing was set aside.\n"
+    assert pipeline("quarantine", "list").out == "No event is quarantined.\n"
 
 
 def test_a_look_at_the_first_of_many_says_so_and_ends_well(db: Database, pipeline: Pipeline) -> None:
@@ -90,7 +90,7 @@ def test_many_questions_are_settled_in_parts_that_say_that_there_are_more(
     assert pipeline("mutations", "--limit", "2").out.startswith("the oldest 2 indeterminate; there are more\n")
     act = ("resolve", "happened", "--workflow", "billing", "-m", "seen", "--yes")
     first = pipeline(*act)
-    assert (first.code, "These were the first 2; there are more: repeat it." in first.out) == (1, True)
+    assert (first.code, "These were the first 2. There are more: repeat the command." in first.out) == (1, True)
     last = pipeline(*act)
     assert (last.code, "1 resolved, 0 refused" in last.out) == (0, True)
 
@@ -100,6 +100,6 @@ def test_attention_names_the_kinds_of_which_there_are_more(db: Database, pipelin
     for n in range(3):
         scenarios.a_request_to_allow(db, f"order-{n}")
     seen = pipeline("attention", "--limit", "2").out
-    assert seen.startswith("2 things wait for a person, oldest first; of these kinds there are more: approval.\n")
+    assert seen.startswith("2 items wait for an operator, oldest first; there are more of: approval.\n")
     assert len(pipeline("attention", "--limit", "2", "--json").json) == 2
-    assert pipeline("attention").out.startswith("3 things wait for a person, oldest first.\n")
+    assert pipeline("attention").out.startswith("3 items wait for an operator, oldest first.\n")

@@ -129,12 +129,12 @@ def test_a_shell_completes_commands_and_the_names_of_workflows(
 
 def test_nothing_to_show_is_said_in_a_sentence(db: Database, pipeline: Pipeline) -> None:
     del db
-    assert pipeline("workflows").out.startswith("No workflow has been registered yet.")
+    assert pipeline("workflows").out.startswith("No workflow is registered yet.")
     assert pipeline("runs").out == "No such run.\n"
     assert pipeline("events").out == "No such event.\n"
     assert pipeline("mutations").out == "0 indeterminate\n"
-    assert pipeline("attention").out == "Nothing waits for a person.\n"
-    assert pipeline("quarantine", "list").out == "Nothing was set aside.\n"
+    assert pipeline("attention").out == "Nothing waits for an operator.\n"
+    assert pipeline("quarantine", "list").out == "No event is quarantined.\n"
     for command in ("workflows", "runs", "events", "mutations", "attention"):
         assert pipeline(command, "--json").json == []
 
@@ -162,7 +162,7 @@ def test_runs_are_listed_newest_first_and_filtered(db: Database, pipeline: Pipel
     assert pipeline("runs", "--status", "active", "--json").json == []
     assert len(pipeline("runs", "--limit", "1", "--json").json) == 1
     looked = pipeline("runs", "--status", "committed", "--recent", "1")
-    assert "Only the newest 1 runs were looked through; --recent looks further back." in looked.out
+    assert "Only the newest 1 runs were searched; --recent searches more." in looked.out
 
 
 RUN_AT_80 = """\

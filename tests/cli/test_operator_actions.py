@@ -169,7 +169,7 @@ def test_a_waiting_event_is_set_aside_or_skipped_for_one_consumer(db: Database, 
     a_workflow(db, consumers=("send", "count"))
     first, second = some_events(db, "order-1", "order-2")
     of = ("--workflow", "billing", "--handler", "count")
-    assert "1 set aside" in pipeline("quarantine", "add", str(first), *of, "-m", "look at it", "--yes").out
+    assert "1 quarantined" in pipeline("quarantine", "add", str(first), *of, "-m", "look at it", "--yes").out
     assert (event_status(db, first, "count"), event_status(db, first, "send")) == ("quarantined", "pending")
     assert pipeline("quarantine", "skip", *of, "--waiting", "-m", "old", "--yes", "--json").json["updated"] == [second]
     assert event_status(db, second, "count") == "skipped"
@@ -187,13 +187,13 @@ def test_what_becomes_due_is_rung_for_at_once_and_a_broker_that_is_away_is_said(
         told = typed(database_url, broker_url, "resume", "billing")
         approved = typed(database_url, broker_url, "approve", str(row.id), "-m", "fine", "--unseen")
         rung = [client.llen(queue) for queue in ("pipeline.schedule", "pipeline.mutate")]
-    assert ("The broker was told." in told.stdout, "The broker was told." in approved.stdout) == (True, True), (
+    assert ("Workers were notified." in told.stdout, "Workers were notified." in approved.stdout) == (True, True), (
         told.stderr
     )
     assert rung == [1, 1]
     away = typed(database_url, "redis://127.0.0.1:1/0", "resume", "billing")
     assert away.returncode == 0
-    assert "The broker cannot be reached; the next tick goes on with it." in away.stdout
+    assert "The broker is unreachable; the next tick continues." in away.stdout
     assert away.stderr == ""
 
 
@@ -225,7 +225,7 @@ def test_every_kind_of_thing_that_waits_is_listed_with_the_command_to_type(db: D
         'pipeline breaker close mail.send -m "why"',
     ]
     shown = pipeline("attention", columns=80)
-    assert shown.out.startswith("6 things wait for a person, oldest first.\n")
+    assert shown.out.startswith("6 items wait for an operator, oldest first.\n")
     assert all(f"\n    {command}\n" in shown.out for command in commands), "a command is never folded"
     assert f"the oldest is event {aside}" in shown.out
     checked = pipeline("attention", "--check")

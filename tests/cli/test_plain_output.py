@@ -73,6 +73,6 @@ def test_an_act_on_a_read_only_database_names_the_primary_and_does_not_ask_to_be
 
 def test_the_help_says_which_acts_need_a_reason(pipeline: Pipeline) -> None:
     for command in ("pause", "resume", "approve", "breaker"):
-        assert "if you say it" in " ".join(pipeline(command, "--help").out.split())
+        assert "optional" in " ".join(pipeline(command, "--help").out.split())
     for command in ("resolve", "reject", "acknowledge"):
-        assert "Needed" in " ".join(pipeline(command, "--help").out.split())
+        assert "Required" in " ".join(pipeline(command, "--help").out.split())

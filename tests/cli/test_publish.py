@@ -73,14 +73,14 @@ def test_a_bad_line_is_named_by_its_number_and_what_went_before_is_told_and_stay
     done = run("--file", "-", given=given)
     assert isinstance(done.exception, InvalidInputError | PayloadError)
     assert words in str(done.exception)
-    assert "500 new, 0 repeated, 0 replaced before this; they stay" in done.stderr
+    assert "500 new, 0 repeated, 0 replaced before this error; they stay" in done.stderr
     assert published(db) == 500
 
 
 def test_an_interruption_tells_what_went_before(run: Run, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_parse_json", interrupted_at(1200, command._parse_json))
     done = run("--file", "-", given=lines(2000))
-    assert "1000 new, 0 repeated, 0 replaced before this; they stay" in done.stderr
+    assert "1000 new, 0 repeated, 0 replaced before this error; they stay" in done.stderr
     assert published(db) == 1000
 
 

@@ -51,7 +51,7 @@ def test_one_is_settled_with_a_reason_and_refused_without(run: Inline, pipeline:
 
 def test_many_are_shown_first_and_settled_when_asked_to(run: Inline, pipeline: Pipeline) -> None:
     nothing = pipeline("resolve", "skip", "-m", "old")
-    assert "Nothing says which mutations" in nothing.err
+    assert "No mutation was selected" in nothing.err
     preview = pipeline("resolve", "skip", "--operation", "mail.send", "-m", "old")
     assert "Nothing was changed" in preview.out
     assert len(listed(pipeline)) == 3
@@ -74,7 +74,7 @@ def test_an_export_settles_what_it_lists(run: Inline, pipeline: Pipeline, tmp_pa
         "the provider's list",
     )
     preview = pipeline(*given)
-    assert "1 answered, 2 not in the file, 0 ambiguous, 1 rows about nothing that is asked" in preview.out
+    assert "1 matched, 2 not in the file, 0 ambiguous, 1 rows without a mutation" in preview.out
     assert len(listed(pipeline)) == 3
     assert "1 resolved" in pipeline(*given, "--yes").out
     assert len(listed(pipeline)) == 2
@@ -97,8 +97,8 @@ def test_an_export_answers_nothing_where_older_rows_of_the_ledger_were_not_looke
         "the provider's list",
     )
     done = pipeline(*given, "--recent", "2", "--yes")
-    assert "0 answered, 0 not in the file, 3 ambiguous" in done.out
-    assert "The ledger reaches further back than its newest 2 rows" in done.err
+    assert "0 matched, 0 not in the file, 3 ambiguous" in done.out
+    assert "The ledger has more than its newest 2 rows" in done.err
     assert len(listed(pipeline)) == 3
     _settle(run)
 
@@ -108,7 +108,7 @@ def test_connectors_are_listed_with_their_grades(pipeline: Pipeline) -> None:
     assert [(row["operation"], row["grade"]) for row in done.json] == [("folders", "read"), ("send", "C")]
     said = pipeline("connectors").out
     assert "2 operations" in said
-    assert "C: an unknown outcome is a question for a person; one request that arrives twice counts as one." in said
+    assert "C: an operator must resolve an unknown outcome; a request that arrives twice counts once." in said
     assert "a new run sends under a new key" in said
     assert "\nD: " not in said
 
@@ -126,7 +126,7 @@ def test_whoever_may_say_that_it_did_not_happen_is_told_that_a_new_run_sends_und
     first = listed(pipeline)[0]["id"]
     assert "After did_not_happen a new run sends it under a new key" in pipeline("mutations", first).out
     done = pipeline("resolve", "did_not_happen", first, "-m", "not in their list")
-    assert "a fresh run does it, under a new key." in done.out, done.err
+    assert "a new run sends it under a new key." in done.out, done.err
 
 
 def test_a_plan_prints_what_would_go_out(db: Database, pipeline: Pipeline) -> None:

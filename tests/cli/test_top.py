@@ -28,7 +28,7 @@ AT_80 = """\
 workflow  status  runs  waiting  oldest  in/s  done/s
 billing   paused  0/1   0        AA      R.R   R.R
 
-1 thing waits for a person; `pipeline attention` says what to type"""
+1 item waits for an operator; `pipeline attention` lists the commands"""
 
 
 def test_one_frame_has_workflows_rates_and_what_waits(db: Database, pipeline: Pipeline) -> None:
@@ -81,7 +81,7 @@ def test_the_live_view_ends_on_q_and_leaves_the_terminal_as_it_was(db: Database,
         nonlocal seen
         while select.select([ours], [], [], 0)[0]:
             seen += os.read(ours, 65536)
-        return seen.count(b"Nothing waits for a person.") >= 2
+        return seen.count(b"Nothing waits for an operator.") >= 2
 
     try:
         wait_for(shows, within=60, why="two frames")

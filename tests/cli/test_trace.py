@@ -122,5 +122,5 @@ def test_what_is_several_things_or_nothing_is_said(db: Database, pipeline: Pipel
 def test_a_large_tree_is_cut_where_the_caller_says(db: Database, pipeline: Pipeline) -> None:
     two_steps(db)
     short = pipeline("trace", "order-1", "--limit", "2")
-    assert "There is more than is shown; --limit shows it." in short.out
+    assert "There is more; --limit shows it." in short.out
     assert pipeline("trace", "order-1", "--limit", "2", "--json").json["is_partial"] is True

@@ -74,7 +74,7 @@ def test_the_operations_of_the_code_are_listed_while_the_database_is_away(
     monkeypatch.setenv("PIPELINE_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
     told = pipeline("connectors")
     assert (told.code, "2 operations" in told.out) == (0, True)
-    assert "The ledger cannot be asked" in told.err
+    assert "The ledger cannot be read" in told.err
     monkeypatch.setenv("PIPELINE_WORKFLOWS", "")
     assert pipeline("connectors").code == 3
 

@@ -92,7 +92,7 @@ def test_an_option_written_before_what_it_is_for_is_refused_and_not_forgotten(
     early = ("--message-id-field", "id", "--redis", "redis://nowhere:1/0", "--batch=100")
     code, said = command(*early, what, "--stream", place.stream)
     assert code == 2
-    assert f"Options before {what} would not count: --redis, --batch, --message-id-field; expected behind it." in said
+    assert f"Options before {what} would be ignored: --redis, --batch, --message-id-field; expected after it." in said
     assert len(place.pending()) == 1
 
 
