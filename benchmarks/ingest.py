@@ -24,8 +24,8 @@ from rich.table import Table
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
 from pipeline.embedded import servers
 from pipeline.ingest.bridge import Bridge, Route
-from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
-from pipeline.ingest.redis_client import connect
+from pipeline.ingest import QueueConfig, RedisStreamsQueue
+from pipeline.ingest import connect_redis
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.transitions import registration
@@ -54,7 +54,7 @@ class Bench:
                 for n in range(start, min(start + 1000, count)):
                     many.xadd(stream, {"data": DATA % (batch, number, n)})
                 many.execute()
-        client = connect(self._urls.broker_url, longest_block_ms=1_000)
+        client = connect_redis(self._urls.broker_url, longest_block_ms=1_000)
         config = QueueConfig(stream=stream, group="bench", consumer="one", max_read_count=batch, block_ms=1_000)
         route = Route(workflow="bench", topic="orders", message_id_field="id")
         bridge = Bridge(RedisStreamsQueue(client, config), self._db, route)

@@ -41,7 +41,7 @@ from pipeline.telemetry import metrics, phase_observer
 from pipeline.telemetry.metrics_export import collector as metrics_export_collector
 from pipeline.telemetry.metrics_export.collector import MetricChannel, MetricTotals
 from pipeline.telemetry.tracing import context, export, spans
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from pipeline.worker import calls
 
 MOST_OFF, MOST_ON = 2.0, 15.0  #: percent of a run

@@ -22,18 +22,20 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from pipeline.consumer_engine.consumer import ConsumerMixin
-from pipeline.consumer_engine.errors import ExceptionType, TransactionException, error_message
-from pipeline.consumer_engine.policies import (
+from pipeline.consumer_engine import (
     BatchPolicy,
     ConcurrencyPolicy,
     ConsumerLoopPolicy,
+    ConsumerMixin,
     ConsumerPolicy,
     ConsumerSteps,
+    ExceptionType,
     ProcessPolicy,
     RetryPolicy,
+    Transaction,
+    TransactionException,
+    error_message,
 )
-from pipeline.consumer_engine.transactions import Transaction
 
 
 class Order(BaseModel):

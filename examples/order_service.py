@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, create_engine, text
 
-from pipeline.client.publishing import EventInput, publish
-from pipeline.config import database_url_of
+from pipeline.client import EventInput, database_url_of, publish
 
 USAGE = "usage: python -m examples.order_service DATABASE_URL pay ORDER EMAIL\n"
 TABLES = """

@@ -9,9 +9,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from examples import order_service, receipts
-from pipeline.config import database_url_of
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import scripted
+from pipeline.client import database_url_of
+from pipeline.testing import Inline, scripted
 
 
 @pytest.fixture

@@ -5,10 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from examples.receipts import OrderPaid, paid, receipts, sent
-from pipeline.testing.asserts import assert_consumed, assert_runs
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import Does, Scripted, scripted
-from pipeline.worker.crash_points import CrashPoint
+from pipeline.testing import CrashPoint, Does, Inline, Scripted, assert_consumed, assert_runs, scripted
 
 ORDER = OrderPaid(order="4711", email="ada@example.org")
 

@@ -1,11 +1,37 @@
 """Durable side effects on Celery.
 
-What a workflow's author needs, and nothing heavier: ``Workflow``, ``PrepareResult``, connectors and
-the errors a handler may raise. Everything else is imported from where it lives.
+These are the names that authors of workflows and connectors and publishing services need. Other public names are in
+``pipeline.client``, ``pipeline.testing``, ``pipeline.ingest``, ``pipeline.consumer_engine`` and
+``pipeline.connectors``. Deeper modules are private.
 """
 
-from pipeline.connectors.sdk import Call, Connector, mutation, read
-from pipeline.domain.errors import AuthError, EventError, LogicError, PhaseViolationError, PipelineError, TransientError
+from typing import TYPE_CHECKING
+
+from pipeline.connectors import (
+    Applied,
+    Call,
+    Connector,
+    ErrorMeaning,
+    ErrorReading,
+    Grade,
+    NotFound,
+    Retry,
+    Verdict,
+    mutation,
+    read,
+)
+from pipeline.domain.errors import (
+    AuthError,
+    EventError,
+    HandlerError,
+    InvalidInputError,
+    LogicError,
+    NotFoundError,
+    PayloadError,
+    PhaseViolationError,
+    PipelineError,
+    TransientError,
+)
 from pipeline.domain.policies import (
     Backoff,
     BreakerPolicy,
@@ -15,44 +41,74 @@ from pipeline.domain.policies import (
     Retention,
     WakePolicy,
 )
-from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, NotFound, Retry, Verdict
+from pipeline.lazy import lazy_names
 from pipeline.workflows.authoring import DeclarationError, Topic, Workflow
 from pipeline.workflows.contexts import MutateContext, NextContext, PrepareContext, ProducerContext
 from pipeline.workflows.handler_types import Event, MutationResult, Prepared, PrepareResult
+
+if TYPE_CHECKING:
+    from pipeline.client import (
+        BrokerClient,
+        DatabaseClient,
+        EventInput,
+        Receipt,
+        RefusedError,
+        UnavailableError,
+        publish,
+    )
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "pipeline.client": "BrokerClient DatabaseClient EventInput Receipt RefusedError UnavailableError publish",
+        },
+    )
 
 __all__ = [
     "Applied",
     "AuthError",
     "Backoff",
     "BreakerPolicy",
+    "BrokerClient",
     "Call",
     "Connector",
+    "DatabaseClient",
     "DeclarationError",
     "ErrorMeaning",
     "ErrorReading",
     "Event",
     "EventError",
+    "EventInput",
     "FailurePolicy",
+    "Grade",
+    "HandlerError",
+    "InvalidInputError",
     "LogicError",
     "MutateContext",
     "MutationResult",
     "MutationRetryPolicy",
     "NextContext",
     "NotFound",
+    "NotFoundError",
+    "PayloadError",
     "PhaseViolationError",
     "PipelineError",
     "PrepareContext",
     "PrepareResult",
     "Prepared",
     "ProducerContext",
+    "Receipt",
     "ReconcilePolicy",
+    "RefusedError",
     "Retention",
     "Retry",
     "Topic",
     "TransientError",
+    "UnavailableError",
     "Verdict",
     "WakePolicy",
     "Workflow",
     "mutation",
+    "publish",
     "read",
 ]

@@ -163,7 +163,7 @@ def _is_user_code(file: Path) -> bool:
 
 def _effective_policy(task: Task, path: Path | None, limit: int | None, concurrency: int | None) -> ConsumerPolicy:
     """Merge the policy: task, then file, then environment, then options; the last one wins."""
-    values = policy_files.load(path, os.environ, task.policy).model_dump()
+    values = policy_files.load_policy(path, os.environ, task.policy).model_dump()
     if limit is not None:
         values["loop"]["limit"] = limit
     if concurrency is not None:

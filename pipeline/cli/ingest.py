@@ -29,7 +29,7 @@ from pipeline.ingest import lag, parking
 from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import LockedError, NoStreamError, PoisonError, QueueError
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
-from pipeline.ingest.redis_client import connect
+from pipeline.ingest.redis_client import connect_redis
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.telemetry import logs
@@ -203,7 +203,8 @@ def _queue(redis: str, stream: str, group: str, consumer: str, **options: int) -
         config = QueueConfig(stream=stream, group=group, consumer=consumer or _default_consumer(), **options)
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
-    return RedisStreamsQueue(connect(_redis_url(redis), longest_block_ms=config.block_ms), config, create=bool(options))
+    client = connect_redis(_redis_url(redis), longest_block_ms=config.block_ms)
+    return RedisStreamsQueue(client, config, create=bool(options))
 
 
 def _redis_url(redis: str) -> str:

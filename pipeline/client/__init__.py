@@ -1,0 +1,18 @@
+"""How other services publish events: in their own transaction, or through a client."""
+
+from pipeline.client.clients import BrokerClient, DatabaseClient, RefusedError, UnavailableError
+from pipeline.client.publishing import EventInput, Receipt, publish
+from pipeline.config import database_url_of
+from pipeline.domain.values import Limits
+
+__all__ = [
+    "BrokerClient",
+    "DatabaseClient",
+    "EventInput",
+    "Limits",
+    "Receipt",
+    "RefusedError",
+    "UnavailableError",
+    "database_url_of",
+    "publish",
+]

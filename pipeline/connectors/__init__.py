@@ -1,0 +1,19 @@
+"""The connector SDK. The connectors that ship are in ``http``, ``sql``, ``email`` and ``gmail``."""
+
+from pipeline.connectors.sdk import Call, Connector, Grade, Operation, mutation, read
+from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, NotFound, Retry, Verdict
+
+__all__ = [
+    "Applied",
+    "Call",
+    "Connector",
+    "ErrorMeaning",
+    "ErrorReading",
+    "Grade",
+    "NotFound",
+    "Operation",
+    "Retry",
+    "Verdict",
+    "mutation",
+    "read",
+]

@@ -30,6 +30,8 @@ try:
 except ImportError as missing:
     raise ImportError("The gmail connector needs httpx; install it with: pip install 'pipeline[http]'") from missing
 
+__all__ = ["Gmail"]
+
 _QUOTA = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 _MAX_RESPONSE_BYTES = 1_000_000  #: bytes; a response about one mail is far smaller
 _KEPT = ("retry-after", "date")

@@ -244,9 +244,7 @@ def policy_of(task: Any, policy: ConsumerPolicy | None) -> ConsumerPolicy:
     found: object = task.policy if policy is None else policy
     if not isinstance(found, ConsumerPolicy):
         words = f"The policy of {_type_name(task)} is of type {_type_name(found)}; expected a ConsumerPolicy, which"
-        raise InvalidInputError(
-            f"{words} pipeline.consumer_engine.policy_files.build makes of a table. Nothing was fetched."
-        )
+        raise InvalidInputError(f"{words} pipeline.consumer_engine.load_policy reads from a file. Nothing was fetched.")
     return found
 
 

@@ -27,7 +27,7 @@ class PolicyError(InvalidInputError):
         super().__init__(f"{where} cannot be used: {'; '.join(problems)}. Nothing was started.")
 
 
-def load(path: Path | None, environ: Mapping[str, str], base: ConsumerPolicy | None = None) -> ConsumerPolicy:
+def load_policy(path: Path | None, environ: Mapping[str, str], base: ConsumerPolicy | None = None) -> ConsumerPolicy:
     """The policy of a file, if one is given, with what the environment says instead, on top of ``base``.
 
     ``CONSUME_LOOP__CONCURRENCY__VALUE=8`` is the field ``loop.concurrency.value``; ``none`` is no value.

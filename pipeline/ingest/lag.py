@@ -13,7 +13,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
 from pipeline.ingest.errors import QueueError
 from pipeline.ingest.queue import BacklogStats, QueueConfig, RedisStreamsQueue
-from pipeline.ingest.redis_client import connect
+from pipeline.ingest.redis_client import connect_redis
 from pipeline.telemetry.metrics import METRICS
 
 SCRAPE_TIMEOUT = 3.0  #: seconds that a scrape waits for a look
@@ -47,7 +47,7 @@ def lag_gauges(url: str, config: QueueConfig) -> Callable[[Meter], None]:
 def read_backlog(url: str, config: QueueConfig) -> BacklogStats:
     """Count what waits, over a connection that is made for it and closed."""
     quick = replace(config, block_ms=1)  # nothing is read here: no answer is waited for longer than any other
-    client = connect(url, longest_block_ms=quick.block_ms)
+    client = connect_redis(url, longest_block_ms=quick.block_ms)
     try:
         return RedisStreamsQueue(client, quick, meter=NoOpMeter("pipeline.ingest"), create=False).backlog_stats()
     finally:

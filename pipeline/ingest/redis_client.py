@@ -24,7 +24,7 @@ _MIN_READ_MARGIN = 1.0
 _EXPECTED = "expected redis://:password@host:6379/0, with special characters percent-encoded"
 
 
-def connect(url: str, *, longest_block_ms: int = 5_000) -> Redis:
+def connect_redis(url: str, *, longest_block_ms: int = 5_000) -> Redis:
     """A connection for reads that block at most so long. One thread at a time uses it; others wait for it."""
     ours = {
         "retry": Retry(NoBackoff(), 0),
@@ -83,7 +83,9 @@ def require_usable_client(client: Redis, block_ms: int) -> None:
     }
     found = [problem for problem, is_there in problems.items() if is_there]
     if found:
-        raise ValueError(f"This Redis client cannot be used: {'; '.join(found)}. Make it with ingest.client.connect.")
+        raise ValueError(
+            f"This Redis client cannot be used: {'; '.join(found)}. Make it with pipeline.ingest.connect_redis."
+        )
     require_socket_timeout(client, block_ms)
 
 
@@ -93,5 +95,5 @@ def require_socket_timeout(client: Redis, block_ms: int) -> None:
     if timeout is not None and timeout < needed:
         raise ValueError(
             f"A read that blocks for {block_ms} ms needs a socket timeout of at least {needed:g} s; this client's is "
-            f"{timeout:g} s. Give connect a longer longest_block_ms."
+            f"{timeout:g} s. Give connect_redis a longer longest_block_ms."
         )

@@ -11,7 +11,7 @@ import pytest
 import redis
 from celery import Celery
 
-from pipeline.client.clients import BrokerClient
+from pipeline.client import BrokerClient
 from pipeline.domain.values import TopicSpec, WorkflowSpec
 from pipeline.transitions import registration
 from tests.support import dead_letter_scenario

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.worker.crash_points import CrashPoint
+from pipeline.testing import CrashPoint
 from tests.support.installation import Installation, is_frozen
 from tests.support.wait import wait_for
 

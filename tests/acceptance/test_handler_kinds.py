@@ -12,8 +12,8 @@ from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
 from pipeline.domain.ids import MutationId
 from pipeline.domain.values import Actor, NewEvent
 from pipeline.store.reads import invariants, work
+from pipeline.testing import CrashPoint
 from pipeline.transitions import events, resolution
-from pipeline.worker.crash_points import CrashPoint
 from tests.support.installation import RARE, UNHURRIED, Installation
 from tests.support.wait import wait_for
 

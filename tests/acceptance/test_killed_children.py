@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.worker.crash_points import CrashPoint
+from pipeline.testing import CrashPoint
 from tests.support.effect_recorder import GATES
 from tests.support.installation import Installation, lives
 from tests.support.wait import wait_for

@@ -12,9 +12,7 @@ from pipeline.admin.resolutions import Resolutions
 from pipeline.domain.errors import NotFoundError
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.transitions import breakers, starts
 from tests.support.scripted_consumers import Shop, take_one
 

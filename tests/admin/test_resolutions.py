@@ -17,8 +17,7 @@ from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, Qu
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed, assert_deliveries
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, assert_consumed, assert_deliveries, scripted
 from tests.support.scripted_consumers import Shop, each_once
 
 ADA = Actor(name="ada", reason="the provider's dashboard shows it")

@@ -16,7 +16,7 @@ from pipeline.embedded import servers
 from pipeline.store.database import Database
 from pipeline.store.reads import gauges, invariants, work
 from pipeline.tasks import process, signals
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from pipeline.transitions import sweeps
 from tests.support import databases
 from tests.support.scripted_consumers import Shop

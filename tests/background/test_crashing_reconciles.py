@@ -10,9 +10,8 @@ from pipeline.background.reconciler import Reconciler
 from pipeline.domain.ids import MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger
-from pipeline.testing.asserts import assert_consumed
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, RecordedEffect, scripted
+from pipeline.testing import Does, Inline, RecordedEffect, assert_consumed, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import resolution
 from tests.support.mutations_in_doubt import STEADY, a_shop, the_mutation
 from tests.support.rule import rule

@@ -11,8 +11,8 @@ from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import BreakerPolicy
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, RecordedEffect, scripted
+from pipeline.testing import Does, Inline, RecordedEffect, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import mutations, resolution
 from tests.support.scripted_consumers import Shop
 from tests.support.table_reads import one

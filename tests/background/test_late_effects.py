@@ -12,9 +12,8 @@ from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import FailurePolicy
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
-from pipeline.testing.asserts import assert_consumed, assert_deliveries
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, RecordedEffect, scripted
+from pipeline.testing import Does, Inline, RecordedEffect, assert_consumed, assert_deliveries, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import late_effects, resolution
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.scripted_consumers import Shop

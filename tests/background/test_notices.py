@@ -6,7 +6,8 @@ from pipeline.background import sweeps
 from pipeline.background.notifier import Notice
 from pipeline.domain.ids import EventId
 from pipeline.store.database import Database
-from pipeline.testing.inline import TESTER, Inline
+from pipeline.testing import Inline
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import breakers, events
 from tests.support.scripted_consumers import Shop, at_once, statuses
 from tests.support.table_reads import one

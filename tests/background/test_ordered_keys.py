@@ -8,8 +8,8 @@ import pytest
 from pipeline import PrepareResult, Workflow
 from pipeline.domain.ids import MutationId
 from pipeline.store.database import Database
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import resolution
 from tests.support.scripted_consumers import Shop, statuses, take_one
 

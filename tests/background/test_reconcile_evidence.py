@@ -11,9 +11,8 @@ from sqlalchemy import text
 from pipeline import Applied, Backoff, NotFound, ReconcilePolicy, Retry
 from pipeline.domain.ids import MutationId
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, assert_consumed, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import resolution
 from tests.support.mutations_in_doubt import STEADY, a_shop, the_mutation
 from tests.support.scripted_consumers import Shop, each_once

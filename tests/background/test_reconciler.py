@@ -11,9 +11,8 @@ from pipeline.background.sweeps import PERIODS
 from pipeline.domain.errors import IllegalTransitionError, QuietPeriodError
 from pipeline.domain.ids import MutationId
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed, assert_runs
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, assert_consumed, assert_runs, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import reconciliation, resolution
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.mutations_in_doubt import STEADY, a_shop, the_mutation

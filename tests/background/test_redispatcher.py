@@ -9,8 +9,8 @@ from pipeline import Workflow
 from pipeline.domain.ids import MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import breakers, resolution, workflows
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.scripted_consumers import Shop, statuses

@@ -12,7 +12,8 @@ from pipeline import Applied, Call, Connector, NotFound, ReconcilePolicy, Retry,
 from pipeline.domain.ids import MutationId
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
-from pipeline.testing.inline import TESTER, Inline
+from pipeline.testing import Inline
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import resolution
 from tests.support.table_reads import one, rows
 

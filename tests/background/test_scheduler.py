@@ -10,8 +10,7 @@ from pipeline import PrepareResult, WakePolicy, Workflow
 from pipeline.domain.errors import TransientError
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed, assert_runs
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline, assert_consumed, assert_runs
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.scripted_consumers import Shop
 

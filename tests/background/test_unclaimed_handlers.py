@@ -14,8 +14,8 @@ from pipeline.background import rescuer
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.store.writes.workflows import LOCK_WORKFLOWS
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import scripted
+from pipeline.testing import Inline, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import retired, stops
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.concurrent_transactions import raced

@@ -37,19 +37,19 @@ def test_a_module_that_cannot_be_imported_is_wrong_usage_and_the_line_is_named(
 
 
 AWAY = """
-from pipeline.consumer_engine.consumer import ConsumerMixin
-from pipeline.ingest.redis_client import connect
+from pipeline.consumer_engine import ConsumerMixin
+from pipeline.ingest import connect_redis
 
 URL = "redis://:hunter2@127.0.0.1:1/0"
 
 
 class Late(ConsumerMixin):
     def __init__(self):
-        connect(URL)
+        connect_redis(URL)
 """
 
 
-@pytest.mark.parametrize("text", [AWAY, f"{AWAY}\nconnect(URL)\n"], ids=["made", "imported"])
+@pytest.mark.parametrize("text", [AWAY, f"{AWAY}\nconnect_redis(URL)\n"], ids=["made", "imported"])
 def test_a_task_whose_redis_is_away_says_so_and_asks_to_be_started_again(
     here: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_task_whose_redis_is_away_says_so_and_asks_to_be_started_again(
         main(["consume", f"away_{here.name}:Late"])
     told = capsys.readouterr().err
     assert caught.value.code == 75
-    line = next(n for n, line in reversed([*enumerate(text.splitlines(), start=1)]) if "connect(URL)" in line)
+    line = next(n for n, line in reversed([*enumerate(text.splitlines(), start=1)]) if "connect_redis(URL)" in line)
     assert f"(away_{here.name}.py:{line}): Redis cannot be reached: " in told
     assert "hunter2" not in told
 
@@ -67,7 +67,7 @@ def test_a_task_whose_redis_is_away_says_so_and_asks_to_be_started_again(
     ("text", "words"),
     [
         (
-            "from pipeline.ingest.redis_client import connect\nconnect('amqp://x')",
+            "from pipeline.ingest import connect_redis\nconnect_redis('amqp://x')",
             "): The URL of Redis cannot be used; expected",
         ),
         ("from pathlib import Path\nPath('/proc/nope').read_text()", "raised FileNotFoundError ("),

@@ -10,8 +10,7 @@ from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from pipeline.tasks import messages
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import scripted
+from pipeline.testing import Inline, scripted
 from tests.cli import scenarios
 from tests.cli.conftest import Answer, Pipeline
 from tests.factories import a_run, a_workflow, applied, some_events, stopped

@@ -18,7 +18,7 @@ from pipeline.cli import publish as command
 from pipeline.cli.main import build_app
 from pipeline.domain.errors import InvalidInputError, PayloadError
 from pipeline.store.database import Database
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from tests.support.wait import wait_for
 
 Run = Callable[..., Result]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.store.database import Database
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from tests.cli.conftest import Pipeline
 from tests.support import unanswered_mail_workflow
 

@@ -12,12 +12,10 @@ from pydantic import BaseModel
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-from pipeline import Workflow
-from pipeline.client.clients import BrokerClient, DatabaseClient, UnavailableError
-from pipeline.client.publishing import EventInput, Receipt, publish
-from pipeline.domain.errors import InvalidInputError, NotFoundError, PayloadError
+from pipeline import InvalidInputError, NotFoundError, PayloadError, Workflow
+from pipeline.client import BrokerClient, DatabaseClient, EventInput, Receipt, UnavailableError, publish
 from pipeline.store.database import Database
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from tests.support.table_reads import one
 
 

@@ -23,7 +23,8 @@ from pipeline.domain.values import Limits
 from pipeline.embedded import servers
 from pipeline.store import database as store
 from pipeline.store.database import Database
-from pipeline.testing.inline import TESTER, Inline
+from pipeline.testing import Inline
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import workflows
 from tests.support.table_reads import one
 from tests.support.wait import wait_for

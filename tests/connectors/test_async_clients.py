@@ -12,7 +12,7 @@ import pytest
 from pipeline import Applied, Call, Connector, NotFound, PrepareResult, Verdict, Workflow, mutation, read
 from pipeline.connectors import event_loop
 from pipeline.store.database import Database
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 
 
 class _Answers(BaseHTTPRequestHandler):

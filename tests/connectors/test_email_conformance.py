@@ -7,8 +7,7 @@ from datetime import timedelta
 import pytest
 
 from pipeline.connectors.sdk import Grade
-from pipeline.testing.conformance import Case, Subject
-from pipeline.testing.fault_proxy import FaultyProxy, is_complete_lines
+from pipeline.testing import Case, FaultyProxy, Subject, is_complete_lines
 from tests.connectors.mail_servers import (
     HOST,
     ImapServer,

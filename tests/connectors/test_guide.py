@@ -10,8 +10,7 @@ from pydantic import SecretStr
 from pipeline import Workflow, mutation
 from pipeline.admin.resolutions import ResolutionKind
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline, assert_consumed
 
 
 class Provider:

@@ -10,8 +10,7 @@ from pydantic import SecretStr
 
 from pipeline.connectors.http import Http, get, post, put
 from pipeline.connectors.sdk import Grade
-from pipeline.testing.conformance import Subject
-from pipeline.testing.fault_proxy import FaultyProxy, is_complete_http_request
+from pipeline.testing import FaultyProxy, Subject, is_complete_http_request
 from tests.connectors.http_server import World, world
 from tests.support.conformance_retries import patient
 

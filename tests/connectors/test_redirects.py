@@ -13,7 +13,7 @@ import pytest
 
 from pipeline import Call, Connector, ErrorMeaning, ErrorReading, Workflow, mutation
 from pipeline.store.database import Database
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 
 
 class Provider(ThreadingHTTPServer):

@@ -14,8 +14,8 @@ from sqlalchemy.pool import NullPool
 from pipeline.connectors.sdk import Call, Grade
 from pipeline.connectors.sql import Sql, transaction
 from pipeline.embedded.servers import Servers
-from pipeline.testing.conformance import CASES, Case, CaseResult, Subject, run_case
-from pipeline.testing.fault_proxy import FaultyProxy, is_complete_postgres_messages
+from pipeline.testing import CASES, Case, CaseResult, FaultyProxy, Subject, is_complete_postgres_messages
+from pipeline.testing.conformance_suite import run_case
 from tests.support import databases
 from tests.support.conformance_retries import MORE, patient, patiently
 

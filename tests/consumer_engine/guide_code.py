@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline.consumer_engine import policy_files
-from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin, stopped_by_signals
-from pipeline.consumer_engine.errors import ExceptionType, TransactionException
-from pipeline.consumer_engine.lifecycle import LoopReport
-from pipeline.consumer_engine.transactions import Transaction
+from pipeline.consumer_engine import (
+    AsyncConsumerMixin,
+    ConsumerMixin,
+    ExceptionType,
+    LoopReport,
+    Transaction,
+    TransactionException,
+    load_policy,
+    stopped_by_signals,
+)
 
 
 class Folder:
@@ -75,7 +80,7 @@ class CountLinesAsync(AsyncConsumerMixin):
 def run(home: Path) -> LoopReport:
     task = CountLines(home)
     with stopped_by_signals(task):
-        return task.consume_transactions(policy=policy_files.load(Path("policy.toml"), os.environ))
+        return task.consume_transactions(policy=load_policy(Path("policy.toml"), os.environ))
 
 
 def test_an_empty_file_is_wrong_and_stays_so(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.consumer_engine import policy_files
+from pipeline.consumer_engine import load_policy
 from tests.consumer_engine import guide_code
 
 POLICY = re.compile(r"```toml\n(.*?)```", re.DOTALL)
@@ -28,7 +28,7 @@ def test_every_piece_of_code_in_the_guide_is_the_one_that_is_run(page: str) -> N
 def test_the_code_of_the_guide_does_what_it_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (text,) = POLICY.findall(page)
     (tmp_path / "policy.toml").write_text(text.replace("streaming = true", "streaming = false"))
-    assert policy_files.load(tmp_path / "policy.toml", {}).loop.concurrency.value == 8
+    assert load_policy(tmp_path / "policy.toml", {}).loop.concurrency.value == 8
     monkeypatch.chdir(tmp_path)
     for name in ("threads", "asyncio"):
         home = tmp_path / name

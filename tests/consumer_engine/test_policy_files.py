@@ -57,17 +57,17 @@ WANTED = ConsumerPolicy.model_validate(VALUES)
 )
 def test_e1_a_policy_reads_the_same_from_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    assert policy_files.load(tmp_path / name, {}) == WANTED
+    assert policy_files.load_policy(tmp_path / name, {}) == WANTED
 
 
 def test_e1_a_policy_reads_the_same_from_the_environment() -> None:
-    assert policy_files.load(None, ENVIRON) == WANTED
+    assert policy_files.load_policy(None, ENVIRON) == WANTED
 
 
 def test_the_environment_has_the_last_word_over_the_file_and_the_file_over_the_task(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text("[loop]\nlimit = 5\ntimeout = 9\n")
     base = ConsumerPolicy.model_validate({"loop": {"limit": 1, "streaming": True}, "name": "mine"})
-    made = policy_files.load(tmp_path / "p.toml", {"CONSUME_LOOP__TIMEOUT": "none"}, base)
+    made = policy_files.load_policy(tmp_path / "p.toml", {"CONSUME_LOOP__TIMEOUT": "none"}, base)
     assert (made.loop.limit, made.loop.timeout, made.loop.streaming, made.name) == (5, None, True, "mine")
 
 
@@ -76,7 +76,7 @@ def test_arguments_for_the_source_are_merged_one_by_one_and_never_shown(tmp_path
     (tmp_path / "p.toml").write_text('[steps.fetch.extra]\nblock_ms = 5\nwords = ["a"]\npassword = "hunter2"\n')
     environ = {"STREAM": "orders", "TOPICNAME": "b", "BLOCK_MS": "9", "WORDS": "x", "N": "7"}
     named = {f"CONSUME_STEPS__FETCH__EXTRA__{name}": text for name, text in environ.items()}
-    made = policy_files.load(tmp_path / "p.toml", named, base)
+    made = policy_files.load_policy(tmp_path / "p.toml", named, base)
     assert made.steps.fetch.extra == {
         "old": 1,
         "TopicName": "b",
@@ -110,7 +110,7 @@ def test_a_wrong_value_in_the_environment_is_blamed_on_its_variable(
 ) -> None:
     (tmp_path / "p.toml").write_text("[loop]\nlimit = 5\n")
     with pytest.raises(PolicyError) as caught:
-        policy_files.load(tmp_path / "p.toml", {f"CONSUME_{name}": text for name, text in environ.items()})
+        policy_files.load_policy(tmp_path / "p.toml", {f"CONSUME_{name}": text for name, text in environ.items()})
     assert words in str(caught.value)
     assert "p.toml" not in str(caught.value)
 
@@ -139,24 +139,24 @@ def test_a_wrong_value_in_the_environment_is_blamed_on_its_variable(
 def test_what_is_wrong_with_a_file_is_said_by_name(tmp_path: Path, name: str, text: str, words: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(PolicyError) as caught:
-        policy_files.load(tmp_path / name, {})
+        policy_files.load_policy(tmp_path / name, {})
     assert words in str(caught.value)
     assert "Nothing was started" in str(caught.value)
 
 
 def test_a_file_that_is_not_there_and_variables_that_contradict_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="No such file") as caught:
-        policy_files.load(tmp_path / "gone.toml", {})
+        policy_files.load_policy(tmp_path / "gone.toml", {})
     assert str(caught.value).count("gone.toml") == 1
     with pytest.raises(PolicyError, match="given as a whole as well"):
-        policy_files.load(None, {"CONSUME_LOOP": "x", "CONSUME_LOOP__LIMIT": "1"})
+        policy_files.load_policy(None, {"CONSUME_LOOP": "x", "CONSUME_LOOP__LIMIT": "1"})
 
 
 def test_yaml_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p.yaml").write_text(YAML)
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(PolicyError, match="YAML needs the package pyyaml; install it, or write TOML"):
-        policy_files.load(tmp_path / "p.yaml", {})
+        policy_files.load_policy(tmp_path / "p.yaml", {})
 
 
 def test_every_field_of_a_policy_is_in_the_reference(project: Path) -> None:

@@ -11,9 +11,8 @@ from sqlalchemy import text
 from pipeline import Workflow
 from pipeline.background.messages import DispatchMessage
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed, describe_state
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, assert_consumed, scripted
+from pipeline.testing.asserts import describe_state
 from pipeline.worker.crash_points import CrashPoint
 from pipeline.worker.settings import WorkerPolicy
 from tests.support.scripted_consumers import Shop, each_once

@@ -15,8 +15,8 @@ from pipeline.domain.ids import EventId
 from pipeline.embedded import servers
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import RecordedEffect, scripted
+from pipeline.testing import Inline, RecordedEffect, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import breakers, events, workflows
 from pipeline.worker.crash_points import CrashPoint
 from tests.support import databases

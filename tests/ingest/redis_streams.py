@@ -10,7 +10,7 @@ import redis
 
 from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
-from pipeline.ingest.redis_client import connect
+from pipeline.ingest.redis_client import connect_redis
 from tests.support.wait import wait_for
 
 GROUP = "workers"
@@ -34,7 +34,7 @@ class Place:
     ) -> RedisStreamsQueue:
         """A queue with a connection of its own."""
         given: dict[str, Any] = {"block_ms": 200, "claim_idle_ms": STALE // 2, **options}
-        client = connect(self.url, longest_block_ms=given["block_ms"] + late_ms)
+        client = connect_redis(self.url, longest_block_ms=given["block_ms"] + late_ms)
         self.clients.append(client)
         config = QueueConfig(stream=self.stream, group=group, consumer=consumer, **given)
         return RedisStreamsQueue(client, config, meter=meter)

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 import redis
 
-from pipeline.consumer_engine.consumer import Stoppable, stopped_by_signals
+from pipeline.consumer_engine import stopped_by_signals
+from pipeline.consumer_engine.consumer import Stoppable
 from pipeline.embedded import servers
-from pipeline.ingest.consumer import QueueConsumer
-from pipeline.ingest.errors import PoisonError, QueueError
-from pipeline.ingest.recovery import RecoveryRunner
+from pipeline.ingest import PoisonError, QueueConsumer, QueueError, RecoveryRunner
 from tests.ingest.redis_streams import Ledger, Place, in_thread
 from tests.support.rule import rule
 from tests.support.wait import wait_for
@@ -29,13 +28,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: A program that consumes as a service would, and says what it does.
 SERVICE = """
 import sys
-from pipeline.consumer_engine.consumer import stopped_by_signals
-from pipeline.ingest.redis_client import connect
-from pipeline.ingest.consumer import QueueConsumer
-from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
+from pipeline.consumer_engine import stopped_by_signals
+from pipeline.ingest import QueueConfig, QueueConsumer, RedisStreamsQueue, connect_redis
 url, stream = sys.argv[1:]
 config = QueueConfig(stream=stream, group="workers", consumer="service", block_ms=300)
-consumer = QueueConsumer(RedisStreamsQueue(connect(url), config))
+consumer = QueueConsumer(RedisStreamsQueue(connect_redis(url), config))
 with stopped_by_signals(consumer):
     for message in consumer.iter_messages():
         print(message.id, flush=True)

@@ -11,9 +11,9 @@ import yaml
 from sqlalchemy import create_engine, text
 from typer.main import get_command
 
+from pipeline import InvalidInputError
 from pipeline.cli.ingest import app
-from pipeline.domain.errors import InvalidInputError
-from pipeline.ingest.consumer import QueueConsumer
+from pipeline.ingest import QueueConsumer
 from tests.ingest.redis_streams import Place, in_thread
 from tests.support.wait import wait_for
 

@@ -19,7 +19,7 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.ingest.consumer import QueueConsumer
 from pipeline.ingest.errors import QueueError
 from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
-from pipeline.ingest.redis_client import connect
+from pipeline.ingest.redis_client import connect_redis
 from tests.ingest.redis_streams import Place
 from tests.support.rule import rule
 
@@ -94,7 +94,7 @@ def test_q4_a_port_where_nobody_listens_fails_at_once(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(socket.socket, "connect", connected)
     with pytest.raises(QueueError, match="cannot be reached") as caught:
-        connect("redis://:s3cret@127.0.0.1:1/0")
+        connect_redis("redis://:s3cret@127.0.0.1:1/0")
     assert tried == [("127.0.0.1", 1)], "it is tried once, and nothing is waited for"
     assert isinstance(caught.value.__cause__, redis.ConnectionError)
     assert "s3cret" not in str(caught.value)
@@ -113,7 +113,7 @@ def test_q4_a_port_where_nobody_listens_fails_at_once(monkeypatch: pytest.Monkey
 )
 def test_q4_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words) as caught:
-        connect(url)
+        connect_redis(url)
     assert "s3cret" not in str(caught.value)
     assert caught.value.__suppress_context__
 
@@ -121,7 +121,7 @@ def test_q4_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, 
 @rule("Q-18")
 def test_q4_what_the_url_says_about_the_broker_does_not_change_how_a_stream_is_read(place: Place) -> None:
     options = "socket_timeout=1&decode_responses=true&retry_on_timeout=true&health_check_interval=5&protocol=3"
-    client = connect(f"{place.url}?{options}&client_name=shop", longest_block_ms=200)
+    client = connect_redis(f"{place.url}?{options}&client_name=shop", longest_block_ms=200)
     config = QueueConfig(stream=place.stream, group="g", consumer="c", block_ms=200)
     assert RedisStreamsQueue(client, config).read() == []
     assert client.get_connection_kwargs()["client_name"] == "shop"
@@ -129,7 +129,7 @@ def test_q4_what_the_url_says_about_the_broker_does_not_change_how_a_stream_is_r
 
 
 def test_q4_a_connection_that_is_half_open_is_noticed_by_the_kernel(place: Place) -> None:
-    client = connect(place.url)
+    client = connect_redis(place.url)
     connection: Any = client.connection
     assert connection._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     assert client.get_connection_kwargs()["socket_keepalive"] is True, "said, whatever the library's default is"
@@ -165,7 +165,7 @@ def behind_a_file(place: Place, path: Path) -> Iterator[str]:
 
 def test_q4_a_redis_behind_a_socket_in_a_folder_is_read_like_any_other(place: Place, tmp_path: Path) -> None:
     config = QueueConfig(stream=place.stream, group="g", consumer="c", block_ms=200)
-    with behind_a_file(place, tmp_path / "r") as url, connect(url, longest_block_ms=30_000) as client:
+    with behind_a_file(place, tmp_path / "r") as url, connect_redis(url, longest_block_ms=30_000) as client:
         queue = RedisStreamsQueue(client, config)
         place.add({"n": 1})
         assert [message.payload for message in queue.read()] == [{"n": 1}]
@@ -174,12 +174,12 @@ def test_q4_a_redis_behind_a_socket_in_a_folder_is_read_like_any_other(place: Pl
 @pytest.mark.parametrize("path", ["", "/nowhere/redis.sock"])
 def test_q4_a_socket_that_is_not_there_is_a_redis_that_cannot_be_reached(path: str) -> None:
     with pytest.raises(QueueError, match="cannot be reached"):
-        connect(f"unix://{path}")
+        connect_redis(f"unix://{path}")
 
 
 def test_q4_the_names_that_celery_takes_for_checking_certificates_will_do() -> None:
     with pytest.raises(QueueError, match="refused"):
-        connect("rediss://127.0.0.1:1/0?ssl_cert_reqs=CERT_REQUIRED")
+        connect_redis("rediss://127.0.0.1:1/0?ssl_cert_reqs=CERT_REQUIRED")
 
 
 @pytest.mark.parametrize("block_ms", [100, 5_200])  # by its own default, redis-py would give up after 5 s
@@ -218,7 +218,7 @@ def test_q4_what_is_left_to_the_library_is_refused(place: Place, unsaid: str) ->
     config = QueueConfig(stream=place.stream, group="g", consumer="c", block_ms=100)
     with (
         redis.Redis.from_url(place.url, **given) as careless,
-        pytest.raises(ValueError, match=r"Make it with ingest\.client\.connect"),
+        pytest.raises(ValueError, match=r"Make it with pipeline\.ingest\.connect_redis"),
     ):
         RedisStreamsQueue(careless, config)
 

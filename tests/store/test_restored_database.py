@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from pipeline import PrepareResult
 from pipeline.store.database import Database
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from tests.support.scripted_consumers import Shop, statuses
 from tests.support.table_reads import one
 from tests.support.transition_steps import watermark_at_least

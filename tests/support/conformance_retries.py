@@ -9,7 +9,8 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
-from pipeline.testing.conformance import CASES, Case, CaseResult, ConformanceReport, Subject, conformance, run_case
+from pipeline.testing import CASES, Case, CaseResult, ConformanceReport, Subject, conformance
+from pipeline.testing.conformance_suite import run_case
 
 #: What the kit says of a call that had too little time. A note that comes with it is no lie either.
 _HASTE = re.compile(

@@ -4,8 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 from pipeline import Backoff, ReconcilePolicy
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import scripted
+from pipeline.testing import Inline, scripted
 from tests.support.scripted_consumers import UNHURRIED, Shop
 
 STEADY = ReconcilePolicy(backoff=Backoff(base=timedelta(seconds=10), cap=timedelta(minutes=10), jitter=0))

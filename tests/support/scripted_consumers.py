@@ -8,8 +8,7 @@ from pipeline import PrepareResult, Topic, Workflow
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.store.database import Database
 from pipeline.store.reads import work
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import Scripted, scripted
+from pipeline.testing import Inline, Scripted, scripted
 
 Handler = Callable[..., Any]
 #: For calls that are to begin and end in time, though the machine stands still meanwhile.

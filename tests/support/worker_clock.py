@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.connectors import sdk
 from pipeline.consumer_engine import bounded
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from pipeline.worker import sender
 
 

@@ -19,8 +19,8 @@ from pipeline.domain.policies import Backoff, MutationRetryPolicy
 from pipeline.domain.states import RunStatus
 from pipeline.store.database import Database
 from pipeline.telemetry.tracing import context, export, fast_spans, spans
+from pipeline.testing import Does, scripted
 from pipeline.testing.inline import TESTER
-from pipeline.testing.scripted import Does, scripted
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.mutations_in_doubt import a_shop, the_mutation
 from tests.support.recorded_spans import Seen, about, linked, span_id, trace_of

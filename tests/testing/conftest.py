@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.testing.fault_proxy import FaultyProxy, is_complete_http_request
+from pipeline.testing import FaultyProxy, is_complete_http_request
 from tests.testing.conformance_server import World, running
 
 

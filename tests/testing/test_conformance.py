@@ -11,8 +11,8 @@ import pytest
 from pipeline.connectors.sdk import Call, Connector, Grade
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
-from pipeline.testing.conformance import CASES, Case, Subject, check, conformance, run_case
-from pipeline.testing.fault_proxy import FaultyProxy
+from pipeline.testing import CASES, Case, FaultyProxy, Subject, check_case, conformance
+from pipeline.testing.conformance_suite import run_case
 from tests.support.conformance_retries import MORE, patient
 from tests.testing import conformance_connectors as these
 from tests.testing.conformance_server import World
@@ -110,7 +110,7 @@ def test_a_lie_is_named(kind: type[these.Base], case: Case, words: str, world: W
 def said(tried: Subject, case: Case) -> str:
     """What the kit complains about; nothing when it has no complaint."""
     try:
-        check(tried, case)
+        check_case(tried, case)
     except AssertionError as error:
         return str(error)
     return ""
@@ -180,7 +180,7 @@ def test_a_key_that_is_honoured_without_being_declared_is_mentioned(world: World
             return self.keyed(call, what)
 
     def mentioned(timeout: timedelta) -> None:
-        finding = check(subject(Modest(proxy.url), world, proxy, timeout=timeout), Case.DUPLICATE)
+        finding = check_case(subject(Modest(proxy.url), world, proxy, timeout=timeout), Case.DUPLICATE)
         assert finding.notes == ["the key was honoured, although the operation does not say so"]
         assert finding.is_key_honoured
 
@@ -191,7 +191,7 @@ def test_a_key_that_is_honoured_without_being_declared_is_mentioned(world: World
 def test_a_connector_that_goes_past_the_proxy_is_told_so(case: Case, world: World, proxy: FaultyProxy) -> None:
     around = these.HonestA(f"http://127.0.0.1:{world.server_port}")
     with pytest.raises(AssertionError, match="the connector must reach its server through the proxy"):
-        check(subject(around, world, proxy), case)
+        check_case(subject(around, world, proxy), case)
 
 
 def test_an_effect_that_the_counter_does_not_see_is_no_proof(world: World, proxy: FaultyProxy) -> None:
@@ -227,7 +227,7 @@ def test_an_index_that_lags_within_the_settle_window_is_none(world: World, proxy
         world.hides.set()
         world.requests.clear()
         late = subject(these.HonestB(proxy.url), world, proxy, timeout=timeout, settle=timeout)
-        assert check(late, Case.RESET_AFTER_SEND).status == "pass"
+        assert check_case(late, Case.RESET_AFTER_SEND).status == "pass"
         assert ["GET" in request for request in world.requests] == [False, True, True]
 
     in_time(lagging)
@@ -235,7 +235,7 @@ def test_an_index_that_lags_within_the_settle_window_is_none(world: World, proxy
 
 def test_cases_that_do_not_apply_say_why(world: World, proxy: FaultyProxy) -> None:
     plain = subject(these.HonestD(proxy.url), world, proxy, is_http=False)
-    found = {case: check(plain, case) for case in (Case.BUSY, Case.ERROR_AFTER_COMMIT, Case.RECONCILE_AFTER)}
+    found = {case: check_case(plain, case) for case in (Case.BUSY, Case.ERROR_AFTER_COMMIT, Case.RECONCILE_AFTER)}
     assert {finding.status for finding in found.values()} == {"not applicable"}
     assert found[Case.BUSY].notes == ["only for HTTP"]
     assert found[Case.RECONCILE_AFTER].notes == ["nobody can be asked"]
@@ -260,7 +260,7 @@ def test_parameters_can_be_made_from_the_key(world: World, proxy: FaultyProxy) -
     def applied(timeout: timedelta) -> None:
         made.clear()
         world.happened.clear()
-        check(subject(these.HonestA(proxy.url), world, proxy, params=params, timeout=timeout), Case.APPLIED)
+        check_case(subject(these.HonestA(proxy.url), world, proxy, params=params, timeout=timeout), Case.APPLIED)
         assert set(made) == set(world.happened)
 
     in_time(applied)
@@ -283,7 +283,7 @@ def test_a_connector_whose_errors_promise_less_than_is_known_is_told_what_could_
 
     def told(timeout: timedelta) -> None:
         tried = subject(Cautious(proxy.url), world, proxy, timeout=timeout)
-        (refused,), (busy,) = (check(tried, case).notes for case in (Case.REFUSED_CONNECTION, Case.BUSY))
+        (refused,), (busy,) = (check_case(tried, case).notes for case in (Case.REFUSED_CONNECTION, Case.BUSY))
         assert refused.startswith("expected 'not now': nothing can have happened")
         assert busy.startswith("expected 'not now', and after 0:00:07 as the server asked")
 

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.testing.conformance import CASES, Subject
-from pipeline.testing.fault_proxy import Fault
+from pipeline.testing import CASES, Fault, Subject
 
 #: What the guide takes for granted: a connector, and a server to try it on.
 PAYMENTS = """
-from pipeline.connectors.sdk import Call, Connector, mutation
-from pipeline.domain.reconciliation import Applied, NotFound, Retry
+from pipeline import Applied, Call, Connector, NotFound, Retry, mutation
 from tests.testing.conformance_server import get, post
 
 

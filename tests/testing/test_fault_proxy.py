@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 
 from pipeline.connectors.sdk import Call
-from pipeline.testing import fault_proxy
-from pipeline.testing.fault_proxy import (
+from pipeline.testing import (
     Fault,
     FaultyProxy,
+    fault_proxy,
     is_complete_http_request,
     is_complete_lines,
     is_complete_postgres_messages,

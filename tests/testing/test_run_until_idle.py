@@ -7,9 +7,7 @@ import pytest
 
 from pipeline import PrepareResult, Workflow
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed, assert_deliveries
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import Does, Scripted, scripted
+from pipeline.testing import Does, Inline, Scripted, assert_consumed, assert_deliveries, scripted
 
 TEN_MINUTES = timedelta(minutes=10)
 

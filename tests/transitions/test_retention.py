@@ -21,8 +21,7 @@ from pipeline import (
 from pipeline.domain.values import Actor, NewEvent
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import Does, RecordedEffect, scripted
+from pipeline.testing import Does, Inline, RecordedEffect, scripted
 from pipeline.transitions import events, resolution, retention
 from pipeline.workflows.registration import register_workflows
 from tests.support.scripted_consumers import Shop, at_once, take_one

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from pipeline import Retention
 from pipeline.store.database import Database
 from pipeline.store.writes.sessions import MAX_COUNTED_RUNS
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from pipeline.transitions import retention, sessions
 from tests.support.concurrent_transactions import meanwhile, wait_until_blocked_by
 from tests.support.scripted_consumers import Shop

@@ -10,8 +10,7 @@ from pipeline.connectors.sdk import Operation
 from pipeline.domain.policies import FailurePolicy
 from pipeline.store.database import Database
 from pipeline.store.reads import work
-from pipeline.testing.asserts import assert_consumed, assert_deliveries, assert_runs
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline, assert_consumed, assert_deliveries, assert_runs
 from pipeline.workflows.handler_types import request_hash
 from tests.support.scripted_consumers import Shop
 

@@ -8,8 +8,8 @@ import pytest
 from pipeline import PrepareResult
 from pipeline.domain.errors import IllegalTransitionError
 from pipeline.store.database import Database
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import resolution, workflows
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.scripted_consumers import Shop, blocks, statuses

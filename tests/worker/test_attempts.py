@@ -11,9 +11,7 @@ from pipeline.background.messages import DispatchMessage
 from pipeline.domain.policies import FailurePolicy, MutationRetryPolicy
 from pipeline.store.database import Database
 from pipeline.store.reads import work
-from pipeline.testing.asserts import assert_consumed, assert_runs
-from pipeline.testing.inline import WorkerCrash
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, WorkerCrash, assert_consumed, assert_runs, scripted
 from pipeline.worker.crash_points import CrashPoint
 from pipeline.worker.settings import WorkerPolicy
 from tests.support.rule import rule

@@ -7,8 +7,8 @@ from sqlalchemy import text
 from pipeline.domain.policies import BreakerPolicy
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import breakers
 from tests.support.scripted_consumers import Shop
 

@@ -11,9 +11,8 @@ from pipeline import Backoff, MutationRetryPolicy, ReconcilePolicy
 from pipeline.domain.policies import BreakerPolicy
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger
-from pipeline.testing.asserts import assert_consumed
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, assert_consumed, scripted
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import breakers
 from pipeline.worker.calls import PendingCall
 from pipeline.worker.settings import WorkerPolicy

@@ -18,8 +18,7 @@ from pipeline.domain.errors import PhaseViolationError
 from pipeline.domain.values import Limits
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
-from pipeline.testing.asserts import assert_consumed, assert_runs
-from pipeline.testing.inline import Inline, WorkerCrash
+from pipeline.testing import Inline, WorkerCrash, assert_consumed, assert_runs
 from pipeline.worker.crash_points import CrashPoint
 from pipeline.worker.settings import WorkerPolicy
 from pipeline.workflows.contexts import CURRENT_CONTEXT, ContextInputs, MutateContext

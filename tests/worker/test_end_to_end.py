@@ -13,9 +13,9 @@ from pipeline.domain.ids import EventId, MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.store.database import Database
 from pipeline.store.reads import work
-from pipeline.testing.asserts import assert_consumed, assert_deliveries, assert_runs, describe_state
+from pipeline.testing import Does, assert_consumed, assert_deliveries, assert_runs
+from pipeline.testing.asserts import describe_state
 from pipeline.testing.inline import TESTER
-from pipeline.testing.scripted import Does
 from pipeline.transitions import events, resolution, workflows
 from tests.support.rule import rule
 from tests.support.scripted_consumers import Shop, at_once, blocks, each_once, statuses, take_one, the_workflow

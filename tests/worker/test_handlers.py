@@ -19,9 +19,8 @@ from pipeline import Applied, Call, Connector, NotFound, PrepareResult, Verdict,
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed, assert_runs, describe_state
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import Does
+from pipeline.testing import Does, Inline, assert_consumed, assert_runs
+from pipeline.testing.asserts import describe_state
 from pipeline.worker.settings import WorkerPolicy
 from tests.support.scripted_consumers import Shop, each_once, statuses, take_one, the_workflow
 

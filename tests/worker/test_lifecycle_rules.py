@@ -6,8 +6,7 @@ import pytest
 
 from pipeline import PrepareResult, Workflow
 from pipeline.store.database import Database
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import scripted
+from pipeline.testing import Inline, scripted
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.rule import rule
 

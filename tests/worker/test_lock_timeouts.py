@@ -17,7 +17,7 @@ from pipeline.domain.values import NewEvent
 from pipeline.store import migrate
 from pipeline.store.database import Database, Transaction
 from pipeline.tasks import publish as task
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from pipeline.transitions import events
 from pipeline.worker import runner
 from pipeline.worker.crash_points import CrashPoint

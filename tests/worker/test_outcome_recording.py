@@ -10,8 +10,7 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Connection
 
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed
-from pipeline.testing.scripted import scripted
+from pipeline.testing import assert_consumed, scripted
 from tests.support.scripted_consumers import Shop
 
 

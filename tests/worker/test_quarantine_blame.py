@@ -8,8 +8,7 @@ import pytest
 from pipeline import PrepareResult
 from pipeline.domain.errors import EventError, TransientError
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_deliveries
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline, assert_deliveries
 from tests.support.scripted_consumers import Shop, at_once, blocks, the_workflow
 
 Tries = Counter[int]

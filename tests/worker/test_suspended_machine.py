@@ -7,9 +7,7 @@ import pytest
 
 from pipeline import ReconcilePolicy
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.worker import calls
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.scripted_consumers import Shop

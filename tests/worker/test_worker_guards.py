@@ -18,9 +18,7 @@ from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.states import Phase
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed, assert_runs
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import Does
+from pipeline.testing import Does, Inline, assert_consumed, assert_runs
 from pipeline.transitions import runs
 from pipeline.worker.crash_points import CrashPoint
 from pipeline.worker.leases import Leases

@@ -8,9 +8,9 @@ import pytest
 from pipeline import PrepareResult, Workflow
 from pipeline.domain.policies import FailurePolicy
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed, assert_runs, describe_state
-from pipeline.testing.inline import TESTER, Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, assert_consumed, assert_runs, scripted
+from pipeline.testing.asserts import describe_state
+from pipeline.testing.inline import TESTER
 from pipeline.transitions import workflows
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.scripted_consumers import Shop, each_once, take_one

@@ -9,9 +9,7 @@ import pytest
 
 from pipeline import PrepareResult, Topic, Workflow
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed, assert_runs
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import scripted
+from pipeline.testing import Inline, assert_consumed, assert_runs, scripted
 from pipeline.workflows.contexts import MutateContext, NextContext, PrepareContext, ProducerContext
 from tests.support.rule import rule
 from tests.support.scripted_consumers import Shop, statuses, take_one, the_workflow

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from tests.support.scripted_consumers import Shop, statuses, the_workflow
 
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline import Topic, Workflow
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import invariants, work
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from pipeline.transitions import registration, workflows
 from pipeline.workflows.fingerprint import fingerprint
 from pipeline.workflows.registry import spec_of

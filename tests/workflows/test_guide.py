@@ -10,9 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from pipeline.store.database import Database
-from pipeline.testing.asserts import assert_consumed, describe_state
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, Inline, assert_consumed, scripted
+from pipeline.testing.asserts import describe_state
 from pipeline.workflows import declaration_checks
 
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)

@@ -17,8 +17,7 @@ from pipeline.client.publishing import publish
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
-from pipeline.testing.inline import Inline
-from pipeline.testing.scripted import scripted
+from pipeline.testing import Inline, scripted
 from pipeline.transitions import events, workflows
 from tests.support.payload_models import Aliased, Computed
 from tests.support.scripted_consumers import at_once, statuses, take_one

@@ -9,7 +9,7 @@ from celery import Celery
 
 from pipeline.embedded import servers
 from pipeline.store.reads import gauges
-from pipeline.testing.scripted import scripted
+from pipeline.testing import scripted
 from tests.support import mutations_in_doubt, scripted_consumers
 from tests.support.installation import QUICK, UNHURRIED, Installation, alone
 from tests.support.wait import wait_for

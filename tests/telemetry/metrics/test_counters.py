@@ -16,7 +16,7 @@ from pipeline.store.database import Database
 from pipeline.tasks import dead_letter
 from pipeline.telemetry import metrics
 from pipeline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, METRICS
-from pipeline.testing.scripted import Does, scripted
+from pipeline.testing import Does, scripted
 from pipeline.transitions import events
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.mutations_in_doubt import a_shop

@@ -24,7 +24,7 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import gauges as reads_gauges
 from pipeline.telemetry.metrics import METRICS
 from pipeline.telemetry.metrics_export import collector
-from pipeline.testing.inline import Inline
+from pipeline.testing import Inline
 from pipeline.transitions import breakers, events, registration, starts, sweeps, workflows
 from pipeline.worker.crash_points import CrashPoint
 from tests.cli import scenarios

@@ -128,7 +128,7 @@ def conformance(subject: Subject, cases: Collection[Case] = CASES) -> Conformanc
     return ConformanceReport(name=name, declared_grade=subject.declared_operation.grade, results=findings)
 
 
-def check(subject: Subject, case: Case) -> CaseResult:
+def check_case(subject: Subject, case: Case) -> CaseResult:
     """Try one case, for a test per case; raises AssertionError that says what was wrong."""
     finding = run_case(subject, case)
     if finding.status == "fail":
