@@ -208,14 +208,14 @@ class Settings(BaseSettings):
     mutation_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=50, description="mutations a worker process has in the air at once"
     )
-    cohort: Annotated[int, Field(ge=1, le=1000)] = Field(
+    max_cohort_size: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=50, description="runs that travel together at most, when there is a backlog"
     )
-    silence: DurationFrom100ms = Field(
+    redispatch_after: DurationFrom100ms = Field(
         default=timedelta(seconds=60),
         description="how long a run may wait for a worker before its message is sent again",
     )
-    stall: DurationFrom1s = Field(
+    stall_timeout: DurationFrom1s = Field(
         default=timedelta(seconds=60),
         description="how long a worker may be idle while messages wait for it before it ends itself with exit code 75",
     )
@@ -240,7 +240,7 @@ class Settings(BaseSettings):
     max_prepare_result_bytes: PositiveInt = Field(
         default=1024 * 1024, description="largest result of a prepare phase, as JSON"
     )
-    alive_file: Path | None = Field(
+    liveness_file: Path | None = Field(
         default=None, description="a file that workers, beat and ingest touch every few seconds, for probes; one each"
     )
     otlp_endpoint: Annotated[str, AfterValidator(_otlp_endpoint)] = Field(

@@ -76,9 +76,9 @@ def test_a_duration_of_nothing_is_refused() -> None:
         ("lease", "400000000d", "1s", "1d"),
         ("lease", "1ms", "1s", "1d"),
         ("heartbeat", "0.1ms", "100ms", "1d"),
-        ("silence", "900000000d", "100ms", "1d"),
-        ("silence", "1ms", "100ms", "1d"),
-        ("stall", "1ms", "1s", "1d"),
+        ("redispatch_after", "900000000d", "100ms", "1d"),
+        ("redispatch_after", "1ms", "100ms", "1d"),
+        ("stall_timeout", "1ms", "1s", "1d"),
         ("tick", "1ms", "100ms", "1h"),
         ("tick", "3000d", "100ms", "1h"),
         ("visibility_timeout", "3000d", "1s", "7d"),
@@ -180,9 +180,11 @@ def test_a_message_is_not_delivered_again_while_its_task_may_still_run(phase: st
 
 
 def test_every_problem_is_listed_at_once() -> None:
-    found = problems(hartbeat="1s", cohort="x", pool_size="x", mutate_time_limit="1h", database_url="mysql://db/shop")
+    found = problems(
+        hartbeat="1s", max_cohort_size="x", pool_size="x", mutate_time_limit="1h", database_url="mysql://db/shop"
+    )
     named = [problem.partition(":")[0].removeprefix("PIPELINE_") for problem in found]
-    assert named == ["HARTBEAT", "DATABASE_URL", "COHORT", "POOL_SIZE", "MUTATE_TIME_LIMIT"]
+    assert named == ["HARTBEAT", "DATABASE_URL", "MAX_COHORT_SIZE", "POOL_SIZE", "MUTATE_TIME_LIMIT"]
 
 
 def test_a_value_that_is_wrong_anyway_is_not_compared_with_others() -> None:

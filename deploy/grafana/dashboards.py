@@ -111,7 +111,7 @@ OVERVIEW = [
             ),
             Panel(
                 "Runs per message",
-                "1 under light load, up to PIPELINE_COHORT under backlog.",
+                "1 under light load, up to PIPELINE_MAX_COHORT_SIZE under backlog.",
                 [
                     Line(
                         "sum by (phase) (rate(pipeline_cohort_size_sum[$__rate_interval])) "

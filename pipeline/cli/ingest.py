@@ -239,8 +239,8 @@ def _bridge(context: typer.Context, queue: RedisStreamsQueue, route: Route, on_p
     unpooled: Database = context.obj
     migrate.require_current(unpooled)
     database = Database.connect(unpooled.engine.url.render_as_string(hide_password=False), pool_size=1)
-    alive_file = Settings.load(os.environ).alive_file
-    bridge = Bridge(queue, database, route, on_poison, touch_liveness=lambda: liveness.touch(alive_file))
+    liveness_file = Settings.load(os.environ).liveness_file
+    bridge = Bridge(queue, database, route, on_poison, touch_liveness=lambda: liveness.touch(liveness_file))
     bridge.require_target()
     return bridge
 

@@ -14,7 +14,7 @@ class LivenessScheduler(PersistentScheduler):  # type: ignore[misc]  # celery sh
     """Celery's own scheduler. Its signs wait for no broker, and end when its process is frozen or gone."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        file = Settings.load(os.environ).alive_file
+        file = Settings.load(os.environ).liveness_file
         if file is not None:
             threading.Thread(target=liveness.touch_forever, args=(file,), name="pipeline-signs", daemon=True).start()
         super().__init__(*args, **options)

@@ -67,7 +67,11 @@ class WorkerProcess:
     def scheduler(self) -> Scheduler:
         settings, speeds = self.settings, self.runner.durations
         return Scheduler(
-            self.db, messages.dispatch, lease=settings.lease, max_cohort_size=settings.cohort, per_run=speeds.per_run
+            self.db,
+            messages.dispatch,
+            lease=settings.lease,
+            max_cohort_size=settings.max_cohort_size,
+            per_run=speeds.per_run,
         )
 
     @cached_property
@@ -84,7 +88,7 @@ class WorkerProcess:
             registry=self.registry,
             scheduler=self.scheduler,
             jitter=_random.random,
-            redispatch_after=self.settings.silence,
+            redispatch_after=self.settings.redispatch_after,
             dispatch_reconcile=messages.dispatch_reconcile,
             notifier=self.notifier,
             periods=periods(self.settings.tick),

@@ -52,7 +52,7 @@ class Watchdog:
 
     def __init__(self, here: WorkerProcess, pool: Any, every: float = 1.0) -> None:
         self.process, self.pool, self.every = here, pool, every
-        self.stall = StallDetector(here.settings.stall)
+        self.stall = StallDetector(here.settings.stall_timeout)
         self._children = self._pids()
         self._round = 0
         self._started_at = time.monotonic()
@@ -121,8 +121,8 @@ class Watchdog:
 def start_watchdog(process: WorkerProcess, pool: Any) -> None:
     """Watch over this worker until its process ends. Its signs of life wait for no server, so they are given apart."""
     threading.Thread(target=Watchdog(process, pool).run, name="pipeline-guardian", daemon=True).start()
-    if process.settings.alive_file is not None:
-        threading.Thread(target=liveness.touch_forever, args=(process.settings.alive_file,), daemon=True).start()
+    if process.settings.liveness_file is not None:
+        threading.Thread(target=liveness.touch_forever, args=(process.settings.liveness_file,), daemon=True).start()
 
 
 def _has_waiting_messages() -> bool:

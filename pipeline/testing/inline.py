@@ -68,7 +68,7 @@ class Inline:
         workflows: Iterable[Workflow],
         connectors: Iterable[Connector] = (),
         policy: WorkerPolicy | None = None,
-        cohort: int = 50,
+        max_cohort_size: int = 50,
         code_version: str = "",
     ) -> None:
         self.db = db
@@ -84,7 +84,7 @@ class Inline:
         #: Which of so many waiting messages is delivered next.
         self.pick_next: Callable[[int], int] = lambda _: 0
         self._delivering: DispatchMessage | None = None
-        self.scheduler = Scheduler(db, self.send, lease=self.policy.lease, max_cohort_size=cohort)
+        self.scheduler = Scheduler(db, self.send, lease=self.policy.lease, max_cohort_size=max_cohort_size)
         self.sweeps = Sweeps(
             db=db,
             registry=self.registry,

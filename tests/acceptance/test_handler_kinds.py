@@ -49,7 +49,7 @@ def works(installation: Installation, request: pytest.FixtureRequest) -> Install
 
 def begin(works: Installation) -> None:
     options = ("--pool=prefork", "--concurrency=2", "--max-memory-per-child=180000")
-    works.worker(*options, PIPELINE_COHORT="2", **WORKS, **UNHURRIED)
+    works.worker(*options, PIPELINE_MAX_COHORT_SIZE="2", **WORKS, **UNHURRIED)
     works.beat()
 
 

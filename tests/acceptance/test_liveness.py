@@ -30,8 +30,8 @@ def wait_until_touched(*files: Path) -> None:
 def files(nodes: Installation) -> tuple[Path, Path]:
     """The signs of a worker and a beat."""
     worker, beat = nodes.home / "alive-worker", nodes.home / "alive-beat"
-    nodes.worker("--pool=solo", PIPELINE_ALIVE_FILE=str(worker))
-    nodes.beat(PIPELINE_ALIVE_FILE=str(beat))
+    nodes.worker("--pool=solo", PIPELINE_LIVENESS_FILE=str(worker))
+    nodes.beat(PIPELINE_LIVENESS_FILE=str(beat))
     wait_for(lambda: worker.exists() and beat.exists(), within=60)
     return worker, beat
 

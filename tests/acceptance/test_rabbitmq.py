@@ -47,7 +47,7 @@ def shop(empty: Installation, request: pytest.FixtureRequest) -> Installation:
 
 
 def begin(shop: Installation) -> None:
-    shop.worker(PIPELINE_COHORT="10")
+    shop.worker(PIPELINE_MAX_COHORT_SIZE="10")
     shop.beat()
 
 
@@ -95,7 +95,7 @@ def test_a_worker_killed_with_9_loses_and_repeats_nothing(shop: Installation) ->
     shop.recorder.wait_at("after")
     shop.nodes[0].kill()
     shop.recorder.open("after")
-    shop.worker(PIPELINE_COHORT="10")
+    shop.worker(PIPELINE_MAX_COHORT_SIZE="10")
     shop.nodes[0] = shop.nodes.pop()
     shop.all_done_once()
 

@@ -43,7 +43,7 @@ def shop(empty: Installation, request: pytest.FixtureRequest) -> Installation:
 
 
 def begin(shop: Installation) -> None:
-    shop.worker(PIPELINE_COHORT="10")  # several messages, so that some are in Redis when it goes
+    shop.worker(PIPELINE_MAX_COHORT_SIZE="10")  # several messages, so that some are in Redis when it goes
     shop.beat()
 
 

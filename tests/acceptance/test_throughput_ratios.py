@@ -42,7 +42,7 @@ def mill(installation: Installation, request: pytest.FixtureRequest) -> Installa
 
 
 def begin(mill: Installation) -> None:
-    mill.worker(PIPELINE_COHORT="50", **MILL)
+    mill.worker(PIPELINE_MAX_COHORT_SIZE="50", **MILL)
     mill.beat()
 
 
@@ -73,5 +73,5 @@ def test_with_a_backlog_cohorts_of_50_do_at_least_5_times_the_work_of_cohorts_of
 
 def replace_worker(mill: Installation, *, cohort: int) -> None:
     assert mill.nodes[0].stop() == 0
-    mill.worker(PIPELINE_COHORT=str(cohort), **MILL)
+    mill.worker(PIPELINE_MAX_COHORT_SIZE=str(cohort), **MILL)
     mill.nodes[0] = mill.nodes.pop()

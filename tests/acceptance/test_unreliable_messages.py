@@ -13,7 +13,7 @@ from tests.support.wait import wait_for
 def test_three_of_ten_messages_dropped_doubled_delayed_and_overtaken_lose_and_repeat_nothing(
     nodes: Installation,
 ) -> None:
-    nodes.worker(line="chaos", PIPELINE_COHORT="4")
+    nodes.worker(line="chaos", PIPELINE_MAX_COHORT_SIZE="4")
     nodes.beat(line="chaos")
     nodes.publish(40)
     nodes.all_done_once()
@@ -22,7 +22,7 @@ def test_three_of_ten_messages_dropped_doubled_delayed_and_overtaken_lose_and_re
 def test_every_message_delivered_twice_and_two_beats_at_once_leave_the_database_as_once(nodes: Installation) -> None:
     """Nothing runs out of time here: a run that came too late would be followed by a second one, rightly."""
     for _ in range(2):
-        nodes.worker(line="twice", PIPELINE_COHORT="4", **UNHURRIED)
+        nodes.worker(line="twice", PIPELINE_MAX_COHORT_SIZE="4", **UNHURRIED)
         nodes.beat(line="twice")
     nodes.publish(40)
     nodes.all_done_once()
@@ -40,11 +40,13 @@ def test_without_any_beat_a_worker_stands_in_for_every_sweep(nodes: Installation
 
 def test_a_worker_that_does_not_know_a_workflow_leaves_its_runs_to_one_that_does(nodes: Installation) -> None:
     register_workflows(nodes.db, Registry.load(["tests.support.order_workflow"]))
-    stranger = nodes.worker("--pool=solo", PIPELINE_WORKFLOWS="tests.support.load_workflow", PIPELINE_SILENCE="500ms")
+    stranger = nodes.worker(
+        "--pool=solo", PIPELINE_WORKFLOWS="tests.support.load_workflow", PIPELINE_REDISPATCH_AFTER="500ms"
+    )
     nodes.beat()
     nodes.publish(10)
     wait_for(lambda: "pipeline.sweep" in stranger.log.read_text(), within=60, why="the stranger at work")
-    knows = nodes.worker("--pool=solo", PIPELINE_SILENCE="500ms")
+    knows = nodes.worker("--pool=solo", PIPELINE_REDISPATCH_AFTER="500ms")
     nodes.all_done_once()
     holders = {run.worker.rpartition(":")[2] for run in nodes.runs() if run.status == "committed"}
     assert holders == {str(knows.process.pid)}
@@ -54,10 +56,10 @@ def test_a_worker_that_hears_no_messages_any_more_ends_itself_and_one_that_only_
     nodes: Installation,
 ) -> None:
     hard_of_hearing = [
-        nodes.worker(f"--pool={pool}", "--concurrency=1", line="deaf", PIPELINE_STALL="3s")
+        nodes.worker(f"--pool={pool}", "--concurrency=1", line="deaf", PIPELINE_STALL_TIMEOUT="3s")
         for pool in ("prefork", "solo")
     ]
-    idle = nodes.worker("--pool=solo", "--queues=pipeline.mutate", PIPELINE_STALL="1s")
+    idle = nodes.worker("--pool=solo", "--queues=pipeline.mutate", PIPELINE_STALL_TIMEOUT="1s")
     nodes.publish(5)
     nodes.ring()
     nodes.all_done_once()

@@ -136,7 +136,7 @@ def test_doubled_and_reordered_messages_change_nothing(db: Database, concurrency
 @pytest.mark.parametrize("lost", range(2, 5))
 def test_lost_messages_cost_time_and_nothing_else(db: Database, lost: int) -> None:
     shop = Shop(concurrency=8)
-    run = shop.started(db, 5, cohort=2)
+    run = shop.started(db, 5, max_cohort_size=2)
     count = itertools.count(1)
     run.broker = lambda message: () if next(count) % lost == 0 else (message,)
     run.run()

@@ -91,7 +91,7 @@ def test_what_is_ours_may_write_nowhere_but_in_its_own_places_and_gains_no_right
             assert service["read_only"]
             assert service["cap_drop"] == ["ALL"]
             assert "no-new-privileges:true" in service["security_opt"]
-            assert str(settings_of(name).alive_file).startswith("/run/pipeline/")
+            assert str(settings_of(name).liveness_file).startswith("/run/pipeline/")
             assert any(place.startswith("/run/pipeline:uid=10001") for place in service["tmpfs"])
 
 
@@ -175,7 +175,7 @@ def test_the_image_does_not_run_as_root_and_its_bases_have_a_version() -> None:
 
 
 def test_the_image_is_healthy_while_the_file_that_its_process_touches_is_young() -> None:
-    alive = dict(re.findall(r"(PIPELINE_\w+)=(\S+)", DOCKERFILE))["PIPELINE_ALIVE_FILE"]
+    alive = dict(re.findall(r"(PIPELINE_\w+)=(\S+)", DOCKERFILE))["PIPELINE_LIVENESS_FILE"]
     (command,) = re.findall(r"^ +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
     assert json.loads(command) == ["sh", "-c", PROBE.format(file=alive, seconds=60)]
 

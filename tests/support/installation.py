@@ -38,9 +38,9 @@ PROJECT = Path(__file__).parents[2]
 QUICK = {
     "PIPELINE_LEASE": "3s",
     "PIPELINE_HEARTBEAT": "1s",
-    "PIPELINE_SILENCE": "2s",
+    "PIPELINE_REDISPATCH_AFTER": "2s",
     "PIPELINE_TICK": "500ms",
-    "PIPELINE_STALL": "15s",
+    "PIPELINE_STALL_TIMEOUT": "15s",
     "PIPELINE_WORKFLOWS": "tests.support.order_workflow",
 }
 #: For tests that count runs: neither a call nor a lease runs out of time while the machine stands still.

@@ -361,7 +361,7 @@ ORDER BY r.id LIMIT :limit
 
 
 def stale_dispatches(tx: Transaction, *, redispatch_after: Any, limit: int = 100) -> Rows:
-    """Active runs nobody holds and whose last message is older than ``silence``."""
+    """Active runs nobody holds and whose last message is older than ``redispatch_after``."""
     return tx.all(STALE_DISPATCHES, redispatch_after=redispatch_after, limit=limit)
 
 
