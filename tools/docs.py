@@ -36,7 +36,7 @@ from pipeline.store.reads.invariants import INVARIANTS
 from pipeline.store.schema import metadata
 from pipeline.telemetry import metrics, transition_log
 from pipeline.telemetry.tracing import spans
-from tools import commands, rules, state_tables
+from tools import api, commands, rules, state_tables
 from tools.comments import meanings
 from tools.markdown import State, code, diagram, page, section, table
 
@@ -76,6 +76,7 @@ def pages(root: Path) -> dict[Path, str]:
         "invariants": invariants,
         "tables": tables,
         "cli": commands.cli_page,
+        "api": api.api_page,
     }
     written = {Path(f"docs/reference/{name}.md"): make() for name, make in made.items()}
     written[ADRS / "README.md"] = decisions(root / ADRS)

@@ -1,6 +1,6 @@
 """The connector SDK. The connectors that ship are in ``http``, ``sql``, ``email`` and ``gmail``."""
 
-from pipeline.connectors.sdk import Call, Connector, Grade, Operation, mutation, read
+from pipeline.connectors.sdk import Call, Connector, Grade, mutation, read
 from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, NotFound, Retry, Verdict
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "ErrorReading",
     "Grade",
     "NotFound",
-    "Operation",
     "Retry",
     "Verdict",
     "mutation",

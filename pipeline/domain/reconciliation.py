@@ -53,6 +53,7 @@ class Retry:
     after: timedelta | None = None
 
 
+#: What a reconcile attempt says about a mutation.
 Verdict = Applied | NotFound | Retry
 
 

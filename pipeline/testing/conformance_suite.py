@@ -43,7 +43,7 @@ class Case(StrEnum):
     RECONCILE_CUT_OFF = "reconcile-cut-off"  #: it happened, and whoever is asked does not answer
 
 
-CASES = tuple(Case)
+CASES = tuple(Case)  #: every case, in the order in which they are tried
 CaseStatus = Literal["pass", "fail", "not applicable"]
 
 

@@ -2,6 +2,6 @@
 
 from pipeline.connectors.http.answers import UnclearResponseError
 from pipeline.connectors.http.connector import Http
-from pipeline.connectors.http.operations import HttpOperation, delete, get, patch, post, put
+from pipeline.connectors.http.operations import delete, get, patch, post, put
 
-__all__ = ["Http", "HttpOperation", "UnclearResponseError", "delete", "get", "patch", "post", "put"]
+__all__ = ["Http", "UnclearResponseError", "delete", "get", "patch", "post", "put"]
