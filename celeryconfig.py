@@ -11,15 +11,18 @@ from typing import Any
 
 from pipeline.background.sweeps import periods as _periods
 from pipeline.config import TIME_LIMIT_GRACE, Settings
+from pipeline.domain.states import PhaseTask as _PhaseTask
 
 _settings = Settings.load(os.environ)
 _is_rabbit = _settings.broker_url.startswith("amqp")
 _SENTINEL_TIMEOUTS = {"socket_timeout": 2, "socket_connect_timeout": 2}
 _TIME_LIMITS = {
-    "pipeline.prepare": _settings.prepare_time_limit,
-    "pipeline.mutate": _settings.mutate_time_limit,
-    "pipeline.next": _settings.next_time_limit,
+    _PhaseTask.PREPARE.value: _settings.prepare_time_limit,
+    _PhaseTask.MUTATE.value: _settings.mutate_time_limit,
+    _PhaseTask.NEXT.value: _settings.next_time_limit,
 }
+
+_PRODUCE = _PhaseTask.PRODUCE.value
 
 
 def _limits(limit: timedelta) -> dict[str, float]:
@@ -82,9 +85,9 @@ worker_cancel_long_running_tasks_on_connection_loss = False  # the fence makes a
 # Queues: one per phase, so that workers of their own (`-Q pipeline.mutate`) keep slow mutations away from the rest
 task_queues = {name: _queue(name) for name in (*_TIME_LIMITS, "pipeline.schedule")}
 task_default_queue = task_default_exchange = task_default_routing_key = "pipeline.schedule"
-task_routes = {name: {"queue": name} for name in _TIME_LIMITS} | {"pipeline.produce": {"queue": "pipeline.prepare"}}
+task_routes = {name: {"queue": name} for name in _TIME_LIMITS} | {_PRODUCE: {"queue": _PhaseTask.PREPARE.value}}
 task_annotations = {name: _limits(limit) for name, limit in _TIME_LIMITS.items()}
-task_annotations["pipeline.produce"] = _limits(_settings.prepare_time_limit)
+task_annotations[_PRODUCE] = _limits(_settings.prepare_time_limit)
 
 # Beat: each sweep on its own period. A tick that nobody took in time is worthless, so it expires; two beats at
 # once are harmless, because a slot in the database lets one of two sweeps through.

@@ -11,6 +11,8 @@ from celery.app.defaults import SETTING_KEYS
 
 from pipeline.background.sweeps import PERIODS
 from pipeline.config import Settings, SettingsError
+from pipeline.domain.states import CONSUMER_TASKS, PhaseTask
+from pipeline.telemetry.tracing.spans import SPANS
 
 CONFIG = Path(__file__).parents[1] / "celeryconfig.py"
 
@@ -114,3 +116,10 @@ def test_no_password_of_any_sentinel_is_shown() -> None:
     url = "sentinel://:secret@one:26379/0;sentinel://:secret@two:26379/0"
     rows = Settings.load({"PIPELINE_BROKER_URL": url, "PIPELINE_BROKER_PRIMARY": "orders"}).describe()
     assert not [row for row in rows if "secret" in row.value]
+
+
+def test_every_phase_task_has_a_queue_a_time_limit_and_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = loaded(monkeypatch)
+    assert list(config["task_queues"]) == [*CONSUMER_TASKS, "pipeline.schedule"]
+    assert set(config["task_routes"]) == set(config["task_annotations"]) == set(PhaseTask)
+    assert {task.method for task in PhaseTask} <= set(SPANS)

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, field
 
+from pipeline.domain.states import PhaseTask
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchMessage:
     """A doorbell to ring: which task, for which runs. Losing it costs time, never work."""
 
-    task: str
+    task: PhaseTask
     run_ids: tuple[str, ...]
     description: str = ""  #: whose runs they are, for people who watch messages: ``workflow.handler``
 

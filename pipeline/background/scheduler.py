@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from pipeline.background.messages import DispatchMessage, SweepReport
 from pipeline.domain.scheduling import DueReason, HandlerFacts, cohort_size, due_reason, priority
-from pipeline.domain.states import Phase
+from pipeline.domain.states import PHASE_TASKS, Phase, PhaseTask
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store.database import Database, Transaction, describe_error, is_lock_timeout
 from pipeline.store.reads import work
@@ -30,16 +30,6 @@ log = logging.getLogger(__name__)
 
 Dispatch = Callable[[DispatchMessage], object]
 
-#: Which task a run waits for, by the phase it is in. The tasks after it are chained.
-PHASE_TASKS = {
-    Phase.PENDING: "pipeline.prepare",
-    Phase.PREPARING: "pipeline.prepare",
-    Phase.PREPARED: "pipeline.mutate",
-    Phase.MUTATING: "pipeline.mutate",
-    Phase.MUTATED: "pipeline.next",
-    Phase.EMITTING: "pipeline.next",
-}
-PRODUCE_TASK = "pipeline.produce"
 #: Passes over one workflow before somebody else gets a turn; what is left is found by the next call.
 _PASSES = 50
 
@@ -136,10 +126,10 @@ def dispatch_messages(
     """
     with db.transaction() as tx:
         handlers = work.handlers_by_id(tx, {row.handler_id for row in rows})
-    cohorts: dict[tuple[str, str], list[Row[Any]]] = {}
+    cohorts: dict[tuple[PhaseTask, str], list[Row[Any]]] = {}
     for row in rows:
         is_producer = handlers[row.handler_id].kind == HandlerKind.PRODUCER
-        task = PRODUCE_TASK if is_producer else PHASE_TASKS[Phase(row.phase)]
+        task = PhaseTask.PRODUCE if is_producer else PHASE_TASKS[Phase(row.phase)]
         alone = str(row.id) if row.id in suspects or getattr(row, "suspect", False) else ""
         cohorts.setdefault((task, alone), []).append(row)
     return [

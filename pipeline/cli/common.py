@@ -15,6 +15,7 @@ import typer
 from pipeline.background.messages import DispatchMessage
 from pipeline.config import Settings
 from pipeline.domain.errors import InvalidInputError, PipelineError
+from pipeline.domain.states import PhaseTask
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
 from pipeline.store.reads import work
@@ -90,7 +91,7 @@ class WakeUps:
         """Notify a worker that a run's request may be sent."""
         from pipeline.tasks import messages as tasks_messages
 
-        self._record(tasks_messages.dispatch(DispatchMessage(task="pipeline.mutate", run_ids=(str(run_id),))))
+        self._record(tasks_messages.dispatch(DispatchMessage(task=PhaseTask.MUTATE, run_ids=(str(run_id),))))
 
     def dispatch(self, messages: Iterable[DispatchMessage]) -> None:
         """Notify workers that runs may continue."""

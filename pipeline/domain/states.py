@@ -34,6 +34,39 @@ PHASE_TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     Phase.COMMITTED: frozenset(),
 }
 
+
+class PhaseTask(StrEnum):
+    """The tasks that move runs, in the order of their phases. A task calls the handler's method of the same name."""
+
+    PREPARE = "pipeline.prepare"
+    MUTATE = "pipeline.mutate"
+    NEXT = "pipeline.next"
+    PRODUCE = "pipeline.produce"  #: of a producer, instead of the other three
+
+    @property
+    def method(self) -> str:
+        """The handler's method that the task calls."""
+        return self.value.removeprefix("pipeline.")
+
+
+#: Which task a run of a consumer waits for, by the phase it is in.
+PHASE_TASKS: Mapping[Phase, PhaseTask] = {
+    Phase.PENDING: PhaseTask.PREPARE,
+    Phase.PREPARING: PhaseTask.PREPARE,
+    Phase.PREPARED: PhaseTask.MUTATE,
+    Phase.MUTATING: PhaseTask.MUTATE,
+    Phase.MUTATED: PhaseTask.NEXT,
+    Phase.EMITTING: PhaseTask.NEXT,
+}
+#: The tasks of a consumer's run, in order.
+CONSUMER_TASKS: tuple[PhaseTask, ...] = tuple(dict.fromkeys(PHASE_TASKS.values()))
+
+
+def chained_tasks(task: PhaseTask) -> tuple[PhaseTask, ...]:
+    """A task and those that follow it in one chain."""
+    return CONSUMER_TASKS[CONSUMER_TASKS.index(task) :] if task in CONSUMER_TASKS else (task,)
+
+
 #: Where a run may come into being: fresh, or carrying a stopped run forward.
 INITIAL_PHASES: frozenset[Phase] = frozenset({Phase.PENDING, Phase.PREPARED, Phase.EMITTING})
 

@@ -12,20 +12,22 @@ from kombu.exceptions import OperationalError
 
 from pipeline.background.messages import DispatchMessage
 from pipeline.celery import app
+from pipeline.domain.states import PhaseTask, chained_tasks
 from pipeline.telemetry.tracing import context
 
 log = logging.getLogger(__name__)
 
 _MAX_HOPS = 8
-_PHASES = ("pipeline.prepare", "pipeline.mutate", "pipeline.next")
 
 
 def dispatch(message: DispatchMessage, hops: int = 0) -> bool:
     """Ring for these runs; the phases that follow are chained, and each of them claims anew. False: nobody heard."""
-    names = _PHASES[_PHASES.index(message.task) :] if message.task in _PHASES else (message.task,)
     ids = list(message.run_ids)
     shown = {"argsrepr": describe_ids(ids), "kwargsrepr": message.description or "{}"}
-    given = [app.signature(name, args=(ids, hops), immutable=True, options=shown) for name in names]
+    given = [
+        app.signature(task.value, args=(ids, hops), immutable=True, options=shown)
+        for task in chained_tasks(message.task)
+    ]
     try:
         with context.preserve_context():
             chain(*given).apply_async()
@@ -40,7 +42,7 @@ def describe_ids(ids: Sequence[str]) -> str:
     return f"run {ids[0]}" if len(ids) == 1 else f"{len(ids)} runs from {ids[0]}"
 
 
-def redispatch_unknown(task: str, ids: Sequence[UUID], hops: int) -> None:
+def redispatch_unknown(task: PhaseTask, ids: Sequence[UUID], hops: int) -> None:
     """Ring once more for runs that this worker does not know: another on the same queue may. Then the tick does."""
     if ids and hops < _MAX_HOPS:
         dispatch(DispatchMessage(task=task, run_ids=tuple(str(id_) for id_ in ids)), hops + 1)

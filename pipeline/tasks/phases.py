@@ -10,24 +10,25 @@ from uuid import UUID
 
 from pipeline.background.messages import DispatchMessage
 from pipeline.celery import app
+from pipeline.domain.states import PhaseTask
 from pipeline.tasks import messages
 from pipeline.tasks.process import current_process
 from pipeline.worker.runner import PhaseResult
 
 
-@app.task(name="pipeline.prepare", bind=True)
+@app.task(name=PhaseTask.PREPARE.value, bind=True)
 def prepare(self: Any, ids: list[str], hops: int = 0) -> None:
     """Select and pin the inputs of a cohort."""
     _continue_chain(self, current_process().runner.prepare(_uuids(ids)), hops)
 
 
-@app.task(name="pipeline.mutate", bind=True)
+@app.task(name=PhaseTask.MUTATE.value, bind=True)
 def mutate(self: Any, ids: list[str], hops: int = 0) -> None:
     """Carry out the mutations of a cohort."""
     _continue_chain(self, current_process().runner.mutate(_uuids(ids), functools.partial(_dispatch_next, self)), hops)
 
 
-@app.task(name="pipeline.next", bind=True)
+@app.task(name=PhaseTask.NEXT.value, bind=True)
 def next_(self: Any, ids: list[str], hops: int = 0) -> None:
     """Publish, consume and commit; then start what became due."""
     ran = current_process().runner.next(_uuids(ids))
@@ -35,7 +36,7 @@ def next_(self: Any, ids: list[str], hops: int = 0) -> None:
     current_process().scheduler.schedule(ran.workflows)
 
 
-@app.task(name="pipeline.produce", bind=True)
+@app.task(name=PhaseTask.PRODUCE.value, bind=True)
 def produce(self: Any, ids: list[str], hops: int = 0) -> None:
     """Run producers; then start what became due."""
     ran = current_process().runner.produce(_uuids(ids))
@@ -51,14 +52,14 @@ def schedule(workflow: str) -> None:
 
 def _continue_chain(task: Any, ran: PhaseResult, hops: int) -> None:
     """Let the chain go on with what is left of the cohort; with nothing left it ends here."""
-    messages.redispatch_unknown(task.name, ran.unknown_handler_runs, hops)
+    messages.redispatch_unknown(PhaseTask(task.name), ran.unknown_handler_runs, hops)
     if not ran.continuing:
         task.request.chain = None
 
 
 def _dispatch_next(task: Any, ids: Sequence[UUID]) -> None:
     about = task.request.get("kwargsrepr") or ""
-    messages.dispatch(DispatchMessage(task="pipeline.next", run_ids=tuple(str(id_) for id_ in ids), description=about))
+    messages.dispatch(DispatchMessage(task=PhaseTask.NEXT, run_ids=tuple(str(id_) for id_ in ids), description=about))
 
 
 def _uuids(ids: Sequence[str]) -> list[UUID]:

@@ -69,10 +69,10 @@ _OBSERVER: ContextVar[PhaseObserver | None] = ContextVar("pipeline_phase_observe
 
 
 @contextmanager
-def observe(phase: str, claimed: Sequence[Any], *, ignored: int) -> Iterator[None]:
+def observe(phase: str, claimed: Sequence[Any], *, task: str, ignored: int) -> Iterator[None]:
     """Observe a phase of the runs that a message claimed; it named ``ignored`` other runs in vain."""
     if ignored and metrics.is_on():
-        metrics.record("pipeline.deliveries.ignored", {"task": f"pipeline.{phase}"}, ignored)
+        metrics.record("pipeline.deliveries.ignored", {"task": task}, ignored)
     if not claimed or not (metrics.is_on() or spans.is_on()):
         yield
         return

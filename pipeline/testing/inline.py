@@ -20,6 +20,7 @@ from pipeline.background.sweeps import Sweeps
 from pipeline.connectors.sdk import Connector
 from pipeline.domain.ids import MutationId
 from pipeline.domain.payloads import json_payload
+from pipeline.domain.states import PhaseTask, chained_tasks
 from pipeline.domain.values import Actor, NewEvent
 from pipeline.store.database import Database
 from pipeline.transitions import events, resolution
@@ -32,7 +33,6 @@ from pipeline.workflows.authoring import Topic, Workflow
 from pipeline.workflows.registration import register_workflows
 from pipeline.workflows.registry import Registry
 
-_NEXT_TASKS = {"pipeline.prepare": "pipeline.mutate", "pipeline.mutate": "pipeline.next"}
 _RUNS = text(
     "SELECT r.*, h.name AS handler FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id ORDER BY r.id"
 )
@@ -138,10 +138,9 @@ class Inline:
     def deliver(self, message: DispatchMessage) -> None:
         """Deliver one message as a worker receives it; the one that follows it in its chain is sent afterwards."""
         self._delivering = message
-        if message.task == "pipeline.produce":
-            self.scheduler.schedule(self.runner.produce(_uuids(message.run_ids)).workflows)
-        elif self._phase(message.task, message.run_ids) and message.task in _NEXT_TASKS:
-            self.send(DispatchMessage(task=_NEXT_TASKS[message.task], run_ids=message.run_ids))
+        _, *following = chained_tasks(message.task)
+        if self._phase(message.task, message.run_ids) and following:
+            self.send(DispatchMessage(task=following[0], run_ids=message.run_ids))
         self._delivering = None
 
     def advance(self, by: timedelta) -> None:
@@ -209,7 +208,7 @@ class Inline:
         """A person allows exactly this request."""
         with self.db.transaction() as tx:
             resolution.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash)
-        self.send(DispatchMessage(task="pipeline.mutate", run_ids=(str(mutation.run_id),)))
+        self.send(DispatchMessage(task=PhaseTask.MUTATE, run_ids=(str(mutation.run_id),)))
 
     def reject(self, mutation: Row[Any], by: Actor = TESTER) -> None:
         """A person refuses this request: it is skipped."""
@@ -242,16 +241,23 @@ class Inline:
             row = tx.first(_STATE, workflow=workflow.name, name=handler)
         return row and row.state
 
-    def _phase(self, task: str, ids: Sequence[str]) -> bool:
-        if task == "pipeline.prepare":
-            return bool(self.runner.prepare(_uuids(ids)).continuing)
-        if task == "pipeline.mutate":
-            return bool(self.runner.mutate(_uuids(ids), self._dispatch_next).continuing)
-        self.scheduler.schedule(self.runner.next(_uuids(ids)).workflows)
-        return False
+    def _phase(self, task: PhaseTask, ids: Sequence[str]) -> bool:
+        """Run a task as ``pipeline.tasks.phases`` does. Returns whether runs of the cohort go on."""
+        match task:
+            case PhaseTask.PREPARE:
+                ran = self.runner.prepare(_uuids(ids))
+            case PhaseTask.MUTATE:
+                ran = self.runner.mutate(_uuids(ids), self._dispatch_next)
+            case PhaseTask.NEXT:
+                ran = self.runner.next(_uuids(ids))
+            case PhaseTask.PRODUCE:
+                ran = self.runner.produce(_uuids(ids))
+        if task in (PhaseTask.NEXT, PhaseTask.PRODUCE):
+            self.scheduler.schedule(ran.workflows)
+        return bool(ran.continuing)
 
     def _dispatch_next(self, ids: Sequence[UUID]) -> None:
-        self.send(DispatchMessage(task="pipeline.next", run_ids=tuple(str(id_) for id_ in ids)))
+        self.send(DispatchMessage(task=PhaseTask.NEXT, run_ids=tuple(str(id_) for id_ in ids)))
 
     def _reconcile(self, mutation_id: str) -> None:
         self.sweeps.reconcile_one(MutationId(UUID(mutation_id)))

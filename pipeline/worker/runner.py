@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, Timeout
 from pipeline.domain.errors import OutdatedCodeError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.ids import RunId
+from pipeline.domain.states import PhaseTask
 from pipeline.domain.values import PreparedRun, RunFailure, RunLease, RunOutput
 from pipeline.domain.workflows import can_overtake
 from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, Transaction, is_lock_timeout, is_transient
@@ -84,10 +85,13 @@ class Runner:
 
     def prepare(self, ids: Sequence[UUID]) -> PhaseResult:
         """Select and pin inputs."""
-        with self._claim("prepare", runs.claim_prepare, ids, CrashPoint.PREPARE_CLAIMED) as claims:
+        with self._claim(PhaseTask.PREPARE, runs.claim_prepare, ids, CrashPoint.PREPARE_CLAIMED) as claims:
             offered = self.phases.slices(claims.claimed)
             plans, failed, rest = self._call_each(
-                claims.claimed, lambda run: self.phases.prepare(run, offered.get(run.id)), PreparedRun, "prepare"
+                claims.claimed,
+                lambda run: self.phases.prepare(run, offered.get(run.id)),
+                PreparedRun,
+                PhaseTask.PREPARE,
             )
             reach(CrashPoint.PREPARE_RAN)
             landed = self._write(
@@ -98,10 +102,10 @@ class Runner:
 
     def mutate(self, ids: Sequence[UUID], dispatch_next: DispatchNext) -> PhaseResult:
         """Ask for mutations and carry them out. Runs that waited long enough for slow ones are handed on early."""
-        with self._claim("mutate", runs.claim_mutate, ids, CrashPoint.MUTATE_CLAIMED) as claims:
+        with self._claim(PhaseTask.MUTATE, runs.claim_mutate, ids, CrashPoint.MUTATE_CLAIMED) as claims:
             fresh = [run for run in claims.claimed if run.mutation_id is None]
             approved = [MutationToSend(run=run, request=None) for run in claims.claimed if run.mutation_id is not None]
-            asked, failed, rest = self._call_each(fresh, self._request_mutation, MutationToSend, "mutate")
+            asked, failed, rest = self._call_each(fresh, self._request_mutation, MutationToSend, PhaseTask.MUTATE)
             silent = [lease_of(item.run) for item in asked if item.request is None]
             if silent or failed or rest:
                 with self.db.transaction() as tx:
@@ -122,8 +126,8 @@ class Runner:
 
     def next(self, ids: Sequence[UUID]) -> PhaseResult:
         """Publish what follows, consume the inputs, commit."""
-        with self._claim("next", runs.claim_next, ids, CrashPoint.NEXT_CLAIMED) as claims:
-            emitted, failed, rest = self._call_each(claims.claimed, self.phases.next, RunOutput, "next")
+        with self._claim(PhaseTask.NEXT, runs.claim_next, ids, CrashPoint.NEXT_CLAIMED) as claims:
+            emitted, failed, rest = self._call_each(claims.claimed, self.phases.next, RunOutput, PhaseTask.NEXT)
             reach(CrashPoint.NEXT_RAN)
             merge, alone = self._merges(claims.claimed), {run.handler_id for run in claims.claimed}
             self._write(
@@ -139,9 +143,12 @@ class Runner:
 
     def produce(self, ids: Sequence[UUID]) -> PhaseResult:
         """Run producers."""
-        with self._claim("produce", runs.claim_produce, ids, CrashPoint.PRODUCE_CLAIMED) as claims:
+        with self._claim(PhaseTask.PRODUCE, runs.claim_produce, ids, CrashPoint.PRODUCE_CLAIMED) as claims:
             made, failed, rest = self._call_each(
-                claims.claimed, lambda run: self.phases.produce(run, run.next_run_at or run.now), RunOutput, "produce"
+                claims.claimed,
+                lambda run: self.phases.produce(run, run.next_run_at or run.now),
+                RunOutput,
+                PhaseTask.PRODUCE,
             )
             self._write(lambda tx, items: runs.commit_producer(tx, items, self.policy.limits), made, failed, rest)
             reach(CrashPoint.PRODUCED)
@@ -149,7 +156,7 @@ class Runner:
 
     @contextmanager
     def _claim(
-        self, phase: str, verb: Callable[..., Claims], ids: Sequence[UUID], point: CrashPoint
+        self, task: PhaseTask, verb: Callable[..., Claims], ids: Sequence[UUID], point: CrashPoint
     ) -> Iterator[Claims]:
         """Hold runs for a phase. However it ends, they are extended no longer, so that a rescuer can find them."""
         with ExitStack() as last:
@@ -162,7 +169,7 @@ class Runner:
                     known_handlers=self._runnable_handlers(tx),
                 )
                 ignored = len(ids) - len(claims.claimed) - len(claims.unknown_handler) - claims.idle_count
-                last.enter_context(phase_observer.observe(phase, claims.claimed, ignored=ignored))
+                last.enter_context(phase_observer.observe(task.method, claims.claimed, task=task, ignored=ignored))
             mine = [lease_of(run) for run in claims.claimed]
             self.leases.hold(mine)
             try:
@@ -275,7 +282,7 @@ class Runner:
             )
 
     def _call_each(
-        self, claimed: Sequence[Row[Any]], phase: Callable[[Row[Any]], Any], kind: type[T], name: str
+        self, claimed: Sequence[Row[Any]], phase: Callable[[Row[Any]], Any], kind: type[T], task: PhaseTask
     ) -> tuple[list[T], list[RunFailure], list[RunLease]]:
         """Call the handler of each run. What the budget does not suffice for is given back, not kept waiting."""
         phase = phase_observer.with_span(phase)
@@ -287,7 +294,7 @@ class Runner:
             if number and begun > ends_at:
                 return done, failed, [lease_of(later) for later in claimed[number:]]
             answer = phase(run)
-            self.durations.record(run.handler_id, name, time.monotonic() - begun)
+            self.durations.record(run.handler_id, task.method, time.monotonic() - begun)
             if isinstance(answer, Failure):
                 failed.append(RunFailure(lease=lease_of(run), failure=answer))
             else:

@@ -13,12 +13,13 @@ from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError
 
 from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
+from pipeline.domain.states import CONSUMER_TASKS, PhaseTask
 from pipeline.domain.workflows import count_problem
 from pipeline.transitions import payload_schemas
 
 _LONGEST_PAUSE = timedelta(days=366)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-_PHASE_ARGUMENTS = {"prepare": 2, "mutate": 2, "next": 3}
+_PHASE_ARGUMENTS = {task.method: 3 if task is PhaseTask.NEXT else 2 for task in CONSUMER_TASKS}
 _HIGHEST_VERSION = 2**31 - 1  # of the column it is kept in
 
 

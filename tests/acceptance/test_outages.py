@@ -83,9 +83,10 @@ def test_leases_are_extended_again_when_a_database_that_was_away_is_back(shop: I
 RING = """
 from uuid import uuid4
 from pipeline.background.messages import DispatchMessage
+from pipeline.domain.states import PhaseTask
 from pipeline.tasks import messages
 
-messages.dispatch(DispatchMessage(task="pipeline.prepare", run_ids=(str(uuid4()),)))
+messages.dispatch(DispatchMessage(task=PhaseTask.PREPARE, run_ids=(str(uuid4()),)))
 messages.wake_workflow("shop")
 """
 

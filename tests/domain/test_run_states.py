@@ -3,13 +3,17 @@
 import pytest
 
 from pipeline.domain.states import (
+    CONSUMER_TASKS,
     INITIAL_PHASES,
+    PHASE_TASKS,
     PHASE_TRANSITIONS,
     PHASES,
     RUN_STATUS_TRANSITIONS,
     MutationOutcome,
     Phase,
+    PhaseTask,
     RunStatus,
+    chained_tasks,
 )
 
 MOVES = sorted((source, target) for source, targets in PHASE_TRANSITIONS.items() for target in targets)
@@ -111,3 +115,17 @@ def test_an_active_run_may_stop_in_every_way() -> None:
 
 def test_no_outcome_is_written_as_nothing() -> None:
     assert [outcome.value for outcome in MutationOutcome] == ["", "success", "failure", "skipped"]
+
+
+def test_tasks_stand_in_the_order_of_the_phases() -> None:
+    assert set(PHASE_TASKS) == set(Phase) - {Phase.COMMITTED}
+    assert [PHASE_TASKS[phase] for phase in PHASES if phase in PHASE_TASKS] == [
+        task for task in CONSUMER_TASKS for _ in range(2)
+    ]
+    assert [task.method for task in PhaseTask] == ["prepare", "mutate", "next", "produce"]
+
+
+def test_a_chain_is_a_task_and_those_after_it() -> None:
+    assert chained_tasks(PhaseTask.PREPARE) == CONSUMER_TASKS == tuple(PhaseTask)[:3]
+    assert chained_tasks(PhaseTask.NEXT) == (PhaseTask.NEXT,)
+    assert chained_tasks(PhaseTask.PRODUCE) == (PhaseTask.PRODUCE,)

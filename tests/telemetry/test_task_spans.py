@@ -10,6 +10,7 @@ from opentelemetry import trace
 
 from pipeline.background.messages import DispatchMessage
 from pipeline.client.clients import BrokerClient, UnavailableError
+from pipeline.domain.states import PhaseTask
 from pipeline.tasks import messages, tracing
 from pipeline.telemetry.tracing import context, export
 from tests.support.recorded_spans import Seen, seeing
@@ -81,4 +82,4 @@ def test_a_task_begins_a_trace_of_its_own_linked_to_whoever_sent_it(traced: Seen
     ("ids", "shown"), [(("a",), "run a"), (("a", "b", "c"), "3 runs from a")], ids=["one", "several"]
 )
 def test_a_message_shows_one_whole_id_and_how_many_there_are(ids: tuple[str, ...], shown: str) -> None:
-    assert messages.describe_ids(DispatchMessage(task="pipeline.prepare", run_ids=ids).run_ids) == shown
+    assert messages.describe_ids(DispatchMessage(task=PhaseTask.PREPARE, run_ids=ids).run_ids) == shown

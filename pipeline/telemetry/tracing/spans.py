@@ -20,7 +20,6 @@ from pipeline.telemetry.tracing.fast_spans import ERROR_TYPE, Span, is_configure
 __all__ = ["is_configured", "is_on", "use_provider"]
 
 RUN, RESCUE, RECONCILE, RESOLVE = "run", "rescue", "reconcile", "answer"
-PHASES = ("prepare", "mutate", "next", "produce")
 
 RUN_ID, WORKFLOW, HANDLER = "pipeline.run.id", "pipeline.workflow", "pipeline.handler"
 ATTEMPT, COHORT_SIZE, HANDLER_SECONDS = "pipeline.run.attempt", "pipeline.cohort.size", "pipeline.handler.seconds"

@@ -11,6 +11,7 @@ from sqlalchemy import text
 from pipeline import LogicError, ReconcilePolicy
 from pipeline.admin.resolutions import ResolutionKind, Resolutions
 from pipeline.background.messages import DispatchMessage
+from pipeline.domain.states import CONSUMER_TASKS, PhaseTask
 from pipeline.domain.values import Actor, NewEvent
 from pipeline.store.database import Database
 from pipeline.tasks import dead_letter
@@ -153,7 +154,7 @@ def test_a_message_that_comes_again_is_counted_by_the_runs_it_finds_done(db: Dat
     run.run()
     (done,) = [row for row in run.runs() if row.event_ids]
     ignored = counted.by("pipeline.deliveries.ignored", "task")
-    for task in ("pipeline.prepare", "pipeline.mutate", "pipeline.next"):
+    for task in CONSUMER_TASKS:
         run.deliver(DispatchMessage(task=task, run_ids=(str(done.id),)))
     now = counted.by("pipeline.deliveries.ignored", "task")
     assert ignored == {}, "runs that found nothing to do are no redeliveries"
@@ -192,7 +193,7 @@ def everything(db: Database) -> None:
             run.sweeps.run(sweep)
         run.run_until_idle()
     (done, *_) = [row for row in run.runs() if row.status == "committed"]
-    run.deliver(DispatchMessage(task="pipeline.next", run_ids=(str(done.id),)))
+    run.deliver(DispatchMessage(task=PhaseTask.NEXT, run_ids=(str(done.id),)))
     for kind in dead_letter.DeadLetterKind:
         dead_letter.count_dead_letter(kind)
 
