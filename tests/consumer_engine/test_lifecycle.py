@@ -299,7 +299,7 @@ def test_an_item_that_the_loop_gave_up_first_gets_no_handler_however_its_process
     """Driven by hand, so that the loop gives up exactly between the end of processing and the handler."""
     for answer in (CallResult("value"), CallResult(error=BUSINESS)):
         task = variant.task(Script())
-        hooks = task._single_setup()
+        hooks = task._item_setup()
         waiting = task._single_item(item("t-0"), hooks)
         living = run_item(hooks, waiting)
         assert next(living).function == task.process_transaction
