@@ -1,7 +1,7 @@
-"""The driver of the engine that works with asyncio: how calls, pauses and notices happen there.
+"""The driver that works with asyncio: how calls, pauses and signals happen there.
 
-A call without a limit is awaited in the item's own task; one with a limit is a task beside it, which
-is cancelled when its time is up. One that does not heed that is left behind, like a thread.
+A call without a limit is awaited in the item's own asyncio task. A call with a limit is a task beside
+it, which is cancelled when its time is up. A call that ignores the cancellation is abandoned.
 """
 
 import asyncio
@@ -25,35 +25,34 @@ log = logging.getLogger("pipeline.consumer_engine")
 T = TypeVar("T")
 
 _CANCEL_GRACE, _CLOSE_GRACE = 0.05, 1.0  #: seconds a cancelled call, and all of them at the end, get to clean up
-_ABANDONED: set["asyncio.Task[Any]"] = (
-    set()
-)  #: tasks that nobody waits for; an event loop alone does not keep them alive
+#: abandoned tasks; an event loop alone does not keep them alive
+_ABANDONED: set["asyncio.Task[Any]"] = set()
 
 
 class AsyncioDriver:
     """Drives one loop, or a single item, in the running event loop."""
 
-    def __init__(self, hooks: ConsumerSetup) -> None:
-        self._setup = hooks
+    def __init__(self, setup: ConsumerSetup) -> None:
+        self._setup = setup
         self._loop = asyncio.get_running_loop()
-        self._concurrency = hooks.policy.loop.concurrency.value
+        self._concurrency = setup.policy.loop.concurrency.value
         self._inbox: list[Any] = []
         self._waker: asyncio.Future[None] | None = None
         self._stop_requested = asyncio.Event()
-        self._waiting: deque[WorkItem] = deque()  #: started by the loop, without a place yet
+        self._waiting: deque[WorkItem] = deque()  #: started by the loop, not yet begun
         self._items: dict[asyncio.Task[Any], WorkItem] = {}
         self._calls: set[asyncio.Task[Any]] = set()
-        self._is_closing = False  #: the engine itself cancels the tasks of items; nobody else may
+        self._is_closing = False  #: only while this is set, a cancellation of an item's task is the engine's own
 
-    def post(self, notice: LoopSignal) -> None:
+    def post(self, signal: LoopSignal) -> None:
         """Wake the loop, from any thread and from a signal handler."""
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._put, notice)
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._put, signal)
 
-    def _put(self, notice: Any) -> None:
-        if notice is LoopSignal.STOP_REQUESTED:
+    def _put(self, signal: Any) -> None:
+        if signal is LoopSignal.STOP_REQUESTED:
             self._stop_requested.set()
-        self._inbox.append(notice)
+        self._inbox.append(signal)
         self._wake()
 
     async def run(self, loop: Loop) -> LoopReport:
@@ -65,19 +64,19 @@ class AsyncioDriver:
                 await self._close()
 
     async def run_item(self, item: WorkItem) -> ItemOutcome:
-        """Live one item in this task."""
+        """Process one item in this asyncio task."""
         with self._setup.context.stop.subscribe(functools.partial(self.post, LoopSignal.STOP_REQUESTED)):
             try:
                 return await self._drive(run_item(self._setup, item))
             finally:
                 await self._close()
 
-    async def _drive(self, asking: Generator[Any, Any, T], own: "asyncio.Task[Any] | None" = None) -> T:
-        """Do in this task what a loop, an item or a step asks for. ``own`` is this task if the engine made it."""
+    async def _drive(self, requests: Generator[Any, Any, T], own: "asyncio.Task[Any] | None" = None) -> T:
+        """Perform the requests of a loop or an item. ``own`` is this task if the engine made it."""
         answer: Any = None
         try:
             while True:
-                request = asking.send(answer)
+                request = requests.send(answer)
                 try:
                     if type(request) is not Invoke:
                         answer = await self._perform(request)
@@ -87,7 +86,7 @@ class AsyncioDriver:
                         answer = CallResult(await request.function(*request.args))
                     else:
                         answer = await self._call_bounded(request)
-                except BaseException as error:  # noqa: BLE001 - nearly whatever the task raises is its answer
+                except BaseException as error:  # noqa: BLE001 - nearly every error of the task is a result
                     answer = self._error_result(error, request, own)
                 if own is not None and own.cancelling() and not self._is_closing:
                     answer = await self._undo_cancel(own)
@@ -95,31 +94,31 @@ class AsyncioDriver:
             value: T = end.value
             return value
         finally:
-            asking.close()
+            requests.close()
 
     def _error_result(self, error: BaseException, request: Any, own: "asyncio.Task[Any] | None") -> CallResult:
-        """The error of a call, unless it is not the call's: somebody wants this very task to end."""
+        """Return the error of a call; raise it if it asks this very task to end."""
         if isinstance(error, asyncio.CancelledError):
             task = own or asyncio.current_task()
-            is_meant = self._is_closing if own is not None else task is not None and task.cancelling() > 0
+            is_for_this_task = self._is_closing if own is not None else task is not None and task.cancelling() > 0
         else:
-            is_meant = (
+            is_for_this_task = (
                 isinstance(error, KeyboardInterrupt) or _is_coroutine_closing(error) or type(request) is not Invoke
             )
-        if is_meant:
+        if is_for_this_task:
             raise error
         return CallResult(error=error)
 
     async def _undo_cancel(self, own: "asyncio.Task[Any]") -> CallResult:
-        """Code that does not own the task of an item has cancelled it: that call has failed, and the item goes on."""
+        """Undo a cancellation of an item's task by foreign code: the call failed, the item goes on."""
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)  # one may still be on its way
+            await asyncio.sleep(0)  # another cancellation may be pending
         if self._is_closing:
             raise asyncio.CancelledError
         while own.cancelling():
             own.uncancel()
         return CallResult(
-            error=asyncio.CancelledError("the task of the item was cancelled by code it does not belong to")
+            error=asyncio.CancelledError("the asyncio task of the item was cancelled by other code than the engine")
         )
 
     async def _perform(self, request: Any) -> Any:
@@ -138,7 +137,7 @@ class AsyncioDriver:
         return None
 
     def _refill(self) -> None:
-        """Begin the next items, as many as there are places."""
+        """Begin the next items, up to the concurrency."""
         while self._waiting and len(self._items) < self._concurrency:
             item = self._waiting.popleft()
             task = self._loop.create_task(self._item_task(item))
@@ -150,15 +149,15 @@ class AsyncioDriver:
             return await self._drive(run_item(self._setup, item), asyncio.current_task())
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - a fault of the engine itself: the loop must hear of it
+        except BaseException as error:  # noqa: BLE001 - a fault of the engine itself: the loop raises it
             return error
 
     def _on_item_done(self, task: "asyncio.Task[Any]") -> None:
-        """Tell the loop of an item that has ended, and give its place to the next."""
+        """Report an item that has ended, and begin the next."""
         item = self._items.pop(task, None)
         if item is None:  # the loop gave it up
             return
-        if task.cancelled():  # by code it does not belong to, before it ran at all: it could not notice that
+        if task.cancelled():  # by foreign code, before it ran: it could not undo that
             self._waiting.appendleft(item)
         else:
             ended = task.result()
@@ -166,7 +165,7 @@ class AsyncioDriver:
         self._refill()
 
     async def _receive(self, seconds: float | None) -> list[Any]:
-        """Everything there is to hear; waits for the first of it only."""
+        """Return everything that has arrived; wait only for the first arrival."""
         if not self._inbox and seconds != 0:
             self._waker = self._loop.create_future()
             timer = None if seconds is None else self._loop.call_later(seconds, self._wake)
@@ -176,17 +175,17 @@ class AsyncioDriver:
                 self._waker = None
                 if timer is not None:
                     timer.cancel()
-        heard, self._inbox = self._inbox, []
-        return heard
+        arrived, self._inbox = self._inbox, []
+        return arrived
 
     def _wake(self) -> None:
         if self._waker is not None and not self._waker.done():
             self._waker.set_result(None)
 
     async def _fetch(self, call: Invoke) -> CallResult:
-        """Make a fetch. Nothing is open then, so no outcome can be missed in the wait for it."""
+        """Make a fetch. No item is open then, so no outcome is missed."""
         limit = math.inf if call.limit is None else call.limit
-        ends_at, is_asked = self._loop.time() + limit, False
+        ends_at, is_stopping = self._loop.time() + limit, False
         task = self._create_call_task(call)
         task.add_done_callback(self._put)
         try:
@@ -194,9 +193,9 @@ class AsyncioDriver:
                 rest = ends_at - self._loop.time()
                 if rest <= 0:
                     await self._cancel(task)
-                    return CallResult(is_timed_out=not is_asked, is_stopped=is_asked)
+                    return CallResult(is_timed_out=not is_stopping, is_stopped=is_stopping)
                 if LoopSignal.STOP_REQUESTED in await self._receive(None if rest == math.inf else rest):
-                    stop, is_asked = self._setup.context.stop, True
+                    stop, is_stopping = self._setup.context.stop, True
                     is_bounded = call.limit is not None
                     ends_at = wait_ends_at(
                         ends_at, self._loop.time(), is_bounded=is_bounded, is_immediate=stop.is_immediate
@@ -228,18 +227,18 @@ class AsyncioDriver:
         await asyncio.wait({task}, timeout=_CANCEL_GRACE)
 
     def _abandon(self, task: "asyncio.Task[CallResult]", call: Invoke) -> None:
-        """Leave a call behind if it has not ended, and tell when it has after all."""
+        """Abandon a call that has not ended, and report when it has."""
         if task.done():
             return
         task.cancel()
         _keep_alive(task)
-        tell = call.on_abandon()
-        task.add_done_callback(lambda _: tell())
+        on_end = call.on_abandon()
+        task.add_done_callback(lambda _: on_end())
         if not self._is_closing:
-            self._calls.discard(task)  # it had its moment; the end of the loop does not wait for it again
+            self._calls.discard(task)  # the end of the loop does not wait for it a second time
 
     async def _close(self) -> None:
-        """Cancel what still runs and give it a moment. What does not heed that is named in the log."""
+        """Cancel everything that still runs and give it a moment. Log what did not end."""
         self._is_closing = True
         items, self._items, waiting = self._items, {}, [*self._waiting]
         self._waiting.clear()
@@ -248,14 +247,14 @@ class AsyncioDriver:
             task.cancel()
         _, stubborn = await asyncio.wait(tasks, timeout=_CLOSE_GRACE) if tasks else (tasks, tasks)
         for item in (*waiting, *items.values()):
-            if not item.is_started:  # its life, which gives the id back, never was
+            if not item.is_started:  # run_item, which releases the id, never ran
                 self._setup.in_flight.release(item.transaction.transaction_id)
         for task in stubborn:
             _keep_alive(task)
         if stubborn:
             self._calls -= stubborn
-            words = "%s: %s that did not end when cancelled; left behind"
-            log.warning(words, self._setup.context.observer.task, quantity(len(stubborn), "call"))
+            message = "%s: abandoned %s that did not end when cancelled"
+            log.warning(message, self._setup.context.observer.task, quantity(len(stubborn), "call"))
 
 
 def _keep_alive(task: "asyncio.Task[Any]") -> None:
@@ -264,7 +263,7 @@ def _keep_alive(task: "asyncio.Task[Any]") -> None:
 
 
 async def _call_result(call: Invoke) -> CallResult:
-    """How a call ended, as a value: a task whose error nobody asks for would be complained about."""
+    """Return how a call ended as a value. asyncio would log an error that is never retrieved."""
     try:
         return CallResult(await call.function(*call.args))
     except BaseException as error:
@@ -274,8 +273,10 @@ async def _call_result(call: Invoke) -> CallResult:
 
 
 def _is_coroutine_closing(error: BaseException) -> bool:
-    """Whether Python closes the very coroutine that caught this, whose event loop is gone. Raised by a call, the
-    same error has a longer way behind it."""
+    """Return whether Python is closing the coroutine itself because its event loop is gone.
+
+    The same error raised by a call has a longer traceback.
+    """
     return isinstance(error, GeneratorExit) and (error.__traceback__ is None or error.__traceback__.tb_next is None)
 
 
@@ -283,15 +284,15 @@ _SHUTDOWN_TIMEOUT = 2.0  #: seconds for tasks that were cancelled, and again for
 
 
 class BoundedRunner:
-    """Runs one coroutine, and then ends its event loop as far as that is possible in time."""
+    """Runs one coroutine, then closes its event loop within a limited time."""
 
     def __init__(self, within: float = _SHUTDOWN_TIMEOUT) -> None:
         self._within = within
-        self._leaked: list[Any] = []  # what would wait for a thread when it is destroyed
-        self.is_clean = True  #: whether all has ended; if not, only the end of the process ends the rest
+        self._leaked: list[Any] = []  # kept alive: their destructors would wait for a thread
+        self.is_clean = True  #: whether everything has ended; the rest ends with the process
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns; raises what it raises."""
+        """Return the result of the coroutine, or raise its error."""
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         try:

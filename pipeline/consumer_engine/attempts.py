@@ -1,7 +1,8 @@
-"""The attempts at one step: limits, pauses, spans and kinds of failure, written once for threads and asyncio.
+"""The attempts at one step, written once for threads and asyncio.
 
-This is a generator. It asks for what takes time, a call or a pause, and whoever drives it does that in
-its own way and sends back what came of it. It holds no thread and no event loop itself.
+Limits, pauses, spans and kinds of failure are decided here, in a generator. It yields requests for
+everything that takes time, a call or a pause. A driver does them and sends the results back. The
+generator holds no thread and no event loop.
 """
 
 import functools
@@ -25,40 +26,40 @@ OnAbandon = Callable[[], Callable[[], None]]
 
 
 class Invoke(NamedTuple):
-    """Call this and send back how it ended, after at most ``limit`` seconds if there is a limit."""
+    """Call this and send back how it ended, after at most ``limit`` seconds."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     limit: float | None
-    on_abandon: OnAbandon  #: told when the call is left behind; what it returns is told when the call has ended
-    is_stoppable: bool = False  #: the wait for it ends when the task is asked to end
+    on_abandon: OnAbandon  #: called when the call is abandoned; its result is called when the call has ended
+    is_stoppable: bool = False  #: a stop request ends the wait for it
 
 
 class Pause(NamedTuple):
-    """Wait so many seconds, or until the task is asked to end."""
+    """Wait so many seconds, or until a stop request."""
 
     seconds: float
 
 
-Request = Any  #: a Call or a Pause; of the loop also what it asks in `pipeline.consumer_engine.loop`
+Request = Any  #: an Invoke or a Pause; of the loop also the requests of `pipeline.consumer_engine.loop`
 StepGenerator = Generator[Request, Any, "StepResult"]
 
 
 class StopToken:
-    """Whether a task was asked to end. Once asked, it stays so.
+    """The stop request of a task. It stays once it is made.
 
-    Asked politely, a loop fetches nothing more and settles what it has, without the pauses between
-    attempts. Asked again, with ``now``, it leaves what it has.
+    After a plain request the loop fetches nothing more and settles its items, without pauses between
+    attempts. After one with ``now`` it leaves its items.
     """
 
     def __init__(self) -> None:
         self.is_requested = False
         self.is_immediate = False
         self._listeners: tuple[Callable[[], None], ...] = ()
-        self._listeners_lock = threading.Lock()  # of the listeners; whoever asks only reads them
+        self._listeners_lock = threading.Lock()  # for changes of the listeners; request() only reads them
 
     def request(self, *, now: bool = False) -> None:
-        """End. Takes no lock: a signal may interrupt a thread that holds one."""
+        """Request the end. Takes no lock: a signal may interrupt a thread that holds one."""
         self.is_immediate = self.is_immediate or now
         self.is_requested = True
         for listener in self._listeners:
@@ -66,7 +67,7 @@ class StopToken:
 
     @contextmanager
     def subscribe(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call ``listener``, which must take no lock either, whenever the task is asked."""
+        """Call ``listener`` at every request. It must take no lock either."""
         with self._listeners_lock:
             self._listeners = (*self._listeners, listener)
         try:
@@ -78,14 +79,14 @@ class StopToken:
 
 @dataclass(slots=True, kw_only=True)
 class EngineContext:
-    """What surrounds the attempts of one loop."""
+    """The surroundings of the attempts of one loop."""
 
     observer: Observer
     stop: StopToken = field(default_factory=StopToken)
     clock: Callable[[], float] = time.monotonic
-    source: Any = None  #: who gives out the items
+    source: Any = None  #: the source of the items
     abandoned: AbandonedCalls = field(default_factory=AbandonedCalls)
-    is_over: bool = False  #: the loop has ended: nothing is attempted any more
+    is_over: bool = False  #: the loop has ended: no attempt begins any more
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,13 +96,13 @@ class StepSpec:
     step: str  #: a Step, or another short name from a small set: it is a label
     function: Callable[..., Any]
     retry: RetryPolicy
-    is_timed: bool = True  #: no attempt begins after the subject's time is up
-    is_cut_at_deadline: bool = True  #: and a running attempt ends then
-    is_stoppable: bool = False  #: no attempt begins once the task is asked to end, and none is an error then
+    is_timed: bool = True  #: no attempt begins after the deadline
+    is_cut_at_deadline: bool = True  #: a running attempt ends at the deadline
+    is_stoppable: bool = False  #: no attempt begins after a stop request, and none counts as failed then
 
 
 class StepTarget:
-    """Whom a step is for: an item, or nobody in particular."""
+    """The subject of a step: an item, or the loop itself."""
 
     __slots__ = ("ends_at", "transaction_id")
 
@@ -109,23 +110,23 @@ class StepTarget:
         self.transaction_id, self.ends_at = transaction_id, ends_at
 
     def hold_until_ended(self) -> Callable[[], None]:
-        """Code that works on it is left behind; what is returned is called when that code has ended."""
+        """Hold the subject for an abandoned call; the returned function releases it."""
         return lambda: None
 
 
 class Attempt:
-    """The attempt that is running, as the code in it can see it.
+    """The running attempt, as the code in it can read it.
 
-    A thread that has run out of time cannot be stopped from outside. Long work looks here now and
-    then, and ends when nobody waits for it any more.
+    A thread that has run out of time cannot be stopped from outside. Long work checks ``is_over`` now
+    and then, and ends when its result is no longer used.
     """
 
     __slots__ = ("_context", "_is_over", "ends_at", "number", "step", "transaction_id")
 
     def __init__(
-        self, host: EngineContext, step: str, number: int, transaction_id: str | None, ends_at: float | None
+        self, context: EngineContext, step: str, number: int, transaction_id: str | None, ends_at: float | None
     ) -> None:
-        self._context = host
+        self._context = context
         self._is_over = False
         self.step = step
         self.number = number  #: from 1
@@ -139,16 +140,16 @@ class Attempt:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits for this attempt any more: what it still does has no effect on the item."""
+        """Whether the engine has stopped waiting: further work has no effect on the item."""
         return self._is_over or self._context.is_over
 
     @property
     def source(self) -> Any:
-        """Who gave out the item; for one that was handed in, the source of the task. None where there is none."""
+        """The source of the item, or the task's source for an item that was passed in."""
         return self._context.source
 
     def end(self) -> None:
-        """Nobody waits any more."""
+        """Mark the attempt as over."""
         self._is_over = True
 
 
@@ -156,142 +157,142 @@ _CURRENT: ContextVar[Attempt] = ContextVar("pipeline_consumer_engine_attempt")
 
 
 def current_attempt() -> Attempt:
-    """The attempt the calling code runs in. Raises ``LookupError`` outside of one."""
+    """Return the attempt that the calling code runs in. Raises ``LookupError`` outside of one."""
     return _CURRENT.get()
 
 
 class StepResult(NamedTuple):
-    """How a step ended, its attempts spent or not."""
+    """How a step ended."""
 
     value: Any = None
-    error: BaseException | None = None  #: exactly what the last attempt raised; None when it was too late
-    failure: TransactionException | None = None  #: the same, as one of the three kinds
+    error: BaseException | None = None  #: the exception of the last attempt; None when it timed out
+    failure: TransactionException | None = None  #: the failure as one of the three kinds
     attempts: int = 0
-    is_past_deadline: bool = False  #: it ended because its subject's time was up
-    is_stopped: bool = False  #: it ended because the loop did, or because the task was asked to end
+    is_past_deadline: bool = False  #: it ended because the deadline passed
+    is_stopped: bool = False  #: it ended because the loop ended, or on a stop request
 
 
-def run_attempts(host: EngineContext, work: StepSpec, args: tuple[Any, ...], subject: StepTarget) -> StepGenerator:
+def run_attempts(context: EngineContext, spec: StepSpec, args: tuple[Any, ...], subject: StepTarget) -> StepGenerator:
     """Attempt a step until it returns, fails for good, or its time is up."""
-    trying = _attempt_until_done(host, work, args, subject)
-    if not host.observer.is_traced:
-        return trying
-    return _in_span(host.observer, host.observer.step(work.step, work.retry, subject.transaction_id), trying)
+    attempts = _attempt_until_done(context, spec, args, subject)
+    if not context.observer.is_traced:
+        return attempts
+    return _in_span(context.observer, context.observer.step(spec.step, spec.retry, subject.transaction_id), attempts)
 
 
 def _attempt_until_done(
-    host: EngineContext, work: StepSpec, args: tuple[Any, ...], subject: StepTarget
+    context: EngineContext, spec: StepSpec, args: tuple[Any, ...], subject: StepTarget
 ) -> StepGenerator:
     last, number = _NOT_ATTEMPTED, 0
     while True:
-        if host.is_over or (work.is_stoppable and host.stop.is_requested):
+        if context.is_over or (spec.is_stoppable and context.stop.is_requested):
             return last._replace(is_stopped=True)
-        if subject.ends_at is not None and work.is_timed and host.clock() >= subject.ends_at:
+        if subject.ends_at is not None and spec.is_timed and context.clock() >= subject.ends_at:
             return last._replace(is_past_deadline=True)
         number += 1
-        attempting = _attempt_once(host, work, args, subject, number)
-        if host.observer.is_traced:
-            span = host.observer.attempt(work.step, work.retry, subject.transaction_id, number)
-            attempting = _in_span(host.observer, span, attempting)
+        attempting = _attempt_once(context, spec, args, subject, number)
+        if context.observer.is_traced:
+            span = context.observer.attempt(spec.step, spec.retry, subject.transaction_id, number)
+            attempting = _in_span(context.observer, span, attempting)
         last = yield from attempting
         if last.failure is None:
             return last
-        if work.is_stoppable and host.stop.is_requested:
+        if spec.is_stoppable and context.stop.is_requested:
             return last._replace(is_stopped=True)
-        pause = pause_before_next(work.retry, number, last.failure.category)
+        pause = pause_before_next(spec.retry, number, last.failure.category)
         if pause is None or last.is_past_deadline:
             return last
-        yield from _pause_before_retry(host, work, subject, pause)
+        yield from _pause_before_retry(context, spec, subject, pause)
 
 
 _NOT_ATTEMPTED = StepResult()
 
 
-def _in_span(observer: Observer, span: AbstractContextManager[Span], trying: StepGenerator) -> StepGenerator:
-    """The same, seen as a span, which the code that is called finds as its current one."""
-    with span as shown:
-        ended = yield from trying
+def _in_span(observer: Observer, span: AbstractContextManager[Span], attempts: StepGenerator) -> StepGenerator:
+    """Run the generator in a span, which is the current one for the called code."""
+    with span as current:
+        ended = yield from attempts
         if ended.failure is not None:
-            observer.mark_failed(shown, ended.failure)
+            observer.mark_failed(current, ended.failure)
     return ended
 
 
 def _attempt_once(
-    host: EngineContext, work: StepSpec, args: tuple[Any, ...], subject: StepTarget, number: int
+    context: EngineContext, spec: StepSpec, args: tuple[Any, ...], subject: StepTarget, number: int
 ) -> StepGenerator:
-    begun = host.clock()
-    limit, is_cut = _limit(work, subject, begun)
-    attempt = Attempt(host, work.step, number, subject.transaction_id, None if limit is None else begun + limit)
+    begun = context.clock()
+    limit, is_cut = _limit(spec, subject, begun)
+    attempt = Attempt(context, spec.step, number, subject.transaction_id, None if limit is None else begun + limit)
     token = _CURRENT.set(attempt)
-    can_be_left = limit is not None or work.is_stoppable
-    on_left = functools.partial(_abandon, host, subject) if can_be_left else _refuse_abandon
+    can_be_abandoned = limit is not None or spec.is_stoppable
+    on_abandon = functools.partial(_abandon, context, subject) if can_be_abandoned else _refuse_abandon
     try:
-        ended: CallResult = yield Invoke(work.function, args, limit, on_left, work.is_stoppable)
+        ended: CallResult = yield Invoke(spec.function, args, limit, on_abandon, spec.is_stoppable)
     finally:
         attempt.end()
         _CURRENT.reset(token)
     if ended.is_stopped:
         return StepResult(attempts=number, is_stopped=True)
-    failure = _failure(work, subject, ended, limit) if ended.is_timed_out or ended.error is not None else None
-    if host.observer.is_metered:
-        _count(host, work, number, host.clock() - begun, failure)
+    failure = _failure(spec, subject, ended, limit) if ended.is_timed_out or ended.error is not None else None
+    if context.observer.is_metered:
+        _count(context, spec, number, context.clock() - begun, failure)
         if ended.is_timed_out and not is_cut:
-            host.observer.count("pipeline.consumer_engine.timeouts", scope="step")
+            context.observer.count("pipeline.consumer_engine.timeouts", scope="step")
     return StepResult(ended.value, ended.error, failure, number, ended.is_timed_out and is_cut)
 
 
-def _abandon(host: EngineContext, subject: StepTarget) -> Callable[[], None]:
-    """A call is left behind: it counts until it has ended. Whoever tells that may tell it twice."""
-    give_back, told = subject.hold_until_ended(), threading.Lock()
-    host.abandoned.change(1)
-    host.observer.count("pipeline.consumer_engine.left_behind", 1)
+def _abandon(context: EngineContext, subject: StepTarget) -> Callable[[], None]:
+    """Count an abandoned call until it has ended. A driver may report the end twice."""
+    release, first_report = subject.hold_until_ended(), threading.Lock()
+    context.abandoned.change(1)
+    context.observer.count("pipeline.consumer_engine.abandoned_calls", 1)
 
     def ended() -> None:
-        if told.acquire(blocking=False):
-            host.abandoned.change(-1)
-            host.observer.count("pipeline.consumer_engine.left_behind", -1)
-            give_back()
+        if first_report.acquire(blocking=False):
+            context.abandoned.change(-1)
+            context.observer.count("pipeline.consumer_engine.abandoned_calls", -1)
+            release()
 
     return ended
 
 
 def _refuse_abandon() -> Callable[[], None]:
-    raise AssertionError("a call without a limit is not left behind")
+    raise AssertionError("a call without a limit is not abandoned")
 
 
-def _limit(work: StepSpec, subject: StepTarget, now: float) -> tuple[float | None, bool]:
-    """Seconds for an attempt that begins now, and whether it is cut before its own timeout by the time above it."""
-    own = work.retry.timeout
-    if subject.ends_at is None or not work.is_cut_at_deadline:
+def _limit(spec: StepSpec, subject: StepTarget, now: float) -> tuple[float | None, bool]:
+    """Return the seconds for an attempt that begins now, and whether the deadline cuts it."""
+    own = spec.retry.timeout
+    if subject.ends_at is None or not spec.is_cut_at_deadline:
         return own, False
-    rest = max(0.0, subject.ends_at - now)
-    return (own, False) if own is not None and own < rest else (rest, True)
+    left = max(0.0, subject.ends_at - now)
+    return (own, False) if own is not None and own < left else (left, True)
 
 
-def _failure(work: StepSpec, subject: StepTarget, ended: CallResult, limit: float | None) -> TransactionException:
+def _failure(spec: StepSpec, subject: StepTarget, ended: CallResult, limit: float | None) -> TransactionException:
     if ended.error is not None:
         return as_transaction_exception(ended.error, subject.transaction_id)
-    words = f"{work.step} did not return within {limit:.3g} s; it was left behind"
-    return TransactionException(words, ExceptionType.TIMEOUT, subject.transaction_id)
+    message = f"{spec.step} did not return within {limit:.3g} s; it was abandoned"
+    return TransactionException(message, ExceptionType.TIMEOUT, subject.transaction_id)
 
 
 def _count(
-    host: EngineContext, work: StepSpec, number: int, seconds: float, failure: TransactionException | None
+    context: EngineContext, spec: StepSpec, number: int, seconds: float, failure: TransactionException | None
 ) -> None:
     result = failure.category.value if failure else "returned"
-    host.observer.count("pipeline.consumer_engine.step.duration", seconds, step=str(work.step))
-    host.observer.count("pipeline.consumer_engine.attempts", step=str(work.step), result=result)
+    context.observer.count("pipeline.consumer_engine.step.duration", seconds, step=str(spec.step))
+    context.observer.count("pipeline.consumer_engine.attempts", step=str(spec.step), result=result)
     if number > 1:
-        host.observer.count("pipeline.consumer_engine.retries", step=str(work.step))
+        context.observer.count("pipeline.consumer_engine.retries", step=str(spec.step))
 
 
 def _pause_before_retry(
-    host: EngineContext, work: StepSpec, subject: StepTarget, pause: float
+    context: EngineContext, spec: StepSpec, subject: StepTarget, pause: float
 ) -> Generator[Request, Any, None]:
-    """Wait before the next attempt, no longer than there is time, and not at all once the task is to end."""
-    if pause <= 0 or host.stop.is_requested or host.is_over:
+    """Wait before the next attempt, at most until the deadline, and not after a stop request."""
+    if pause <= 0 or context.stop.is_requested or context.is_over:
         return
-    if subject.ends_at is not None and work.is_timed:
-        pause = min(pause, max(0.0, subject.ends_at - host.clock()))
-    host.observer.count("pipeline.consumer_engine.backoff", pause, step=str(work.step))
+    if subject.ends_at is not None and spec.is_timed:
+        pause = min(pause, max(0.0, subject.ends_at - context.clock()))
+    context.observer.count("pipeline.consumer_engine.backoff", pause, step=str(spec.step))
     yield Pause(pause)

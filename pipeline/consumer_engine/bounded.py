@@ -1,4 +1,10 @@
-"""Calls of user code, each bounded in time, one at a time or several at once."""
+"""Calls of user code that are bounded in time: one by one, or several at once.
+
+Each call runs in a daemon thread. Its limit therefore holds in every worker pool, and code that hangs
+delays only its own caller. A thread cannot be killed: a call that runs past its limit is abandoned,
+its late result is dropped, and the next call gets a new thread. While an abandoned call may still
+touch an item, no worker starts on that item.
+"""
 
 import asyncio
 import contextlib
@@ -37,7 +43,7 @@ class Job:
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.function, self.args = function, args
         self.context = contextvars.copy_context()
-        self.running = threading.Lock()  # a bare lock: it is taken and given once per step, and steps are many
+        self.running = threading.Lock()  # a bare lock is the cheapest event: it is released once
         self.running.acquire()
         self.value: Any = None
         self.error: BaseException | None = None
@@ -49,7 +55,7 @@ class Job:
         """Make the call."""
         try:
             self.value = self.context.run(call_and_await, self.function, self.args, self._set_cancel)
-        except BaseException as error:  # noqa: BLE001 - the thread outlives whatever the handler raises
+        except BaseException as error:  # noqa: BLE001 - the thread survives every error of a handler
             self.error = error
         self.is_done = True
         self.running.release()
@@ -57,13 +63,13 @@ class Job:
             self._on_end()
 
     def then(self, on_end: Callable[[], None]) -> None:
-        """Have ``on_end`` called when the code has ended, which may be now; then it may be called twice."""
+        """Call ``on_end`` when the call has ended. It may be called twice if the call ends just now."""
         self._on_end = on_end
         if self.is_done:
             on_end()
 
     def abandon(self, on_end: Callable[[], None]) -> None:
-        """Nobody waits any more. Async code is cancelled; other code cannot be."""
+        """Abandon the call. Async code is cancelled; other code cannot be."""
         self.then(on_end)
         self._is_abandoned = True
         if self._cancel is not None:
@@ -76,7 +82,7 @@ class Job:
 
 
 class _StepThread(threading.Thread):
-    """A daemon, so that a step nobody waits for cannot keep the process from ending."""
+    """A daemon thread: an abandoned step cannot keep the process from ending."""
 
     def __init__(self) -> None:
         super().__init__(name="pipeline-step", daemon=True)
@@ -95,7 +101,7 @@ class StepRunner:
         self._thread: _StepThread | None = None
 
     def run(self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str) -> Any:
-        """The value the function returns, awaited if need be; raises what it raises, or that it took too long."""
+        """Return the value of the function, awaited if needed, or raise its error or a timeout."""
         value, error = self.attempt(function, *args, limit=limit, what=what)
         if error is not None:
             raise error
@@ -104,8 +110,11 @@ class StepRunner:
     def attempt(
         self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str
     ) -> tuple[Any, BaseException | None]:
-        """What the function returned, or the error it ended with. What this raises itself is not the function's:
-        somebody wants the waiting thread to stop."""
+        """Return the value of the function, or the error that it ended with.
+
+        An exception that this method raises itself interrupts the waiting thread. It does not come from
+        ``function``.
+        """
         ended = self.run_bounded(function, args, limit=limit.total_seconds())
         return ended.value, timeout_error(what, limit.total_seconds()) if ended.is_timed_out else ended.error
 
@@ -117,9 +126,10 @@ class StepRunner:
         limit: float,
         on_abandon: Callable[[], Callable[[], None]] | None = None,
     ) -> CallResult:
-        """How the call ended within ``limit`` seconds.
+        """Return how the call ended within ``limit`` seconds.
 
-        When it is left behind ``on_left`` is called, and what that returns once the code has ended after all.
+        ``on_abandon`` is called when the call is abandoned. The function that it returns is called when
+        the code has ended after all.
         """
         job = self.begin(function, args)
         if not job.running.acquire(timeout=max(0.0, limit)):
@@ -128,7 +138,7 @@ class StepRunner:
         return CallResult(job.value, job.error)
 
     def begin(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Job:
-        """Start a call that the caller waits for, or leaves."""
+        """Start a call that the caller then waits for or abandons."""
         job = Job(function, args)
         if self._thread is None or not self._thread.is_alive():  # a child of a fork has the object, not the thread
             self._thread = _StepThread()
@@ -137,7 +147,7 @@ class StepRunner:
         return job
 
     def abandon(self, job: Job, on_abandon: Callable[[], Callable[[], None]] | None = None) -> None:
-        """Leave a call behind, with its thread."""
+        """Abandon a call together with its thread."""
         self.close()
         job.abandon(on_abandon() if on_abandon is not None else _no_op)
 
@@ -147,12 +157,12 @@ class StepRunner:
             self._thread.jobs.put(None)
             self._thread = None
 
-    __del__ = close  # whoever forgets to close leaves no thread behind
+    __del__ = close  # without close(), no thread leaks
 
 
 def timeout_error(what: str, limit: float) -> TimedOutError:
-    """The error of a step that was left behind."""
-    return TimedOutError(f"{what} did not return within {limit:g} s; it was left behind")
+    """Return the error of a step that was abandoned."""
+    return TimedOutError(f"{what} did not return within {limit:g} s; it was abandoned")
 
 
 def call_and_await(
@@ -160,15 +170,18 @@ def call_and_await(
     args: tuple[Any, ...],
     on_cancellable: Callable[[Callable[[], None]], None] | None = None,
 ) -> Any:
-    """What the function returns, awaited in a loop of its own if need be; ``told`` is then given how to cancel it."""
+    """Return the value of the function, awaited in its own event loop if needed.
+
+    ``on_cancellable`` then gets a function that cancels the await.
+    """
     value = function(*args)
     return asyncio.run(_await_value(value, on_cancellable)) if inspect.isawaitable(value) else value
 
 
-async def _await_value(value: Any, told: Callable[[Callable[[], None]], None] | None) -> Any:
+async def _await_value(value: Any, on_cancellable: Callable[[Callable[[], None]], None] | None) -> Any:
     task = asyncio.current_task()
-    if told is not None and task is not None:
-        told(functools.partial(_cancel, asyncio.get_running_loop(), task))
+    if on_cancellable is not None and task is not None:
+        on_cancellable(functools.partial(_cancel, asyncio.get_running_loop(), task))
     return await value
 
 
@@ -180,7 +193,7 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
 def _no_op() -> None: ...
 
 
-_GATHER_PAUSE, _GATHER_LIMIT = 0.001, 0.01  #: seconds: the pause that ends a gathering, and its longest
+_GATHER_PAUSE, _GATHER_LIMIT = 0.001, 0.01  #: seconds: the pause that ends a gathering, and its maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +209,7 @@ _JobQueue = SimpleQueue[tuple[Any, ...] | None]
 
 
 class _CallThreads:
-    """What the threads share with their owner. They do not hold on to the owner itself, so that it can go."""
+    """State that the threads share with their owner. They hold no reference to the owner."""
 
     def __init__(self) -> None:
         self.finished: SimpleQueue[tuple[Hashable, int, FinishedCall]] = SimpleQueue()
@@ -204,12 +217,12 @@ class _CallThreads:
         self.is_closed = False
 
     def serve(self, jobs: _JobQueue) -> None:
-        """Threads are kept for the next call: as many as were ever in the air at once, and no more."""
+        """Make calls until the thread may end. Idle threads are kept for the next calls."""
         while (job := jobs.get()) is not None:
             key, ticket, function, args = job
             try:
                 finished = FinishedCall(key, value=call_and_await(function, args))
-            except BaseException as error:  # noqa: BLE001 - whatever the connector raises is its answer
+            except BaseException as error:  # noqa: BLE001 - every error of the connector is a result
                 finished = FinishedCall(key, error=error)
             self.idle.append(jobs)
             self.finished.put((key, ticket, finished))
@@ -224,7 +237,7 @@ class _CallThreads:
 
 
 class ConcurrentCalls:
-    """The calls that are in the air."""
+    """Several calls at once, each with its own deadline; results arrive as calls end."""
 
     def __init__(self) -> None:
         self._ends_at: dict[Hashable, float] = {}
@@ -243,15 +256,16 @@ class ConcurrentCalls:
         jobs.put((key, self._count, function, args))
 
     def close(self) -> None:
-        """Let the threads end, those still in a call after it. What is in the air is nobody's any more."""
+        """Let the threads end, busy ones after their call. Results of running calls are dropped."""
         self._threads.close()
 
-    __del__ = close  # whoever forgets to close leaves no threads behind
+    __del__ = close  # without close(), no thread leaks
 
     def wait(self, timeout: float) -> list[FinishedCall]:
-        """What has ended, waiting at most so many seconds for the first; what arrives together comes together.
+        """Return the ended calls; wait at most ``timeout`` seconds for the first.
 
-        After the first result the others get a moment each to catch up, so that one commit records them all.
+        After the first result, others get a short time to arrive, so that one commit records them all.
+        Calls past their deadline are returned as timed out, and their late results are dropped.
         """
         patience = min(timeout, max(0.0, min(self._ends_at.values(), default=0.0) - time.monotonic()))
         found: list[FinishedCall] = []
@@ -284,12 +298,15 @@ class ConcurrentCalls:
 
 
 class InFlight:
-    """The ids somebody works on in this task. An id is free again when the last piece of code on it has ended."""
+    """The ids that are being worked on in this task.
+
+    An id is free when the last call on it has ended.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holders: dict[str, int] = {}
-        self._abandoned: Counter[str] = Counter()  # of the holders, those that were left behind
+        self._abandoned: Counter[str] = Counter()  # of the holders, those that were abandoned
         self._waiting: dict[str, set[Callable[[], None]]] = {}
         self._stuck: set[str] = set()
 
@@ -297,7 +314,10 @@ class InFlight:
         return len(self._holders)
 
     def take(self, transaction_id: str, wake: Callable[[], None]) -> bool:
-        """Take the id if it is free; if it is not, ``wake`` is called once when it may be, however often given."""
+        """Take the id if it is free; else call ``wake`` once when it may be free.
+
+        The same ``wake`` may be passed several times.
+        """
         with self._lock:
             if transaction_id in self._holders:
                 self._waiting.setdefault(transaction_id, set()).add(wake)
@@ -306,14 +326,14 @@ class InFlight:
             return True
 
     def hold_abandoned(self, transaction_id: str) -> Callable[[], None]:
-        """Note that code on a taken id is left behind; what is returned gives it back, to be called once."""
+        """Hold a taken id for an abandoned call; the returned function releases it, once."""
         with self._lock:
             self._holders[transaction_id] += 1
             self._abandoned[transaction_id] += 1
         return functools.partial(self.release, transaction_id, is_abandoned=True)
 
     def release(self, transaction_id: str, *, is_abandoned: bool = False) -> None:
-        """Give the id back."""
+        """Release the id."""
         with self._lock:
             self._holders[transaction_id] -= 1
             self._abandoned[transaction_id] -= is_abandoned
@@ -326,29 +346,32 @@ class InFlight:
             wake()
 
     def has_worker(self, transaction_id: str) -> bool:
-        """Whether a worker holds the id, of this loop or of another of the task; else only code left behind does."""
+        """Return whether a worker of any loop of the task holds the id, not only an abandoned call."""
         with self._lock:
             return self._holders.get(transaction_id, 0) > self._abandoned.get(transaction_id, 0)
 
     def mark_stuck(self, transaction_id: str) -> None:
-        """Note that somebody waited for the id in vain: as long as it is held nobody waits for it again."""
+        """Note that the wait for the id failed: while it is held, no loop waits for it again."""
         with self._lock:
             if transaction_id in self._holders:
                 self._stuck.add(transaction_id)
 
     def is_stuck(self, transaction_id: str) -> bool:
-        """Whether somebody waited for the id in vain."""
+        """Return whether a wait for the id failed."""
         return transaction_id in self._stuck
 
 
 class AbandonedCalls:
-    """How many calls of a task were left behind and still run. Each keeps a thread, or a task, and its memory."""
+    """The number of abandoned calls of a task that still run.
+
+    Each keeps a thread, or an asyncio task, and its memory.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.count = 0
 
     def change(self, by: int) -> None:
-        """One more, or one less."""
+        """Add to the count."""
         with self._lock:
             self.count += by

@@ -88,7 +88,7 @@ class _Consumer:
         self._require_hooks()
         return setup
 
-    def _setup(self, policy: ConsumerPolicy, fetch: Callable[..., Any], source: Any) -> ConsumerSetup:
+    def _setup(self, policy: ConsumerPolicy, fetch: Callable[..., Any], source: Any = None) -> ConsumerSetup:
         calls = {
             Step.FETCH: fetch,
             Step.PROCESS: self.process_transaction,

@@ -1,13 +1,11 @@
-"""What goes wrong in the engine, and the three kinds of it.
+"""Errors of the engine and their three kinds. The names are those of the specification.
 
 PipelineError
-├── TransactionException            one item failed in one step; ``category`` says of which kind
-├── FetchException                  nothing can be fetched: the loop has ended
-│   └── FetchTimeoutException       because the source did not answer in time
+├── TransactionException            one item failed in one step; ``category`` is its kind
+├── FetchException                  the source failed: the loop has ended
+│   └── FetchTimeoutException       the source did not respond in time
 ├── ConsumerLoopTimeoutException    the loop's own time is up
-└── LeftBehindException             too many calls did not end when their time was up
-
-The names are those of the specification.
+└── AbandonedCallsException         too many calls still run after their time was up
 """
 
 import copy
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ExceptionType(StrEnum):
-    """The kinds of failure. Only the task's own code can say that one is business."""
+    """Kinds of failure. Only the task's own code can declare one as business."""
 
     BUSINESS = "business"  #: the item is wrong: another attempt would fail the same way
     SYSTEM = "system"  #: something around it is wrong: another attempt may succeed
@@ -33,7 +31,10 @@ class ExceptionType(StrEnum):
 
 
 class TransactionException(PipelineError):  # noqa: N818 - the specification's name
-    """An item failed. Raised by a task with ``ExceptionType.BUSINESS`` to say that trying again is no use."""
+    """An item failed.
+
+    A task raises it with ``ExceptionType.BUSINESS`` when another attempt would be no use.
+    """
 
     def __init__(
         self,
@@ -47,14 +48,14 @@ class TransactionException(PipelineError):  # noqa: N818 - the specification's n
         self.__cause__ = cause
 
     def to_dict(self) -> dict[str, Any]:
-        """What can be stored about it."""
+        """Return the fields that can be stored."""
         cause = None if self.__cause__ is None else error_message(self.__cause__)
         message, category = error_message(self), self.category.value
         return {"message": message, "category": category, "transaction_id": self.transaction_id, "cause": cause}
 
 
 class FetchException(PipelineError):  # noqa: N818 - the specification's name
-    """The source failed and its attempts are spent, or it gave something that is no item. The loop has ended."""
+    """The source failed in all its attempts, or gave something else than items. The loop has ended."""
 
     category = ExceptionType.SYSTEM
 
@@ -64,13 +65,13 @@ class FetchException(PipelineError):  # noqa: N818 - the specification's name
 
 
 class FetchTimeoutException(FetchException):
-    """The source did not answer in time and its attempts are spent. The loop has ended."""
+    """The source did not respond in time in all its attempts. The loop has ended."""
 
     category = ExceptionType.TIMEOUT
 
 
 class ConsumerLoopTimeoutException(PipelineError):  # noqa: N818 - the specification's name
-    """The time of the whole loop is up. What was being worked on is left, unacknowledged."""
+    """The time of the whole loop is up. Open items are left unacknowledged."""
 
     category = ExceptionType.TIMEOUT
 
@@ -80,7 +81,7 @@ class ConsumerLoopTimeoutException(PipelineError):  # noqa: N818 - the specifica
 
 
 class AbandonedCallsException(PipelineError):  # noqa: N818 - named like the others
-    """Too many calls outlived their limits and still run. What was being worked on is left, unacknowledged."""
+    """Too many calls still run after their limits. Open items are left unacknowledged."""
 
     category = ExceptionType.TIMEOUT
 
@@ -90,14 +91,16 @@ class AbandonedCallsException(PipelineError):  # noqa: N818 - named like the oth
 
 
 def error_message(error: BaseException) -> str:
-    """What an error says; its type when it says nothing. What pydantic shows of the input is left out: it is
-    the payload as a rule."""
+    """Return the message of an error, or its repr if it has none.
+
+    The input that pydantic would show is left out, because it usually is the payload.
+    """
     try:
         if isinstance(error, ValidationError):
             return "; ".join(_problems(error))
         return str(error) or repr(error)
     except Exception:  # noqa: BLE001 - the error is the task's, and so is its __str__
-        return f"{type(error).__qualname__}, which cannot say what happened"
+        return f"{type(error).__qualname__}, whose message cannot be read"
 
 
 def _problems(error: ValidationError) -> Iterator[str]:
@@ -107,10 +110,10 @@ def _problems(error: ValidationError) -> Iterator[str]:
 
 
 def as_transaction_exception(error: BaseException, transaction_id: str | None) -> TransactionException:
-    """The error as one of the three kinds, with the item it is about and what it came from.
+    """Return the error as one of the three kinds, with its item and its cause.
 
-    What a task raised itself is copied before the id is put in, because nothing keeps a task from
-    raising the same object for two items at once.
+    A task's own exception is copied before the id is set: the task may raise the same object for two
+    items at once.
     """
     if not isinstance(error, TransactionException):
         return TransactionException(error_message(error), ExceptionType.SYSTEM, transaction_id, cause=error)
@@ -123,18 +126,19 @@ def as_transaction_exception(error: BaseException, transaction_id: str | None) -
 
 
 def printable_id(transaction_id: str) -> str:
-    """An id as it can stand in a log: one with line breaks in it must not look like a line of its own."""
+    """Return an id for a log line. Line breaks are escaped, so that it stays one line."""
     return transaction_id if transaction_id.isprintable() else repr(transaction_id)
 
 
 def failure_description(failure: TransactionException) -> str:
-    """What failed, of which type, and where: ``KeyError: 'customer' (imports.py:41)``."""
+    """Return the type, message and place of a failure: ``KeyError: 'customer' (imports.py:41)``."""
     cause = failure.__cause__
     is_wrapped = (
         type(failure) is TransactionException and cause is not None and error_message(cause) == error_message(failure)
     )
     raised: BaseException = cause if is_wrapped and cause is not None else failure
     kind = type(raised).__qualname__
-    words = " ".join(error_message(raised).splitlines())
-    told = words if raised is failure or words.startswith(kind) else f"{kind}: {words}"
-    return f"{told}{error_location(raised)}"
+    message = " ".join(error_message(raised).splitlines())
+    if raised is not failure and not message.startswith(kind):
+        message = f"{kind}: {message}"
+    return f"{message}{error_location(raised)}"

@@ -1,8 +1,7 @@
-"""The life of one item, from the first attempt at it to the handler that settles it. A generator, like its attempts.
+"""The steps of one item, from its first attempt to the handler that settles it.
 
-There is one place where an item's next step is chosen, and it is here: no timeout starts a second
-life beside the first. So exactly one handler settles an item, and the exception handler is entered
-once at most.
+This generator alone chooses an item's next step; no timeout starts a second one beside it. So exactly
+one handler settles an item, and the exception handler is entered at most once.
 """
 
 import functools
@@ -36,7 +35,7 @@ ItemGenerator = Generator[Request, Any, ItemOutcome]
 
 @dataclass(slots=True)
 class ConsumerSetup:
-    """What the engine calls of a task, and what it must obey while it does."""
+    """The functions that the engine calls, with their policy and context."""
 
     context: EngineContext
     policy: ConsumerPolicy
@@ -46,10 +45,14 @@ class ConsumerSetup:
 
     @classmethod
     def of(
-        cls, host: EngineContext, policy: ConsumerPolicy, in_flight: InFlight, calls: Mapping[Step, Callable[..., Any]]
+        cls,
+        context: EngineContext,
+        policy: ConsumerPolicy,
+        in_flight: InFlight,
+        calls: Mapping[Step, Callable[..., Any]],
     ) -> "ConsumerSetup":
-        """The hooks of a task, each with its policy."""
-        works = {
+        """Build the setup of a task, each step with its policy."""
+        specs = {
             step: StepSpec(
                 step=step,
                 function=functools.partial(function, **policy.steps.fetch.extra) if step is Step.FETCH else function,
@@ -60,11 +63,11 @@ class ConsumerSetup:
             )
             for step, function in calls.items()
         }
-        return cls(host, policy, in_flight, works, policy.loop.transaction_timeout)
+        return cls(context, policy, in_flight, specs, policy.loop.transaction_timeout)
 
 
 class WorkItem(StepTarget):
-    """An item somebody works on, and what is known of it so far."""
+    """An item in progress, and its state so far."""
 
     __slots__ = (
         "_claimed",
@@ -89,40 +92,42 @@ class WorkItem(StepTarget):
         self._in_flight = in_flight
 
     def claim(self) -> bool:
-        """Whether the caller is the first who wants to settle it: its worker, by entering a handler, or the loop,
-        by giving it up. Nobody else ever is."""
+        """Return whether the caller is the first to settle the item, and so the only one.
+
+        Either its worker claims it by entering a handler, or the loop by giving it up.
+        """
         return self._claimed.acquire(blocking=False)
 
     def hold_until_ended(self) -> Callable[[], None]:
-        """Keeps the id taken until code that was left behind has ended."""
+        """Keep the id taken until the abandoned call has ended."""
         return self._in_flight.hold_abandoned(self.transaction.transaction_id)
 
 
-def run_item(hooks: ConsumerSetup, item: WorkItem) -> ItemGenerator:
-    """Live the life of an item whose id was taken; gives the id back at its end."""
-    observer = hooks.context.observer
-    return _run_observed(hooks, item) if observer.is_traced or observer.is_metered else _run_timed(hooks, item)
+def run_item(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
+    """Process an item whose id was taken, and release the id at the end."""
+    observer = setup.context.observer
+    return _run_observed(setup, item) if observer.is_traced or observer.is_metered else _run_timed(setup, item)
 
 
-def _run_timed(hooks: ConsumerSetup, item: WorkItem) -> ItemGenerator:
-    clock = hooks.context.clock
+def _run_timed(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
+    clock = setup.context.clock
     item.is_started, begun = True, clock()
-    if hooks.transaction_timeout is not None:
-        item.ends_at = begun + hooks.transaction_timeout
+    if setup.transaction_timeout is not None:
+        item.ends_at = begun + setup.transaction_timeout
     try:
-        status, unhandled = yield from _run_steps(hooks, item)
+        status, unhandled = yield from _run_steps(setup, item)
     finally:
-        hooks.in_flight.release(item.transaction.transaction_id)
+        setup.in_flight.release(item.transaction.transaction_id)
     return ItemOutcome(item.transaction, status, item.attempts, item.value, item.failure, unhandled, clock() - begun)
 
 
-def _run_observed(hooks: ConsumerSetup, item: WorkItem) -> ItemGenerator:
-    """The same, seen as a span and counted. What was left is counted by the loop that gave it up."""
-    observer = hooks.context.observer
+def _run_observed(setup: ConsumerSetup, item: WorkItem) -> ItemGenerator:
+    """Process an item in a span and count it. The loop counts items that it gave up."""
+    observer = setup.context.observer
     observer.count("pipeline.consumer_engine.in_flight", 1)
     try:
         with observer.item(item.transaction) as span:
-            outcome = yield from _run_timed(hooks, item)
+            outcome = yield from _run_timed(setup, item)
             observer.mark_ended(span, outcome.status.value, outcome.error)
     finally:
         observer.count("pipeline.consumer_engine.in_flight", -1)
@@ -133,21 +138,21 @@ def _run_observed(hooks: ConsumerSetup, item: WorkItem) -> ItemGenerator:
 
 
 def _run_steps(
-    hooks: ConsumerSetup, item: WorkItem
+    setup: ConsumerSetup, item: WorkItem
 ) -> Generator[Request, Any, tuple[ItemStatus, TransactionException | None]]:
-    """One step after the other, until one settles the item."""
+    """Run one step after the other, until one settles the item."""
     step = Step.PROCESS
     while True:
-        ended = yield from run_attempts(hooks.context, hooks.steps[step], _arguments(item, step), item)
+        ended = yield from run_attempts(setup.context, setup.steps[step], _arguments(item, step), item)
         item.attempts[step] = ended.attempts
         if ended.is_stopped:
             return ItemStatus.UNFINISHED, None
         if step is Step.EXCEPTION:
-            _log_failure(hooks, item, ended.failure)
+            _log_failure(setup, item, ended.failure)
             return final_status(step, failed=True, is_time_up=item.is_past_deadline), ended.failure
         failed = ended.failure is not None or ended.is_past_deadline
         if failed:
-            _record_failure(hooks, item, ended)
+            _record_failure(setup, item, ended)
         elif step is Step.PROCESS:
             item.value = ended.value
         following = next_step(step, failed=failed)
@@ -164,36 +169,36 @@ def _arguments(item: WorkItem, step: Step) -> tuple[Any, ...]:
     return item.transaction, item.value if step is Step.SUCCESS else item.failure
 
 
-def _record_failure(hooks: ConsumerSetup, item: WorkItem, ended: StepResult) -> None:
-    """Remember why a step failed, for the handler that follows it."""
+def _record_failure(setup: ConsumerSetup, item: WorkItem, ended: StepResult) -> None:
+    """Remember why a step failed, for the handler that follows."""
     item.failure = ended.failure
     if ended.is_past_deadline:
-        who, limit = printable_id(item.transaction.transaction_id), hooks.transaction_timeout
-        words = f"{who} was not done within {limit:g} s, the time of a transaction"
-        if ended.failure is not None and ended.error is not None:  # who only sees a timeout looks for something slow
-            words = f"{words}; the last attempt: {failure_description(ended.failure)}"
+        item_id, limit = printable_id(item.transaction.transaction_id), setup.transaction_timeout
+        message = f"{item_id} was not done within {limit:g} s, the timeout of a transaction"
+        if ended.failure is not None and ended.error is not None:  # the timeout alone would hide the failures
+            message = f"{message}; the last attempt: {failure_description(ended.failure)}"
         item.is_past_deadline = True
-        item.failure = TransactionException(words, ExceptionType.TIMEOUT, item.transaction_id, cause=ended.failure)
-        hooks.context.observer.count("pipeline.consumer_engine.timeouts", scope="transaction")
+        item.failure = TransactionException(message, ExceptionType.TIMEOUT, item.transaction_id, cause=ended.failure)
+        setup.context.observer.count("pipeline.consumer_engine.timeouts", scope="transaction")
 
 
-def _log_failure(hooks: ConsumerSetup, item: WorkItem, unhandled: TransactionException | None) -> None:
-    """Say in the log that an item failed; nothing of its payload is known here."""
+def _log_failure(setup: ConsumerSetup, item: WorkItem, unhandled: TransactionException | None) -> None:
+    """Log that an item failed, without its payload."""
     assert item.failure is not None
-    task, who = hooks.context.observer.task, printable_id(item.transaction.transaction_id)
-    for failure, level, words in (
+    task, item_id = setup.context.observer.task, printable_id(item.transaction.transaction_id)
+    for failure, level, message in (
         (item.failure, logging.WARNING, "%s: transaction %s failed (%s): %s"),
         (unhandled, logging.ERROR, "%s: the exception handler failed for transaction %s (%s): %s"),
     ):
         if failure is not None and log.isEnabledFor(level):
-            log.log(level, words, task, who, failure.category.value, failure_description(failure))
-            log.debug("%s: transaction %s, where it failed:\n%s", task, who, _traceback_text(failure))
+            log.log(level, message, task, item_id, failure.category.value, failure_description(failure))
+            log.debug("%s: transaction %s, where it failed:\n%s", task, item_id, _traceback_text(failure))
 
 
 def _traceback_text(failure: TransactionException) -> str:
-    """The lines an error came through. Not its own words: those were said, and their long form may show a payload."""
+    """Return the traceback lines without the message, whose long form may show a payload."""
     raised: BaseException = failure
-    for _ in range(2):  # the time of the item is around the kind of the error, and that around the error itself
+    for _ in range(2):  # a transaction timeout wraps the failure, which wraps the error itself
         if isinstance(raised, TransactionException) and raised.__cause__ is not None:
             raised = raised.__cause__
     return "".join(traceback.format_tb(raised.__traceback__))

@@ -1,8 +1,11 @@
-"""The loop that fetches items and has them worked on. A generator: whoever drives it brings threads or asyncio.
+"""The loop that fetches items and has them processed. A generator: a driver brings threads or asyncio.
 
-A batch is worked on whole before the next is fetched, and a free place within it is taken at once by
-the next item. Nothing that was fetched is dropped: it is settled, or counted as left when the loop is
-told to end now, its time is up, or code that was left behind holds its id for too long.
+A batch is processed whole before the next fetch. Within the batch, the next item starts as soon as a
+worker is free. No fetched item is lost. It is settled, or counted as unfinished when
+
+- a stop request says now,
+- the time of the loop is up, or
+- an abandoned call holds its id for too long.
 """
 
 import logging
@@ -42,7 +45,7 @@ log = logging.getLogger("pipeline.consumer_engine")
 
 
 class Start(NamedTuple):
-    """Have these items worked on, in this order, each as soon as a place is free, and tell their outcomes."""
+    """Process these items in this order, each as soon as a worker is free, and report them."""
 
     items: list[WorkItem]
 
@@ -55,21 +58,23 @@ class ItemDone(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Send back what there is to hear, in its order: Settled, Notice, or errors of the engine itself. Nothing when
-    nothing came in time."""
+    """Send back what has arrived, in order; an empty list when nothing came in time.
+
+    Arrivals are ItemDone, LoopSignal, or errors of the engine itself.
+    """
 
     seconds: float | None
 
 
 class Abandon(NamedTuple):
-    """Stop what is being worked on, as far as it can be stopped, and wait for none of it."""
+    """Stop the items in progress as far as possible, and wait for none."""
 
 
 class LoopSignal(Enum):
-    """What a loop may be told besides outcomes."""
+    """Signals to a loop besides outcomes."""
 
-    ID_FREED = "an id that was waited for may be free"
-    STOP_REQUESTED = "the task was asked to end"
+    ID_FREED = "the id of a deferred item may be free"
+    STOP_REQUESTED = "the task received a stop request"
 
 
 LoopGenerator = Generator[Request, Any, Any]
@@ -77,45 +82,45 @@ LoopGenerator = Generator[Request, Any, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """One go of a consumer."""
+    """One run of a consumer's loop."""
 
     setup: ConsumerSetup
-    ends_at: float | None  #: on the clock of the host
-    post: Callable[[LoopSignal], None]  #: how to wake the loop; from any thread
+    ends_at: float | None  #: on the clock of the context
+    post: Callable[[LoopSignal], None]  #: wakes the loop, from any thread
     on_outcome: Callable[[ItemOutcome], None] = lambda _: None
     report: LoopReport = field(default_factory=LoopReport)
     in_progress: dict[int, WorkItem] = field(default_factory=dict)
     deferred: list[WorkItem] = field(default_factory=list)
-    has_warned: bool = False  #: of code that was left behind
+    has_warned: bool = False  #: about abandoned calls
 
     @property
     def context(self) -> EngineContext:
-        """What surrounds the attempts of this loop."""
+        """The context of the attempts of this loop."""
         return self.setup.context
 
     def post_id_freed(self) -> None:
-        """An id that a deferred item waits for may be free."""
+        """Signal that the id of a deferred item may be free."""
         self.post(LoopSignal.ID_FREED)
 
     def time_left(self) -> float | None:
-        """Seconds until the loop's time is up; None when it has no limit."""
+        """Return the seconds until the loop's time is up; None without a limit."""
         return None if self.ends_at is None else max(0.0, self.ends_at - self.context.clock())
 
 
-class _LoopTimedOut(Exception):  # noqa: N818 - a turn of the loop, not an error
+class _LoopTimedOut(Exception):  # noqa: N818 - control flow, not an error
     """The time of the loop is up."""
 
 
-class _StopNow(Exception):  # noqa: N818 - a turn of the loop, not an error
-    """The task was asked to end now."""
+class _StopNow(Exception):  # noqa: N818 - control flow, not an error
+    """A stop request said now."""
 
 
-class _TooManyAbandoned(Exception):  # noqa: N818 - a turn of the loop, not an error
-    """Too many calls were left behind."""
+class _TooManyAbandoned(Exception):  # noqa: N818 - control flow, not an error
+    """Too many calls are abandoned and still run."""
 
 
 def run_loop(loop: Loop) -> Generator[Request, Any, LoopReport]:
-    """Fetch and settle until there is a reason to end, or raise why that is not possible."""
+    """Fetch and process until there is a reason to end, or raise why that failed."""
     with loop.context.observer.loop() as span:
         try:
             loop.report.ending = yield from _run_until_end(loop)
@@ -123,7 +128,7 @@ def run_loop(loop: Loop) -> Generator[Request, Any, LoopReport]:
             loop.context.observer.mark_failed(span, error)
             raise
         finally:
-            loop.context.is_over = True  # whatever was raised: no attempt, and so no handler, begins any more
+            loop.context.is_over = True  # on every way out: no attempt, and so no handler, begins any more
     return loop.report
 
 
@@ -142,7 +147,7 @@ def _run_until_end(loop: Loop) -> Generator[Request, Any, Ending]:
 
 
 def _run_batches(loop: Loop) -> Generator[Request, Any, Ending]:
-    policy, empties, stuck = loop.setup.policy.loop, 0, 0
+    policy, empty_fetches, stuck = loop.setup.policy.loop, 0, 0
     while not loop.context.stop.is_requested:
         wanted = fetch_size(policy, loop.report.fetched)
         if wanted == 0:
@@ -150,14 +155,14 @@ def _run_batches(loop: Loop) -> Generator[Request, Any, Ending]:
         _raise_if_over(loop)
         batch = yield from _fetch(loop, wanted)
         if batch:
-            empties, before = 0, loop.report.processed
+            empty_fetches, before = 0, loop.report.processed
             yield from _process_batch(loop, batch)
-            del batch  # what was settled need not live until the next fetch has returned
+            del batch  # free the settled items before the next fetch
             stuck = 0 if loop.report.processed > before else stuck + 1
             yield from _pause(loop, pause_when_stuck(policy, stuck) if stuck else 0.0)
             continue
-        empties += 1
-        pause = pause_when_empty(policy, empties)
+        empty_fetches += 1
+        pause = pause_when_empty(policy, empty_fetches)
         if pause is None and not loop.context.stop.is_requested:
             return Ending.NOTHING_LEFT
         yield from _pause(loop, pause or 0.0)
@@ -165,13 +170,13 @@ def _run_batches(loop: Loop) -> Generator[Request, Any, Ending]:
 
 
 def _fetch(loop: Loop, wanted: int) -> Generator[Request, Any, Sequence[Transaction]]:
-    """The next batch exactly as the source gave it; empty also when the task is asked to end before one came."""
-    subject = StepTarget(ends_at=loop.ends_at)
-    ended = yield from run_attempts(loop.context, loop.setup.steps[Step.FETCH], (wanted,), subject)
+    """Return the next batch as the source gave it; empty after a stop request."""
+    target = StepTarget(ends_at=loop.ends_at)
+    ended = yield from run_attempts(loop.context, loop.setup.steps[Step.FETCH], (wanted,), target)
     if ended.is_stopped:
         if ended.attempts:
-            why = "it did not return" if ended.failure is None else error_message(ended.failure)
-            log.warning("%s: asked to end, it gave up its fetch: %s", loop.context.observer.task, why)
+            reason = "it did not return" if ended.failure is None else error_message(ended.failure)
+            log.warning("%s: gave up its fetch after a stop request: %s", loop.context.observer.task, reason)
         return ()
     if ended.is_past_deadline:
         raise _LoopTimedOut
@@ -183,36 +188,35 @@ def _fetch(loop: Loop, wanted: int) -> Generator[Request, Any, Sequence[Transact
 def _fetch_error(loop: Loop, ended: StepResult) -> FetchException:
     assert ended.failure is not None
     kind = FetchTimeoutException if ended.failure.category is ExceptionType.TIMEOUT else FetchException
-    words = (
-        f"{loop.context.observer.task} cannot fetch: {error_message(ended.failure)} (attempt "
-        f"{ended.attempts}, the last)."
+    message = (
+        f"{loop.context.observer.task} cannot fetch: {error_message(ended.failure)} (attempt {ended.attempts}, the "
+        f"last). Settled before: {quantity(loop.report.processed, 'item')}. Check the source, then start it again."
     )
-    settled = quantity(loop.report.processed, "item")
-    return kind(f"{words} Settled before: {settled}. Look at the source, then start it again.", loop.report)
+    return kind(message, loop.report)
 
 
 def _check_batch(loop: Loop, wanted: int, given: Any) -> Sequence[Transaction]:
-    """What the source gave, if it is made of items. More than was asked for is noticed, and worked on."""
+    """Return the batch if it is made of items. A batch that is too large is counted, logged and processed."""
     batch: Any = () if given is None else given
     found = None if isinstance(batch, Sequence) else f"something of type {type(batch).__name__}"
     for item in batch if found is None else ():
         if not isinstance(item, Transaction):
             found = f"something of type {type(item).__name__} among its items"
     if found is not None:
-        words = f"The source of {loop.context.observer.task} gave {found}; expected a list of Transaction."
-        raise FetchException(f"{words} Nothing of it was worked on.", loop.report)
+        message = f"The source of {loop.context.observer.task} gave {found}; expected a list of Transaction."
+        raise FetchException(f"{message} Nothing of it was processed.", loop.report)
     loop.context.observer.count("pipeline.consumer_engine.batch.size", len(batch))
     loop.report.fetched += len(batch)
     loop.report.batches += bool(batch)
     if len(batch) > wanted:
         loop.context.observer.count("pipeline.consumer_engine.oversize_batches")
-        words = "%s: the source gave %s when %d were asked for; all are worked on, for it may not give them again"
-        log.warning(words, loop.context.observer.task, quantity(len(batch), "item"), wanted)
+        message = "%s: the source gave %s instead of at most %d; all are processed, it may not give them out again"
+        log.warning(message, loop.context.observer.task, quantity(len(batch), "item"), wanted)
     return cast("Sequence[Transaction]", batch)
 
 
 def _process_batch(loop: Loop, batch: Sequence[Transaction]) -> LoopGenerator:
-    """Have every item of a batch worked on, and wait for all of them."""
+    """Have every item of a batch processed, and wait for all of them."""
     in_flight = loop.setup.in_flight
     loop.deferred = [WorkItem(transaction, in_flight) for transaction in batch]
     _raise_if_over(loop)
@@ -226,7 +230,7 @@ def _process_batch(loop: Loop, batch: Sequence[Transaction]) -> LoopGenerator:
 
 
 def _start(loop: Loop, items: Sequence[WorkItem]) -> Start:
-    """What can be started of these items. The others wait while somebody works on one of the same id."""
+    """Return a request to start the items whose id is free. The others are deferred."""
     in_flight, free = loop.setup.in_flight, []
     loop.deferred = []
     for item in items:
@@ -239,36 +243,36 @@ def _start(loop: Loop, items: Sequence[WorkItem]) -> Start:
 
 
 def _receive(loop: Loop, seconds: float | None) -> LoopGenerator:
-    """Take the notices that come in time."""
-    notices = yield Wait(seconds)
-    for notice in notices:
-        if type(notice) is ItemDone:
-            _count_outcome(loop, notice)
-        elif isinstance(notice, BaseException):
-            raise notice
-    if loop.deferred and LoopSignal.ID_FREED in notices:
+    """Handle the arrivals that come in time."""
+    arrivals = yield Wait(seconds)
+    for arrival in arrivals:
+        if type(arrival) is ItemDone:
+            _count_outcome(loop, arrival)
+        elif isinstance(arrival, BaseException):
+            raise arrival
+    if loop.deferred and LoopSignal.ID_FREED in arrivals:
         yield _start(loop, loop.deferred)
     _raise_if_over(loop)
 
 
 def _raise_if_over(loop: Loop) -> None:
-    """Turn to the end of the loop if there is a reason to."""
+    """Leave the loop if there is a reason to."""
     if loop.context.stop.is_immediate:
         raise _StopNow
     if loop.ends_at is not None and loop.context.clock() >= loop.ends_at:
         raise _LoopTimedOut
-    behind, policy = loop.context.abandoned.count, loop.setup.policy.loop
-    if behind > policy.concurrency.value and not loop.has_warned:
+    abandoned, policy = loop.context.abandoned.count, loop.setup.policy.loop
+    if abandoned > policy.concurrency.value and not loop.has_warned:
         loop.has_warned = True
-        words = "%s: %s left behind after their time was up and still running, more than items are worked on at once"
-        log.warning(words, loop.context.observer.task, quantity(behind, "call"))
-    if behind > max_abandoned_calls(policy):
+        message = "%s: %s abandoned after a timeout and still running, more than the concurrency"
+        log.warning(message, loop.context.observer.task, quantity(abandoned, "call"))
+    if abandoned > max_abandoned_calls(policy):
         raise _TooManyAbandoned
 
 
-def _count_outcome(loop: Loop, settled: ItemDone) -> None:
-    outcome = settled.outcome
-    loop.in_progress.pop(id(settled.item), None)
+def _count_outcome(loop: Loop, done: ItemDone) -> None:
+    outcome = done.outcome
+    loop.in_progress.pop(id(done.item), None)
     loop.report.add(outcome)
     if outcome.status is ItemStatus.UNFINISHED:
         loop.context.observer.count("pipeline.consumer_engine.transactions", status=ItemStatus.UNFINISHED.value)
@@ -276,10 +280,12 @@ def _count_outcome(loop: Loop, settled: ItemDone) -> None:
 
 
 def _wait_for_deferred(loop: Loop) -> LoopGenerator:
-    """Wait for code that was left behind on the ids of deferred items, with patience but not for ever, and no
-    longer than the task is wanted. Where somebody waited in vain before nobody waits again."""
+    """Wait for abandoned calls on the ids of deferred items, then start those items.
+
+    The wait is bounded and ends on a stop request. An id whose wait failed before is not waited for again.
+    """
     while loop.deferred:
-        yield _start(loop, loop.deferred)  # one may be free by now, though nobody has said so yet
+        yield _start(loop, loop.deferred)  # an id may be free before its signal arrives
         if not loop.in_progress:
             yield from _wait_for_free_id(loop)
         if not loop.in_progress:
@@ -291,35 +297,35 @@ def _wait_for_deferred(loop: Loop) -> LoopGenerator:
 def _give_up_stuck(loop: Loop) -> None:
     for item in loop.deferred:
         loop.setup.in_flight.mark_stuck(item.transaction.transaction_id)
-        words = "%s: transaction %s is left: code that was left behind still works on one of the same id"
-        log.warning(words, loop.context.observer.task, printable_id(item.transaction.transaction_id))
+        message = "%s: transaction %s is left unfinished: an abandoned call still works on the same id"
+        log.warning(message, loop.context.observer.task, printable_id(item.transaction.transaction_id))
         _count_unfinished(loop, item)
     loop.deferred = []
 
 
 def _wait_for_free_id(loop: Loop) -> LoopGenerator:
-    """Wait until one of the deferred items could be started, or patience with code that was left behind ends.
+    """Wait until a deferred item can start, or the wait for abandoned calls is over.
 
-    A worker of another loop of the same task is waited for as long as it takes: its own policy limits it.
+    A worker of another loop of the same task is waited for without a limit: its own policy limits it.
     """
     in_flight, seconds = loop.setup.in_flight, max_id_wait(loop.setup.policy.loop)
-    until, is_told = loop.context.clock() + seconds, False
+    until, is_logged = loop.context.clock() + seconds, False
     while loop.deferred and not loop.in_progress and not loop.context.stop.is_requested:
         now, ids = loop.context.clock(), [item.transaction.transaction_id for item in loop.deferred]
         if any(in_flight.has_worker(each) for each in ids):
             until = now + seconds
         elif now >= until or all(in_flight.is_stuck(each) for each in ids):
             return
-        elif not is_told and until - now < seconds:
-            words = "%s: %s waiting for code that was left behind on the same id, for %g s at most"
-            log.warning(words, loop.context.observer.task, quantity(len(ids), "item"), seconds)
-            is_told = True
-        rest, left = until - now if is_told else GRACE, loop.time_left()
+        elif not is_logged and until - now < seconds:
+            message = "%s: %s waiting for an abandoned call on the same id, for %g s at most"
+            log.warning(message, loop.context.observer.task, quantity(len(ids), "item"), seconds)
+            is_logged = True
+        rest, left = until - now if is_logged else GRACE, loop.time_left()
         yield from _receive(loop, rest if left is None else min(rest, left))
 
 
 def _pause(loop: Loop, pause: float) -> LoopGenerator:
-    """Rest after an empty fetch, until the task is asked to end."""
+    """Wait after an empty fetch, until a stop request."""
     if pause > 0:
         loop.context.observer.count("pipeline.consumer_engine.backoff", pause, step="empty")
     until = loop.context.clock() + pause
@@ -329,8 +335,10 @@ def _pause(loop: Loop, pause: float) -> LoopGenerator:
 
 
 def _abandon_open(loop: Loop) -> LoopGenerator:
-    """Give up what is open: from here on no handler begins for it. What has ended already still counts, and what a
-    handler has begun to settle gets a moment to be settled."""
+    """Give up the open items: from now on no handler begins for them.
+
+    Items that have ended still count. Items whose handler has begun get a moment to be settled.
+    """
     loop.context.is_over = True
     yield from _drain_outcomes(loop, 0.0)
     for item in (*(item for item in [*loop.in_progress.values()] if item.claim()), *loop.deferred):
@@ -346,10 +354,10 @@ def _abandon_open(loop: Loop) -> LoopGenerator:
 
 
 def _drain_outcomes(loop: Loop, seconds: float) -> LoopGenerator:
-    """Count the outcomes that come in time, of those that are still waited for."""
-    for notice in (yield Wait(seconds)):
-        if type(notice) is ItemDone and id(notice.item) in loop.in_progress:
-            _count_outcome(loop, notice)
+    """Count the outcomes that come in time, of items that are still open."""
+    for arrival in (yield Wait(seconds)):
+        if type(arrival) is ItemDone and id(arrival.item) in loop.in_progress:
+            _count_outcome(loop, arrival)
 
 
 def _count_unfinished(loop: Loop, item: WorkItem) -> None:
@@ -359,15 +367,17 @@ def _count_unfinished(loop: Loop, item: WorkItem) -> None:
 def _loop_timeout_error(loop: Loop) -> ConsumerLoopTimeoutException:
     loop.context.observer.count("pipeline.consumer_engine.timeouts", scope="loop")
     timeout, report = loop.setup.policy.loop.timeout, loop.report
-    words = f"{loop.context.observer.task} was not done within {timeout:g} s, the time of its loop"
-    return ConsumerLoopTimeoutException(f"{words}; {_counts_text(report)}. Give it more time, or fewer items.", report)
+    message = f"{loop.context.observer.task} was not done within {timeout:g} s, the timeout of its loop"
+    return ConsumerLoopTimeoutException(
+        f"{message}; {_counts_text(report)}. Give it more time, or fewer items.", report
+    )
 
 
 def _abandoned_calls_error(loop: Loop) -> AbandonedCallsException:
     most, task = max_abandoned_calls(loop.setup.policy.loop), loop.context.observer.task
-    words = f"{task} has left more than {most} calls behind that outlived their limits and still run"
-    todo = "Give the code limits of its own that are below those of the policy, or let it look at current_attempt()"
-    return AbandonedCallsException(f"{words}; {_counts_text(loop.report)}. {todo}; then start it again.", loop.report)
+    message = f"{task} has more than {most} abandoned calls that ran past their limits and still run"
+    advice = "Give the code its own limits below those of the policy, or let it check current_attempt().is_over"
+    return AbandonedCallsException(f"{message}; {_counts_text(loop.report)}. {advice}; then restart it.", loop.report)
 
 
 def _counts_text(report: LoopReport) -> str:

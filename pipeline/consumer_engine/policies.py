@@ -1,11 +1,11 @@
-"""The policies of the consumer engine, under the names and in the units of its specification.
+"""The policies of the consumer engine, with the names and units of its specification.
 
-They are pure data: frozen, checked when they are built, and the same after a trip through JSON.
-Durations are seconds as floats. A default never loops hot and never tries without end.
+They are frozen data, checked when they are built, and the same after a trip through JSON. Durations
+are seconds as floats. No default loops without a pause or retries without end.
 
-`RetryPolicy` here is not the one of `pipeline.domain.policies`: that one spaces out mutations, with
-jitter and a cap that is always there; this one must follow the specification's formula exactly, has
-a timeout, and writes "no cap" as 0. Its pauses must be the same in every run.
+`RetryPolicy` here is not the one of `pipeline.domain.policies`. That one spaces out mutations, with
+jitter and always with a cap. This one follows the specification's formula exactly, has a timeout,
+and writes "no cap" as 0. Its pauses are the same in every run.
 """
 
 import math
@@ -19,16 +19,16 @@ from pipeline.domain.policies import Policy
 
 
 def _refuse_bool(value: Any) -> Any:
-    """Python takes true for 1; nobody who writes a policy means that."""
+    """Refuse true and false, which Python would take for 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("expected a number, got true or false")
     return value
 
 
-_MAX_SECONDS = 10 * 365 * 86_400.0  #: ten years: waits that are much longer are refused by the operating system
+_MAX_SECONDS = 10 * 365 * 86_400.0  #: ten years; the operating system refuses much longer waits
 _Number = BeforeValidator(_refuse_bool)
 Seconds = Annotated[float, _Number, Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]
-#: 0 is refused: nothing can be done in no time
+#: 0 is refused: no work fits into it
 Timeout = Annotated[float, _Number, Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False)]
 Multiplier = Annotated[float, _Number, Field(ge=1, allow_inf_nan=False)]
 Count = Annotated[int, _Number, Field(ge=1)]
@@ -38,15 +38,15 @@ Arguments = Annotated[
 
 
 class EnginePolicy(Policy):
-    """A policy whose errors do not show what was given: it may hold the arguments of a source, and those secrets."""
+    """A policy whose errors do not show its input: the arguments of a source may be secret."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
 
 def delay(backoff: float, multiplier: float, cap: float, index: int) -> float:
-    """The pause number ``index``, counted from 0: ``backoff * multiplier ** index``, at most ``cap`` if that is not 0.
+    """Return pause ``index`` (from 0): ``backoff * multiplier ** index``, at most ``cap`` unless 0.
 
-    No index is too large: what no float can hold is the cap, or the largest float.
+    A pause that no float can hold becomes the cap, or the longest pause that is allowed.
     """
     try:
         pause = backoff * multiplier**index
@@ -62,25 +62,25 @@ def _check_bounds(name: str, value: int, least: int, most: int | None) -> None:
 
 
 class RetryPolicy(EnginePolicy):
-    """How often one step is attempted, how long each attempt may take, and the pauses between them."""
+    """Attempts of one step: how many, how long each may take, and the pauses between."""
 
     max_attempts: Count = 1  #: the first one included
     timeout: Timeout | None = None  #: seconds for one attempt
     backoff: Seconds = 0.0  #: seconds before the second attempt
-    backoff_multiplier: Multiplier = 2.0  #: how much longer each further pause is
-    backoff_cap: Seconds = 0.0  #: the longest pause; 0 means that there is none
+    backoff_multiplier: Multiplier = 2.0  #: factor from one pause to the next
+    backoff_cap: Seconds = 0.0  #: the longest pause; 0 means no cap
 
     def pause(self, index: int) -> float:
-        """Seconds to wait after failure number ``index``, counted from 0."""
+        """Return the seconds to wait after failure ``index``, counted from 0."""
         return delay(self.backoff, self.backoff_multiplier, self.backoff_cap, index)
 
 
 class ConcurrencyPolicy(EnginePolicy):
-    """How many items are worked on at once."""
+    """How many items are processed at once."""
 
     value: Count = 1  #: items at once, exactly
-    min: Count = 1  #: a bound for whoever chooses ``value``
-    max: Count | None = None  #: a bound for whoever chooses ``value``
+    min: Count = 1  #: a bound for a tool that chooses ``value``
+    max: Count | None = None  #: a bound for a tool that chooses ``value``
 
     @model_validator(mode="after")
     def _within_bounds(self) -> Self:
@@ -89,11 +89,11 @@ class ConcurrencyPolicy(EnginePolicy):
 
 
 class BatchPolicy(EnginePolicy):
-    """How many items are asked for at once."""
+    """How many items are fetched at once."""
 
-    size: Count = 1  #: items asked for in one fetch, at most
-    min_size: Count = 1  #: a bound for whoever chooses ``size``
-    max_size: Count | None = None  #: a bound for whoever chooses ``size``
+    size: Count = 1  #: items in one fetch, at most
+    min_size: Count = 1  #: a bound for a tool that chooses ``size``
+    max_size: Count | None = None  #: a bound for a tool that chooses ``size``
     interval: Seconds = 0.0  #: reserved by the specification; nothing reads it
 
     @model_validator(mode="after")
@@ -103,15 +103,15 @@ class BatchPolicy(EnginePolicy):
 
 
 class EmptyQueuePolicy(EnginePolicy):
-    """How long a streaming loop rests when a fetch brings nothing; the pauses grow until one brings something."""
+    """Pauses of a streaming loop after empty fetches. They grow until a fetch brings items."""
 
     backoff: Seconds = 1.0  #: seconds after the first empty fetch
-    backoff_multiplier: Multiplier = 2.0  #: how much longer each further pause is
-    backoff_cap: Seconds = 30.0  #: the longest pause; 0 means that there is none
+    backoff_multiplier: Multiplier = 2.0  #: factor from one pause to the next
+    backoff_cap: Seconds = 30.0  #: the longest pause; 0 means no cap
     interval: Seconds = 0.0  #: reserved by the specification; nothing reads it
 
     def pause(self, index: int) -> float:
-        """Seconds to rest after empty fetch number ``index`` in a row, counted from 0."""
+        """Return the seconds to wait after empty fetch ``index`` in a row, counted from 0."""
         return delay(self.backoff, self.backoff_multiplier, self.backoff_cap, index)
 
 
@@ -119,7 +119,7 @@ class FetchPolicy(EnginePolicy):
     """How items are fetched."""
 
     retry: RetryPolicy = RetryPolicy()
-    #: further arguments for the source; never shown
+    #: further arguments for the source; never printed
     extra: Arguments = Field(default={}, validate_default=True, repr=False)
 
 
@@ -142,7 +142,7 @@ class ExceptionPolicy(EnginePolicy):
 
 
 class ConsumerSteps(EnginePolicy):
-    """The four steps, each with a budget of its own."""
+    """The four steps, each with its own attempts."""
 
     fetch: FetchPolicy = FetchPolicy()
     process: ProcessPolicy = ProcessPolicy()
@@ -151,19 +151,19 @@ class ConsumerSteps(EnginePolicy):
 
 
 class ConsumerLoopPolicy(EnginePolicy):
-    """When the loop fetches, how wide it works, and when it ends."""
+    """When the loop fetches, how many items it processes at once, and when it ends."""
 
     batch: BatchPolicy = BatchPolicy()
     concurrency: ConcurrencyPolicy = ConcurrencyPolicy()
     timeout: Timeout | None = None  #: seconds for the whole loop
-    limit: Annotated[int, _Number, Field(ge=0)] | None = None  #: items taken before the loop ends; 0 takes none
+    limit: Annotated[int, _Number, Field(ge=0)] | None = None  #: items fetched before the loop ends; 0 fetches none
     transaction_timeout: Timeout | None = None  #: seconds for one item, from the moment a worker starts on it
-    streaming: bool = False  #: whether the loop goes on after an empty fetch
+    streaming: bool = False  #: whether the loop continues after an empty fetch
     empty_queue: EmptyQueuePolicy = EmptyQueuePolicy()
 
 
 class ConsumerPolicy(EnginePolicy):
-    """Everything that is decided for a consumer from outside."""
+    """The whole policy of a consumer."""
 
     name: str | None = None
     loop: ConsumerLoopPolicy = ConsumerLoopPolicy()

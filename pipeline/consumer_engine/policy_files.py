@@ -1,4 +1,4 @@
-"""Policies from files and from the environment. What is wrong is said all at once, by name."""
+"""Read policies from files and the environment. All problems are reported at once, by name."""
 
 import json
 import tomllib
@@ -14,7 +14,7 @@ from pipeline.consumer_engine.policies import ConsumerPolicy
 from pipeline.domain.errors import InvalidInputError
 
 PREFIX = "CONSUME_"
-Origins = Mapping[tuple[str, ...], str]  #: the variable that a path in the policy was read from
+Origins = Mapping[tuple[str, ...], str]  #: path in the policy -> the variable that set it
 
 _NONE = frozenset({"", "none", "null"})
 
@@ -28,15 +28,15 @@ class PolicyError(InvalidInputError):
 
 
 def load_policy(path: Path | None, environ: Mapping[str, str], base: ConsumerPolicy | None = None) -> ConsumerPolicy:
-    """The policy of a file, if one is given, with what the environment says instead, on top of ``base``.
+    """Read a policy: ``base``, then the file if there is one, then the environment.
 
-    ``CONSUME_LOOP__CONCURRENCY__VALUE=8`` is the field ``loop.concurrency.value``; ``none`` is no value.
-    The arguments for the source are merged one by one.
+    ``CONSUME_LOOP__CONCURRENCY__VALUE=8`` sets the field ``loop.concurrency.value``; ``none`` is no
+    value. The arguments for the source are merged one by one.
     """
     where = "The policy"
-    given: object = base or ConsumerPolicy()  # what a task calls its policy is not checked by anybody else
+    given: object = base or ConsumerPolicy()  # a task's attribute `policy` is not checked before
     if not isinstance(given, ConsumerPolicy):
-        problem = f"it is of type {type(given).__name__}; expected a ConsumerPolicy, which build makes of a table"
+        problem = f"it is of type {type(given).__name__}; expected a ConsumerPolicy; load_policy reads one from a file"
         raise PolicyError(where, [problem])
     values = given.model_dump()
     if path is not None:
@@ -45,7 +45,7 @@ def load_policy(path: Path | None, environ: Mapping[str, str], base: ConsumerPol
 
 
 def build(values: Mapping[str, Any], where: str = "The policy", origins: Origins | None = None) -> ConsumerPolicy:
-    """A checked policy, or everything that is wrong with it, with the variable that said so."""
+    """Return a checked policy, or raise all its problems with the variables that set them."""
     try:
         return ConsumerPolicy.model_validate(values)
     except ValidationError as error:
@@ -56,7 +56,7 @@ def build(values: Mapping[str, Any], where: str = "The policy", origins: Origins
 
 
 def from_file(path: Path) -> dict[str, Any]:
-    """What a TOML, YAML or JSON file says. YAML needs the package pyyaml."""
+    """Read a TOML, YAML or JSON file. YAML needs the package pyyaml."""
     read = _READERS.get(path.suffix.lower())
     if read is None:
         problem = f"its name ends in {path.suffix.lower()!r}; expected .toml, .yaml, .yml or .json"
@@ -64,7 +64,7 @@ def from_file(path: Path) -> dict[str, Any]:
     try:
         found = read(path.read_text(encoding="utf-8"))
     except RecursionError:
-        raise PolicyError(str(path), ["it is nested too deep; expected a table with loop and steps"]) from None
+        raise PolicyError(str(path), ["it is nested too deeply; expected a table with loop and steps"]) from None
     except OSError as error:
         raise PolicyError(str(path), [error.strerror or str(error)]) from error
     except UnicodeDecodeError as error:
@@ -78,23 +78,21 @@ def from_file(path: Path) -> dict[str, Any]:
 
 
 def from_environ(environ: Mapping[str, str], prefix: str = PREFIX) -> dict[str, Any]:
-    """What the environment says, as nested values. Text is read as the field's type when the policy is built."""
+    """Return the values of the environment as nested text. Building the policy converts the text."""
     values: dict[str, Any] = {}
     for path, name in _origins(environ, prefix).items():
         inner = values
         for part in path[:-1]:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
-                raise PolicyError(
-                    name, [f"{prefix}{part.upper()} is given as a whole as well; expected one of the two"]
-                )
+                raise PolicyError(name, [f"{prefix}{part.upper()} is set as a whole too; expected one of the two"])
         text = environ[name]
         inner[path[-1]] = None if text.strip().lower() in _NONE else text
     return values
 
 
 def fields(model: type[BaseModel] = ConsumerPolicy, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field of a policy by its path, with its default."""
+    """Yield every field of a policy by its path, with its default."""
     for name, field in model.model_fields.items():
         default = field.default
         if isinstance(default, BaseModel):
@@ -110,14 +108,14 @@ def _origins(environ: Mapping[str, str], prefix: str = PREFIX) -> Origins:
 
 def _parse_yaml(text: str) -> Any:
     try:
-        import yaml  # here: only those who write YAML need it
+        import yaml  # optional dependency
     except ImportError:
         raise ValueError("YAML needs the package pyyaml; install it, or write TOML") from None
     try:
         return yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
-        raise ValueError(f"{error.problem or 'it is no YAML'}{line}") from error
+        raise ValueError(f"{error.problem or 'it is not YAML'}{line}") from error
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
 
@@ -142,8 +140,11 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _merge_arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments for a source, one by one. The environment knows neither small letters nor numbers: a name that
-    is there is kept as it is spelled, and text that stands for what is no text is read like that."""
+    """Merge the arguments for a source one by one.
+
+    The environment has neither small letters nor numbers. An existing name keeps its spelling, and
+    text for an existing value that is not text is read as JSON.
+    """
     spelled = {str(name).lower(): name for name in below}
     merged = dict(below)
     for given, value in above.items():
@@ -162,7 +163,7 @@ def _convert_like(old: Any, new: Any) -> Any:
 
 
 def _variable_at(path: tuple[Any, ...], origins: Origins) -> str | None:
-    """The variable that is to blame for what is wrong at a path."""
+    """Return the variable that set the value at a path."""
     lowered = tuple(str(part).lower() for part in path)
     common = {origin: min(len(origin), len(lowered)) for origin in origins}
     return next((origins[origin] for origin, most in common.items() if origin[:most] == lowered[:most]), None)
@@ -175,6 +176,6 @@ def _problem_text(error: Any, variable: str | None) -> str:
         near = get_close_matches(path, [name for name, _ in fields()], n=1)
         return f"{shown} is not a field" + (f" (did you mean {near[0]}?)" if near else "")
     wanted = expectation(error)
-    if error["type"] == "value_error" or "extra" in error["loc"]:  # what is given to a source may be secret
+    if error["type"] == "value_error" or "extra" in error["loc"]:  # an argument of a source may be secret
         return f"{shown}: {wanted}"
     return f"{shown}: {wanted}, got {'nothing' if error['input'] is None else repr(error['input'])}"

@@ -1,10 +1,8 @@
-"""Where items come from: the specification's connector. Any object with these methods will do.
+"""The sources of items: the specification's connector, as protocols.
 
-The engine asks for at most as many items as it will work on. What it has been given it works on, also
-when that was more than it asked for.
-
-The ``*args`` below are never given; they let a type checker accept sources that name their further
-arguments, or have none.
+The engine fetches at most as many items as it will process. If a source gives more, the engine
+processes all of them. The ``*args`` below are never passed. They let a type checker accept sources
+that name further arguments, or have none.
 """
 
 from collections.abc import Sequence
@@ -15,37 +13,38 @@ from pipeline.consumer_engine.transactions import Transaction
 
 
 class Source(Protocol):
-    """Gives out items to a consumer that works with threads."""
+    """A source for a consumer that works with threads."""
 
     def fetch_transactions(self, batch_size: int, /, *args: Any, **extra: Any) -> Sequence[Transaction]:
-        """At most so many items; none when there is nothing now. ``extra`` comes from the fetch policy."""
+        """Return at most ``batch_size`` items, or none. ``extra`` comes from the fetch policy."""
         ...
 
 
 class AsyncSource(Protocol):
-    """Gives out items to a consumer that works with asyncio."""
+    """A source for a consumer that works with asyncio."""
 
     async def fetch_transactions_async(self, batch_size: int, /, *args: Any, **extra: Any) -> Sequence[Transaction]:
-        """At most so many items; none when there is nothing now. ``extra`` comes from the fetch policy."""
+        """Return at most ``batch_size`` items, or none. ``extra`` comes from the fetch policy."""
         ...
 
 
 @runtime_checkable
 class AcknowledgingSource(Protocol):
-    """A source that gives an item out again until it hears that it is done. May be async where its consumer is.
+    """A source that gives an item out again until the item is acknowledged.
 
-    The success handler that comes with a consumer acknowledges, to the source that gave the item out.
+    The default success handler acknowledges the item at the source that gave it out. For an async
+    consumer, the method may be async.
     """
 
     def ack_transaction(self, transaction: Transaction, /) -> Any:
-        """It is done: do not give it out again."""
+        """Acknowledge an item: do not give it out again."""
         ...
 
 
 @runtime_checkable
 class PolicyCheckingSource(Protocol):
-    """A source that cannot be consumed with every policy, such as one that gives out again what took too long."""
+    """A source that refuses some policies, for example one that redelivers slow items."""
 
     def check_policy(self, policy: ConsumerPolicy, /) -> None:
-        """Raise ``InvalidInputError`` where it cannot. Called before a loop fetches, with the policy it runs with."""
+        """Raise ``InvalidInputError`` for a policy that does not fit. Called before the first fetch."""
         ...

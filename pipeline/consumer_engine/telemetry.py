@@ -1,7 +1,7 @@
-"""What the engine shows of itself: spans in the shape of the specification, and metrics with bounded labels.
+"""Spans in the shape of the specification, and metrics with bounded labels.
 
-Nothing of an item is shown but its id, and nothing of a source but that it was asked. When nobody
-listens, nothing is built. Spans count attempts from 0, as the specification does.
+Of an item only its id is shown, of a source only that it was called. Without an exporter, nothing is
+built. Spans count attempts from 0, as the specification does.
 """
 
 import threading
@@ -23,7 +23,7 @@ from pipeline.telemetry import metrics as table
 SCOPE = "pipeline.consumer_engine"
 
 LOOP_SPAN, ITEM_SPAN = "consume_transactions", "start_processing"
-#: The span of a step, around the spans of its attempts, which are named ``<step>.attempt``.
+#: The span of a step, around the spans of its attempts, which are attributes ``<step>.attempt``.
 STEP_SPANS: Mapping[Step, str] = {
     Step.FETCH: "fetch_transactions",
     Step.PROCESS: "process",
@@ -41,7 +41,7 @@ _NO_SPAN: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
 
 
 class Telemetry:
-    """Where spans and metrics go: to the providers given here, or to those of the process."""
+    """The destination of spans and metrics: the given providers, or those of the process."""
 
     def __init__(
         self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
@@ -51,7 +51,7 @@ class Telemetry:
         self._cached_instruments: tuple[MeterProvider, dict[str, Any]] | None = None
 
     def observer(self, task: str) -> "Observer":
-        """What watches one loop of a task."""
+        """Return the observer of one loop of a task."""
         tracers = self._tracers or trace.get_tracer_provider()
         meters = self._meters or metrics.get_meter_provider()
         tracer = trace.get_tracer(SCOPE, tracer_provider=tracers) if _is_configured(tracers) else None
@@ -61,8 +61,8 @@ class Telemetry:
         with self._lock:
             if self._cached_instruments is None or self._cached_instruments[0] is not provider:
                 meter = metrics.get_meter(SCOPE, meter_provider=provider)
-                made = table.instruments(meter, table.metrics_with_prefix("pipeline.consumer_engine."))
-                self._cached_instruments = provider, made
+                created = table.instruments(meter, table.metrics_with_prefix("pipeline.consumer_engine."))
+                self._cached_instruments = provider, created
             return self._cached_instruments[1]
 
 
@@ -70,7 +70,7 @@ PROCESS_WIDE = Telemetry()
 
 
 class Observer:
-    """What one loop shows of itself."""
+    """Spans and metrics of one loop."""
 
     def __init__(self, task: str, tracer: trace.Tracer | None, instruments: dict[str, Any] | None) -> None:
         self.task, self._tracer, self._instruments = task, tracer, instruments
@@ -82,22 +82,22 @@ class Observer:
         if self._instruments is None:
             return
         instrument = self._instruments[name]
-        note = instrument.record if METRICS[name][0] == "histogram" else instrument.add
-        note(value, {**self._labels, **labels})
+        record = instrument.record if METRICS[name][0] == "histogram" else instrument.add
+        record(value, {**self._labels, **labels})
 
     def loop(self) -> AbstractContextManager[Span]:
-        """The span of a whole loop."""
+        """Open the span of a whole loop."""
         return self._span(LOOP_SPAN, {"task.class": self.task})
 
     def item(self, transaction: Transaction) -> AbstractContextManager[Span]:
-        """The span of one item. The trace that made the item is linked, not joined."""
+        """Open the span of one item. The trace that made the item is linked, not joined."""
         if self._tracer is None:
             return _NO_SPAN
-        named = {"task.class": self.task, "transaction_id": transaction.transaction_id}
-        return self._span(ITEM_SPAN, named, _links(transaction.traceparent))
+        attributes = {"task.class": self.task, "transaction_id": transaction.transaction_id}
+        return self._span(ITEM_SPAN, attributes, _links(transaction.traceparent))
 
     def step(self, step: str, retry: RetryPolicy, transaction_id: str | None) -> AbstractContextManager[Span]:
-        """The span of a step, around its attempts."""
+        """Open the span of a step, around its attempts."""
         if self._tracer is None:
             return _NO_SPAN
         name = STEP_SPANS[Step(step)] if step in STEP_SPANS else step
@@ -106,27 +106,30 @@ class Observer:
     def attempt(
         self, step: str, retry: RetryPolicy, transaction_id: str | None, number: int
     ) -> AbstractContextManager[Span]:
-        """The span of one attempt, number ``number`` counted from 1."""
+        """Open the span of one attempt, ``number`` counted from 1."""
         if self._tracer is None:
             return _NO_SPAN
-        described = self._step_attributes(step, retry, transaction_id)
-        return self._span(f"{step}.attempt", {**described, "attempt": number - 1})
+        attributes = self._step_attributes(step, retry, transaction_id)
+        return self._span(f"{step}.attempt", {**attributes, "attempt": number - 1})
 
     def mark_ended(self, span: Span, status: str, failure: BaseException | None) -> None:
-        """Say on the span of an item how it ended."""
+        """Set on the span of an item how it ended."""
         span.set_attribute("status", status)
         if failure is not None:
             self.mark_failed(span, failure)
 
     def mark_failed(self, span: Span, failure: BaseException) -> None:
-        """Say on a span why it failed: the type and the words of the error, never its traceback."""
+        """Set on a span why it failed: type and message of the error, never its traceback."""
         if not span.is_recording():
             return
-        words, raised = error_message(failure)[:_MAX_MESSAGE], failure.__cause__ or failure
-        category = getattr(failure, "category", ExceptionType.SYSTEM)
-        told = {"exception.type": type(raised).__qualname__, "exception.message": words}
-        span.set_attributes({**told, "exception.category": str(category)})
-        span.set_status(Status(StatusCode.ERROR, words))
+        message, raised = error_message(failure)[:_MAX_MESSAGE], failure.__cause__ or failure
+        attributes = {
+            "exception.type": type(raised).__qualname__,
+            "exception.message": message,
+            "exception.category": str(getattr(failure, "category", ExceptionType.SYSTEM)),
+        }
+        span.set_attributes(attributes)
+        span.set_status(Status(StatusCode.ERROR, message))
 
     def _step_attributes(self, step: str, retry: RetryPolicy, transaction_id: str | None) -> dict[str, Any]:
         known: dict[str, Any] = {
@@ -153,7 +156,7 @@ class Observer:
 
 
 def _is_configured(provider: object) -> bool:
-    """Whether somebody set up a provider: those of the bare API belong to nobody."""
+    """Return whether a real provider is set up, not a placeholder of the bare API."""
     return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 
 
@@ -161,5 +164,5 @@ def _links(traceparent: str | None) -> list[Link]:
     if not traceparent:
         return []
     context = trace.get_current_span(TraceContextTextMapPropagator().extract({"traceparent": traceparent}))
-    maker = context.get_span_context()
-    return [Link(maker)] if maker.is_valid else []
+    origin = context.get_span_context()
+    return [Link(origin)] if origin.is_valid else []

@@ -1,8 +1,8 @@
-"""The driver of the engine that works with threads: how calls, pauses and notices happen there.
+"""The driver that works with threads: how calls, pauses and signals happen there.
 
-Threads are daemons and not those of a ThreadPoolExecutor, which Python waits for when it ends: code
-that hangs must not keep a process from ending. A call without a limit runs in the worker's own thread;
-one with a limit runs in a thread beside it, which can be left behind.
+The threads are daemons. Python waits for the threads of a ThreadPoolExecutor at exit; code that hangs
+must not keep a process from ending. A call without a limit runs in the worker's own thread. A call
+with a limit runs in a thread beside it, which can be abandoned.
 """
 
 import contextvars
@@ -24,12 +24,15 @@ T = TypeVar("T")
 QueuedItem = tuple[contextvars.Context, WorkItem]
 
 
-def drive(asking: Generator[Any, Any, T], steps: StepRunner, pause: Callable[[float], object]) -> T:
-    """Do in this thread what an item or a step asks for; ``rest`` waits so many seconds, or less when that ends."""
+def drive(requests: Generator[Any, Any, T], steps: StepRunner, pause: Callable[[float], object]) -> T:
+    """Perform in this thread the requests of an item.
+
+    ``pause`` waits so many seconds, or less on a stop request.
+    """
     answer: Any = None
     try:
         while True:
-            request = asking.send(answer)
+            request = requests.send(answer)
             if type(request) is Invoke:
                 answer = make_call(request, steps)
             elif type(request) is Pause:
@@ -39,62 +42,62 @@ def drive(asking: Generator[Any, Any, T], steps: StepRunner, pause: Callable[[fl
         value: T = end.value
         return value
     finally:
-        asking.close()
+        requests.close()
 
 
 def make_call(call: Invoke, steps: StepRunner) -> CallResult:
-    """Make a call, in this thread or, when it has a limit, beside it."""
+    """Make a call in this thread or, when it has a limit, beside it."""
     if call.limit is not None:
         return steps.run_bounded(call.function, call.args, limit=call.limit, on_abandon=call.on_abandon)
     try:
         return CallResult(call_and_await(call.function, call.args))
-    except Exception as error:  # noqa: BLE001 - whatever the task raises is its answer
+    except Exception as error:  # noqa: BLE001 - every error of the task is a result
         return CallResult(error=error)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise  # a person wants this very thread to end
+            raise  # Ctrl-C is meant for this thread
         return CallResult(error=error)
 
 
 class ThreadDriver:
-    """Drives one loop: as many workers as may work at once, and the thread that calls ``run``."""
+    """Drives one loop: its workers, and the thread that calls ``run``."""
 
-    def __init__(self, hooks: ConsumerSetup) -> None:
-        self._setup = hooks
-        self._concurrency = hooks.policy.loop.concurrency.value
+    def __init__(self, setup: ConsumerSetup) -> None:
+        self._setup = setup
+        self._concurrency = setup.policy.loop.concurrency.value
         self._queued: SimpleQueue[QueuedItem | None] = SimpleQueue()
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._workers = 0
         self._stop_requested = threading.Event()
         self._steps = StepRunner()
 
-    def post(self, notice: LoopSignal) -> None:
+    def post(self, signal: LoopSignal) -> None:
         """Wake the loop. Takes no lock of Python's: a signal handler may call it."""
-        self._inbox.put(notice)
+        self._inbox.put(signal)
 
     def run(self, loop: Loop) -> LoopReport:
         """Drive the loop to its end."""
-        looping = run_loop(loop)
+        requests = run_loop(loop)
         answer: Any = None
         with loop.context.stop.subscribe(functools.partial(self.post, LoopSignal.STOP_REQUESTED)):
             try:
                 while True:
-                    request = looping.send(answer)
-                    answer = None  # what was heard need not live until the next fetch has returned
+                    request = requests.send(answer)
+                    answer = None  # free the settled items before the next fetch
                     answer = self._perform(request)
             except StopIteration as end:
                 report: LoopReport = end.value
                 return report
             finally:
-                looping.close()
+                requests.close()
                 self._close()
 
     def run_item(self, item: WorkItem) -> ItemOutcome:
-        """Live one item in this thread."""
-        living = run_item(self._setup, item)
+        """Process one item in this thread."""
+        requests = run_item(self._setup, item)
         with self._setup.context.stop.subscribe(functools.partial(self.post, LoopSignal.STOP_REQUESTED)):
             try:
-                return contextvars.copy_context().run(drive, living, self._steps, self._pause)
+                return contextvars.copy_context().run(drive, requests, self._steps, self._pause)
             finally:
                 self._close()
 
@@ -122,7 +125,7 @@ class ThreadDriver:
             threading.Thread(target=self._work, name=f"pipeline-consumer-engine-{self._workers}", daemon=True).start()
 
     def _work(self) -> None:
-        """Live one item after the other, each in a context of its own, so that nothing passes between them."""
+        """Process one item after the other, each in its own context."""
         steps = StepRunner()
         while (job := self._queued.get()) is not None:
             context, item = job
@@ -130,48 +133,48 @@ class ThreadDriver:
                 outcome = context.run(drive, run_item(self._setup, item), steps, self._stop_requested.wait)
                 self._inbox.put(ItemDone(item, outcome))
                 del outcome
-            except BaseException as error:  # noqa: BLE001 - a fault of the engine itself: the loop must hear of it
+            except BaseException as error:  # noqa: BLE001 - a fault of the engine itself: the loop raises it
                 self._inbox.put(error)
             del job, context, item  # an idle thread must not keep the last item alive
         steps.close()
 
     def _fetch(self, call: Invoke) -> CallResult:
-        """Make a fetch that has a limit. Nothing is open then, so no outcome can be missed in the wait for it."""
+        """Make a fetch that has a limit. No item is open then, so no outcome is missed."""
         assert call.limit is not None
-        ends_at, is_asked = time.monotonic() + call.limit, False
+        ends_at, is_stopping = time.monotonic() + call.limit, False
         job = self._steps.begin(call.function, call.args)
         job.then(functools.partial(self._inbox.put, job))
         while not job.is_done:
             rest = ends_at - time.monotonic()
             if rest <= 0:
                 self._steps.abandon(job, call.on_abandon)
-                return CallResult(is_timed_out=not is_asked, is_stopped=is_asked)
+                return CallResult(is_timed_out=not is_stopping, is_stopped=is_stopping)
             if LoopSignal.STOP_REQUESTED in self._receive(rest):
-                stop, is_asked = self._setup.context.stop, True
+                stop, is_stopping = self._setup.context.stop, True
                 ends_at = wait_ends_at(ends_at, time.monotonic(), is_bounded=True, is_immediate=stop.is_immediate)
         return CallResult(job.value, job.error)
 
     def _receive(self, seconds: float | None) -> list[Any]:
-        """Everything there is to hear; waits for the first of it only."""
-        heard: list[Any] = []
+        """Return everything that has arrived; wait only for the first arrival."""
+        arrived: list[Any] = []
         try:
             if seconds != 0:
-                heard.append(self._inbox.get(timeout=seconds))
+                arrived.append(self._inbox.get(timeout=seconds))
             while True:
-                heard.append(self._inbox.get_nowait())
+                arrived.append(self._inbox.get_nowait())
         except Empty:
-            if LoopSignal.STOP_REQUESTED in heard:
+            if LoopSignal.STOP_REQUESTED in arrived:
                 self._stop_requested.set()
-            return heard
+            return arrived
 
     def _pause(self, seconds: float) -> None:
-        """A pause of the loop itself, or of a single item. Nothing else is open then, so no outcome is missed."""
+        """Pause the loop, or a single item. No item is open then, so no outcome is missed."""
         until = time.monotonic() + seconds
         while (rest := until - time.monotonic()) > 0 and LoopSignal.STOP_REQUESTED not in self._receive(rest):
             pass
 
     def _abandon(self) -> None:
-        """End the pauses, and give back the ids of what no worker has begun: its life, which does that, never is."""
+        """End all pauses, and release the ids of items that no worker has begun."""
         self._stop_requested.set()
         try:
             while (job := self._queued.get_nowait()) is not None:

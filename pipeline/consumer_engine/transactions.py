@@ -1,7 +1,7 @@
-"""The item that the engine processes: read-only as deep as it goes.
+"""The item that the engine processes, read-only at every depth.
 
-It is the same after a trip through JSON if its payload and metadata are made of what JSON has. The
-engine does not ask for that: a payload is opaque to it, and may be any object of a source in this process.
+It is the same after a trip through JSON if payload and metadata are JSON. The engine does not
+require that: a payload is opaque to it, and may be any object of a source in this process.
 """
 
 import math
@@ -18,7 +18,7 @@ def _refuse(self: object, *_: object, **__: object) -> NoReturn:
 
 
 class FrozenDict(dict[Any, Any]):
-    """A dict that refuses to change. ``json.dumps``, ``==`` and ``isinstance`` treat it like any other."""
+    """A read-only dict. ``json.dumps``, ``==`` and ``isinstance`` treat it like any other."""
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
@@ -31,7 +31,7 @@ class FrozenDict(dict[Any, Any]):
 
 
 class FrozenList(list[Any]):
-    """A list that refuses to change. ``json.dumps``, ``==`` and ``isinstance`` treat it like any other."""
+    """A read-only list. ``json.dumps``, ``==`` and ``isinstance`` treat it like any other."""
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse
@@ -44,7 +44,10 @@ class FrozenList(list[Any]):
 
 
 def freeze(value: Any) -> Any:
-    """The value, read-only through all its dicts, lists and sets. Objects of other types are kept as they are."""
+    """Return the value with read-only dicts, lists and sets at every depth.
+
+    Objects of other types are kept as they are.
+    """
     kind = type(value)
     if kind is str or kind is int or value is None or kind in (FrozenDict, FrozenList):
         return value
@@ -58,7 +61,7 @@ def freeze(value: Any) -> Any:
 
 
 def thaw(value: Any) -> Any:
-    """The value as plain dicts and lists, for whoever writes it out."""
+    """Return the value with plain dicts and lists, for serialization."""
     if isinstance(value, Mapping):
         return {key: thaw(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -67,7 +70,10 @@ def thaw(value: Any) -> Any:
 
 
 def require_json_value(value: Any, path: str = "it") -> Any:
-    """The value, if JSON gives back what it was given; else a ``ValueError`` that names the place and not the value."""
+    """Return the value if JSON keeps it; else raise a ``ValueError``.
+
+    The error names the place, not the value.
+    """
     kind = type(value)
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -78,7 +84,11 @@ def require_json_value(value: Any, path: str = "it") -> Any:
         for number, inner in enumerate(value):
             require_json_value(inner, f"{path}[{number}]")
     elif not (value is None or kind in (bool, int) or _is_json_scalar(value)):
-        found = f"something of type {kind.__name__}" if kind not in (str, float) else f"a {kind.__name__} JSON has not"
+        found = (
+            f"something of type {kind.__name__}"
+            if kind not in (str, float)
+            else f"a {kind.__name__} that JSON cannot hold"
+        )
         raise ValueError(f"{path} is {found}; expected text, a number, true, false, null, a list or a table")
     return value
 
@@ -87,7 +97,7 @@ def _is_json_scalar(value: Any) -> bool:
     if type(value) is float:
         return math.isfinite(value)
     try:
-        return type(value) is str and value.encode() is not None  # half of a character cannot be written
+        return type(value) is str and value.encode() is not None  # a lone surrogate cannot be encoded
     except UnicodeEncodeError:
         return False
 
@@ -96,9 +106,9 @@ TransactionId = Annotated[str, StringConstraints(strip_whitespace=False, min_len
 
 
 class Transaction(BaseModel):
-    """One item, known by an id that is unique in the world and stays the same when it is delivered again.
+    """One item, with an id that is unique and the same in every delivery.
 
-    A transform makes a new transaction with an id of its own and names the old one in ``parent_id``.
+    A transform makes a new transaction with its own id and names the old one in ``parent_id``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -109,11 +119,11 @@ class Transaction(BaseModel):
     source: str | None = None  #: where it comes from
     correlation_id: str | None = None  #: what it belongs to
     parent_id: str | None = None  #: the transaction it was made from
-    traceparent: str | None = None  #: the trace that made it, as W3C writes it
+    traceparent: str | None = None  #: the trace that made it, as W3C traceparent
     metadata: Annotated[Mapping[str, Any], AfterValidator(freeze), PlainSerializer(thaw)] = freeze({})
 
     def __repr__(self) -> str:
-        """Its id only: what is in a payload does not belong into logs."""
+        """Show the id only: a payload does not belong in logs."""
         return f"Transaction({self.transaction_id!r})"
 
     __str__ = __repr__

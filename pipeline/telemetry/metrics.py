@@ -201,11 +201,11 @@ _ENGINE = (
         "items that waited because their id was being worked on",
     ),
     Metric(
-        "pipeline.consumer_engine.left_behind",
+        "pipeline.consumer_engine.abandoned_calls",
         UP_DOWN,
         "{call}",
         _TASK,
-        "calls that outlived their limit and still run",
+        "abandoned calls that still run",
     ),
 )
 

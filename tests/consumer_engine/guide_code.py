@@ -29,10 +29,10 @@ class Folder:
         self.given |= {path.name for path in new}
         return [self._item(path) for path in new]
 
-    def ack_transaction(self, transaction: Transaction) -> None:  # optional: it is done
+    def ack_transaction(self, transaction: Transaction) -> None:  # optional: the item is done
         (self.home / transaction.transaction_id).rename(self.home / "done" / transaction.transaction_id)
 
-    def nack_transaction(self, transaction: Transaction, requeue: bool = True) -> None:  # optional: it is not
+    def nack_transaction(self, transaction: Transaction, requeue: bool = True) -> None:  # optional: the item failed
         if not requeue:
             (self.home / transaction.transaction_id).rename(self.home / "rejected" / transaction.transaction_id)
 

@@ -85,7 +85,7 @@ def test_an_item_whose_id_is_held_by_code_that_never_ends_is_left_after_a_while_
     # Once, with a warning after a moment; later a rest after a batch of which nothing could be worked on.
     assert long == [GRACE, MIN_ID_WAIT - GRACE, 1.0]
     assert (report.succeeded, report.unfinished, report.ending) == (3, 3, Ending.NOTHING_LEFT)
-    assert "1 item waiting for code that was left behind on the same id, for 10 s at most" in caplog.text
+    assert "1 item waiting for an abandoned call on the same id, for 10 s at most" in caplog.text
     assert caplog.text.count("transaction t-0 is left") == 3
     ended()
     assert waits(task, [items(1)], policy())[1].succeeded == 1
@@ -156,9 +156,9 @@ def test_a_task_that_leaves_too_many_calls_behind_ends_and_says_what_to_do(
     assert isinstance(run.error, AbandonedCallsException)
     assert run.error.report is not None
     assert (run.error.report.processed, run.error.report.fetched, len(run.source.asked)) == (1, 1, 1)
-    assert "has left more than 100 calls behind" in str(run.error)
+    assert "has more than 100 abandoned calls" in str(run.error)
     assert "current_attempt()" in str(run.error)
-    assert "left behind after their time was up and still running" in caplog.text
+    assert "abandoned after a timeout and still running" in caplog.text
     wait_for(lambda: task._state.abandoned.count == max_abandoned_calls(ConsumerLoopPolicy()))
     again = ran(variant, script, Cut(items(1, start=5)), policy(process=RetryPolicy(timeout=BODY)), task=task)
     assert (again.error, again.report.succeeded) == (None, 1)  # as many as may be are not too many

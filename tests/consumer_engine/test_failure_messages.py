@@ -90,7 +90,7 @@ def test_an_item_whose_time_is_up_between_attempts_says_why_the_last_of_them_fai
 
     run = with_time(limited, lambda run: "refused" in str(getattr(run.outcomes[0].error, "__cause__", "")))
     error = "ConnectionError: db.internal: connection refused (scripted_tasks.py:"
-    words = f"the time of a transaction; the last attempt: {error}"
+    words = f"the timeout of a transaction; the last attempt: {error}"
     *_, warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "transaction t-0 failed (timeout): t-0 was not done within" in warned
     assert words in warned
@@ -120,7 +120,7 @@ def test_an_error_that_cannot_say_what_happened_is_a_failure_like_any_other(
     script = Script(always={Step.PROCESS: Does(raises=SilentError("x"))})
     run = ran(variant, script, Cut(items(2)), policy(), **({"telemetry": watch.telemetry} if is_watched else {}))
     assert (run.error, run.report.failed) == (None, 2)
-    assert "SilentError, which cannot say what happened" in error_message(script.errors[0][1])
+    assert "SilentError, whose message cannot be read" in error_message(script.errors[0][1])
 
 
 @rule("E-3", "E-23")

@@ -273,7 +273,7 @@ def test_a_batch_above_what_was_asked_for_is_noticed_and_none_of_it_dropped(
 ) -> None:
     run = ran(variant, Script(), Batches(items(7)), policy(size=2))
     assert (run.report.succeeded, run.report.fetched) == (7, 7)
-    assert "the source gave 7 items when 2 were asked for" in caplog.text
+    assert "the source gave 7 items instead of at most 2" in caplog.text
 
 
 @rule("E-25")

@@ -148,7 +148,7 @@ def test_a_file_that_is_not_there_and_variables_that_contradict_are_refused(tmp_
     with pytest.raises(PolicyError, match="No such file") as caught:
         policy_files.load_policy(tmp_path / "gone.toml", {})
     assert str(caught.value).count("gone.toml") == 1
-    with pytest.raises(PolicyError, match="given as a whole as well"):
+    with pytest.raises(PolicyError, match="set as a whole too"):
         policy_files.load_policy(None, {"CONSUME_LOOP": "x", "CONSUME_LOOP__LIMIT": "1"})
 
 

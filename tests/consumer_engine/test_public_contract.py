@@ -42,6 +42,6 @@ def test_the_words_that_dashboards_and_alerts_are_built_on_stay() -> None:
 
 
 @rule("E-31")
-def test_the_guide_says_that_a_task_is_handed_what_it_needs(project: Path) -> None:
+def test_the_guide_says_that_a_task_is_given_what_it_needs(project: Path) -> None:
     guide = (project / "docs/guides/consume-items.md").read_text(encoding="utf-8")
-    assert "A task opens no connections of its own making. Hand it what it needs" in guide
+    assert "A task opens no connections of its own. Pass it what it needs" in guide

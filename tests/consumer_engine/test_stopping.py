@@ -120,7 +120,7 @@ def test_the_wait_for_a_fetch_with_a_limit_ends_soon_after_the_task_is_asked_and
     run = asked(variant, Script(), source, chosen, lambda: source.asked, now=now)
     assert (run.error, run.report.ending, run.report.fetched) == (None, Ending.STOPPED, 0)
     assert run.seconds < SOON
-    assert "asked to end, it gave up its fetch: it did not return" in caplog.text
+    assert "gave up its fetch after a stop request: it did not return" in caplog.text
 
 
 @check("E23")
@@ -146,7 +146,7 @@ def test_a_fetch_that_fails_or_is_late_after_the_task_was_asked_is_given_up_and_
     source = AsksFirst(task, fails)
     run = ran(variant, task.script, source, policy(fetch=RetryPolicy(timeout=limit)), task=task)
     assert (run.error, run.report.ending) == (None, Ending.STOPPED)
-    assert "asked to end, it gave up its fetch" in caplog.text
+    assert "gave up its fetch after a stop request" in caplog.text
     assert ("the client is closing" in caplog.text) is (limit is None)
 
 
