@@ -14,7 +14,19 @@ from pipeline.store.reads import invariants
 from tests.support import databases
 
 #: Their files wait for real processes, some for minutes: begun first, none of them is left over at the end.
-SLOW = ("acceptance", "chaos", "testing", "lifecycle", "crash", "telemetry", "cli", "embedded", "ingest", "deploy")
+SLOW = (
+    "acceptance",
+    "chaos",
+    "testing",
+    "lifecycle",
+    "crash",
+    "telemetry",
+    "cli",
+    "embedded",
+    "ingest",
+    "deploy",
+    "docs",
+)
 
 #: Whoever waits for a lock that a test holds goes on waiting while the machine stands still.
 PATIENT = timedelta(minutes=1)
