@@ -35,7 +35,7 @@ def service(db: Database, role: str) -> Iterator[Engine]:
 
 
 def grants(project: Path, role: str) -> list[str]:
-    page = (project / "docs/guides/put-work-in.md").read_text(encoding="utf-8")
+    page = (project / "docs/guides/publish-events.md").read_text(encoding="utf-8")
     return [block.replace(" TO shop", f" TO {role}") for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL)]
 
 

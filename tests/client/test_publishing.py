@@ -255,7 +255,7 @@ def test_the_code_of_the_guide_runs_as_it_is_printed(db: Database, database_url:
     with db.transaction() as tx:
         tx.execute(text("CREATE TABLE orders (id integer, paid boolean)"))
     app = Celery()
-    page = (project / "docs/guides/put-work-in.md").read_text(encoding="utf-8")
+    page = (project / "docs/guides/publish-events.md").read_text(encoding="utf-8")
     url = database_url.replace("postgresql+psycopg2://", "postgresql://")  # as the settings print it
     names: dict[str, Any] = {"DATABASE_URL": url, "app": app, "order": {"order": "4712", "email": "b@example.org"}}
     try:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from configparser import ConfigParser
+from configparser import ConfigParser, SectionProxy
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,31 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def commands(project: Path) -> list[list[str]]:
-    """Every `pipeline ingest …` that is printed, without its first two words."""
-    guide, page = project / "docs/guides/ingest-a-stream.md", project / "deploy/ingest.md"
+    """Every `pipeline ingest …` of the guide and of the deployment files, without its first two words."""
+    guide = project / "docs/guides/ingest-a-stream.md"
     lines = [line for block in blocks(guide, "sh") for line in block.splitlines() if line.startswith("pipeline ingest")]
+    lines += [unit["ExecStart"].replace("$INGEST_OPTIONS", "--message-id-field id") for unit in units(project)]
     found = [shlex.split(line, comments=True)[2:] for line in lines]
-    (unit,) = blocks(page, "ini")
-    read = ConfigParser(interpolation=None)
-    read.read_string(unit)
-    found.append(shlex.split(read["Service"]["ExecStart"])[2:])
-    (services,) = blocks(page, "yaml")
-    return found + [service["command"][2:] for service in yaml.safe_load(services)["services"].values()]
+    return found + [service["command"][2:] for service in services(project)]
 
 
-def test_every_command_that_is_printed_is_one_that_is_understood(project: Path) -> None:
+def units(project: Path) -> list[SectionProxy]:
+    """What systemd is told of ingest and recovery."""
+    found = []
+    for path in sorted((project / "deploy/systemd").glob("pipeline-ingest*.service")):
+        unit = ConfigParser(interpolation=None)
+        unit.read(path)
+        found.append(unit["Service"])
+    return found
+
+
+def services(project: Path) -> list[dict[str, Any]]:
+    """What compose is told of ingest and recovery."""
+    every = yaml.safe_load((project / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    return [service for name, service in every.items() if name.startswith("ingest")]
+
+
+def test_every_command_of_the_guide_and_the_deployment_files_is_understood(project: Path) -> None:
     group: Any = get_command(app)
     found = commands(project)
     assert len(found) >= 7
@@ -48,11 +60,9 @@ def test_every_command_that_is_printed_is_one_that_is_understood(project: Path) 
             group.make_context("it", arguments)
 
 
-def test_every_service_that_is_printed_is_started_again(project: Path) -> None:
-    (unit,) = blocks(project / "deploy/ingest.md", "ini")
-    assert "Restart=always" in unit
-    (services,) = blocks(project / "deploy/ingest.md", "yaml")
-    assert all(service["restart"] == "always" for service in yaml.safe_load(services)["services"].values())
+def test_ingest_and_recovery_are_started_again_after_every_exit_code(project: Path) -> None:
+    assert [unit["Restart"] for unit in units(project)] == ["always", "always"]
+    assert [service["restart"] for service in services(project)] == ["unless-stopped", "unless-stopped"]
 
 
 def test_every_check_of_the_notes_has_a_test_of_its_number(project: Path) -> None:
@@ -110,13 +120,13 @@ def test_the_consumer_of_the_engine_in_the_guide_has_just_the_idle_time_it_needs
 
 def test_every_page_and_example_names_the_same_fact_in_the_same_way(project: Path) -> None:
     """A team that adds the stream as a second way in must not get two events of one order."""
-    pages = ["docs/guides/put-work-in.md", "docs/guides/ingest-a-stream.md", "deploy/ingest.md", "examples/xadd.sh"]
+    pages = ["docs/guides/publish-events.md", "docs/guides/ingest-a-stream.md", "examples/xadd.sh"]
     pages += ["deploy/systemd/ingest-orders.env.example"]
     words = {page: (project / page).read_text(encoding="utf-8") for page in pages}
     fields = {word for text in words.values() for word in re.findall(r"--message-id-field,? (\w+)", text)}
     assert fields == {"id"}
     component = (project / "deploy/kubernetes/components/ingest/kustomization.yaml").read_text(encoding="utf-8")
     assert "INGEST_MESSAGE_ID_FIELD=id" in component
-    assert '"message_id": "order:4711"' in words["docs/guides/put-work-in.md"]
+    assert '"message_id": "order:4711"' in words["docs/guides/publish-events.md"]
     assert '"id": "order:4711"' in words["docs/guides/ingest-a-stream.md"]
     assert '\\"id\\": \\"order:$order\\"' in words["examples/xadd.sh"]

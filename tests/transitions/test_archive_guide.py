@@ -26,7 +26,7 @@ _IDS = text("SELECT id FROM pipeline.archive")
 
 def recipe(project: Path) -> list[str]:
     """The statements of the guide, in their order."""
-    page = (project / "docs" / "guides" / "keep-and-let-go.md").read_text()
+    page = (project / "docs" / "guides" / "retention.md").read_text()
     block = re.search(r"```sql\n(.*?)```", page, re.DOTALL)
     assert block is not None
     return [statement.strip() for statement in block[1].split(";") if statement.strip()]
