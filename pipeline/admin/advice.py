@@ -1,12 +1,13 @@
 """What to do next about a run or a mutation: a sentence, and the commands it comes down to."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Row
 
-from pipeline.admin import commands
 from pipeline.domain.errors import EventError
 from pipeline.domain.states import MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import BlockKind
@@ -41,6 +42,7 @@ class RunSituation:
     holds: WorkflowHolds
 
 
+_REASON_OPTION = '-m "why"'  #: the operator replaces the text
 #: While its mutation stands like this, a run can do nothing else.
 _BLOCKING_STATUSES = (
     MutationStatus.PENDING,
@@ -57,7 +59,7 @@ _BLOCK_ADVICE = {
 def for_run(run: Row[Any], situation: RunSituation) -> Advice:
     """What follows a run as it stands."""
     if situation.retry is not None:
-        return Advice(text="Another run carried it forward.", commands=(commands.show_run(situation.retry.id),))
+        return Advice(text="Another run carried it forward.", commands=(show_run_command(situation.retry.id),))
     if situation.mutation is not None and (
         situation.mutation.status in _BLOCKING_STATUSES or _has_open_late_effect(situation.mutation)
     ):
@@ -74,12 +76,12 @@ def for_mutation(row: Row[Any], holds: WorkflowHolds, *, can_reconcile: bool = F
             "It seems to have happened after all; mutation.surfaced says what is known. Count the effects on the other "
             "side, undo one only if there are two, then acknowledge it."
         )
-        return Advice(text=words, commands=(commands.acknowledge(row.id),))
+        return Advice(text=words, commands=(acknowledge_command(row.id),))
     status = MutationStatus(row.status)
     if status is MutationStatus.PENDING and row.approved_at is None:
         alone = f" Until then nothing else starts: it holds the only place of {row.workflow!r}."
         words = "It waits to be allowed or refused." + (alone if holds.is_serial else "")
-        return Advice(text=words, commands=commands.approve_or_reject(row.id))
+        return Advice(text=words, commands=approval_commands(row.id))
     if status is MutationStatus.PENDING and (until := send_condition(row, holds)):
         return Advice(text=f"It was allowed; it is sent as soon as {until.text}.", commands=until.commands)
     if status is MutationStatus.INDETERMINATE:
@@ -87,7 +89,7 @@ def for_mutation(row: Row[Any], holds: WorkflowHolds, *, can_reconcile: bool = F
             "Nobody can know but a person. Look it up on the other side, then say what you found. After did_not_happen "
             "a new run sends it under a new key: if it had happened, it happens twice, even where keys are honoured."
         )
-        return Advice(text=words, commands=commands.resolve(row.id, can_try_again=can_reconcile or row.reconcilable))
+        return Advice(text=words, commands=resolve_commands(row.id, can_try_again=can_reconcile or row.reconcilable))
     return Advice(text=_STATUS_ADVICE[status])
 
 
@@ -96,7 +98,7 @@ def send_condition(asked: Any, holding: WorkflowHolds) -> Advice | None:
     for row in holding.open_breakers:
         if (row.connector, row.operation) == (asked.connector, asked.operation):
             words = f"the breaker of {asked.connector}.{asked.operation} is closed ({_breaker_reason(row)})"
-            return Advice(text=words, commands=(commands.close_breaker(row.connector, row.operation),))
+            return Advice(text=words, commands=(close_breaker_command(row.connector, row.operation),))
     if holding.reason:
         return Advice(text=f"{asked.workflow!r} goes on ({holding.reason})", commands=holding.commands)
     return None
@@ -136,7 +138,7 @@ def _active_advice(run: Row[Any], holding: WorkflowHolds) -> Advice:
             f"one of these, "
             f"it goes on when that breaker is closed; if not, it waits for a worker that knows {run.workflow!r}."
         )
-        close = (commands.close_breaker(row.connector, row.operation) for row in holding.open_breakers)
+        close = (close_breaker_command(row.connector, row.operation) for row in holding.open_breakers)
         return Advice(text=words, commands=(*close, *start))
     words = f"It waits for a worker that knows {run.workflow!r}. If it stays like this, start one, and beat."
     return Advice(text=words, commands=start)
@@ -145,7 +147,7 @@ def _active_advice(run: Row[Any], holding: WorkflowHolds) -> Advice:
 def _stopped_advice(run: Row[Any], around: RunSituation) -> Advice:
     for kind, words in _BLOCK_ADVICE.items():
         if kind in around.block_kinds:
-            return Advice(text=words, commands=(commands.resume(run.workflow),))
+            return Advice(text=words, commands=(resume_command(run.workflow),))
     if run.status == RunStatus.FAILED_LOGIC and around.is_in_maintenance:
         return _maintenance_advice(run)
     if run.status == RunStatus.COMMITTED:
@@ -154,7 +156,7 @@ def _stopped_advice(run: Row[Any], around: RunSituation) -> Advice:
 
 
 def _maintenance_advice(run: Row[Any]) -> Advice:
-    leave = commands.exit_maintenance(run.workflow)
+    leave = exit_maintenance_command(run.workflow)
     if run.error_type != EventError.__qualname__:
         words = "The code is wrong. Deploy mended code, which ends maintenance by itself, or end it by hand."
         return Advice(text=words, commands=(leave,))
@@ -162,7 +164,7 @@ def _maintenance_advice(run: Row[Any]) -> Advice:
         "The event that the error names cannot be used. Skip it, as it waits, and end maintenance by hand; or deploy "
         "code that takes it, which ends maintenance by itself."
     )
-    return Advice(text=words, commands=(commands.quarantine("list", run.workflow, run.handler, waiting=True), leave))
+    return Advice(text=words, commands=(quarantine_command("list", run.workflow, run.handler, waiting=True), leave))
 
 
 def _released_advice(run: Row[Any], holding: WorkflowHolds) -> Advice:
@@ -173,3 +175,60 @@ def _released_advice(run: Row[Any], holding: WorkflowHolds) -> Advice:
         words += f" No run starts until {run.workflow!r} goes on ({holding.reason})."
         return Advice(text=words, commands=holding.commands)
     return Advice(text=words if run.retry_pending else f"Nothing. {words}")
+
+
+def show_run_command(run_id: UUID | str) -> str:
+    """Return the command that shows a run."""
+    return f"pipeline runs {run_id}"
+
+
+def show_workflow_command(workflow: str) -> str:
+    """Return the command that shows a workflow."""
+    return f"pipeline workflows {shlex.quote(workflow)}"
+
+
+def show_mutation_command(mutation_id: UUID | str) -> str:
+    """Return the command that shows a mutation."""
+    return f"pipeline mutations {mutation_id}"
+
+
+def resolve_commands(mutation_id: UUID | str, *, can_try_again: bool) -> tuple[str, ...]:
+    """Return the commands that resolve a mutation."""
+    kinds = ("happened", "did_not_happen", "skip", *(("try_again",) if can_try_again else ()))
+    return tuple(f"pipeline resolve {kind} {mutation_id} {_REASON_OPTION}" for kind in kinds)
+
+
+def approval_commands(mutation_id: UUID | str) -> tuple[str, ...]:
+    """Return the commands that approve and reject a request."""
+    return f"pipeline approve {mutation_id} {_REASON_OPTION}", f"pipeline reject {mutation_id} {_REASON_OPTION}"
+
+
+def acknowledge_command(mutation_id: UUID | str) -> str:
+    """Return the command that acknowledges a late effect."""
+    return f"pipeline acknowledge {mutation_id} {_REASON_OPTION}"
+
+
+def pause_command(workflow: str) -> str:
+    """Return the command that pauses a workflow."""
+    return f"pipeline pause {shlex.quote(workflow)} {_REASON_OPTION}"
+
+
+def resume_command(workflow: str) -> str:
+    """Return the command that resumes a workflow."""
+    return f"pipeline resume {shlex.quote(workflow)} {_REASON_OPTION}"
+
+
+def exit_maintenance_command(workflow: str) -> str:
+    """Return the command that ends maintenance."""
+    return f"pipeline maintenance exit {shlex.quote(workflow)} {_REASON_OPTION}"
+
+
+def quarantine_command(verb: str, workflow: str, handler: str, *, waiting: bool = False) -> str:
+    """Return a quarantine command for the events of one handler."""
+    which = f"--workflow {shlex.quote(workflow)} --handler {shlex.quote(handler)}" + (" --waiting" if waiting else "")
+    return f"pipeline quarantine {verb} {which}" + ("" if verb == "list" else f" {_REASON_OPTION}")
+
+
+def close_breaker_command(connector: str, operation: str) -> str:
+    """Return the command that closes a circuit breaker."""
+    return f"pipeline breaker close {shlex.quote(f'{connector}.{operation}')} {_REASON_OPTION}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from pipeline.admin import commands
+from pipeline.admin import advice
 from pipeline.admin.resolutions import MutationFilter, MutationSummary, Resolutions
 from pipeline.domain.errors import quantity
 from pipeline.domain.workflows import CLEARED_BY_RESUME, HandlerKind
@@ -79,8 +79,8 @@ def _indeterminate(question: MutationSummary) -> AttentionItem:
         reason=_mutation_reason(question, "nobody knows whether it happened"),
         since=question.since,
         commands=(
-            commands.show_mutation(question.id),
-            *commands.resolve(question.id, can_try_again=question.can_try_again),
+            advice.show_mutation_command(question.id),
+            *advice.resolve_commands(question.id, can_try_again=question.can_try_again),
         ),
     )
 
@@ -92,7 +92,7 @@ def _approval(question: MutationSummary) -> AttentionItem:
         subject=f"mutation {question.id}",
         reason=_mutation_reason(question, "waits to be allowed"),
         since=question.since,
-        commands=(commands.show_mutation(question.id), *commands.approve_or_reject(question.id)),
+        commands=(advice.show_mutation_command(question.id), *advice.approval_commands(question.id)),
     )
 
 
@@ -111,7 +111,7 @@ def _late_effects(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
             reason=f"{row.connector}.{row.operation} seems to have happened after all; it was settled as failed by "
             f"{row.resolved_by}" + (f": {row.advice}" if row.advice else ""),
             since=row.found_late_at,
-            commands=(commands.show_mutation(row.id), commands.acknowledge(row.id)),
+            commands=(advice.show_mutation_command(row.id), advice.acknowledge_command(row.id)),
         )
 
 
@@ -125,7 +125,7 @@ def _blocks(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
                 subject=f"run {row.run_id}",
                 reason=f"{row.kind}: {row.reason}",
                 since=row.since,
-                commands=(commands.show_run(row.run_id), commands.resume(row.workflow)),
+                commands=(advice.show_run_command(row.run_id), advice.resume_command(row.workflow)),
             )
 
 
@@ -138,7 +138,7 @@ def _maintenance(tx: Transaction) -> Iterator[AttentionItem]:
                 subject=f"workflow {row.name}",
                 reason=f"{row.maintenance_reason}; deploy mended code, or set right what is wrong and end it by hand",
                 since=row.maintenance_since,
-                commands=(commands.exit_maintenance(row.name),),
+                commands=(advice.exit_maintenance_command(row.name),),
             )
 
 
@@ -153,7 +153,7 @@ def _handlers(tx: Transaction) -> Iterator[AttentionItem]:
                 reason=f"{quantity(row.quarantined, 'event')} set aside, the oldest is event {row.quarantined_id}",
                 since=_published_at(tx, row.quarantined_id),
                 commands=tuple(
-                    commands.quarantine(verb, row.workflow, row.name) for verb in ("list", "release", "skip")
+                    advice.quarantine_command(verb, row.workflow, row.name) for verb in ("list", "release", "skip")
                 ),
             )
         yield from _unserved_handler(row)
@@ -163,7 +163,7 @@ def _unserved_handler(row: Row[Any]) -> Iterator[AttentionItem]:
     """A handler with work left that is gone from the code, or that no running worker has the code of."""
     left = row.waiting + row.reserved
     events = quantity(left, "event") if left else quantity(row.stopped, "run")
-    look = tuple(commands.quarantine(verb, row.workflow, row.name, waiting=True) for verb in ("list", "skip"))
+    look = tuple(advice.quarantine_command(verb, row.workflow, row.name, waiting=True) for verb in ("list", "skip"))
     of = {"workflow": row.workflow, "subject": f"handler {row.name}"}
     if row.retired and (left or row.stopped):
         why = f"it is gone from the code with {events} left; bring it back under its old name until they are done, or "
@@ -179,7 +179,7 @@ def _unserved_handler(row: Row[Any]) -> Iterator[AttentionItem]:
                 f"{why}; start a worker whose code has it, deploy code without it under a higher version, or pause it"
             ),
             since=row.next_run_at if is_producer else row.oldest_at,
-            commands=(*(() if is_producer else look), commands.pause(row.workflow)),
+            commands=(*(() if is_producer else look), advice.pause_command(row.workflow)),
             **of,
         )
 
@@ -193,7 +193,7 @@ def _breakers(tx: Transaction) -> Iterator[AttentionItem]:
             subject=f"operation {row.connector}.{row.operation}",
             reason=f"no new mutation is started: {row.reason} ({probes})",
             since=row.opened_at,
-            commands=("pipeline breakers", commands.close_breaker(row.connector, row.operation)),
+            commands=("pipeline breakers", advice.close_breaker_command(row.connector, row.operation)),
         )
 
 

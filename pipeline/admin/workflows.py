@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from pipeline.admin import commands, lookup
+from pipeline.admin import advice, lookup
 from pipeline.admin.advice import WorkflowHolds, describe_breakers
 from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus, HandlerKind, workflow_status
 from pipeline.store.database import Database, Transaction
@@ -134,11 +134,11 @@ def workflow_holds(tx: Transaction, name: str) -> WorkflowHolds:
     """What keeps the runs of a workflow from starting, and requests that were allowed from being sent."""
     (row,) = listings.workflows(tx, name)
     blocks = listings.blocks(tx, name)
-    lifts = [commands.resume(name)] if row.desired == DesiredStatus.PAUSED or _is_lifted_by_resume(blocks) else []
-    lifts += [commands.exit_maintenance(name)] if row.maintenance else []
+    lifts = [advice.resume_command(name)] if row.desired == DesiredStatus.PAUSED or _is_lifted_by_resume(blocks) else []
+    lifts += [advice.exit_maintenance_command(name)] if row.maintenance else []
     return WorkflowHolds(
         reason="; ".join(words for words, _ in _hold_causes(tx, row, blocks)),
-        commands=tuple(lifts) or (commands.show_workflow(name),),
+        commands=tuple(lifts) or (advice.show_workflow_command(name),),
         open_breakers=tuple(ledger.open_breakers(tx)),
         is_serial=row.concurrency == 1,
     )
