@@ -1,4 +1,4 @@
-"""What to do next about a run or a mutation: a sentence, and the commands it comes down to."""
+"""Advise an operator about a run or a mutation: a sentence, and the commands to type."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from pipeline.domain.workflows import BlockKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What follows, and what a person can type about it."""
+    """What happens next, and the commands that an operator can type."""
 
     text: str
     commands: tuple[str, ...] = ()
@@ -23,27 +23,27 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowHolds:
-    """What may keep the work of a workflow from going on."""
+    """What may keep the runs of a workflow from starting or sending."""
 
-    reason: str = ""  #: a person's pause, maintenance or blocks; empty when it may start runs
-    commands: tuple[str, ...] = ()  #: what lets it go on
+    reason: str = ""  #: an operator's pause, maintenance or blocks; empty when it may start runs
+    commands: tuple[str, ...] = ()  #: commands that lift it
     open_breakers: tuple[Row[Any], ...] = ()  #: open ones, of any operation
     is_serial: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSituation:
-    """What stands around a run."""
+    """The facts around a run that the advice depends on."""
 
     mutation: Row[Any] | None
-    retry: Row[Any] | None  #: the run that carried it forward
-    block_kinds: frozenset[str]  #: by which it holds its workflow back
-    is_in_maintenance: bool  #: its workflow
+    retry: Row[Any] | None  #: the run that retried it
+    block_kinds: frozenset[str]  #: of its open blocks on the workflow
+    is_in_maintenance: bool  #: the workflow
     holds: WorkflowHolds
 
 
 _REASON_OPTION = '-m "why"'  #: the operator replaces the text
-#: While its mutation stands like this, a run can do nothing else.
+#: A run whose mutation has one of these statuses waits for it.
 _BLOCKING_STATUSES = (
     MutationStatus.PENDING,
     MutationStatus.IN_FLIGHT,
@@ -51,15 +51,15 @@ _BLOCKING_STATUSES = (
     MutationStatus.INDETERMINATE,
 )
 _BLOCK_ADVICE = {
-    BlockKind.APPROVAL: "Credentials or permissions were refused. Mend them, then let the workflow go on.",
-    BlockKind.INTERNAL: "Its retries are exhausted. Mend the cause, then let the workflow go on.",
+    BlockKind.APPROVAL: "Credentials or permissions were refused. Fix them, then resume the workflow.",
+    BlockKind.INTERNAL: "Its retries are exhausted. Fix the cause, then resume the workflow.",
 }
 
 
 def for_run(run: Row[Any], situation: RunSituation) -> Advice:
-    """What follows a run as it stands."""
+    """Advise about a run."""
     if situation.retry is not None:
-        return Advice(text="Another run carried it forward.", commands=(show_run_command(situation.retry.id),))
+        return Advice(text="Another run retried it.", commands=(show_run_command(situation.retry.id),))
     if situation.mutation is not None and (
         situation.mutation.status in _BLOCKING_STATUSES or _has_open_late_effect(situation.mutation)
     ):
@@ -70,42 +70,43 @@ def for_run(run: Row[Any], situation: RunSituation) -> Advice:
 
 
 def for_mutation(row: Row[Any], holds: WorkflowHolds, *, can_reconcile: bool = False) -> Advice:
-    """What follows a mutation as it stands; ``can_look``: its operation can reconcile by now."""
+    """Advise about a mutation; ``can_reconcile``: the operation of the loaded code can reconcile."""
     if _has_open_late_effect(row):
-        words = (
-            "It seems to have happened after all; mutation.surfaced says what is known. Count the effects on the other "
-            "side, undo one only if there are two, then acknowledge it."
+        text = (
+            "It seems to have happened after all; mutation.surfaced in the timeline has the details. Count the effects "
+            "in the outside system, undo one only if there are two, then acknowledge it."
         )
-        return Advice(text=words, commands=(acknowledge_command(row.id),))
+        return Advice(text=text, commands=(acknowledge_command(row.id),))
     status = MutationStatus(row.status)
     if status is MutationStatus.PENDING and row.approved_at is None:
-        alone = f" Until then nothing else starts: it holds the only place of {row.workflow!r}."
-        words = "It waits to be allowed or refused." + (alone if holds.is_serial else "")
-        return Advice(text=words, commands=approval_commands(row.id))
+        alone = f" Until then no other run starts: {row.workflow!r} has concurrency 1."
+        text = "It waits for approval or rejection." + (alone if holds.is_serial else "")
+        return Advice(text=text, commands=approval_commands(row.id))
     if status is MutationStatus.PENDING and (until := send_condition(row, holds)):
-        return Advice(text=f"It was allowed; it is sent as soon as {until.text}.", commands=until.commands)
+        return Advice(text=f"It was approved; it is sent as soon as {until.text}.", commands=until.commands)
     if status is MutationStatus.INDETERMINATE:
-        words = (
-            "Nobody can know but a person. Look it up on the other side, then say what you found. After did_not_happen "
-            "a new run sends it under a new key: if it had happened, it happens twice, even where keys are honoured."
+        text = (
+            "Its outcome is unknown, and only an operator can find it out. Look it up in the outside system, then "
+            "resolve it. After did_not_happen a new run sends it under a new key: if it had happened, it happens "
+            "twice, even where keys are honoured."
         )
-        return Advice(text=words, commands=resolve_commands(row.id, can_try_again=can_reconcile or row.reconcilable))
+        return Advice(text=text, commands=resolve_commands(row.id, can_try_again=can_reconcile or row.reconcilable))
     return Advice(text=_STATUS_ADVICE[status])
 
 
 def send_condition(asked: Any, holding: WorkflowHolds) -> Advice | None:
-    """What must happen before a request that was allowed is sent; None: nothing but a worker."""
+    """Return what must happen before an approved request is sent; None: only a worker is needed."""
     for row in holding.open_breakers:
         if (row.connector, row.operation) == (asked.connector, asked.operation):
-            words = f"the breaker of {asked.connector}.{asked.operation} is closed ({_breaker_reason(row)})"
-            return Advice(text=words, commands=(close_breaker_command(row.connector, row.operation),))
+            text = f"the breaker of {asked.connector}.{asked.operation} is closed ({_breaker_reason(row)})"
+            return Advice(text=text, commands=(close_breaker_command(row.connector, row.operation),))
     if holding.reason:
-        return Advice(text=f"{asked.workflow!r} goes on ({holding.reason})", commands=holding.commands)
+        return Advice(text=f"{asked.workflow!r} continues ({holding.reason})", commands=holding.commands)
     return None
 
 
 def describe_breakers(rows: Sequence[Row[Any]]) -> str:
-    """Operations that start nothing new, each with the reason."""
+    """List operations with an open circuit breaker, each with the reason."""
     return ", ".join(f"{row.connector}.{row.operation} ({_breaker_reason(row)})" for row in rows)
 
 
@@ -114,11 +115,11 @@ def _breaker_reason(breaker: Row[Any]) -> str:
 
 
 _STATUS_ADVICE = {
-    MutationStatus.PENDING: "It was allowed; a worker sends it.",
-    MutationStatus.IN_FLIGHT: "It is on its way; a worker waits for the answer.",
-    MutationStatus.NEEDS_RECONCILE: "Nobody knows yet; the background asks the outside system again.",
+    MutationStatus.PENDING: "It was approved; a worker sends it.",
+    MutationStatus.IN_FLIGHT: "It was sent; a worker waits for the answer.",
+    MutationStatus.NEEDS_RECONCILE: "Its outcome is in doubt; the reconciler asks the outside system.",
     MutationStatus.APPLIED: "Nothing. It happened.",
-    MutationStatus.FAILED: "Nothing. It did not happen, and what follows from that goes on by itself.",
+    MutationStatus.FAILED: "Nothing. It did not happen, and the workflow continues without help.",
 }
 
 
@@ -130,24 +131,23 @@ def _active_advice(run: Row[Any], holding: WorkflowHolds) -> Advice:
     if run.is_leased:
         return Advice(text=f"Nothing. {run.worker} holds it.")
     if run.lease_expires_at is not None:
-        return Advice(text="Its worker gives no sign of life; the rescue sweep stops it and its work goes on.")
+        return Advice(text="Its lease expired; the rescue sweep stops it, and its work continues.")
     start = ("celery -A pipeline worker", "pipeline doctor")
     if holding.open_breakers and run.phase == Phase.PREPARED and run.event_ids:
-        words = (
-            f"It waits to send. Open breakers: {describe_breakers(holding.open_breakers)}. If it asks for "
-            f"one of these, "
-            f"it goes on when that breaker is closed; if not, it waits for a worker that knows {run.workflow!r}."
+        text = (
+            f"It waits to send. Open breakers: {describe_breakers(holding.open_breakers)}. If it needs one of these, "
+            f"it continues when that breaker is closed; if not, it waits for a worker that knows {run.workflow!r}."
         )
         close = (close_breaker_command(row.connector, row.operation) for row in holding.open_breakers)
-        return Advice(text=words, commands=(*close, *start))
-    words = f"It waits for a worker that knows {run.workflow!r}. If it stays like this, start one, and beat."
-    return Advice(text=words, commands=start)
+        return Advice(text=text, commands=(*close, *start))
+    text = f"It waits for a worker that knows {run.workflow!r}. If it stays like this, start one, and beat."
+    return Advice(text=text, commands=start)
 
 
 def _stopped_advice(run: Row[Any], around: RunSituation) -> Advice:
-    for kind, words in _BLOCK_ADVICE.items():
+    for kind, text in _BLOCK_ADVICE.items():
         if kind in around.block_kinds:
-            return Advice(text=words, commands=(resume_command(run.workflow),))
+            return Advice(text=text, commands=(resume_command(run.workflow),))
     if run.status == RunStatus.FAILED_LOGIC and around.is_in_maintenance:
         return _maintenance_advice(run)
     if run.status == RunStatus.COMMITTED:
@@ -158,23 +158,23 @@ def _stopped_advice(run: Row[Any], around: RunSituation) -> Advice:
 def _maintenance_advice(run: Row[Any]) -> Advice:
     leave = exit_maintenance_command(run.workflow)
     if run.error_type != EventError.__qualname__:
-        words = "The code is wrong. Deploy mended code, which ends maintenance by itself, or end it by hand."
-        return Advice(text=words, commands=(leave,))
-    words = (
-        "The event that the error names cannot be used. Skip it, as it waits, and end maintenance by hand; or deploy "
-        "code that takes it, which ends maintenance by itself."
+        text = "The code is wrong. Deploy fixed code, which ends maintenance by itself, or end it by hand."
+        return Advice(text=text, commands=(leave,))
+    text = (
+        "The event that the error names cannot be used. Skip it and end maintenance by hand; or deploy code that "
+        "takes it, which ends maintenance by itself."
     )
-    return Advice(text=words, commands=(quarantine_command("list", run.workflow, run.handler, waiting=True), leave))
+    return Advice(text=text, commands=(quarantine_command("list", run.workflow, run.handler, waiting=True), leave))
 
 
 def _released_advice(run: Row[Any], holding: WorkflowHolds) -> Advice:
-    words = "Its inputs were handed back, for another run or into quarantine."
+    text = "Its inputs were released for another run, or quarantined."
     if run.retry_pending:
-        words = "Its outcome is known: a new run carries it forward."
+        text = "Its outcome is known: a new run retries it from there."
     if holding.reason:
-        words += f" No run starts until {run.workflow!r} goes on ({holding.reason})."
-        return Advice(text=words, commands=holding.commands)
-    return Advice(text=words if run.retry_pending else f"Nothing. {words}")
+        text += f" No run starts until {run.workflow!r} continues ({holding.reason})."
+        return Advice(text=text, commands=holding.commands)
+    return Advice(text=text if run.retry_pending else f"Nothing. {text}")
 
 
 def show_run_command(run_id: UUID | str) -> str:

@@ -1,6 +1,6 @@
-"""Everything that waits for a person, oldest first, each with the exact commands to type.
+"""List everything that waits for an operator, oldest first, each with the commands to type.
 
-Console, command line and alerts read the same list. What the system mends by itself is not in it.
+Command line, live view and notices use the same list. Problems that the system solves by itself are not in it.
 """
 
 from collections.abc import Iterator
@@ -21,23 +21,23 @@ from pipeline.store.reads.invariants import Severity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionItem:
-    """Something that stands still until a person acts."""
+    """Something that does not continue until an operator acts."""
 
     #: indeterminate, approval, late_effect, blocked, maintenance, quarantined, breaker, retired,
     #: unclaimed, dead_letter, broken_invariant
     kind: str
-    workflow: str  #: empty when it is about no single one
+    workflow: str  #: empty when it concerns no single workflow
     subject: str  #: the mutation, run, handler or operation
     reason: str
-    since: datetime | None  #: of events that were set aside: when the oldest was published
+    since: datetime | None  #: of quarantined events: when the oldest was published
     commands: tuple[str, ...]
 
 
 def items(
     resolutions: Resolutions, *, workflow: str | None = None, limit: int = 100, recent: int = 10_000
 ) -> list[AttentionItem]:
-    """What waits, oldest first, at most ``limit`` of each kind. Findings have no instant and come first."""
-    questions = [
+    """List the items, oldest first, at most ``limit`` of each kind. Broken invariants, without instant, come first."""
+    indeterminate = [
         _indeterminate(each)
         for each in resolutions.unresolved_mutations(MutationFilter(workflow=workflow), limit=limit)
     ]
@@ -52,15 +52,14 @@ def items(
             *_broken_invariants(tx, recent),
         ]
     kept = [item for item in others if workflow is None or item.workflow in (workflow, "")]
-    # stable: what has no instant is a broken promise, and nothing is more urgent
     return sorted(
-        [*questions, *approvals, *kept],
+        [*indeterminate, *approvals, *kept],
         key=lambda item: (item.since is not None, item.since.timestamp() if item.since else 0.0),
     )
 
 
 def dead_letters(count: int) -> AttentionItem:
-    """Messages in the queue that a worker moves them to; only the broker knows how many, and not since when."""
+    """Describe the messages in the dead-letter queue; the broker knows how many, and not since when."""
     return AttentionItem(
         kind="dead_letter",
         workflow="",
@@ -71,35 +70,35 @@ def dead_letters(count: int) -> AttentionItem:
     )
 
 
-def _indeterminate(question: MutationSummary) -> AttentionItem:
+def _indeterminate(mutation: MutationSummary) -> AttentionItem:
     return AttentionItem(
         kind="indeterminate",
-        workflow=question.workflow,
-        subject=f"mutation {question.id}",
-        reason=_mutation_reason(question, "nobody knows whether it happened"),
-        since=question.since,
+        workflow=mutation.workflow,
+        subject=f"mutation {mutation.id}",
+        reason=_mutation_reason(mutation, "its outcome is unknown"),
+        since=mutation.since,
         commands=(
-            advice.show_mutation_command(question.id),
-            *advice.resolve_commands(question.id, can_try_again=question.can_try_again),
+            advice.show_mutation_command(mutation.id),
+            *advice.resolve_commands(mutation.id, can_try_again=mutation.can_try_again),
         ),
     )
 
 
-def _approval(question: MutationSummary) -> AttentionItem:
+def _approval(mutation: MutationSummary) -> AttentionItem:
     return AttentionItem(
         kind="approval",
-        workflow=question.workflow,
-        subject=f"mutation {question.id}",
-        reason=_mutation_reason(question, "waits to be allowed"),
-        since=question.since,
-        commands=(advice.show_mutation_command(question.id), *advice.approval_commands(question.id)),
+        workflow=mutation.workflow,
+        subject=f"mutation {mutation.id}",
+        reason=_mutation_reason(mutation, "waits for approval"),
+        since=mutation.since,
+        commands=(advice.show_mutation_command(mutation.id), *advice.approval_commands(mutation.id)),
     )
 
 
-def _mutation_reason(question: MutationSummary, otherwise: str) -> str:
-    operation = f"{question.connector}.{question.operation}"
-    named = operation if question.title == operation else f"{operation}: {question.title}"
-    return f"{named}: {question.error or otherwise}"
+def _mutation_reason(mutation: MutationSummary, default: str) -> str:
+    operation = f"{mutation.connector}.{mutation.operation}"
+    title = operation if mutation.title == operation else f"{operation}: {mutation.title}"
+    return f"{title}: {mutation.error or default}"
 
 
 def _late_effects(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
@@ -108,7 +107,7 @@ def _late_effects(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
             kind="late_effect",
             workflow=row.workflow,
             subject=f"mutation {row.id}",
-            reason=f"{row.connector}.{row.operation} seems to have happened after all; it was settled as failed by "
+            reason=f"{row.connector}.{row.operation} seems to have happened after all; it was resolved as failed by "
             f"{row.resolved_by}" + (f": {row.advice}" if row.advice else ""),
             since=row.found_late_at,
             commands=(advice.show_mutation_command(row.id), advice.acknowledge_command(row.id)),
@@ -116,7 +115,7 @@ def _late_effects(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
 
 
 def _blocks(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
-    """An unknown outcome that holds a workflow back is there as a question, and lifts with its answer."""
+    """Yield blocks that an operator lifts. Blocks by unknown outcomes are listed as mutations and end with those."""
     for row in listings.blocks(tx, limit=limit):
         if row.kind in CLEARED_BY_RESUME:
             yield AttentionItem(
@@ -136,7 +135,7 @@ def _maintenance(tx: Transaction) -> Iterator[AttentionItem]:
                 kind="maintenance",
                 workflow=row.name,
                 subject=f"workflow {row.name}",
-                reason=f"{row.maintenance_reason}; deploy mended code, or set right what is wrong and end it by hand",
+                reason=f"{row.maintenance_reason}; deploy fixed code, or fix the cause and end maintenance by hand",
                 since=row.maintenance_since,
                 commands=(advice.exit_maintenance_command(row.name),),
             )
@@ -150,7 +149,7 @@ def _handlers(tx: Transaction) -> Iterator[AttentionItem]:
                 kind="quarantined",
                 workflow=row.workflow,
                 subject=subject,
-                reason=f"{quantity(row.quarantined, 'event')} set aside, the oldest is event {row.quarantined_id}",
+                reason=f"{quantity(row.quarantined, 'event')} quarantined, the oldest is event {row.quarantined_id}",
                 since=_published_at(tx, row.quarantined_id),
                 commands=tuple(
                     advice.quarantine_command(verb, row.workflow, row.name) for verb in ("list", "release", "skip")
@@ -160,15 +159,21 @@ def _handlers(tx: Transaction) -> Iterator[AttentionItem]:
 
 
 def _unserved_handler(row: Row[Any]) -> Iterator[AttentionItem]:
-    """A handler with work left that is gone from the code, or that no running worker has the code of."""
+    """Yield a handler with work left that is not in the code any more, or that no running worker knows."""
     left = row.waiting + row.reserved
     events = quantity(left, "event") if left else quantity(row.stopped, "run")
-    look = tuple(advice.quarantine_command(verb, row.workflow, row.name, waiting=True) for verb in ("list", "skip"))
+    events_commands = tuple(
+        advice.quarantine_command(verb, row.workflow, row.name, waiting=True) for verb in ("list", "skip")
+    )
     of = {"workflow": row.workflow, "subject": f"handler {row.name}"}
     if row.retired and (left or row.stopped):
-        why = f"it is gone from the code with {events} left; bring it back under its old name until they are done, or "
         yield AttentionItem(
-            kind="retired", reason=f"{why}skip them", since=row.oldest_at or row.stopped_at, commands=look, **of
+            kind="retired",
+            reason=f"it is no longer in the code, with {events} left; restore it under its old name until they are "
+            "done, or skip them",
+            since=row.oldest_at or row.stopped_at,
+            commands=events_commands,
+            **of,
         )
     is_producer = row.kind == HandlerKind.PRODUCER
     if row.is_unclaimed and (left or is_producer):
@@ -179,14 +184,14 @@ def _unserved_handler(row: Row[Any]) -> Iterator[AttentionItem]:
                 f"{why}; start a worker whose code has it, deploy code without it under a higher version, or pause it"
             ),
             since=row.next_run_at if is_producer else row.oldest_at,
-            commands=(*(() if is_producer else look), advice.pause_command(row.workflow)),
+            commands=(*(() if is_producer else events_commands), advice.pause_command(row.workflow)),
             **of,
         )
 
 
 def _breakers(tx: Transaction) -> Iterator[AttentionItem]:
     for row in ledger.open_breakers(tx):
-        probes = "one is let through now and then" if row.probe_at is not None else "opened by hand, no probes"
+        probes = "probes are let through" if row.probe_at is not None else "opened by hand, no probes"
         yield AttentionItem(
             kind="breaker",
             workflow="",

@@ -1,4 +1,4 @@
-"""A workflow's switches, as people turn them. Each turn says what happened and what follows."""
+"""Pause and resume workflows, and put them into maintenance, for an operator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ from pipeline.transitions import workflows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlResult:
-    """What a turn of a switch did."""
+    """What an act on a workflow changed."""
 
     workflow: str
-    is_changed: bool  #: False: it stood like that already
+    is_changed: bool  #: False: the workflow had that state already
     message: str
     consequence: str
 
 
 class WorkflowControls:
-    """The switches of workflows. ``ring`` hears of workflows that may go on."""
+    """Control workflows. ``wake_workflow`` is called for a workflow that may continue."""
 
-    def __init__(self, db: Database, ring: Callable[[str], object] = lambda _: None) -> None:
-        self.db, self.wake_workflow = db, ring
+    def __init__(self, db: Database, wake_workflow: Callable[[str], object] = lambda _: None) -> None:
+        self.db, self.wake_workflow = db, wake_workflow
 
     def pause(self, name: str, by: Actor) -> ControlResult:
-        """Start no run until somebody resumes it."""
+        """Start no run until an operator resumes the workflow."""
         with self.db.transaction() as tx:
             before = _workflow(tx, name)
             workflows.pause(tx, name, by)
@@ -40,11 +40,11 @@ class WorkflowControls:
             workflow=name,
             is_changed=before.desired != DesiredStatus.PAUSED,
             message=f"{name} is paused." if before.desired != DesiredStatus.PAUSED else f"{name} was paused already.",
-            consequence="Runs in the air go on; no new one starts until `pipeline resume`.",
+            consequence="Active runs continue; no new one starts until `pipeline resume`.",
         )
 
     def resume(self, name: str, by: Actor) -> ControlResult:
-        """Lift a person's pause and what only waited for a person; past failures are forgotten."""
+        """Lift an operator's pause and the blocks that wait for an operator; reset past failures."""
         with self.db.transaction() as tx:
             before = _workflow(tx, name)
             blocks = listings.blocks(tx, name)
@@ -56,18 +56,16 @@ class WorkflowControls:
         return ControlResult(
             workflow=name,
             is_changed=changed,
-            message=f"{name} goes on.{lifted}" if changed else f"{name} was neither paused nor blocked.",
+            message=f"{name} continues.{lifted}" if changed else f"{name} was neither paused nor blocked.",
             consequence=_STILL_IN_MAINTENANCE
             if before.maintenance
-            else "What is due starts now; every failure so far is forgotten.",
+            else "Due runs start now; the failures so far are reset.",
         )
 
     def enter_maintenance(self, name: str, by: Actor) -> ControlResult:
-        """Start nothing until the code has changed, or somebody says that it is mended."""
+        """Start no run until new code is deployed, or an operator ends maintenance."""
         if not by.reason:
-            raise InvalidInputError(
-                f"{by.name} gave no reason; expected what is wrong with {name!r}, for whoever mends it."
-            )
+            raise InvalidInputError(f"{by.name} gave no reason; expected what is wrong with {name!r}.")
         with self.db.transaction() as tx:
             before = _workflow(tx, name)
             workflows.enter_maintenance(tx, name, by.reason, by)
@@ -81,24 +79,24 @@ class WorkflowControls:
         )
 
     def exit_maintenance(self, name: str, by: Actor) -> ControlResult:
-        """The code was mended: go on, and forget the failures of the old one."""
+        """End maintenance, and reset the failures of the old code."""
         with self.db.transaction() as tx:
             before = _workflow(tx, name)
             workflows.exit_maintenance(tx, name, by)
         if before.maintenance:
             self.wake_workflow(name)
         held = before.desired == DesiredStatus.PAUSED
-        goes_on = "It stays paused by a person; `pipeline resume` lets it go on." if held else "What is due starts now."
+        next_step = "It stays paused by an operator until `pipeline resume`." if held else "Due runs start now."
         return ControlResult(
             workflow=name,
             is_changed=before.maintenance,
             message=f"{name} left maintenance." if before.maintenance else f"{name} was not in maintenance.",
-            consequence=goes_on if before.maintenance else "Nothing was changed.",
+            consequence=next_step if before.maintenance else "Nothing was changed.",
         )
 
 
 _STILL_IN_MAINTENANCE = (
-    "It stays in maintenance: nothing starts until new code is deployed, or until `pipeline maintenance exit`."
+    "It stays in maintenance: no run starts until new code is deployed, or until `pipeline maintenance exit`."
 )
 
 

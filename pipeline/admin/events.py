@@ -1,4 +1,4 @@
-"""Events as people see them: a list, and one with its deliveries and what each of them caused."""
+"""Show events to an operator: a list, or one with its deliveries and what each caused."""
 
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -16,7 +16,7 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings, traces
 
 RECENT = 10_000
-#: How many runs after an event are searched for those that held it and let it go.
+#: How many runs after an event are searched for those that held and released it.
 RUNS_AFTER = 20_000
 
 
@@ -37,16 +37,16 @@ class EventSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Where an event stands for one consumer, and what that caused."""
+    """The state of an event for one consumer, and what it caused."""
 
     handler: str
     status: str
-    is_retired: bool  #: the consumer is gone from the code
+    is_retired: bool  #: the consumer is no longer in the code
     failures: int
     error: str | None
-    available_at: datetime | None  #: not offered to a run before
+    available_at: datetime | None  #: not offered to a run before this instant
     runs: tuple[RunSummary, ...]  #: every run that had it among its inputs, oldest first
-    outputs: tuple[EventLine, ...]  #: what those runs published
+    outputs: tuple[EventLine, ...]  #: events that those runs published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +54,15 @@ class EventDetail:
     """Everything about one event."""
 
     event: EventSummary
-    payload: Any  #: null unless it was asked for: it may hold personal data
-    caused_by: tuple[int, ...]  #: the events at the root of it
+    payload: Any  #: null unless requested: it may hold personal data
+    caused_by: tuple[int, ...]  #: the events at its root
     deliveries: tuple[Delivery, ...]
     acts: tuple[TimelineEntry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """Which events. Empty fields say nothing."""
+    """Select events. Empty fields do not restrict."""
 
     workflow: str | None = None
     topic: str | None = None
@@ -76,11 +76,11 @@ class EventList:
     """Some events, newest first."""
 
     events: tuple[EventSummary, ...]
-    is_partial: bool  #: older ones were not looked at
+    is_partial: bool  #: older ones were not searched
 
 
 def list_events(db: Database, only: EventFilter, *, limit: int = 50, recent: int = RECENT) -> EventList:
-    """The newest events that the filter lets through, among the newest ``recent`` of all."""
+    """List the newest events that match the filter, among the newest ``recent`` of all."""
     with db.transaction() as tx:
         if only.workflow is not None and only.topic is not None:
             lookup.require_topic(tx, only.workflow, only.topic)
@@ -92,13 +92,13 @@ def list_events(db: Database, only: EventFilter, *, limit: int = 50, recent: int
 
 
 def detail(db: Database, text: str, *, with_payload: bool = False) -> EventDetail:
-    """An event by its id; with its payload if that is asked for."""
+    """Return an event by its id; with its payload if requested."""
     event_id = lookup.parse_event_id(text)
     with db.transaction() as tx:
         found = listings.events_by_id(tx, [event_id])
         if not found:
             raise NotFoundError(
-                "event", text, hint="`pipeline events` lists the newest; `pipeline trace` knows more ids."
+                "event", text, hint="`pipeline events` lists the newest; `pipeline trace` finds more kinds of ids."
             )
         (row,) = found
         return EventDetail(
@@ -111,7 +111,7 @@ def detail(db: Database, text: str, *, with_payload: bool = False) -> EventDetai
 
 
 def runs_of(tx: Transaction, events: list[Row[Any]]) -> list[Row[Any]]:
-    """Every run that had one of these events among its inputs, oldest first."""
+    """Return every run that had one of these events among its inputs, oldest first."""
     ids = [event.id for event in events]
     since = traces.first_id_at(min(event.created_at for event in events))
     tried = {row.id for row in traces.runs_with_inputs(tx, ids, since, recent=RUNS_AFTER)}

@@ -1,8 +1,9 @@
-"""Gauges: how things stand, read from Postgres when somebody asks, and the same from every process.
+"""Read gauges from Postgres on scrape; every process gives the same values.
 
-However many ask, Postgres is read every few seconds at most. When it does not answer in time, the answer is what there
-is: that it is away. While somebody holds its tables, as a migration does, what it said last counts for a minute. How
-old the last whole answer is can always be told: while it grows, the silence of the others means nothing.
+- Postgres is read every few seconds at most, however often it is scraped.
+- If Postgres does not answer in time, only ``pipeline.database.up`` is exported, as 0.
+- While a lock holds its tables, as during a migration, the last values are reused for a minute.
+- The age of the last complete read is always exported: while it grows, missing gauges mean nothing.
 """
 
 import logging
@@ -30,14 +31,14 @@ Values = Mapping[str, Sequence[Observation]]
 
 UP, AGE = "pipeline.database.up", "pipeline.gauges.age"
 _UNAVAILABLE: Values = {UP: [Observation(0)]}
-_REUSE_SECONDS = 60.0  #: seconds
+_REUSE_SECONDS = 60.0
 GAUGE_NAMES = tuple(
     each.name for each in METRICS.values() if each.kind == GAUGE and not each.name.startswith("pipeline.queue.")
 )
 
 
 def read(db: Database) -> Iterator[Value]:
-    """Every gauge, in one transaction. What was read before something fails has been told."""
+    """Yield every gauge, in one transaction. Gauges read before an error were yielded."""
     with db.transaction() as tx:
         gauges.limit_reads(tx)
         yield from _work_gauges(tx)
@@ -55,7 +56,7 @@ def _work_gauges(tx: Transaction) -> Iterator[Value]:
 
 
 def _attention_gauges(tx: Transaction) -> Iterator[Value]:
-    """What has an answer only from a person, and the facts it is derived from."""
+    """Yield the counts of what waits for an operator, and the facts they are derived from."""
     workflows, sweeps, mutations = gauges.workflows(tx), gauges.sweeps(tx), gauges.mutations(tx)
     found = _findings(sweeps)
     yield from chain(_workflows(workflows), _sweeps(sweeps), _mutations(mutations), found)
@@ -92,7 +93,7 @@ def _mutations(rows: gauges.Rows) -> Iterator[Value]:
 
 
 def _findings(sweeps: gauges.Rows) -> list[Value]:
-    """What the last look of the doctor found, with a zero for each promise that holds."""
+    """Return the findings of the doctor's last run, with zero for each invariant that holds."""
     report = next((row.report for row in sweeps if row.name == "doctor"), None)
     if report is None:
         return []
@@ -119,7 +120,7 @@ def _backlog(tx: Transaction) -> Iterator[Value]:
 
 
 class Gauges:
-    """Reads gauges in a thread of its own, so that whoever asks waits only so long."""
+    """Read gauges in a separate thread, so that a scrape waits at most ``timeout``."""
 
     def __init__(self, db: Database, *, max_age: float = 5.0, timeout: float = 3.0) -> None:
         self.db, self.max_age, self.timeout = db, max_age, timeout
@@ -132,18 +133,18 @@ class Gauges:
         self._reading: threading.Thread | None = None
 
     def register(self, meter: Meter) -> None:
-        """Let a meter ask for every gauge."""
+        """Register every gauge with a meter."""
         for name in GAUGE_NAMES:
             about = METRICS[name]
-            asks = [self._callback(name)]
-            meter.create_observable_gauge(name, callbacks=asks, unit=about.unit, description=about.description)
+            callbacks = [self._callback(name)]
+            meter.create_observable_gauge(name, callbacks=callbacks, unit=about.unit, description=about.description)
 
     def snapshot(self) -> Values:
-        """What Postgres said within the last seconds; only that it is away when it says nothing."""
+        """Return values at most ``max_age`` old; only ``pipeline.database.up`` 0 if Postgres does not answer."""
         with self._lock:
             if self._is_fresh():
                 return self._values
-            if time.monotonic() - self._timed_out_at < self.max_age:  # a scrape asks for each gauge, and waits but once
+            if time.monotonic() - self._timed_out_at < self.max_age:  # a scrape reads each gauge, and waits only once
                 return _UNAVAILABLE
             if self._reading is None or not self._reading.is_alive():
                 self._reading = threading.Thread(target=self._refresh, name="pipeline-gauges", daemon=True)
@@ -157,7 +158,7 @@ class Gauges:
             return _UNAVAILABLE
 
     def age(self) -> float:
-        """Seconds since every gauge could be read, or since somebody began to try."""
+        """Return the seconds since every gauge was last read, or since the process began."""
         with self._lock:
             return time.monotonic() - max(self._complete_at, self._created_at)
 

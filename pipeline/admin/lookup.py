@@ -1,4 +1,4 @@
-"""Finding things by what people type: names with a guess at what was meant, ids by how they begin."""
+"""Find things by what an operator types: names with a suggestion, ids by their first digits."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -15,7 +15,7 @@ _TABLES = {"run": "runs", "mutation": "mutations"}
 
 
 def require_workflow(tx: Transaction, name: str) -> str:
-    """The name of a workflow that exists."""
+    """Return the name if there is such a workflow; else raise."""
     known = work.workflow_names(tx)
     if name not in known:
         raise_not_found("workflow", name, known)
@@ -23,7 +23,7 @@ def require_workflow(tx: Transaction, name: str) -> str:
 
 
 def require_handler(tx: Transaction, workflow_name: str, name: str) -> str:
-    """The name of a handler of a workflow that exists."""
+    """Return the name if the workflow has such a handler; else raise."""
     known = [row.name for row in work.handlers(tx, require_workflow(tx, workflow_name))]
     if name not in known:
         raise_not_found(f"handler of workflow {workflow_name!r} named", name, known)
@@ -31,7 +31,7 @@ def require_handler(tx: Transaction, workflow_name: str, name: str) -> str:
 
 
 def require_topic(tx: Transaction, workflow_name: str, name: str) -> str:
-    """The name of a topic of a workflow that exists."""
+    """Return the name if the workflow has such a topic; else raise."""
     known = [row.name for row in work.topics(tx, require_workflow(tx, workflow_name))]
     if name not in known:
         raise_not_found(f"topic of workflow {workflow_name!r} named", name, known)
@@ -39,14 +39,14 @@ def require_topic(tx: Transaction, workflow_name: str, name: str) -> str:
 
 
 def raise_not_found(noun: str, key: object, known: Iterable[str]) -> NoReturn:
-    """Say that there is no such thing, and which one may have been meant."""
+    """Raise that there is no such thing, with the nearest known name."""
     names = list(known)
     near = get_close_matches(str(key), names, n=1)
     raise NotFoundError(noun, key, names, f"Did you mean {near[0]!r}?" if near else "")
 
 
 def find_id(tx: Transaction, text: str, noun: str) -> UUID:
-    """The id of a run or a mutation that exists, from the whole of it or from how it begins."""
+    """Find the id of a run or a mutation by the whole id or its first digits."""
     span = id_range(text)
     if span is None:
         raise InvalidInputError(
@@ -55,14 +55,14 @@ def find_id(tx: Transaction, text: str, noun: str) -> UUID:
         )
     found = traces.ids_between(tx, _TABLES[noun], *span)
     if not found:
-        raise NotFoundError(noun, text, hint=f"`pipeline {_TABLES[noun]}` lists those that are there.")
+        raise NotFoundError(noun, text, hint=f"`pipeline {_TABLES[noun]}` lists them.")
     if len(found) > 1:
         raise InvalidInputError(f"{text!r} begins the ids of several {noun}s: {id_list(found)}. Type more of it.")
     return found[0]
 
 
 def id_range(text: str) -> tuple[UUID, UUID] | None:
-    """The smallest and the largest id that begins like this; None when no id can."""
+    """Return the smallest and the largest id with these first digits; None if it cannot be an id."""
     digits = text.strip().lower().replace("-", "")
     if not _MIN_DIGITS <= len(digits) <= _UUID_DIGITS or not set(digits) <= set("0123456789abcdef"):
         return None
@@ -70,13 +70,13 @@ def id_range(text: str) -> tuple[UUID, UUID] | None:
 
 
 def id_list(ids: Iterable[object], limit: int = 5) -> str:
-    """A few ids in a sentence."""
+    """Format a few ids for a sentence."""
     known = [str(id_) for id_ in ids]
     return ", ".join(known[:limit]) + (", …" if len(known) > limit else "")
 
 
 def parse_event_id(text: str) -> int:
-    """The id of an event, as people type it."""
+    """Parse the id of an event."""
     if not text.strip().isdecimal() or int(text) >= 2**63:
         raise InvalidInputError(f"{text!r} is not the id of an event; expected a number as `pipeline events` shows it.")
     return int(text)

@@ -1,4 +1,4 @@
-"""One mutation with everything that is known of it."""
+"""Show one mutation to an operator, with its timeline and advice."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +17,7 @@ class MutationDetail:
     """Everything about one mutation."""
 
     mutation: MutationSummary
-    result: Any  #: null unless it was asked for: it may hold personal data
+    result: Any  #: null unless requested: it may hold personal data
     resolved_by: str | None  #: call, reconcile, person …
     resolved_at: datetime | None
     timeline: tuple[TimelineEntry, ...]
@@ -25,18 +25,18 @@ class MutationDetail:
 
 
 def detail(resolutions: Resolutions, text: str, *, with_result: bool = False) -> MutationDetail:
-    """A mutation by its id or by how that begins; with what came back if that is asked for."""
+    """Return a mutation by its id or its first digits; with its result if requested."""
     with resolutions.db.transaction() as tx:
         mutation_id = lookup.find_id(tx, text, "mutation")
         (row,) = listings.mutations(tx, [mutation_id])
         timeline = admin_timeline.of_mutation(row, acts=listings.audit(tx, mutation_id=mutation_id), now=tx.clock())
         holding = workflows.workflow_holds(tx, row.workflow)
-    question = resolutions.mutation(mutation_id)
+    mutation = resolutions.mutation(mutation_id)
     return MutationDetail(
-        mutation=question,
+        mutation=mutation,
         result=row.result if with_result else None,
         resolved_by=row.resolved_by,
         resolved_at=row.resolved_at,
         timeline=timeline,
-        advice=advice.for_mutation(row, holding, can_reconcile=question.can_try_again),
+        advice=advice.for_mutation(row, holding, can_reconcile=mutation.can_try_again),
     )

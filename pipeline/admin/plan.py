@@ -1,8 +1,8 @@
-"""What a workflow would send, without sending or reserving anything.
+"""Plan what a workflow would send, without sending or reserving anything.
 
-Prepare and mutate are run over the backlog as they are in production, each run on what the ones
-before it would have left. Runs that are on their way and have sent nothing come first, from where they
-stand. Reads of outside systems are made; mutations are asked for and go nowhere.
+Prepare and mutate run over the backlog as in production; each planned run sees what the ones before it would leave.
+Existing runs that have sent nothing come first, from their phase on. Reads of outside systems are made. Mutations are
+requested and not sent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ _MOST_EVENTS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """One run: its inputs, and the request that would go out, as it may be shown."""
+    """One run: its inputs, and the request that it would send, redacted."""
 
     handler: str
     message_ids: tuple[str, ...]
@@ -37,18 +37,18 @@ class PlannedRun:
     title: str = ""
     params: dict[str, Any] | None = None
     needs_approval: bool = False
-    problem: str = ""  #: the run would stop, and why
+    problem: str = ""  #: why the run would stop
     is_waiting: bool = False  #: the run exists already and has sent nothing yet
 
     @property
     def request(self) -> str:
-        """Connector and operation, or nothing when no mutation would be asked for."""
+        """Connector and operation; empty when no mutation would be requested."""
         return f"{self.connector}.{self.operation}" if self.connector else ""
 
 
 @dataclass
 class _DryRun:
-    """A run that exists only here, with what the phases read of one."""
+    """A run that is in no table, with the fields that the phases read."""
 
     id: Any
     workflow: str
@@ -65,7 +65,7 @@ class _DryRun:
 
 
 class Planner:
-    """Plans over one database with the code that is loaded here."""
+    """Plan the runs of workflows with the loaded code."""
 
     def __init__(
         self, db: Database, registry: Registry, *, step_limit: timedelta, limits: Limits = DEFAULT_LIMITS
@@ -74,7 +74,7 @@ class Planner:
         self.phases = Phases(db, registry, step_limit=step_limit, limits=limits)
 
     def plan(self, workflow: str, *, limit: int = 100) -> list[PlannedRun]:
-        """What the consumers of a workflow would do with what was not sent yet, at most so many runs of each."""
+        """Plan the unsent runs of a workflow's consumers, at most ``limit`` of each."""
         found = self.registry.workflow(workflow)
         try:
             return [
@@ -95,7 +95,7 @@ class Planner:
             if planned is not None:
                 yield replace(planned, is_waiting=True)
         held = {event for row, offered in unsent for event in (*row.event_ids, *(each.id for each in offered))}
-        left = [row for row in left if row.id not in held]  # what was taken since the backlog was read
+        left = [row for row in left if row.id not in held]  # a run may have taken them since the backlog was read
         for _ in range(most - len(unsent)):
             if not left:
                 return
@@ -107,7 +107,7 @@ class Planner:
             left = [row for row in left if row.id not in taken]
 
     def _backlog(self, workflow: str, consumer: Consumer) -> tuple[Row[Any] | None, datetime, list[Row[Any]]]:
-        """The consumer's row, the time, and what is pending for it, oldest first."""
+        """Return the consumer's row, the time, and its pending events, oldest first."""
         with self.db.transaction() as tx:
             handler, now = work.handler(tx, workflow, consumer.name), tx.clock()
             if handler is None:
@@ -120,7 +120,7 @@ class Planner:
         return handler, now, sorted(rows, key=lambda row: row.id)
 
     def _unsent(self, handler: Row[Any], most: int) -> list[tuple[Row[Any], list[Row[Any]]]]:
-        """Runs that have sent nothing yet, each with the events it was offered and has not reserved."""
+        """Return runs that have sent nothing yet, each with the events offered to it and not reserved."""
         with self.db.transaction() as tx:
             rows = listings.unsent_runs(tx, handler, limit=most)
             offered = work.slices(tx, [row.id for row in rows if row.phase in (Phase.PENDING, Phase.PREPARING)])
@@ -129,7 +129,7 @@ class Planner:
     def _existing_run(
         self, consumer: Consumer, run: Any, row: Row[Any], offered: Sequence[Row[Any]]
     ) -> PlannedRun | None:
-        """What a run that exists would send, from where it stands: before its plan, with it, or with its request."""
+        """Plan an existing run from its phase on: without a plan, with a plan, or with its request."""
         if row.phase in (Phase.PENDING, Phase.PREPARING):
             return self._new_run(run.workflow, consumer, run, offered)[0]
         message_ids = tuple(row.message_ids or ())
@@ -143,7 +143,7 @@ class Planner:
     def _new_run(
         self, workflow: str, consumer: Consumer, run: Any, left: Sequence[Row[Any]]
     ) -> tuple[PlannedRun | None, set[int]]:
-        """One run over what is left. Returns what it would do and which events it would take."""
+        """Plan one run over the events that are left. Returns also the events it would take."""
         alone = self.registry.workflow(workflow).concurrency == 1
         seen = left if alone else left[: consumer.batch]
         plan = self.phases.prepare(run, seen)
@@ -200,7 +200,7 @@ def _dry_run(workflow: str, handler: Row[Any], now: datetime) -> _DryRun:
 
 
 def request_counts(planned: Sequence[PlannedRun]) -> dict[str, int]:
-    """How many requests of each operation would go out."""
+    """Count the requests by operation."""
     found: dict[str, int] = {}
     for item in planned:
         if item.request:

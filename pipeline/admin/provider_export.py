@@ -1,7 +1,7 @@
-"""Answers out of a provider's own records: an export that lists what happened, matched with what is asked.
+"""Match a provider's export with unresolved mutations.
 
-A row that matches a question says that it happened. What is not in the export is not answered, unless
-the caller says that the export is complete: then absence means that it did not happen.
+A row that matches a mutation means that it happened. A mutation without a row stays unresolved, unless the operator
+declares the export complete: then it did not happen.
 """
 
 import csv
@@ -17,27 +17,27 @@ from pipeline.domain.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportPreview:
-    """What an import would do. Nothing has been changed by it."""
+    """What an import would do. Nothing is changed."""
 
     resolutions: tuple[Resolution, ...]
-    not_in_export: tuple[MutationSummary, ...]  #: questions that no row speaks of
-    ambiguous: tuple[MutationSummary, ...]  #: several rows speak of them, or others share what they are matched by
-    unmatched_rows: int  #: rows that speak of no question
+    not_in_export: tuple[MutationSummary, ...]  #: without a matching row
+    ambiguous: tuple[MutationSummary, ...]  #: with several rows, or with a value that another mutation shares
+    unmatched_rows: int  #: rows that match no unresolved mutation
 
 
 def preview(
     candidates: Sequence[MatchCandidate], rows: Iterable[Mapping[str, Any]], column: str, *, is_complete: bool = False
 ) -> ImportPreview:
-    """Pair rows, by a column of theirs, with questions from ``Desk.asked_by``. Only clear pairs are answered."""
+    """Pair rows, by one column, with ``Resolutions.match_candidates``. Only unambiguous pairs are resolved."""
     found = _by_column(rows, column)
     if is_complete and not found:
-        raise InvalidInputError("The export has no rows; that says nothing about what did not happen.")
+        raise InvalidInputError("The export has no rows; expected at least one in a complete export.")
     by_value: dict[str, list[MutationSummary]] = {}
     for item in candidates:
         by_value.setdefault(item.value, []).append(item.mutation)
     shared = {item.value for item in candidates if item.is_shared}
     given: list[Resolution] = []
-    unanswered: list[MutationSummary] = []
+    unmatched: list[MutationSummary] = []
     ambiguous: list[MutationSummary] = []
     for value, about in by_value.items():
         matching = found.pop(value, [])
@@ -50,15 +50,17 @@ def preview(
         elif is_complete:
             given.append(Resolution(mutation=about[0], kind=ResolutionKind.DID_NOT_HAPPEN))
         else:
-            unanswered.extend(about)
+            unmatched.extend(about)
     if is_complete and not any(item.kind is ResolutionKind.HAPPENED for item in given):
         raise InvalidInputError(
-            "No row of the export matches a question, which more likely means another column than that nothing "
-            "happened; settle these with an answer for all of them if it is so."
+            "No row of the export matches an unresolved mutation. Probably the column is wrong. If none of them "
+            "happened, resolve them with `pipeline resolve did_not_happen`."
         )
-    unmatched = sum(len(rows) for rows in found.values())
     return ImportPreview(
-        resolutions=tuple(given), not_in_export=tuple(unanswered), ambiguous=tuple(ambiguous), unmatched_rows=unmatched
+        resolutions=tuple(given),
+        not_in_export=tuple(unmatched),
+        ambiguous=tuple(ambiguous),
+        unmatched_rows=sum(len(rows) for rows in found.values()),
     )
 
 
@@ -73,7 +75,7 @@ def _by_column(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, list
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a CSV file with a header, or of a file of JSON lines, by its suffix; UTF-8."""
+    """Read the rows of a CSV file with a header or of JSON lines, by the suffix; in UTF-8."""
     if path.suffix not in (".csv", ".jsonl", ".ndjson"):
         raise InvalidInputError(f"{path.name} is neither .csv nor .jsonl; expected an export in one of these formats.")
     try:

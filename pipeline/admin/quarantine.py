@@ -1,4 +1,4 @@
-"""Events that were set aside: looked at, handed back, or gone on without, one by one or many at once."""
+"""List, add, release and skip quarantined events, for an operator."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,16 +19,16 @@ from pipeline.transitions import events, retired
 
 
 class QuarantineAction(StrEnum):
-    """What is done with an event that a consumer cannot use."""
+    """What an operator does with an event that a consumer cannot use."""
 
-    ADD = "add"  #: set a waiting event aside
-    RELEASE = "release"  #: hand it back; it counts as new
-    SKIP = "skip"  #: go on without it
+    ADD = "add"  #: quarantine a waiting event
+    RELEASE = "release"  #: offer it again; it counts as new
+    SKIP = "skip"  #: never offer it to the consumer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineEntry:
-    """An event as it stands for one consumer."""
+    """An event and its state for one consumer."""
 
     event_id: int
     workflow: str
@@ -43,37 +43,37 @@ class QuarantineEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineFilter:
-    """Which events. Empty fields say nothing."""
+    """Select events. Empty fields do not restrict."""
 
     workflow: str | None = None
     handler: str | None = None
     event_ids: tuple[int, ...] = ()
-    is_waiting: bool = False  #: those that wait for the consumer, not those that were set aside
+    is_waiting: bool = False  #: events that wait for the consumer instead of quarantined ones
 
 
 @dataclass(slots=True, kw_only=True)
 class QuarantineResult:
-    """What became of many: the events that were acted on, and why others were not."""
+    """The events that were changed, and why others were refused."""
 
     updated: list[int] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
 
 class Quarantine:
-    """Events set aside over one database. ``ring`` hears of workflows that may go on."""
+    """Act on quarantined events. ``wake_workflow`` is called for workflows that may continue."""
 
-    def __init__(self, db: Database, ring: Callable[[str], object] = lambda _: None) -> None:
-        self.db, self.wake_workflow = db, ring
+    def __init__(self, db: Database, wake_workflow: Callable[[str], object] = lambda _: None) -> None:
+        self.db, self.wake_workflow = db, wake_workflow
 
     def entries(self, only: QuarantineFilter, *, limit: int = 100) -> list[QuarantineEntry]:
-        """What the words point at, oldest first. Nothing is changed."""
+        """List the selected events, oldest first."""
         if only.handler is not None and only.workflow is None:
             raise InvalidInputError(
-                "A handler was named and no workflow; expected both, names are unique only together."
+                "A handler was named and no workflow; expected both: handler names are unique per workflow."
             )
         if only.is_waiting and only.handler is None:
             raise InvalidInputError(
-                "Events that wait are acted on for one consumer at a time; name its workflow and it."
+                "Waiting events are selected for one consumer at a time; expected its workflow and handler."
             )
         status = DeliveryStatus.PENDING if only.is_waiting else DeliveryStatus.QUARANTINED
         with self.db.transaction() as tx:
@@ -93,9 +93,9 @@ class Quarantine:
         return [_entry(row) for row in rows]
 
     def act(self, action: QuarantineAction, entries: Sequence[QuarantineEntry], by: Actor) -> QuarantineResult:
-        """Do it to each on its own: one that is refused does not keep the others from being taken."""
+        """Act on each event in its own transaction: a refused one does not affect the others."""
         if not by.reason and action is not QuarantineAction.RELEASE:
-            raise InvalidInputError(f"{by.name} gave no reason; expected one, for whoever reads the audit later.")
+            raise InvalidInputError(f"{by.name} gave no reason; expected one, for the audit.")
         done = QuarantineResult()
         workflows: set[str] = set()
         for item in entries:
@@ -120,7 +120,7 @@ _ACTIONS = {
 
 
 def _is_held_by_retired_handler(row: Row[Any], which: QuarantineFilter) -> bool:
-    """Whether a run of a handler that is gone from the code still holds an event."""
+    """Return whether a run of a handler that is no longer in the code holds the event."""
     return which.is_waiting and row.retired and row.status == DeliveryStatus.RESERVED
 
 

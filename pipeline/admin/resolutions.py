@@ -1,8 +1,8 @@
-"""The desk: what only a person can settle, and the ways to settle it.
+"""List the mutations that only an operator can resolve, and resolve them.
 
-Console, command line and Python use the same calls. Every answer is one guarded verb in a transaction
-of its own, with who and why in the audit; what moved on meanwhile is refused and nothing is changed.
-Many at once are previewed first: an ``Import`` or a filter shows what it would do before it does it.
+Command line and Python use the same calls. Every resolution is one guarded transition in its own transaction, with
+actor and reason in the audit. A mutation that changed meanwhile is refused, and nothing is changed. Many mutations are
+previewed first, by a filter or an ``ImportPreview``.
 """
 
 from collections import Counter
@@ -27,28 +27,28 @@ from pipeline.transitions import resolution
 
 KEY = "idempotency_key"
 
-_PAGE_SIZE = 10_000  #: rows of the ledger looked at in one transaction
+_PAGE_SIZE = 10_000  #: rows of the ledger read in one transaction
 _AFTER_ALL_IDS = UUID(int=2**128 - 1)
 
 
 class ResolutionKind(StrEnum):
-    """What a person says about a mutation nobody else can settle."""
+    """How an operator resolves an indeterminate mutation."""
 
     HAPPENED = "happened"
     DID_NOT_HAPPEN = "did_not_happen"
-    SKIP = "skip"  #: go on without it, whatever happened
-    TRY_AGAIN = "try_again"  #: ask the outside system again, with a fresh budget
+    SKIP = "skip"  #: continue without it, whatever happened
+    TRY_AGAIN = "try_again"  #: reconcile again, with a new budget
 
 
 class Operations(Protocol):
-    """Where operations are found, to show requests as they may be shown."""
+    """Find operations, which title and redact requests."""
 
     def operation(self, connector: str, operation: str) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutationSummary:
-    """A mutation as a person sees it. Parameters are as its operation lets them be seen."""
+    """A mutation as an operator sees it, with redacted parameters."""
 
     id: UUID
     workflow: str
@@ -65,15 +65,15 @@ class MutationSummary:
     since: datetime
     attempts: int
     reconcile_attempts: int
-    quiet_until: datetime | None  #: before this instant "did not happen" is refused: it may still be travelling
+    quiet_until: datetime | None  #: before this instant "did not happen" is refused: the request may still arrive
     can_try_again: bool
     message_ids: tuple[str, ...]
-    is_hidden: bool  #: its operation is not known here, so nobody can see what it asks for
+    is_hidden: bool  #: its operation is not in the loaded code, so the parameters cannot be shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutationFilter:
-    """Which questions. Empty fields say nothing."""
+    """Select mutations. Empty fields do not restrict."""
 
     workflow: str | None = None
     connector: str | None = None
@@ -84,7 +84,7 @@ class MutationFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """One answer to one question."""
+    """How one mutation is to be resolved."""
 
     mutation: MutationSummary
     kind: ResolutionKind
@@ -93,45 +93,46 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchCandidate:
-    """A question, and what a provider's records know it by."""
+    """An unresolved mutation, and the value that identifies it in a provider's export."""
 
     value: str
     mutation: MutationSummary
-    is_shared: bool = False  #: something else that may have happened is known by the same, or that cannot be ruled out
-    is_partial: bool = False  #: the ledger reaches further back than was looked
+    is_shared: bool = False  #: another mutation that may have happened has the same value, or may have it
+    is_partial: bool = False  #: the ledger has older rows that were not searched
 
 
 @dataclass(slots=True, kw_only=True)
 class ResolveResult:
-    """What became of many answers: those that were taken, and why the others were not."""
+    """The mutations that were resolved, and why others were refused."""
 
     updated: list[UUID] = field(default_factory=list)
     refused: dict[UUID, str] = field(default_factory=dict)
 
 
 class Resolutions:
-    """Questions and answers over one database.
+    """Read and resolve the mutations of one database.
 
-    ``ring`` hears of workflows that may go on, ``send`` of runs whose request was allowed.
+    ``wake_workflow`` is called for workflows that may continue, ``dispatch_run`` for runs whose request was approved.
     """
 
     def __init__(
         self,
         db: Database,
         operations: Operations | None = None,
-        ring: Callable[[str], object] = lambda _: None,
-        send: Callable[[UUID], object] = lambda _: None,
+        wake_workflow: Callable[[str], object] = lambda _: None,
+        dispatch_run: Callable[[UUID], object] = lambda _: None,
     ) -> None:
-        self.db, self.operations, self.wake_workflow, self.dispatch_run = db, operations, ring, send
+        self.db, self.operations = db, operations
+        self.wake_workflow, self.dispatch_run = wake_workflow, dispatch_run
 
     def unresolved_mutations(self, only: MutationFilter | None = None, *, limit: int = 100) -> list[MutationSummary]:
-        """What waits for an answer, oldest first."""
+        """List the mutations that wait for a resolution, oldest first."""
         return [self._summary(row) for row in self._rows(only or MutationFilter(), limit)]
 
     def resolved_mutations(
         self, only: MutationFilter, *, limit: int = 100, recent: int = 10_000
     ) -> list[MutationSummary]:
-        """What is long settled, newest first, among the newest ``recent`` rows of the ledger."""
+        """List resolved mutations, newest first, among the newest ``recent`` rows of the ledger."""
         with self.db.transaction() as tx:
             ids = [
                 mutation_id
@@ -146,15 +147,15 @@ class Resolutions:
     def match_candidates(
         self, match_by: str, only: MutationFilter | None = None, *, limit: int = 10_000, recent: int = 1_000_000
     ) -> list[MatchCandidate]:
-        """Questions by what a provider's records may know them by: ``idempotency_key`` or ``params.<name>``.
+        """List unresolved mutations with the value that an export has: ``idempotency_key`` or ``params.<name>``.
 
-        A parameter may be shared with another mutation, whose row would answer for the wrong one. It is looked for
-        among the newest ``recent`` rows of the ledger; where that is not all of it, every question counts as shared.
+        Another mutation may have the same parameter, and its row would resolve the wrong one. Such mutations are
+        searched in the newest ``recent`` rows of the ledger. If there are more rows, every candidate counts as shared.
         """
         name = match_by.removeprefix("params.")
         if match_by != KEY and (name == match_by or not name):
             raise InvalidInputError(
-                f"Questions cannot be matched by {match_by!r}; expected {KEY!r} or 'params.<name>'."
+                f"Mutations cannot be matched by {match_by!r}; expected {KEY!r} or 'params.<name>'."
             )
         given = only or MutationFilter()
         rows = [
@@ -178,14 +179,14 @@ class Resolutions:
         ]
 
     def pending_approvals(self, workflow: str | None = None, *, limit: int = 100) -> list[MutationSummary]:
-        """Requests that wait to be allowed or refused, oldest first."""
+        """List requests that wait for approval, oldest first."""
         with self.db.transaction() as tx:
             ids = listings.pending_approvals(tx, workflow, limit=limit)
             rows = ledger.mutations_by_status(tx, statuses=(MutationStatus.PENDING,), ids=ids, limit=limit)
         return [self._summary(row) for row in rows]
 
     def mutation(self, mutation_id: UUID) -> MutationSummary:
-        """One mutation, whatever its status."""
+        """Return one mutation of any status."""
         with self.db.transaction() as tx:
             rows = ledger.mutations_by_status(tx, statuses=tuple(MutationStatus), ids=[mutation_id], limit=1)
         if not rows:
@@ -193,32 +194,32 @@ class Resolutions:
         return self._summary(rows[0])
 
     def resolve(self, mutation_id: UUID, kind: ResolutionKind, by: Actor, *, result: Any = None) -> None:
-        """Settle one mutation. Refused while its request may still travel, and when it moved on."""
+        """Resolve one mutation. Refused while its request may still arrive, and when its status changed."""
         self._check(kind, by, result)
         with self._traced_transaction(mutation_id, kind, by) as tx:
             row = self._resolve(tx, MutationId(mutation_id), kind, by, result)
         self.wake_workflow(row.workflow)
 
     def approve(self, mutation: MutationSummary, by: Actor) -> None:
-        """Allow exactly the request this question shows; one that changed meanwhile is not sent."""
+        """Approve exactly this request; a changed request is not sent."""
         with self._traced_transaction(mutation.id, "approve", by) as tx:
             resolution.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash)
         self.dispatch_run(mutation.run_id)
 
     def reject(self, mutation_id: UUID, by: Actor) -> None:
-        """Refuse a request: its events are skipped, and it is never sent."""
+        """Reject a request: it is never sent, and its events are skipped."""
         with self._traced_transaction(mutation_id, "reject", by) as tx:
             row = resolution.reject(tx, MutationId(mutation_id), by)
         self.wake_workflow(row.workflow)
 
     def acknowledge(self, mutation_id: UUID, by: Actor) -> None:
-        """An effect that surfaced late was dealt with outside; nobody is reminded of it any more."""
+        """Record that an operator dealt with a late effect; it is no longer reported."""
         with self.db.transaction() as tx:
             resolution.acknowledge(tx, MutationId(mutation_id), by)
 
     def resolve_many(self, resolutions: Iterable[Resolution], by: Actor) -> ResolveResult:
-        """Give many answers, each on its own: one that is refused does not keep the others from being taken."""
-        settled = ResolveResult()
+        """Resolve each mutation in its own transaction: a refused one does not affect the others."""
+        done = ResolveResult()
         workflows: set[str] = set()
         for item in resolutions:
             try:
@@ -229,22 +230,22 @@ class Resolutions:
                 with self._traced_transaction(item.mutation.id, item.kind, who) as tx:
                     self._resolve(tx, MutationId(item.mutation.id), item.kind, who, item.result)
             except PipelineError as error:
-                settled.refused[item.mutation.id] = str(error)
+                done.refused[item.mutation.id] = str(error)
                 continue
-            settled.updated.append(item.mutation.id)
+            done.updated.append(item.mutation.id)
             workflows.add(item.mutation.workflow)
         for workflow in sorted(workflows):
             self.wake_workflow(workflow)
-        return settled
+        return done
 
     @contextmanager
-    def _traced_transaction(self, mutation_id: UUID, words: str, by: Actor) -> Iterator[Transaction]:
-        """A transaction for one act of a person; when somebody listens, a span in the trace of the run as well."""
+    def _traced_transaction(self, mutation_id: UUID, act: str, by: Actor) -> Iterator[Transaction]:
+        """Open a transaction for one act of an operator; with tracing on, also a span in the run's trace."""
         with ExitStack() as last:
             if spans.is_on():
                 with self.db.transaction() as tx:
                     rows = work.mutations(tx, [mutation_id])
-                about = {spans.ACTOR: by.name, spans.RESOLUTION: str(words)}
+                about = {spans.ACTOR: by.name, spans.RESOLUTION: str(act)}
                 for row in rows:
                     last.enter_context(spans.resolution_span(spans.RESOLVE, row, about))
             yield last.enter_context(self.db.transaction())
@@ -264,9 +265,9 @@ class Resolutions:
     def _shared_values(
         self, name: str, connector: str | None, asked: Mapping[UUID, str], recent: int
     ) -> tuple[set[str], bool]:
-        """Which values others that may have happened have as well, and whether the ledger holds more rows than these.
+        """Return the values that other mutations have which may have happened, and whether the ledger has more rows.
 
-        Whatever the questions were chosen by: a provider's records know nothing of workflows and operations.
+        Mutations of all workflows and operations count: a provider's export does not know these.
         """
         values, found = set(asked.values()), set[str]()
         below, left = _AFTER_ALL_IDS, recent + 1
@@ -281,9 +282,9 @@ class Resolutions:
         return found, True
 
     def _resolve(
-        self, tx: Transaction, mutation_id: MutationId, answer: ResolutionKind, by: Actor, result: Any
+        self, tx: Transaction, mutation_id: MutationId, kind: ResolutionKind, by: Actor, result: Any
     ) -> Row[Any]:
-        match answer:
+        match kind:
             case ResolutionKind.HAPPENED:
                 return resolution.happened(tx, mutation_id, by, result)
             case ResolutionKind.DID_NOT_HAPPEN:
@@ -291,19 +292,19 @@ class Resolutions:
             case ResolutionKind.SKIP:
                 return resolution.skip(tx, mutation_id, by)
             case ResolutionKind.TRY_AGAIN:
-                can_look = any(self._can_reconcile(row) for row in work.mutations(tx, [mutation_id]))
-                return resolution.try_again(tx, mutation_id, by, can_reconcile=can_look)
+                can_reconcile = any(self._can_reconcile(row) for row in work.mutations(tx, [mutation_id]))
+                return resolution.try_again(tx, mutation_id, by, can_reconcile=can_reconcile)
 
     def _can_reconcile(self, row: Row[Any]) -> bool:
-        """Whether the operation can reconcile by today's code, as far as that is here."""
+        """Return whether the operation of the loaded code can reconcile."""
         found = self.operations.operation(row.connector, row.operation) if self.operations else None
         return found is not None and found.can_reconcile
 
-    def _check(self, answer: ResolutionKind, by: Actor, result: Any) -> None:
+    def _check(self, kind: ResolutionKind, by: Actor, result: Any) -> None:
         if not by.reason:
-            raise InvalidInputError(f"{by.name} gave no reason; expected one, for whoever reads the audit later.")
-        if result is not None and answer is not ResolutionKind.HAPPENED:
-            raise InvalidInputError(f"A result was given with {answer}; only what happened has one.")
+            raise InvalidInputError(f"{by.name} gave no reason; expected one, for the audit.")
+        if result is not None and kind is not ResolutionKind.HAPPENED:
+            raise InvalidInputError(f"A result was given with {kind}; expected it with happened only.")
 
     def _summary(self, row: Row[Any]) -> MutationSummary:
         found = self.operations.operation(row.connector, row.operation) if self.operations else None
@@ -341,5 +342,5 @@ def _normalize(value: Any) -> str:
 
 
 def resolutions_for(mutations: Sequence[MutationSummary], kind: ResolutionKind, result: Any = None) -> list[Resolution]:
-    """The same answer for many: look at it before it is given to ``Desk.settle``."""
-    return [Resolution(mutation=question, kind=kind, result=result) for question in mutations]
+    """Build the same resolution for many mutations, to preview it before ``resolve_many``."""
+    return [Resolution(mutation=mutation, kind=kind, result=result) for mutation in mutations]

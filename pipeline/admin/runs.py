@@ -1,4 +1,4 @@
-"""Runs as people see them: a list, and everything about one."""
+"""Show runs to an operator: a list, or one in detail."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -29,7 +29,7 @@ class RunSummary:
     phase: str
     status: str
     outcome: str  #: of its mutation: success, failure, skipped or empty
-    title: str | None  #: what its prepare called it
+    title: str | None  #: as its prepare named it
     attempt: int
     input_count: int  #: how many inputs it pinned
     error: str | None
@@ -64,7 +64,7 @@ class RunDetail:
     """Everything about one run."""
 
     run: RunSummary
-    worker: str | None  #: who held it last
+    worker: str | None  #: the last one that held it
     retry_of: UUID | None
     retried_by: UUID | None
     inputs: tuple[EventLine, ...]
@@ -76,7 +76,7 @@ class RunDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """Which runs. Empty fields say nothing."""
+    """Select runs. Empty fields do not restrict."""
 
     workflow: str | None = None
     handler: str | None = None
@@ -89,11 +89,11 @@ class RunList:
     """Some runs, newest first."""
 
     runs: tuple[RunSummary, ...]
-    is_partial: bool  #: older ones were not looked at
+    is_partial: bool  #: older ones were not searched
 
 
 def list_runs(db: Database, only: RunFilter, *, limit: int = 50, recent: int = RECENT) -> RunList:
-    """The newest runs that the filter lets through, among the newest ``recent`` of all."""
+    """List the newest runs that match the filter, among the newest ``recent`` of all."""
     with db.transaction() as tx:
         _check(tx, only)
         rows = listings.runs(tx, recent=recent, limit=limit, **asdict(only))
@@ -102,7 +102,7 @@ def list_runs(db: Database, only: RunFilter, *, limit: int = 50, recent: int = R
 
 
 def detail(db: Database, text: str) -> RunDetail:
-    """A run by its id or by how that begins."""
+    """Return a run by its id or its first digits."""
     with db.transaction() as tx:
         return _run_detail(tx, lookup.find_id(tx, text, "run"))
 
@@ -144,7 +144,7 @@ def _run_detail(tx: Transaction, run_id: UUID) -> RunDetail:
 
 
 def run_summary(row: Row[Any]) -> RunSummary:
-    """A row as people see it."""
+    """Convert a row of a run."""
     same: Mapping[str, Any] = {
         name: getattr(row, name)
         for name in ("id", "workflow", "handler", "phase", "status", "title", "attempt", "error", "created_at")
@@ -153,7 +153,7 @@ def run_summary(row: Row[Any]) -> RunSummary:
 
 
 def event_line(row: Row[Any]) -> EventLine:
-    """A row of an event as a line."""
+    """Convert a row of an event."""
     return EventLine(
         id=row.id,
         topic=row.topic,
@@ -164,7 +164,7 @@ def event_line(row: Row[Any]) -> EventLine:
 
 
 def mutation_line(row: Row[Any]) -> MutationLine:
-    """A row of the ledger as a line."""
+    """Convert a row of the ledger."""
     return MutationLine(
         id=row.id,
         operation=f"{row.connector}.{row.operation}",

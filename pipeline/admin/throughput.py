@@ -1,4 +1,4 @@
-"""One look at everything at once, for a live view: workflows, how fast they go, and what waits for a person."""
+"""Take a snapshot for the live view: workflows, their rates, and what waits for an operator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _MAX_ROWS = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """How fast a workflow goes, per second over the last minute."""
+    """Rates of a workflow, per second over the last minute."""
 
     published: float
     committed: float
@@ -27,24 +27,24 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything at one instant."""
+    """The state of all workflows at one instant."""
 
     at: datetime
     workflows: tuple[WorkflowSummary, ...]
-    throughput: dict[str, Throughput]  #: by workflow; one in which nothing moved is missing
+    throughput: dict[str, Throughput]  #: by workflow; an idle one is missing
     attention: tuple[AttentionItem, ...]
     late_sweeps: tuple[str, ...]  #: sweeps that have not run for three of their periods
 
 
 def snapshot(resolutions: Resolutions, sweep_periods: Mapping[str, timedelta]) -> Snapshot:
-    """What is true now. The doctor's long look back is left to the doctor."""
+    """Take a snapshot. Of the doctor's checks only those of the newest runs are made."""
     span = interval(RATE_WINDOW)
     with resolutions.db.transaction() as tx:
         now = tx.clock()
         ended = {row.workflow: row for row in traces.run_throughput(tx, span, recent=_MAX_ROWS)}
         came = {row.workflow: row for row in traces.event_throughput(tx, span, recent=_MAX_ROWS)}
         late = work.overdue_sweeps(tx, sweep_periods)
-    paces = {
+    rates = {
         name: Throughput(
             published=_rate(came.get(name), "published"),
             committed=_rate(ended.get(name), "committed"),
@@ -55,14 +55,14 @@ def snapshot(resolutions: Resolutions, sweep_periods: Mapping[str, timedelta]) -
     return Snapshot(
         at=now,
         workflows=tuple(workflows.list_workflows(resolutions.db)),
-        throughput=paces,
+        throughput=rates,
         attention=tuple(attention.items(resolutions, limit=20, recent=100)),
         late_sweeps=tuple(late),
     )
 
 
 def _rate(row: Any, name: str) -> float:
-    """Per second. When the look did not reach back a whole minute, over as long as it reached."""
+    """Return the rate per second, over a minute or over the shorter span that the rows cover."""
     if row is None:
         return 0.0
     count = int(getattr(row, name))

@@ -1,7 +1,6 @@
-"""What happened to a run or a mutation, moment by moment, from its rows, its blocks and the audit.
+"""Build the timeline of a run or a mutation from its rows, its blocks and the audit.
 
-Nothing is kept for this alone: instants that no row remembers, such as the end of prepare, are not
-in it. What is still to come is marked as planned.
+Instants that no row stores, such as the end of prepare, are missing. Future entries are marked as planned.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ class TimelineEntry:
 
     at: datetime
     description: str
-    by: str | None = None  #: who did it, if it was a person or a sweep that signs
+    by: str | None = None  #: the operator or sweep that did it, if recorded
     note: str = ""
     is_planned: bool = False
 
@@ -36,7 +35,7 @@ def of_run(
     retries: Sequence[Row[Any]],
     now: datetime,
 ) -> tuple[TimelineEntry, ...]:
-    """Everything that is known of a run, its mutation included."""
+    """Build the timeline of a run, including its mutation."""
     found = [*_run(run), *(_mutation(mutation) if mutation is not None else ()), *_acts(acts)]
     for block in blocks:
         found += _entries((block.since, "workflow blocked", f"{block.kind}: {block.reason}"))
@@ -46,12 +45,12 @@ def of_run(
 
 
 def of_mutation(mutation: Row[Any], *, acts: Sequence[Row[Any]], now: datetime) -> tuple[TimelineEntry, ...]:
-    """Everything that is known of a mutation."""
+    """Build the timeline of a mutation."""
     return _sorted_entries([*_mutation(mutation), *_acts(acts)], now)
 
 
 def of_acts(acts: Sequence[Row[Any]]) -> tuple[TimelineEntry, ...]:
-    """What people and sweeps decided, and nothing else."""
+    """Build a timeline of the acts of operators and sweeps."""
     return tuple(_acts(acts))
 
 
@@ -62,7 +61,7 @@ def _run(run: Row[Any]) -> Iterator[TimelineEntry]:
         yield TimelineEntry(at=run.lease_expires_at, description="lease ends", note=f"unless {run.worker} renews it")
     if run.finished_at is not None:
         done = run.status == RunStatus.COMMITTED
-        note = "" if done else f"{run.status}: {run.error or 'no reason was kept'}"
+        note = "" if done else f"{run.status}: {run.error or 'no reason stored'}"
         yield TimelineEntry(at=run.finished_at, description="committed" if done else "stopped", note=note)
     if run.retry_pending:
         yield from _entries((run.retry_at, "retry planned", "not before"))

@@ -1,8 +1,7 @@
-"""Everything an input caused, both ways, as a tree.
+"""Trace causes and effects as a tree.
 
-From whatever is known (an event, a message id, a run, a mutation, an idempotency key, or what the
-outside system called its result) up to the events it all began with, and from those down: who
-consumed them, in which runs, what was asked of the world, what was published, and so on.
+Start from an event, a message id, a run, a mutation, an idempotency key, or the outside system's id of a result. Go up
+to the events that caused it, and from those down: their consumers, runs, mutations, published events, and so on.
 """
 
 import json
@@ -27,7 +26,7 @@ _MAX_INPUTS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A thing that goes by what was typed."""
+    """A thing that the typed text identifies."""
 
     kind: str  #: event, message, run, mutation, key or external
     noun: str  #: event, run or mutation
@@ -37,51 +36,51 @@ class Match:
 
 @dataclass(slots=True, kw_only=True)
 class TraceNode:
-    """One thing in the tree, and what followed from it."""
+    """One thing in the tree, and what it caused."""
 
     kind: str  #: event, run or mutation
     id: str
     description: str
     status: str
     at: datetime
-    is_match: bool = False  #: this is what was typed
+    is_match: bool = False  #: the typed text identifies it
     children: list["TraceNode"] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The trees that a thing stands in, one for each event it all began with."""
+    """The trees that contain the match, one for each root."""
 
     match: Match
     roots: tuple[TraceNode, ...]
-    is_partial: bool  #: there is more than is shown
+    is_partial: bool  #: there are more nodes
 
 
 def trace(db: Database, text: str, *, recent: int = RECENT, max_nodes: int = MAX_NODES) -> Trace:
-    """The tree of the one thing that goes by this; several, or none, is an error that says so."""
+    """Return the trees of the one thing that the text identifies; raise if there is none, or several."""
     with db.transaction() as tx:
         found = matches(tx, text, recent=recent)
         if not found:
             raise NotFoundError(
                 "event, message, run, mutation, idempotency key or result with",
                 text,
-                hint=f"Results were searched in the newest {recent} mutations; --recent looks further back.",
+                hint=f"Results were searched in the newest {recent} mutations; --recent searches more.",
             )
         if len({(match.noun, match.id) for match in found}) > 1:
             listed = "; ".join(
                 f"`pipeline trace {match.kind}:{_match_key(match, text)}` ({match.description})" for match in found[:6]
             )
-            raise InvalidInputError(f"{text!r} is several things. Say which: {listed}.")
+            raise InvalidInputError(f"{text!r} is ambiguous; expected one of: {listed}.")
         return _TraceBuilder(tx, found[0], max_nodes).trace()
 
 
 def matches(tx: Transaction, text: str, *, recent: int = RECENT) -> list[Match]:
-    """Everything that goes by what was typed; ``kind:`` before it says which kind is meant."""
+    """Find everything that the text identifies; ``kind:`` before it selects one kind."""
     kind, colon, rest = text.partition(":")
     finders = {kind: _FINDERS[kind]} if colon and kind in _FINDERS else _FINDERS
     wanted = rest if colon and kind in _FINDERS else text
     found = [match for finder in finders.values() for match in finder(tx, wanted, recent)]
-    if not found and finders is not _FINDERS:  # an idempotency key may look like "run:…" itself
+    if not found and finders is not _FINDERS:  # an idempotency key may begin with "run:" itself
         found = [match for finder in _FINDERS.values() for match in finder(tx, text, recent)]
     return found
 
@@ -139,7 +138,7 @@ _FINDERS: dict[str, Callable[[Transaction, str, int], Iterable[Match]]] = {
 
 
 class _TraceBuilder:
-    """Goes up from one thing to where it began, and down from there."""
+    """Go up from one thing to its roots, and down from there."""
 
     def __init__(self, tx: Transaction, asked: Match, most: int) -> None:
         self.tx, self.match, self.remaining, self.is_partial = tx, asked, most, False
@@ -154,7 +153,7 @@ class _TraceBuilder:
         return Trace(match=self.match, roots=tuple(roots), is_partial=self.is_partial)
 
     def _roots(self) -> tuple[list[Row[Any]], list[Row[Any]]]:
-        """The events and the runs that it all began with."""
+        """Return the root events and runs."""
         if self.match.noun == "event":
             return self._ancestors(listings.events_by_id(self.tx, [int(self.match.id)]), [])
         run_id: Any = self.match.id
@@ -164,7 +163,7 @@ class _TraceBuilder:
         return self._ancestors([], listings.runs_by_id(self.tx, [run_id]))
 
     def _ancestors(self, events: Sequence[Row[Any]], runs: Sequence[Row[Any]]) -> tuple[list[Row[Any]], list[Row[Any]]]:
-        """Up to events that came from outside, and to runs that began by themselves or whose inputs are not kept."""
+        """Go up to events from outside, and to runs without inputs or whose inputs were deleted."""
         first_events: dict[int, Row[Any]] = {}
         first_runs: dict[Any, Row[Any]] = {}
         for _ in range(MAX_DEPTH):
@@ -215,7 +214,7 @@ class _TraceBuilder:
         return node
 
     def _missing_inputs_note(self, run: Row[Any]) -> str:
-        """A run that stands at the beginning although it had inputs."""
+        """Note that a root run had inputs."""
         if not run.event_ids or any(("event", str(event)) in self.seen for event in run.event_ids):
             return ""
         return f", {quantity(len(run.event_ids), 'input')} no longer kept"
@@ -231,7 +230,7 @@ class _TraceBuilder:
         )
 
     def _add_once(self, kind: str, id_: str) -> bool:
-        """Whether a thing is not in the tree yet, and there is room for it."""
+        """Add a thing; return False if it is in the tree already or the tree is full."""
         if (kind, id_) in self.seen:
             return False
         if not self.remaining:

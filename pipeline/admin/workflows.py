@@ -1,4 +1,4 @@
-"""Workflows as people see them: how each stands, why, since when, and what waits for its handlers."""
+"""Show workflows to an operator: status, reason, handlers and their backlog."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ _Cause = tuple[str, datetime | None]  #: why nothing starts, and since when
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSummary:
-    """A handler, and what waits for it."""
+    """A handler and its backlog."""
 
     name: str
     kind: str
     subscribes: tuple[str, ...]
     waiting: int  #: events that no run holds, counted up to 10,000
     reserved: int  #: events that a run holds
-    quarantined: int  #: events that were set aside
-    active_runs: int  #: its active runs
-    oldest_at: datetime | None  #: when the oldest open event came
-    failures: int  #: of its runs, one after the other
+    quarantined: int  #: quarantined events
+    active_runs: int
+    oldest_at: datetime | None  #: when the oldest open event was published
+    failures: int  #: consecutive failures of its runs
     retry_at: datetime | None
     next_run_at: datetime | None  #: of a producer
     wake_at: datetime | None
-    is_retired: bool  #: gone from the code
+    is_retired: bool  #: no longer in the code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +42,20 @@ class WorkflowSummary:
 
     name: str
     status: str  #: active, paused or error
-    reason: str  #: empty when nothing holds it back
+    reason: str  #: why it starts no runs; else empty
     since: datetime | None
     is_in_maintenance: bool
     concurrency: int
     active_runs: int
     waiting: int  #: events that no run holds, counted up to 10,000 for each handler
     quarantined: int
-    oldest_at: datetime | None  #: when the oldest open event came
+    oldest_at: datetime | None  #: when the oldest open event was published
     version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSummary:
-    """A topic, and who listens to it."""
+    """A topic and its consumers."""
 
     name: str
     has_schema: bool
@@ -64,7 +64,7 @@ class TopicSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One cause for which the system holds a workflow back."""
+    """One reason for which the system starts no runs of a workflow."""
 
     kind: str
     reason: str
@@ -74,7 +74,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """What somebody did, and why."""
+    """One act of an operator or a sweep, with the reason."""
 
     at: datetime
     actor: str
@@ -87,7 +87,7 @@ class WorkflowDetail:
     """Everything about one workflow."""
 
     workflow: WorkflowSummary
-    desired: str  #: what a person wants: active or paused
+    desired: str  #: as the operator chose: active or paused
     on_uncertain: str
     on_logic_error: str
     maintenance_reason: str | None
@@ -99,13 +99,13 @@ class WorkflowDetail:
 
 
 def list_workflows(db: Database) -> list[WorkflowSummary]:
-    """Every workflow, by name."""
+    """List every workflow, by name."""
     with db.transaction() as tx:
         return _summaries(tx, None)
 
 
 def detail(db: Database, name: str) -> WorkflowDetail:
-    """One workflow with its handlers, topics, blocks and the newest acts."""
+    """Return one workflow with its handlers, topics, blocks and newest acts."""
     with db.transaction() as tx:
         lookup.require_workflow(tx, name)
         (workflow,) = _summaries(tx, name)
@@ -131,13 +131,13 @@ def detail(db: Database, name: str) -> WorkflowDetail:
 
 
 def workflow_holds(tx: Transaction, name: str) -> WorkflowHolds:
-    """What keeps the runs of a workflow from starting, and requests that were allowed from being sent."""
+    """Return what keeps the runs of a workflow from starting, and approved requests from being sent."""
     (row,) = listings.workflows(tx, name)
     blocks = listings.blocks(tx, name)
     lifts = [advice.resume_command(name)] if row.desired == DesiredStatus.PAUSED or _is_lifted_by_resume(blocks) else []
     lifts += [advice.exit_maintenance_command(name)] if row.maintenance else []
     return WorkflowHolds(
-        reason="; ".join(words for words, _ in _hold_causes(tx, row, blocks)),
+        reason="; ".join(text for text, _ in _hold_causes(tx, row, blocks)),
         commands=tuple(lifts) or (advice.show_workflow_command(name),),
         open_breakers=tuple(ledger.open_breakers(tx)),
         is_serial=row.concurrency == 1,
@@ -149,7 +149,7 @@ def _is_lifted_by_resume(blocks: Sequence[Row[Any]]) -> bool:
 
 
 def audit_entry(row: Row[Any]) -> AuditEntry:
-    """A row of the audit, as people see it."""
+    """Convert a row of the audit."""
     return AuditEntry(at=row.at, actor=row.actor, act=row.act, reason=row.reason)
 
 
@@ -175,7 +175,7 @@ def _workflow_summary(
     return WorkflowSummary(
         name=row.name,
         status=workflow_status(DesiredStatus(row.desired), [BlockKind(block.kind) for block in blocks]),
-        reason="; ".join(words for words, _ in causes),
+        reason="; ".join(text for text, _ in causes),
         since=min((since for _, since in causes if since is not None), default=None),
         is_in_maintenance=row.maintenance,
         concurrency=row.concurrency,
@@ -188,13 +188,13 @@ def _workflow_summary(
 
 
 def _hold_causes(tx: Transaction, row: Row[Any], blocks: Sequence[Row[Any]]) -> list[_Cause]:
-    """The switches for which a workflow does not start runs, each with the instant it was turned."""
+    """Return pause, maintenance and blocks of a workflow, each with its instant."""
     causes: list[_Cause] = []
     if row.desired == DesiredStatus.PAUSED:
         acts = listings.audit_of_workflow(tx, row.name, recent=_RECENT_ACTS, limit=100)
         pause = next((act for act in acts if act.act == "workflow.pause"), None)
-        words = f"paused by {pause.actor}" + (f": {pause.reason}" if pause.reason else "") if pause else "paused"
-        causes.append((words, pause.at if pause else None))
+        text = f"paused by {pause.actor}" + (f": {pause.reason}" if pause.reason else "") if pause else "paused"
+        causes.append((text, pause.at if pause else None))
     if row.maintenance:
         causes.append((f"maintenance: {row.maintenance_reason}", row.maintenance_since))
     if blocks:
@@ -204,14 +204,16 @@ def _hold_causes(tx: Transaction, row: Row[Any], blocks: Sequence[Row[Any]]) -> 
 
 
 def _capacity_causes(row: Row[Any], places: Row[Any], breakers: Sequence[Row[Any]]) -> list[_Cause]:
-    """Who holds every place and waits: nothing else starts, although no switch says so."""
+    """Return which waiting runs use the whole concurrency of a workflow, so that no other starts."""
     if row.concurrency == 1 and places.approval_run_id is not None:
-        return [(f"run {places.approval_run_id} waits for approval and holds the only place", places.approval_since)]
+        return [
+            (f"run {places.approval_run_id} waits for approval and uses the concurrency of 1", places.approval_since)
+        ]
     if breakers and places.unsent >= row.concurrency:
         who = (
-            f"{places.unsent} runs hold every place and wait"
+            f"{places.unsent} runs use the whole concurrency and wait"
             if places.unsent > 1
-            else "1 run holds the only place and waits"
+            else "1 run uses the concurrency of 1 and waits"
         )
         since = min(breaker.opened_at for breaker in breakers)
         return [(f"{who} to send; open breakers: {describe_breakers(breakers)}", since)]

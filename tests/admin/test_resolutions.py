@@ -147,7 +147,7 @@ def test_an_answer_without_a_reason_is_refused(db: Database) -> None:
 
 def test_a_result_belongs_to_what_happened_and_to_nothing_else(db: Database) -> None:
     asked = Asked(db)
-    with pytest.raises(InvalidInputError, match="only what happened has one"):
+    with pytest.raises(InvalidInputError, match="expected it with happened only"):
         asked.desk.resolve(asked.desk.unresolved_mutations()[0].id, ResolutionKind.SKIP, ADA, result={})
 
 
@@ -246,7 +246,7 @@ def test_a_complete_export_also_says_what_did_not_happen(db: Database, tmp_path:
     by_param = asked.desk.match_candidates("params.n")
     assert sorted(item.value for item in by_param) == ["0", "1"]
     stranger = _written(tmp_path / "other.jsonl", [{"reference": "somebody else's", "id": "x"}])
-    with pytest.raises(InvalidInputError, match="No row of the export matches a question"):
+    with pytest.raises(InvalidInputError, match="No row of the export matches an unresolved mutation"):
         provider_export.preview(by_param, provider_export.read_rows(stranger), "reference", is_complete=True)
     file = _written(tmp_path / "export.jsonl", [{"reference": "1", "id": "x"}])
     found = provider_export.preview(by_param, provider_export.read_rows(file), "reference", is_complete=True)

@@ -127,7 +127,7 @@ def test_an_approved_request_behind_a_breaker_is_said_to_wait_for_it(
     closed(pipeline)
     assert [message.run_ids for message in rung] == [(str(mutation.run_id),)]
     advice = pipeline("mutations", str(mutation.id), "--json").json["advice"]
-    assert advice["text"] == "It was allowed; a worker sends it."
+    assert advice["text"] == "It was approved; a worker sends it."
     care.run.run_until_idle()
     assert len(care.mail.effects) == 1
 
@@ -141,12 +141,12 @@ def test_a_request_that_waits_for_a_word_in_the_only_place_is_why_nothing_starts
     (mutation,) = care.run.ledger()
     (row,) = pipeline("workflows", "--json").json
     assert (row["status"], row["waiting"]) == ("active", 2)
-    assert row["reason"] == f"run {mutation.run_id} waits for approval and holds the only place"
+    assert row["reason"] == f"run {mutation.run_id} waits for approval and uses the concurrency of 1"
     assert row["since"] is not None
-    assert "holds the only place" in pipeline("workflows", "care").out
-    assert "holds the only place" in pipeline("top", "--once").out
+    assert "uses the concurrency of 1" in pipeline("workflows", "care").out
+    assert "uses the concurrency of 1" in pipeline("top", "--once").out
     advice = pipeline("runs", str(mutation.run_id), "--json").json["advice"]
-    assert "it holds the only place of 'care'" in advice["text"]
+    assert "'care' has concurrency 1" in advice["text"]
     care.run.approve(mutation)
     care.run.run_until_idle()
     assert pipeline("workflows", "--json").json[0]["reason"] == ""
@@ -171,7 +171,7 @@ def test_places_that_are_all_held_before_an_open_breaker_are_why_nothing_starts(
     assert pipeline("workflows", "--json").json[0]["reason"] == "", "one place is free"
     care.publish(care.plain, 4)
     (row,) = pipeline("workflows", "--json").json
-    assert row["reason"] == "2 runs hold every place and wait to send; open breakers: mail.send (outage)"
+    assert row["reason"] == "2 runs use the whole concurrency and wait to send; open breakers: mail.send (outage)"
     closed(pipeline)
     assert pipeline("workflows", "--json").json[0]["reason"] == ""
     care.run.run_until_idle()

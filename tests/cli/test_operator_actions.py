@@ -30,10 +30,10 @@ def audited(db: Database) -> list[tuple[str, str, str]]:
 def test_a_workflow_is_paused_and_resumed_with_who_and_why(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     paused = pipeline("pause", "billing", "-m", "stock-taking", "--by", "bob")
-    assert paused.out == "billing is paused.\nRuns in the air go on; no new one starts until `pipeline resume`.\n"
+    assert paused.out == "billing is paused.\nActive runs continue; no new one starts until `pipeline resume`.\n"
     assert status_of(db) == "paused"
     assert "billing was paused already." in pipeline("pause", "billing").out
-    assert "billing goes on." in pipeline("resume", "billing", "-m", "done").out
+    assert "billing continues." in pipeline("resume", "billing", "-m", "done").out
     assert status_of(db) == "active"
     assert audited(db) == [("workflow.pause", "bob", "stock-taking"), ("workflow.resume", "ada", "done")]
     told = pipeline("pause", "billing", "--json").json
@@ -60,7 +60,7 @@ def test_maintenance_is_entered_with_a_reason_and_left_by_a_person(db: Database,
     assert "billing is in maintenance." in pipeline("maintenance", "enter", "billing", "-m", "wrong tax rate").out
     assert workflow_row(db).maintenance_reason == "wrong tax rate"
     assert "was in maintenance already: wrong tax rate." in pipeline("maintenance", "enter", "billing", "-m", "x").out
-    assert "nothing starts" in pipeline("resume", "billing").out
+    assert "no run starts" in pipeline("resume", "billing").out
     assert "billing left maintenance." in pipeline("maintenance", "exit", "billing", "-m", "mended").out
     assert workflow_row(db).maintenance is False
     assert pipeline("maintenance", "exit", "billing").out.startswith("billing was not in maintenance.")

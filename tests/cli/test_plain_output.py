@@ -25,9 +25,9 @@ def test_an_operation_without_a_title_is_named_once(
 ) -> None:
     a_workflow(db)
     scenarios.a_request_to_allow(db)
-    assert "  mail.send: Mail to someone@example.org: waits to be allowed\n" in pipeline("attention").out
+    assert "  mail.send: Mail to someone@example.org: waits for approval\n" in pipeline("attention").out
     monkeypatch.setenv("PIPELINE_WORKFLOWS", "")
-    assert "  mail.send: waits to be allowed\n" in pipeline("attention").out
+    assert "  mail.send: waits for approval\n" in pipeline("attention").out
 
 
 def test_the_age_of_what_was_set_aside_is_said_to_be_that_of_its_oldest_event(db: Database, pipeline: Pipeline) -> None:

@@ -221,7 +221,7 @@ def test_an_event_that_the_model_refuses_is_told_as_what_holds_the_workflow_up(d
     what = f"event {bad.id} ('m1') of topic 'spans' does not fit Span: $: Value error, first is after last"
     instead = "skip that event, or deploy a model that takes it"
     (told,) = [item for item in attention.items(Resolutions(db)) if item.kind == "maintenance"]
-    assert told.reason == f"{what}; {instead}; deploy mended code, or set right what is wrong and end it by hand"
+    assert told.reason == f"{what}; {instead}; deploy fixed code, or fix the cause and end maintenance by hand"
     (stopped,) = run.runs()
     advice = detail(db, str(stopped.id)).advice
     assert advice.text.startswith("The event that the error names cannot be used. Skip it")
