@@ -4,13 +4,14 @@ import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from sqlalchemy import event
 
 from pipeline.embedded import servers
 from pipeline.store.database import Database
-from pipeline.store.reads import invariants
 from tests.support import databases
 
 #: Their files wait for real processes, some for minutes: begun first, none of them is left over at the end.
@@ -61,8 +62,16 @@ def database_url(embedded: servers.Servers, worker_id: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def _pool(database_url: str) -> Iterator[Database]:
     database = Database.connect(database_url, pool_size=8, lock_timeout=PATIENT)
+    event.listen(database.engine, "connect", _commit_in_memory)
     yield database
     database.dispose()
+
+
+def _commit_in_memory(connection: Any, _: object) -> None:
+    """Let no commit wait for the disk: this Postgres is not killed, those that are belong to their tests."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET synchronous_commit = off")
+    connection.commit()
 
 
 @pytest.fixture
@@ -73,7 +82,7 @@ def db(_pool: Database, request: pytest.FixtureRequest) -> Iterator[Database]:
     try:
         if not request.node.get_closest_marker("broken_on_purpose"):
             with database.transaction() as tx:
-                assert invariants.findings(tx) == []
+                assert databases.invariant_findings(tx) == []
     finally:
         databases.delete_all_rows(database)
 

@@ -1,4 +1,4 @@
-"""Databases for tests: a migrated template, clones of it, and a fast way to empty one."""
+"""Databases for tests: a migrated template, clones of it, and fast ways to check and to empty one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,19 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
 from pipeline.store import migrate
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Transaction
+from pipeline.store.reads import invariants
+from pipeline.store.reads.invariants import Finding, Severity
 from pipeline.store.schema import metadata
 
 TEMPLATE = "pipeline_template"
+#: Without triggers, since rows may be in any state.
+_DELETE_ALL = "; ".join(
+    [
+        "SET LOCAL session_replication_role = replica",
+        *(str(table.delete()) for table in reversed(metadata.sorted_tables)),
+    ]
+)
 
 
 @contextmanager
@@ -36,9 +45,25 @@ def clone_database(server_url: str, name: str) -> Iterator[str]:
 def delete_all_rows(db: Database) -> None:
     """Delete every row. Faster than a new clone, and the sequences go on, so no test can lean on an id."""
     with db.engine.begin() as connection:
-        connection.execute(text("SET LOCAL session_replication_role = replica"))  # no trigger: rows may be in any state
-        for table in reversed(metadata.sorted_tables):
-            connection.execute(table.delete())
+        connection.exec_driver_sql(_DELETE_ALL)
+
+
+def invariant_findings(tx: Transaction, *severities: Severity) -> list[Finding]:
+    """List every row that breaks an invariant of these severities, of any when none is named.
+
+    Postgres plans one statement per connection that says whether there is such a row. Planning the query of each
+    invariant again takes ten times as long, which tests would pay after each of their steps.
+    """
+    wanted = severities or tuple(Severity)
+    name = f"invariants_{'_'.join(wanted)}"
+    if name not in tx.connection.info:
+        queries = [invariant.query.text for invariant in invariants.INVARIANTS if invariant.severity in wanted]
+        broken = " OR ".join(f"EXISTS ({query})" for query in queries)
+        tx.execute(text(f"PREPARE {name} AS SELECT {broken} AS is_broken"), recent=10_000, limit=1)
+        tx.connection.info[name] = True
+    row = tx.first(text(f"EXECUTE {name}"))
+    assert row is not None
+    return [found for found in invariants.findings(tx) if found.severity in wanted] if row.is_broken else []
 
 
 def _url(server_url: str, name: str) -> str:

@@ -49,14 +49,13 @@ def _pipeline_pool(pipeline_servers: "Servers") -> "Iterator[Database]":
 def pipeline_db(_pipeline_pool: "Database") -> "Iterator[Database]":
     """An empty database with a clock of its own. After the test every invariant must hold."""
     from pipeline.store.database import Database
-    from pipeline.store.reads import invariants
     from pipeline.testing import databases
 
     db = Database(_pipeline_pool.engine)
     yield db
     try:
         with db.transaction() as tx:
-            found = invariants.findings(tx)
+            found = databases.invariant_findings(tx)
         assert found == [], "the test left behind what must never be; see `pipeline doctor`"
     finally:
         databases.delete_all_rows(db)

@@ -5,22 +5,20 @@ Each boundary is tried twice: with the transaction's writes lost, and with them 
 the one who mends dies too, at each of its own boundaries, and a third takes over.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event
 
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId
 from pipeline.domain.policies import FailurePolicy
 from pipeline.store.database import Database
-from pipeline.store.reads import invariants
 from pipeline.transitions import registration
 from tests.factories import IN, NO_PAUSE, OUT, a_workflow, event_status, some_events
+from tests.support import databases
 from tests.support.crashing_database import Crash, CrashingDatabase
 from tests.support.fake_provider import Behaviour, World
 from tests.support.table_reads import rows
@@ -92,18 +90,6 @@ MENDING = {
     "skipped-by-a-person": "after-5",
     "approved": "after-5",
 }
-
-
-@pytest.fixture(autouse=True)
-def _hurried(db: Database) -> Iterator[None]:
-    """Processes die here, Postgres does not: its commits need not wait for the disk."""
-
-    def relax(connection: Connection) -> None:
-        connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
-
-    event.listen(db.engine, "begin", relax)
-    yield
-    event.remove(db.engine, "begin", relax)
 
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
@@ -203,7 +189,7 @@ class Play:
         out = rows(self.db, _EVENTS, workflow=self.workflow, topic=OUT)
         assert sorted(row.message_id for row in out) == sorted(expected_out)
         with self.db.transaction() as tx:
-            assert invariants.findings(tx) == []
+            assert databases.invariant_findings(tx) == []
         for table in ("runs", "sessions"):
             left = f"SELECT * FROM pipeline.{table} WHERE workflow = :w AND finished_at IS NULL"
             assert rows(self.db, left, w=self.workflow) == []

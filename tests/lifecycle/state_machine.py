@@ -30,7 +30,8 @@ from pipeline.domain.values import (
     RunOutput,
 )
 from pipeline.store.database import Database, Transaction
-from pipeline.store.reads import invariants, work
+from pipeline.store.reads import work
+from pipeline.store.reads.invariants import Severity
 from pipeline.transitions import mutations, resolution, runs, starts, stops, workflows
 from tests.factories import (
     IN,
@@ -287,7 +288,7 @@ class Lifecycle(RuleBasedStateMachine):
     @invariant()
     def the_invariants_hold(self) -> None:
         with self.db.transaction() as tx:
-            broken = [f for f in invariants.findings(tx) if f.severity is invariants.Severity.BROKEN]
+            broken = databases.invariant_findings(tx, Severity.BROKEN)
         assert broken == []
 
     @invariant()

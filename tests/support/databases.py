@@ -7,9 +7,9 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
-from pipeline.testing.databases import TEMPLATE, clone_database, delete_all_rows
+from pipeline.testing.databases import TEMPLATE, clone_database, delete_all_rows, invariant_findings
 
-__all__ = ["TEMPLATE", "clone_database", "copied", "delete_all_rows", "empty"]
+__all__ = ["TEMPLATE", "clone_database", "copied", "delete_all_rows", "empty", "invariant_findings"]
 
 
 @contextmanager
