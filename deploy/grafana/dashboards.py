@@ -255,7 +255,7 @@ OUTSIDE = [
                         "[$__rate_interval]))",
                         verb,
                     )
-                    for verb in ("applied", "failed", "doubted", "escalated", "surfaced")
+                    for verb in ("applied", "failed", "doubted", "escalated", "found_late")
                 ],
                 unit="ops",
             ),
@@ -337,7 +337,7 @@ OUTSIDE = [
                 "How long the background needs to find out.",
                 [
                     Line(
-                        quantile(0.95, "pipeline_mutation_certainty_seconds", EFFECTS, "connector, operation, verdict"),
+                        quantile(0.95, "pipeline_mutation_time_to_resolution_seconds", EFFECTS, "connector, operation, verdict"),
                         "{{connector}}.{{operation}} {{verdict}}",
                     )
                 ],
@@ -348,7 +348,7 @@ OUTSIDE = [
                 "Many retries: the provider does not answer the question either.",
                 [
                     Line(
-                        rate("pipeline_reconcile_looks_total", EFFECTS, "connector, operation, verdict"),
+                        rate("pipeline_reconcile_attempts_total", EFFECTS, "connector, operation, verdict"),
                         "{{connector}}.{{operation}} {{verdict}}",
                     )
                 ],

@@ -264,7 +264,7 @@ CREATE TABLE pipeline.mutations (
     CONSTRAINT mutations_pk PRIMARY KEY (id),
     CONSTRAINT mutations_run_id_once UNIQUE (run_id),
     CONSTRAINT mutations_status_known CHECK (status IN ('pending', 'in_flight', 'applied', 'failed', 'needs_reconcile', 'indeterminate')),
-    CONSTRAINT mutations_resolved_by_known CHECK (resolved_by IN ('call', 'reconcile', 'person', 'person_skip', 'void')),
+    CONSTRAINT mutations_resolved_by_known CHECK (resolved_by IN ('call', 'reconcile', 'operator', 'operator_skip', 'void')),
     CONSTRAINT mutations_resolved_has_resolver CHECK ((status IN ('applied', 'failed')) = (resolved_by IS NOT NULL)),
     CONSTRAINT mutations_resolver_has_time CHECK ((resolved_by IS NULL) = (resolved_at IS NULL)),
     CONSTRAINT mutations_reconcile_has_time CHECK ((status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)),

@@ -73,8 +73,8 @@ def for_mutation(row: Row[Any], holds: WorkflowHolds, *, can_reconcile: bool = F
     """Advise about a mutation; ``can_reconcile``: the operation of the loaded code can reconcile."""
     if _has_open_late_effect(row):
         text = (
-            "It seems to have happened after all; mutation.surfaced in the timeline has the details. Count the effects "
-            "in the outside system, undo one only if there are two, then acknowledge it."
+            "It seems to have happened after all; mutation.found_late in the timeline has the details. Count the "
+            "effects in the outside system, undo one only if there are two, then acknowledge it."
         )
         return Advice(text=text, commands=(acknowledge_command(row.id),))
     status = MutationStatus(row.status)

@@ -63,7 +63,7 @@ def dead_letters(count: int) -> AttentionItem:
     return AttentionItem(
         kind="dead_letter",
         workflow="",
-        subject="queue pipeline.refused",
+        subject="queue pipeline.dead_letters",
         reason=f"{quantity(count, 'message')} that no worker could publish or read; send them back or drop them",
         since=None,
         commands=("pipeline dead-letters list", "pipeline dead-letters send-back --all --yes"),

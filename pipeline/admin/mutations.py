@@ -18,7 +18,7 @@ class MutationDetail:
 
     mutation: MutationSummary
     result: Any  #: null unless requested: it may hold personal data
-    resolved_by: str | None  #: call, reconcile, person …
+    resolved_by: str | None  #: call, reconcile, operator …
     resolved_at: datetime | None
     timeline: tuple[TimelineEntry, ...]
     advice: Advice

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 _MONITOR_RETRY = timedelta(minutes=10)  #: at most, after a look of the watch that told nothing or did not end
 _ZERO = timedelta(0)
-MONITOR = Actor(name="watch", reason="it was looked for again after it had been settled")
+MONITOR = Actor(name="monitor", reason="it was looked for again after it had been settled")
 
 
 @dataclass
@@ -80,14 +80,14 @@ class Reconciler:
                 return report
             row = rows[0]
             if self._is_unknown_workflow(tx, row):
-                report.add("strange")
+                report.add("unknown workflow")
                 self._defer(tx, row, f"no worker that knows the workflow {row.workflow!r} has looked")
                 return report
         operation = self.registry.operation(row.connector, row.operation)
         if row.status == MutationStatus.NEEDS_RECONCILE:
-            report.add("looked", self._reconcile_in_doubt(row, operation))
+            report.add("reconciled", self._reconcile_in_doubt(row, operation))
         elif row.next_monitor_at is not None:
-            report.add("watched", self._monitor(row, operation))
+            report.add("monitored", self._monitor(row, operation))
         return report
 
     def _is_unknown_workflow(self, tx: Transaction, row: Row[Any]) -> bool:
@@ -260,4 +260,4 @@ def _observe_verdict(note: Callable[[str, Any], None], row: Row[Any], verdict: A
     note(spans.VERDICT, word)
     if metrics.is_on():
         about = {"connector": row.connector, "operation": row.operation, "verdict": word}
-        metrics.record("pipeline.reconcile.looks", about)
+        metrics.record("pipeline.reconcile.attempts", about)

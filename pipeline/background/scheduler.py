@@ -64,7 +64,7 @@ class Scheduler:
                 if not is_lock_timeout(error):
                     raise
                 log.warning("nothing can be started in workflow %r now: %s", workflow, describe_error(error))
-                report.add("held")
+                report.add("locked")
         return report
 
     def _start_all_due(self, workflow: str, report: SweepReport) -> None:

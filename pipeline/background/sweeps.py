@@ -91,8 +91,8 @@ class Sweeps:
             suspects = work.suspect_runs(tx, [row.id for row in silent]) if silent else ()
         for message in dispatch_messages(silent, self.db, suspects=suspects) if silent else ():
             self.scheduler.dispatch(message)
-        report.add("rung again", len(silent))
-        report.add("taken back", unheard)
+        report.add("redispatched", len(silent))
+        report.add("withdrawn", unheard)
         return report
 
     def rescue(self) -> SweepReport:
@@ -111,7 +111,7 @@ class Sweeps:
             due = ledger.due_mutation_ids(tx)
         for mutation_id in due:
             self.dispatch_reconcile(str(mutation_id))
-        report.add("asked", len(due))
+        report.add("dispatched", len(due))
         return report
 
     def maintenance(self) -> SweepReport:
@@ -126,10 +126,10 @@ class Sweeps:
         with self.db.transaction() as tx:
             page = told.next_page(tx)
         for row in page.rows:
-            report.add("announced" if self._deliver(row) else "undelivered")
+            report.add("delivered" if self._deliver(row) else "undelivered")
             if time.monotonic() > ends_at:
                 break
-        done, left = (report.counts.get(name, 0) for name in ("announced", "undelivered"))
+        done, left = (report.counts.get(name, 0) for name in ("delivered", "undelivered"))
         with self.db.transaction() as tx:
             told.save_position(tx, page, delivered=done, undelivered=left)
         return report

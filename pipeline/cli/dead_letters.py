@@ -1,7 +1,7 @@
 """Command ``pipeline dead-letters``: list broker messages that workers refused, send them back or drop them.
 
-No worker reads the queue ``pipeline.refused``. To list it, each message is taken, put back at the end, and only then
-acknowledged. This works on every broker and loses nothing. A kill in between leaves a message twice; publishing it
+No worker reads the queue ``pipeline.dead_letters``. To list it, each message is taken, put back at the end, and only
+then acknowledged. This works on every broker and loses nothing. A kill in between leaves a message twice; publishing it
 twice changes nothing.
 """
 

@@ -38,7 +38,7 @@ class ItemStatus(StrEnum):
     SUCCESS = "success"  #: processed, and the success handler returned
     EXCEPTION = "exception"  #: failed, and the exception handler was called
     TIMEOUT = "timeout"  #: not done within the transaction's time; the exception handler was called
-    UNFINISHED = "left"  #: left unacknowledged: the loop ended, or an abandoned call holds its id
+    UNFINISHED = "unfinished"  #: left unacknowledged: the loop ended, or an abandoned call holds its id
 
 
 class Ending(StrEnum):

@@ -84,8 +84,8 @@ class NextAction(StrEnum):
     APPLIED = "applied"  #: record that it happened
     FAILED = "failed"  #: record that it did not happen: the outside system refused it
     ABSENT = "absent"  #: record that it did not happen: it was not found. Refused in the quiet period
-    RETRY = "again"  #: it did not happen this time: attempt it again after a pause
-    RECONCILE = "look"  #: the outcome is unknown: reconcile once, at once
+    RETRY = "retry"  #: it did not happen this time: attempt it again after a pause
+    RECONCILE = "reconcile"  #: the outcome is unknown: reconcile once, at once
     DOUBT = "doubt"  #: the outcome is unknown: the run stops in doubt
     POSTPONE = "postpone"  #: still in doubt: reconcile again later
     ESCALATE = "escalate"  #: still in doubt with no attempt left: an operator resolves it

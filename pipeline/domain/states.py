@@ -146,8 +146,8 @@ class Resolver(StrEnum):
 
     CALL = "call"  #: the outside system answered the call itself
     RECONCILE = "reconcile"  #: the outside system was asked afterwards
-    OPERATOR = "person"  #: somebody said what happened
-    OPERATOR_SKIP = "person_skip"  #: somebody decided to go on without it
+    OPERATOR = "operator"  #: somebody said what happened
+    OPERATOR_SKIP = "operator_skip"  #: somebody decided to go on without it
     VOID = "void"  #: it was approved, but its run stopped before it was sent
 
 

@@ -16,5 +16,5 @@ class LivenessScheduler(PersistentScheduler):  # type: ignore[misc]  # celery sh
     def __init__(self, *args: Any, **options: Any) -> None:
         file = Settings.load(os.environ).liveness_file
         if file is not None:
-            threading.Thread(target=liveness.touch_forever, args=(file,), name="pipeline-signs", daemon=True).start()
+            threading.Thread(target=liveness.touch_forever, args=(file,), name="pipeline-liveness", daemon=True).start()
         super().__init__(*args, **options)

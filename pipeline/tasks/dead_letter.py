@@ -19,12 +19,12 @@ from pipeline.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-DEAD_LETTER_QUEUE = "pipeline.refused"
+DEAD_LETTER_QUEUE = "pipeline.dead_letters"
 REASON_HEADER, KIND_HEADER, FROM_HEADER, ID_HEADER = (
-    "refused",
-    "refused-kind",
-    "refused-from",
-    "refused-id",
+    "dead-letter-reason",
+    "dead-letter-kind",
+    "dead-letter-from",
+    "dead-letter-id",
 )  #: headers in which a worker says why
 DEAD_LETTER_HEADERS = (REASON_HEADER, KIND_HEADER, FROM_HEADER, ID_HEADER)
 _COPIED_PROPERTIES = ("correlation_id", "reply_to", "delivery_mode")  #: properties that travel with a message
@@ -44,7 +44,7 @@ class DeadLetterKind(StrEnum):
 
 def count_dead_letter(kind: DeadLetterKind, amount: int = 1) -> None:
     """Count a message that was refused."""
-    metrics.record("pipeline.publish.refused", {"kind": str(kind)}, amount)
+    metrics.record("pipeline.dead_letters", {"kind": str(kind)}, amount)
 
 
 def count_zeros() -> None:
@@ -104,7 +104,7 @@ def task_name(message: Any) -> str:
 def dead_letter_depth(timeout: float = 2.0) -> int | None:
     """How many messages wait for a person; None when the broker does not say so in time."""
     found: list[int] = []
-    asking = threading.Thread(target=_read_depth, args=(found, timeout), name="pipeline-refused", daemon=True)
+    asking = threading.Thread(target=_read_depth, args=(found, timeout), name="pipeline-dead-letters", daemon=True)
     asking.start()
     asking.join(timeout)
     return found[0] if found else None

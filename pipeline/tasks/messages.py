@@ -32,7 +32,7 @@ def dispatch(message: DispatchMessage, hops: int = 0) -> bool:
         with context.preserve_context():
             chain(*given).apply_async()
     except OperationalError as error:
-        log.warning("the broker cannot be reached; the next tick rings again for %d runs: %s", len(ids), error)
+        log.warning("the broker cannot be reached; the next tick redispatches %d runs: %s", len(ids), error)
         return False
     return True
 

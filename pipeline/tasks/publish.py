@@ -2,7 +2,7 @@
 
 Here the message is the only copy of an event, so it is never dropped. While the database cannot be
 used it is sent again; what can never be published, whatever is wrong with it, is moved to the queue
-``pipeline.refused`` for a person to see. A message that cannot be sent on goes back to the broker.
+``pipeline.dead_letters`` for a person to see. A message that cannot be sent on goes back to the broker.
 """
 
 import logging

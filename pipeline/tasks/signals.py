@@ -61,7 +61,7 @@ def shut_down(**_: Any) -> None:
         current_process().leases.hand_back_all()
     except SQLAlchemyError as error:
         log.warning("runs could not be given back; their leases will lapse: %s", error)
-    numbers = threading.Thread(target=metrics.stop_metrics, name="pipeline-last-words", daemon=True)
+    numbers = threading.Thread(target=metrics.stop_metrics, name="pipeline-stop-metrics", daemon=True)
     numbers.start()  # beside the spans: a collector that does not answer is waited for once
     tracing.stop_tracing()
     numbers.join()

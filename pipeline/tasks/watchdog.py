@@ -86,7 +86,7 @@ class Watchdog:
             idle = work.overdue_sweeps(tx, self.process.sweeps.periods)
             late = work.overdue_sweeps(tx, self.process.sweeps.periods, since=lives)
         if late:
-            log.warning("beat is late with %s: standing in for it; is it running?", ", ".join(late))
+            log.warning("beat is late with %s: this worker dispatches them; is beat running?", ", ".join(late))
         for name in idle:  # one that never ran is rung for at once, and beat blamed for it only later
             messages.dispatch_sweep(name)
 
@@ -120,7 +120,7 @@ class Watchdog:
 
 def start_watchdog(process: WorkerProcess, pool: Any) -> None:
     """Watch over this worker until its process ends. Its signs of life wait for no server, so they are given apart."""
-    threading.Thread(target=Watchdog(process, pool).run, name="pipeline-guardian", daemon=True).start()
+    threading.Thread(target=Watchdog(process, pool).run, name="pipeline-watchdog", daemon=True).start()
     if process.settings.liveness_file is not None:
         threading.Thread(target=liveness.touch_forever, args=(process.settings.liveness_file,), daemon=True).start()
 

@@ -49,18 +49,20 @@ def record_replacement_effect(tx: Transaction, row: Row[Any], replacement: Row[A
     )
     evidence = {**_replacement_fields(replacement), "found": found}
     kept = Actor(name=by.name, reason=why, evidence=evidence)
-    audit.record(tx, kept, "mutation.not_surfaced", workflow=row.workflow, run_id=row.run_id, mutation_id=row.id)
+    audit.record(
+        tx, kept, "mutation.replacement_effect_found", workflow=row.workflow, run_id=row.run_id, mutation_id=row.id
+    )
 
 
 def late_effect_evidence(tx: Transaction, row: Row[Any], found: Any, *, is_own: bool) -> dict[str, Any]:
     """Both sides of an alarm; ``is_own``: whether what was found is known to be this mutation's own effect."""
     other = ledger.replacement_run(tx, row.run_id, row.id)
     return {
-        "settled_by": row.resolved_by,
-        "settled_at": row.resolved_at.isoformat(),
-        "surfaced": found,
-        "is_surely_its_own": is_own,
-        "means": _advice(row, other, is_own=is_own),
+        "resolved_by": row.resolved_by,
+        "resolved_at": row.resolved_at.isoformat(),
+        "found": found,
+        "is_own_effect": is_own,
+        "advice": _advice(row, other, is_own=is_own),
         **_replacement_fields(other),
     }
 
@@ -73,10 +75,10 @@ def _same_operation(row: Row[Any], other: Row[Any] | None) -> Row[Any] | None:
 
 def _replacement_fields(other: Row[Any] | None) -> dict[str, Any]:
     return {
-        "instead_run": str(other.run_id) if other else None,
-        "instead_mutation": str(other.mutation_id) if other and other.mutation_id else None,
-        "instead_status": other.mutation_status if other else None,
-        "instead_result": other.result if other else None,
+        "replacement_run": str(other.run_id) if other else None,
+        "replacement_mutation": str(other.mutation_id) if other and other.mutation_id else None,
+        "replacement_status": other.mutation_status if other else None,
+        "replacement_result": other.result if other else None,
     }
 
 
@@ -104,7 +106,7 @@ def stop_monitoring(tx: Transaction, row: Row[Any], reason: str) -> None:
     """End the watch of a mutation that nobody can look for any more, and keep why."""
     schedule_monitor_check(tx, MutationId(row.id), None)
     by = Actor(name="reconcile", reason=reason)
-    audit.record(tx, by, "mutation.unwatched", workflow=row.workflow, run_id=row.run_id, mutation_id=row.id)
+    audit.record(tx, by, "mutation.monitoring_stopped", workflow=row.workflow, run_id=row.run_id, mutation_id=row.id)
 
 
 def begin_monitor_check(
@@ -132,8 +134,10 @@ def record_late_effect(
     if row is None:
         return None
     evidence = late_effect_evidence(tx, row, kept, is_own=is_own)
-    told = replace(by, reason=f"{by.reason}: {evidence['means']}", evidence=evidence)
-    audit.record(tx, told, "mutation.surfaced", **audit.subject_of(row))
-    instead = evidence["instead_run"]
-    tx.log_on_commit("mutation.surfaced", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, instead=instead)
+    told = replace(by, reason=f"{by.reason}: {evidence['advice']}", evidence=evidence)
+    audit.record(tx, told, "mutation.found_late", **audit.subject_of(row))
+    replacement = evidence["replacement_run"]
+    tx.log_on_commit(
+        "mutation.found_late", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, replacement_run=replacement
+    )
     return row

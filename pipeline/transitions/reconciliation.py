@@ -21,7 +21,7 @@ from pipeline.transitions import audit
 _DEFER_FOR = timedelta(seconds=30)  #: until somebody else may try
 _ESCALATE_AFTER = timedelta(hours=1)  #: without a look, and a person is asked
 _SWEEP = "reconcile"
-_DEFERRED, _TRIED_AGAIN = "mutation.left", "mutation.try_again"
+_DEFERRED, _TRIED_AGAIN = "mutation.reconcile_deferred", "mutation.try_again"
 
 
 def defer(tx: Transaction, row: Row[Any], reason: str) -> None:
@@ -34,14 +34,14 @@ def defer(tx: Transaction, row: Row[Any], reason: str) -> None:
     last = ledger.last_act(tx, row.id, [_DEFERRED, _TRIED_AGAIN])
     since = None if last is None and row.reconcile_attempts else row.doubted_at
     if last is not None:
-        is_same = last.act == _DEFERRED and last.evidence["looks"] == row.reconcile_attempts
+        is_same = last.act == _DEFERRED and last.evidence["reconcile_attempts"] == row.reconcile_attempts
         was_early = row.next_reconcile_at == row.quiet_until
         since = last.at if is_same and not was_early else None
     if since is not None and tx.clock() - since > _ESCALATE_AFTER:
         escalate(tx, [mutation_id], reason)
         return
     if last is None or since is None:
-        by = Actor(name=_SWEEP, reason=reason, evidence={"looks": row.reconcile_attempts})
+        by = Actor(name=_SWEEP, reason=reason, evidence={"reconcile_attempts": row.reconcile_attempts})
         audit.record(tx, by, _DEFERRED, workflow=row.workflow, run_id=row.run_id, mutation_id=row.id)
     postpone(tx, mutation_id, after=_DEFER_FOR)
 
@@ -50,7 +50,9 @@ def record_time_to_resolution(tx: Transaction, row: Row[Any], verdict: str) -> N
     """A mutation is settled. One that was never in doubt tells nothing."""
     if row.doubted_at is not None:
         told = {"connector": row.connector, "operation": row.operation, "verdict": verdict}
-        tx.count_on_commit("pipeline.mutation.certainty", told, (row.resolved_at - row.doubted_at).total_seconds())
+        tx.count_on_commit(
+            "pipeline.mutation.time_to_resolution", told, (row.resolved_at - row.doubted_at).total_seconds()
+        )
 
 
 def book(tx: Transaction, attempts: Sequence[tuple[MutationId, int, timedelta]]) -> tuple[Row[Any], ...]:

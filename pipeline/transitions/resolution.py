@@ -92,7 +92,7 @@ def try_again(tx: Transaction, mutation_id: MutationId, by: Actor, *, can_reconc
         needs = [f"{MutationStatus.INDETERMINATE} and of an operation that can reconcile, as far as is known here"]
         raise illegal_transition(found, "try again", needs)
     tx.log_on_commit(
-        "mutation.asked_again", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name
+        "mutation.reconcile_retried", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name
     )
     audit.record(tx, by, "mutation.try_again", **audit.subject_of(row))
     return row

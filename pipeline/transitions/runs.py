@@ -137,7 +137,7 @@ def hand_back(tx: Transaction, cohort: Sequence[RunLease], *, is_delayed: bool =
     """
     landed = tx.guarded(run_store.HAND_BACK, _lease_rows(cohort), later=is_delayed)
     for run in landed:
-        tx.log_on_commit("run.released", run_id=run.id, workflow=run.workflow, phase=run.phase)
+        tx.log_on_commit("run.handed_back", run_id=run.id, workflow=run.workflow, phase=run.phase)
     move = Transition(
         verb="release", phases=[Phase.PREPARING, Phase.PREPARED, Phase.EMITTING], condition=" or not sent yet"
     )

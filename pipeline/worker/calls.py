@@ -91,7 +91,7 @@ def record_metrics(flight: PendingCall, judged: CallDecision, end: CallEnd) -> N
         return
     about = {"connector": flight.mutation.connector, "operation": flight.mutation.operation}
     if flight.is_reconcile:
-        metrics.record("pipeline.reconcile.looks", {**about, "verdict": verdict_label(end)})
+        metrics.record("pipeline.reconcile.attempts", {**about, "verdict": verdict_label(end)})
     else:
         seconds = time.monotonic() - flight.started_at
         metrics.record("pipeline.mutation.duration", {**about, "outcome": _OUTCOME_LABELS[judged.action]}, seconds)
@@ -101,7 +101,7 @@ def record_metrics(flight: PendingCall, judged: CallDecision, end: CallEnd) -> N
 _OUTCOME_LABELS = {
     NextAction.APPLIED: "applied",
     NextAction.FAILED: "failed",
-    NextAction.RETRY: "again",
+    NextAction.RETRY: "retry",
     NextAction.RECONCILE: "unknown",
     NextAction.DOUBT: "unknown",
 }

@@ -43,7 +43,7 @@ def call_end(
         reading = _UNKNOWN_READING if is_overdue else operation.reading(error)
         reason = error_message(connector, operation, params, error)
     except Exception as unread:
-        log.exception("how %s.%s ended could not be judged", connector.name, operation.name)
+        log.exception("the end of %s.%s could not be classified", connector.name, operation.name)
         reading, reason = _UNKNOWN_READING, _unreadable(unread)
     return CallError(reading=reading, reason=reason, error_type=type(error).__qualname__, is_overdue=is_overdue)
 
@@ -68,7 +68,7 @@ def reconcile_end(
                     return Retry(reason, bounded_pause(verdict.after))
             reason = f"it returned a {type(verdict).__name__}; expected Applied, NotFound or Retry"
     except Exception as unread:
-        log.exception("how %s ended could not be judged", name)
+        log.exception("the end of %s could not be classified", name)
         return NoVerdict(_unreadable(unread))
     log.warning("%s gave no verdict: %s", name, reason)
     return NoVerdict(reason)
@@ -80,7 +80,7 @@ def _unreadable(error: Exception) -> str:
 
 def verdict_label(verdict: CallEnd) -> str:
     """A verdict in one word, for metrics and spans."""
-    return _VERDICT_LABELS.get(type(verdict), "nothing")
+    return _VERDICT_LABELS.get(type(verdict), "no verdict")
 
 
 def storable_result(result: Any, limits: Limits, what: str) -> Any:

@@ -170,7 +170,7 @@ class MutationSender:
             except (DBAPIError, TimeoutError) as error:
                 if pause is None or not _is_database_unavailable(error):
                     raise
-                log.warning("%d answers could not be written down, trying again: %s", len(ended), error)
+                log.warning("%d outcomes could not be recorded, trying again: %s", len(ended), error)
                 threading.Event().wait(pause)
             else:
                 break

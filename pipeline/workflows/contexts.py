@@ -37,7 +37,7 @@ RESERVED_NAMES = frozenset({*_OTHER_PHASE_HINTS, "now", "violation", "close", "r
 _IDS_END = 2**63  #: ids of events are positive and fit into eight bytes
 
 #: The context of the phase that runs here. A violation counts against it, whichever context was misused.
-CURRENT_CONTEXT: ContextVar["Context | None"] = ContextVar("pipeline_running_context", default=None)
+CURRENT_CONTEXT: ContextVar["Context | None"] = ContextVar("pipeline_current_context", default=None)
 _TOPIC_HINT = "Pass the topic that workflow.topic(...) returned"
 
 

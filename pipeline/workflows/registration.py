@@ -11,7 +11,7 @@ from pipeline.workflows.registry import Registry, spec_of
 
 log = logging.getLogger(__name__)
 
-DEPLOYMENT = Actor(name="host", reason="the workflow's code has changed")
+DEPLOYMENT = Actor(name="deployment", reason="the workflow's code has changed")
 
 
 def register_workflows(db: Database, registry: Registry, code_version: str = "") -> None:

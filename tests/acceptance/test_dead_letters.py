@@ -45,12 +45,12 @@ def broker(shop: Installation) -> Iterator[redis.Redis]:
     """The broker, with nothing kept by a test before, and all that it had sent refused and counted."""
     with redis.Redis.from_url(shop.broker_url) as client:
         wait_for(lambda: client.hlen("unacked") == 0, within=60, why="nothing is left in anybody's hands")
-        client.delete("pipeline.refused")
+        client.delete("pipeline.dead_letters")
         yield client
 
 
 def kept(broker: redis.Redis) -> list[dict[str, Any]]:
-    return [json.loads(entry) for entry in broker.lrange("pipeline.refused", 0, -1)]
+    return [json.loads(entry) for entry in broker.lrange("pipeline.dead_letters", 0, -1)]
 
 
 def put(theirs: Celery, body: bytes, **headers: Any) -> None:
@@ -87,20 +87,20 @@ def strange(theirs: Celery) -> dict[str, int]:
 def test_what_cannot_be_read_or_is_unknown_is_kept_as_it_came_and_never_shown(
     shop: Installation, theirs: Celery, broker: redis.Redis
 ) -> None:
-    before = scrape(PORT).by("pipeline_publish_refused_total", "kind")
+    before = scrape(PORT).by("pipeline_dead_letters_total", "kind")
     assert set(before) == {"unpublishable", "unreadable", "invalid", "unknown task", "no task"}, "all begin at zero"
     expected = strange(theirs)
-    wait_for(lambda: broker.llen("pipeline.refused") == sum(expected.values()), within=60, every=0.1)
+    wait_for(lambda: broker.llen("pipeline.dead_letters") == sum(expected.values()), within=60, every=0.1)
     wait_for(lambda: broker.hlen("unacked") == 0, within=60, why="nothing is left in anybody's hands")
     found = kept(broker)
-    kinds = [entry["headers"]["refused-kind"] for entry in found]
+    kinds = [entry["headers"]["dead-letter-kind"] for entry in found]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == expected
     pickled = [entry for entry in found if entry["content-type"] == "application/x-python-serialize"]
     assert [pickle.loads(base64.b64decode(entry["body"]))[1] for entry in pickled] == [GIVEN, GIVEN]
     said = shop.nodes[0].log.read_text()
     assert (SECRET in said, base64.b64encode(SECRET.encode()).decode()[:8] in said) == (False, False)
     assert "pipeline.publsh" in said
-    after = scrape(PORT).by("pipeline_publish_refused_total", "kind")
+    after = scrape(PORT).by("pipeline_dead_letters_total", "kind")
     assert {kind: after[kind] - before[kind] for kind in expected} == expected
 
 
@@ -108,7 +108,7 @@ def test_a_person_lists_sends_back_and_drops_what_nobody_could_read(
     shop: Installation, theirs: Celery, broker: redis.Redis
 ) -> None:
     count = sum(strange(theirs).values())
-    wait_for(lambda: broker.llen("pipeline.refused") == count, within=60, every=0.1)
+    wait_for(lambda: broker.llen("pipeline.dead_letters") == count, within=60, every=0.1)
     with dead_letter_scenario.shell(shop) as refused:
         before = sorted(refused.listed(), key=lambda each: json.dumps(each))
         again = sorted(refused.listed(), key=lambda each: json.dumps(each))
@@ -119,15 +119,15 @@ def test_a_person_lists_sends_back_and_drops_what_nobody_could_read(
         assert (unknown["task"], unknown["message_ids"]) == ("pipeline.publsh", ["kept"])
         code, said = refused("send-back", unknown["id"], "--yes")
         assert (code, "it comes back here unless the workers have that task" in said) == (0, True), said
-        wait_for(lambda: broker.llen("pipeline.refused") == count, within=60, every=0.1, why="refused again")
+        wait_for(lambda: broker.llen("pipeline.dead_letters") == count, within=60, every=0.1, why="refused again")
         nothing = next(each for each in before if each["kind"] == "no task")
         code, said = refused("send-back", nothing["id"], "--yes")
-        assert (code, "stays" in said, broker.llen("pipeline.refused")) == (1, True, count), said
+        assert (code, "stays" in said, broker.llen("pipeline.dead_letters")) == (1, True, count), said
         pickled = next(each for each in before if "python" in each["content_type"])
         assert "unless the workers accept its content type" in refused("send-back", pickled["id"])[1]
         assert refused("drop", nothing["id"], "--yes")[0] == 0
         assert refused("drop", "--all", "--yes")[0] == 0
-    assert broker.llen("pipeline.refused") == 0
+    assert broker.llen("pipeline.dead_letters") == 0
 
 
 def test_a_refused_publish_keeps_its_trace_until_it_is_published(
@@ -136,7 +136,7 @@ def test_a_refused_publish_keeps_its_trace_until_it_is_published(
     caller = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01", "tracestate": "shop=1"}
     given = {"workflow": "annex", "events": [{**EVENT, "message_id": "traced"}]}
     theirs.send_task("pipeline.publish", kwargs=given, queue="pipeline.schedule", serializer="json", headers=caller)
-    wait_for(lambda: broker.llen("pipeline.refused") == 1, within=60)
+    wait_for(lambda: broker.llen("pipeline.dead_letters") == 1, within=60)
     (entry,) = kept(broker)
     assert {name: entry["headers"][name] for name in caller} == caller
     with shop.db.transaction() as tx:
@@ -154,11 +154,11 @@ def test_a_broker_that_takes_no_copy_keeps_the_message_itself(
 ) -> None:
     log = shop.nodes[0].log
     said = len(log.read_text())
-    broker.set("pipeline.refused", "no queue")
+    broker.set("pipeline.dead_letters", "no queue")
     theirs.send_task("pipeline.publsh", kwargs=GIVEN, queue="pipeline.schedule", serializer="json")
     wait_for(lambda: log.read_text()[said:].count("goes back") > 1, within=60, why="it came again")
-    broker.delete("pipeline.refused")
-    wait_for(lambda: broker.llen("pipeline.refused") == 1, within=60, why="it is kept once there is a queue")
+    broker.delete("pipeline.dead_letters")
+    wait_for(lambda: broker.llen("pipeline.dead_letters") == 1, within=60, why="it is kept once there is a queue")
 
 
 def test_after_all_that_the_worker_still_works(shop: Installation, theirs: Celery) -> None:

@@ -38,7 +38,7 @@ def theirs(shop: Installation) -> Celery:
 def broker(shop: Installation) -> Iterator[redis.Redis]:
     """The broker, with nothing kept as refused by a test before."""
     with redis.Redis.from_url(shop.broker_url) as client:
-        client.delete("pipeline.refused")
+        client.delete("pipeline.dead_letters")
         yield client
 
 
@@ -67,9 +67,9 @@ def test_what_cannot_be_published_is_kept_for_a_person_and_what_can_is_published
     theirs.send_task("pipeline.publish", args=["shop", [order("fine")]], queue="pipeline.schedule")
     shop.published.append("fine")
     shop.all_done_once()
-    wait_for(lambda: broker.llen("pipeline.refused") == 2, within=60, why="both refused ones kept")
-    kept = [json.loads(entry) for entry in broker.lrange("pipeline.refused", 0, -1)]
-    assert any("orderz" in entry["headers"]["refused"] for entry in kept)
+    wait_for(lambda: broker.llen("pipeline.dead_letters") == 2, within=60, why="both refused ones kept")
+    kept = [json.loads(entry) for entry in broker.lrange("pipeline.dead_letters", 0, -1)]
+    assert any("orderz" in entry["headers"]["dead-letter-reason"] for entry in kept)
 
 
 #: Calls that nobody could carry out, and a word that the reason of each must have.
@@ -87,8 +87,10 @@ def test_calls_that_are_wrong_in_any_way_are_kept_with_their_reason(
 ) -> None:
     for given, _ in WRONG.values():
         theirs.send_task("pipeline.publish", queue="pipeline.schedule", **given)
-    wait_for(lambda: broker.llen("pipeline.refused") == len(WRONG), within=60, why="all of them kept")
-    reasons = [json.loads(entry)["headers"]["refused"] for entry in broker.lrange("pipeline.refused", 0, -1)]
+    wait_for(lambda: broker.llen("pipeline.dead_letters") == len(WRONG), within=60, why="all of them kept")
+    reasons = [
+        json.loads(entry)["headers"]["dead-letter-reason"] for entry in broker.lrange("pipeline.dead_letters", 0, -1)
+    ]
     for name, (_, word) in WRONG.items():
         assert any(word in reason for reason in reasons), name
 
@@ -154,7 +156,7 @@ def test_a_broker_that_takes_nothing_more_keeps_what_it_has(
         wait_for(lambda: "cannot be published" in worker.log.read_text()[said:], within=60)
     finally:
         broker.config_set("maxmemory", 0)
-    wait_for(lambda: broker.llen("pipeline.refused") == 1, within=60, why="it is kept")
+    wait_for(lambda: broker.llen("pipeline.dead_letters") == 1, within=60, why="it is kept")
 
 
 def test_what_was_refused_is_listed_sent_back_and_dropped(shop: Installation, broker: redis.Redis) -> None:

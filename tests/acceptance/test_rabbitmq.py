@@ -64,7 +64,7 @@ def test_the_queues_are_of_the_replicated_kind(shop: Installation, broker: Rabbi
 def test_what_was_refused_is_listed_sent_back_and_dropped(shop: Installation, broker: Rabbit) -> None:
     dead_letter_scenario.play(shop)
     kinds = dict(line.split("\t") for line in broker.tell("list_queues", "name", "type").splitlines())
-    assert kinds["pipeline.refused"] == "quorum"
+    assert kinds["pipeline.dead_letters"] == "quorum"
 
 
 def test_what_no_worker_can_read_or_knows_is_kept_too(shop: Installation) -> None:

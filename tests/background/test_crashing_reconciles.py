@@ -167,7 +167,7 @@ def test_a_watch_whose_looks_always_take_their_worker_down_ends_and_says_so(
         None,
         "failed",
     )
-    told = one(db, "SELECT reason, mutation_id FROM pipeline.audit WHERE act = 'mutation.unwatched'")
+    told = one(db, "SELECT reason, mutation_id FROM pipeline.audit WHERE act = 'mutation.monitoring_stopped'")
     assert (told.mutation_id, "did not come back" in told.reason) == (row.id, True)
 
 
@@ -208,7 +208,7 @@ def test_a_look_of_the_watch_that_another_worker_must_take_is_not_counted(db: Da
         run.advance(timedelta(minutes=11))
         stranger.sweeps.reconcile_one(MutationId(run.ledger()[0].id))
     assert (run.ledger()[0].monitor_attempts, run.ledger()[0].next_monitor_at is None) == (0, False)
-    assert rows(db, "SELECT 1 FROM pipeline.audit WHERE act = 'mutation.unwatched'") == []
+    assert rows(db, "SELECT 1 FROM pipeline.audit WHERE act = 'mutation.monitoring_stopped'") == []
 
 
 def test_a_watch_whose_looks_tell_nothing_ends_when_its_time_is_over(db: Database) -> None:

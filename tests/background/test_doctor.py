@@ -28,7 +28,7 @@ def test_a_doubt_that_nobody_looks_into_is_overdue(db: Database) -> None:
     stopped(db, a_run(db, Phase.MUTATING))
     assert overdue(db) == []
     db.advance_clock(LATE)
-    assert overdue(db) == ["doubts-are-looked-into"]
+    assert overdue(db) == ["reconciles-are-on-time"]
 
 
 @pytest.mark.broken_on_purpose
@@ -73,4 +73,4 @@ def test_an_event_of_a_topic_its_consumer_has_left_is_shown(db: Database) -> Non
         registration.register(
             tx, replace(spec, handlers=(replace(spec.handlers[0], subscribes=(OUT,)), spec.handlers[1]))
         )
-    assert overdue(db) == ["waiting-events-can-be-seen"]
+    assert overdue(db) == ["waiting-events-have-a-subscription"]

@@ -73,7 +73,7 @@ def test_the_watch_of_a_mutation_whose_connector_is_gone_from_the_code_ends_and_
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
     assert run.ledger()[0].next_monitor_at is None
-    told = one(db, "SELECT reason, mutation_id FROM pipeline.audit WHERE act = 'mutation.unwatched'")
+    told = one(db, "SELECT reason, mutation_id FROM pipeline.audit WHERE act = 'mutation.monitoring_stopped'")
     assert (told.mutation_id, "mail.send is gone from the code" in told.reason) == (run.ledger()[0].id, True)
     run.sweeps.sessions()
 
@@ -216,8 +216,8 @@ def test_an_alarm_names_both_sides_however_short_the_workflow_keeps_what_is_done
     shop.mail.effects.append(RecordedEffect(operation="send", key=first.idempotency_key, params=first.params))
     run.sweeps.retention()
     run.sweeps.reconcile()
-    evidence = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.surfaced'").evidence
-    assert evidence["instead_mutation"] == str(run.ledger()[-1].id)
+    evidence = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.found_late'").evidence
+    assert evidence["replacement_mutation"] == str(run.ledger()[-1].id)
     with db.transaction() as tx:
         resolution.acknowledge(tx, MutationId(first.id), TESTER)
 

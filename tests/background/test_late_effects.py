@@ -62,13 +62,13 @@ def test_an_effect_that_surfaces_after_it_was_settled_is_an_alarm_with_both_side
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
     (finding,) = findings(run)
-    assert (finding.invariant, finding.severity) == ("settled-as-failed-did-not-happen", "broken")
+    assert (finding.invariant, finding.severity) == ("failed-mutations-have-no-late-effect", "broken")
     assert str(row.id) in finding.subject
-    evidence = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.surfaced'").evidence
+    evidence = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.found_late'").evidence
     again = run.ledger()[-1]
-    assert evidence["settled_by"] == ("person_skip" if how == "skip" else "person")
-    assert evidence["surfaced"] == {"id": row.idempotency_key}
-    assert evidence["instead_mutation"] == (str(again.id) if how == "did_not_happen" else None)
+    assert evidence["resolved_by"] == ("operator_skip" if how == "skip" else "operator")
+    assert evidence["found"] == {"id": row.idempotency_key}
+    assert evidence["replacement_mutation"] == (str(again.id) if how == "did_not_happen" else None)
 
 
 @pytest.mark.broken_on_purpose
@@ -153,7 +153,7 @@ def test_an_answer_to_a_call_that_was_settled_as_failed_meanwhile_is_an_alarm(db
 
     with run.on_crash_points(freeze):
         run.run()
-    assert [finding.invariant for finding in findings(run)] == ["settled-as-failed-did-not-happen"]
+    assert [finding.invariant for finding in findings(run)] == ["failed-mutations-have-no-late-effect"]
     assert run.ledger()[0].late_result == {"id": run.ledger()[0].idempotency_key}
 
 

@@ -79,7 +79,7 @@ def test_maintenance_blocks_and_unknown_outcomes_are_announced_once_and_signed(
     db.advance_clock(LEASE + TIMEOUT)
     rescuer.recover(db)
     sweep = sweeps(db, WebhookNotifier(url, SECRET))
-    assert sweep.notices().counts == {"announced": 3}
+    assert sweep.notices().counts == {"delivered": 3}
     assert sweep.notices().counts == {}
     assert {(notice["workflow"], notice["kind"]) for notice, _ in kind.got} == {
         ("mended", "maintenance"),
@@ -97,7 +97,7 @@ def test_a_notice_that_could_not_be_delivered_is_sent_again(db: Database, receiv
     sweep = sweeps(db, WebhookNotifier(url, SECRET))
     assert sweep.notices().counts == {"undelivered": 1}
     kind.status = 204
-    assert sweep.notices().counts == {"announced": 1}
+    assert sweep.notices().counts == {"delivered": 1}
     assert len(kind.got) == 2
 
 

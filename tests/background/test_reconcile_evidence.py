@@ -112,7 +112,7 @@ def test_questions_of_a_workflow_that_nobody_has_do_not_keep_others_waiting_and_
     run.run()
     before = run.now()
     stranger = Inline(db, [])
-    assert stranger.sweeps.reconcile_one(MutationId(the_mutation(run).id)).counts == {"strange": 1}
+    assert stranger.sweeps.reconcile_one(MutationId(the_mutation(run).id)).counts == {"unknown workflow": 1}
     assert the_mutation(run).next_reconcile_at > before, "it goes to the end of the line"
     stranger.advance(timedelta(hours=2))
     stranger.sweeps.reconcile_one(MutationId(the_mutation(run).id))
@@ -127,7 +127,7 @@ def test_code_of_an_older_version_leaves_a_question_to_the_newer(db: Database) -
     run = newer.started(db)
     run.run()
     older = Inline(db, [Shop(version=1).workflow])
-    assert older.sweeps.reconcile_one(MutationId(the_mutation(run).id)).counts == {"strange": 1}
+    assert older.sweeps.reconcile_one(MutationId(the_mutation(run).id)).counts == {"unknown workflow": 1}
     assert the_mutation(run).status == "needs_reconcile"
     run.run_until_idle()
     assert_consumed(run, newer.orders)
@@ -142,7 +142,7 @@ def test_people_are_told_again_when_a_question_comes_back(db: Database) -> None:
     told = []
     for _ in range(2):
         run.sweeps.reconcile()
-        told.append(run.sweeps.notices().counts.get("announced"))
+        told.append(run.sweeps.notices().counts.get("delivered"))
         with db.transaction() as tx:
             resolution.try_again(tx, MutationId(the_mutation(run).id), TESTER)
     assert told[0] == 2, "the block and the question"

@@ -66,7 +66,7 @@ def test_the_background_looks_at_mutations_whose_time_has_come(db: Database) -> 
     shop.mail.cannot_tell(2)
     run = shop.started(db)
     run.run()
-    assert run.sweeps.reconcile().counts == {"asked": 1}
+    assert run.sweeps.reconcile().counts == {"dispatched": 1}
     assert run.sweeps.reconcile().counts == {}, "the next look waits for its time"
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()

@@ -69,7 +69,7 @@ def test_a_run_whose_workflow_was_given_up_by_its_workers_is_taken_back(db: Data
         run.sweeps.tick()
         run.run()
     assert sum(row.finished_at is None for row in run.runs()) <= 1
-    assert "handler send of before" in overdue(run)["handlers-are-known"]
+    assert "handler send of before" in overdue(run)["handlers-are-claimed"]
     with db.transaction() as tx:
         workflows.pause(tx, "before", TESTER)
     assert not overdue(run), "whoever paused it knows"

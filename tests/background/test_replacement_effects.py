@@ -101,7 +101,7 @@ def looked_for(run: Inline) -> list[str]:
 
 
 def evidence(db: Database) -> dict[str, Any]:
-    found: dict[str, Any] = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.surfaced'").evidence
+    found: dict[str, Any] = one(db, "SELECT evidence FROM pipeline.audit WHERE act = 'mutation.found_late'").evidence
     return found
 
 
@@ -114,9 +114,9 @@ def acknowledged(run: Inline, id_: UUID) -> None:
 def test_what_was_done_again_is_not_taken_for_a_late_effect(db: Database) -> None:
     run, first = done_again(db, Till(by_order))
     assert looked_for(run) == []
-    kept = one(db, "SELECT reason, evidence FROM pipeline.audit WHERE act = 'mutation.not_surfaced'")
+    kept = one(db, "SELECT reason, evidence FROM pipeline.audit WHERE act = 'mutation.replacement_effect_found'")
     again = run.ledger()[-1]
-    assert (kept.evidence["instead_mutation"], kept.evidence["found"]) == (str(again.id), {"id": "ch_1"})
+    assert (kept.evidence["replacement_mutation"], kept.evidence["found"]) == (str(again.id), {"id": "ch_1"})
     assert str(again.run_id) in kept.reason
     (row, _) = run.ledger()
     assert (row.found_late_at, row.next_monitor_at is None) == (None, False), "a late one would still be seen"
@@ -135,13 +135,13 @@ def test_another_result_than_that_of_what_was_done_again_is_an_alarm_that_asks_t
     till.arrives(first.idempotency_key)
     looked_for(run)
     told, again = evidence(db), run.ledger()[-1]
-    assert (told["surfaced"], told["instead_result"], told["is_surely_its_own"]) == (
+    assert (told["found"], told["replacement_result"], told["is_own_effect"]) == (
         {"id": "ch_2"},
         {"id": "ch_1"},
         False,
     )
-    assert told["means"].startswith(f"it may be the effect of run {again.run_id}")
-    assert "undo one only if there are two" in told["means"]
+    assert told["advice"].startswith(f"it may be the effect of run {again.run_id}")
+    assert "undo one only if there are two" in told["advice"]
     acknowledged(run, first.id)
 
 
@@ -151,12 +151,12 @@ def test_the_same_result_is_an_alarm_where_a_look_tells_one_request_from_the_nex
     till.arrives(first.idempotency_key)
     looked_for(run)
     told = evidence(db)
-    assert (told["is_surely_its_own"], told["surfaced"], told["instead_result"]) == (
+    assert (told["is_own_effect"], told["found"], told["replacement_result"]) == (
         True,
         {"is": "done"},
         {"is": "done"},
     )
-    assert "there are two" in told["means"]
+    assert "there are two" in told["advice"]
     acknowledged(run, first.id)
 
 
@@ -173,8 +173,8 @@ def test_what_cannot_be_compared_is_an_alarm_that_asks_to_count(db: Database, wh
         till.find = lambda charges, asked: by_order(charges, asked) if asked == key else Retry("who is that?")
     looked_for(run)
     told = evidence(db)
-    assert told["is_surely_its_own"] is False
-    assert "undo one only if there are two" in told["means"]
+    assert told["is_own_effect"] is False
+    assert "undo one only if there are two" in told["advice"]
     acknowledged(run, first.id)
 
 
@@ -183,8 +183,8 @@ def test_what_did_something_else_meanwhile_is_not_taken_for_it(db: Database) -> 
     run, first = done_again(db, till, then="refund")
     looked_for(run)
     told = evidence(db)
-    assert told["means"] == f"run {run.ledger()[-1].run_id} took its inputs since, and did not do the same"
-    assert rows(db, "SELECT 1 FROM pipeline.audit WHERE act = 'mutation.not_surfaced'") == []
+    assert told["advice"] == f"run {run.ledger()[-1].run_id} took its inputs since, and did not do the same"
+    assert rows(db, "SELECT 1 FROM pipeline.audit WHERE act = 'mutation.replacement_effect_found'") == []
     acknowledged(run, first.id)
 
 
@@ -197,7 +197,7 @@ def test_what_may_have_been_done_again_is_named_with_how_it_stands(db: Database)
     looked_for(run)
     again = run.ledger()[-1]
     assert again.status == "needs_reconcile"
-    assert evidence(db)["means"].startswith(
+    assert evidence(db)["advice"].startswith(
         f"it may be the effect of run {again.run_id}, which did the same again (needs_"
     )
     acknowledged(run, first.id)

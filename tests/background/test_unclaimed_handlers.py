@@ -83,7 +83,7 @@ def test_a_handler_that_no_worker_knows_leaves_the_places_to_those_that_are_know
     item = next(item for item in waits(run) if item.kind == "unclaimed")
     assert (item.workflow, item.subject) == ("shop", "handler extra")
     assert item.since is not None
-    assert "extra" in overdue(run)["handlers-are-known"]
+    assert "extra" in overdue(run)["handlers-are-claimed"]
     newer, _ = release(2, "send", "extra", concurrency=concurrency)
     back = Inline(db, [newer])
     back.sweeps.tick()

@@ -28,9 +28,9 @@ def two(embedded: servers.Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(dead_letter, "dead_letter_depth", functools.partial(dead_letter.dead_letter_depth, 60.0))
     url = embedded.broker_url.rpartition("/")[0] + "/9"
     with redis.Redis.from_url(url) as broker:
-        broker.lpush("pipeline.refused", "{}", "{}")
+        broker.lpush("pipeline.dead_letters", "{}", "{}")
         yield url
-        broker.delete("pipeline.refused")
+        broker.delete("pipeline.dead_letters")
 
 
 def test_refused_messages_wait_for_a_person_with_the_command_to_type(pipeline: Pipeline, ask: Ask, two: str) -> None:
@@ -38,7 +38,7 @@ def test_refused_messages_wait_for_a_person_with_the_command_to_type(pipeline: P
     (item,) = pipeline("attention", "--json").json
     assert (item["kind"], item["subject"], item["commands"][0]) == (
         "dead_letter",
-        "queue pipeline.refused",
+        "queue pipeline.dead_letters",
         "pipeline dead-letters list",
     )
     assert item["reason"].startswith("2 messages")

@@ -299,7 +299,7 @@ def test_rests_and_the_time_of_the_loop_are_counted_and_what_was_in_flight_is_no
     watch, _ = with_time(rested, lambda made: made[1].script.count(Step.PROCESS) == 1)
     assert watch.values("pipeline.consumer_engine.timeouts") == {("loop",): 1}
     assert watch.values("pipeline.consumer_engine.backoff") == {("empty",): pytest.approx(0.05)}
-    assert watch.values("pipeline.consumer_engine.transactions") == {("left",): 1}
+    assert watch.values("pipeline.consumer_engine.transactions") == {("unfinished",): 1}
     if variant.name == "asyncio":
         assert watch.values("pipeline.consumer_engine.in_flight") == {(): 0}
 

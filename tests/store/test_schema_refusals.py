@@ -235,7 +235,7 @@ CASES = (
             "status = 'in_flight'",
             "status = 'indeterminate'",
             "status = 'needs_reconcile', next_reconcile_at = pipeline.clock()",
-            "status = 'applied', resolved_by = 'person', resolved_at = pipeline.clock()",
+            "status = 'applied', resolved_by = 'operator', resolved_at = pipeline.clock()",
         )
     ),
     *(

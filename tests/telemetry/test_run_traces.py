@@ -200,10 +200,10 @@ def test_looks_in_the_background_are_in_the_trace_of_the_run_they_are_about(db: 
     publish_from(db, shop, 1)
     run.run()
     run.run_until_idle()
-    assert about(seen.one("mail.send"), "call.verdict") == ("look",)
+    assert about(seen.one("mail.send"), "call.verdict") == ("reconcile",)
     assert about(seen.one("mail.send.reconcile"), "call.verdict") == ("doubt",)
     looks = seen.named("reconcile")
-    assert [about(look, "call.verdict", "look.number") for look in looks] == [("retry", 1), ("applied", 2)]
+    assert [about(look, "call.verdict", "reconcile.attempt") for look in looks] == [("retry", 1), ("applied", 2)]
     stopped, carried = [span for span in seen.named("run") if trace_of(span) == OUTER_TRACE]
     assert {trace_of(look) for look in looks} == {OUTER_TRACE}
     assert {look.parent and look.parent.span_id for look in looks} == {span_id(stopped)}
@@ -264,7 +264,7 @@ def test_an_attempt_that_did_not_happen_and_the_one_that_did_are_two_calls(db: D
     shop.mail.will(Does.FAILS)
     shop.started(db).run()
     calls = [about(call, "call.attempt", "call.verdict") for call in seen.named("mail.send")]
-    assert calls == [(1, "again"), (2, "applied")]
+    assert calls == [(1, "retry"), (2, "applied")]
 
 
 def test_no_payload_parameter_result_or_plan_is_on_any_span(db: Database, seen: Seen) -> None:
@@ -320,12 +320,12 @@ def test_a_person_s_answer_is_in_the_trace_of_the_run(db: Database, seen: Seen) 
     with pytest.raises(PipelineError):
         desk.resolve(the_mutation(run).id, ResolutionKind.HAPPENED, TESTER)
     run.run()
-    taken, refused = seen.named("answer")
+    taken, refused = seen.named("resolve")
     stopped, carried = [span for span in seen.named("run") if trace_of(span) == OUTER_TRACE]
     for answer in (taken, refused):
         assert answer.parent is not None
         assert (trace_of(answer), answer.parent.span_id) == (OUTER_TRACE, span_id(stopped))
-    assert about(taken, "actor", "answer") == ("tester", "happened")
+    assert about(taken, "actor", "resolution") == ("tester", "happened")
     assert (taken.status.status_code, refused.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
     assert about(carried, "run.status") == ("committed",)
 

@@ -155,7 +155,7 @@ def test_scenario_8_a_skipped_mutation_skips_its_events_and_next_still_runs(db: 
     with db.transaction() as tx:
         resolution.skip(tx, run.mutation_id, SOMEBODY)
     mutation = the_mutation(db, run.mutation_id)
-    assert (mutation.status, mutation.resolved_by) == ("failed", "person_skip")
+    assert (mutation.status, mutation.resolved_by) == ("failed", "operator_skip")
     assert event_status(db, first) == "skipped"
     assert the_run(db, run.id).mutation_outcome == MutationOutcome.SKIPPED
     assert status_of(db) is WorkflowStatus.ACTIVE

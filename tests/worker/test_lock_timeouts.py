@@ -112,7 +112,7 @@ def test_a_workflow_that_is_held_keeps_no_other_from_starting_or_being_rescued(d
         run.publish(topic, {"n": 1})
     with publishing(db, "elsewhere", "x", replace=True):
         report = run.sweeps.tick()
-        assert report.counts["held"] == 1
+        assert report.counts["locked"] == 1
         assert [each.workflow for each in run.runs()] == ["zoo"]
     run.scheduler.schedule(["shop"])
     with run.crash_at(CrashPoint.PREPARE_CLAIMED):

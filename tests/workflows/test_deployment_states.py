@@ -55,7 +55,7 @@ def test_older_code_alone_stops_before_the_state_and_the_doctor_shows_the_run(db
         older.sweeps.tick()
         older.run()
     with db.transaction() as tx:
-        assert [finding.invariant for finding in invariants.findings(tx)] == ["handlers-are-known"]
+        assert [finding.invariant for finding in invariants.findings(tx)] == ["handlers-are-claimed"]
     assert older.state(old.workflow, "Send") is None
     assert statuses(older, old.orders) == ["reserved"]
     newer.run_until_idle()

@@ -25,8 +25,8 @@ ATTENTION_ITEMS = """
   SELECT 'late_effect', 'mutation ' || id, workflow,
          connector || '.' || operation || ' seems to have happened after all (' || idempotency_key
          || '); it was settled as not having happened' || coalesce(': ' || (
-           SELECT a.evidence ->> 'means' FROM pipeline.audit a
-           WHERE a.mutation_id = m.id AND a.act = 'mutation.surfaced' ORDER BY a.id DESC LIMIT 1), ''), found_late_at
+           SELECT a.evidence ->> 'advice' FROM pipeline.audit a
+           WHERE a.mutation_id = m.id AND a.act = 'mutation.found_late' ORDER BY a.id DESC LIMIT 1), ''), found_late_at
   FROM pipeline.mutations m WHERE found_late_at IS NOT NULL AND acknowledged_by IS NULL
   UNION ALL
   SELECT 'breaker', connector || '.' || operation || ' at ' || opened_at, '', reason, opened_at

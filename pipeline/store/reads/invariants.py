@@ -15,7 +15,7 @@ from sqlalchemy import Row, TextClause, text
 from pipeline.store.database import Transaction
 
 #: The invariant of late effects. Attention and gauges report each of them as what it is, not as a broken promise.
-LATE_EFFECTS = "settled-as-failed-did-not-happen"
+LATE_EFFECTS = "failed-mutations-have-no-late-effect"
 
 
 class Severity(StrEnum):
@@ -108,7 +108,7 @@ INVARIANTS: Sequence[Invariant] = (
         """,
     ),
     _broken(
-        "inputs-are-held",
+        "inputs-are-owned",
         "A run that goes on, or will be carried forward, owns every input it pinned.",
         """
         SELECT 'run ' || r.id AS subject, 'event ' || i.event_id || ' is ' || coalesce(d.status, 'missing') AS detail
@@ -234,7 +234,7 @@ INVARIANTS: Sequence[Invariant] = (
         "Start beat, or run the recovery sweep by hand.",
     ),
     _overdue(
-        "doubts-are-looked-into",
+        "reconciles-are-on-time",
         "The next look at a mutation in doubt begins within ten minutes of its time.",
         """
         SELECT 'mutation ' || id AS subject, 'next look was due at ' || next_reconcile_at AS detail
@@ -276,7 +276,7 @@ INVARIANTS: Sequence[Invariant] = (
         "Start beat, a worker that knows this workflow, and one for the queue of this phase.",
     ),
     _overdue(
-        "handlers-are-known",
+        "handlers-are-claimed",
         "A worker knows every handler that has something to do.",
         f"""
         SELECT 'handler ' || h.name || ' of ' || h.workflow AS subject,
@@ -296,7 +296,7 @@ INVARIANTS: Sequence[Invariant] = (
           AS detail
         FROM pipeline.mutations m WHERE m.found_late_at IS NOT NULL AND m.acknowledged_by IS NULL
         """,
-        "Count the effects outside, and undo one only if there are two; the audit (mutation.surfaced) names both "
+        "Count the effects outside, and undo one only if there are two; the audit (mutation.found_late) names both "
         "sides. Then acknowledge it.",
     ),
     _overdue(
@@ -322,7 +322,7 @@ INVARIANTS: Sequence[Invariant] = (
         "Bring the handler back under its old name until its events are done, or skip them.",
     ),
     _overdue(
-        "waiting-events-can-be-seen",
+        "waiting-events-have-a-subscription",
         "The oldest events that wait for a consumer are of topics it is subscribed to.",
         """
         SELECT 'event ' || e.id AS subject, 'waits for ' || h.name || ' of ' || h.workflow ||
@@ -349,7 +349,7 @@ INVARIANTS: Sequence[Invariant] = (
         "Start beat, or run the recovery sweep by hand.",
     ),
     _overdue(
-        "maintenance-is-attended",
+        "maintenance-has-a-task",
         "Somebody was asked to mend every workflow in maintenance within ten minutes.",
         """
         SELECT 'workflow ' || w.name AS subject, 'in maintenance since ' || w.maintenance_since AS detail

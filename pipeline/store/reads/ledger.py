@@ -63,7 +63,7 @@ ORDER BY m.id LIMIT :limit
 #: refused or looked for in vain did not happen; what surfaced did, and what a person went on without may have.
 _PARAMETER_VALUES = text("""
 SELECT m.id, CASE WHEN (m.status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')
-    OR m.found_late_at IS NOT NULL OR (m.resolved_by = 'person_skip' AND m.sent_at IS NOT NULL))
+    OR m.found_late_at IS NOT NULL OR (m.resolved_by = 'operator_skip' AND m.sent_at IS NOT NULL))
   AND (CAST(:connector AS text) IS NULL OR m.connector = :connector) THEN m.params -> :name END AS value
 FROM pipeline.mutations m WHERE m.id < :below ORDER BY m.id DESC LIMIT :limit
 """)

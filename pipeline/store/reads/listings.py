@@ -213,8 +213,8 @@ WHERE m.status = 'pending' AND r.status = 'paused:approval' AND m.approved_at IS
   AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow) ORDER BY m.id LIMIT :limit
 """)
 _LATE_EFFECTS = text("""
-SELECT m.*, (SELECT a.evidence ->> 'means' FROM pipeline.audit a
-             WHERE a.mutation_id = m.id AND a.act = 'mutation.surfaced' ORDER BY a.id DESC LIMIT 1) AS advice
+SELECT m.*, (SELECT a.evidence ->> 'advice' FROM pipeline.audit a
+             WHERE a.mutation_id = m.id AND a.act = 'mutation.found_late' ORDER BY a.id DESC LIMIT 1) AS advice
 FROM pipeline.mutations m
 WHERE m.found_late_at IS NOT NULL AND m.acknowledged_by IS NULL ORDER BY m.id LIMIT :limit
 """)

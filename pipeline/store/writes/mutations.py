@@ -243,7 +243,7 @@ WITH judged AS (
   ORDER BY r.id FOR NO KEY UPDATE OF r, m
 ), settled AS (
   UPDATE pipeline.mutations m
-  SET status = 'failed', error = :error, next_reconcile_at = NULL, resolved_by = 'person_skip',
+  SET status = 'failed', error = :error, next_reconcile_at = NULL, resolved_by = 'operator_skip',
       resolved_at = pipeline.clock(),
       next_monitor_at = CASE WHEN m.sent_at IS NOT NULL AND m.reconcilable THEN pipeline.clock() + m.monitor_after END
   FROM judged j WHERE m.id = j.mutation RETURNING m.*

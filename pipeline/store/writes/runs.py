@@ -275,7 +275,7 @@ ORDER BY r.id FOR NO KEY UPDATE OF r
 #: person has allowed stays as it is, and so does a plan that is tried again.
 WITHDRAW_UNCLAIMED = text("""
 UPDATE pipeline.runs r
-SET status = 'paused:transient', error = :error, error_type = 'Unheard', finished_at = pipeline.clock(),
+SET status = 'paused:transient', error = :error, error_type = 'UnknownHandler', finished_at = pipeline.clock(),
     retry_pending = r.phase IN ('mutated', 'emitting'),
     attempt = r.attempt - CASE WHEN r.phase IN ('mutated', 'emitting') THEN 1 ELSE 0 END
 FROM pipeline.handlers h
@@ -306,7 +306,8 @@ WHERE r.id = :id AND (r.finished_at IS NULL OR r.retry_pending) FOR NO KEY UPDAT
 """)
 END_RUN_OF_RETIRED_HANDLER = text("""
 UPDATE pipeline.runs SET status = CASE WHEN status = 'active' THEN 'failed:internal' ELSE status END, error = :error,
-  error_type = 'Retired', finished_at = coalesce(finished_at, pipeline.clock()), retry_pending = false, retry_at = NULL
+  error_type = 'RetiredHandler', finished_at = coalesce(finished_at, pipeline.clock()),
+  retry_pending = false, retry_at = NULL
 WHERE id = :id AND lease_expires_at IS NULL AND (status = 'active' OR retry_pending) RETURNING *
 """)
 

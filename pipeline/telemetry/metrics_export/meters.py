@@ -96,7 +96,7 @@ class MetricsExport:
             register(meter)
         if self.channel is not None:
             receive = self.channel.receive
-            threading.Thread(target=receive, args=(self.totals,), name="pipeline-counts", daemon=True).start()
+            threading.Thread(target=receive, args=(self.totals,), name="pipeline-metrics-receiver", daemon=True).start()
         if self.settings.metrics_port is not None:
             from pipeline.telemetry.metrics_export.server import MetricsEndpoint
 
@@ -122,7 +122,7 @@ class MetricsExport:
         if self.provider is None or self.pid != os.getpid():
             return
         provider, self.provider = self.provider, None
-        leaving = threading.Thread(target=provider.shutdown, name="pipeline-last-numbers", daemon=True)
+        leaving = threading.Thread(target=provider.shutdown, name="pipeline-flush-metrics", daemon=True)
         leaving.start()
         leaving.join(timeout)
         if self.endpoint is not None:

@@ -22,7 +22,7 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _TRACE_OF_RUN = 0x80
 
 #: The runs that are being worked on here, so that the lines about them name their traces.
-_BOUND_RUNS: ContextVar[Mapping[UUID, SpanContext] | None] = ContextVar("pipeline_known_runs", default=None)
+_BOUND_RUNS: ContextVar[Mapping[UUID, SpanContext] | None] = ContextVar("pipeline_bound_runs", default=None)
 
 
 def parse_traceparent(traceparent: str | None) -> SpanContext | None:

@@ -91,7 +91,7 @@ def stop(timeout: float = FLUSH_SECONDS) -> None:
     ended, _tracing = _tracing, None
     over = threading.Event()
     for look in (_flush, _stop_if_unreachable):
-        threading.Thread(target=look, args=(ended, over), name="pipeline-last-spans", daemon=True).start()
+        threading.Thread(target=look, args=(ended, over), name="pipeline-flush-spans", daemon=True).start()
     if not over.wait(timeout):
         log.warning("the last spans could not be sent within %g s: does the collector answer?", timeout)
 

@@ -111,7 +111,7 @@ class _Sink:
         try:
             self._put(span, at)
         except Exception:
-            log.debug("a span was lost on its way", exc_info=True)
+            log.debug("a span could not be exported", exc_info=True)
 
     def _put(self, span: Span, at: int) -> None:
         if self._accept is not None:

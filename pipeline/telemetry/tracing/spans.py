@@ -19,15 +19,15 @@ from pipeline.telemetry.tracing.fast_spans import ERROR_TYPE, Span, is_configure
 
 __all__ = ["is_configured", "is_on", "use_provider"]
 
-RUN, RESCUE, RECONCILE, RESOLVE = "run", "rescue", "reconcile", "answer"
+RUN, RESCUE, RECONCILE, RESOLVE = "run", "rescue", "reconcile", "resolve"
 
 RUN_ID, WORKFLOW, HANDLER = "pipeline.run.id", "pipeline.workflow", "pipeline.handler"
 ATTEMPT, COHORT_SIZE, HANDLER_SECONDS = "pipeline.run.attempt", "pipeline.cohort.size", "pipeline.handler.seconds"
 STATUS, PHASE, RETRY_OF = "pipeline.run.status", "pipeline.run.phase", "pipeline.run.retry_of"
 OUTCOME, SIDE = "pipeline.mutation.outcome", "pipeline.mutation.side"
 CONNECTOR, OPERATION, CALL_ATTEMPT = "pipeline.connector", "pipeline.operation", "pipeline.call.attempt"
-MUTATION_ID, VERDICT, RECONCILE_ATTEMPT = "pipeline.mutation.id", "pipeline.call.verdict", "pipeline.look.number"
-ACTOR, RESOLUTION, FAILURE_KIND = "pipeline.actor", "pipeline.answer", "pipeline.failure.kind"
+MUTATION_ID, VERDICT, RECONCILE_ATTEMPT = "pipeline.mutation.id", "pipeline.call.verdict", "pipeline.reconcile.attempt"
+ACTOR, RESOLUTION, FAILURE_KIND = "pipeline.actor", "pipeline.resolution", "pipeline.failure.kind"
 
 _ABOUT = (RUN_ID, HANDLER, ATTEMPT)
 _CALL = (CONNECTOR, OPERATION)

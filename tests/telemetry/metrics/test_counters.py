@@ -119,10 +119,10 @@ def test_a_doubt_is_looked_into_and_counted_until_it_is_certain(db: Database, co
     run = shop.started(db)
     run.run()
     run.run_until_idle()
-    looks = counted.by("pipeline.reconcile.looks", "connector", "operation", "verdict")
+    looks = counted.by("pipeline.reconcile.attempts", "connector", "operation", "verdict")
     assert looks == {("mail", "send", "retry"): 2, ("mail", "send", "applied"): 1}
     assert counted.by("pipeline.mutation.duration", "outcome") == {("unknown",): 1}
-    assert counted.by("pipeline.mutation.certainty", "verdict") == {("applied",): 1}
+    assert counted.by("pipeline.mutation.time_to_resolution", "verdict") == {("applied",): 1}
     assert transitions(counted, "mutation.doubted", "mutation.applied") == [1, 1]
 
 
@@ -142,7 +142,7 @@ def test_the_time_from_doubt_to_certainty_is_measured_whoever_settles_it(
     desk = Resolutions(db, run.registry)
     (question,) = desk.unresolved_mutations()
     desk.resolve(question.id, answer, ADA)
-    (row,) = [row for row in counted.rows() if row.name == "pipeline.mutation.certainty"]
+    (row,) = [row for row in counted.rows() if row.name == "pipeline.mutation.time_to_resolution"]
     assert dict(row.labels) == {"connector": "mail", "operation": "send", "verdict": verdict}
     assert isinstance(row.value, tuple)
     assert 7200 <= row.value[1] < 7300
