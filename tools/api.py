@@ -14,7 +14,7 @@ _RECEIVED = {"Attempt", "MutateContext", "NextContext", "PrepareContext", "Produ
 #: Every package with public names, in the order of the page, and what it is for.
 PACKAGES = {
     "pipeline": "For authors of workflows and connectors, and for services that publish.",
-    "pipeline.client": "For services that publish events. [Guide](../guides/put-work-in.md).",
+    "pipeline.client": "For services that publish events. [Guide](../guides/publish-events.md).",
     "pipeline.connectors": "The connector SDK. [Guide](../guides/write-a-connector.md).",
     "pipeline.connectors.http": "The connector for HTTP APIs. [Reference](connectors-http.md).",
     "pipeline.connectors.sql": "The connector for SQL databases. [Reference](connectors-sql.md).",
