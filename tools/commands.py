@@ -106,7 +106,8 @@ def cli_page() -> str:
         "and options in your shell. The database is that of `PIPELINE_DATABASE_URL` or `--database-url`; without "
         "either, the one that `pipeline dev` runs in the same folder. An id may be cut short wherever what is left is "
         "unambiguous, and `show` before it changes nothing. In a pipe, output is plain and lines are as long as they "
-        "need to be; `COLUMNS` sets another width.",
+        "need to be; `COLUMNS` sets another width. With `--json`, the commands of [JSON](#json) print JSON instead of "
+        "a table.",
         section("Exit codes", codes),
         *(_command_section(name, callback) for name, callback in _commands(build_app())),
         section(
@@ -139,12 +140,19 @@ def _command_section(name: str, callback: Callable[..., Any]) -> str:
         if get_origin(hint) is not Annotated:
             continue
         kind, info = get_args(hint)[:2]
+        if parameter.name == "as_json":  # said once for all commands
+            continue
         row = (_option_text(parameter.name, kind, info), _help(kind, info), _default(parameter.default))
         (arguments if isinstance(info, ArgumentInfo) else options).append(row)
     parts = [inspect.cleandoc(callback.__doc__ or "")]
-    parts += [table(["argument", "meaning", "default"], arguments)] if arguments else []
-    parts += [table(["option", "meaning", "default"], options)] if options else []
+    parts += ["\n".join(_parameter_line(*row) for row in (*arguments, *options))] if arguments or options else []
     return section(f"pipeline {name}", *parts)
+
+
+def _parameter_line(name: str, meaning: str, default: str) -> str:
+    if default == "required":
+        return f"- {name} (required): {meaning}"
+    return f"- {name}: {meaning} Default {default}." if default else f"- {name}: {meaning}"
 
 
 def _option_text(name: str, kind: Any, info: ArgumentInfo | OptionInfo) -> str:

@@ -20,8 +20,8 @@ def section(title: str, *parts: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table; cells may hold anything, a pipe is escaped."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+    first, *rest = [f"| {' | '.join(_cell(cell) for cell in line)} |" for line in (head, *rows)]
+    return "\n".join((first, "|" + "---|" * len(head), *rest))
 
 
 def diagram(moves: Mapping[State, frozenset[State]], births: Iterable[State]) -> str:
