@@ -8,7 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PayloadError
 from pipeline.domain.payloads import checked_name
@@ -16,7 +16,7 @@ from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
 from pipeline.ingest.errors import LockedError, PoisonEntry, PoisonError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
 from pipeline.ingest.recovery import wait_interruptibly
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import Database, Transaction, is_lock_timeout
 from pipeline.store.reads import work
 from pipeline.telemetry.tracing import context
 from pipeline.transitions import events, payload_schemas
@@ -122,7 +122,6 @@ logger = logging.getLogger("pipeline.ingest")
 LOCK_WAIT = timedelta(seconds=5)  #: how long a batch waits for another transaction with the same message ids
 _SHORT_WAIT = timedelta(milliseconds=50)  #: the same, once it is known that somebody holds some of them
 _MAX_LOCK_PROBES = 200  #: tries to tell the held entries of a batch from the rest
-_LOCK_NOT_AVAILABLE = "55P03"
 
 
 class OnPoison(StrEnum):
@@ -272,8 +271,8 @@ class Bridge:
     def _translate_lock_timeout(self, ready: RoutedBatch) -> Iterator[None]:
         try:
             yield
-        except OperationalError as error:
-            if getattr(error.orig, "pgcode", None) != _LOCK_NOT_AVAILABLE:
+        except DBAPIError as error:
+            if not is_lock_timeout(error):
                 raise
             ids = [message.id for message, _ in ready]
             named = f"entry {ids[0]}" if len(ids) == 1 else f"the batch from {ids[0]} to {ids[-1]}"

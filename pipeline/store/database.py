@@ -13,7 +13,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, Row, TextClause, create_engine, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, TimeoutError
 from sqlalchemy.pool import NullPool
 
 from pipeline.telemetry import metrics, transition_log
@@ -38,8 +38,9 @@ _SET_DEFAULT_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, false) WHERE 
 _SET_CLOCK_OFFSET = text("SELECT set_config('pipeline.clock_offset', :offset, true)")
 
 
-#: What a later call may find mended: connections, shutdowns, resources, locks, deadlocks, a standby that is read-only.
-_TRANSIENT_SQLSTATES = ("08", "25", "40", "53", "55", "57")
+#: Classes of SQLSTATE that a later call may not meet again: connections, a read-only standby, deadlocks, resources,
+#: locks, shutdowns, disks.
+_TRANSIENT_SQLSTATES = ("08", "25", "40", "53", "55", "57", "58")
 
 
 _EXPLANATIONS = {
@@ -48,8 +49,13 @@ _EXPLANATIONS = {
 }
 
 
-def is_transient(error: DBAPIError) -> bool:
-    """Whether an error of the database is about its state, and not about what it was given."""
+def is_transient(error: BaseException) -> bool:
+    """Whether an error is about the state of the database, not about the statement: a later call may succeed.
+
+    True as well when every connection of the pool is taken. False for an error that is not the database's.
+    """
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, TimeoutError)
     state = getattr(error.orig, "pgcode", None)
     return state is None or state[:2] in _TRANSIENT_SQLSTATES
 

@@ -6,7 +6,7 @@ import threading
 from typing import Any, NoReturn
 
 from celery import signals
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError, TimeoutError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from pipeline.config import EXIT_RESTART, EXIT_UNSAFE
 from pipeline.store.database import describe_error, is_transient
@@ -37,8 +37,7 @@ def check_startup(sender: Any, **_: Any) -> None:
 
 def _exit(error: Exception) -> NoReturn:
     """With the code that says whether a new start may help, or a person has to change something first."""
-    passing = isinstance(error, DBAPIError) and is_transient(error)
-    if passing or isinstance(error, OperationalError | TimeoutError):
+    if is_transient(error):
         said = describe_error(error) if isinstance(error, DBAPIError) else error
         sys.stderr.write(f"the database cannot be used right now; start this worker again:\n{said}\n")
         sys.exit(EXIT_RESTART)

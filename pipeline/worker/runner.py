@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Row
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
 from pipeline.domain.errors import OutdatedCodeError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
@@ -176,7 +175,7 @@ class Runner:
                 reach(point)
                 yield claims
             except Exception as error:
-                if not _is_database_unavailable(error) and not is_lock_timeout(error):
+                if not is_transient(error):
                     self._stop_held_runs([item for item in mine if self.leases.is_held(item)], error)
                 raise
             finally:
@@ -332,10 +331,7 @@ def _has_overlap(tx: Transaction, workflow: str) -> bool:
 
 def _is_database_unavailable(error: Exception) -> bool:
     """Whether the database cannot be used now, by any run. A lock is kept only from those that need it."""
-    if is_lock_timeout(error):
-        return False
-    passing = isinstance(error, DBAPIError) and is_transient(error)
-    return passing or isinstance(error, OperationalError | InterfaceError | TimeoutError)
+    return is_transient(error) and not is_lock_timeout(error)
 
 
 def _lock_failure(error: Exception) -> Failure:

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Row
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
+from sqlalchemy.exc import DBAPIError, TimeoutError
 
 from pipeline.connectors.sdk import Call, Operation
 from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall
@@ -168,7 +168,7 @@ class MutationSender:
                 with self.db.transaction() as tx:
                     settled, stopped = self._write(tx, ended)
             except (DBAPIError, TimeoutError) as error:
-                if pause is None or not _is_database_unavailable(error):
+                if pause is None or not is_transient(error):
                     raise
                 log.warning("%d outcomes could not be recorded, trying again: %s", len(ended), error)
                 threading.Event().wait(pause)
@@ -304,12 +304,6 @@ class MutationSender:
         found = self.registry.operation(connector, operation)
         assert found is not None
         return found
-
-
-def _is_database_unavailable(error: Exception) -> bool:
-    """Whether the database may take later what it refuses now: gone, read-only, or every connection is taken."""
-    is_known = isinstance(error, OperationalError | InterfaceError | TimeoutError)
-    return is_known or (isinstance(error, DBAPIError) and is_transient(error))
 
 
 class _CohortSender:

@@ -6,9 +6,10 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from pipeline.store.database import Database, Transaction, encode_rows
+from pipeline.store.database import Database, Transaction, encode_rows, is_transient
 from tests import factories
 from tests.support.wait import wait_for
 
@@ -239,3 +240,38 @@ def test_a_cohorts_spans_and_instants_arrive_as_they_were_sent(db: Database, spa
         row = tx.first(read, rows=encode_rows([{"span": span, "at": now}]))
     assert row is not None
     assert (row.span, row.at) == (span, now)
+
+
+class _ServerError(Exception):
+    """An error of the driver with the state that the server sent."""
+
+    def __init__(self, pgcode: str | None) -> None:
+        self.pgcode = pgcode
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (None, True),  # the connection broke
+        ("08006", True),
+        ("25006", True),
+        ("40P01", True),
+        ("53300", True),
+        ("55P03", True),
+        ("57P01", True),
+        ("58030", True),
+        ("23505", False),
+        ("22P02", False),
+        ("42P01", False),
+        ("54000", False),  # the statement is too large, and stays so
+    ],
+)
+def test_an_error_is_transient_by_what_the_server_says(state: str | None, expected: bool) -> None:
+    assert is_transient(DBAPIError("SELECT 1", {}, _ServerError(state))) is expected
+    assert is_transient(OperationalError("SELECT 1", {}, _ServerError(state))) is expected
+
+
+def test_a_pool_without_a_free_connection_is_transient_and_other_errors_are_not() -> None:
+    assert is_transient(PoolTimeoutError())
+    assert not is_transient(ValueError("not the database's"))
+    assert not is_transient(TimeoutError("of a socket of somebody else"))
