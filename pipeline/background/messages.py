@@ -1,4 +1,4 @@
-"""What one pass of a sweep did."""
+"""Values that the duties hand out: messages to send, and reports of what a pass did."""
 
 from dataclasses import dataclass, field
 
@@ -7,11 +7,11 @@ from pipeline.domain.states import PhaseTask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchMessage:
-    """A doorbell to ring: which task, for which runs. Losing it costs time, never work."""
+    """A wake-up message: which task, for which runs. Losing it costs time, never work."""
 
     task: PhaseTask
     run_ids: tuple[str, ...]
-    description: str = ""  #: whose runs they are, for people who watch messages: ``workflow.handler``
+    description: str = ""  #: ``workflow.handler`` of the runs, for operators who read messages
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ from pipeline.domain.reconciliation import (
 from pipeline.domain.states import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, AppliedMutation, FailedMutation, Limits
 from pipeline.store.database import Database, Transaction
-from pipeline.store.reads import work
+from pipeline.store.reads import ledger, work
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import late_effects, mutations, reconciliation
@@ -51,6 +51,17 @@ log = logging.getLogger(__name__)
 _MONITOR_RETRY = timedelta(minutes=10)  #: at most, after a look of the watch that told nothing or did not end
 _ZERO = timedelta(0)
 MONITOR = Actor(name="monitor", reason="it was looked for again after it had been settled")
+
+
+def dispatch_due(db: Database, dispatch: Callable[[str], None]) -> SweepReport:
+    """Send a message for every mutation whose next reconcile attempt is due: in doubt, or monitored."""
+    with db.transaction() as tx:
+        due = ledger.due_mutation_ids(tx)
+    for mutation_id in due:
+        dispatch(str(mutation_id))
+    report = SweepReport()
+    report.add("dispatched", len(due))
+    return report
 
 
 @dataclass

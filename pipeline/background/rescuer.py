@@ -1,28 +1,72 @@
-"""Putting things back on the road after a crash. Every function is one bounded pass, safe to repeat.
+"""Recover after a crash: runs, sessions, maintenance. Every function is one bounded pass, safe to repeat.
 
-Nothing here executes a handler: state is moved, and the scheduler starts what is due. Orphaned
-reservations are not repaired: ``store.invariants`` reports them, because one would mean that a verb
-is wrong, and releasing it silently would hide that.
+No handler is called here: state is moved, and the scheduler starts what is due. Orphaned reservations are not
+repaired but reported by ``store.reads.invariants``: one would mean that a transition is wrong, and releasing it
+silently would hide that.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from sqlalchemy.exc import DBAPIError
 
+from pipeline.background.messages import SweepReport
+from pipeline.background.scheduler import Scheduler
 from pipeline.domain.errors import PipelineError
 from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, is_lock_timeout
 from pipeline.store.reads import work
-from pipeline.transitions import sessions, stops, workflows
+from pipeline.telemetry import metrics
+from pipeline.telemetry.tracing import spans
+from pipeline.transitions import runs, sessions, stops, workflows
 from pipeline.transitions.stops import StoppedRun
 
 log = logging.getLogger(__name__)
 
 
+def rescue(db: Database, scheduler: Scheduler, *, jitter: float) -> SweepReport:
+    """Stop runs whose lease has lapsed, then start what that released."""
+    return _report_rescued(recover_crashed_runs(db, jitter=jitter), scheduler)
+
+
+def recover_process(db: Database, scheduler: Scheduler, worker: str, *, jitter: float) -> SweepReport:
+    """Recover at once the runs of a process that is known to be gone."""
+    message = f"its process {worker} ended while it held the run"
+    with db.transaction() as tx:
+        ids = runs.expire_leases_of_process(tx, worker)
+        ended = stops.rescue(tx, ids, jitter=jitter, message=message) if ids else ()
+    return _report_rescued(ended, scheduler)
+
+
+def _report_rescued(ended: Sequence[StoppedRun], scheduler: Scheduler) -> SweepReport:
+    """Count and trace runs that lost their worker, and start what their stop released."""
+    spans.record_rescued(ended)
+    for item in ended if metrics.is_on() else ():
+        metrics.record("pipeline.rescues", {"workflow": item.run.workflow})
+    scheduler.schedule({item.run.workflow for item in ended})
+    report = SweepReport()
+    report.add("rescued", len(ended))
+    return report
+
+
+def finish_sessions(db: Database) -> SweepReport:
+    """Finish sessions in which nothing is left to do."""
+    report = SweepReport()
+    report.add("finished", recover_unfinished_sessions(db))
+    return report
+
+
+def open_maintenance_tasks(db: Database) -> SweepReport:
+    """Ask an operator to repair each workflow in maintenance that has no task yet."""
+    report = SweepReport()
+    report.add("tasks opened", recover_maintenance_mode(db))
+    return report
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What one pass found and mended."""
+    """What one pass recovered."""
 
     runs: tuple[StoppedRun, ...] = ()
     sessions: int = 0
@@ -30,7 +74,7 @@ class RecoveryReport:
 
 
 def recover(db: Database, *, limit: int = 100, jitter: float = 0.0) -> RecoveryReport:
-    """Crashed runs, then sessions, then maintenance: each row in a transaction of its own."""
+    """Recover crashed runs, then sessions, then maintenance."""
     return RecoveryReport(
         runs=recover_crashed_runs(db, limit=limit, jitter=jitter),
         sessions=recover_unfinished_sessions(db, limit=limit),
@@ -39,9 +83,9 @@ def recover(db: Database, *, limit: int = 100, jitter: float = 0.0) -> RecoveryR
 
 
 def recover_crashed_runs(db: Database, *, limit: int = 100, jitter: float = 0.0) -> tuple[StoppedRun, ...]:
-    """Stop runs whose lease has lapsed; the mutation boundary says what becomes of their inputs.
+    """Stop runs whose lease has lapsed. The mutation boundary decides what happens to their inputs.
 
-    A run that cannot be stopped is said loudly and does not keep the others waiting.
+    Each run has a transaction of its own: one that cannot be stopped is logged and does not delay the others.
     """
     with db.transaction() as tx:
         lapsed = work.lapsed_runs(tx, limit=limit)
@@ -60,7 +104,7 @@ def recover_crashed_runs(db: Database, *, limit: int = 100, jitter: float = 0.0)
 
 
 def recover_unclaimed_runs(db: Database, *, older_than: timedelta) -> int:
-    """Take back runs that no worker takes, one workflow after the other; their places are free for others."""
+    """Withdraw runs that no worker claims, one workflow after the other. Other runs may take their places."""
     with db.transaction() as tx:
         found = work.unclaimed_runs(tx, older_than=older_than)
     taken = 0
@@ -75,12 +119,12 @@ def recover_unclaimed_runs(db: Database, *, older_than: timedelta) -> int:
 
 
 def recover_unfinished_sessions(db: Database, *, limit: int = 100) -> int:
-    """Finish sessions whose runs all committed and that nobody finished."""
+    """Finish sessions whose runs have all committed."""
     with db.transaction() as tx:
         return len(sessions.finish(tx, work.finishable_sessions(tx, limit=limit)))
 
 
 def recover_maintenance_mode(db: Database) -> int:
-    """Open the task of every workflow that is in maintenance without one."""
+    """Open the maintenance task of every workflow that is in maintenance without one."""
     with db.transaction() as tx:
         return sum(workflows.open_maintenance_task(tx, name) for name in work.unattended_maintenance(tx))

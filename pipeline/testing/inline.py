@@ -16,7 +16,7 @@ from sqlalchemy import Row, text
 
 from pipeline.background.messages import DispatchMessage
 from pipeline.background.scheduler import Scheduler
-from pipeline.background.sweeps import Sweeps
+from pipeline.background.sweeps import DUTIES, Sweeps
 from pipeline.connectors.sdk import Connector
 from pipeline.domain.ids import MutationId
 from pipeline.domain.payloads import json_payload
@@ -163,8 +163,9 @@ class Inline:
             newest = self._newest_event()
             before = self._open_work(newest)
             self.advance(timedelta(minutes=15))
-            for name in ("rescue", "reconcile", "maintenance", "sessions", "tick"):
-                getattr(self.sweeps, name)()
+            for duty in DUTIES.values():
+                if duty.moves_runs:
+                    duty.run(self.sweeps)
             self.run()
             quiet = 0 if self._is_busy() or self._open_work(newest) != before else quiet + 1
             if quiet == 2:

@@ -9,7 +9,7 @@ from sqlalchemy import Row
 from pipeline.store.database import Transaction
 from pipeline.store.reads import attention
 from pipeline.store.writes import notices as notice_store
-from pipeline.store.writes import retention as retention_store
+from pipeline.store.writes import sweeps as sweep_store
 
 _CURSOR = "notices"
 
@@ -30,7 +30,7 @@ def next_page(tx: Transaction, *, limit: int = 100) -> NoticePage:
     that a receiver refuses keeps nobody else waiting, and is tried again.
     """
     tx.execute(notice_store.DELETE_ENDED_NOTICES)
-    place = tx.first(retention_store.CURSOR, name=_CURSOR)
+    place = tx.first(sweep_store.CURSOR, name=_CURSOR)
     skipped = int(place.position) if place else 0
     rows = attention.undelivered_notices(tx, limit=limit, offset=skipped)
     return NoticePage(rows=rows, offset=skipped, is_full=len(rows) == limit)
@@ -41,7 +41,7 @@ def save_position(tx: Transaction, page: NoticePage, *, delivered: int, undelive
     is_last = not page.is_full and delivered + undelivered == len(page.rows)
     position = 0 if is_last else page.offset + undelivered
     if position != page.offset:
-        tx.execute(retention_store.SET_CURSOR, name=_CURSOR, position=str(position))
+        tx.execute(sweep_store.SET_CURSOR, name=_CURSOR, position=str(position))
 
 
 def mark_delivered(tx: Transaction, kind: str, subject: str) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import TextClause
 
 from pipeline.store.database import Transaction
 from pipeline.store.writes import retention as retention_store
+from pipeline.store.writes import sweeps as sweep_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ def prune_page(tx: Transaction, name: str, *, limit: int = 1000) -> PrunedPage:
     if kept_for is None:
         return PrunedPage(dropped=0, is_last=True)
     tx.execute(retention_store.LOCK_SUBSCRIPTIONS_SHARED)
-    place = tx.first(retention_store.CURSOR, name=name)
+    place = tx.first(sweep_store.CURSOR, name=name)
     position = place.position if place else walk.start
     page = tx.first(walk.statement, position=position, limit=limit, shortest=kept_for)
     assert page is not None
     is_last = page.seen < limit or page.is_young
-    tx.execute(retention_store.SET_CURSOR, name=name, position=walk.start if is_last else str(page.position))
+    tx.execute(sweep_store.SET_CURSOR, name=name, position=walk.start if is_last else str(page.position))
     return PrunedPage(dropped=page.dropped, is_last=is_last)

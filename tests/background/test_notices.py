@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.background import sweeps
+from pipeline.background import notifier
 from pipeline.background.notifier import Notice
 from pipeline.domain.ids import EventId
 from pipeline.store.database import Database
@@ -108,7 +108,7 @@ def test_a_receiver_that_never_answers_holds_up_neither_the_sweep_nor_the_next_n
     receiver = heard(run)
     receiver.refuses = "breaker"
     run.run()
-    monkeypatch.setattr(sweeps, "_NOTICE_SECONDS", -1)  # its first call takes all the time there is
+    monkeypatch.setattr(notifier, "_PASS_SECONDS", -1)  # its first call takes all the time there is
     for _ in range(3):
         run.sweeps.notices()
     assert (receiver.tried, receiver.taken()) == (3, [])

@@ -13,11 +13,6 @@ from sqlalchemy import text
 LOCK_SUBSCRIPTIONS_SHARED = text("LOCK TABLE pipeline.subscriptions IN ACCESS SHARE MODE")
 
 SHORTEST_RETENTION = text("SELECT min(keep_done) AS done, min(keep_ledger) AS ledger FROM pipeline.workflows")
-CURSOR = text("SELECT position FROM pipeline.cursors WHERE name = :name FOR UPDATE")
-SET_CURSOR = text("""
-INSERT INTO pipeline.cursors (name, position) VALUES (:name, :position)
-ON CONFLICT (name) DO UPDATE SET position = excluded.position
-""")
 
 
 def _page_summary(last: str) -> str:

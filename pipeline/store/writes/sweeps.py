@@ -1,4 +1,4 @@
-"""Guarded writes of sweep slots: one of several callers runs a sweep."""
+"""Guarded writes of sweeps: slots, so that one of several callers runs a sweep, and cursors, where it goes on."""
 
 from sqlalchemy import text
 
@@ -10,3 +10,8 @@ ON CONFLICT (name) DO UPDATE SET last_run_at = excluded.last_run_at
 WHERE sweeps.last_run_at <= pipeline.clock() - :pause OR sweeps.last_run_at > pipeline.clock() + :pause RETURNING name
 """)
 REPORT_SLOT = text("UPDATE pipeline.sweeps SET report = CAST(:report AS jsonb) WHERE name = :name")
+CURSOR = text("SELECT position FROM pipeline.cursors WHERE name = :name FOR UPDATE")
+SET_CURSOR = text("""
+INSERT INTO pipeline.cursors (name, position) VALUES (:name, :position)
+ON CONFLICT (name) DO UPDATE SET position = excluded.position
+""")
