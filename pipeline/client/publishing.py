@@ -4,6 +4,7 @@ All ways are idempotent by message id, check the payload against the topic's sch
 events were new. The event exists if and only if the caller's commit does.
 """
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 from psycopg2 import extensions  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.engine import Connection
-from sqlalchemy.orm import Session
 
 from pipeline.client.psycopg2_transaction import Psycopg2Transaction
 from pipeline.domain.errors import InvalidInputError
@@ -74,10 +74,16 @@ def serialize_events(events: Sequence[EventInput | Mapping[str, Any]], limits: L
     return [asdict(event) for event in made]
 
 
+def _is_session(connection: Any) -> bool:
+    """Say whether this is a session of SQLAlchemy's ORM. A process that has not imported the ORM has none."""
+    orm = sys.modules.get("sqlalchemy.orm")
+    return orm is not None and isinstance(connection, orm.Session)
+
+
 def _transaction(connection: Any) -> Transaction:
     if isinstance(connection, Transaction):
         return connection
-    if isinstance(connection, Session):
+    if _is_session(connection):
         connection = connection.connection()
     if isinstance(connection, Connection):
         _require_postgres(connection.dialect.name)

@@ -10,12 +10,9 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
-from jsonschema import Draft202012Validator, FormatChecker
-from jsonschema.exceptions import best_match
-from jsonschema.validators import extend
 from pydantic import (
     UUID1,
     UUID3,
@@ -33,6 +30,9 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import DecimalSchema
 
 from pipeline.domain.errors import PayloadError
+
+if TYPE_CHECKING:  # it takes as long to import as all of pydantic, and only topics with a schema need it
+    from jsonschema import FormatChecker
 
 #: What a text of a format must be readable as. Pydantic reads it, so that nothing is refused that a model would take.
 _FORMATS: dict[str, Any] = {
@@ -68,6 +68,8 @@ def json_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def check_payload(schema: Any, payload: Any, *, what: str, topic: str) -> None:
     """Raise with the first thing that does not fit. What was given is not repeated: it may be private."""
+    from jsonschema.exceptions import best_match
+
     known = schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True)  # some connections give text
     problem = best_match(_validator(known).iter_errors(payload))
     if problem is not None:
@@ -75,19 +77,26 @@ def check_payload(schema: Any, payload: Any, *, what: str, topic: str) -> None:
         raise PayloadError(what, f"{problem.json_path} does not fit", f"{rule}, as topic {topic!r} declares")
 
 
-#: A tuple is stored as an array, so it counts as one.
-_ARRAYS = Draft202012Validator.TYPE_CHECKER.redefine("array", lambda _, value: isinstance(value, list | tuple))
-_Validator = extend(Draft202012Validator, type_checker=_ARRAYS)  # type: ignore[no-untyped-call]
-
-
 @lru_cache(maxsize=1000)
 def _validator(schema: str) -> Any:
-    return _Validator(json.loads(schema), format_checker=_checker())
+    return _validator_class()(json.loads(schema), format_checker=_checker())
 
 
 @lru_cache(maxsize=1)
-def _checker() -> FormatChecker:
+def _validator_class() -> Any:
+    """The validator of the newest draft. A tuple is stored as an array, so it counts as one."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    arrays = Draft202012Validator.TYPE_CHECKER.redefine("array", lambda _, value: isinstance(value, list | tuple))
+    return extend(Draft202012Validator, type_checker=arrays)  # type: ignore[no-untyped-call]
+
+
+@lru_cache(maxsize=1)
+def _checker() -> "FormatChecker":
     """Knows the formats above, and takes a text of any other."""
+    from jsonschema import FormatChecker
+
     checker = FormatChecker(formats=())
     for name, kind in _FORMATS.items():
         checker.checks(name, raises=ValueError)(_FormatCheck(kind))

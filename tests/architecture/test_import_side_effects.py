@@ -82,7 +82,14 @@ def test_a_side_effect_would_be_noticed(instead: str, complaint: str) -> None:
 def test_a_command_waits_for_nothing_that_only_others_need() -> None:
     program = "from pipeline.cli.main import build_app; import sys; build_app(['doctor']); print(*sys.modules)"
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert {"alembic", "celery", "httpx", "redis", "pipeline.cli.ingest"} & set(answer.stdout.split()) == set()
+    heavy = {"alembic", "celery", "httpx", "jsonschema", "redis", "sqlalchemy.orm", "pipeline.cli.ingest"}
+    assert heavy & set(answer.stdout.split()) == set()
+
+
+def test_a_worker_waits_for_nothing_that_only_some_workflows_need() -> None:
+    program = "import pipeline.tasks.publish, pipeline.tasks.phases, sys; print(*sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"alembic", "httpx", "jsonschema", "sqlalchemy.orm"} & set(answer.stdout.split()) == set()
 
 
 def test_an_init_re_exports_and_nothing_more() -> None:
