@@ -8,8 +8,6 @@ process said so.
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,12 +26,12 @@ from pipeline.embedded import servers
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.transitions import events, sweeps
-from tests.support import databases
+from tests.support import databases, forked_python
 from tests.support.effect_recorder import Recorder, recording
 from tests.support.environ import clean_environ
 from tests.support.wait import wait_for
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = forked_python.PROJECT
 #: Everything that waits in production waits seconds here.
 QUICK = {
     "PIPELINE_LEASE": "3s",
@@ -67,12 +65,9 @@ _LEDGER = text("SELECT * FROM pipeline.mutations WHERE workflow = :workflow ORDE
 class Node:
     """A `celery` process and the children of its pool."""
 
-    def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+    def __init__(self, name: str, module: str, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self.name, self.log = name, log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                command, env=dict(environ), cwd=PROJECT, stdout=output, stderr=output, start_new_session=True
-            )
+        self.process = forked_python.start(module, arguments, environ=environ, output=log)
 
     def wait_until_ready(self, sign: str = " ready.") -> None:
         wait_for(lambda: sign in self.log.read_text() or self._ended(), within=90, why=f"{self.name} ready")
@@ -256,9 +251,9 @@ class Installation:
             service.send_task("pipeline.schedule", args=(self.workflow,), queue="pipeline.schedule")
 
     def _node(self, name: str, command: Sequence[str], line: str, environ: Mapping[str, str]) -> Node:
-        program = ["-m", "tests.support.unreliable_broker", line] if line else ["-m", "celery"]
+        module, mode = ("tests.support.unreliable_broker", [line]) if line else ("celery", [])
         log = self.home / f"{name}.log"
-        node = Node(name, [sys.executable, *program, "-A", "pipeline", *command], {**self.environ, **environ}, log)
+        node = Node(name, module, [*mode, "-A", "pipeline", *command], {**self.environ, **environ}, log)
         self.nodes.append(node)
         self.started += 1
         return node
