@@ -5,6 +5,7 @@ import inspect
 import io
 import tokenize
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -187,12 +188,14 @@ def _default(value: Any) -> str:
 
 def _type_section(kind: type) -> str:
     meaning = (kind.__doc__ or "").strip().partition("\n")[0]
-    rows = ((code(name), code(spelled), words) for name, spelled, words in _fields(kind))
+    bases = [base for base in reversed(kind.__mro__) if is_dataclass(base)]
+    fields = [field for base in bases for field in _fields(base)]
+    rows = ((code(name), code(spelled), words) for name, spelled, words in fields)
     return f"### {kind.__name__}\n\n{meaning}\n\n" + table(["field", "type", "meaning"], rows)
 
 
 def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
-    """Name, type and comment of each field, as the source has them."""
+    """Name, type and comment of each field of its own, as the source has them."""
     source = Path(inspect.getfile(kind)).read_text(encoding="utf-8")
     said = {
         token.start[0]: token.string.removeprefix("#:").strip()

@@ -12,6 +12,7 @@ from pipeline.admin.runs import EventLine, RunSummary, event_line, run_summary
 from pipeline.admin.timeline import TimelineEntry
 from pipeline.domain.errors import NotFoundError
 from pipeline.domain.states import DeliveryStatus
+from pipeline.domain.values import header_of
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings, traces
 
@@ -21,16 +22,10 @@ RUNS_AFTER = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventSummary:
+class EventSummary(EventLine):
     """An event in one line."""
 
-    id: int
     workflow: str
-    topic: str
-    message_id: str
-    key: str | None
-    title: str | None
-    deliveries: tuple[str, ...]  #: "handler: status", one for each consumer
     created_at: datetime
     created_by_run_id: UUID | None
 
@@ -147,12 +142,9 @@ def _deliveries(tx: Transaction, event: Row[Any]) -> tuple[Delivery, ...]:
 
 def _summary(row: Row[Any]) -> EventSummary:
     return EventSummary(
+        **header_of(row),
         id=row.id,
         workflow=row.workflow,
-        topic=row.topic,
-        message_id=row.message_id,
-        key=row.key,
-        title=row.title,
         deliveries=tuple(row.deliveries or ()),
         created_at=row.created_at,
         created_by_run_id=row.created_by_run_id,

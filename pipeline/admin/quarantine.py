@@ -12,7 +12,7 @@ from pipeline.admin import lookup
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.ids import EventId
 from pipeline.domain.states import DeliveryStatus
-from pipeline.domain.values import Actor
+from pipeline.domain.values import Actor, EventHeader, header_of
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
 from pipeline.transitions import events, retired
@@ -27,15 +27,12 @@ class QuarantineAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantineEntry:
+class QuarantineEntry(EventHeader):
     """An event and its state for one consumer."""
 
     event_id: int
     workflow: str
     handler: str
-    topic: str
-    message_id: str
-    title: str | None
     failures: int
     error: str | None
     created_at: datetime
@@ -134,12 +131,10 @@ def _by_id(tx: Transaction, which: QuarantineFilter) -> list[Row[Any]]:
 
 def _entry(row: Row[Any]) -> QuarantineEntry:
     return QuarantineEntry(
+        **header_of(row),
         event_id=row.id,
         workflow=row.workflow,
         handler=row.handler,
-        topic=row.topic,
-        message_id=row.message_id,
-        title=row.title,
         failures=row.failures,
         error=row.error,
         created_at=row.created_at,

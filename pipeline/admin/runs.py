@@ -13,6 +13,7 @@ from pipeline.admin import timeline as admin_timeline
 from pipeline.admin.advice import Advice, RunSituation
 from pipeline.admin.timeline import TimelineEntry
 from pipeline.domain.states import Phase, RunStatus
+from pipeline.domain.values import EventHeader, header_of
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
 
@@ -38,13 +39,10 @@ class RunSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventLine:
+class EventLine(EventHeader):
     """An event that went into a run or came out of it."""
 
     id: int
-    topic: str
-    message_id: str
-    title: str | None
     deliveries: tuple[str, ...]  #: "handler: status", one for each consumer
 
 
@@ -154,13 +152,7 @@ def run_summary(row: Row[Any]) -> RunSummary:
 
 def event_line(row: Row[Any]) -> EventLine:
     """Convert a row of an event."""
-    return EventLine(
-        id=row.id,
-        topic=row.topic,
-        message_id=row.message_id,
-        title=row.title,
-        deliveries=tuple(row.deliveries or ()),
-    )
+    return EventLine(**header_of(row), id=row.id, deliveries=tuple(row.deliveries or ()))
 
 
 def mutation_line(row: Row[Any]) -> MutationLine:

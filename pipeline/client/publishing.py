@@ -6,11 +6,12 @@ events were new. The event exists if and only if the caller's commit does.
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from psycopg2 import extensions  # type: ignore[import-untyped]
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from sqlalchemy.engine import Connection
 
 from pipeline.client.psycopg2_transaction import Psycopg2Transaction
@@ -21,17 +22,14 @@ from pipeline.store.database import Transaction
 from pipeline.transitions import events as event_transitions
 
 
-class EventInput(BaseModel):
+@pydantic_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class EventInput(NewEvent):
     """An event as other services write it. ``message_id`` names the fact: the same fact has the same id."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    topic: str
-    message_id: str
     payload: Any = None
-    key: str | None = None
-    title: str | None = None
-    traceparent: str | None = None
+
+
+_EVENT_INPUT = TypeAdapter(EventInput)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +126,9 @@ def parse_events(events: Sequence[EventInput | Mapping[str, Any]]) -> list[Event
 def parse_event(item: EventInput | Mapping[str, Any], label: str) -> EventInput:
     """An event in its form, or an error that says what is wrong with ``what``."""
     try:
-        return item if isinstance(item, EventInput) else EventInput.model_validate(dict(item))
+        return item if isinstance(item, EventInput) else _EVENT_INPUT.validate_python(dict(item))
     except (ValidationError, TypeError, ValueError) as error:
-        known = ", ".join(EventInput.model_fields)
+        known = ", ".join(each.name for each in fields(EventInput))
         problem = f"it is a {type(item).__name__}"
         if isinstance(error, ValidationError):
             first = error.errors(include_url=False, include_input=False)[0]
@@ -139,11 +137,4 @@ def parse_event(item: EventInput | Mapping[str, Any], label: str) -> EventInput:
 
 
 def _to_new_event(event: EventInput) -> NewEvent:
-    return NewEvent(
-        topic=event.topic,
-        message_id=event.message_id,
-        payload=json_payload(event.payload, what=f"payload of {event.message_id!r}"),
-        key=event.key,
-        title=event.title,
-        traceparent=event.traceparent,
-    )
+    return replace(event, payload=json_payload(event.payload, what=f"payload of {event.message_id!r}"))

@@ -1,7 +1,8 @@
 """Values that callers hand to transitions and that a claim hands to a worker."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -60,14 +61,50 @@ class RunLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewEvent:
-    """An event to publish. The first write under a message id wins."""
+class EventHeader:
+    """Describe an event without its payload. Every value that describes an event derives from this one.
+
+    A field that is added here is checked, stored, read, given to handlers and shown to operators. It needs a column of
+    the same name in ``store/schema.py`` and a migration.
+    """
 
     topic: str
     message_id: str
-    payload: Any
     key: str | None = None
-    title: str | None = None
+    title: str | None = field(default=None, metadata={"check": checked_text})
+
+
+HEADER_FIELDS = tuple(each.name for each in fields(EventHeader))
+
+
+def header_of(row: object) -> dict[str, Any]:
+    """The header's fields of a row or of another value, to make a value that derives from the header."""
+    return {name: getattr(row, name) for name in HEADER_FIELDS}
+
+
+def checked_header(header: EventHeader) -> dict[str, Any]:
+    """The header's fields as they are stored. Raise ``PayloadError`` if one cannot be stored."""
+    return {
+        each.name: None if value is None and each.default is None else _check_of(each)(value, what=_spoken(each.name))
+        for each in fields(EventHeader)
+        for value in [getattr(header, each.name)]
+    }
+
+
+def _check_of(each: "dataclasses.Field[Any]") -> Callable[..., str]:
+    check: Callable[..., str] = each.metadata.get("check", checked_name)
+    return check
+
+
+def _spoken(name: str) -> str:
+    return name.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEvent(EventHeader):
+    """An event to publish. The first write under a message id wins."""
+
+    payload: Any
     traceparent: str | None = None
 
 

@@ -13,9 +13,9 @@ from sqlalchemy import Row, TextClause
 
 from pipeline.domain.errors import IllegalTransitionError, NotFoundError
 from pipeline.domain.ids import EventId
-from pipeline.domain.payloads import checked_json, checked_name, checked_text
+from pipeline.domain.payloads import checked_json, checked_name
 from pipeline.domain.states import DeliveryStatus
-from pipeline.domain.values import DEFAULT_LIMITS, Actor, Limits, NewEvent
+from pipeline.domain.values import DEFAULT_LIMITS, Actor, Limits, NewEvent, checked_header
 from pipeline.store.database import Transaction, encode_row_parts
 from pipeline.store.reads import work
 from pipeline.store.writes import events as event_store
@@ -115,10 +115,7 @@ def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | Non
         {
             "n": number,
             "run": run_id,
-            "topic": checked_name(event.topic, what="topic"),
-            "message_id": checked_name(event.message_id, what="message id"),
-            "key": None if event.key is None else checked_name(event.key, what="key"),
-            "title": None if event.title is None else checked_text(event.title, what="title"),
+            **checked_header(event),
             "payload": checked_json(event.payload, what=f"payload of {event.message_id!r}", limit=limits.payload),
             "traceparent": here if event.traceparent is None else checked_name(event.traceparent, what="traceparent"),
         }

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
+from pipeline.domain.values import HEADER_FIELDS, header_of
 from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain, StartAt, can_overtake
 from pipeline.workflows import declaration_checks
 from pipeline.workflows.handler_types import Event, PrepareResult
@@ -287,12 +288,9 @@ class EffectConsumer:
 
 def serialize_event(event: Event) -> dict[str, Any]:
     """An event as it can be kept in a plan: as it was published, because the model reads it again from there."""
-    return {
+    return header_of(event) | {
         "id": event.id,
-        "message_id": event.message_id,
         "payload": event.raw_payload,
-        "key": event.key,
-        "title": event.title,
         "created_at": event.created_at and event.created_at.isoformat(),
     }
 
@@ -300,13 +298,11 @@ def serialize_event(event: Event) -> dict[str, Any]:
 def deserialize_event(topic: Topic, data: dict[str, Any]) -> Event:
     """The event that was kept in a plan, its payload read by the topic's model once."""
     created_at = data.get("created_at")  # plans of earlier code have none
+    header = {name: data[name] for name in HEADER_FIELDS if name in data}  # nor fields that were added later
     return Event(
+        **header | {"topic": topic.name},
         id=data["id"],
-        topic=topic.name,
-        message_id=data["message_id"],
         payload=parse_payload(topic, data["payload"]),
-        key=data["key"],
-        title=data["title"],
         created_at=created_at and datetime.fromisoformat(created_at),
         raw_payload=data["payload"],
     )

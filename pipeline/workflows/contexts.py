@@ -19,8 +19,8 @@ from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Connector, Operation
 from pipeline.domain.errors import EventError, LogicError, PhaseViolationError
 from pipeline.domain.ids import EventId
-from pipeline.domain.payloads import checked_name, checked_text, json_copy, json_payload
-from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
+from pipeline.domain.payloads import json_copy, json_payload
+from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent, checked_header, header_of
 from pipeline.telemetry import phase_observer
 from pipeline.telemetry.tracing import spans
 from pipeline.workflows.authoring import Topic, parse_payload
@@ -201,12 +201,9 @@ class PrepareContext(Context):
     def _events(self, topic: Topic, rows: Sequence[Any]) -> list[Event]:
         return [
             Event(
+                **header_of(row),
                 id=EventId(row.id),
-                topic=topic.name,
-                message_id=row.message_id,
                 payload=_parsed_payload(topic, row),
-                key=row.key,
-                title=row.title,
                 created_at=row.created_at,
                 raw_payload=row.payload,
             )
@@ -270,12 +267,9 @@ class PublishingContext(Context):
         body = json_payload(payload, what=what)
         parse_payload(topic, body)
         body = json_copy(body, what=what, limit=self._limits.payload)
-        checked_name(message_id, what="message id")
-        if key is not None:
-            checked_name(key, what="key")
-        if title is not None:
-            checked_text(title, what="title")
-        self.published.append(NewEvent(topic=name, message_id=message_id, payload=body, key=key, title=title))
+        event = NewEvent(topic=name, message_id=message_id, payload=body, key=key, title=title)
+        checked_header(event)
+        self.published.append(event)
 
 
 class NextContext(PublishingContext):

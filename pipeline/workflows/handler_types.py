@@ -10,18 +10,15 @@ from enum import StrEnum
 from typing import Any
 
 from pipeline.domain.ids import EventId
+from pipeline.domain.values import EventHeader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(EventHeader):
     """An event as a handler sees it. ``payload`` is the topic's model where the topic has one."""
 
     id: EventId
-    topic: str
-    message_id: str
     payload: Any
-    key: str | None = None
-    title: str | None = None
     created_at: datetime | None = None
     raw_payload: Any = field(default=None, repr=False, compare=False)  #: the payload as it was published
 

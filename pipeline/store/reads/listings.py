@@ -10,6 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Row, TextClause, text
 
+from pipeline.domain.values import HEADER_FIELDS
 from pipeline.store.database import Transaction
 
 Rows = Sequence[Row[Any]]
@@ -68,7 +69,9 @@ SELECT b.* FROM pipeline.blocks b WHERE b.closed_at IS NULL
   AND (CAST(:workflow AS text) IS NULL OR b.workflow = :workflow) ORDER BY b.since, b.id LIMIT :limit
 """)
 
-_EVENT = "e.id, e.workflow, e.topic, e.message_id, e.key, e.title, e.caused_by, e.created_by_run_id, e.created_at"
+_EVENT = ", ".join(
+    f"e.{name}" for name in ("id", "workflow", *HEADER_FIELDS, "caused_by", "created_by_run_id", "created_at")
+)
 #: Where an event stands for each of its consumers.
 _JOIN_DELIVERIES = """
 LEFT JOIN LATERAL (

@@ -5,23 +5,32 @@ prepare found nothing can tell what it cannot have seen.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import Row, text
+from sqlalchemy.dialects import postgresql
 
+from pipeline.domain.values import NewEvent
+from pipeline.store import schema
 from pipeline.store.database import Transaction, encode_rows
 
 Rows = Sequence[Row[Any]]
 
-_EVENT_COLUMNS = (
-    "n integer, run uuid, topic text, message_id text, key text, title text, payload jsonb, traceparent text"
+#: The columns that a publisher gives, with their types: a field of ``NewEvent`` is a column of the same name.
+_GIVEN = {each.name: schema.events.c[each.name].type.compile(postgresql.dialect()) for each in fields(NewEvent)}  # type: ignore[no-untyped-call]
+_EVENT_COLUMNS = ", ".join(["n integer", "run uuid", *(f"{name} {kind}" for name, kind in _GIVEN.items())])
+_INSERTED = ", ".join(_GIVEN)
+#: A record reads the JSON value null as no value.
+_SELECTED = ", ".join(
+    f"coalesce(g.{name}, 'null')" if kind == "JSONB" else f"g.{name}" for name, kind in _GIVEN.items()
 )
 
 #: Insert the rows of ``given`` as events and hand each to the consumers subscribed to its topic.
 #: A repeat of a message id is a no-op, within the cohort as well. One unknown topic refuses them all.
 #: Ids follow the caller's order; rows are written in the order of their names, so that two publishers
 #: of the same events cannot wait for each other in a circle.
-_INSERT_EVENTS = """
+_INSERT_EVENTS = f"""
 unknown AS (
   SELECT DISTINCT g.workflow, g.topic FROM given g
   WHERE NOT EXISTS (SELECT FROM pipeline.topics t WHERE t.workflow = g.workflow AND t.name = g.topic)
@@ -29,10 +38,8 @@ unknown AS (
   SELECT g.*, pipeline.next_event_id() AS id
   FROM (SELECT * FROM given WHERE NOT EXISTS (SELECT FROM unknown) ORDER BY run, n) g
 ), fresh AS (
-  INSERT INTO pipeline.events (id, workflow, topic, message_id, key, title, payload, caused_by, created_by_run_id,
-                               traceparent)
-  SELECT g.id, g.workflow, g.topic, g.message_id, g.key, g.title, coalesce(g.payload, 'null'),
-         coalesce(g.caused_by, '{}'), g.run, g.traceparent
+  INSERT INTO pipeline.events (id, workflow, caused_by, created_by_run_id, {_INSERTED})
+  SELECT g.id, g.workflow, coalesce(g.caused_by, '{{}}'), g.run, {_SELECTED}
   FROM numbered g ORDER BY g.workflow, g.topic, g.message_id, g.id
   ON CONFLICT (workflow, topic, message_id) DO NOTHING
   RETURNING id, workflow, topic, message_id, key, created_by_run_id
