@@ -6,11 +6,12 @@ used it is sent again; what can never be published, whatever is wrong with it, i
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from inspect import signature
 from typing import Any
 
 from celery.exceptions import Reject
+from celery.worker.request import Request
 from sqlalchemy.exc import DataError, DBAPIError, TimeoutError
 
 from pipeline.celery import app
@@ -20,7 +21,6 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.tasks import dead_letter, messages
 from pipeline.tasks.dead_letter import DEAD_LETTER_QUEUE, KIND_HEADER, REASON_HEADER, DeadLetterKind
 from pipeline.tasks.process import current_process
-from pipeline.tasks.redaction import publish_repr
 from pipeline.telemetry.tracing import context
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _LONGEST_PAUSE = 60
 _TRACE_HEADERS = ("traceparent", "tracestate")  #: headers that say whose trace an event belongs to
 
 
-@app.task(name="pipeline.publish", bind=True, Request="pipeline.tasks.redaction:RedactedRequest")
+@app.task(name="pipeline.publish", bind=True, Request="pipeline.tasks.publish:RedactedRequest")
 def publish(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]] | None:
     """``publish(workflow, events, replace=False)``: publish and ring. Repeating it changes nothing.
 
@@ -88,3 +88,29 @@ def _resend(task: Any, *, headers: Mapping[str, str] | None = None, **how: Any) 
             task.apply_async(given.args, given.kwargs, ignore_result=True, headers=carried, **how, **said)
     except Exception as error:
         raise Reject(error, requeue=True) from error
+
+
+def publish_summary(workflow: object, events: object) -> str:
+    """Describe a publish: how many events, and for which workflow."""
+    count = len(events) if isinstance(events, Sized) else 0
+    return f"{count} event{'' if count == 1 else 's'} for {str(workflow)[:100]}"
+
+
+def publish_repr(workflow: object, events: object) -> dict[str, str]:
+    """Return the description of a publish for its own message."""
+    return {"argsrepr": "()", "kwargsrepr": publish_summary(workflow, events)}
+
+
+class RedactedRequest(Request):  # type: ignore[misc]  # celery ships no types
+    """A received publish that Celery's events, Flower and logs show without payloads.
+
+    The sender of a message describes its arguments, by Celery's default with a piece of the payloads. The worker
+    replaces that description before it shows it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        given = dict(zip(("workflow", "events"), self._args or (), strict=False)) | (self._kwargs or {})
+        summary = publish_repr(given.get("workflow"), given.get("events"))
+        self._argsrepr, self._kwargsrepr = summary["argsrepr"], summary["kwargsrepr"]
+        self._request_dict.update(summary)

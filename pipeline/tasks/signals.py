@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from pipeline.config import EXIT_RESTART, EXIT_UNSAFE
 from pipeline.store.database import describe_error, is_transient
-from pipeline.tasks import broker_mark, metrics, tracing, watchdog
+from pipeline.tasks import broker_mark, telemetry, watchdog
 from pipeline.tasks.process import current_process
 from pipeline.telemetry import logs
 from pipeline.telemetry.tracing import export
@@ -27,7 +27,7 @@ def check_startup(sender: Any, **_: Any) -> None:
     try:
         pool = getattr(sender.pool_cls, "__module__", "")
         export.require_exporter(here.settings.otlp_endpoint)
-        metrics.open_metrics(here.settings, pool)
+        telemetry.open_metrics(here.settings, pool)
         require_safe(here.db, here.registry, here.settings, pool=pool)
         register_workflows(here.db, here.registry, here.settings.code_version)
     except Exception as error:  # noqa: BLE001 - Celery would log it and start a worker that cannot do anything
@@ -48,8 +48,8 @@ def _exit(error: Exception) -> NoReturn:
 @signals.worker_process_init.connect
 def start_child(**_: Any) -> None:
     """A child opens connections of its own."""
-    tracing.start_tracing(current_process().settings.otlp_endpoint)
-    metrics.start_child_metrics(current_process().registry.workflows)
+    telemetry.start_tracing(current_process().settings.otlp_endpoint)
+    telemetry.start_child_metrics(current_process().registry.workflows)
 
 
 @signals.worker_process_shutdown.connect
@@ -60,9 +60,9 @@ def shut_down(**_: Any) -> None:
         current_process().leases.hand_back_all()
     except SQLAlchemyError as error:
         log.warning("runs could not be given back; their leases will lapse: %s", error)
-    numbers = threading.Thread(target=metrics.stop_metrics, name="pipeline-stop-metrics", daemon=True)
+    numbers = threading.Thread(target=telemetry.stop_metrics, name="pipeline-stop-metrics", daemon=True)
     numbers.start()  # beside the spans: a collector that does not answer is waited for once
-    tracing.stop_tracing()
+    telemetry.stop_tracing()
     numbers.join()
 
 
@@ -70,8 +70,8 @@ def shut_down(**_: Any) -> None:
 def start_background_threads(sender: Any, **_: Any) -> None:
     """Start the guardian: it watches over this worker from its main process."""
     forks = "prefork" in type(sender.pool).__module__
-    tracing.start_tracing(current_process().settings.otlp_endpoint, forks=forks)
-    metrics.start_metrics(current_process().settings, current_process().registry.workflows)
+    telemetry.start_tracing(current_process().settings.otlp_endpoint, forks=forks)
+    telemetry.start_metrics(current_process().settings, current_process().registry.workflows)
     watchdog.start_watchdog(current_process(), sender.pool)
     broker_mark.check_broker_owner(current_process().db, current_process().settings.broker_url)
 

@@ -2,7 +2,7 @@
 
 import re
 
-from pipeline.tasks import metrics as worker
+from pipeline.tasks import telemetry as worker
 from pipeline.telemetry.metrics import METRICS
 from tests.deploy import promql
 from tests.deploy.known_names import rules

@@ -11,7 +11,7 @@ from opentelemetry import trace
 from pipeline.background.messages import DispatchMessage
 from pipeline.client.clients import BrokerClient, UnavailableError
 from pipeline.domain.states import PhaseTask
-from pipeline.tasks import messages, tracing
+from pipeline.tasks import messages, telemetry
 from pipeline.telemetry.tracing import context, export
 from tests.support.recorded_spans import Seen, seeing
 
@@ -25,7 +25,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
 
     with seeing() as found:
         monkeypatch.setattr(export, "start", lambda *_, **__: found.provider)
-        tracing.start_tracing("http://anywhere")
+        telemetry.start_tracing("http://anywhere")
         try:
             yield found
         finally:
