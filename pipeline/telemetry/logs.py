@@ -1,7 +1,7 @@
-"""Log lines as machines read them, one JSON object each, or as people do.
+"""Format log lines as JSON objects, or as text for a terminal.
 
-Ids are fields, and the trace is one of them when there is one. What other packages put beside their
-lines is kept if it is small and simple; arguments, payloads and other structures never are.
+Ids and the current trace are fields. Extra fields of other packages are kept if they are short scalars; arguments,
+payloads and other structures never are.
 """
 
 import json
@@ -17,17 +17,17 @@ from opentelemetry import trace
 
 MAX_FIELDS, MAX_FIELD_LENGTH = 24, 200
 MAX_MESSAGE_LENGTH, MAX_STACK_LENGTH = 4_000, 16_000
-#: Celery shows the arguments of tasks there, at a level that is for its own developers.
+#: Celery logs the arguments of tasks there, at level DEBUG.
 QUIET_LOGGERS = ("celery.pool", "celery.worker.strategy")
 
 _LINE_BREAKS = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
-#: What every record has; the rest was put beside it by whoever wrote the line.
+#: Attributes of every record; all others are extra fields.
 _STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 
 
 def set_format(handlers: list[logging.Handler], form: str) -> None:
-    """Let these handlers write in this form: ``json``, or ``pretty`` as they did, with the trace added."""
+    """Set the format of handlers: ``json``, or ``pretty``, which adds the trace to their own format."""
     for handler in handlers:
         if form == "json":
             handler.setFormatter(JsonFormatter())
@@ -36,7 +36,7 @@ def set_format(handlers: list[logging.Handler], form: str) -> None:
 
 
 def set_level(name: str | None) -> None:
-    """Say our own lines from this level on, whatever level the others have; None leaves it to them."""
+    """Set the level of our own logger; None keeps it. Quiet loggers never go below INFO."""
     if name is not None:
         logging.getLogger("pipeline").setLevel(name.upper())
     for quiet in map(logging.getLogger, QUIET_LOGGERS):
@@ -45,10 +45,10 @@ def set_level(name: str | None) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON."""
+    """Format a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -62,26 +62,28 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             line["error_type"] = record.exc_info[0].__qualname__
             line["stack"] = _shorten(self.formatException(record.exc_info)[-MAX_STACK_LENGTH:], MAX_STACK_LENGTH)
-        return json.dumps(line, default=str)  # in ASCII: nothing in it ends a line
+        return json.dumps(line, default=str)  # in ASCII, so that no character ends the line
 
 
 class PrettyFormatter(logging.Formatter):
-    """Lines as somebody else forms them, with the trace at the end of the first when there is one."""
+    """Append the trace to the first line of another formatter, and indent the others."""
 
-    def __init__(self, usual: logging.Formatter) -> None:
+    def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
-        self.inner = usual
+        self.inner = inner
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and what follows it."""
+        """Return the lines."""
         first, *rest = _LINE_BREAKS.split(self.inner.format(record))
         traced = _trace_fields(record)
         name = f" trace_id={traced['trace_id']}" if traced else ""
-        return "\n".join([first + name, *(f"    {line}" for line in rest)])  # no text can pass for a line of its own
+        return "\n".join(
+            [first + name, *(f"    {line}" for line in rest)]
+        )  # indented, so that no text can fake a log line
 
 
 def _trace_fields(record: logging.LogRecord) -> Mapping[str, str]:
-    """The trace the line itself names, else the one it was written in."""
+    """Return the trace that the record names, else the current one."""
     if hasattr(record, "trace_id"):
         return {"trace_id": str(record.trace_id), "span_id": str(getattr(record, "span_id", ""))}
     of = trace.get_current_span().get_span_context()
@@ -89,7 +91,7 @@ def _trace_fields(record: logging.LogRecord) -> Mapping[str, str]:
 
 
 def _extra_fields(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
-    """Fields beside the message: as many as fit, and only what is one short value."""
+    """Yield the extra fields: scalars only, at most ``MAX_FIELDS``."""
     found = 0
     for name, value in vars(record).items():
         if name in _STANDARD_ATTRIBUTES or not isinstance(value, str | int | float | UUID | datetime | None):
@@ -101,10 +103,10 @@ def _extra_fields(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether JSON has a word for it that is short in any case."""
+    """Return whether the value is a number or null, which JSON keeps short."""
     return value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _shorten(text: str, longest: int) -> str:
-    whole = text.encode("utf-8", "replace").decode()  # half a character is none
+    whole = text.encode("utf-8", "replace").decode()  # replaces lone surrogates
     return whole if len(whole) <= longest else f"{whole[: longest - 1]}…"

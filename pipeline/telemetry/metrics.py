@@ -1,8 +1,7 @@
-"""What is counted: one table of every metric, and the few functions that count.
+"""Define every metric in one table, and record counters and histograms.
 
-Only the API of OpenTelemetry is used here; when nobody listens, counting is one question. Labels are names that
-stand in code and statuses, never ids, keys or payloads. Gauges stand in the table too; ``runtime.gauges`` reads them
-from Postgres when somebody asks.
+Only the API of OpenTelemetry is used; without a provider, recording costs one check. Labels are statuses and names
+from the code, never ids, keys or payloads. Gauges are in the table too; ``admin.gauges`` reads them from Postgres.
 """
 
 import logging
@@ -18,9 +17,9 @@ log = logging.getLogger(__name__)
 SCOPE = "pipeline"
 COUNTER, HISTOGRAM, GAUGE, UP_DOWN = "counter", "histogram", "gauge", "up-down counter"
 
-#: Seconds of a call, a phase, a sweep: their limits are minutes.
+#: Seconds of a call, a phase or a sweep, which are limited to minutes.
 SHORT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-#: Seconds of what may wait for a rate limit, a person or the next morning.
+#: Seconds of what may wait for a rate limit or an operator.
 LONG_BUCKETS = (
     0.01,
     0.025,
@@ -44,24 +43,24 @@ SIZE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 
 class Metric(NamedTuple):
-    """One metric: what it is called, what kind of number it is, and what it says."""
+    """A metric: its name, kind, unit, labels and meaning."""
 
     name: str
     kind: str
-    unit: str  #: as OpenTelemetry writes it: ``s``, or what is counted in braces
+    unit: str  #: in OpenTelemetry's notation: ``s``, or what is counted in braces
     labels: tuple[str, ...]
     description: str
     bounds: tuple[float, ...] = ()  #: of a histogram's buckets
 
     @property
     def prometheus(self) -> str:
-        """Its name at the endpoint."""
+        """The name at the Prometheus endpoint."""
         return prometheus_name(self.name, self.unit, self.kind == COUNTER)
 
 
 @lru_cache(maxsize=4096)
 def prometheus_name(name: str, unit: str, is_counter: bool) -> str:
-    """A name as Prometheus wants it: underscores, the unit at the end, and ``_total`` behind what only grows."""
+    """Convert a name for Prometheus: underscores, the unit at the end, and ``_total`` for a counter."""
     plain = "".join(letter if letter.isalnum() or letter in "_:" else "_" for letter in name)
     suffix = {"s": "seconds", "ms": "milliseconds", "By": "bytes", "1": ""}.get(unit, unit)
     is_word = suffix.isalpha() and not plain.endswith(f"_{suffix}")
@@ -98,7 +97,7 @@ _COUNTED = (
         HISTOGRAM,
         "s",
         ("workflow", "phase", "result"),
-        "a phase of one run, from its claim until what it did is recorded; `done` or `failed`",
+        "a phase of one run, from its claim until its result is recorded; `done` or `failed`",
         SHORT_BUCKETS,
     ),
     Metric("pipeline.cohort.size", HISTOGRAM, "{run}", ("phase",), "runs that one message claimed", SIZE_BUCKETS),
@@ -107,15 +106,17 @@ _COUNTED = (
         COUNTER,
         "{run}",
         _TASK,
-        "runs that a message named and that were left alone: done, stopped or held by another",
+        "runs of a message that could not be claimed: done, stopped or held by another worker",
     ),
-    Metric("pipeline.rescues", COUNTER, "{run}", ("workflow",), "runs that lost their worker and were stopped for it"),
+    Metric(
+        "pipeline.rescues", COUNTER, "{run}", ("workflow",), "runs that were stopped because they lost their worker"
+    ),
     Metric(
         "pipeline.mutation.duration",
         HISTOGRAM,
         "s",
         (*_EFFECT, "outcome"),
-        "one call of a mutation: `applied`, `failed`, `retry` (it will be attempted again) or `unknown`",
+        "one call of a mutation: `applied`, `failed`, `retry` (another attempt follows) or `unknown`",
         SHORT_BUCKETS,
     ),
     Metric(
@@ -138,13 +139,15 @@ _COUNTED = (
         COUNTER,
         "{message}",
         ("kind",),
-        "messages that no worker could work on, moved to `pipeline.dead_letters` for an operator, by kind",
+        "messages that no worker could process, moved to the queue `pipeline.dead_letters`, by kind",
     ),
     Metric("pipeline.sweep.duration", HISTOGRAM, "s", ("sweep",), "one pass of a sweep", SHORT_BUCKETS),
 )
 
 _ENGINE = (
-    Metric("pipeline.consumer_engine.transactions", COUNTER, "{item}", (*_TASK, "status"), "items that ended, by how"),
+    Metric(
+        "pipeline.consumer_engine.transactions", COUNTER, "{item}", (*_TASK, "status"), "items that ended, by status"
+    ),
     Metric(
         "pipeline.consumer_engine.transaction.duration",
         HISTOGRAM,
@@ -159,7 +162,7 @@ _ENGINE = (
         COUNTER,
         "{attempt}",
         (*_TASK, "step", "result"),
-        "attempts, by how they ended",
+        "attempts, by result",
     ),
     Metric("pipeline.consumer_engine.retries", COUNTER, "{attempt}", (*_TASK, "step"), "attempts after the first"),
     Metric(
@@ -175,7 +178,7 @@ _ENGINE = (
         HISTOGRAM,
         "s",
         (*_TASK, "step"),
-        "pauses; `empty` is the rest after an empty fetch",
+        "pauses before the next attempt; `empty` is the pause after an empty fetch",
         SHORT_BUCKETS,
     ),
     Metric(
@@ -183,7 +186,7 @@ _ENGINE = (
         COUNTER,
         "{timeout}",
         (*_TASK, "scope"),
-        "times that were up: step, transaction or loop",
+        "timeouts of a step, transaction or loop",
     ),
     Metric("pipeline.consumer_engine.batch.size", HISTOGRAM, "{item}", _TASK, "items in one fetch", SIZE_BUCKETS),
     Metric(
@@ -191,14 +194,14 @@ _ENGINE = (
         COUNTER,
         "{batch}",
         _TASK,
-        "fetches that gave more than was asked for",
+        "fetches that returned more than the limit",
     ),
     Metric(
         "pipeline.consumer_engine.deferred",
         COUNTER,
         "{item}",
         _TASK,
-        "items that waited because their id was being worked on",
+        "items that waited because another item with their id was processed",
     ),
     Metric(
         "pipeline.consumer_engine.abandoned_calls",
@@ -214,15 +217,27 @@ _QUEUE = (
     Metric("pipeline.queue.acks", COUNTER, "{entry}", _STREAM, "entries acknowledged"),
     Metric("pipeline.queue.messages_claimed", COUNTER, "{entry}", _STREAM, "stale entries taken over"),
     Metric("pipeline.queue.read_latency", HISTOGRAM, "s", _STREAM, "time of reads that found something", SHORT_BUCKETS),
-    Metric("pipeline.queue.lag", GAUGE, "{entry}", _GROUP, "entries of the stream that the group has not been given"),
+    Metric(
+        "pipeline.queue.lag", GAUGE, "{entry}", _GROUP, "entries of the stream that were not delivered to the group"
+    ),
     Metric("pipeline.queue.pending", GAUGE, "{entry}", _GROUP, "entries that were read and not acknowledged"),
 )
 
 _GAUGES = (
     Metric("pipeline.database.up", GAUGE, "1", (), "1 if Postgres answers, else 0"),
-    Metric("pipeline.gauges.age", GAUGE, "s", (), "since all of these could be read: when it is old, they are silent"),
     Metric(
-        "pipeline.runs", GAUGE, "{run}", ("workflow", "phase", "status"), "runs that are not over, or to be carried on"
+        "pipeline.gauges.age",
+        GAUGE,
+        "s",
+        (),
+        "since all gauges were last read: while it grows, they are missing or old",
+    ),
+    Metric(
+        "pipeline.runs",
+        GAUGE,
+        "{run}",
+        ("workflow", "phase", "status"),
+        "runs that are active, or that will be retried",
     ),
     Metric("pipeline.backlog.events", GAUGE, "{event}", _CONSUMER, "events that wait, counted up to a bound"),
     Metric(
@@ -230,68 +245,70 @@ _GAUGES = (
         GAUGE,
         "s",
         _CONSUMER,
-        "age of the oldest event that may be taken now; 0 while its workflow is held back",
+        "age of the oldest event that a run may take now; 0 while its workflow starts no runs",
     ),
     Metric(
         "pipeline.backlog.declined.age",
         GAUGE,
         "s",
         _CONSUMER,
-        "age of the oldest event that its consumer was shown and did not take; 0 while its workflow is held back",
+        "age of the oldest event that its consumer declined; 0 while its workflow starts no runs",
     ),
     Metric("pipeline.leases", GAUGE, "{run}", ("state",), "runs that a worker holds (`held`) or lost (`lapsed`)"),
-    Metric("pipeline.mutations.open", GAUGE, "{mutation}", (*_EFFECT, "status"), "mutations that are not settled"),
-    Metric("pipeline.mutations.oldest", GAUGE, "s", (*_EFFECT, "status"), "age of the oldest that is not settled"),
+    Metric("pipeline.mutations.open", GAUGE, "{mutation}", (*_EFFECT, "status"), "mutations that are not resolved"),
+    Metric("pipeline.mutations.oldest", GAUGE, "s", (*_EFFECT, "status"), "age of the oldest that is not resolved"),
     Metric("pipeline.breakers.open", GAUGE, "{breaker}", _EFFECT, "1 while no new mutation of an operation starts"),
     Metric(
         "pipeline.workflows",
         GAUGE,
         "{workflow}",
         ("workflow", "status"),
-        "1 for the status a workflow is in; `maintenance` stands beside it",
+        "1 for the current status of a workflow; `maintenance` may be 1 beside it",
     ),
-    Metric("pipeline.sweeps.age", GAUGE, "s", ("sweep",), "since a sweep last ran: grows when beat is dead"),
-    Metric("pipeline.findings", GAUGE, "{row}", ("invariant", "severity"), "what the last look of the doctor found"),
-    Metric("pipeline.attention", GAUGE, "{item}", ("kind",), "what waits for a person, as `pipeline attention` lists"),
+    Metric("pipeline.sweeps.age", GAUGE, "s", ("sweep",), "since a sweep last ran: grows when beat is down"),
+    Metric("pipeline.findings", GAUGE, "{row}", ("invariant", "severity"), "findings of the doctor's last run"),
+    Metric(
+        "pipeline.attention", GAUGE, "{item}", ("kind",), "what waits for an operator, as `pipeline attention` lists"
+    ),
 )
 
 #: Every metric there is, by its OpenTelemetry name.
 METRICS: Mapping[str, Metric] = {each.name: each for each in (*_COUNTED, *_GAUGES, *_ENGINE, *_QUEUE)}
 
-#: A line about several things at once counts as many.
+#: Field with the number of things that one log line is about.
 _AMOUNTS = {"event.published": "events"}
 
-_provider: Any = None  #: the provider that ``meters`` made; else the one of the process counts
+_provider: Any = None  #: the provider of ``MetricsExport``; None: the process-wide one
 _cached_instruments: tuple[Any, Mapping[str, Any]] | None = None
 
 
 def use_provider(provider: Any) -> None:
-    """Count with this provider; None: with that of the process, if somebody sets one up."""
+    """Record with this provider; None: with the process-wide one, if there is one."""
     global _provider
     _provider = provider
 
 
 def is_on() -> bool:
-    """Whether anybody counts."""
+    """Return whether a provider records metrics."""
     return _provider is not None or is_configured(api.get_meter_provider())
 
 
 def is_configured(provider: object) -> bool:
-    """Whether somebody set up a provider: those of the bare API belong to nobody."""
+    """Return whether a provider was configured: those of the bare API record nothing."""
     return not type(provider).__module__.startswith("opentelemetry.metrics")
 
 
 def record(name: str, labels: Mapping[str, str], value: float = 1) -> None:
-    """Add to a counter, or record a value of a histogram. A meter that fails undoes nothing of what it counts."""
-    tell = _instruments()[name]
+    """Add to a counter, or record a value of a histogram. A failing meter is ignored."""
+    add = _instruments()[name]
     try:
-        tell(value, labels)
+        add(value, labels)
     except Exception:
-        log.debug("%s was not counted", name, exc_info=True)
+        log.debug("%s was not recorded", name, exc_info=True)
 
 
 def count_transitions(lines: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Count what has become true: the lines of one transaction, those of one kind at once."""
+    """Count the transitions of one transaction, summed by name and workflow."""
     counts: Counter[tuple[str, str]] = Counter()
     for name, fields in lines:
         amount = fields[_AMOUNTS[name]] if name in _AMOUNTS else 1
@@ -301,25 +318,26 @@ def count_transitions(lines: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
 
 
 def instruments(meter: api.Meter, of: Sequence[Metric]) -> dict[str, Any]:
-    """Instruments of these metrics."""
+    """Create the instruments of these metrics."""
     return {each.name: _instrument(meter, each) for each in of if each.kind != GAUGE}
 
 
 def metrics_with_prefix(prefix: str) -> list[Metric]:
-    """The metrics whose names begin like this."""
+    """Return the metrics whose names begin with the prefix."""
     return [each for each in METRICS.values() if each.name.startswith(prefix)]
 
 
 def _instruments() -> Mapping[str, Any]:
-    """How each metric is told, at the provider that counts now."""
+    """Return the recording function of each metric at the current provider."""
     global _cached_instruments
     provider = _provider if _provider is not None else api.get_meter_provider()
     if _cached_instruments is None or _cached_instruments[0] is not provider:
-        made = instruments(provider.get_meter(SCOPE), _COUNTED)
-        tell = {
-            each.name: made[each.name].record if each.kind == HISTOGRAM else made[each.name].add for each in _COUNTED
+        created = instruments(provider.get_meter(SCOPE), _COUNTED)
+        functions = {
+            each.name: created[each.name].record if each.kind == HISTOGRAM else created[each.name].add
+            for each in _COUNTED
         }
-        _cached_instruments = provider, tell
+        _cached_instruments = provider, functions
     return _cached_instruments[1]
 
 

@@ -1,7 +1,7 @@
-"""Observe the phases of runs: a span for each run, and the seconds that the phase took it.
+"""Observe the phases of runs: make a span and measure the seconds for each run.
 
-Runs travel together, so one observer sees a phase of all of them. It is the current observer until the phase is over.
-While neither spans nor metrics are on, there is no observer.
+One observer covers a phase of all runs that one message claimed, and is current until the phase ends. While neither
+spans nor metrics are on, there is no observer.
 """
 
 import time
@@ -21,7 +21,7 @@ from pipeline.telemetry.tracing.fast_spans import Span
 
 
 class PhaseObserver:
-    """Sees one phase of runs that were claimed together, each until what it did is recorded."""
+    """Observe one phase of runs that were claimed together, each until its result is recorded."""
 
     def __init__(self, phase: str, runs: Sequence[Any]) -> None:
         self.phase, self.runs, self.started_at = phase, {run.id: run for run in runs}, time.monotonic()
@@ -31,13 +31,13 @@ class PhaseObserver:
         self.spans: dict[UUID, Span] = {}
         task = trace.get_current_span()
         self._links = spans.links_to(task.get_span_context()) if self.is_traced else []
-        if self.is_traced and task.is_recording():  # it is its instrumentation's, and open until the task has ended
+        if self.is_traced and task.is_recording():  # Celery's instrumentation keeps it open until the task ends
             task.set_attribute(spans.COHORT_SIZE, len(runs))
             for of in self.contexts.values():
                 task.add_link(of)
 
     def span_of(self, run_id: UUID) -> Span:
-        """The span of a run's phase, which begins now if it has not."""
+        """Return the span of a run's phase; start it if it has not started."""
         span = self.spans.get(run_id)
         if span is None:
             run = self.runs[run_id]
@@ -49,15 +49,15 @@ class PhaseObserver:
         """Call a handler with its span as the current one."""
         span = self.span_of(run.id)
         token = context.attach(span.as_context())
-        begun = time.monotonic()
+        started_at = time.monotonic()
         try:
             return handler(run)
         finally:
-            span.attributes[spans.HANDLER_SECONDS] = time.monotonic() - begun
+            span.attributes[spans.HANDLER_SECONDS] = time.monotonic() - started_at
             context.detach(token)
 
     def count_seconds(self, run_ids: Iterable[UUID], result: str) -> None:
-        """Count the seconds of these runs, once. A run that was given back, or is another's by now, is not counted."""
+        """Record the seconds of these runs, once. A run that was handed back or rescued is not in ``run_ids``."""
         seconds = time.monotonic() - self.started_at
         for run_id in self.untimed.intersection(run_ids):
             self.untimed.remove(run_id)
@@ -70,7 +70,7 @@ _OBSERVER: ContextVar[PhaseObserver | None] = ContextVar("pipeline_phase_observe
 
 @contextmanager
 def observe(phase: str, claimed: Sequence[Any], *, task: str, ignored: int) -> Iterator[None]:
-    """Observe a phase of the runs that a message claimed; it named ``ignored`` other runs in vain."""
+    """Observe a phase of the runs that a message claimed; ``ignored`` runs of it could not be claimed."""
     if ignored and metrics.is_on():
         metrics.record("pipeline.deliveries.ignored", {"task": task}, ignored)
     if not claimed or not (metrics.is_on() or spans.is_on()):
@@ -90,7 +90,7 @@ def observe(phase: str, claimed: Sequence[Any], *, task: str, ignored: int) -> I
 
 
 def record_finished(run_ids: Iterable[UUID], committed: Sequence[Any] = ()) -> None:
-    """Count runs whose results are recorded, and make the spans of those that have ``committed``."""
+    """Record runs whose results are written, and make the spans of ``committed`` runs."""
     observer = _OBSERVER.get()
     if observer is not None:
         observer.count_seconds(run_ids, "done")
@@ -99,7 +99,7 @@ def record_finished(run_ids: Iterable[UUID], committed: Sequence[Any] = ()) -> N
 
 
 def record_failed(ended: Sequence[Any]) -> None:
-    """Count runs that were stopped in the phase, and say on their spans why."""
+    """Record runs that were stopped in the phase, with the reason on their spans."""
     observer = _OBSERVER.get()
     if observer is None:
         return
@@ -113,42 +113,42 @@ def record_failed(ended: Sequence[Any]) -> None:
 
 
 def is_timed() -> bool:
-    """Whether the seconds of the phase that runs here are counted."""
+    """Return whether the current phase is timed."""
     observer = _OBSERVER.get()
     return observer is not None and observer.is_timed
 
 
 def _tracing_observer() -> PhaseObserver | None:
-    """The observer of the phase that runs here, if it makes spans."""
+    """Return the current observer, if it makes spans."""
     observer = _OBSERVER.get()
     return observer if observer is not None and observer.is_traced else None
 
 
 def with_span(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same handler, called inside a span of its run while spans are made."""
+    """Wrap a handler so that it runs inside the span of its run, if spans are on."""
     observer = _tracing_observer()
     return handler if observer is None else lambda run: observer.call(handler, run)
 
 
 def publisher_traceparent() -> str | None:
-    """The trace context for events that are published here: the phase that publishes them."""
+    """Return the trace context for published events: the phase that publishes them."""
     return tracing_context.current_traceparent() if _tracing_observer() is not None else None
 
 
 def link_inputs(run_id: UUID, inputs: Callable[[], Sequence[Any]]) -> None:
-    """Link the span of this phase to those that published its inputs."""
+    """Link the span of this phase to the spans that published its inputs."""
     observer = _tracing_observer()
     if observer is None:
         return
     span = observer.span_of(run_id)
     for traceparent in dict.fromkeys(row.traceparent for row in inputs()):
         of = tracing_context.parse_traceparent(traceparent)
-        if of is not None and of.trace_id != span.context.trace_id:  # in the same trace it is found anyway
+        if of is not None and of.trace_id != span.context.trace_id:  # no link within one trace
             span.link(of)
 
 
 def start_call(run_id: UUID, mutation: Any, *, is_reconcile: bool) -> Span | None:
-    """Begin the span of one attempt of a mutation, or of the reconcile attempt after it."""
+    """Start the span of one attempt of a mutation, or of the reconcile attempt after it."""
     observer = _tracing_observer()
     if observer is None:
         return None
@@ -158,7 +158,7 @@ def start_call(run_id: UUID, mutation: Any, *, is_reconcile: bool) -> Span | Non
 
 
 def start_read(connector: str, operation: str) -> Span | None:
-    """Begin the span of a handler that reads from an outside system."""
+    """Start the span of a handler's read from an outside system."""
     if _tracing_observer() is None:
         return None
     above = trace.get_current_span().get_span_context()

@@ -1,7 +1,7 @@
-"""What the system says about itself: one line per transition, named like the verb that made it.
+"""Log one line per transition, named like the verb that made it.
 
-Lines are queued on the transaction and said when it has committed, so a line is never about
-something that did not happen. Ids are fields; payloads never appear.
+Lines are queued on the transaction and written after its commit, so that no line is about a transition that was
+rolled back. Ids are fields. Payloads never appear.
 """
 
 import logging
@@ -12,12 +12,12 @@ from pipeline.telemetry.tracing import context
 
 logger = logging.getLogger("pipeline")
 
-#: Every transition, and what it means to the person who reads it in a log.
+#: Every transition, and what it means to an operator who reads the log.
 TRANSITIONS: Mapping[str, str] = {
     "event.published": "events became pending for their consumers",
-    "event.released": "a person handed a quarantined event back",
-    "event.quarantined": "an event was set aside, by a person or by the run that failed because of it",
-    "event.skipped": "a person chose to go on without an event",
+    "event.released": "an operator released a quarantined event",
+    "event.quarantined": "an event was quarantined, by an operator or by the run that failed because of it",
+    "event.skipped": "an operator skipped an event",
     "run.started": "the scheduler created a run",
     "run.claimed": "a worker took a run for one phase",
     "run.prepared": "inputs are reserved and the plan is saved",
@@ -25,34 +25,34 @@ TRANSITIONS: Mapping[str, str] = {
     "run.mutated": "the mutate phase is over and its outcome is known",
     "run.committed": "outputs published, inputs consumed, state saved",
     "run.stopped": "a run failed or was paused; its inputs went where the mutation boundary says",
-    "run.retried": "a new run carries a stopped one forward",
+    "run.retried": "a new run retries a stopped one",
     "run.handed_back": "a worker gave its run back before it shut down",
-    "mutation.approved": "a person allowed exactly this request",
-    "mutation.rejected": "a person refused the request; the run goes on without it",
+    "mutation.approved": "an operator approved exactly this request",
+    "mutation.rejected": "an operator rejected the request; the run continues without it",
     "mutation.sent": "an approved mutation is about to be sent",
     "mutation.applied": "the effect happened",
     "mutation.failed": "the effect did not happen",
-    "mutation.doubted": "nobody knows whether the effect happened; the background is asking",
-    "mutation.escalated": "nobody can know whether the effect happened; a person must settle it",
-    "mutation.skipped": "a person chose to go on without the effect",
-    "mutation.reconcile_retried": "a person asked the background to look again",
+    "mutation.doubted": "the outcome is unknown; the reconciler asks the outside system",
+    "mutation.escalated": "the outcome stays unknown; an operator must resolve it",
+    "mutation.skipped": "an operator chose to continue without the effect",
+    "mutation.reconcile_retried": "an operator asked for new reconcile attempts",
     "workflow.registered": "a workflow's handlers and topics were brought up to date",
-    "workflow.restored": "older code got back handlers or topics that newer code had taken away",
-    "workflow.paused": "a person paused a workflow",
-    "workflow.resumed": "a person resumed a workflow",
-    "workflow.blocked": "the system holds a workflow back",
+    "workflow.restored": "handlers or topics that newer code had removed were restored for older code",
+    "workflow.paused": "an operator paused a workflow",
+    "workflow.resumed": "an operator resumed a workflow",
+    "workflow.blocked": "the system starts no runs of a workflow",
     "workflow.unblocked": "the cause of a block is gone",
-    "workflow.maintenance_entered": "the code is wrong or cannot use an event; nothing starts until that is mended",
+    "workflow.maintenance_entered": "the code is wrong or cannot use an event; no run starts until that is fixed",
     "workflow.maintenance_exited": "the workflow may start runs again",
-    "mutation.found_late": "an effect that was settled as not having happened was found after all",
-    "mutation.acknowledged": "a person has dealt with an effect that surfaced late",
+    "mutation.found_late": "an effect was found after its mutation was resolved as failed",
+    "mutation.acknowledged": "an operator has dealt with a late effect",
     "breaker.opened": "no new mutation of an operation is started until a probe succeeds",
-    "breaker.closed": "mutations of an operation go on",
+    "breaker.closed": "mutations of an operation start again",
     "session.finished": "a group of runs ended",
 }
 
 
-#: Said as warnings: from here on something stands still until a person acts.
+#: Logged as warnings: something waits for an operator from now on.
 NEEDS_OPERATOR = frozenset(
     {
         "mutation.escalated",
@@ -66,7 +66,7 @@ NEEDS_OPERATOR = frozenset(
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is not in the table: a bug, to be found before anything is written."""
+    """Refuse an unknown name before anything is written: it is a bug."""
     if name not in TRANSITIONS:
         raise LookupError(f"{name!r} is not a transition; add it to pipeline.telemetry.transition_log.TRANSITIONS")
 

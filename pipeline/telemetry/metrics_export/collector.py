@@ -1,8 +1,8 @@
-"""Collect what processes count and add it up; imported only by a process that exports metrics.
+"""Collect the counts of processes and add them up; imported only by a process that exports metrics.
 
-The SDK counts differences. A process that answers scrapes collects its own when it is scraped. A child of its pool
-hands over once a second what it has counted since, and forgets it only when it is out. So nothing is counted twice,
-and no total decreases when a child ends and another takes its place.
+The SDK counts differences. A process that answers scrapes collects its own on scrape. A child of its pool hands over
+its new counts once a second, and drops them only after they were sent. So nothing is counted twice, and no total
+decreases when another child replaces one that ended.
 """
 
 import errno
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 HANDOVER_SECONDS = 1.0  #: between two handovers of a child: what a killed child loses at most
 FINAL_HANDOVER_SECONDS = 1.0  #: for the last handover of a child that ends
-#: Series that are kept at most. Ours are far fewer: it is for what handlers count by themselves.
+#: Series that are kept at most. Ours are far fewer: the limit is for metrics of user code.
 MAX_SERIES = 20_000
-#: Bytes of one datagram; a system that takes less says so, and it is sent in halves.
+#: Bytes of one datagram; where the system takes less, it is sent in halves.
 MAX_DATAGRAM_BYTES = 64 * 1024
 _DELTA: dict[type, export.AggregationTemporality] = dict.fromkeys(
     (sdk.Counter, sdk.UpDownCounter, sdk.Histogram, sdk.ObservableCounter, sdk.ObservableUpDownCounter),
@@ -39,7 +39,7 @@ _LIBRARY_SCOPE = "opentelemetry"  #: scopes of libraries that measure themselves
 
 
 def meter_provider(readers: Sequence[export.MetricReader]) -> sdk.MeterProvider:
-    """A provider with our resource. Its instance is this process: those of a pool must not be taken for one."""
+    """Create a provider with our resource; the instance is this process, so that children stay apart."""
     resource = Resource.create({"process.pid": os.getpid()})
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "pipeline"}))
@@ -51,17 +51,17 @@ def meter_provider(readers: Sequence[export.MetricReader]) -> sdk.MeterProvider:
 
 
 def pull_reader() -> export.InMemoryMetricReader:
-    """A reader that collects when it is asked: the differences since the last time."""
+    """Create a reader that collects the differences since its last collection."""
     return export.InMemoryMetricReader(preferred_temporality=_DELTA)
 
 
 def handover_reader(channel: "MetricChannel") -> export.MetricReader:
-    """A reader of a child, which hands over to the process that forked it."""
+    """Create the reader of a child, which hands over to the process that forked it."""
     return _PeriodicReader(_HandoverExporter(channel), export_interval_millis=HANDOVER_SECONDS * 1000)
 
 
 def push_reader(endpoint: str) -> export.MetricReader:
-    """A reader that sends to a collector, as often as `OTEL_METRIC_EXPORT_INTERVAL` says."""
+    """Create a reader that sends to a collector every `OTEL_METRIC_EXPORT_INTERVAL`."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
     return _PeriodicReader(OTLPMetricExporter(endpoint=f"{endpoint.rstrip('/')}/v1/metrics"))
@@ -73,14 +73,14 @@ class _PeriodicReader(export.PeriodicExportingMetricReader):
 
 
 class _HandoverExporter(export.MetricExporter):
-    """Hands counts over to the parent. Counts that do not get out are added to the next handover."""
+    """Hand counts over to the parent. Unsent counts are added to the next handover."""
 
     def __init__(self, channel: "MetricChannel") -> None:
         super().__init__(preferred_temporality=_DELTA)
         self.channel, self.unsent = channel, MetricTotals()
 
     def export(self, metrics_data: export.MetricsData, *_: Any, **__: Any) -> export.MetricExportResult:
-        """Hand over what was counted, without waiting. A child's gauges are not exported."""
+        """Hand over the counts, without waiting. A child's gauges are not exported."""
         self.unsent.add(points_of(metrics_data)[0])
         self._send()
         return export.MetricExportResult.SUCCESS
@@ -90,20 +90,20 @@ class _HandoverExporter(export.MetricExporter):
         return True
 
     def shutdown(self, *_: Any, **__: Any) -> None:
-        """Give the parent a moment to make room: what is left when the process ends is lost."""
+        """Give the parent a moment to read: counts that are left when the process ends are lost."""
         ends_at = time.monotonic() + FINAL_HANDOVER_SECONDS
         while not self._send() and time.monotonic() < ends_at:
             threading.Event().wait(0.02)
 
     def _send(self) -> bool:
-        """Hand over; returns whether nothing is left."""
+        """Hand over; return whether nothing is left."""
         left = self.channel.send(self.unsent.take())
         self.unsent.add(left)
         return not left
 
 
 class Series(NamedTuple):
-    """The name, the labels and the kind of what is counted together."""
+    """The name, kind and labels of values that are added up."""
 
     name: str
     kind: str
@@ -111,7 +111,7 @@ class Series(NamedTuple):
     description: str
     bounds: tuple[float, ...]  #: of a histogram's buckets
     labels: tuple[tuple[str, str], ...]
-    pid: int = 0  #: of the process, for an up-down counter: it ends with its process
+    pid: int = 0  #: of an up-down counter's process, which it ends with
 
 
 #: The number of a series; of a histogram the number in each bucket, and the sum.
@@ -120,7 +120,7 @@ Value = tuple[Series, Numbers]
 
 
 def points_of(data: export.MetricsData | None) -> tuple[list[Value], list[Value]]:
-    """Counts since the last collection, which can be added up; and the gauges as they are."""
+    """Return the counts since the last collection, which can be added up, and the gauges."""
     counts, gauges = list[Value](), list[Value]()
     for resource in data.resource_metrics if data is not None else ():
         for scope in resource.scope_metrics:
@@ -160,7 +160,7 @@ class MetricTotals:
         self._has_warned = False
 
     def add(self, values: Iterable[Value]) -> None:
-        """Add what a process counted. New series are not kept when there are too many."""
+        """Add the counts of a process. New series beyond ``MAX_SERIES`` are dropped."""
         with self._lock:
             for series, numbers in values:
                 if series in self._sums:
@@ -169,16 +169,16 @@ class MetricTotals:
                     self._sums[series] = numbers
                 elif not self._has_warned:
                     self._has_warned = True
-                    log.warning("more than %d series are counted: new ones, of %s, are not", MAX_SERIES, series.name)
+                    log.warning("more than %d series: new ones, of %s, are dropped", MAX_SERIES, series.name)
 
     def take(self) -> list[Value]:
-        """Return all sums, and begin anew."""
+        """Return all sums, and reset them."""
         with self._lock:
             sums, self._sums = self._sums, {}
         return list(sums.items())
 
     def values(self) -> list[Value]:
-        """All sums. The up-down counters of processes that have ended are dropped, the others are added up."""
+        """Return all sums; up-down counters of processes that have ended are dropped."""
         with self._lock:
             ended = {pid for pid in {series.pid for series in self._sums} if pid and not _is_alive(pid)}
             self._sums = {series: numbers for series, numbers in self._sums.items() if series.pid not in ended}
@@ -199,14 +199,14 @@ def _is_alive(pid: int) -> bool:
 
 
 class MetricChannel:
-    """From the children of a pool to the process that forks them: made before they are, one datagram at a time."""
+    """Send counts from children to the process that forks them, as datagrams; created before the first fork."""
 
     def __init__(self) -> None:
         self.sender, self.receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sender.setblocking(False)
 
     def send(self, sent: Sequence[Value]) -> Sequence[Value]:
-        """Hand values over without waiting. Returns those that did not get out: the parent is busy or gone."""
+        """Send values without waiting. Returns those that were not sent: the parent is busy or gone."""
         if not sent:
             return []
         message = json.dumps(sent).encode()
@@ -222,7 +222,7 @@ class MetricChannel:
         return []
 
     def receive(self, totals: MetricTotals) -> None:
-        """Add up what comes, until the channel is closed."""
+        """Add up received values until the channel is closed."""
         try:
             while message := self.receiver.recv(MAX_DATAGRAM_BYTES):
                 totals.add(map(_decoded_value, json.loads(message)))
@@ -237,7 +237,7 @@ class MetricChannel:
 
 
 def _decoded_value(written: Any) -> Value:
-    """A value as it was before it was written as JSON."""
+    """Rebuild a value from JSON."""
     (name, kind, unit, description, bounds, labels, pid), numbers = written
     pairs = tuple((key, value) for key, value in labels)
     return Series(name, kind, unit, description, tuple(bounds), pairs, pid), tuple(numbers)

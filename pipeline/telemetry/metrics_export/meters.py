@@ -1,7 +1,7 @@
 """Export the metrics of a process: to an endpoint that Prometheus scrapes, or over OTLP to a collector.
 
-Nothing of the SDK is imported before counting begins. A process that forks makes a channel first. Its children count by
-themselves and hand over what they counted; the process that answers scrapes adds everything up.
+The SDK is imported only when the export begins. A process that forks opens a channel first. Its children count
+separately and hand over their counts; the process that answers scrapes adds them up.
 """
 
 import os
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from pipeline.telemetry.metrics_export.collector import MetricChannel, MetricTotals, Value
     from pipeline.telemetry.metrics_export.server import MetricsEndpoint
 
-FLUSH_SECONDS = 3.0  #: seconds that a process which ends gives its last numbers to get out
-#: Adds gauges to a meter; only processes that are asked do.
+FLUSH_SECONDS = 3.0  #: seconds that an ending process waits for its last export
+#: Adds gauges to a meter.
 GaugeRegistration = Callable[[api.Meter], None]
 
 
 def require_exporter(settings: Settings) -> None:
-    """Refuse an endpoint when what serves it is not installed."""
+    """Refuse an endpoint when the packages that serve it are not installed."""
     missing = [name for name in ("opentelemetry.sdk", "prometheus_client") if not _is_installed(name)]
     if settings.metrics_port is not None and missing:
         raise SettingsError(
             [
-                "PIPELINE_METRICS_PORT: what serves metrics there is not installed; expected the extra `otel` "
+                "PIPELINE_METRICS_PORT: the metrics exporter is not installed; expected the extra `otel` "
                 "(pip install 'pipeline[otel]'), or no port"
             ]
         )
@@ -45,7 +45,7 @@ def _is_installed(name: str) -> bool:
 
 
 def is_pushed(settings: Settings) -> bool:
-    """Whether numbers go to the collector: where nothing is scraped, or where the environment asks for it."""
+    """Return whether metrics are pushed: if nothing is scraped, or OTEL_METRICS_EXPORTER asks for it."""
     asked = os.environ.get("OTEL_METRICS_EXPORTER", "").strip().lower()
     if not settings.otlp_endpoint or asked == "none":
         return False
@@ -54,7 +54,7 @@ def is_pushed(settings: Settings) -> bool:
 
 @dataclass
 class MetricsExport:
-    """Counts of one process on their way out. A child uses the object of its parent, after ``begin_child``."""
+    """Export the metrics of one process. A child uses the object of its parent, after ``begin_child``."""
 
     settings: Settings
     is_forking: bool = False
@@ -73,18 +73,18 @@ class MetricsExport:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether anything is counted at all."""
+        """Whether metrics are exported at all."""
         return self.is_served or is_pushed(self.settings)
 
     def open_channel(self) -> None:
-        """Make the channel of the children, before this process forks."""
+        """Create the channel of the children, before this process forks."""
         if self.is_served and self.is_forking:
             from pipeline.telemetry.metrics_export.collector import MetricChannel
 
             self.channel = MetricChannel()
 
     def begin(self, *registers: GaugeRegistration) -> None:
-        """Count and answer from now on. Call it once per process, after the first children were forked."""
+        """Start to count and export. Call it once per process, after the first children were forked."""
         if not self.is_enabled:
             return
         from pipeline.telemetry.metrics_export import collector
@@ -104,7 +104,7 @@ class MetricsExport:
             self.endpoint.start()
 
     def begin_child(self) -> None:
-        """Count and hand over to the parent, in a process that a fork made."""
+        """Start to count in a forked child, and hand over to the parent."""
         if not self.is_enabled:
             return
         from pipeline.telemetry.metrics_export import collector
@@ -118,21 +118,21 @@ class MetricsExport:
         )
 
     def end(self, timeout: float = FLUSH_SECONDS) -> None:
-        """Let the last numbers out. A collector that does not answer is waited for only so long."""
+        """Export the last metrics; wait at most ``timeout`` for the collector."""
         if self.provider is None or self.pid != os.getpid():
             return
         provider, self.provider = self.provider, None
-        leaving = threading.Thread(target=provider.shutdown, name="pipeline-flush-metrics", daemon=True)
-        leaving.start()
-        leaving.join(timeout)
+        shutdown = threading.Thread(target=provider.shutdown, name="pipeline-flush-metrics", daemon=True)
+        shutdown.start()
+        shutdown.join(timeout)
         if self.endpoint is not None:
             self.endpoint.close()
-        if self.channel is not None and self.is_forking:  # a child has it from its parent, and others have it too
+        if self.channel is not None and self.is_forking:  # a child shares it with its parent and siblings
             self.channel.close()
         metrics.use_provider(None)
 
     def scrape(self) -> "list[Value]":
-        """The counts of this process and of its children up to now, and the gauges."""
+        """Return the counts of this process and its children, and the gauges."""
         from pipeline.telemetry.metrics_export import collector
 
         assert self.totals is not None

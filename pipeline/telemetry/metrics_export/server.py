@@ -1,4 +1,4 @@
-"""The Prometheus endpoint of a process. Imported only where one is wanted."""
+"""Serve metrics to Prometheus; imported only by a process with an endpoint."""
 
 import errno
 import logging
@@ -19,25 +19,25 @@ from pipeline.telemetry.metrics_export.collector import Numbers, Series, Value
 
 log = logging.getLogger(__name__)
 
-BIND_RETRY_SECONDS = 10.0  #: seconds until a port that is taken is tried again
+BIND_RETRY_SECONDS = 10.0  #: seconds between attempts to bind a port that is taken
 METRICS_PATH = "/metrics"
 _TYPES = {COUNTER: "counter", HISTOGRAM: "histogram"}
 Scrape = Callable[[], Iterable[Value]]
 
 
 class MetricFamilies(Collector):
-    """Series as Prometheus has them. Of two metrics with one name the first is shown."""
+    """Convert series for Prometheus. Of two metrics with one name the first is kept."""
 
     def __init__(self, scrape: Scrape) -> None:
         self.scrape = scrape
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric once, with its series."""
+        """Yield every metric once, with its series."""
         found: dict[str, tuple[str, Metric]] = {}
         for series, numbers in self.scrape():
             name = prometheus_name(series.name, series.unit, is_counter=False)
-            made = series.kind, Metric(name, series.description, _TYPES.get(series.kind, "gauge"))
-            kind, family = found.setdefault(name, made)
+            new = series.kind, Metric(name, series.description, _TYPES.get(series.kind, "gauge"))
+            kind, family = found.setdefault(name, new)
             if kind == series.kind:
                 _add_samples(family, series, numbers)
         yield from (family for _, family in found.values())
@@ -56,12 +56,12 @@ def _add_samples(family: Metric, series: Series, numbers: Numbers) -> None:
 
 
 def _encodable(value: str) -> str:
-    """A label as it can be sent: one that cannot be encoded must not cost all the others."""
+    """Replace characters that cannot be encoded, which would fail the whole scrape."""
     return value.encode("utf-8", "replace").decode()
 
 
 def exposition(values: Iterable[Value]) -> str:
-    """Series as Prometheus reads them."""
+    """Format series in the text format of Prometheus."""
     return generate_latest(_registry(lambda: values)).decode()
 
 
@@ -72,7 +72,7 @@ def _registry(scrape: Scrape) -> CollectorRegistry:
 
 
 class MetricsEndpoint:
-    """Answers scrapes, from threads of its own, until it is closed or its process ends."""
+    """Answer scrapes in separate threads, until it is closed or the process ends."""
 
     def __init__(self, host: str, port: int, scrape: Scrape) -> None:
         self.host, self.port, self.scrape = host, port, scrape
@@ -80,17 +80,17 @@ class MetricsEndpoint:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Answer from now on; where the port is taken, from the moment it is free."""
+        """Start to answer; if the port is taken, as soon as it is free."""
         is_bound = self._bind(warn=True)
         threading.Thread(target=self._serve, args=(is_bound,), name="pipeline-metrics", daemon=True).start()
 
     def close_inherited_socket(self) -> None:
-        """Let go of the port in a process that a fork made: it belongs to the one that answers."""
+        """Close the port in a forked child: it belongs to the parent."""
         if self._server is not None:
             self._server.socket.close()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop to answer."""
         self._stopping.set()
         if self._server is not None:
             self._server.shutdown()
@@ -106,14 +106,14 @@ class MetricsEndpoint:
         self._server.serve_forever()
 
     def _bind(self, *, warn: bool) -> bool:
-        """Take the port. A port that is taken keeps the process from nothing else."""
+        """Bind the port. A port that is taken is only a warning."""
         try:
             self._server = _Server(self.host, self.port, self.scrape)
         except OSError as error:
             if warn:
                 log.warning(
-                    "metrics cannot be served on port %d of %s: %s. Nothing else suffers, and it is tried again every "
-                    "%g s; to be scraped now, give this process a PIPELINE_METRICS_PORT of its own",
+                    "metrics cannot be served on port %d of %s: %s. The process works without it and tries again "
+                    "every %g s; to scrape it now, give it its own PIPELINE_METRICS_PORT",
                     *(self.port, self.host),
                     "another process has it" if error.errno == errno.EADDRINUSE else error,
                     BIND_RETRY_SECONDS,

@@ -1,8 +1,7 @@
-"""Which trace something belongs to: as W3C writes it, and for a run as a function of its row.
+"""Parse W3C trace contexts, and compute the trace of a run from its row.
 
-A run's own span has an id that everybody can work out: the lower half of the run's id. Its trace is the
-one that the row names, and where it names none, the run's id itself. So a phase, a sweep or a person
-lands in the run's trace without asking anybody, and a run's id can be pasted into a trace viewer.
+The span id of a run is the lower half of the run's id. Its trace id is the one of the row's traceparent, or the run's
+id itself. So every process finds the run's trace without a lookup, and a run's id can be pasted into a trace viewer.
 """
 
 import re
@@ -18,15 +17,15 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _HALF = (1 << 64) - 1
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-#: In the flags of a retry's row (`81`): its trace began with a run, so the sampler is asked and not whoever wrote them.
+#: In the flags of a retry's row (`81`): its trace began with a run, so the sampler decides and not the flags.
 _TRACE_OF_RUN = 0x80
 
-#: The runs that are being worked on here, so that the lines about them name their traces.
+#: The runs of the current code, so that their log lines name their traces.
 _BOUND_RUNS: ContextVar[Mapping[UUID, SpanContext] | None] = ContextVar("pipeline_bound_runs", default=None)
 
 
 def parse_traceparent(traceparent: str | None) -> SpanContext | None:
-    """The context that a traceparent names; None for nothing, and for what is no traceparent."""
+    """Parse a traceparent; None if it is missing or malformed."""
     match = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
     if match is None:
         return None
@@ -36,18 +35,18 @@ def parse_traceparent(traceparent: str | None) -> SpanContext | None:
 
 
 def format_traceparent(of: SpanContext) -> str:
-    """A context as a traceparent."""
+    """Format a context as a traceparent."""
     return f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags & 0xFF:02x}"
 
 
 def current_traceparent() -> str | None:
-    """The traceparent of whatever runs here; None outside of any trace."""
+    """Return the current traceparent; None outside of any trace."""
     found = trace.get_current_span().get_span_context()
     return format_traceparent(found) if found.is_valid else None
 
 
 def run_span_context(run: Any, flags: TraceFlags = _SAMPLED) -> SpanContext:
-    """The context of a run's own span. ``flags`` hold where its trace began with a run."""
+    """Return the context of a run's own span. ``flags`` apply if its trace began with a run."""
     number: int = run.id.int
     outer = parse_traceparent(run.traceparent)
     if outer is None:
@@ -58,7 +57,7 @@ def run_span_context(run: Any, flags: TraceFlags = _SAMPLED) -> SpanContext:
 
 
 def own_trace_id(run: Any) -> int | None:
-    """The trace of a run, if that began with it or with a run that it carries on; None: somebody else began it."""
+    """Return the trace id of a run if its trace began with it or with a run that it retries; else None."""
     outer = parse_traceparent(run.traceparent)
     if outer is None:
         number: int = run.id.int
@@ -67,13 +66,13 @@ def own_trace_id(run: Any) -> int | None:
 
 
 def child_context(of: SpanContext) -> context.Context:
-    """A context in which new spans are children of this one."""
+    """Return a context in which new spans are children of this one."""
     return trace.set_span_in_context(NonRecordingSpan(of), context.Context())
 
 
 @contextmanager
 def join_trace(traceparent: str | None) -> Iterator[None]:
-    """Go on in the trace that a caller named, if it named one."""
+    """Run the block in the trace of a caller, if there is one."""
     found = parse_traceparent(traceparent)
     if found is None:
         yield
@@ -87,9 +86,9 @@ def join_trace(traceparent: str | None) -> Iterator[None]:
 
 @contextmanager
 def preserve_context() -> Iterator[None]:
-    """Whatever happens in here, afterwards the current span is the one of before.
+    """Restore the current span after the block.
 
-    The instrumentation of Celery leaves the span of a message behind that could not be sent.
+    Celery's instrumentation leaves the span of a message current when the message could not be sent.
     """
     token = context.attach(context.get_current())
     try:
@@ -100,7 +99,7 @@ def preserve_context() -> Iterator[None]:
 
 @contextmanager
 def bind_runs(runs: Iterable[tuple[UUID, SpanContext]]) -> Iterator[None]:
-    """Lines about these runs name their traces meanwhile."""
+    """Let log lines about these runs name their traces inside the block."""
     token = _BOUND_RUNS.set({**(_BOUND_RUNS.get() or {}), **dict(runs)})
     try:
         yield
@@ -109,6 +108,6 @@ def bind_runs(runs: Iterable[tuple[UUID, SpanContext]]) -> Iterator[None]:
 
 
 def bound_run(run_id: object) -> SpanContext | None:
-    """The context of a run that is being worked on here."""
+    """Return the context of a bound run."""
     runs = _BOUND_RUNS.get()
     return runs.get(run_id) if runs is not None and isinstance(run_id, UUID) else None

@@ -1,8 +1,8 @@
-"""Where spans go: over HTTP to an OTLP collector, from a thread that belongs to the process that made them.
+"""Send spans over HTTP to an OTLP collector, from a thread of the process that made them.
 
-Nothing of the SDK is imported before tracing begins. It begins in each process of its own, never before a
-fork: a thread does not survive one, and a connection must not be shared. The standard variables of
-OpenTelemetry (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER`, headers, batches) hold.
+The SDK is imported only when tracing starts. Each process starts its own tracing, after its fork: threads do not
+survive a fork, and connections must not be shared. The standard variables of OpenTelemetry (`OTEL_SERVICE_NAME`,
+`OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER`, headers, batches) apply.
 """
 
 import logging
@@ -23,9 +23,9 @@ from pipeline.telemetry.tracing.fast_spans import SCOPE, Span
 
 log = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 3.0  #: seconds that a process which ends gives its last spans to get out
+FLUSH_SECONDS = 3.0  #: seconds that an ending process waits for its last spans
 _HALF = (1 << 64) - 1
-_PROBE_SECONDS = 0.5  #: seconds to see whether a collector is there at all
+_PROBE_SECONDS = 0.5  #: timeout of the connection that tests whether a collector listens
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -40,21 +40,21 @@ _tracing: _Tracing | None = None
 
 
 def require_exporter(endpoint: str) -> None:
-    """Refuse an endpoint when what sends to it is not installed."""
+    """Refuse an endpoint when the exporter is not installed."""
     if endpoint and find_spec("opentelemetry.exporter") is None:
         raise SettingsError(
             [
-                "PIPELINE_OTLP_ENDPOINT: what sends spans there is not installed; expected the extra `otel` "
+                "PIPELINE_OTLP_ENDPOINT: the span exporter is not installed; expected the extra `otel` "
                 "(pip install 'pipeline[otel]'), or no endpoint"
             ]
         )
 
 
 def start(endpoint: str, *, process_wide: bool = True) -> Any:
-    """Send the spans of this process to a collector, from now on. Returns the provider; None when off.
+    """Start to send the spans of this process to a collector. Returns the provider; None when off.
 
-    ``process_wide`` lets everybody's spans go there, not only ours. A process that forks keeps that to itself:
-    what is process-wide can be set once, and its children want to do that.
+    ``process_wide`` also sends the spans of other libraries. A process that forks must not use it: the process-wide
+    provider can be set only once, and its children set it.
     """
     global _tracing
     if not endpoint or _is_disabled():
@@ -63,11 +63,11 @@ def start(endpoint: str, *, process_wide: bool = True) -> Any:
     if _tracing is not None and _tracing.pid == os.getpid():
         return _tracing.provider
     if _tracing is not None:
-        _tracing.provider.shutdown()  # the parent's, of which a fork has made a copy: nothing of it is ours
+        _tracing.provider.shutdown()  # a copy of the parent's
     if spans.is_configured(trace.get_tracer_provider()):
-        log.info("spans go where somebody else in this process sends them, not to the endpoint")
+        log.info("spans go to the provider that this process configured, not to the endpoint")
         return None
-    # Where nobody set logging up, as in a command, the exporter's warnings are not for whoever typed it.
+    # Keep the exporter's warnings off the terminal of a command, which sets up no logging.
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
     provider = _exporting_provider(endpoint)
     _tracing = _Tracing(provider, os.getpid(), endpoint)
@@ -78,51 +78,51 @@ def start(endpoint: str, *, process_wide: bool = True) -> Any:
 
 
 def _is_disabled() -> bool:
-    """Whether the standard variables say that no span is to be sent, as people do whose collector drowns."""
+    """Return whether the standard variables turn tracing off."""
     disabled, exporter = (os.environ.get(f"OTEL_{name}", "") for name in ("SDK_DISABLED", "TRACES_EXPORTER"))
     return disabled.strip().lower() == "true" or exporter.strip().lower() == "none"
 
 
 def stop(timeout: float = FLUSH_SECONDS) -> None:
-    """Let the last spans out. A collector that does not answer is waited for only so long; one that is away, never."""
+    """Flush the last spans, at most ``timeout`` seconds; skip it if the collector refuses connections."""
     global _tracing
     if _tracing is None or _tracing.pid != os.getpid():
         return
     ended, _tracing = _tracing, None
     over = threading.Event()
-    for look in (_flush, _stop_if_unreachable):
-        threading.Thread(target=look, args=(ended, over), name="pipeline-flush-spans", daemon=True).start()
+    for target in (_flush, _stop_if_unreachable):
+        threading.Thread(target=target, args=(ended, over), name="pipeline-flush-spans", daemon=True).start()
     if not over.wait(timeout):
         log.warning("the last spans could not be sent within %g s: does the collector answer?", timeout)
 
 
 def _flush(ended: _Tracing, over: threading.Event) -> None:
-    """Send what there is. The exporter tries again, seconds apart, and cannot be told that this is the end."""
+    """Send the remaining spans. The exporter retries for seconds, and cannot be asked to stop."""
     ended.provider.shutdown()
     over.set()
 
 
 def _stop_if_unreachable(ended: _Tracing, over: threading.Event) -> None:
-    """Whether anybody listens at the endpoint. Behind a proxy nobody can tell."""
+    """Stop waiting if nothing listens at the endpoint. Behind a proxy this cannot be tested."""
     url = urlsplit(ended.endpoint)
     if url.hostname is None or (url.scheme in getproxies() and not proxy_bypass(url.hostname)):
         return
     try:
         socket.create_connection((url.hostname, url.port or _PORTS.get(url.scheme, 80)), timeout=_PROBE_SECONDS).close()
     except OSError as error:
-        log.info("the last spans were not sent, nobody listens at the endpoint: %s", error)
+        log.info("the last spans were not sent, nothing listens at the endpoint: %s", error)
         over.set()
 
 
 def tracer_provider(processor: Any) -> Any:
-    """A provider as ours is, for spans that go to this processor."""
+    """Create a provider whose spans go to this processor."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     class Provider(TracerProvider):
         def accept(self, span: Span, at: int) -> None:
-            """Take a span of ours that has ended."""
+            """Export a ``fast_spans.Span`` that has ended."""
             ready = ReadableSpan(
                 name=span.name,
                 context=span.context,
@@ -148,24 +148,24 @@ def tracer_provider(processor: Any) -> Any:
     return provider
 
 
-def rotated_id_sampler(usual: Any) -> Any:
-    """A sampler that asks this one about a trace id as evenly spread as it expects.
+def rotated_id_sampler(inner: Any) -> Any:
+    """Wrap a sampler that expects random trace ids.
 
-    The ids of runs are not: the first bits of their lower half are the same in all of them.
+    The first bits of the lower half are the same in all ids of runs, so the lower half is rotated.
     """
     from opentelemetry.sdk.trace.sampling import Sampler, SamplingResult
 
-    class Fair(Sampler):
+    class RotatedIdSampler(Sampler):
         def should_sample(self, parent_context: Any, trace_id: int, *args: Any, **kwargs: Any) -> SamplingResult:
             lower = trace_id & _HALF
-            spread = (trace_id & ~_HALF) | ((lower << 2 | lower >> 62) & _HALF)
-            found: SamplingResult = usual.should_sample(parent_context, spread, *args, **kwargs)
-            return found
+            rotated = (trace_id & ~_HALF) | ((lower << 2 | lower >> 62) & _HALF)
+            result: SamplingResult = inner.should_sample(parent_context, rotated, *args, **kwargs)
+            return result
 
         def get_description(self) -> str:
-            return str(usual.get_description())
+            return str(inner.get_description())
 
-    return Fair()
+    return RotatedIdSampler()
 
 
 def _exporting_provider(endpoint: str) -> Any:

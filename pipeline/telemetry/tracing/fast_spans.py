@@ -1,7 +1,7 @@
-"""Spans that are put down when they have ended, in one go: a fraction of the work of spans that are kept open.
+"""Make spans that are exported in one step when they end, which is cheaper than the SDK's open spans.
 
-Code that runs inside one finds its context as the current one, so that its own spans are children; it
-cannot add anything to it. Ids are chosen here, because the span of a run has one that others know before.
+Code inside a span finds its context as the current one, so that its own spans become children; it cannot add
+attributes. Ids are chosen here, because the id of a run's span is known before the span exists.
 """
 
 import logging
@@ -20,28 +20,28 @@ SCOPE = "pipeline"
 ERROR_TYPE = "exception.type"
 _UNSET = Status(StatusCode.UNSET)
 
-_provider: Any = None  #: the provider that `setup` made; else the one of the process counts
+_provider: Any = None  #: the provider that ``export`` made; None: the process-wide one
 _cached_sink: "tuple[Any, _Sink] | None" = None
 
 
 def use_provider(provider: Any) -> None:
-    """Send our spans to this provider; None: to that of the process, if somebody sets one up."""
+    """Send our spans to this provider; None: to the process-wide one, if there is one."""
     global _provider
     _provider = provider
 
 
 def is_on() -> bool:
-    """Whether anybody listens."""
+    """Return whether a provider takes spans."""
     return _provider is not None or is_configured(trace.get_tracer_provider())
 
 
 def is_configured(provider: object) -> bool:
-    """Whether somebody set up a provider: those of the bare API belong to nobody."""
+    """Return whether a provider was configured: those of the bare API drop spans."""
     return not type(provider).__module__.startswith("opentelemetry.trace")
 
 
 class Span:
-    """A span on its way. ``parent`` is None for one that begins its trace, and then ``own`` is given."""
+    """A span that has not ended. ``parent`` is None for the root of a trace, which needs ``own``."""
 
     __slots__ = ("attributes", "context", "error_type", "kind", "links", "name", "parent", "started_at")
 
@@ -60,23 +60,23 @@ class Span:
             assert parent is not None
             own = SpanContext(parent.trace_id, secrets.randbits(64) | 1, False, parent.trace_flags)
         self.context: SpanContext = own
-        self.started_at = time.time_ns()  # tracers everywhere go by the clock of the machine
+        self.started_at = time.time_ns()  # tracers use the machine's clock
         self.error_type: str | None = None
 
     def as_context(self) -> context.Context:
-        """A context in which new spans are children of this one."""
+        """Return a context in which new spans are children of this one."""
         return trace.set_span_in_context(NonRecordingSpan(self.context))
 
     def link(self, of: SpanContext) -> None:
-        """Lead to another trace as well."""
+        """Link to a span of another trace."""
         self.links = [*self.links, Link(of)]
 
     def fail(self, error_type: str) -> None:
-        """It ended with an error of this type, of which nothing else is told."""
+        """Mark it as failed with an error of this type; nothing else of the error is exported."""
         self.attributes[ERROR_TYPE] = self.error_type = error_type
 
     def end(self, at: int | None = None) -> None:
-        """Put it down, unless its trace is not recorded."""
+        """Export it, unless its trace is not sampled."""
         if self.context.trace_flags & TraceFlags.SAMPLED:
             _sink().put(self, time.time_ns() if at is None else at)
 
@@ -86,12 +86,12 @@ class Span:
 
 
 def trace_flags(trace_id: int, name: str) -> TraceFlags:
-    """Whether a trace that begins with a run is recorded: the same in every process with the same sampler."""
+    """Return whether a trace that begins with a run is sampled; the same in all processes with the same sampler."""
     return TraceFlags(TraceFlags.SAMPLED if _sink().samples(trace_id, name) else TraceFlags.DEFAULT)
 
 
 class _Sink:
-    """Where spans are put down: straight into a provider of ours, or through the tracer of somebody else's."""
+    """Export spans directly to our provider, or through the tracer of another provider."""
 
     def __init__(self, provider: Any) -> None:
         self._accept: Callable[..., None] | None = getattr(provider, "accept", None)
@@ -105,8 +105,8 @@ class _Sink:
         return self._sampler is None or self._sampler.should_sample(None, trace_id, name).decision.is_sampled()
 
     def put(self, span: Span, at: int) -> None:
-        """Put a span down. Whatever listens there may fail: the work that is told of has happened all the same."""
-        if self._is_off:  # whatever the caller's trace says
+        """Export a span. An exporter that fails must not fail the work."""
+        if self._is_off:  # also for a sampled trace of the caller
             return
         try:
             self._put(span, at)
@@ -122,26 +122,26 @@ class _Sink:
             inside = trace.set_span_in_context(NonRecordingSpan(span.parent), inside)
         token = self._ids and self._ids.context_var.set(span.context)
         try:
-            made = self._tracer.start_span(
+            sdk_span = self._tracer.start_span(
                 span.name, inside, span.kind, span.attributes, span.links, start_time=span.started_at
             )
         finally:
             if self._ids and token:
                 self._ids.context_var.reset(token)
-        made.set_status(span.status)
-        made.end(at)
+        sdk_span.set_status(span.status)
+        sdk_span.end(at)
 
 
 class _ChosenIds:
-    """Ids as a provider makes them, but for spans that have ids already."""
+    """Generate ids as the provider does, except for spans that have ids already."""
 
-    def __init__(self, usual: Any) -> None:
-        self._fallback = usual
+    def __init__(self, fallback: Any) -> None:
+        self._fallback = fallback
         self.context_var: ContextVar[SpanContext | None] = ContextVar("pipeline_chosen_ids", default=None)
 
     @classmethod
     def of(cls, provider: Any) -> "_ChosenIds | None":
-        """The ids of a provider, which it takes from here from now on; None when it has none to take."""
+        """Replace the id generator of a provider; None if it has none."""
         if not hasattr(provider, "id_generator"):
             return None
         if not isinstance(provider.id_generator, cls):

@@ -1,7 +1,7 @@
-"""The spans of the runtime, in the traces of the runs they are about.
+"""Make the spans of workers and sweeps, in the traces of the runs they are about.
 
-Nothing of a payload, a parameter, a result or an error's words is ever on a span: ids, names, counts
-and kinds only. When nobody listens, one look per cohort finds that out and nothing else happens.
+Spans carry ids, names, counts and kinds only; never payloads, parameters, results or error messages. Without a
+provider, one check per cohort is the whole cost.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +31,10 @@ ACTOR, RESOLUTION, FAILURE_KIND = "pipeline.actor", "pipeline.resolution", "pipe
 
 _ABOUT = (RUN_ID, HANDLER, ATTEMPT)
 _CALL = (CONNECTOR, OPERATION)
-#: Every span of ours: its parent, what it is about, its attributes. `{connector}.{operation}` stands for their names.
+#: Every span: its parent, its meaning, its attributes. `{connector}.{operation}` stands for their names.
 SPANS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     RUN: (
-        "whoever published its first event, or the run it carries on; else it begins a trace, named by the run's id",
+        "the publisher of its first event, or the run that it retries; else it begins a trace, named by the run's id",
         "a run from its start to its commit or stop; made when it has ended",
         (*_ABOUT, RETRY_OF, PHASE, STATUS, OUTCOME, FAILURE_KIND, ERROR_TYPE),
     ),
@@ -58,19 +58,19 @@ SPANS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "{connector}.{operation}.reconcile": (
         "`mutate`",
-        "the look at once after a call whose outcome is unknown",
+        "the reconcile attempt at once after a call whose outcome is unknown",
         (MUTATION_ID, CALL_ATTEMPT, VERDICT, ERROR_TYPE),
     ),
     "{connector}.{operation}.read": ("`prepare` or `produce`", "a handler reads", (ERROR_TYPE,)),
     RECONCILE: (
         f"`{RUN}`",
-        "a look in the background at a mutation in doubt, or at one that is watched",
+        "a background reconcile attempt for a mutation in doubt, or for one that is monitored",
         (*_CALL, RUN_ID, MUTATION_ID, WORKFLOW, RECONCILE_ATTEMPT, VERDICT, ERROR_TYPE),
     ),
     RESCUE: (f"`{RUN}`", "a sweep stopped a run whose worker vanished", (*_ABOUT, PHASE, STATUS, SIDE)),
     RESOLVE: (
         f"`{RUN}`",
-        "a person settled a mutation",
+        "an operator resolved a mutation",
         (RUN_ID, MUTATION_ID, WORKFLOW, ACTOR, RESOLUTION, ERROR_TYPE),
     ),
 }
@@ -79,18 +79,18 @@ _NO_SPAN_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 def context_of(run: Any) -> SpanContext:
-    """The context of a run's own span. A trace that a run began is recorded if the sampler says so."""
+    """Return the context of a run's own span. The sampler decides about a trace that a run began."""
     began = tracing_context.own_trace_id(run)
     return run_span_context(run) if began is None else run_span_context(run, fast_spans.trace_flags(began, RUN))
 
 
 def activate(span: Span | None) -> AbstractContextManager[Any]:
-    """Code in here finds this span as its current one. Its end comes later, and not from here."""
+    """Make this span current inside the block, without ending it."""
     return _NO_SPAN_CONTEXT if span is None else _ActiveSpan(span)
 
 
 class _ActiveSpan:
-    """The current context, for a while."""
+    """Attach and detach the context of a span."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -103,7 +103,7 @@ class _ActiveSpan:
 
 
 def end_span(span: Span | None, verdict: str | None = None, error: BaseException | None = None) -> None:
-    """A call or a read has ended, or its time has."""
+    """End the span of a call or a read, or of one that timed out."""
     if span is not None:
         if verdict is not None:
             span.attributes[VERDICT] = str(verdict)
@@ -113,14 +113,14 @@ def end_span(span: Span | None, verdict: str | None = None, error: BaseException
 
 
 def record_committed(rows: Sequence[Any], claimed: Mapping[UUID, Any]) -> None:
-    """Make the spans of runs that have committed just now."""
+    """Make the spans of runs that have just committed."""
     for row in rows:
         if row.finished_at is not None:
             _record_run(row, {**_run_attributes(claimed[row.id]), STATUS: row.status}, row.finished_at)
 
 
 def record_stopped(items: Sequence[Any]) -> None:
-    """Make the spans of runs that were stopped just now."""
+    """Make the spans of runs that were just stopped."""
     for item in items:
         kind, error_type = str(item.failure.kind), item.failure.error_type
         about = {
@@ -133,7 +133,7 @@ def record_stopped(items: Sequence[Any]) -> None:
 
 
 def record_rescued(items: Sequence[Any]) -> None:
-    """A sweep has stopped runs whose worker vanished."""
+    """Make the spans of runs that the rescue sweep has stopped."""
     if not items or not is_on():
         return
     links = links_to(trace.get_current_span().get_span_context())
@@ -150,14 +150,14 @@ def record_rescued(items: Sequence[Any]) -> None:
 
 @contextmanager
 def bind_started_runs(rows: Sequence[Any]) -> Iterator[None]:
-    """Lines about these runs name their traces meanwhile."""
+    """Let log lines about these runs name their traces inside the block."""
     with tracing_context.bind_runs((row.id, context_of(row)) for row in rows) if rows and is_on() else _NO_SPAN_CONTEXT:
         yield
 
 
 @contextmanager
 def resolution_span(name: str, mutation: Any, about: Mapping[str, Any]) -> Iterator[Callable[[str, Any], None]]:
-    """The span of somebody who settles a mutation: a look, or a person. Yields a way to add to it.
+    """Make the span of a reconcile attempt or an operator's resolution. Yields a setter of attributes.
 
     ``mutation`` is a row of the ledger with its run's ``traceparent``.
     """
@@ -179,14 +179,14 @@ def resolution_span(name: str, mutation: Any, about: Mapping[str, Any]) -> Itera
 
 
 class _RunReference:
-    """As much of a run's row as its context needs."""
+    """The fields of a run's row that its trace context needs."""
 
     def __init__(self, run_id: UUID, traceparent: str | None) -> None:
         self.id, self.traceparent = run_id, traceparent
 
 
 def _record_run(row: Any, about: dict[str, Any], at: Any, error_type: str | None = None) -> None:
-    """The span of a whole run, with the ids by which its phases know it already."""
+    """Make the span of a whole run, with the id that its phases name as parent."""
     about[OUTCOME] = row.mutation_outcome
     if row.retry_of is not None:
         about[RETRY_OF] = str(row.retry_of)
@@ -204,7 +204,7 @@ def _run_attributes(run: Any) -> dict[str, Any]:
 
 
 def links_to(of: SpanContext) -> list[Link]:
-    """Links of a span to another; none to what is no span."""
+    """Return a link to a span; none if the context is invalid."""
     return [Link(of)] if of.is_valid else []
 
 

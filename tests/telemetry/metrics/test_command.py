@@ -50,7 +50,7 @@ def test_it_answers_until_it_is_asked_to_stop_and_refuses_a_port_that_is_taken(d
         second = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
         assert second.returncode == 2
         assert f"Port {port} of 127.0.0.1 cannot be used; expected one that is free." in second.stderr
-        assert "tried again" not in second.stderr
+        assert "tries again" not in second.stderr
         served.send_signal(signal.SIGTERM)
         assert served.wait(40) == 0
 
