@@ -157,7 +157,7 @@ def metrics_page() -> str:
     }
     return page(
         "Metrics",
-        "What is served at `/metrics` and sent over OTLP ([how](../guides/watch-it.md)). Labels are names that stand "
+        "What is served at `/metrics` and sent over OTLP ([how](../guides/monitor.md)). Labels are names that stand "
         "in code, and statuses; never ids, keys or payloads. The OpenTelemetry name has dots and no suffix: "
         "`pipeline.backlog.age` is `pipeline_backlog_age_seconds`.",
         *(section(title, _metrics(filter(chosen, metrics.METRICS.values()))) for title, chosen in parts.items()),
