@@ -12,7 +12,7 @@ from sqlalchemy import event
 
 from pipeline.embedded import servers
 from pipeline.store.database import Database
-from tests.support import databases
+from tests.support import databases, row_types
 
 #: Their files wait for real processes, some for minutes: begun first, none of them is left over at the end.
 SLOW = (
@@ -41,6 +41,13 @@ hypothesis.settings.load_profile("patient")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow folders first; within each the order stays as it was drawn."""
     items.sort(key=lambda item: next((n for n, name in enumerate(SLOW) if name in item.path.parts), len(SLOW)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _checked_row_types() -> Iterator[None]:
+    """Every row that a typed statement returns is what its type says."""
+    with row_types.checked():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,6 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
-
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.policies import Backoff, FailurePolicy
@@ -29,9 +27,10 @@ from pipeline.domain.values import (
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import work
+from pipeline.store.statements import Statement
 from pipeline.transitions import events, mutations, registration, runs, starts, stops
 
-_DELIVERY = text("""
+_DELIVERY = Statement[Any]("""
 SELECT d.* FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id
 WHERE d.event_id = :event_id AND h.name = :handler AND h.workflow = :workflow
 """)
@@ -81,7 +80,7 @@ def some_events(
 
 def a_run(
     db: Database, phase: Phase = Phase.PENDING, *, workflow: str = "billing", handler: str = "send", **request: Any
-) -> Row[Any]:
+) -> Any:
     """A run that was led to this phase and is held by a worker there (``committed``: finished)."""
     with db.transaction() as tx:
         (run,) = starts.start(tx, workflow, handler).runs
@@ -93,21 +92,21 @@ def a_run(
     return run
 
 
-def the_run(db: Database, run_id: UUID) -> Row[Any]:
+def the_run(db: Database, run_id: UUID) -> Any:
     """A run as it is now."""
     with db.transaction() as tx:
         (row,) = work.runs(tx, [run_id])
     return row
 
 
-def the_mutation(db: Database, mutation_id: UUID) -> Row[Any]:
+def the_mutation(db: Database, mutation_id: UUID) -> Any:
     """A mutation as it is now."""
     with db.transaction() as tx:
         (row,) = work.mutations(tx, [mutation_id])
     return row
 
 
-def held(run: Row[Any]) -> RunLease:
+def held(run: Any) -> RunLease:
     """The run as the worker that claimed it last holds it."""
     return RunLease(RunId(run.id), Fence(run.fence))
 
@@ -116,14 +115,14 @@ def a_failure(kind: FailureKind = FailureKind.LOGIC, message: str = "division by
     return Failure(kind=kind, message=message, error_type="ZeroDivisionError")
 
 
-def stopped(db: Database, run: Row[Any], kind: FailureKind = FailureKind.LOGIC) -> Row[Any]:
+def stopped(db: Database, run: Any, kind: FailureKind = FailureKind.LOGIC) -> Any:
     """The run, stopped by its worker with this kind of failure."""
     with db.transaction() as tx:
         stops.stop(tx, [RunFailure(lease=held(run), failure=a_failure(kind))]).only()
     return the_run(db, run.id)
 
 
-def a_request(run: Row[Any], **options: Any) -> Request:
+def a_request(run: Any, **options: Any) -> Request:
     defaults: dict[str, Any] = {
         "connector": "mail",
         "operation": "send",
@@ -136,7 +135,7 @@ def a_request(run: Row[Any], **options: Any) -> Request:
     return Request(lease=held(run), **{**defaults, **options})
 
 
-def applied(db: Database, run: Row[Any], result: Any = None) -> Row[Any]:
+def applied(db: Database, run: Any, result: Any = None) -> Any:
     """The run after its worker heard that the mutation happened."""
     with db.transaction() as tx:
         item = AppliedMutation(mutation_id=run.mutation_id, result=result, fence=run.fence)
@@ -144,7 +143,7 @@ def applied(db: Database, run: Row[Any], result: Any = None) -> Row[Any]:
     return the_run(db, run.id)
 
 
-def refused(db: Database, run: Row[Any], kind: FailureKind = FailureKind.LOGIC) -> Row[Any]:
+def refused(db: Database, run: Any, kind: FailureKind = FailureKind.LOGIC) -> Any:
     """The run after the outside system refused its mutation: failed and stopped in one transaction."""
     with db.transaction() as tx:
         item = FailedMutation(
@@ -155,14 +154,14 @@ def refused(db: Database, run: Row[Any], kind: FailureKind = FailureKind.LOGIC) 
     return the_run(db, run.id)
 
 
-def carried_forward(db: Database, run: Row[Any]) -> Row[Any]:
+def carried_forward(db: Database, run: Any) -> Any:
     """The new run that carries a stopped one forward."""
     with db.transaction() as tx:
         (retry,) = starts.retry(tx, [run.id]).runs
     return retry
 
 
-def committed(db: Database, run: Row[Any], *, published: Sequence[NewEvent] = (), **emitted: Any) -> Row[Any]:
+def committed(db: Database, run: Any, *, published: Sequence[NewEvent] = (), **emitted: Any) -> Any:
     """The run, claimed for ``next`` if nobody holds it, and committed."""
     if run.lease_expires_at is None:
         run = claimed_next(db, run)
@@ -171,7 +170,7 @@ def committed(db: Database, run: Row[Any], *, published: Sequence[NewEvent] = ()
     return the_run(db, run.id)
 
 
-def claimed_next(db: Database, run: Row[Any]) -> Row[Any]:
+def claimed_next(db: Database, run: Any) -> Any:
     with db.transaction() as tx:
         (row,) = runs.claim_next(tx, [run.id], lease_duration=LEASE, worker="w").claimed
     return row
@@ -182,18 +181,18 @@ def event_status(db: Database, event_id: EventId, handler: str = "send", workflo
     return str(a_delivery(db, event_id, handler, workflow).status)
 
 
-def a_delivery(db: Database, event_id: EventId, handler: str = "send", workflow: str = "billing") -> Row[Any]:
+def a_delivery(db: Database, event_id: EventId, handler: str = "send", workflow: str = "billing") -> Any:
     with db.transaction() as tx:
         row = tx.first(_DELIVERY, event_id=event_id, handler=handler, workflow=workflow)
     assert row is not None, f"event {event_id} was not delivered to {handler}"
     return row
 
 
-def _prepare(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
+def _prepare(tx: Transaction, run: Any, _: dict[str, Any]) -> None:
     runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="w")
 
 
-def _reserve(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
+def _reserve(tx: Transaction, run: Any, _: dict[str, Any]) -> None:
     batch = len(run.offered) if run.offered else 1
     ids = tuple(EventId(row.id) for row in work.reservable_events(tx, run, IN, limit=batch))
     pinned = PreparedRun(lease=held(run), reservations=(Reservation(topic=IN, ids=ids),) if ids else ())
@@ -202,20 +201,20 @@ def _reserve(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
         runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w")
 
 
-def _mutate(tx: Transaction, run: Row[Any], request: dict[str, Any]) -> None:
+def _mutate(tx: Transaction, run: Any, request: dict[str, Any]) -> None:
     if run.event_ids:
         mutations.begin_mutation(tx, [a_request(run, **request)]).only()
 
 
-def _apply(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
+def _apply(tx: Transaction, run: Any, _: dict[str, Any]) -> None:
     mutations.apply(tx, [AppliedMutation(mutation_id=run.mutation_id, result={"ok": True}, fence=run.fence)]).only()
 
 
-def _emit(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
+def _emit(tx: Transaction, run: Any, _: dict[str, Any]) -> None:
     assert runs.claim_next(tx, [run.id], lease_duration=LEASE, worker="w").claimed
 
 
-def _commit(tx: Transaction, run: Row[Any], _: dict[str, Any]) -> None:
+def _commit(tx: Transaction, run: Any, _: dict[str, Any]) -> None:
     runs.commit(tx, [RunOutput(lease=held(run))]).only()
 
 

@@ -15,12 +15,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-
-from sqlalchemy import text
+from typing import Any
 
 from pipeline.domain.values import NewEvent
 from pipeline.embedded.servers import Servers
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.transitions import events
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ FAST_SETTINGS = {
     "PIPELINE_TICK": "1s",
 }
 
-_DONE = text("""
+_DONE = Statement[Any]("""
 SELECT count(*) FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id
 WHERE e.workflow = :workflow AND e.message_id LIKE :prefix AND d.status = 'consumed'
 """)
@@ -124,7 +124,7 @@ def _wait(condition: Callable[[], bool], what: str, worker: subprocess.Popen[byt
 
 def _is_registered(db: Database) -> bool:
     with db.transaction() as tx:
-        query = text("SELECT true FROM pipeline.workflows WHERE name = :name")
+        query = Statement[Any]("SELECT true FROM pipeline.workflows WHERE name = :name")
         return tx.first(query, name=WORKFLOW) is not None
 
 

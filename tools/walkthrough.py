@@ -11,7 +11,6 @@ from typing import Any
 from uuid import UUID
 
 from rich.table import Table
-from sqlalchemy import Row, text
 
 from pipeline.background import rescuer
 from pipeline.domain.ids import EventId, Fence, RunId
@@ -30,12 +29,13 @@ from pipeline.domain.values import (
 )
 from pipeline.store.database import Database
 from pipeline.store.reads import work
+from pipeline.store.statements import Statement
 from pipeline.transitions import events, mutations, registration, resolution, runs, starts
 
 LEASE = timedelta(seconds=1)
 TIMEOUT = timedelta(milliseconds=200)
 PAID, SENT = "orders.paid", "receipts.sent"
-_INPUTS = text("""
+_INPUTS = Statement[Any]("""
 SELECT d.* FROM pipeline.runs r CROSS JOIN unnest(r.event_ids) AS i(event_id)
 JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id
 WHERE r.id = :run_id ORDER BY d.event_id
@@ -93,7 +93,7 @@ class Walkthrough:
             new = NewEvent(topic=PAID, message_id=order, payload={"order": order}, title=f"Order {order}")
             events.publish(tx, self.workflow, [new])
 
-    def _begin(self, order: str) -> Row[Any]:
+    def _begin(self, order: str) -> Any:
         with self.db.transaction() as tx:
             (run,) = starts.start(tx, self.workflow, "send_receipt").runs
         self._add_row(f"order {order} is paid: a run starts", run.id)
@@ -112,7 +112,7 @@ class Walkthrough:
             (run,) = work.runs(tx, [run.id])
         return run
 
-    def _send_mail(self, run: Row[Any]) -> None:
+    def _send_mail(self, run: Any) -> None:
         """The outside world. No transaction is open here."""
         self.sent[str(run.event_ids[0])] += 1
 
@@ -132,11 +132,11 @@ class Walkthrough:
         self.table.add_row(what, run.phase, run.status, event, ledger[0].status if ledger else "")
 
 
-def _lease(run: Row[Any]) -> RunLease:
+def _lease(run: Any) -> RunLease:
     return RunLease(RunId(run.id), Fence(run.fence))
 
 
-def _request(run: Row[Any], order: str) -> Request:
+def _request(run: Any, order: str) -> Request:
     return Request(
         lease=_lease(run),
         connector="email",

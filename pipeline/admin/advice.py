@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row
-
 from pipeline.domain.errors import EventError
 from pipeline.domain.states import MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import BlockKind
+from pipeline.store.rows import BreakerRow, ListedRunRow, MutationRow, OpenBreakerRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +26,7 @@ class WorkflowHolds:
 
     reason: str = ""  #: an operator's pause, maintenance or blocks; empty when it may start runs
     commands: tuple[str, ...] = ()  #: commands that lift it
-    open_breakers: tuple[Row[Any], ...] = ()  #: open ones, of any operation
+    open_breakers: tuple[OpenBreakerRow, ...] = ()  #: open ones, of any operation
     is_serial: bool = False
 
 
@@ -35,8 +34,8 @@ class WorkflowHolds:
 class RunSituation:
     """The facts around a run that the advice depends on."""
 
-    mutation: Row[Any] | None
-    retry: Row[Any] | None  #: the run that retried it
+    mutation: MutationRow | None
+    retry: ListedRunRow | None  #: the run that retried it
     block_kinds: frozenset[str]  #: of its open blocks on the workflow
     is_in_maintenance: bool  #: the workflow
     holds: WorkflowHolds
@@ -56,7 +55,7 @@ _BLOCK_ADVICE = {
 }
 
 
-def for_run(run: Row[Any], situation: RunSituation) -> Advice:
+def for_run(run: ListedRunRow, situation: RunSituation) -> Advice:
     """Advise about a run."""
     if situation.retry is not None:
         return Advice(text="Another run retried it.", commands=(show_run_command(situation.retry.id),))
@@ -69,7 +68,7 @@ def for_run(run: Row[Any], situation: RunSituation) -> Advice:
     return _stopped_advice(run, situation)
 
 
-def for_mutation(row: Row[Any], holds: WorkflowHolds, *, can_reconcile: bool = False) -> Advice:
+def for_mutation(row: MutationRow, holds: WorkflowHolds, *, can_reconcile: bool = False) -> Advice:
     """Advise about a mutation; ``can_reconcile``: the operation of the loaded code can reconcile."""
     if _has_open_late_effect(row):
         text = (
@@ -105,12 +104,12 @@ def send_condition(asked: Any, holding: WorkflowHolds) -> Advice | None:
     return None
 
 
-def describe_breakers(rows: Sequence[Row[Any]]) -> str:
+def describe_breakers(rows: Sequence[BreakerRow]) -> str:
     """List operations with an open circuit breaker, each with the reason."""
     return ", ".join(f"{row.connector}.{row.operation} ({_breaker_reason(row)})" for row in rows)
 
 
-def _breaker_reason(breaker: Row[Any]) -> str:
+def _breaker_reason(breaker: BreakerRow) -> str:
     return breaker.reason or f"opened by {breaker.opened_by}"
 
 
@@ -123,11 +122,11 @@ _STATUS_ADVICE = {
 }
 
 
-def _has_open_late_effect(row: Row[Any]) -> bool:
+def _has_open_late_effect(row: MutationRow) -> bool:
     return row.found_late_at is not None and row.acknowledged_by is None
 
 
-def _active_advice(run: Row[Any], holding: WorkflowHolds) -> Advice:
+def _active_advice(run: ListedRunRow, holding: WorkflowHolds) -> Advice:
     if run.is_leased:
         return Advice(text=f"Nothing. {run.worker} holds it.")
     if run.lease_expires_at is not None:
@@ -144,7 +143,7 @@ def _active_advice(run: Row[Any], holding: WorkflowHolds) -> Advice:
     return Advice(text=text, commands=start)
 
 
-def _stopped_advice(run: Row[Any], around: RunSituation) -> Advice:
+def _stopped_advice(run: ListedRunRow, around: RunSituation) -> Advice:
     for kind, text in _BLOCK_ADVICE.items():
         if kind in around.block_kinds:
             return Advice(text=text, commands=(resume_command(run.workflow),))
@@ -155,7 +154,7 @@ def _stopped_advice(run: Row[Any], around: RunSituation) -> Advice:
     return _released_advice(run, around.holds)
 
 
-def _maintenance_advice(run: Row[Any]) -> Advice:
+def _maintenance_advice(run: ListedRunRow) -> Advice:
     leave = exit_maintenance_command(run.workflow)
     if run.error_type != EventError.__qualname__:
         text = "The code is wrong. Deploy fixed code, which ends maintenance by itself, or end it by hand."
@@ -167,7 +166,7 @@ def _maintenance_advice(run: Row[Any]) -> Advice:
     return Advice(text=text, commands=(quarantine_command("list", run.workflow, run.handler, waiting=True), leave))
 
 
-def _released_advice(run: Row[Any], holding: WorkflowHolds) -> Advice:
+def _released_advice(run: ListedRunRow, holding: WorkflowHolds) -> Advice:
     text = "Its inputs were released for another run, or quarantined."
     if run.retry_pending:
         text = "Its outcome is known: a new run retries it from there."

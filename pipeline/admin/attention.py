@@ -6,9 +6,6 @@ Command line, live view and notices use the same list. Problems that the system 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-
-from sqlalchemy import Row
 
 from pipeline.admin import advice
 from pipeline.admin.resolutions import MutationFilter, MutationSummary, Resolutions
@@ -17,6 +14,7 @@ from pipeline.domain.workflows import CLEARED_BY_RESUME, HandlerKind
 from pipeline.store.database import Transaction
 from pipeline.store.reads import invariants, ledger, listings
 from pipeline.store.reads.invariants import Severity
+from pipeline.store.rows import ListedHandlerRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +142,7 @@ def _maintenance(tx: Transaction) -> Iterator[AttentionItem]:
 def _handlers(tx: Transaction) -> Iterator[AttentionItem]:
     for row in listings.handlers(tx):
         subject = f"handler {row.name}"
-        if row.quarantined:
+        if row.quarantined_id is not None:
             yield AttentionItem(
                 kind="quarantined",
                 workflow=row.workflow,
@@ -158,7 +156,7 @@ def _handlers(tx: Transaction) -> Iterator[AttentionItem]:
         yield from _unserved_handler(row)
 
 
-def _unserved_handler(row: Row[Any]) -> Iterator[AttentionItem]:
+def _unserved_handler(row: ListedHandlerRow) -> Iterator[AttentionItem]:
     """Yield a handler with work left that is not in the code any more, or that no running worker knows."""
     left = row.waiting + row.reserved
     events = quantity(left, "event") if left else quantity(row.stopped, "run")

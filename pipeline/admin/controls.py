@@ -2,9 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from sqlalchemy import Row
 
 from pipeline.admin import lookup
 from pipeline.domain.errors import InvalidInputError, quantity
@@ -12,6 +9,7 @@ from pipeline.domain.values import Actor
 from pipeline.domain.workflows import DesiredStatus
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
+from pipeline.store.rows import WorkflowRow
 from pipeline.transitions import workflows
 
 
@@ -100,6 +98,6 @@ _STILL_IN_MAINTENANCE = (
 )
 
 
-def _workflow(tx: Transaction, name: str) -> Row[Any]:
+def _workflow(tx: Transaction, name: str) -> WorkflowRow:
     (row,) = listings.workflows(tx, lookup.require_workflow(tx, name))
     return row

@@ -1,11 +1,10 @@
 """Show events to an operator: a list, or one with its deliveries and what each caused."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
-
-from sqlalchemy import Row
 
 from pipeline.admin import lookup, timeline
 from pipeline.admin.runs import EventLine, RunSummary, event_line, run_summary
@@ -15,6 +14,7 @@ from pipeline.domain.states import DeliveryStatus
 from pipeline.domain.values import header_of
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings, traces
+from pipeline.store.rows import EventHeadRow, ListedEventRow, ListedRunRow
 
 RECENT = 10_000
 #: How many runs after an event are searched for those that held and released it.
@@ -105,7 +105,7 @@ def detail(db: Database, text: str, *, with_payload: bool = False) -> EventDetai
         )
 
 
-def runs_of(tx: Transaction, events: list[Row[Any]]) -> list[Row[Any]]:
+def runs_of(tx: Transaction, events: Sequence[EventHeadRow]) -> list[ListedRunRow]:
     """Return every run that had one of these events among its inputs, oldest first."""
     ids = [event.id for event in events]
     since = traces.first_id_at(min(event.created_at for event in events))
@@ -119,7 +119,7 @@ def runs_of(tx: Transaction, events: list[Row[Any]]) -> list[Row[Any]]:
     return sorted(known.values(), key=lambda run: run.id)
 
 
-def _deliveries(tx: Transaction, event: Row[Any]) -> tuple[Delivery, ...]:
+def _deliveries(tx: Transaction, event: EventHeadRow) -> tuple[Delivery, ...]:
     runs = runs_of(tx, [event])
     made = []
     for row in listings.deliveries(tx, [event.id]):
@@ -140,7 +140,7 @@ def _deliveries(tx: Transaction, event: Row[Any]) -> tuple[Delivery, ...]:
     return tuple(made)
 
 
-def _summary(row: Row[Any]) -> EventSummary:
+def _summary(row: ListedEventRow) -> EventSummary:
     return EventSummary(
         **header_of(row),
         id=row.id,

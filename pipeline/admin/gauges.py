@@ -21,6 +21,7 @@ from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatu
 from pipeline.store.database import Database, Transaction, is_disconnected
 from pipeline.store.reads import gauges
 from pipeline.store.reads.invariants import INVARIANTS, LATE_EFFECTS, Severity
+from pipeline.store.rows import MutationCountRow, SweepGaugeRow, WorkflowGaugeRow
 from pipeline.telemetry.metrics import GAUGE, METRICS
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,9 @@ def _work_gauges(tx: Transaction) -> Iterator[Value]:
         yield "pipeline.runs", {"workflow": row.workflow, "phase": row.phase, "status": row.status}, row.number
     for state, count in gauges.leases(tx).items():
         yield "pipeline.leases", {"state": state}, count
-    for row in gauges.breakers(tx):
-        yield "pipeline.breakers.open", {"connector": row.connector, "operation": row.operation}, row.is_open
+    for breaker in gauges.breakers(tx):
+        labels = {"connector": breaker.connector, "operation": breaker.operation}
+        yield "pipeline.breakers.open", labels, breaker.is_open
 
 
 def _attention_gauges(tx: Transaction) -> Iterator[Value]:
@@ -72,7 +74,7 @@ def _attention_gauges(tx: Transaction) -> Iterator[Value]:
         yield "pipeline.attention", {"kind": kind}, count
 
 
-def _workflows(rows: gauges.Rows) -> Iterator[Value]:
+def _workflows(rows: Sequence[WorkflowGaugeRow]) -> Iterator[Value]:
     for row in rows:
         shown = workflow_status(DesiredStatus(row.desired), [BlockKind(kind) for kind in row.blocks])
         for status in WorkflowStatus:
@@ -80,19 +82,19 @@ def _workflows(rows: gauges.Rows) -> Iterator[Value]:
         yield "pipeline.workflows", {"workflow": row.workflow, "status": "maintenance"}, row.maintenance
 
 
-def _sweeps(rows: gauges.Rows) -> Iterator[Value]:
+def _sweeps(rows: Sequence[SweepGaugeRow]) -> Iterator[Value]:
     for row in rows:
-        yield "pipeline.sweeps.age", {"sweep": row.name}, row.age
+        yield "pipeline.sweeps.age", {"sweep": row.name}, float(row.age)
 
 
-def _mutations(rows: gauges.Rows) -> Iterator[Value]:
+def _mutations(rows: Sequence[MutationCountRow]) -> Iterator[Value]:
     for row in rows:
         labels = {"connector": row.connector, "operation": row.operation, "status": row.status}
         yield "pipeline.mutations.open", labels, row.number
-        yield "pipeline.mutations.oldest", labels, row.oldest
+        yield "pipeline.mutations.oldest", labels, float(row.oldest)
 
 
-def _findings(sweeps: gauges.Rows) -> list[Value]:
+def _findings(sweeps: Sequence[SweepGaugeRow]) -> list[Value]:
     """Return the findings of the doctor's last run, with zero for each invariant that holds."""
     report = next((row.report for row in sweeps if row.name == "doctor"), None)
     if report is None:
@@ -115,8 +117,8 @@ def _backlog(tx: Transaction) -> Iterator[Value]:
     for row in gauges.backlog(tx):
         labels = {"workflow": row.workflow, "topic": row.topic, "handler": row.handler}
         yield "pipeline.backlog.events", labels, row.number
-        yield "pipeline.backlog.age", labels, row.age
-        yield "pipeline.backlog.declined.age", labels, row.declined_age
+        yield "pipeline.backlog.age", labels, float(row.age)
+        yield "pipeline.backlog.declined.age", labels, float(row.declined_age)
 
 
 class Gauges:

@@ -11,13 +11,12 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Row
-
 from pipeline.domain.failures import Failure
 from pipeline.domain.states import Phase
 from pipeline.domain.values import DEFAULT_LIMITS, Limits
 from pipeline.store.database import Database
 from pipeline.store.reads import listings, work
+from pipeline.store.rows import HandlerRow, OfferedEventRow, PendingEventRow, UnsentRunRow
 from pipeline.worker.phases import Phases
 from pipeline.workflows.authoring import Consumer
 from pipeline.workflows.handler_types import RequestedMutation
@@ -106,20 +105,24 @@ class Planner:
                 return
             left = [row for row in left if row.id not in taken]
 
-    def _backlog(self, workflow: str, consumer: Consumer) -> tuple[Row[Any] | None, datetime, list[Row[Any]]]:
+    def _backlog(self, workflow: str, consumer: Consumer) -> tuple[HandlerRow | None, datetime, list[PendingEventRow]]:
         """Return the consumer's row, the time, and its pending events, oldest first."""
         with self.db.transaction() as tx:
             handler, now = work.handler(tx, workflow, consumer.name), tx.clock()
             if handler is None:
                 return None, now, []
-            given = {"low_watermark": handler.low_watermark, "ordered": handler.ordered, "limit": _MOST_EVENTS}
+            given: dict[str, Any] = {
+                "low_watermark": handler.low_watermark,
+                "ordered": handler.ordered,
+                "limit": _MOST_EVENTS,
+            }
             run: Any = _dry_run(workflow, handler, now)
             rows = [
                 row for topic in consumer.subscribes for row in work.reservable_events(tx, run, topic.name, **given)
             ]
         return handler, now, sorted(rows, key=lambda row: row.id)
 
-    def _unsent(self, handler: Row[Any], most: int) -> list[tuple[Row[Any], list[Row[Any]]]]:
+    def _unsent(self, handler: HandlerRow, most: int) -> list[tuple[UnsentRunRow, list[OfferedEventRow]]]:
         """Return runs that have sent nothing yet, each with the events offered to it and not reserved."""
         with self.db.transaction() as tx:
             rows = listings.unsent_runs(tx, handler, limit=most)
@@ -127,13 +130,13 @@ class Planner:
         return [(row, offered.get(row.id, [])) for row in rows]
 
     def _existing_run(
-        self, consumer: Consumer, run: Any, row: Row[Any], offered: Sequence[Row[Any]]
+        self, consumer: Consumer, run: Any, row: UnsentRunRow, offered: Sequence[PendingEventRow]
     ) -> PlannedRun | None:
         """Plan an existing run from its phase on: without a plan, with a plan, or with its request."""
         if row.phase in (Phase.PENDING, Phase.PREPARING):
             return self._new_run(run.workflow, consumer, run, offered)[0]
         message_ids = tuple(row.message_ids or ())
-        if row.connector is not None:
+        if row.connector is not None and row.operation is not None:
             asked = RequestedMutation(connector=row.connector, operation=row.operation, params=row.params)
             return self._planned_run(consumer, message_ids, asked, row.approved_at is None)
         run.event_ids, run.prepare_result = tuple(row.event_ids), row.prepare_result
@@ -141,7 +144,7 @@ class Planner:
         return self._planned_run(consumer, message_ids, self.phases.mutate(run), is_asking)
 
     def _new_run(
-        self, workflow: str, consumer: Consumer, run: Any, left: Sequence[Row[Any]]
+        self, workflow: str, consumer: Consumer, run: Any, left: Sequence[PendingEventRow]
     ) -> tuple[PlannedRun | None, set[int]]:
         """Plan one run over the events that are left. Returns also the events it would take."""
         alone = self.registry.workflow(workflow).concurrency == 1
@@ -186,7 +189,7 @@ class Planner:
         )
 
 
-def _dry_run(workflow: str, handler: Row[Any], now: datetime) -> _DryRun:
+def _dry_run(workflow: str, handler: HandlerRow, now: datetime) -> _DryRun:
     return _DryRun(
         id=uuid4(),
         workflow=workflow,

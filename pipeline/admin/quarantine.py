@@ -4,9 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
-
-from sqlalchemy import Row
 
 from pipeline.admin import lookup
 from pipeline.domain.errors import InvalidInputError, PipelineError
@@ -15,6 +12,7 @@ from pipeline.domain.states import DeliveryStatus
 from pipeline.domain.values import Actor, EventHeader, header_of
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
+from pipeline.store.rows import EventDeliveryRow, EventDeliveryStatusRow
 from pipeline.transitions import events, retired
 
 
@@ -78,6 +76,7 @@ class Quarantine:
                 lookup.require_handler(tx, only.workflow, only.handler)
             elif only.workflow is not None:
                 lookup.require_workflow(tx, only.workflow)
+            rows: list[EventDeliveryRow]
             if only.event_ids:
                 rows = [
                     row for row in _by_id(tx, only) if row.status == status or _is_held_by_retired_handler(row, only)
@@ -116,12 +115,12 @@ _ACTIONS = {
 }
 
 
-def _is_held_by_retired_handler(row: Row[Any], which: QuarantineFilter) -> bool:
+def _is_held_by_retired_handler(row: EventDeliveryStatusRow, which: QuarantineFilter) -> bool:
     """Return whether a run of a handler that is no longer in the code holds the event."""
     return which.is_waiting and row.retired and row.status == DeliveryStatus.RESERVED
 
 
-def _by_id(tx: Transaction, which: QuarantineFilter) -> list[Row[Any]]:
+def _by_id(tx: Transaction, which: QuarantineFilter) -> list[EventDeliveryStatusRow]:
     found = listings.deliveries_by_event(tx, which.event_ids)
     missing = set(which.event_ids) - {row.id for row in found}
     if missing:
@@ -129,7 +128,7 @@ def _by_id(tx: Transaction, which: QuarantineFilter) -> list[Row[Any]]:
     return [row for row in found if which.workflow in (None, row.workflow) and which.handler in (None, row.handler)]
 
 
-def _entry(row: Row[Any]) -> QuarantineEntry:
+def _entry(row: EventDeliveryRow) -> QuarantineEntry:
     return QuarantineEntry(
         **header_of(row),
         event_id=row.id,

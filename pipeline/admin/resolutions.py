@@ -14,14 +14,13 @@ from enum import StrEnum
 from typing import Any, Protocol
 from uuid import UUID
 
-from sqlalchemy import Row
-
 from pipeline.domain.errors import InvalidInputError, PipelineError
 from pipeline.domain.ids import MutationId
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, listings, work
+from pipeline.store.rows import MutationRow, UnresolvedMutationRow
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import resolution
 
@@ -250,7 +249,7 @@ class Resolutions:
                     last.enter_context(spans.resolution_span(spans.RESOLVE, row, about))
             yield last.enter_context(self.db.transaction())
 
-    def _rows(self, only: MutationFilter, limit: int) -> Sequence[Row[Any]]:
+    def _rows(self, only: MutationFilter, limit: int) -> Sequence[UnresolvedMutationRow]:
         with self.db.transaction() as tx:
             return ledger.mutations_by_status(
                 tx,
@@ -283,7 +282,7 @@ class Resolutions:
 
     def _resolve(
         self, tx: Transaction, mutation_id: MutationId, kind: ResolutionKind, by: Actor, result: Any
-    ) -> Row[Any]:
+    ) -> MutationRow:
         match kind:
             case ResolutionKind.HAPPENED:
                 return resolution.happened(tx, mutation_id, by, result)
@@ -295,7 +294,7 @@ class Resolutions:
                 can_reconcile = any(self._can_reconcile(row) for row in work.mutations(tx, [mutation_id]))
                 return resolution.try_again(tx, mutation_id, by, can_reconcile=can_reconcile)
 
-    def _can_reconcile(self, row: Row[Any]) -> bool:
+    def _can_reconcile(self, row: MutationRow) -> bool:
         """Return whether the operation of the loaded code can reconcile."""
         found = self.operations.operation(row.connector, row.operation) if self.operations else None
         return found is not None and found.can_reconcile
@@ -306,7 +305,7 @@ class Resolutions:
         if result is not None and kind is not ResolutionKind.HAPPENED:
             raise InvalidInputError(f"A result was given with {kind}; expected it with happened only.")
 
-    def _summary(self, row: Row[Any]) -> MutationSummary:
+    def _summary(self, row: UnresolvedMutationRow) -> MutationSummary:
         found = self.operations.operation(row.connector, row.operation) if self.operations else None
         params = row.params if isinstance(row.params, dict) else {}
         return MutationSummary(
@@ -332,7 +331,7 @@ class Resolutions:
         )
 
 
-def _match_value(row: Row[Any], to: str, name: str) -> str | None:
+def _match_value(row: UnresolvedMutationRow, to: str, name: str) -> str | None:
     value = row.idempotency_key if to == KEY else (row.params or {}).get(name)
     return None if value is None else _normalize(value)
 

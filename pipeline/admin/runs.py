@@ -6,8 +6,6 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row
-
 from pipeline.admin import advice, lookup, workflows
 from pipeline.admin import timeline as admin_timeline
 from pipeline.admin.advice import Advice, RunSituation
@@ -16,6 +14,7 @@ from pipeline.domain.states import Phase, RunStatus
 from pipeline.domain.values import EventHeader, header_of
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
+from pipeline.store.rows import ListedEventRow, ListedRunRow, MutationRow
 
 RECENT = 10_000
 
@@ -141,7 +140,7 @@ def _run_detail(tx: Transaction, run_id: UUID) -> RunDetail:
     )
 
 
-def run_summary(row: Row[Any]) -> RunSummary:
+def run_summary(row: ListedRunRow) -> RunSummary:
     """Convert a row of a run."""
     same: Mapping[str, Any] = {
         name: getattr(row, name)
@@ -150,12 +149,12 @@ def run_summary(row: Row[Any]) -> RunSummary:
     return RunSummary(**same, outcome=row.mutation_outcome, input_count=len(row.event_ids), finished_at=row.finished_at)
 
 
-def event_line(row: Row[Any]) -> EventLine:
+def event_line(row: ListedEventRow) -> EventLine:
     """Convert a row of an event."""
     return EventLine(**header_of(row), id=row.id, deliveries=tuple(row.deliveries or ()))
 
 
-def mutation_line(row: Row[Any]) -> MutationLine:
+def mutation_line(row: MutationRow) -> MutationLine:
     """Convert a row of the ledger."""
     return MutationLine(
         id=row.id,

@@ -6,11 +6,9 @@ Instants that no row stores, such as the end of prepare, are missing. Future ent
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-
-from sqlalchemy import Row
 
 from pipeline.domain.states import MutationStatus, RunStatus
+from pipeline.store.rows import AuditRow, BlockRow, ListedRunRow, MutationRow
 
 _IN_DOUBT = (MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE)
 
@@ -27,12 +25,12 @@ class TimelineEntry:
 
 
 def of_run(
-    run: Row[Any],
-    mutation: Row[Any] | None,
+    run: ListedRunRow,
+    mutation: MutationRow | None,
     *,
-    acts: Sequence[Row[Any]],
-    blocks: Sequence[Row[Any]],
-    retries: Sequence[Row[Any]],
+    acts: Sequence[AuditRow],
+    blocks: Sequence[BlockRow],
+    retries: Sequence[ListedRunRow],
     now: datetime,
 ) -> tuple[TimelineEntry, ...]:
     """Build the timeline of a run, including its mutation."""
@@ -44,17 +42,17 @@ def of_run(
     return _sorted_entries(found, now)
 
 
-def of_mutation(mutation: Row[Any], *, acts: Sequence[Row[Any]], now: datetime) -> tuple[TimelineEntry, ...]:
+def of_mutation(mutation: MutationRow, *, acts: Sequence[AuditRow], now: datetime) -> tuple[TimelineEntry, ...]:
     """Build the timeline of a mutation."""
     return _sorted_entries([*_mutation(mutation), *_acts(acts)], now)
 
 
-def of_acts(acts: Sequence[Row[Any]]) -> tuple[TimelineEntry, ...]:
+def of_acts(acts: Sequence[AuditRow]) -> tuple[TimelineEntry, ...]:
     """Build a timeline of the acts of operators and sweeps."""
     return tuple(_acts(acts))
 
 
-def _run(run: Row[Any]) -> Iterator[TimelineEntry]:
+def _run(run: ListedRunRow) -> Iterator[TimelineEntry]:
     retry = f"retry of run {run.retry_of}, attempt {run.attempt}" if run.retry_of else ""
     yield from _entries((run.created_at, "started", retry), (run.started_at, "claimed by a worker", ""))
     if run.lease_expires_at is not None:
@@ -67,7 +65,7 @@ def _run(run: Row[Any]) -> Iterator[TimelineEntry]:
         yield from _entries((run.retry_at, "retry planned", "not before"))
 
 
-def _mutation(row: Row[Any]) -> Iterator[TimelineEntry]:
+def _mutation(row: MutationRow) -> Iterator[TimelineEntry]:
     what = f"{row.connector}.{row.operation}"
     yield TimelineEntry(at=row.created_at, description="requested", note=f"{what}, key {row.idempotency_key}")
     yield from _entries(
@@ -83,7 +81,7 @@ def _mutation(row: Row[Any]) -> Iterator[TimelineEntry]:
         yield from _entries((row.quiet_until, "quiet period ends", "until then it may still arrive"))
 
 
-def _acts(rows: Iterable[Row[Any]]) -> Iterator[TimelineEntry]:
+def _acts(rows: Iterable[AuditRow]) -> Iterator[TimelineEntry]:
     for row in rows:
         yield TimelineEntry(at=row.at, description=row.act, by=row.actor, note=row.reason)
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row
-
 from pipeline.admin import lookup
 from pipeline.admin.events import runs_of
 from pipeline.domain.errors import InvalidInputError, NotFoundError, quantity
+from pipeline.domain.ids import RunId
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings, traces
+from pipeline.store.rows import EventHeadRow, ListedEventRow, ListedRunRow, MutationRow
 
 RECENT = 10_000
 MAX_NODES = 300
@@ -100,7 +100,7 @@ def _messages(tx: Transaction, text: str, _: int) -> Iterable[Match]:
         yield _event_match("message", row)
 
 
-def _event_match(kind: str, row: Row[Any]) -> Match:
+def _event_match(kind: str, row: EventHeadRow) -> Match:
     return Match(
         kind=kind, noun="event", id=str(row.id), description=f"event {row.id} of {row.workflow} on {row.topic}"
     )
@@ -152,7 +152,7 @@ class _TraceBuilder:
                 roots.append(self._run(run))
         return Trace(match=self.match, roots=tuple(roots), is_partial=self.is_partial)
 
-    def _roots(self) -> tuple[list[Row[Any]], list[Row[Any]]]:
+    def _roots(self) -> tuple[list[ListedEventRow], list[ListedRunRow]]:
         """Return the root events and runs."""
         if self.match.noun == "event":
             return self._ancestors(listings.events_by_id(self.tx, [int(self.match.id)]), [])
@@ -162,10 +162,12 @@ class _TraceBuilder:
             run_id = mutation.run_id
         return self._ancestors([], listings.runs_by_id(self.tx, [run_id]))
 
-    def _ancestors(self, events: Sequence[Row[Any]], runs: Sequence[Row[Any]]) -> tuple[list[Row[Any]], list[Row[Any]]]:
+    def _ancestors(
+        self, events: Sequence[ListedEventRow], runs: Sequence[ListedRunRow]
+    ) -> tuple[list[ListedEventRow], list[ListedRunRow]]:
         """Go up to events from outside, and to runs without inputs or whose inputs were deleted."""
-        first_events: dict[int, Row[Any]] = {}
-        first_runs: dict[Any, Row[Any]] = {}
+        first_events: dict[int, ListedEventRow] = {}
+        first_runs: dict[RunId, ListedRunRow] = {}
         for _ in range(MAX_DEPTH):
             wanted = sorted({event for run in runs for event in run.event_ids[:_MAX_INPUTS]})
             inputs = {row.id: row for row in listings.events_by_id(self.tx, wanted)} if wanted else {}
@@ -180,10 +182,10 @@ class _TraceBuilder:
                 break
         return [first_events[id_] for id_ in sorted(first_events)], [first_runs[id_] for id_ in sorted(first_runs)]
 
-    def _event_nodes(self, events: Sequence[Row[Any]]) -> list[TraceNode]:
+    def _event_nodes(self, events: Sequence[ListedEventRow]) -> list[TraceNode]:
         return [node for event in events if (node := self._event(event)) is not None]
 
-    def _event(self, row: Row[Any]) -> TraceNode | None:
+    def _event(self, row: ListedEventRow) -> TraceNode | None:
         if not self._add_once("event", str(row.id)):
             return None
         node = TraceNode(
@@ -199,7 +201,7 @@ class _TraceBuilder:
                 node.children.append(self._run(run))
         return node
 
-    def _run(self, run: Row[Any]) -> TraceNode:
+    def _run(self, run: ListedRunRow) -> TraceNode:
         node = TraceNode(
             kind="run",
             id=str(run.id),
@@ -213,13 +215,13 @@ class _TraceBuilder:
         node.children += self._event_nodes(listings.outputs(self.tx, [run.id]))
         return node
 
-    def _missing_inputs_note(self, run: Row[Any]) -> str:
+    def _missing_inputs_note(self, run: ListedRunRow) -> str:
         """Note that a root run had inputs."""
         if not run.event_ids or any(("event", str(event)) in self.seen for event in run.event_ids):
             return ""
         return f", {quantity(len(run.event_ids), 'input')} no longer kept"
 
-    def _mutation(self, row: Row[Any]) -> TraceNode:
+    def _mutation(self, row: MutationRow) -> TraceNode:
         return TraceNode(
             kind="mutation",
             id=str(row.id),

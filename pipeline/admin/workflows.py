@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-
-from sqlalchemy import Row
 
 from pipeline.admin import advice, lookup
 from pipeline.admin.advice import WorkflowHolds, describe_breakers
 from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus, HandlerKind, workflow_status
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, listings, work
+from pipeline.store.rows import AuditRow, BlockRow, BreakerRow, CapacityRow, ListedHandlerRow, TopicRow, WorkflowRow
 
 _RECENT_ACTS = 10_000
 _Cause = tuple[str, datetime | None]  #: why nothing starts, and since when
@@ -144,22 +142,22 @@ def workflow_holds(tx: Transaction, name: str) -> WorkflowHolds:
     )
 
 
-def _is_lifted_by_resume(blocks: Sequence[Row[Any]]) -> bool:
+def _is_lifted_by_resume(blocks: Sequence[BlockRow]) -> bool:
     return bool(blocks) and all(block.kind in CLEARED_BY_RESUME for block in blocks)
 
 
-def audit_entry(row: Row[Any]) -> AuditEntry:
+def audit_entry(row: AuditRow) -> AuditEntry:
     """Convert a row of the audit."""
     return AuditEntry(at=row.at, actor=row.actor, act=row.act, reason=row.reason)
 
 
 def _summaries(tx: Transaction, name: str | None) -> list[WorkflowSummary]:
-    handlers: dict[str, list[Row[Any]]] = {}
-    for row in listings.handlers(tx, name):
-        handlers.setdefault(row.workflow, []).append(row)
-    blocks: dict[str, list[Row[Any]]] = {}
-    for row in listings.blocks(tx, name):
-        blocks.setdefault(row.workflow, []).append(row)
+    handlers: dict[str, list[ListedHandlerRow]] = {}
+    for handler in listings.handlers(tx, name):
+        handlers.setdefault(handler.workflow, []).append(handler)
+    blocks: dict[str, list[BlockRow]] = {}
+    for block in listings.blocks(tx, name):
+        blocks.setdefault(block.workflow, []).append(block)
     places, breakers = {row.workflow: row for row in listings.capacity_holders(tx, name)}, ledger.open_breakers(tx)
     listed = []
     for row in listings.workflows(tx, name):
@@ -170,7 +168,7 @@ def _summaries(tx: Transaction, name: str | None) -> list[WorkflowSummary]:
 
 
 def _workflow_summary(
-    row: Row[Any], handlers: Sequence[Row[Any]], blocks: Sequence[Row[Any]], causes: Sequence[_Cause]
+    row: WorkflowRow, handlers: Sequence[ListedHandlerRow], blocks: Sequence[BlockRow], causes: Sequence[_Cause]
 ) -> WorkflowSummary:
     return WorkflowSummary(
         name=row.name,
@@ -187,7 +185,7 @@ def _workflow_summary(
     )
 
 
-def _hold_causes(tx: Transaction, row: Row[Any], blocks: Sequence[Row[Any]]) -> list[_Cause]:
+def _hold_causes(tx: Transaction, row: WorkflowRow, blocks: Sequence[BlockRow]) -> list[_Cause]:
     """Return pause, maintenance and blocks of a workflow, each with its instant."""
     causes: list[_Cause] = []
     if row.desired == DesiredStatus.PAUSED:
@@ -203,7 +201,7 @@ def _hold_causes(tx: Transaction, row: Row[Any], blocks: Sequence[Row[Any]]) -> 
     return causes
 
 
-def _capacity_causes(row: Row[Any], places: Row[Any], breakers: Sequence[Row[Any]]) -> list[_Cause]:
+def _capacity_causes(row: WorkflowRow, places: CapacityRow, breakers: Sequence[BreakerRow]) -> list[_Cause]:
     """Return which waiting runs use the whole concurrency of a workflow, so that no other starts."""
     if row.concurrency == 1 and places.approval_run_id is not None:
         return [
@@ -220,7 +218,7 @@ def _capacity_causes(row: Row[Any], places: Row[Any], breakers: Sequence[Row[Any
     return []
 
 
-def _handler_summary(row: Row[Any]) -> HandlerSummary:
+def _handler_summary(row: ListedHandlerRow) -> HandlerSummary:
     return HandlerSummary(
         name=row.name,
         kind=row.kind,
@@ -238,6 +236,6 @@ def _handler_summary(row: Row[Any]) -> HandlerSummary:
     )
 
 
-def _topic_summary(row: Row[Any], handlers: Sequence[HandlerSummary]) -> TopicSummary:
+def _topic_summary(row: TopicRow, handlers: Sequence[HandlerSummary]) -> TopicSummary:
     consumers = tuple(handler.name for handler in handlers if row.name in handler.subscribes)
     return TopicSummary(name=row.name, has_schema=row.schema is not None, consumers=consumers)

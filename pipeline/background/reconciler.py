@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.background.messages import SweepReport
@@ -40,6 +39,7 @@ from pipeline.domain.states import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, AppliedMutation, FailedMutation, Limits
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, work
+from pipeline.store.rows import BookedMutationRow, MutationRow, RunMutationRow
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import late_effects, mutations, reconciliation
@@ -101,20 +101,20 @@ class Reconciler:
             report.add("monitored", self._monitor(row, operation))
         return report
 
-    def _is_unknown_workflow(self, tx: Transaction, row: Row[Any]) -> bool:
+    def _is_unknown_workflow(self, tx: Transaction, row: MutationRow) -> bool:
         """Whether this process has no code of the mutation's workflow, or code of an older version."""
         ours = self.registry.workflows.get(row.workflow)
         registered = work.workflow(tx, row.workflow)
         return ours is None or (registered is not None and registered.version > ours.version)
 
-    def _defer(self, tx: Transaction, row: Row[Any], why: str) -> None:
+    def _defer(self, tx: Transaction, row: MutationRow, why: str) -> None:
         """Let another worker look, and others of other workflows first; when none does for long, ask a person."""
         if row.status == MutationStatus.NEEDS_RECONCILE:
             reconciliation.defer(tx, row, why)
         else:
             late_effects.begin_monitor_check(tx, MutationId(row.id), _MONITOR_RETRY, is_counted=False)
 
-    def _reconcile_in_doubt(self, row: Row[Any], operation: Operation[Any] | None) -> int:
+    def _reconcile_in_doubt(self, row: RunMutationRow, operation: Operation[Any] | None) -> int:
         mutation_id = MutationId(row.id)
         if operation is None or operation.reconcile_function is None:
             self._escalate(mutation_id, "the connector that could tell is gone from the code")
@@ -135,15 +135,15 @@ class Reconciler:
                 self._record_decision(each, decide(verdict, facts))
         return len(booked)
 
-    def _escalate_if_overdue(self, row: Row[Any]) -> None:
+    def _escalate_if_overdue(self, row: MutationRow) -> None:
         """Ask a person, when the last look of the budget should have ended long ago."""
         with self.db.transaction() as tx:
-            if row.next_reconcile_at > tx.clock():
+            if row.next_reconcile_at is not None and row.next_reconcile_at > tx.clock():
                 return  # it may still be under way
         words = f"asked {row.reconcile_attempts} times without an answer; the last look may have taken its worker down"
         self._escalate(MutationId(row.id), words)
 
-    def _monitor(self, row: Row[Any], operation: Operation[Any] | None) -> int:
+    def _monitor(self, row: RunMutationRow, operation: Operation[Any] | None) -> int:
         """Look for what should not be there. A look that tells nothing is taken again, until its time is over."""
         mutation_id = MutationId(row.id)
         watch = operation.policy.monitor_after if operation is not None else ()
@@ -161,6 +161,7 @@ class Reconciler:
                     tx, row, f"{row.monitor_attempts} looks were begun, and the last of them did not come back"
                 )
                 return 0
+            assert row.resolved_at is not None
             is_over = tx.clock() - row.resolved_at > max(watch, default=_ZERO) * 2
         with self._span(row, row.monitor_attempts + 1) as note:
             verdict = self._call_reconcile(booked, operation)
@@ -175,7 +176,7 @@ class Reconciler:
                 late_effects.discount_monitor_check(tx, mutation_id)
         return 1
 
-    def _record_late_effect(self, row: Row[Any], operation: Operation[Any], verdict: Applied) -> None:
+    def _record_late_effect(self, row: MutationRow, operation: Operation[Any], verdict: Applied) -> None:
         """Tell people of what was found, unless it is what was rightly done again.
 
         A look with a key that nobody ever sent tells whether this connector finds one request for another.
@@ -192,16 +193,19 @@ class Reconciler:
             else:
                 late_effects.record_late_effect(tx, mutation_id, found, MONITOR, is_own=isinstance(unsent, NotFound))
 
-    def _schedule_check(self, tx: Transaction, row: Row[Any], operation: Operation[Any]) -> None:
+    def _schedule_check(self, tx: Transaction, row: MutationRow, operation: Operation[Any]) -> None:
+        assert row.resolved_at is not None
         delay = monitor_delay(operation.policy.monitor_after, row.resolved_at, row.monitor_attempts, tx.clock())
         late_effects.schedule_monitor_check(tx, MutationId(row.id), delay)
 
-    def _span(self, row: Row[Any], number: int) -> AbstractContextManager[Callable[[str, Any], None]]:
+    def _span(self, row: RunMutationRow, number: int) -> AbstractContextManager[Callable[[str, Any], None]]:
         """A look as a span in the trace of the run that asked for the mutation."""
         about = {spans.CONNECTOR: row.connector, spans.OPERATION: row.operation, spans.RECONCILE_ATTEMPT: number}
         return spans.resolution_span(spans.RECONCILE, row, about)
 
-    def _call_reconcile(self, row: Row[Any], operation: Operation[Any], key: str | None = None) -> Verdict | NoVerdict:
+    def _call_reconcile(
+        self, row: MutationRow, operation: Operation[Any], key: str | None = None
+    ) -> Verdict | NoVerdict:
         """Ask the connector what became of a mutation, or of a request with another key."""
         connector, function = self.registry.connectors[row.connector], operation.reconcile_function
         assert function is not None
@@ -222,7 +226,7 @@ class Reconciler:
             steps.close()
         return reconcile_end(connector, operation, row.params, finished)
 
-    def _record_decision(self, row: Row[Any], decision: CallDecision) -> None:
+    def _record_decision(self, row: BookedMutationRow, decision: CallDecision) -> None:
         """Write down what a reconcile attempt found out. A mutation that was resolved meanwhile stays as it is."""
         mutation_id = MutationId(row.id)
         refused = None
@@ -242,7 +246,7 @@ class Reconciler:
         if refused:
             log.info("mutation %s was resolved while it was reconciled: %s", mutation_id, refused[mutation_id])
 
-    def _fail_as_absent(self, tx: Transaction, row: Row[Any], reason: str) -> Mapping[UUID, PipelineError]:
+    def _fail_as_absent(self, tx: Transaction, row: BookedMutationRow, reason: str) -> Mapping[UUID, PipelineError]:
         """Record that it did not happen. In the quiet period absence proves nothing: reconcile after it instead.
 
         Such an attempt came too early, so it does not count against the budget either.
@@ -265,7 +269,7 @@ class Reconciler:
             reconciliation.escalate(tx, [mutation_id], reason, detail=last_reason)
 
 
-def _observe_verdict(note: Callable[[str, Any], None], row: Row[Any], verdict: Any) -> None:
+def _observe_verdict(note: Callable[[str, Any], None], row: MutationRow, verdict: Any) -> None:
     """Show what a look told."""
     word = verdict_label(verdict)
     note(spans.VERDICT, word)

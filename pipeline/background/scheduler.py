@@ -9,10 +9,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
 from pipeline.background.messages import DispatchMessage, SweepReport
@@ -21,6 +19,7 @@ from pipeline.domain.states import PHASE_TASKS, Phase, PhaseTask
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store.database import Database, Transaction, describe_error, is_lock_timeout
 from pipeline.store.reads import work
+from pipeline.store.rows import HandlerFactsRow, HandlerNameRow, RunRow
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import starts
 from pipeline.transitions.starts import StartResult
@@ -96,7 +95,7 @@ class Scheduler:
             if made.hold_reason:
                 return
 
-    def _start(self, tx: Transaction, workflow: str, reason: DueReason, row: Row[Any]) -> StartResult:
+    def _start(self, tx: Transaction, workflow: str, reason: DueReason, row: HandlerFactsRow) -> StartResult:
         if reason is DueReason.RETRY:
             most = 1 if row.is_unclaimed else self.max_cohort_size
             return starts.retry(tx, work.retryable_runs(tx, workflow, handler_id=row.id, limit=most))
@@ -111,13 +110,13 @@ class Scheduler:
         )
         return starts.start(tx, workflow, row.name, count=1 if row.is_unclaimed else max(1, count))
 
-    def _dispatch_started(self, started: Sequence[Row[Any]]) -> None:
+    def _dispatch_started(self, started: Sequence[RunRow]) -> None:
         for message in dispatch_messages(started, self.db):
             self.dispatch(message)
 
 
 def dispatch_messages(
-    rows: Sequence[Row[Any]], db: Database, *, suspects: Collection[UUID] = ()
+    rows: Sequence[RunRow], db: Database, *, suspects: Collection[UUID] = ()
 ) -> list[DispatchMessage]:
     """The doorbells for runs, one for each task they wait for.
 
@@ -126,7 +125,7 @@ def dispatch_messages(
     """
     with db.transaction() as tx:
         handlers = work.handlers_by_id(tx, {row.handler_id for row in rows})
-    cohorts: dict[tuple[PhaseTask, str], list[Row[Any]]] = {}
+    cohorts: dict[tuple[PhaseTask, str], list[RunRow]] = {}
     for row in rows:
         is_producer = handlers[row.handler_id].kind == HandlerKind.PRODUCER
         task = PhaseTask.PRODUCE if is_producer else PHASE_TASKS[Phase(row.phase)]
@@ -142,13 +141,13 @@ def dispatch_messages(
     ]
 
 
-def _description(handlers: Iterable[Row[Any]]) -> str:
+def _description(handlers: Iterable[HandlerNameRow]) -> str:
     """Whose runs a message is about, in a few words however many there are."""
     names = sorted({f"{row.workflow}.{row.name}" for row in handlers})
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def facts_of(row: Row[Any]) -> HandlerFacts:
+def facts_of(row: HandlerFactsRow) -> HandlerFacts:
     """A row of facts as the pure decisions take it."""
     return HandlerFacts(
         kind=HandlerKind(row.kind),

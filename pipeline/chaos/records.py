@@ -7,31 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import text
-
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OrderDelivery, ProviderEffect
 from pipeline.chaos.provider import EFFECTS, RECONCILES, REQUESTS
 from pipeline.domain.states import UNRESOLVED, MutationStatus
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
+from pipeline.store.statements import Statement
 
 #: Said by the judge itself, who knows that people were told.
 
-_DELIVERIES = text("""
+_DELIVERIES = Statement[Any]("""
 SELECT e.message_id AS "order", d.status, m.idempotency_key AS key FROM pipeline.events e
 JOIN pipeline.deliveries d ON d.event_id = e.id
 LEFT JOIN pipeline.runs r ON r.id = d.run_id LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE e.workflow = :workflow ORDER BY e.id
 """)
-_LEDGER = text("""
+_LEDGER = Statement[Any]("""
 SELECT m.idempotency_key AS key, m.operation, m.status, m.resolved_by, m.error,
        m.found_late_at IS NOT NULL AS is_found_late, e.message_id AS "order"
 FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
 LEFT JOIN pipeline.events e ON e.id = r.event_ids[1]
 WHERE m.workflow = :workflow ORDER BY m.id
 """)
-_COMPLETED_ORDERS = text("SELECT message_id FROM pipeline.events WHERE workflow = :workflow AND topic = :topic")
-_PROGRESS = text("""
+_COMPLETED_ORDERS = Statement[Any](
+    "SELECT message_id FROM pipeline.events WHERE workflow = :workflow AND topic = :topic"
+)
+_PROGRESS = Statement[Any]("""
 SELECT count(*) FILTER (WHERE d.status = 'consumed') AS done,
        count(*) FILTER (WHERE d.status <> 'consumed' AND coalesce(m.status, '') = :indeterminate) AS unresolved,
        count(*) AS delivered,
@@ -44,11 +45,11 @@ FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id
 LEFT JOIN pipeline.runs r ON r.id = d.run_id LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE e.workflow = :workflow
 """)
-_LOST_RUNS = text("""
+_LOST_RUNS = Statement[Any]("""
 SELECT count(*) AS runs, count(*) FILTER (WHERE phase IN ('mutating', 'mutated') AND mutation_id IS NOT NULL) AS sent
 FROM pipeline.runs WHERE workflow = :workflow AND error_type = 'WorkerLost'
 """)
-_UNFINISHED = text("""
+_UNFINISHED = Statement[Any]("""
 SELECT e.message_id AS "order", d.status, r.phase, r.status AS run, r.error, m.idempotency_key AS key,
        m.status AS mutation, m.reconcile_attempts AS looks
 FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id

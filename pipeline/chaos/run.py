@@ -21,8 +21,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import text
-
 from pipeline.chaos import records
 from pipeline.chaos.faults import operation_of
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, Problem, judge
@@ -34,6 +32,7 @@ from pipeline.embedded import servers
 from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.transitions import events
 
 WORKFLOW = "chaos"
@@ -224,7 +223,10 @@ class _ChaosRun:
 
     def _is_registered(self) -> bool:
         with self.db.transaction() as tx:
-            return tx.first(text("SELECT true FROM pipeline.workflows WHERE name = :name"), name=WORKFLOW) is not None
+            return (
+                tx.first(Statement[Any]("SELECT true FROM pipeline.workflows WHERE name = :name"), name=WORKFLOW)
+                is not None
+            )
 
     def _wait(self, nodes: Sequence[NodeProcess], condition: Callable[[], bool], what: str) -> None:
         deadline, pause = time.monotonic() + _START_TIMEOUT, threading.Event()

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
 from pipeline.admin import lookup
@@ -20,6 +19,7 @@ from pipeline.connectors.sdk import Grade, Operation
 from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaVersionError, quantity
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger, listings
+from pipeline.store.rows import OpenBreakerRow, RunRow
 from pipeline.transitions import breakers as verbs
 from pipeline.workflows.registry import Registry
 
@@ -136,7 +136,7 @@ def breaker(
     """Open the circuit breaker of an operation, or close it."""
     connector, name = _parse_operation(operation)
     wake_ups, who, changed = common.WakeUps(), common.actor(by, reason), True
-    waiting: Sequence[Row[Any]] = ()
+    waiting: Sequence[RunRow] = ()
     with context.obj.transaction() as tx:
         if action is BreakerAction.OPEN:
             verbs.open_by_operator(tx, (connector, name), who)
@@ -223,7 +223,7 @@ def _raise_code_missing(database: Database, workflow: str) -> None:
     )
 
 
-def _probe_text(breaker: Row[Any], now: datetime) -> str:
+def _probe_text(breaker: OpenBreakerRow, now: datetime) -> str:
     """Format when the next probe mutation is let through."""
     if breaker.probe_at is None:
         return "none"

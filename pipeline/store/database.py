@@ -9,17 +9,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Row, TextClause, create_engine, event, text
+from sqlalchemy import Connection, Engine, TextClause, create_engine, event
 from sqlalchemy.exc import DBAPIError, TimeoutError
 from sqlalchemy.pool import NullPool
 
+from pipeline.store.rows import UnreadRow
+from pipeline.store.statements import Statement
 from pipeline.telemetry import metrics, transition_log
 
-_IDENTITY = text("SELECT system_identifier || '/' || current_database() AS identity FROM pg_control_system()")
-_CLOCK = text("SELECT pipeline.clock()")
+RowT = TypeVar("RowT")
+
+
+class _IdentityRow(Protocol):
+    identity: str
+
+
+class _ClockRow(Protocol):
+    now: datetime
+
+
+_IDENTITY = Statement[_IdentityRow](
+    "SELECT system_identifier || '/' || current_database() AS identity FROM pg_control_system()"
+)
+_CLOCK = Statement[_ClockRow]("SELECT pipeline.clock() AS now")
 #: A server that vanished without a word, as in a failover, is noticed within half a minute.
 _TCP_KEEPALIVE = {
     "keepalives": 1,
@@ -32,10 +47,10 @@ _TCP_KEEPALIVE = {
 LOCK_TIMEOUT = timedelta(seconds=10)
 SHORT_LOCK_TIMEOUT = timedelta(milliseconds=500)  #: once such a transaction was met
 _MAX_PART_LENGTH = 32 * 1024 * 1024  #: characters; Postgres takes eight times as much
-_SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :wait, true)")
+_SET_LOCK_TIMEOUT = Statement[UnreadRow]("SELECT set_config('lock_timeout', :wait, true)")
 #: What the role, the database or PGOPTIONS say about it is meant, and stays.
 _SET_DEFAULT_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, false) WHERE current_setting('lock_timeout') = '0'"
-_SET_CLOCK_OFFSET = text("SELECT set_config('pipeline.clock_offset', :offset, true)")
+_SET_CLOCK_OFFSET = Statement[UnreadRow]("SELECT set_config('pipeline.clock_offset', :offset, true)")
 
 
 #: Classes of SQLSTATE that a later call may not meet again: connections, a read-only standby, deadlocks, resources,
@@ -94,28 +109,34 @@ class Transaction:
         self._log: list[tuple[str, dict[str, Any]]] = []
         self._counts: list[tuple[str, Mapping[str, str], float]] = []
 
-    def all(self, statement: TextClause, /, **params: Any) -> Sequence[Row[Any]]:
-        """Every row the statement returns."""
-        return self.connection.execute(statement, params).all()
+    def all(self, statement: Statement[RowT], /, **params: Any) -> Sequence[RowT]:
+        """Return every row of the statement."""
+        rows: Sequence[Any] = self.connection.execute(statement, params).all()
+        return rows
 
-    def first(self, statement: TextClause, /, **params: Any) -> Row[Any] | None:
-        """The first row, or None: zero rows is an answer."""
-        return self.connection.execute(statement, params).first()
+    def first(self, statement: Statement[RowT], /, **params: Any) -> RowT | None:
+        """Return the first row, or None if there is no row."""
+        row: Any = self.connection.execute(statement, params).first()
+        return row  # type: ignore[no-any-return]
+
+    def one(self, statement: Statement[RowT], /, **params: Any) -> RowT:
+        """Return the row of a statement that always returns exactly one."""
+        (row,) = self.all(statement, **params)
+        return row
 
     def execute(self, statement: TextClause, /, **params: Any) -> int:
-        """Run a statement that returns nothing and say how many rows it touched."""
+        """Run a statement whose rows nothing reads. Return the number of rows it changed."""
         return self.connection.execute(statement, params).rowcount
 
-    def guarded(self, statement: TextClause, rows: Sequence[Mapping[str, Any]], /, **params: Any) -> Sequence[Row[Any]]:
-        """Run a statement over a cohort of rows, and return those of which the state was as expected."""
+    def guarded(
+        self, statement: Statement[RowT], rows: Sequence[Mapping[str, Any]], /, **params: Any
+    ) -> Sequence[RowT]:
+        """Run a statement over a cohort of rows. Return those whose state was as expected."""
         return self.all(statement, rows=encode_rows(rows), **params)
 
     def clock(self) -> datetime:
-        """The database's time, one value for the whole transaction."""
-        row = self.first(_CLOCK)
-        assert row is not None
-        now: datetime = row[0]
-        return now
+        """Return the database's time: one value for the whole transaction."""
+        return self.one(_CLOCK).now
 
     def set_lock_timeout(self, timeout: timedelta) -> None:
         """From now on, wait no longer than this for any one lock."""
@@ -196,9 +217,7 @@ class Database:
 
 def identity(tx: Transaction) -> str:
     """This database among all others: its server's number, which a standby shares and a dump does not, and its name."""
-    row = tx.first(_IDENTITY)
-    assert row is not None
-    return str(row.identity)
+    return tx.one(_IDENTITY).identity
 
 
 def _tune(connection: Any, _: object) -> None:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import Row
-
+from pipeline.store.rows import NamedRunRow
 from pipeline.testing.inline import Inline
 from pipeline.workflows.authoring import Topic
 
@@ -22,7 +21,7 @@ def assert_deliveries(run: Inline, topic: Topic, *statuses: str, by: str | None 
     assert actual == expected, f"events of {topic.name!r} are {actual}, expected {expected}\n{describe_state(run)}"
 
 
-def assert_runs(run: Inline, *statuses: str, handler: str | None = None) -> Sequence[Row[tuple[object, ...]]]:
+def assert_runs(run: Inline, *statuses: str, handler: str | None = None) -> Sequence[NamedRunRow]:
     """The runs ended like this, oldest first. Returns them."""
     found = [row for row in run.runs() if handler in (None, row.handler)]
     actual = [row.status for row in found]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
@@ -12,6 +13,12 @@ from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import invariants
 from pipeline.store.reads.invariants import Finding, Severity
 from pipeline.store.schema import metadata
+from pipeline.store.statements import Statement
+
+
+class _CheckRow(Protocol):
+    is_broken: bool
+
 
 TEMPLATE = "pipeline_template"
 #: Without triggers, since rows may be in any state.
@@ -61,9 +68,8 @@ def invariant_findings(tx: Transaction, *severities: Severity) -> list[Finding]:
         broken = " OR ".join(f"EXISTS ({query})" for query in queries)
         tx.execute(text(f"PREPARE {name} AS SELECT {broken} AS is_broken"), recent=10_000, limit=1)
         tx.connection.info[name] = True
-    row = tx.first(text(f"EXECUTE {name}"))
-    assert row is not None
-    return [found for found in invariants.findings(tx) if found.severity in wanted] if row.is_broken else []
+    is_broken = tx.one(Statement[_CheckRow](f"EXECUTE {name}")).is_broken
+    return [found for found in invariants.findings(tx) if found.severity in wanted] if is_broken else []
 
 
 def _url(server_url: str, name: str) -> str:

@@ -12,8 +12,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
-
 from pipeline.background.messages import DispatchMessage
 from pipeline.background.scheduler import Scheduler
 from pipeline.background.sweeps import DUTIES, Sweeps
@@ -23,6 +21,8 @@ from pipeline.domain.payloads import json_payload
 from pipeline.domain.states import PhaseTask, chained_tasks
 from pipeline.domain.values import Actor, NewEvent
 from pipeline.store.database import Database
+from pipeline.store.rows import EventIdRow, EventRow, HandlerStateRow, MutationRow, NamedDeliveryRow, NamedRunRow
+from pipeline.store.statements import Statement
 from pipeline.transitions import events, resolution
 from pipeline.worker import crash_points
 from pipeline.worker.crash_points import CrashPoint
@@ -33,18 +33,20 @@ from pipeline.workflows.authoring import Topic, Workflow
 from pipeline.workflows.registration import register_workflows
 from pipeline.workflows.registry import Registry
 
-_RUNS = text(
+_RUNS = Statement[NamedRunRow](
     "SELECT r.*, h.name AS handler FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id ORDER BY r.id"
 )
-_EVENTS = text("SELECT * FROM pipeline.events WHERE workflow = :workflow AND topic = :topic ORDER BY id")
-_NEWEST = text("SELECT id FROM pipeline.events ORDER BY id DESC LIMIT 1")
-_LEDGER = text("SELECT * FROM pipeline.mutations ORDER BY id")
-_DELIVERIES = text("""
+_EVENTS = Statement[EventRow]("SELECT * FROM pipeline.events WHERE workflow = :workflow AND topic = :topic ORDER BY id")
+_NEWEST = Statement[EventIdRow]("SELECT id AS event_id FROM pipeline.events ORDER BY id DESC LIMIT 1")
+_LEDGER = Statement[MutationRow]("SELECT * FROM pipeline.mutations ORDER BY id")
+_DELIVERIES = Statement[NamedDeliveryRow]("""
 SELECT e.message_id, e.payload, d.*, h.name AS handler
 FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id JOIN pipeline.handlers h ON h.id = d.handler_id
 WHERE e.workflow = :workflow AND e.topic = :topic ORDER BY e.id, h.name
 """)
-_STATE = text("SELECT state FROM pipeline.handlers WHERE workflow = :workflow AND name = :name")
+_STATE = Statement[HandlerStateRow](
+    "SELECT id, state FROM pipeline.handlers WHERE workflow = :workflow AND name = :name"
+)
 TESTER = Actor(name="tester", reason="the test says so")
 
 
@@ -205,33 +207,33 @@ class Inline:
         finally:
             crash_points.on_reach = before
 
-    def approve(self, mutation: Row[Any], by: Actor = TESTER) -> None:
+    def approve(self, mutation: MutationRow, by: Actor = TESTER) -> None:
         """A person allows exactly this request."""
         with self.db.transaction() as tx:
             resolution.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash)
         self.send(DispatchMessage(task=PhaseTask.MUTATE, run_ids=(str(mutation.run_id),)))
 
-    def reject(self, mutation: Row[Any], by: Actor = TESTER) -> None:
+    def reject(self, mutation: MutationRow, by: Actor = TESTER) -> None:
         """A person refuses this request: it is skipped."""
         with self.db.transaction() as tx:
             resolution.reject(tx, MutationId(mutation.id), by)
 
-    def runs(self) -> Sequence[Row[Any]]:
+    def runs(self) -> Sequence[NamedRunRow]:
         """Every run, oldest first."""
         with self.db.transaction() as tx:
             return tx.all(_RUNS)
 
-    def events(self, topic: Topic) -> Sequence[Row[Any]]:
+    def events(self, topic: Topic) -> Sequence[EventRow]:
         """Every event of a topic, oldest first."""
         with self.db.transaction() as tx:
             return tx.all(_EVENTS, workflow=topic.workflow, topic=topic.name)
 
-    def deliveries(self, topic: Topic) -> Sequence[Row[Any]]:
+    def deliveries(self, topic: Topic) -> Sequence[NamedDeliveryRow]:
         """Where each event of a topic stands for each consumer, oldest event first."""
         with self.db.transaction() as tx:
             return tx.all(_DELIVERIES, workflow=topic.workflow, topic=topic.name)
 
-    def ledger(self) -> Sequence[Row[Any]]:
+    def ledger(self) -> Sequence[MutationRow]:
         """Every mutation, oldest first."""
         with self.db.transaction() as tx:
             return tx.all(_LEDGER)
@@ -266,7 +268,7 @@ class Inline:
     def _newest_event(self) -> int:
         with self.db.transaction() as tx:
             row = tx.first(_NEWEST)
-        return row.id if row else 0
+        return row.event_id if row else 0
 
     def _open_work(self, newest: int) -> set[tuple[UUID, str]]:
         """Every run and where it stands, without those that committed at once and took no event up to the newest."""

@@ -3,10 +3,9 @@
 import json
 from typing import Any
 
-from sqlalchemy import Row
-
 from pipeline.domain.values import Actor
 from pipeline.store.database import Transaction
+from pipeline.store.rows import MutationRow
 from pipeline.store.writes import audit as audit_store
 
 
@@ -25,6 +24,6 @@ def record(tx: Transaction, by: Actor, act: str, **subject: Any) -> None:
     )
 
 
-def subject_of(mutation: Row[Any]) -> dict[str, Any]:
+def subject_of(mutation: MutationRow) -> dict[str, Any]:
     """Return the fields by which an audit row names a mutation."""
     return {"workflow": mutation.workflow, "run_id": mutation.run_id, "mutation_id": mutation.id}

@@ -7,15 +7,13 @@ comes back.
 
 from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import Any
 from uuid import UUID
-
-from sqlalchemy import Row
 
 from pipeline.domain.policies import BreakerPolicy
 from pipeline.domain.values import Actor
 from pipeline.store.database import Transaction
 from pipeline.store.reads import ledger
+from pipeline.store.rows import RunRow
 from pipeline.store.writes import breakers as breaker_store
 from pipeline.transitions import audit
 
@@ -78,7 +76,7 @@ def close_by_operator(tx: Transaction, name: OperationName, by: Actor) -> bool:
     return was_open
 
 
-def redispatch_waiting(tx: Transaction, *, limit: int = 1_000) -> Sequence[Row[Any]]:
+def redispatch_waiting(tx: Transaction, *, limit: int = 1_000) -> Sequence[RunRow]:
     """Runs that may have waited behind a breaker: ring for them. If nobody hears it, the next tick rings, without the
     usual silence. What a run asks for is not written down before it is sent, so others may be among them."""
     return sorted(tx.all(breaker_store.REDISPATCH_WAITING, limit=limit), key=lambda row: row.id)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, TextClause
-
 from pipeline.domain.errors import IllegalTransitionError, NotFoundError
 from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import checked_json, checked_name
@@ -18,6 +16,8 @@ from pipeline.domain.states import DeliveryStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, Limits, NewEvent, checked_header
 from pipeline.store.database import Transaction, encode_row_parts
 from pipeline.store.reads import work
+from pipeline.store.rows import DeliveryRow, PublishedEventRow
+from pipeline.store.statements import Statement
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import workflows as workflow_store
 from pipeline.telemetry.tracing import context
@@ -85,13 +85,13 @@ def _check_topics(tx: Transaction, workflow: str, events: Sequence[NewEvent]) ->
             payload_schemas.check_payload(declared[event.topic], event.payload, what=what, topic=event.topic)
 
 
-def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> Row[Any]:
+def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> DeliveryRow:
     """A person goes on without an event that no run holds."""
     needs = [DeliveryStatus.PENDING, DeliveryStatus.QUARANTINED]
     return _act_on_delivery(tx, event_store.SKIP_ONE, (workflow, handler, event_id), by, "skip", needs)
 
 
-def quarantine(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> Row[Any]:
+def quarantine(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> DeliveryRow:
     """A person sets a pending event aside."""
     target = (workflow, handler, event_id)
     return _act_on_delivery(
@@ -99,7 +99,7 @@ def quarantine(tx: Transaction, workflow: str, handler: str, event_id: EventId, 
     )
 
 
-def release(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> Row[Any]:
+def release(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> DeliveryRow:
     """A person hands a quarantined event back; it counts as new, with its failures forgotten."""
     target = (workflow, handler, event_id)
     return _act_on_delivery(tx, event_store.RELEASE_ONE, target, by, "release", [DeliveryStatus.QUARANTINED])
@@ -132,19 +132,19 @@ def unknown_topic_error(tx: Transaction, workflow: str, topic: str) -> NotFoundE
     return NotFoundError(f"topic of workflow {workflow!r} named", topic, known, "Nothing was published.")
 
 
-def _by_message(rows: Sequence[Row[Any]]) -> dict[tuple[str, str], EventId]:
+def _by_message(rows: Sequence[PublishedEventRow]) -> dict[tuple[str, str], EventId]:
     return {(row.topic, row.message_id): EventId(row.id) for row in rows}
 
 
 def _act_on_delivery(
     tx: Transaction,
-    statement: TextClause,
+    statement: Statement[DeliveryRow],
     target: tuple[str, str, EventId],
     by: Actor,
     verb: str,
     needs: Sequence[DeliveryStatus],
     **params: Any,
-) -> Row[Any]:
+) -> DeliveryRow:
     """Do one person's act on one delivery, or say what the delivery is instead."""
     workflow, handler, event_id = target
     row = work.handler(tx, workflow, handler)

@@ -9,14 +9,13 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Row
-
 from pipeline.domain.ids import MutationId
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Actor
 from pipeline.store.database import Transaction
 from pipeline.store.reads import ledger
+from pipeline.store.rows import MutationRow, ReplacementRunRow
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.transitions import audit
 
@@ -28,12 +27,12 @@ _MAY_HAVE_HAPPENED = {
 }
 
 
-def replacement_effect(tx: Transaction, row: Row[Any]) -> Row[Any] | None:
+def replacement_effect(tx: Transaction, row: MutationRow) -> ReplacementRunRow | None:
     """The later run for the same inputs whose effect may be taken for that of this mutation."""
     return _same_operation(row, ledger.replacement_run(tx, row.run_id, row.id))
 
 
-def is_replacement_effect(replacement: Row[Any], found: Any) -> bool:
+def is_replacement_effect(replacement: ReplacementRunRow, found: Any) -> bool:
     """Whether what was found is the result of what was done again. Results without content are all alike."""
     has_content = found not in (None, True, False, {}, [], "") and not (
         isinstance(found, dict) and "unstorable" in found
@@ -41,7 +40,9 @@ def is_replacement_effect(replacement: Row[Any], found: Any) -> bool:
     return has_content and replacement.mutation_status == MutationStatus.APPLIED and bool(replacement.result == found)
 
 
-def record_replacement_effect(tx: Transaction, row: Row[Any], replacement: Row[Any], found: Any, by: Actor) -> None:
+def record_replacement_effect(
+    tx: Transaction, row: MutationRow, replacement: ReplacementRunRow, found: Any, by: Actor
+) -> None:
     """Keep that what was found is what was done again, by a look that finds it for any key."""
     why = (
         f"what was found is the effect of run {replacement.run_id}, which did it again; nothing shows "
@@ -54,9 +55,10 @@ def record_replacement_effect(tx: Transaction, row: Row[Any], replacement: Row[A
     )
 
 
-def late_effect_evidence(tx: Transaction, row: Row[Any], found: Any, *, is_own: bool) -> dict[str, Any]:
+def late_effect_evidence(tx: Transaction, row: MutationRow, found: Any, *, is_own: bool) -> dict[str, Any]:
     """Both sides of an alarm; ``is_own``: whether what was found is known to be this mutation's own effect."""
     other = ledger.replacement_run(tx, row.run_id, row.id)
+    assert row.resolved_at is not None
     return {
         "resolved_by": row.resolved_by,
         "resolved_at": row.resolved_at.isoformat(),
@@ -67,13 +69,13 @@ def late_effect_evidence(tx: Transaction, row: Row[Any], found: Any, *, is_own: 
     }
 
 
-def _same_operation(row: Row[Any], other: Row[Any] | None) -> Row[Any] | None:
+def _same_operation(row: MutationRow, other: ReplacementRunRow | None) -> ReplacementRunRow | None:
     if other is None or (other.connector, other.operation) != (row.connector, row.operation):
         return None
     return other if other.mutation_status in _MAY_HAVE_HAPPENED else None
 
 
-def _replacement_fields(other: Row[Any] | None) -> dict[str, Any]:
+def _replacement_fields(other: ReplacementRunRow | None) -> dict[str, Any]:
     return {
         "replacement_run": str(other.run_id) if other else None,
         "replacement_mutation": str(other.mutation_id) if other and other.mutation_id else None,
@@ -82,7 +84,7 @@ def _replacement_fields(other: Row[Any] | None) -> dict[str, Any]:
     }
 
 
-def _advice(row: Row[Any], other: Row[Any] | None, *, is_own: bool) -> str:
+def _advice(row: MutationRow, other: ReplacementRunRow | None, *, is_own: bool) -> str:
     """What a person has to know before undoing anything."""
     if other is None:
         return "nothing was done in its place"
@@ -102,7 +104,7 @@ def discount_monitor_check(tx: Transaction, mutation_id: MutationId) -> None:
     tx.execute(mutation_store.DISCOUNT_MONITOR_CHECK, id=mutation_id)
 
 
-def stop_monitoring(tx: Transaction, row: Row[Any], reason: str) -> None:
+def stop_monitoring(tx: Transaction, row: MutationRow, reason: str) -> None:
     """End the watch of a mutation that nobody can look for any more, and keep why."""
     schedule_monitor_check(tx, MutationId(row.id), None)
     by = Actor(name="reconcile", reason=reason)
@@ -111,7 +113,7 @@ def stop_monitoring(tx: Transaction, row: Row[Any], reason: str) -> None:
 
 def begin_monitor_check(
     tx: Transaction, mutation_id: MutationId, retry_after: timedelta, *, is_counted: bool = True
-) -> Row[Any] | None:
+) -> MutationRow | None:
     """Take the look that is due at a mutation settled on weak evidence, and book another in case it tells nothing."""
     return tx.first(mutation_store.BEGIN_MONITOR_CHECK, id=mutation_id, pause=retry_after, counts=is_counted)
 
@@ -123,7 +125,7 @@ def schedule_monitor_check(tx: Transaction, mutation_id: MutationId, next_after:
 
 def record_late_effect(
     tx: Transaction, mutation_id: MutationId, result: Any, by: Actor, *, is_own: bool = False
-) -> Row[Any] | None:
+) -> MutationRow | None:
     """It was found, though it was settled as not having happened. Nothing is undone: people are told.
 
     The audit names both sides: what surfaced, and the run that owns the inputs now and may have done it again.

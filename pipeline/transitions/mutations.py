@@ -7,10 +7,8 @@ stopped in doubt. "It was not found" counts only once the request can no longer 
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
-
-from sqlalchemy import Row
 
 from pipeline.domain.errors import (
     IllegalTransitionError,
@@ -27,17 +25,20 @@ from pipeline.domain.values import DEFAULT_LIMITS, AppliedMutation, FailedMutati
 from pipeline.domain.workflows import AfterFailedMutation
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
+from pipeline.store.rows import FailedMutationRow, MutationRow, RunMutationRow, SentMutationRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.transitions.reconciliation import record_time_to_resolution
 from pipeline.transitions.results import BatchResult, Transition, match_results
+
+AnyMutationRow = TypeVar("AnyMutationRow", bound=MutationRow)
 
 IN_DOUBT = [MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE]
 
 
 def begin_mutation(
     tx: Transaction, cohort: Sequence[Request], limits: Limits = DEFAULT_LIMITS
-) -> BatchResult[Row[Any]]:
+) -> BatchResult[SentMutationRow]:
     """Write each request into the ledger: in flight, or pending a person's approval.
 
     The lease must still be held and is extended to cover the send deadline, so nobody can take the
@@ -55,7 +56,7 @@ def begin_mutation(
 
 def send(
     tx: Transaction, cohort: Sequence[RunLease], bounds: Mapping[RunLease, tuple[timedelta, timedelta]] | None = None
-) -> BatchResult[Row[Any]]:
+) -> BatchResult[SentMutationRow]:
     """Put approved mutations in flight, exactly as they were approved.
 
     ``bounds`` are timeout and settle window as the code has them now: it may be newer than the request.
@@ -72,7 +73,7 @@ def send(
     return match_results(tx, cohort, landed, key=lambda row: row.run_id, transition=move)
 
 
-def resend(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[Row[Any]]:
+def resend(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[SentMutationRow]:
     """Attempt mutations again that are known not to have happened: counted, and with a new deadline, before they go."""
     landed = tx.guarded(mutation_store.RESEND, [{"run": held.run_id, "fence": held.fence} for held in cohort])
     for row in landed:
@@ -89,7 +90,7 @@ def apply(
     *,
     by: Resolver = Resolver.CALL,
     limits: Limits = DEFAULT_LIMITS,
-) -> BatchResult[Row[Any]]:
+) -> BatchResult[MutationRow]:
     """It happened: the run's outcome is success and whatever held its workflow back is gone."""
     rows = [
         {
@@ -108,7 +109,9 @@ def apply(
     return _match_mutations(tx, {item.mutation_id: item.fence for item in cohort}, landed, "apply")
 
 
-def fail(tx: Transaction, cohort: Sequence[FailedMutation], *, by: Resolver = Resolver.CALL) -> BatchResult[Row[Any]]:
+def fail(
+    tx: Transaction, cohort: Sequence[FailedMutation], *, by: Resolver = Resolver.CALL
+) -> BatchResult[FailedMutationRow]:
     """It did not happen. Refused during the quiet period when that rests on absence alone.
 
     Of a run that was stopped in doubt the inputs go back at once, unless its consumer wants the same
@@ -136,7 +139,7 @@ def fail(tx: Transaction, cohort: Sequence[FailedMutation], *, by: Resolver = Re
     return _match_mutations(tx, {item.mutation_id: item.fence for item in cohort}, landed, "fail", times)
 
 
-def _release_inputs(tx: Transaction, failed: Sequence[Row[Any]]) -> None:
+def _release_inputs(tx: Transaction, failed: Sequence[FailedMutationRow]) -> None:
     rows = [
         {
             "run": row.run,
@@ -156,10 +159,10 @@ def _release_inputs(tx: Transaction, failed: Sequence[Row[Any]]) -> None:
 def _match_mutations(
     tx: Transaction,
     fences: dict[MutationId, Fence | None],
-    landed: Sequence[Row[Any]],
+    landed: Sequence[AnyMutationRow],
     verb: str,
     started_at: Mapping[MutationId, datetime | None] | None = None,
-) -> BatchResult[Row[Any]]:
+) -> BatchResult[AnyMutationRow]:
     there = {row.id for row in landed}
     missing = [id_ for id_ in fences if id_ not in there]
     rows = {row.id: row for row in work.mutations(tx, missing)} if missing else {}
@@ -174,6 +177,7 @@ def _match_mutations(
             and _is_in_quiet_period(row, (started_at or {}).get(id_) or now)
             and _waits_for_quiet_only(row, fences[id_])
         ):
+            assert row.quiet_until is not None
             refused[id_] = QuietPeriodError(id_, row.quiet_until)
         elif fences[id_] is not None:
             held = f"fence {fences[id_]}, {MutationStatus.IN_FLIGHT}"
@@ -184,18 +188,18 @@ def _match_mutations(
     return BatchResult(updated=tuple(landed), refused=refused)
 
 
-def _is_in_quiet_period(row: Row[Any], reconcile_started_at: datetime | None) -> bool:
+def _is_in_quiet_period(row: MutationRow, reconcile_started_at: datetime | None) -> bool:
     return bool(row.quiet_until and reconcile_started_at and row.quiet_until > reconcile_started_at)
 
 
-def _waits_for_quiet_only(row: Row[Any], fence: Fence | None) -> bool:
+def _waits_for_quiet_only(row: RunMutationRow, fence: Fence | None) -> bool:
     """Whether only the quiet period stands in the way of this verdict."""
     if fence is None:
         return row.status in IN_DOUBT
     return bool(row.status == MutationStatus.IN_FLIGHT and row.fence == fence)
 
 
-def illegal_transition(row: Row[Any], verb: str, needs: Sequence[str]) -> IllegalTransitionError:
+def illegal_transition(row: RunMutationRow, verb: str, needs: Sequence[str]) -> IllegalTransitionError:
     found = f"{row.status} (its run is {row.run_phase}, {row.run_status})"
     return IllegalTransitionError("mutation", row.id, verb=verb, found=found, allowed=needs)
 

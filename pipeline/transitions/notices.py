@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from sqlalchemy import Row
 
 from pipeline.store.database import Transaction
 from pipeline.store.reads import attention
+from pipeline.store.rows import NoticeRow
 from pipeline.store.writes import notices as notice_store
 from pipeline.store.writes import sweeps as sweep_store
 
@@ -18,7 +16,7 @@ _CURSOR = "notices"
 class NoticePage:
     """What people are told of in one go."""
 
-    rows: Sequence[Row[Any]]
+    rows: Sequence[NoticeRow]
     offset: int  #: older ones that nobody took at the last tries
     is_full: bool  #: there may be more behind it
 

@@ -2,10 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
-
-from sqlalchemy import Row
 
 from pipeline.domain.ids import MutationId, RunId
 from pipeline.domain.payloads import storable_text
@@ -13,6 +10,7 @@ from pipeline.domain.values import Actor
 from pipeline.domain.workflows import BlockKind, OnUncertain
 from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import ledger, work
+from pipeline.store.rows import BookedMutationRow, MutationRow
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import workflows as workflow_store
@@ -24,7 +22,7 @@ _SWEEP = "reconcile"
 _DEFERRED, _TRIED_AGAIN = "mutation.reconcile_deferred", "mutation.try_again"
 
 
-def defer(tx: Transaction, row: Row[Any], reason: str) -> None:
+def defer(tx: Transaction, row: MutationRow, reason: str) -> None:
     """Put off a look at a doubt that this process cannot take; an hour after the last real one, ask a person.
 
     That a look was left is kept with the number of looks so far: while the number stays, nobody has looked.
@@ -46,16 +44,17 @@ def defer(tx: Transaction, row: Row[Any], reason: str) -> None:
     postpone(tx, mutation_id, after=_DEFER_FOR)
 
 
-def record_time_to_resolution(tx: Transaction, row: Row[Any], verdict: str) -> None:
+def record_time_to_resolution(tx: Transaction, row: MutationRow, verdict: str) -> None:
     """A mutation is settled. One that was never in doubt tells nothing."""
     if row.doubted_at is not None:
+        assert row.resolved_at is not None
         told = {"connector": row.connector, "operation": row.operation, "verdict": verdict}
         tx.count_on_commit(
             "pipeline.mutation.time_to_resolution", told, (row.resolved_at - row.doubted_at).total_seconds()
         )
 
 
-def book(tx: Transaction, attempts: Sequence[tuple[MutationId, int, timedelta]]) -> tuple[Row[Any], ...]:
+def book(tx: Transaction, attempts: Sequence[tuple[MutationId, int, timedelta]]) -> tuple[BookedMutationRow, ...]:
     """Book the next look before this one begins: (mutation, attempts so far, delay).
 
     A reconcile that takes its worker down has then already been counted and cannot spin. What is
@@ -72,7 +71,7 @@ def postpone(
     tx.execute(mutation_store.POSTPONE, id=mutation_id, after=after, until_quiet=until_quiet)
 
 
-def escalate(tx: Transaction, ids: Sequence[UUID], reason: str, *, detail: str = "") -> tuple[Row[Any], ...]:
+def escalate(tx: Transaction, ids: Sequence[UUID], reason: str, *, detail: str = "") -> tuple[MutationRow, ...]:
     """Nobody can know: a person must settle it. The workflow waits, or only the run's events do.
 
     ``said`` are words of the outside world: the person finds them in the ledger, and nobody in the log.

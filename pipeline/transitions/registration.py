@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row
-
 from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.domain.payloads import checked_json, checked_name
 from pipeline.domain.values import DEFAULT_LIMITS, HandlerSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind, StartAt, count_problem
 from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import work
+from pipeline.store.rows import WorkflowRow
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import workflows as workflow_store
 
@@ -82,13 +81,13 @@ def _refuse_other_kind(tx: Transaction, spec: WorkflowSpec) -> None:
             )
 
 
-def _was_replaced(before: Row[Any], spec: WorkflowSpec) -> bool:
+def _was_replaced(before: WorkflowRow, spec: WorkflowSpec) -> bool:
     """Whether this code was registered before at this version, and newer code has taken its place since."""
     is_known = before.version == spec.version and spec.fingerprint in before.known_fingerprints
     return is_known and spec.fingerprint != before.known_fingerprints[-1]
 
 
-def _known_fingerprints(before: Row[Any] | None, spec: WorkflowSpec) -> list[str]:
+def _known_fingerprints(before: WorkflowRow | None, spec: WorkflowSpec) -> list[str]:
     """The releases of this version that were ever registered, oldest first. Of rows from before this was kept: one."""
     known = (
         []
@@ -114,7 +113,7 @@ def _restore(tx: Transaction, spec: WorkflowSpec) -> None:
     tx.execute(handler_store.RESTORE_HANDLERS, workflow=spec.name, rows=_handler_rows(spec))
 
 
-def _update_to_spec(tx: Transaction, spec: WorkflowSpec, before: Row[Any] | None, *, is_retiring: bool) -> None:
+def _update_to_spec(tx: Transaction, spec: WorkflowSpec, before: WorkflowRow | None, *, is_retiring: bool) -> None:
     """Let the workflow, its topics and its handlers be what the code says."""
     tx.execute(
         workflow_store.UPSERT_WORKFLOW,
@@ -139,7 +138,7 @@ def _update_to_spec(tx: Transaction, spec: WorkflowSpec, before: Row[Any] | None
 
 def _subscribe(tx: Transaction, spec: WorkflowSpec, *, is_removing: bool) -> None:
     """Change who listens to what. Publishers are held off only when something really changes."""
-    handlers: dict[str, Row[Any]] = {row.name: row for row in work.handlers(tx, spec.name)}
+    handlers = {row.name: row for row in work.handlers(tx, spec.name)}
     declared = {
         (topic, handlers[handler.name].id): handler for handler in spec.handlers for topic in handler.subscribes
     }

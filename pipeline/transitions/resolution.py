@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row
-
 from pipeline.domain.errors import NotFoundError, StaleWriteError
 from pipeline.domain.ids import MutationId
 from pipeline.domain.payloads import checked_name, storable_text
@@ -12,6 +10,7 @@ from pipeline.domain.states import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import Actor, AppliedMutation, FailedMutation
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
+from pipeline.store.rows import MutationRow, RunMutationRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import notices as notice_store
@@ -21,7 +20,7 @@ from pipeline.transitions.mutations import IN_DOUBT, apply, fail, illegal_transi
 from pipeline.transitions.reconciliation import record_time_to_resolution
 
 
-def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[Any]:
+def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
     """A person has dealt with an effect that surfaced late; the doctor speaks of it no more."""
     row = tx.first(mutation_store.ACKNOWLEDGE, id=mutation_id, by=by.name)
     if row is None:
@@ -33,7 +32,7 @@ def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[Any]
     return row
 
 
-def happened(tx: Transaction, mutation_id: MutationId, by: Actor, result: Any = None) -> Row[Any]:
+def happened(tx: Transaction, mutation_id: MutationId, by: Actor, result: Any = None) -> MutationRow:
     """A person asserts that it happened, and with which result."""
     item = AppliedMutation(mutation_id=mutation_id, result=result)
     row = apply(tx, [item], by=Resolver.OPERATOR).only()
@@ -41,7 +40,7 @@ def happened(tx: Transaction, mutation_id: MutationId, by: Actor, result: Any = 
     return row
 
 
-def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[Any]:
+def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
     """A person asserts that it did not happen. Refused while the request may still be travelling."""
     error = by.reason or f"{by.name} says it did not happen"
     item = FailedMutation(mutation_id=mutation_id, error=error, evidence=Evidence.ABSENCE)
@@ -50,7 +49,7 @@ def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[A
     return row
 
 
-def skip(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[Any]:
+def skip(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
     """A person goes on without it: its events are skipped and ``next`` runs with that status."""
     row = _resolve_as_skipped(tx, mutation_id, by, "skip", IN_DOUBT)
     tx.log_on_commit("mutation.skipped", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
@@ -59,7 +58,7 @@ def skip(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[Any]:
     return row
 
 
-def reject(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[Any]:
+def reject(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
     """A person refuses a request, or takes an approval back while it was not sent: it is skipped."""
     row = _resolve_as_skipped(tx, mutation_id, by, "reject", [MutationStatus.PENDING])
     tx.log_on_commit("mutation.rejected", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
@@ -67,7 +66,7 @@ def reject(tx: Transaction, mutation_id: MutationId, by: Actor) -> Row[Any]:
     return row
 
 
-def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash: str) -> Row[Any]:
+def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash: str) -> MutationRow:
     """A person allows exactly the request with this hash; the run goes back to the mutate task."""
     asked = checked_name(request_hash, what="request hash")
     row = tx.first(mutation_store.APPROVE, id=mutation_id, request_hash=asked, approved_by=by.name)
@@ -83,7 +82,7 @@ def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash
     return row
 
 
-def try_again(tx: Transaction, mutation_id: MutationId, by: Actor, *, can_reconcile: bool = False) -> Row[Any]:
+def try_again(tx: Transaction, mutation_id: MutationId, by: Actor, *, can_reconcile: bool = False) -> MutationRow:
     """A person asks the background to look again, with a fresh budget; ``can_look``: its operation can by now."""
     row = tx.first(mutation_store.TRY_AGAIN, id=mutation_id, can_reconcile=can_reconcile)
     tx.execute(notice_store.DELETE_NOTICE, kind="indeterminate", subject=f"mutation {mutation_id}")
@@ -100,7 +99,7 @@ def try_again(tx: Transaction, mutation_id: MutationId, by: Actor, *, can_reconc
 
 def _resolve_as_skipped(
     tx: Transaction, mutation_id: MutationId, by: Actor, verb: str, needs: Sequence[MutationStatus]
-) -> Row[Any]:
+) -> MutationRow:
     found = _mutation_row(tx, mutation_id)
     if found.status not in needs:
         raise illegal_transition(found, verb, needs)
@@ -111,7 +110,7 @@ def _resolve_as_skipped(
     return row
 
 
-def _mutation_row(tx: Transaction, mutation_id: MutationId) -> Row[Any]:
+def _mutation_row(tx: Transaction, mutation_id: MutationId) -> RunMutationRow:
     rows = work.mutations(tx, [mutation_id])
     if not rows:
         raise NotFoundError("mutation", mutation_id, hint="Nothing was changed.")

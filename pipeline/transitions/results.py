@@ -6,10 +6,8 @@ and gets the row or the error.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 from uuid import UUID
-
-from sqlalchemy import Row
 
 from pipeline.domain.errors import (
     IllegalTransitionError,
@@ -22,18 +20,20 @@ from pipeline.domain.states import DeliveryStatus, Phase, RunStatus
 from pipeline.domain.values import PreparedRun, RunLease
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
+from pipeline.store.rows import LeasedRunRow, RefusedInputRow, RunRow
 
+T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchResult(Generic[T]):
+class BatchResult(Generic[T_co]):
     """The answer of every set-based verb."""
 
-    updated: tuple[T, ...]
+    updated: tuple[T_co, ...]
     refused: Mapping[UUID, PipelineError] = field(default_factory=dict)
 
-    def only(self) -> T:
+    def only(self) -> T_co:
         """The one row a cohort of one is about; raises why there is none."""
         for error in self.refused.values():
             raise error
@@ -51,7 +51,7 @@ class Transition:
     verb: str
     phases: Sequence[Phase]
     condition: str = ""
-    explain: Callable[[Row[Any]], PipelineError] | None = None
+    explain: Callable[[LeasedRunRow], PipelineError] | None = None
 
     @property
     def needs(self) -> list[str]:
@@ -76,7 +76,7 @@ def match_results(
     return BatchResult(updated=tuple(updated), refused=refused)
 
 
-def _refusal(held: RunLease, row: Row[Any] | None, move: Transition) -> PipelineError:
+def _refusal(held: RunLease, row: LeasedRunRow | None, move: Transition) -> PipelineError:
     """Not there; not ours any more (held by another, stopped, done, lapsed); or ours, but without this move."""
     if row is None:
         return NotFoundError("run", held.run_id, hint="Nothing was changed.")
@@ -97,7 +97,7 @@ def requested_events(item: PreparedRun) -> tuple[list[int], list[str]]:
     return list(topic_of), list(topic_of.values())
 
 
-def reservation_error(tx: Transaction, run: Row[Any], item: PreparedRun) -> PipelineError:
+def reservation_error(tx: Transaction, run: RunRow, item: PreparedRun) -> PipelineError:
     """Look again at what could not be reserved and say why, event by event.
 
     A run that is refused although it asks for nothing is no consumer's run.
@@ -108,12 +108,12 @@ def reservation_error(tx: Transaction, run: Row[Any], item: PreparedRun) -> Pipe
             "run", run.id, verb="finish_prepare", found=f"{run.phase}, of a producer", allowed=["of a consumer"]
         )
     rows = work.refused_inputs(tx, run.handler_id, events, topics)
-    reasons = {row.event_id: why for row in rows if (why := _refusal_reason(row, run))}
+    reasons: dict[int, str] = {row.event_id: why for row in rows if (why := _refusal_reason(row, run))}
     moved_on = all(row.found_topic == row.topic and row.status is not None for row in rows)
     return ReservationError(run.id, reasons or dict.fromkeys(events, "another run took it just now"), is_race=moved_on)
 
 
-def _refusal_reason(row: Row[Any], run: Row[Any]) -> str | None:
+def _refusal_reason(row: RefusedInputRow, run: RunRow) -> str | None:
     """The first of these that is true of an event, or None when nothing speaks against it any more."""
     reasons = (
         (row.found_topic is None, "there is no such event"),

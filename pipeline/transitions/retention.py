@@ -8,16 +8,16 @@ the oldest row when it has come to rows that are too young for anybody to let go
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import TextClause
-
 from pipeline.store.database import Transaction
+from pipeline.store.rows import PageRow
+from pipeline.store.statements import Statement
 from pipeline.store.writes import retention as retention_store
 from pipeline.store.writes import sweeps as sweep_store
 
 
 @dataclass(frozen=True, slots=True)
 class _PrunedTable:
-    statement: TextClause
+    statement: Statement[PageRow]
     retention_field: str  #: the shortest of these ends the walk
     start: str = "00000000-0000-0000-0000-000000000000"
 
@@ -41,8 +41,7 @@ class PrunedPage:
 
 def prune_page(tx: Transaction, name: str, *, limit: int = 1000) -> PrunedPage:
     """Look at the next rows of a walk and let go of those that no workflow keeps any longer."""
-    walk, shortest = PRUNED_TABLES[name], tx.first(retention_store.SHORTEST_RETENTION)
-    assert shortest is not None
+    walk, shortest = PRUNED_TABLES[name], tx.one(retention_store.SHORTEST_RETENTION)
     kept_for = getattr(shortest, walk.retention_field)
     if kept_for is None:
         return PrunedPage(dropped=0, is_last=True)

@@ -4,16 +4,13 @@ Its runs hold no place and nobody waits for them, but their inputs stay reserved
 under its old name or a person ends them.
 """
 
-from typing import Any
-
-from sqlalchemy import Row
-
 from pipeline.domain.errors import IllegalTransitionError
 from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import storable_text
 from pipeline.domain.states import MutationStatus, RunStatus
 from pipeline.domain.values import Actor
 from pipeline.store.database import Transaction
+from pipeline.store.rows import RunRow, RunWithMutationRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
@@ -53,7 +50,7 @@ def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Ac
     tx.log_on_commit("event.skipped", workflow=workflow, handler=handler, event_id=event_id, actor=by.name)
 
 
-def _end_inputs(tx: Transaction, run: Row[Any], *, happened: bool) -> None:
+def _end_inputs(tx: Transaction, run: RunRow, *, happened: bool) -> None:
     if happened:
         run_store.execute_ids(tx, event_store.CONSUME_INPUTS, [run.id])
         return
@@ -62,7 +59,7 @@ def _end_inputs(tx: Transaction, run: Row[Any], *, happened: bool) -> None:
         tx.first(event_store.SKIP_ONE, event_id=row.event_id, handler_id=run.handler_id)
 
 
-def _refuse_unresolved(run: Row[Any], event_id: EventId) -> None:
+def _refuse_unresolved(run: RunWithMutationRow, event_id: EventId) -> None:
     asks = run.status == RunStatus.PAUSED_APPROVAL and run.finished_at is None
     unknown = run.mutation_status is not None and run.mutation_status not in _NOT_IN_DOUBT
     if run.lease_expires_at is None and not asks and not unknown:

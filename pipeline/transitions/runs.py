@@ -9,10 +9,8 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NotRequired, TypedDict, Unpack
+from typing import Any, NotRequired, TypedDict, TypeVar, Unpack
 from uuid import UUID
-
-from sqlalchemy import Row, TextClause
 
 from pipeline.domain.errors import IllegalTransitionError, OutdatedCodeError, PipelineError
 from pipeline.domain.ids import RunId
@@ -21,12 +19,15 @@ from pipeline.domain.states import MutationOutcome, Phase, RunStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, PreparedRun, RunLease, RunOutput
 from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import work
+from pipeline.store.rows import ClaimedRunRow, CommittedRunRow, RunRow
+from pipeline.store.statements import Statement
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import runs as run_store
 from pipeline.transitions.events import event_rows, unknown_topic_error
 from pipeline.transitions.results import BatchResult, Transition, match_results, requested_events, reservation_error
 
+AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 Merge = Callable[[Any, Any], Any]
 
 
@@ -34,7 +35,7 @@ Merge = Callable[[Any, Any], Any]
 class Claims:
     """What a phase task may do with the runs its message named."""
 
-    claimed: tuple[Row[Any], ...]  #: held now: do the phase
+    claimed: tuple[ClaimedRunRow, ...]  #: held now: do the phase
     passed: tuple[RunId, ...]  #: already past it: a redelivery, hand them on
     unavailable: tuple[RunId, ...]  #: stopped, held by another, or strange: leave them alone
     unknown_handler: tuple[RunId, ...] = ()  #: of handlers the claimer does not know: for another worker
@@ -71,7 +72,7 @@ def claim_next(tx: Transaction, ids: Sequence[UUID], **claimer: Unpack[Claimer])
 
 def finish_prepare(
     tx: Transaction, cohort: Sequence[PreparedRun], limits: Limits = DEFAULT_LIMITS
-) -> BatchResult[Row[Any]]:
+) -> BatchResult[RunRow]:
     """Pin the inputs of each run and save its plan: all of a run's events, or none of them."""
     landed = tx.guarded(run_store.FINISH_PREPARE, [_prepared_row(item, limits) for item in cohort])
     for run in landed:
@@ -85,7 +86,7 @@ def finish_prepare(
     return _match_runs(tx, [item.lease for item in cohort], landed, move)
 
 
-def no_mutation(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[Row[Any]]:
+def no_mutation(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[RunRow]:
     """The mutate handler asked for nothing: the phase is over with an empty outcome."""
     landed = tx.guarded(run_store.NO_MUTATION, _lease_rows(cohort))
     for run in landed:
@@ -100,7 +101,7 @@ def commit(
     merge: Mapping[int, Merge] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     exclusive_handlers: Collection[int] = (),
-) -> BatchResult[Row[Any]]:
+) -> BatchResult[CommittedRunRow]:
     """Publish, consume and finish, for every run that is still held; save the states they returned.
 
     ``merge`` maps a handler's id to the function that folds a returned state into the current one,
@@ -117,20 +118,20 @@ def commit(
 
 def commit_producer(
     tx: Transaction, cohort: Sequence[RunOutput], limits: Limits = DEFAULT_LIMITS
-) -> BatchResult[Row[Any]]:
+) -> BatchResult[CommittedRunRow]:
     """Publish what producers made, save their state and book their next slot."""
     landing = _commit(tx, event_store.COMMIT_PRODUCER, cohort, Phase.PREPARING, limits)
     _save_states(tx, cohort, landing, {}, limits)
     return landing
 
 
-def heartbeat(tx: Transaction, cohort: Sequence[RunLease], *, lease_duration: timedelta) -> BatchResult[Row[Any]]:
+def heartbeat(tx: Transaction, cohort: Sequence[RunLease], *, lease_duration: timedelta) -> BatchResult[RunRow]:
     """Extend leases. A run that is refused is no longer the caller's: stop working on it."""
     landed = tx.guarded(run_store.HEARTBEAT, _lease_rows(cohort), lease=lease_duration)
     return _match_runs(tx, cohort, landed, Transition(verb="heartbeat", phases=list(Phase), condition=" and claimed"))
 
 
-def hand_back(tx: Transaction, cohort: Sequence[RunLease], *, is_delayed: bool = False) -> BatchResult[Row[Any]]:
+def hand_back(tx: Transaction, cohort: Sequence[RunLease], *, is_delayed: bool = False) -> BatchResult[RunRow]:
     """Give runs back. A run whose mutation may be in the air is never given back.
 
     The next tick rings for them; ``later`` lets the usual silence pass first.
@@ -154,7 +155,9 @@ def mark_dispatched(tx: Transaction, ids: Sequence[UUID]) -> tuple[RunId, ...]:
     return tuple(RunId(row.id) for row in run_store.execute_ids(tx, run_store.MARK_DISPATCHED, ids))
 
 
-def _claim(tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: Phase, claimer: Claimer) -> Claims:
+def _claim(
+    tx: Transaction, statement: Statement[ClaimedRunRow], ids: Sequence[UUID], target: Phase, claimer: Claimer
+) -> Claims:
     worker, known = claimer["worker"], claimer.get("known_handlers")
     claimed = run_store.claim(tx, statement, ids, claimer["lease_duration"], worker, known)
     mine = {row.id for row in claimed}
@@ -175,21 +178,21 @@ def _claim(tx: Transaction, statement: TextClause, ids: Sequence[UUID], target: 
     return Claims(claimed=tuple(claimed), passed=passed, unavailable=left, unknown_handler=strange, idle_count=idle)
 
 
-def _is_past(row: Row[Any], target: Phase) -> bool:
+def _is_past(row: RunRow, target: Phase) -> bool:
     """Whether a run needs this phase no more: it has it behind it, or has nothing to mutate."""
     if row.status not in (RunStatus.ACTIVE, RunStatus.COMMITTED):
         return False
     return Phase(row.phase).rank > target.rank or _has_nothing_to_mutate(row, target)
 
 
-def _has_nothing_to_mutate(row: Row[Any], target: Phase) -> bool:
+def _has_nothing_to_mutate(row: RunRow, target: Phase) -> bool:
     """Whether a run without inputs is between prepare and next: it has nothing to mutate."""
     return target is Phase.MUTATING and row.phase == Phase.PREPARED and not row.event_ids
 
 
 def _commit(
-    tx: Transaction, statement: TextClause, cohort: Sequence[RunOutput], needs: Phase, limits: Limits
-) -> BatchResult[Row[Any]]:
+    tx: Transaction, statement: Statement[CommittedRunRow], cohort: Sequence[RunOutput], needs: Phase, limits: Limits
+) -> BatchResult[CommittedRunRow]:
     published = [row for item in cohort for row in event_rows(item.events, limits, run_id=item.lease.run_id)]
     rows = [_emitted_row(item, limits) for item in cohort]
     landed = tx.guarded(statement, rows, events=encode_rows(published))
@@ -204,7 +207,7 @@ def _commit(
     return _match_runs(tx, [item.lease for item in cohort], landed, move)
 
 
-def _why_not_committed(tx: Transaction, run: Row[Any], topics: Sequence[str]) -> PipelineError:
+def _why_not_committed(tx: Transaction, run: RunRow, topics: Sequence[str]) -> PipelineError:
     """A run that is held in the right phase publishes to a topic that is not there, or is of the other kind."""
     known = {row.name for row in work.topics(tx, run.workflow)}
     for topic in topics:
@@ -217,7 +220,7 @@ def _why_not_committed(tx: Transaction, run: Row[Any], topics: Sequence[str]) ->
 def _save_states(
     tx: Transaction,
     cohort: Sequence[RunOutput],
-    landing: BatchResult[Row[Any]],
+    landing: BatchResult[RunRow],
     merge: Mapping[int, Merge],
     limits: Limits,
     exclusive_handlers: Collection[int] = (),
@@ -242,7 +245,7 @@ def _save_states(
         tx.execute(handler_store.SET_STATE, id=handler, state=json.dumps(current[handler]))
 
 
-def _refuse_lost_inputs(run: Row[Any]) -> None:
+def _refuse_lost_inputs(run: CommittedRunRow) -> None:
     """A commit that does not consume exactly what it reserved would lose or repeat an event."""
     skipped = run.mutation_outcome == MutationOutcome.SKIPPED
     expected = 0 if skipped else len(run.event_ids)
@@ -292,6 +295,6 @@ def _lease_rows(cohort: Sequence[RunLease]) -> list[dict[str, Any]]:
 
 
 def _match_runs(
-    tx: Transaction, asked: Sequence[RunLease], landed: Sequence[Row[Any]], move: Transition
-) -> BatchResult[Row[Any]]:
+    tx: Transaction, asked: Sequence[RunLease], landed: Sequence[AnyRunRow], move: Transition
+) -> BatchResult[AnyRunRow]:
     return match_results(tx, asked, landed, key=lambda row: row.id, transition=move)

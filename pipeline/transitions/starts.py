@@ -6,10 +6,7 @@ starts while the workflow is paused, blocked or in maintenance, and none above i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
-
-from sqlalchemy import Row
 
 from pipeline.domain.boundary import Side, side_of
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, NotFoundError
@@ -19,6 +16,7 @@ from pipeline.domain.states import MutationOutcome, MutationStatus, Phase
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
+from pipeline.store.rows import HandlerRow, RunRow
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
@@ -31,7 +29,7 @@ _LOOK_AHEAD = 1000
 class StartResult:
     """Runs created, or the reason why there are none."""
 
-    runs: tuple[Row[Any], ...] = ()
+    runs: tuple[RunRow, ...] = ()
     hold_reason: HoldReason | None = None
 
 
@@ -114,7 +112,7 @@ def _workflow_facts(tx: Transaction, workflow: str) -> WorkflowFacts:
     )
 
 
-def _handler(tx: Transaction, workflow: str, name: str) -> Row[Any]:
+def _handler(tx: Transaction, workflow: str, name: str) -> HandlerRow:
     row = work.handler(tx, workflow, name)
     if row is None:
         known = [handler.name for handler in work.handlers(tx, workflow)]
@@ -129,20 +127,17 @@ def _handler(tx: Transaction, workflow: str, name: str) -> Row[Any]:
 
 
 def _open_session(tx: Transaction, workflow: str) -> UUID:
-    row = tx.first(session_store.OPEN_SESSION, workflow=workflow)
-    assert row is not None
-    session_id: UUID = row.id
-    return session_id
+    return tx.one(session_store.OPEN_SESSION, workflow=workflow).id
 
 
-def _start_result(tx: Transaction, created: Sequence[Row[Any]], session_id: UUID) -> StartResult:
+def _start_result(tx: Transaction, created: Sequence[RunRow], session_id: UUID) -> StartResult:
     """What was created; a session that got no run is as if it had never been opened."""
     if not created:
         tx.execute(session_store.DISCARD_SESSION, id=session_id)
     return StartResult(runs=tuple(created))
 
 
-def _one_workflow(rows: Sequence[Row[Any]], asked: Sequence[UUID]) -> str:
+def _one_workflow(rows: Sequence[RunRow], asked: Sequence[UUID]) -> str:
     there = {row.id for row in rows}
     for run_id in asked:
         if run_id not in there:
@@ -153,11 +148,11 @@ def _one_workflow(rows: Sequence[Row[Any]], asked: Sequence[UUID]) -> str:
     return str(workflows[0])
 
 
-def _refuse_before_boundary(tx: Transaction, rows: Sequence[Row[Any]]) -> None:
+def _refuse_before_boundary(tx: Transaction, rows: Sequence[RunRow]) -> None:
     carried = work.retried_run_ids(tx, [run.id for run in rows])
     ledger = {row.id: row for row in work.mutations(tx, [r.mutation_id for r in rows if r.mutation_id])}
     for run in rows:
-        mutation = ledger.get(run.mutation_id)
+        mutation = ledger.get(run.mutation_id) if run.mutation_id else None
         side = side_of(
             Phase(run.phase),
             MutationOutcome(run.mutation_outcome),

@@ -11,7 +11,6 @@ from typing import Any
 from uuid import UUID
 
 from pydantic import ValidationError
-from sqlalchemy import Row
 
 from pipeline.domain.boundary import InputAction, Side
 from pipeline.domain.failures import Failure, FailureKind, RunFacts, StopDecision, decide
@@ -22,6 +21,7 @@ from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStat
 from pipeline.domain.values import RunFailure
 from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain
 from pipeline.store.database import Transaction, encode_rows
+from pipeline.store.rows import NamedRunRow, RunFactsRow, RunRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import mutations as mutation_store
@@ -39,7 +39,7 @@ HANDLER_UNKNOWN = "every worker that was asked to take it said that it does not 
 class StoppedRun:
     """A run that was stopped, as it stood, and what followed."""
 
-    run: Row[Any]
+    run: RunFactsRow
     failure: Failure
     decision: StopDecision
 
@@ -73,7 +73,7 @@ def rescue(
     return _stop(tx, rows, dict.fromkeys(ids, failure), jitter)
 
 
-def withdraw_unclaimed(tx: Transaction, ids: Sequence[UUID]) -> tuple[Row[Any], ...]:
+def withdraw_unclaimed(tx: Transaction, ids: Sequence[UUID]) -> tuple[NamedRunRow, ...]:
     """Stop runs that no worker takes, so that others get their places; their handlers rest before one is tried again.
 
     What has asked nothing of the world ends as if it had never been; what has its outcome waits to be carried
@@ -106,7 +106,7 @@ def withdraw_unclaimed(tx: Transaction, ids: Sequence[UUID]) -> tuple[Row[Any], 
     return taken
 
 
-def _release_withdrawn_inputs(tx: Transaction, ended: Sequence[Row[Any]]) -> None:
+def _release_withdrawn_inputs(tx: Transaction, ended: Sequence[RunRow]) -> None:
     rows = [
         {
             "run": run.id,
@@ -145,7 +145,7 @@ def _stop(
     return ended
 
 
-def _decide(run: Row[Any], failure: Failure, jitter: float) -> StopDecision:
+def _decide(run: RunFactsRow, failure: Failure, jitter: float) -> StopDecision:
     policy = _failure_policy(run)
     has_inputs = bool(_blamed_events(run, failure))
     earlier = max(run.input_failures, run.attempt - 1)
@@ -165,7 +165,7 @@ def _decide(run: Row[Any], failure: Failure, jitter: float) -> StopDecision:
     return decide(failure, standing, policy, jitter=jitter)
 
 
-def _failure_policy(run: Row[Any]) -> FailurePolicy:
+def _failure_policy(run: RunFactsRow) -> FailurePolicy:
     """The handler's policy; one that cannot be read must not keep a run from being stopped."""
     try:
         return FailurePolicy.model_validate(run.failure_policy)
@@ -262,12 +262,12 @@ def _other_events_row(item: StoppedRun) -> dict[str, Any]:
     }
 
 
-def _inputs(run: Row[Any]) -> set[int]:
+def _inputs(run: RunRow) -> set[int]:
     """What a run has reserved, or was offered and has not chosen from yet; one that sees everything owns nothing."""
     return set(run.event_ids or run.offered or ())
 
 
-def _blamed_events(run: Row[Any], failure: Failure) -> set[int]:
+def _blamed_events(run: RunRow, failure: Failure) -> set[int]:
     """The events a failure is put down to: the culprits if they are known and this run's to blame, else its inputs."""
     inputs, culprits = _inputs(run), {int(event) for event in _culprits(failure)}
     is_choosing_among_all = run.offered is None and not run.event_ids

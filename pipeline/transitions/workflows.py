@@ -94,8 +94,7 @@ def raise_watermarks(tx: Transaction) -> None:
     could still publish an id below it has ended: a slow publisher's event is never passed over.
     What a dump brought along from a cluster that was further on is noted anew, or forgotten.
     """
-    row = tx.first(handler_store.HORIZON)
-    assert row is not None
+    row = tx.one(handler_store.HORIZON)
     if not row.is_first:
         raise InvalidInputError("raise_watermarks must be the first act of its transaction; nothing was changed.")
     tx.all(handler_store.LOCK_ALL_HANDLERS)

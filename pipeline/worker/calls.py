@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row
-
 from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Call, Connector, Operation
 from pipeline.domain.errors import TransientError
@@ -16,6 +14,7 @@ from pipeline.domain.ids import Fence, MutationId
 from pipeline.domain.reconciliation import CallDecision, CallEnd, NextAction
 from pipeline.domain.states import Evidence
 from pipeline.domain.values import AppliedMutation, FailedMutation, Limits, RunLease
+from pipeline.store.rows import SentMutationRow
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions.breakers import OperationName
@@ -27,7 +26,7 @@ class PendingCall:
     """One mutation in the air, being looked for, or waiting for its next attempt."""
 
     lease: RunLease
-    mutation: Row[Any]
+    mutation: SentMutationRow
     connector: Connector
     operation: Operation[Any]
     ends_at: float  #: on the monotonic clock; nothing may be sent after it, whatever froze this process meanwhile

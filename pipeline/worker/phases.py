@@ -13,8 +13,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row
-
 from pipeline.consumer_engine.bounded import StepRunner
 from pipeline.domain.errors import LogicError, PayloadError
 from pipeline.domain.failures import Failure, classify
@@ -26,6 +24,7 @@ from pipeline.domain.values import DEFAULT_LIMITS, Limits, Reservation, RunLease
 from pipeline.domain.values import PreparedRun as Plan
 from pipeline.store.database import Database
 from pipeline.store.reads import work
+from pipeline.store.rows import ClaimedRunRow, PendingEventRow, RunRow
 from pipeline.telemetry import phase_observer
 from pipeline.workflows.authoring import Consumer, Producer
 from pipeline.workflows.contexts import (
@@ -56,7 +55,7 @@ _RESULT_STATUSES = {
 }
 
 
-def lease_of(run: Row[Any]) -> RunLease:
+def lease_of(run: RunRow) -> RunLease:
     """The run as its claimer holds it."""
     return RunLease(RunId(run.id), Fence(run.fence))
 
@@ -81,7 +80,7 @@ class Phases:
         steps: StepRunner = self._local.steps
         return steps
 
-    def slices(self, runs: Sequence[Row[Any]]) -> Mapping[UUID, Sequence[Row[Any]]]:
+    def slices(self, runs: Sequence[RunRow]) -> Mapping[UUID, Sequence[PendingEventRow]]:
         """What each run of a cohort was offered, in one look; a run that runs alone looks for itself."""
         offered = [run.id for run in runs if run.offered is not None]
         if not offered:
@@ -89,7 +88,7 @@ class Phases:
         with self.db.transaction() as tx:
             return work.slices(tx, offered)
 
-    def prepare(self, run: Row[Any], offered: Sequence[Row[Any]] | None = None) -> Plan | Failure:
+    def prepare(self, run: ClaimedRunRow, offered: Sequence[PendingEventRow] | None = None) -> Plan | Failure:
         """Ask a consumer what it wants to do."""
         consumer = self.registry.consumer(run.workflow, run.handler)
         reader = _Reader(self.db, run, offered)
@@ -110,7 +109,7 @@ class Phases:
         phase_observer.link_inputs(run.id, lambda: reader.reserved_rows(plan))
         return plan
 
-    def mutate(self, run: Row[Any]) -> RequestedMutation | Failure | None:
+    def mutate(self, run: ClaimedRunRow) -> RequestedMutation | Failure | None:
         """Ask a consumer for its one mutation."""
         consumer = self.registry.consumer(run.workflow, run.handler)
         context = MutateContext(self._context_inputs(run))
@@ -122,7 +121,7 @@ class Phases:
             return classify(LogicError(f"{problem}; expected what ctx.<connector>.<mutation>(...) returns, or nothing"))
         return context.requested
 
-    def next(self, run: Row[Any]) -> RunOutput | Failure:
+    def next(self, run: ClaimedRunRow) -> RunOutput | Failure:
         """Ask a consumer what follows."""
         consumer = self.registry.consumer(run.workflow, run.handler)
         context = NextContext(self._context_inputs(run), consumer.publishes)
@@ -150,7 +149,7 @@ class Phases:
             return None
         return functools.partial(self.steps.run, consumer.merge, limit=self.step_limit, what=f"{consumer.name}.merge")
 
-    def produce(self, run: Row[Any], slot: datetime) -> RunOutput | Failure:
+    def produce(self, run: ClaimedRunRow, slot: datetime) -> RunOutput | Failure:
         """Ask a producer for events."""
         producer = self.registry.producer(run.workflow, run.handler)
         context = ProducerContext(self._context_inputs(run), producer.publishes)
@@ -159,11 +158,11 @@ class Phases:
             return returned
         return self._checked_emission(run, context.published, returned, next_run_at=slot_after(producer, slot, run.now))
 
-    def _context_inputs(self, run: Row[Any]) -> ContextInputs:
+    def _context_inputs(self, run: ClaimedRunRow) -> ContextInputs:
         return ContextInputs(now=run.now, connectors=self.registry.connectors, limits=self.limits)
 
     def _checked_emission(
-        self, run: Row[Any], published: Sequence[Any], state: Any, next_run_at: datetime | None = None
+        self, run: ClaimedRunRow, published: Sequence[Any], state: Any, next_run_at: datetime | None = None
     ) -> RunOutput | Failure:
         try:
             checked_json(state, what=f"state returned by {run.handler}", limit=self.limits.state)
@@ -205,7 +204,7 @@ class Phases:
 class _Reader:
     """How a prepare reads: its slice, which was fetched with its cohort's, or a short transaction for each look."""
 
-    def __init__(self, db: Database, run: Row[Any], offered: Sequence[Row[Any]] | None) -> None:
+    def __init__(self, db: Database, run: ClaimedRunRow, offered: Sequence[PendingEventRow] | None) -> None:
         self.db, self.run, self.offered = db, run, offered
         self.last_peeked_ids: tuple[EventId, ...] = ()  #: what the last peek showed
         self._rows: Sequence[Any] = offered or ()
@@ -231,7 +230,7 @@ class _Reader:
             return work.delivered_events(tx, self.run.handler_id, topic, ids)
 
 
-def saved_plan(run: Row[Any]) -> Prepared:
+def saved_plan(run: RunRow) -> Prepared:
     """The saved plan as handlers see it."""
     saved = run.prepare_result or {}
     ids = tuple(EventId(event) for event in run.event_ids)
@@ -246,7 +245,7 @@ def slot_after(producer: Producer, slot: datetime, now: datetime) -> datetime:
     return first_slot(producer.cron, now)
 
 
-def _plan(run: Row[Any], consumer: Consumer, returned: Any, limits: Limits) -> Plan:
+def _plan(run: ClaimedRunRow, consumer: Consumer, returned: Any, limits: Limits) -> Plan:
     if not isinstance(returned, PrepareResult):
         raise LogicError(
             f"{consumer.name}.prepare returned a {type(returned).__name__}; expected a PrepareResult "

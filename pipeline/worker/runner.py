@@ -17,8 +17,6 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Row
-
 from pipeline.domain.errors import OutdatedCodeError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
 from pipeline.domain.ids import RunId
@@ -27,6 +25,7 @@ from pipeline.domain.values import PreparedRun, RunFailure, RunLease, RunOutput
 from pipeline.domain.workflows import can_overtake
 from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, Transaction, is_lock_timeout, is_transient
 from pipeline.store.reads import gauges, work
+from pipeline.store.rows import ClaimedRunRow, RunRow
 from pipeline.telemetry import phase_observer
 from pipeline.transitions import runs, stops
 from pipeline.transitions.results import BatchResult
@@ -45,7 +44,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = TypeVar("P", bound=PreparedRun | RunOutput)
 DispatchNext = Callable[[Sequence[RunId]], None]
-Verb = Callable[[Transaction, Sequence[P]], BatchResult[Row[Any]]]
+Verb = Callable[[Transaction, Sequence[P]], BatchResult[RunRow]]
 
 
 #: Made before a worker forks, so that its processes share it and no process of another worker has it:
@@ -207,7 +206,7 @@ class Runner:
 
     def _write(
         self, verb: Verb[P], items: Sequence[P], failed: Sequence[RunFailure], rest: Sequence[RunLease]
-    ) -> Sequence[Row[Any]]:
+    ) -> Sequence[RunRow]:
         """Record what a cohort decided, in one transaction; each run that is refused stops by itself.
 
         What one run made the verb choke on (a merge that raises, a value over its limit, an event that another
@@ -228,9 +227,9 @@ class Runner:
 
     def _write_one_by_one(
         self, verb: Verb[P], items: Sequence[P], *, held_up: bool
-    ) -> tuple[Sequence[Row[Any]], Sequence[RunLease]]:
+    ) -> tuple[Sequence[RunRow], Sequence[RunLease]]:
         """Write each run by itself: what landed, and what is given back: to newer code, or for lack of time."""
-        landed: list[Row[Any]] = []
+        landed: list[RunRow] = []
         later: list[RunLease] = []
         ends_at = time.monotonic() + _LOCK_BUDGET_SECONDS
         for number, item in enumerate(items):
@@ -256,11 +255,11 @@ class Runner:
         failed: Sequence[RunFailure],
         rest: Sequence[RunLease],
         lock_wait: timedelta | None = None,
-    ) -> Sequence[Row[Any]]:
+    ) -> Sequence[RunRow]:
         with self.db.transaction() as tx:
             if lock_wait is not None:
                 tx.set_lock_timeout(lock_wait)
-            landing: BatchResult[Row[Any]] = verb(tx, items) if items else BatchResult(updated=())
+            landing: BatchResult[RunRow] = verb(tx, items) if items else BatchResult(updated=())
             refused = [
                 RunFailure(lease=item.lease, failure=classify(landing.refused[item.lease.run_id]))
                 for item in items
@@ -272,7 +271,7 @@ class Runner:
         phase_observer.record_failed(ended)
         return landing.updated
 
-    def _record_latency(self, tx: Transaction, landed: Sequence[Row[Any]]) -> None:
+    def _record_latency(self, tx: Transaction, landed: Sequence[RunRow]) -> None:
         """How long the inputs of runs that commit have waited: one more read, and only where it is counted."""
         committed = [row.id for row in landed if row.finished_at is not None] if phase_observer.is_timed() else []
         for row in gauges.run_latencies(tx, committed) if committed else ():
@@ -281,7 +280,7 @@ class Runner:
             )
 
     def _call_each(
-        self, claimed: Sequence[Row[Any]], phase: Callable[[Row[Any]], Any], kind: type[T], task: PhaseTask
+        self, claimed: Sequence[ClaimedRunRow], phase: Callable[[ClaimedRunRow], Any], kind: type[T], task: PhaseTask
     ) -> tuple[list[T], list[RunFailure], list[RunLease]]:
         """Call the handler of each run. What the budget does not suffice for is given back, not kept waiting."""
         phase = phase_observer.with_span(phase)
@@ -301,7 +300,7 @@ class Runner:
                 done.append(answer)
         return done, failed, []
 
-    def _request_mutation(self, run: Row[Any]) -> MutationToSend | Failure:
+    def _request_mutation(self, run: ClaimedRunRow) -> MutationToSend | Failure:
         answer = self.phases.mutate(run)
         if isinstance(answer, Failure):
             return answer
@@ -315,7 +314,7 @@ class Runner:
             runs.hand_back(tx, rest)
         return ended
 
-    def _merges(self, claimed: Sequence[Row[Any]]) -> dict[int, Any]:
+    def _merges(self, claimed: Sequence[ClaimedRunRow]) -> dict[int, Any]:
         """How each handler folds its state: user code like any other step, so that it cannot hold a row for long."""
         found = {
             run.handler_id: self.phases.merge_function(self.registry.consumer(run.workflow, run.handler))

@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError, TimeoutError
 
 from pipeline.connectors.sdk import Call, Operation
@@ -28,6 +27,7 @@ from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor, AppliedMutation, Request, RunFailure, RunLease
 from pipeline.store.database import Database, Transaction, is_transient
 from pipeline.store.reads import work
+from pipeline.store.rows import ClaimedRunRow, MutationRow, SentMutationRow
 from pipeline.telemetry import phase_observer
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import breakers, late_effects, mutations, runs, stops
@@ -53,7 +53,7 @@ OnDone = Callable[[Sequence[RunId]], None]
 class MutationToSend:
     """A claimed run and the mutation it asks for; None when a person approved one that is in the ledger."""
 
-    run: Row[Any]
+    run: ClaimedRunRow
     request: RequestedMutation | None
 
 
@@ -146,6 +146,7 @@ class MutationSender:
         call = Call.within(flight.mutation.idempotency_key, flight.operation.policy.immediate_timeout)
         function = flight.operation.reconcile_function if flight.is_reconcile else flight.operation.function
         since = timedelta(seconds=time.monotonic() - flight.committed_at)
+        assert flight.mutation.sent_at is not None
         flight.reconcile_started_at = flight.mutation.sent_at + since if flight.is_reconcile else None
         flight.is_unsent = False
         if self.leases.is_lost(flight.lease):
@@ -241,12 +242,13 @@ class MutationSender:
         return barred, probes
 
     def _sendable(
-        self, tx: Transaction, approved: Sequence[RunLease], by_id: dict[Any, Row[Any]]
+        self, tx: Transaction, approved: Sequence[RunLease], by_id: dict[RunId, ClaimedRunRow]
     ) -> tuple[dict[RunLease, OperationName], Sequence[StoppedRun]]:
         """Requests that can be sent. The runs of the others stop."""
         if not approved:
             return {}, ()
-        rows = work.mutations(tx, [by_id[item.run_id].mutation_id for item in approved])
+        ids = [by_id[item.run_id].mutation_id for item in approved]
+        rows = work.mutations(tx, [id_ for id_ in ids if id_ is not None])
         by_run = {row.run_id: row for row in rows}
         problems = {item: problem for item in approved if (problem := self._void_reason(by_run[item.run_id]))}
         stopped = [RunFailure(lease=item, failure=failure) for item, failure in problems.items()]
@@ -258,7 +260,7 @@ class MutationSender:
         operations = {item: self._operation(*name) for item, name in known.items()}
         return {item: (operation.timeout, operation.settle) for item, operation in operations.items()}
 
-    def _void_reason(self, row: Row[Any]) -> Failure | None:
+    def _void_reason(self, row: MutationRow) -> Failure | None:
         """Why an approved request may not be sent: it is gone from the code, or it would not be what was approved."""
         name = f"{row.connector}.{row.operation}"
         operation = self.registry.operation(row.connector, row.operation)
@@ -272,7 +274,7 @@ class MutationSender:
             words = f"{name} no longer takes what was approved: {error}"
         return Failure(kind=FailureKind.VOID, message=words, error_type="VoidApproval")
 
-    def _request(self, run: Row[Any], asked: RequestedMutation) -> Request:
+    def _request(self, run: ClaimedRunRow, asked: RequestedMutation) -> Request:
         operation = self._operation(asked.connector, asked.operation)
         return Request(
             lease=lease_of(run),
@@ -288,7 +290,7 @@ class MutationSender:
             needs_approval=bool((run.prepare_result or {}).get("approval")),
         )
 
-    def _pending_call(self, row: Row[Any], item: RunLease, begun: float, asleep: float) -> PendingCall:
+    def _pending_call(self, row: SentMutationRow, item: RunLease, begun: float, asleep: float) -> PendingCall:
         operation = self._operation(row.connector, row.operation)
         return PendingCall(
             lease=item,

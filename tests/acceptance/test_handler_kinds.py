@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Row
 
 from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
 from pipeline.domain.ids import MutationId
@@ -63,7 +62,7 @@ def publish(works: Installation, topic: str, *payloads: dict[str, Any]) -> list[
     return ids
 
 
-def standing(works: Installation, topic: str) -> Sequence[Row[Any]]:
+def standing(works: Installation, topic: str) -> Sequence[Any]:
     """The events of a topic, oldest first, and where they stand."""
     return works.ask(_DELIVERIES, topic=topic)
 
@@ -151,7 +150,7 @@ def test_exactly_the_request_that_a_person_approved_is_sent(works: Installation)
     assert len(ids) == len([row for row in works.ledger() if row.params["event"] in ids])
 
 
-def asked(works: Installation) -> dict[str, Row[Any]]:
+def asked(works: Installation) -> dict[str, Any]:
     """The requests that wait for a person, by event."""
     return {row.params["event"]: row for row in works.ledger() if row.status == "pending"}
 

@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
 from pipeline.cli.main import main
+from pipeline.store.statements import Statement
 from tests.support import dead_letter_scenario
 from tests.support.installation import PROJECT, RARE, Installation
 from tests.support.wait import wait_for
@@ -42,7 +43,7 @@ def broker(shop: Installation) -> Iterator[redis.Redis]:
         yield client
 
 
-_WAITING = text("SELECT FROM pg_locks WHERE NOT granted AND relation = 'pipeline.topics'::regclass")
+_WAITING = Statement[Any]("SELECT FROM pg_locks WHERE NOT granted AND relation = 'pipeline.topics'::regclass")
 
 
 def order(message_id: str) -> dict[str, Any]:

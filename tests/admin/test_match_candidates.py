@@ -6,7 +6,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Row
 
 from pipeline.admin import provider_export
 from pipeline.admin import resolutions as module
@@ -20,7 +19,7 @@ from pipeline.store.database import Database
 from pipeline.transitions import late_effects, mutations, resolution
 from tests.factories import SOMEBODY, a_run, a_workflow, applied, refused, some_events, stopped
 
-Made = Callable[[Database, Row[Any]], object]
+Made = Callable[[Database, Any], object]
 
 
 @pytest.fixture(autouse=True)
@@ -29,41 +28,41 @@ def _workflows(db: Database) -> None:
         a_workflow(db, name, concurrency=20, on_uncertain=OnUncertain.CONTAIN)
 
 
-def sent(db: Database, to: object = "ada", *, workflow: str = "billing", **request: Any) -> Row[Any]:
+def sent(db: Database, to: object = "ada", *, workflow: str = "billing", **request: Any) -> Any:
     """A run whose mail to somebody is on its way."""
     some_events(db, f"order {uuid4()}", workflow=workflow)
     return a_run(db, Phase.MUTATING, workflow=workflow, params={"to": to}, **request)
 
 
-def a_question(db: Database, to: object = "ada", **request: Any) -> Row[Any]:
+def a_question(db: Database, to: object = "ada", **request: Any) -> Any:
     """A mail to somebody that nobody can know about."""
     return stopped(db, sent(db, to, reconcilable=False, **request), FailureKind.TRANSIENT)
 
 
-def doubted(db: Database, run: Row[Any]) -> None:
+def doubted(db: Database, run: Any) -> None:
     stopped(db, run, FailureKind.TRANSIENT)
 
 
-def skipped(db: Database, run: Row[Any]) -> None:
+def skipped(db: Database, run: Any) -> None:
     doubted(db, run)
     with db.transaction() as tx:
         resolution.skip(tx, MutationId(run.mutation_id), SOMEBODY)
 
 
-def absent(db: Database, run: Row[Any]) -> None:
+def absent(db: Database, run: Any) -> None:
     doubted(db, run)
     with Database(db.engine, clock_offset=timedelta(hours=1)).transaction() as tx:
         item = FailedMutation(mutation_id=MutationId(run.mutation_id), error="not found", evidence=Evidence.ABSENCE)
         mutations.fail(tx, [item]).only()
 
 
-def surfaced(db: Database, run: Row[Any]) -> None:
+def surfaced(db: Database, run: Any) -> None:
     absent(db, run)
     with Database(db.engine, clock_offset=timedelta(hours=2)).transaction() as tx:
         assert late_effects.record_late_effect(tx, MutationId(run.mutation_id), {"id": "late"}, SOMEBODY)
 
 
-def in_flight(db: Database, run: Row[Any]) -> None:
+def in_flight(db: Database, run: Any) -> None:
     del db, run
 
 

@@ -4,7 +4,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from pipeline import PrepareResult
 from pipeline.admin.plan import PlannedRun, Planner, request_counts
@@ -12,6 +11,7 @@ from pipeline.admin.resolutions import Resolutions
 from pipeline.domain.errors import NotFoundError
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.transitions import breakers, starts
 from tests.support.scripted_consumers import Shop, take_one
@@ -27,10 +27,10 @@ SELECT (SELECT count(*) FROM pipeline.runs) AS runs, (SELECT count(*) FROM pipel
 def plan(run: Inline, **options: Any) -> list[PlannedRun]:
     """A plan that is seen to change nothing."""
     with run.db.transaction() as tx:
-        before = tx.first(text(_EVERYTHING))
+        before = tx.first(Statement[Any](_EVERYTHING))
     planned = Planner(run.db, run.registry, step_limit=timedelta(seconds=30)).plan("shop", **options)
     with run.db.transaction() as tx:
-        assert tx.first(text(_EVERYTHING)) == before
+        assert tx.first(Statement[Any](_EVERYTHING)) == before
     return planned
 
 

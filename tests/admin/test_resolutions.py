@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from pipeline import ReconcilePolicy
 from pipeline.admin import provider_export
@@ -17,11 +16,12 @@ from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, Qu
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.testing import Does, assert_consumed, assert_deliveries, scripted
 from tests.support.scripted_consumers import Shop, each_once
 
 ADA = Actor(name="ada", reason="the provider's dashboard shows it")
-_AUDIT = text("SELECT actor, act, reason, mutation_id FROM pipeline.audit ORDER BY id")
+_AUDIT = Statement[Any]("SELECT actor, act, reason, mutation_id FROM pipeline.audit ORDER BY id")
 
 
 class Asked:

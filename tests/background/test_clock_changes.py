@@ -15,6 +15,7 @@ from pipeline.config import EXIT_RESTART
 from pipeline.embedded import servers
 from pipeline.store.database import Database
 from pipeline.store.reads import gauges, invariants, work
+from pipeline.store.statements import Statement
 from pipeline.tasks import process, signals
 from pipeline.testing import Inline
 from pipeline.transitions import sweeps
@@ -32,7 +33,7 @@ def own(embedded: servers.Servers) -> Iterator[Database]:
 def next_slot(db: Database) -> datetime:
     """When the only producer runs next."""
     with db.transaction() as tx:
-        row = tx.first(text("SELECT next_run_at FROM pipeline.handlers"))
+        row = tx.first(Statement[Any]("SELECT next_run_at FROM pipeline.handlers"))
     assert row is not None
     return row.next_run_at  # type: ignore[no-any-return]
 

@@ -144,7 +144,7 @@ def test_a_doubt_whose_look_always_raises_is_put_off_and_given_to_a_person(
             with db.transaction() as tx:
                 assert ledger.due_mutation_ids(tx) == []
     assert run.ledger()[0].status == "indeterminate"
-    assert "division by zero" in run.ledger()[0].error
+    assert "division by zero" in str(run.ledger()[0].error)
     settle(db, run)
 
 
@@ -173,7 +173,7 @@ def test_a_doubt_that_was_looked_at_before_a_rollback_is_given_to_a_person(db: D
     assert run.ledger()[0].status == "needs_reconcile"
     look_every_minute(old, 10)
     assert run.ledger()[0].status == "indeterminate"
-    assert "no worker that knows the workflow 'shop' has looked" in run.ledger()[0].error
+    assert "no worker that knows the workflow 'shop' has looked" in str(run.ledger()[0].error)
     settle(db, run)
 
 

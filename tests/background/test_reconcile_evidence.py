@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import text
 
 from pipeline import Applied, Backoff, NotFound, ReconcilePolicy, Retry
 from pipeline.domain.ids import MutationId
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.testing.inline import TESTER
 from pipeline.transitions import resolution
@@ -165,8 +165,10 @@ def test_neither_credentials_nor_what_is_redacted_reach_any_words(
     run.run()
     run.sweeps.reconcile()
     with db.transaction() as tx:
-        words = str([tx.all(text(f"SELECT * FROM pipeline.{table}")) for table in ("blocks", "sessions", "notices")])
-    words += str([row.error for row in (*run.runs(), *run.ledger())]) + caplog.text
+        words = str(
+            [tx.all(Statement[Any](f"SELECT * FROM pipeline.{table}")) for table in ("blocks", "sessions", "notices")]
+        )
+    words += str([row.error for row in run.runs()] + [row.error for row in run.ledger()]) + caplog.text
     assert "may not search for" in words
     assert "sk_live" not in words
     assert "Ada" not in words

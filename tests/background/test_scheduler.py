@@ -4,19 +4,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from pipeline import PrepareResult, WakePolicy, Workflow
 from pipeline.domain.errors import TransientError
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.testing import Inline, assert_consumed, assert_runs
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.scripted_consumers import Shop
 
 HOUR = timedelta(hours=1)
 PATIENT = FailurePolicy(backoff=Backoff(base=timedelta(minutes=10)))
-_HANDLER = text("SELECT * FROM pipeline.handlers WHERE name = :name")
+_HANDLER = Statement[Any]("SELECT * FROM pipeline.handlers WHERE name = :name")
 
 
 def the_handler(run: Inline, name: str) -> Any:

@@ -3,8 +3,6 @@
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Row
-
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, MutationId
 from pipeline.domain.states import Evidence, Phase
@@ -15,7 +13,7 @@ from pipeline.transitions import events, late_effects, mutations, registration, 
 from tests.factories import IN, OUT, SOMEBODY, a_run, committed, held, some_events, stopped, the_mutation, the_run
 
 
-def a_done_order(db: Database, message_id: str = "order-1", workflow: str = "billing") -> Row[Any]:
+def a_done_order(db: Database, message_id: str = "order-1", workflow: str = "billing") -> Any:
     """An order whose mail was sent and whose receipt was published; the run that did it."""
     some_events(db, message_id, workflow=workflow)
     run = a_run(db, Phase.EMITTING, workflow=workflow)
@@ -23,7 +21,7 @@ def a_done_order(db: Database, message_id: str = "order-1", workflow: str = "bil
     return committed(db, run, published=[receipt])
 
 
-def a_question(db: Database, message_id: str = "order-1", **request: Any) -> Row[Any]:
+def a_question(db: Database, message_id: str = "order-1", **request: Any) -> Any:
     """A mutation that nobody can know about."""
     some_events(db, message_id)
     run = a_run(db, Phase.MUTATING, reconcilable=False, **request)
@@ -33,7 +31,7 @@ def a_question(db: Database, message_id: str = "order-1", **request: Any) -> Row
     return row
 
 
-def a_request_to_allow(db: Database, message_id: str = "order-1") -> Row[Any]:
+def a_request_to_allow(db: Database, message_id: str = "order-1") -> Any:
     """A mutation that waits to be allowed."""
     some_events(db, message_id)
     run = a_run(db, Phase.MUTATING, needs_approval=True)
@@ -41,7 +39,7 @@ def a_request_to_allow(db: Database, message_id: str = "order-1") -> Row[Any]:
     return the_mutation(db, run.mutation_id)
 
 
-def a_late_effect(db: Database, message_id: str = "order-1") -> Row[Any]:
+def a_late_effect(db: Database, message_id: str = "order-1") -> Any:
     """A mutation that happened after all; its event is pending again."""
     row = a_question(db, message_id)
     later = Database(db.engine, clock_offset=timedelta(hours=1))
@@ -61,7 +59,7 @@ def an_event_aside(db: Database, message_id: str = "order-1", reason: str = "no 
     return event
 
 
-def a_blocked_workflow(db: Database, message_id: str = "order-1") -> Row[Any]:
+def a_blocked_workflow(db: Database, message_id: str = "order-1") -> Any:
     """A run whose credentials were refused; it holds its workflow back."""
     some_events(db, message_id)
     run = a_run(db, Phase.PREPARED)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
 from pipeline import Workflow
@@ -18,6 +17,7 @@ from pipeline.cli import publish as command
 from pipeline.cli.main import build_app
 from pipeline.domain.errors import InvalidInputError, PayloadError
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.testing import Inline
 from tests.support.wait import wait_for
 
@@ -45,7 +45,7 @@ def lines(count: int, start: int = 0) -> str:
 
 def published(db: Database) -> int:
     with db.transaction() as tx:
-        return int(tx.all(text("SELECT count(*) FROM pipeline.events"))[0][0])
+        return int(tx.all(Statement[Any]("SELECT count(*) FROM pipeline.events"))[0][0])
 
 
 def test_json_names_what_was_new_and_what_was_there(run: Run) -> None:

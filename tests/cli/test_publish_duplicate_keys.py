@@ -1,18 +1,19 @@
 """What is published from a shell has every key once: of two values for one key nobody knows which was meant."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from tests.cli.conftest import Pipeline
 from tests.factories import IN, a_workflow
 
 
 def published(db: Database) -> list[str]:
     with db.transaction() as tx:
-        return [row.message_id for row in tx.all(text("SELECT message_id FROM pipeline.events ORDER BY id"))]
+        return [row.message_id for row in tx.all(Statement[Any]("SELECT message_id FROM pipeline.events ORDER BY id"))]
 
 
 @pytest.mark.parametrize(

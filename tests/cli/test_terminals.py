@@ -1,6 +1,7 @@
 """Text from outside on a terminal, a database of another version, and folders that cannot be used."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -8,6 +9,7 @@ from sqlalchemy import text
 from pipeline import LogicError
 from pipeline.cli.common import printable
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from tests.cli.conftest import Pipeline
 from tests.support.scripted_consumers import Shop
 
@@ -39,7 +41,7 @@ def test_the_words_of_an_error_clear_no_screen(db: Database, pipeline: Pipeline)
 @pytest.mark.parametrize("command", ["workflows", "events", "runs", "mutations", "attention", "breakers", "doctor"])
 def test_a_database_of_an_older_version_is_named_and_not_read(db: Database, pipeline: Pipeline, command: str) -> None:
     with db.transaction() as tx:
-        now = tx.all(text("SELECT version_num FROM pipeline.alembic_version"))[0][0]
+        now = tx.all(Statement[Any]("SELECT version_num FROM pipeline.alembic_version"))[0][0]
         tx.execute(text("UPDATE pipeline.alembic_version SET version_num = '0001'"))
     try:
         answer = pipeline(command)

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 from psycopg2 import extras
 from pydantic import BaseModel, Field
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine
 
 from pipeline import DeclarationError, Workflow
 from pipeline.client.clients import BrokerClient, DatabaseClient, RefusedError, UnavailableError
@@ -23,6 +23,7 @@ from pipeline.domain.values import Limits
 from pipeline.embedded import servers
 from pipeline.store import database as store
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.testing import Inline
 from pipeline.testing.inline import TESTER
 from pipeline.transitions import workflows
@@ -132,7 +133,7 @@ def test_more_than_one_statement_holds_goes_in_all_the_same_and_in_order(
     with db.transaction() as tx:
         assert len(publish(tx, "shop", many).new) == 50
         assert len(publish(tx, "shop", many, replace=True).replaced) == 50
-        ids = [row.message_id for row in tx.all(text("SELECT message_id FROM pipeline.events ORDER BY id"))]
+        ids = [row.message_id for row in tx.all(Statement[Any]("SELECT message_id FROM pipeline.events ORDER BY id"))]
     assert ids == [event["message_id"] for event in many]
 
 
@@ -257,7 +258,7 @@ def test_a_client_that_was_used_before_a_fork_works_in_the_child_over_a_connecti
 
     def session() -> int:
         with client._db.transaction() as tx:
-            return int(tx.all(text("SELECT pg_backend_pid()"))[0][0])
+            return int(tx.all(Statement[Any]("SELECT pg_backend_pid()"))[0][0])
 
     def child() -> None:
         assert client.publish("shop", [note("child")]).new == ("child",)

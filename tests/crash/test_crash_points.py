@@ -6,18 +6,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from pipeline import Workflow
 from pipeline.background.messages import DispatchMessage
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.testing.asserts import describe_state
 from pipeline.worker.crash_points import CrashPoint
 from pipeline.worker.settings import WorkerPolicy
 from tests.support.scripted_consumers import Shop, each_once
 
-_SHAPE = text("""
+_SHAPE = Statement[Any]("""
 SELECT 'run', r.phase, r.status, r.mutation_outcome, count(*) FROM pipeline.runs r GROUP BY 2, 3, 4
 UNION ALL SELECT 'mutation', status, connector, operation, count(*) FROM pipeline.mutations GROUP BY 2, 3, 4
 UNION ALL SELECT 'delivery', status, '', '', count(*) FROM pipeline.deliveries GROUP BY 2

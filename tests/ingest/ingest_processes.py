@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from sqlalchemy import text
+from typing import Any
 
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from tests.factories import IN
 from tests.ingest.redis_streams import STALE, Place
 from tests.support.wait import wait_for
@@ -31,8 +31,8 @@ ingest.Bridge = partial(ingest.Bridge, lock_wait=timedelta(hours=1))
 main.main()
 """,
 )
-_EVENTS = text("SELECT message_id FROM pipeline.events WHERE workflow = 'billing'")
-_COUNT = text("SELECT count(*) FROM pipeline.events WHERE workflow = 'billing'")
+_EVENTS = Statement[Any]("SELECT message_id FROM pipeline.events WHERE workflow = 'billing'")
+_COUNT = Statement[Any]("SELECT count(*) FROM pipeline.events WHERE workflow = 'billing'")
 
 
 @dataclass

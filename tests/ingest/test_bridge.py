@@ -14,6 +14,7 @@ from pipeline.ingest import parking
 from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import PoisonError, QueueError
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.transitions import registration
 from tests.factories import IN, OUT, a_workflow
 from tests.ingest.ingest_processes import published
@@ -37,7 +38,7 @@ def a_bridge(place: Place, db: Database, *, on_poison: OnPoison = OnPoison.STOP,
 
 def rows(db: Database) -> list[Any]:
     with db.transaction() as tx:
-        return list(tx.all(text("SELECT topic, message_id, key, payload FROM pipeline.events ORDER BY id")))
+        return list(tx.all(Statement[Any]("SELECT topic, message_id, key, payload FROM pipeline.events ORDER BY id")))
 
 
 def one_turn(bridge: Bridge) -> None:

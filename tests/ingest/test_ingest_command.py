@@ -17,6 +17,7 @@ from pipeline.cli.main import build_app, main
 from pipeline.config import EXIT_RESTART
 from pipeline.ingest.bridge import Bridge
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from tests.factories import a_workflow
 from tests.ingest.ingest_processes import published
 from tests.ingest.redis_streams import Place
@@ -135,7 +136,7 @@ def test_parking_in_a_stream_or_group_that_is_not_there_is_a_wrong_name(command:
 
 def test_it_does_not_start_on_a_database_of_another_version(command: Command, place: Place, db: Database) -> None:
     with db.transaction() as tx:
-        (before,) = tx.all(text("SELECT version_num FROM pipeline.alembic_version"))[0]
+        (before,) = tx.all(Statement[Any]("SELECT version_num FROM pipeline.alembic_version"))[0]
         tx.execute(text("UPDATE pipeline.alembic_version SET version_num = '0001'"))
     try:
         code, said = command(*TARGET, "--stream", place.stream)

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from pipeline.config import EXIT_RESTART
 from pipeline.embedded import servers
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from tests.factories import a_workflow
 from tests.ingest.held_connection import held_at
 from tests.ingest.ingest_processes import Programs, programs, published, wait_until_published
@@ -22,11 +23,11 @@ from tests.support.rule import rule
 from tests.support.wait import wait_for
 
 GROUP = "pipeline"
-_WAITING = text("""
+_WAITING = Statement[Any]("""
 SELECT a.pid FROM pg_stat_activity a
 WHERE a.wait_event_type = 'Lock' AND a.datname = current_database() AND a.application_name = 'pipeline'
 """)
-_CONNECTED = text("SELECT pid FROM pg_stat_activity WHERE pid = ANY(:pids)")
+_CONNECTED = Statement[Any]("SELECT pid FROM pg_stat_activity WHERE pid = ANY(:pids)")
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_a_database_that_drops_the_connection_ends_it_and_the_batch_stays_pendin
         program = run.patient().ingest()
         pid = wait_for(lambda: held_back(db), within=60)[0]
         with db.transaction() as tx:
-            tx.all(text("SELECT pg_terminate_backend(:pid)"), pid=pid)
+            tx.all(Statement[Any]("SELECT pg_terminate_backend(:pid)"), pid=pid)
         assert program.process.wait(40) == 3, program.said
     assert "Traceback" not in program.said
     assert (published(db), list(place.pending(GROUP))) == ({}, entries)

@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event
 
 from pipeline.domain.values import Limits, NewEvent
 from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import LockedError
 from pipeline.store.database import Database, Transaction
+from pipeline.store.statements import Statement
 from pipeline.transitions import events
 from tests.factories import IN, a_workflow
 from tests.ingest.ingest_processes import published
@@ -21,7 +22,9 @@ from tests.ingest.redis_streams import Place, in_thread
 from tests.support.wait import wait_for
 
 SHORT = timedelta(milliseconds=100)
-_WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
+_WAITING = Statement[Any](
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+)
 
 
 def a_bridge(place: Place, db: Database, **options: Any) -> Bridge:
@@ -146,7 +149,7 @@ def test_an_error_of_the_database_that_is_no_lock_is_raised_as_it_is(place: Plac
         wait_for(lambda: waiting(db))
         with db.transaction() as tx:
             tx.all(
-                text(
+                Statement[Any](
                     "SELECT pg_cancel_backend(pid) FROM pg_stat_activity "
                     "WHERE wait_event_type = 'Lock' AND datname = current_database()"
                 )

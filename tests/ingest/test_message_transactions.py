@@ -13,6 +13,7 @@ from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
 from pipeline.ingest.recovery import RecoveryRunner
 from pipeline.ingest.transactions import ContextManagerTx, ContextManagerTxFactory
 from pipeline.store.database import Database, Transaction
+from pipeline.store.statements import Statement
 from tests.ingest.redis_streams import GROUP, STALE, Ledger, Page, Place, in_thread
 from tests.support.rule import rule
 from tests.support.wait import wait_for
@@ -220,7 +221,7 @@ def test_q14_a_poisoned_entry_ends_a_recovery_and_stays_pending(place: Place) ->
 
 def test_q10_a_context_manager_that_commits_serves_as_a_transaction(db: Database) -> None:
     factory = ContextManagerTxFactory(db.transaction)
-    read = text("SELECT count(*) FROM pipeline.workflows")
+    read = Statement[Any]("SELECT count(*) FROM pipeline.workflows")
     scope: ContextManagerTx[Transaction] = factory.begin()
     first = scope.tx.first(read)
     assert first is not None
@@ -230,7 +231,7 @@ def test_q10_a_context_manager_that_commits_serves_as_a_transaction(db: Database
     undone.tx.execute(text("CREATE TABLE never_there (n int)"))
     undone.rollback()
     with db.transaction() as tx:
-        row = tx.first(text("SELECT to_regclass('never_there')"))
+        row = tx.first(Statement[Any]("SELECT to_regclass('never_there')"))
     assert row is not None
     assert row[0] is None
 

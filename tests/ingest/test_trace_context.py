@@ -1,13 +1,15 @@
 """An entry may name the trace that made it, in fields of its own beside its data: the payload stays what it was."""
 
+from typing import Any
+
 import pytest
-from sqlalchemy import text
 
 from pipeline.consumer_engine.policies import ConsumerPolicy
 from pipeline.ingest.bridge import Bridge, Route
 from pipeline.ingest.engine_source import StreamSource
 from pipeline.ingest.errors import PoisonError
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from tests.factories import IN, a_workflow
 from tests.ingest.redis_streams import Place
 
@@ -24,7 +26,7 @@ def published(place: Place, db: Database, *words: bytes) -> tuple[object, object
     bridge.read_once(block_ms=50)
     assert not place.pending()
     with db.transaction() as tx:
-        (row,) = tx.all(text("SELECT payload, traceparent FROM pipeline.events"))
+        (row,) = tx.all(Statement[Any]("SELECT payload, traceparent FROM pipeline.events"))
     return row.payload, row.traceparent
 
 

@@ -115,7 +115,7 @@ class Lifecycle(RuleBasedStateMachine):
         with self.db.transaction() as tx:
             started = starts.start(tx, "billing", "send", count=count, is_unsliced=alone)
         for run in started.runs:
-            self.model.runs[run.id] = ModelRun(run.id, run.offered)
+            self.model.runs[run.id] = ModelRun(run.id, None if run.offered is None else list(run.offered))
 
     @rule(phase=st.sampled_from(sorted(CLAIM)), pick=PICK)
     @precondition(lambda self: self.model.runs)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Row
 
 from pipeline.background import rescuer
 from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
@@ -100,7 +99,7 @@ def test_of_two_rescuers_one_rescues(db: Database) -> None:
     assert the_mutation(db, run.mutation_id).status == "needs_reconcile"
 
 
-ZOMBIE_WRITES: dict[str, tuple[Phase, Callable[[Transaction, Row[Any]], BatchResult[Any]]]] = {
+ZOMBIE_WRITES: dict[str, tuple[Phase, Callable[[Transaction, Any], BatchResult[Any]]]] = {
     "finish_prepare": (Phase.PREPARING, lambda tx, run: runs.finish_prepare(tx, [PreparedRun(lease=held(run))])),
     "begin_mutation": (Phase.PREPARED, lambda tx, run: mutations.begin_mutation(tx, [a_request(run)])),
     "no_mutation": (Phase.PREPARED, lambda tx, run: runs.no_mutation(tx, [held(run)])),
@@ -191,7 +190,7 @@ def test_a_skip_against_the_commit_of_the_run_that_carries_forward_is_refused(db
     assert event_status(db, retry.event_ids[0]) == "consumed"
 
 
-def lapsed_run(db: Database, phase: Phase) -> Row[Any]:
+def lapsed_run(db: Database, phase: Phase) -> Any:
     """A run whose lease has run out and that nobody has recovered yet."""
     a_workflow(db)
     some_events(db, "m1")

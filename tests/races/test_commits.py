@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from pipeline.domain.states import Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, RunOutput
@@ -51,7 +51,7 @@ def test_two_commits_at_once_fold_both_states(db: Database) -> None:
     assert [the_run(db, run.id).status for run in (first, second)] == ["committed", "committed"]
 
 
-def _counted(tx: Transaction, run: Row[Any]) -> None:
+def _counted(tx: Transaction, run: Any) -> None:
     """A commit whose consumer counts its runs."""
     merge = {run.handler_id: lambda current, returned: {"n": (current or {"n": 0})["n"] + returned["n"]}}
     runs.commit(tx, [RunOutput(lease=held(run), state={"n": 1}, has_state=True)], merge=merge).only()

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, ReservationError
 from pipeline.domain.ids import EventId
@@ -12,6 +12,7 @@ from pipeline.domain.values import HandlerSpec, NewEvent, PreparedRun, Reservati
 from pipeline.domain.workflows import StartAt
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import work
+from pipeline.store.statements import Statement
 from pipeline.transitions import events, registration, runs, starts, workflows
 from tests.factories import IN, SOMEBODY, a_run, a_workflow, committed, event_status, held, some_events
 from tests.support.concurrent_transactions import meanwhile, raced, wait_until_blocked_by
@@ -59,7 +60,7 @@ def test_two_runs_of_one_cohort_cannot_reserve_one_event(db: Database) -> None:
     first = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:
         tx.execute(_TWIN, id=first.id)
-        twin = tx.first(text("SELECT * FROM pipeline.runs WHERE id <> :id"), id=first.id)
+        twin = tx.first(Statement[Any]("SELECT * FROM pipeline.runs WHERE id <> :id"), id=first.id)
         assert twin is not None
         landing = runs.finish_prepare(tx, [reserving(first, event), reserving(twin, event)])
     assert len(landing.updated) == 1
@@ -198,7 +199,7 @@ def join_from_the_start(tx: Transaction) -> None:
     registration.register(tx, spec)
 
 
-def reserving(run: Row[Any], *ids: EventId) -> PreparedRun:
+def reserving(run: Any, *ids: EventId) -> PreparedRun:
     return PreparedRun(lease=held(run), reservations=(Reservation(topic=IN, ids=ids),))
 
 

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Row, text
 
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import Evidence, Phase
 from pipeline.domain.values import AppliedMutation, FailedMutation, RunFailure, RunOutput
 from pipeline.store.database import Database, Transaction
+from pipeline.store.statements import Statement
 from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops, workflows
 from tests.factories import (
     LEASE,
@@ -28,29 +28,29 @@ from tests.factories import (
 )
 from tests.support.concurrent_transactions import meanwhile, wait_until_blocked_by
 
-Act = Callable[[Transaction, Row[Any]], object]
+Act = Callable[[Transaction, Any], object]
 
-LOCK_WORKFLOW = text("SELECT 1 FROM pipeline.workflows FOR UPDATE")
-LOCK_RUN = text("SELECT 1 FROM pipeline.runs FOR UPDATE NOWAIT")
-LOCK_MUTATION = text("SELECT 1 FROM pipeline.mutations FOR UPDATE NOWAIT")
-LOCK_EVENTS = text("SELECT 1 FROM pipeline.deliveries FOR UPDATE NOWAIT")
+LOCK_WORKFLOW = Statement[Any]("SELECT 1 FROM pipeline.workflows FOR UPDATE")
+LOCK_RUN = Statement[Any]("SELECT 1 FROM pipeline.runs FOR UPDATE NOWAIT")
+LOCK_MUTATION = Statement[Any]("SELECT 1 FROM pipeline.mutations FOR UPDATE NOWAIT")
+LOCK_EVENTS = Statement[Any]("SELECT 1 FROM pipeline.deliveries FOR UPDATE NOWAIT")
 
 
-def crashed(db: Database) -> Row[Any]:
+def crashed(db: Database) -> Any:
     run = a_run(db, Phase.MUTATING)
     db.advance_clock(LEASE + TIMEOUT)
     rescuer.recover_crashed_runs(db)
     return the_run(db, run.id)
 
 
-def resting(db: Database) -> Row[Any]:
+def resting(db: Database) -> Any:
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
     db.advance_clock(LEASE)
     return run
 
 
 #: Verbs that start or stop runs wait for the workflow before they touch anything else.
-WORKFLOW_FIRST: dict[str, tuple[Callable[[Database], Row[Any]], Act]] = {
+WORKFLOW_FIRST: dict[str, tuple[Callable[[Database], Any], Act]] = {
     "start": (lambda db: a_run(db, Phase.COMMITTED), lambda tx, _: starts.start(tx, "billing", "send")),
     "retry": (resting, lambda tx, run: starts.retry(tx, [run.id])),
     "stop": (
@@ -64,7 +64,7 @@ WORKFLOW_FIRST: dict[str, tuple[Callable[[Database], Row[Any]], Act]] = {
 }
 
 #: Verbs of a worker and of a person wait for the run before they touch its mutation or its events.
-RUN_FIRST: dict[str, tuple[Callable[[Database], Row[Any]], Act]] = {
+RUN_FIRST: dict[str, tuple[Callable[[Database], Any], Act]] = {
     "begin_mutation": (
         lambda db: a_run(db, Phase.PREPARED),
         lambda tx, run: mutations.begin_mutation(tx, [a_request(run)]),

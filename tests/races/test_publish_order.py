@@ -1,9 +1,10 @@
 """Two publishers of the same events in different orders: both must end well."""
 
-from sqlalchemy import text
+from typing import Any
 
 from pipeline.domain.values import NewEvent
 from pipeline.store.database import Database, Transaction
+from pipeline.store.statements import Statement
 from pipeline.transitions import events
 from pipeline.transitions.events import PublishResult
 from tests.factories import IN, a_workflow
@@ -11,7 +12,7 @@ from tests.support.concurrent_transactions import meanwhile
 from tests.support.table_reads import one
 from tests.support.wait import wait_for
 
-_WAITING = text("""
+_WAITING = Statement[Any]("""
 SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0
 """)
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event, text
@@ -10,13 +11,14 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from pipeline.store.database import Database, Transaction, encode_rows, is_transient
+from pipeline.store.statements import Statement
 from tests import factories
 from tests.support.wait import wait_for
 
-PID = text("SELECT pg_backend_pid() AS pid")
-TERMINATE = text("SELECT pg_terminate_backend(:pid)")
+PID = Statement[Any]("SELECT pg_backend_pid() AS pid")
+TERMINATE = Statement[Any]("SELECT pg_terminate_backend(:pid)")
 INSERT = text("INSERT INTO pipeline.workflows (name) VALUES (:name)")
-COUNT = text("SELECT count(*) AS n FROM pipeline.workflows WHERE name = :name")
+COUNT = Statement[Any]("SELECT count(*) AS n FROM pipeline.workflows WHERE name = :name")
 
 
 Said = Callable[[], list[str]]
@@ -116,7 +118,7 @@ def terminate(db: Database, pid: int) -> None:
 
 def _alive(db: Database, pid: int) -> bool:
     with db.transaction() as tx:
-        return tx.first(text("SELECT FROM pg_stat_activity WHERE pid = :pid"), pid=pid) is not None
+        return tx.first(Statement[Any]("SELECT FROM pg_stat_activity WHERE pid = :pid"), pid=pid) is not None
 
 
 def test_a_pooled_connection_that_died_is_replaced_before_it_is_used(database_url: str, db: Database) -> None:
@@ -143,7 +145,7 @@ def test_a_database_without_a_pool_keeps_no_connection(database_url: str, db: Da
 def test_the_clock_stands_still_within_a_transaction_and_is_the_databases(db: Database) -> None:
     with db.transaction() as tx:
         now = tx.clock()
-        row = tx.first(text("SELECT pipeline.clock() AS ours, transaction_timestamp() AS theirs"))
+        row = tx.first(Statement[Any]("SELECT pipeline.clock() AS ours, transaction_timestamp() AS theirs"))
         assert row is not None
         assert now == row.ours == row.theirs == tx.clock()
     assert now.tzinfo is not None
@@ -151,7 +153,7 @@ def test_the_clock_stands_still_within_a_transaction_and_is_the_databases(db: Da
 
 @pytest.mark.parametrize("by", [timedelta(hours=3), timedelta(days=400), timedelta(seconds=-90.5)])
 def test_advancing_moves_the_clock_of_every_later_transaction_by_exactly_that(db: Database, by: timedelta) -> None:
-    real = text("SELECT transaction_timestamp() AS at")
+    real = Statement[Any]("SELECT transaction_timestamp() AS at")
     db.advance_clock(by)
     for _ in range(2):
         with db.transaction() as tx:
@@ -172,7 +174,7 @@ def test_a_moved_clock_stays_with_its_database_and_does_not_leak_through_the_poo
         moved = tx.clock()
     with still.transaction() as tx:
         assert moved - tx.clock() > timedelta(days=9)
-        row = tx.first(text("SELECT current_setting('pipeline.clock_offset', true) AS setting"))
+        row = tx.first(Statement[Any]("SELECT current_setting('pipeline.clock_offset', true) AS setting"))
     assert row is not None
     assert not row.setting
 
@@ -182,7 +184,7 @@ def test_columns_default_to_the_moved_clock(db: Database) -> None:
     db.advance_clock(timedelta(days=10))
     factories.a_workflow(db, "later")
     with db.transaction() as tx:
-        row = tx.first(text("SELECT max(created_at) - min(created_at) AS apart FROM pipeline.workflows"))
+        row = tx.first(Statement[Any]("SELECT max(created_at) - min(created_at) AS apart FROM pipeline.workflows"))
     assert row is not None
     assert row.apart > timedelta(days=9)
 
@@ -218,8 +220,8 @@ def test_statements_answer_with_rows_a_row_or_a_count(db: Database) -> None:
     with db.transaction() as tx:
         assert tx.execute(INSERT, name="a") == 1
         assert tx.execute(text("UPDATE pipeline.workflows SET version = 2 WHERE name = 'nobody'")) == 0
-        assert tx.first(text("SELECT FROM pipeline.workflows WHERE name = 'nobody'")) is None
-        assert [row.name for row in tx.all(text("SELECT name FROM pipeline.workflows"))] == ["a"]
+        assert tx.first(Statement[Any]("SELECT FROM pipeline.workflows WHERE name = 'nobody'")) is None
+        assert [row.name for row in tx.all(Statement[Any]("SELECT name FROM pipeline.workflows"))] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_statements_answer_with_rows_a_row_or_a_count(db: Database) -> None:
     ],
 )
 def test_a_cohorts_spans_and_instants_arrive_as_they_were_sent(db: Database, span: timedelta) -> None:
-    read = text("SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(span interval, at timestamptz)")
+    read = Statement[Any]("SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(span interval, at timestamptz)")
     with db.transaction() as tx:
         now = tx.clock()
         row = tx.first(read, rows=encode_rows([{"span": span, "at": now}]))

@@ -15,6 +15,7 @@ from sqlalchemy import TextClause, text
 from pipeline.embedded import servers
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger, listings, traces
+from pipeline.store.statements import Statement
 from tests.factories import IN
 from tests.support import databases
 from tests.support.large_database import WORKFLOW, Crowd
@@ -39,7 +40,7 @@ def runs(**only: Any) -> dict[str, Any]:
 
 def some(crowd: Crowd, table: str) -> list[str]:
     with crowd.db.transaction() as tx:
-        return [str(row.id) for row in tx.all(text(f"SELECT id FROM pipeline.{table} ORDER BY id LIMIT 5"))]
+        return [str(row.id) for row in tx.all(Statement[Any](f"SELECT id FROM pipeline.{table} ORDER BY id LIMIT 5"))]
 
 
 def spanned(crowd: Crowd) -> dict[str, Any]:

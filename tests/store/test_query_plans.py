@@ -73,8 +73,14 @@ def selecting(crowd: Crowd, **extra: Any) -> dict[str, Any]:
 
 
 def planned(crowd: Crowd) -> dict[str, Any]:
-    rows = [
-        {"run": run.id, "fence": run.fence, "events": run.offered, "topics": [IN] * len(run.offered), "result": {}}
+    rows: list[dict[str, Any]] = [
+        {
+            "run": run.id,
+            "fence": run.fence,
+            "events": run.offered,
+            "topics": [IN] * len(run.offered or ()),
+            "result": {},
+        }
         for run in crowd.preparing[140:160]
     ]
     return {"rows": encode_rows(rows)}

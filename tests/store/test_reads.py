@@ -6,12 +6,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from sqlalchemy import TextClause, text
+from sqlalchemy import text
 from sqlalchemy.exc import InternalError
 
 from pipeline.domain.states import Phase
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants, work
+from pipeline.store.statements import Statement
 from pipeline.store.writes import mutations as mutation_store
 from tests import factories
 
@@ -25,9 +26,9 @@ VALUES: dict[str, Any] = {
 }
 
 
-def statements(module: ModuleType) -> Iterator[tuple[str, TextClause]]:
+def statements(module: ModuleType) -> Iterator[tuple[str, Statement[Any]]]:
     for name, value in vars(module).items():
-        if isinstance(value, TextClause):
+        if isinstance(value, Statement):
             yield name, value
 
 
@@ -37,7 +38,7 @@ READS = [
 ]
 
 
-def look(db: Database, statement: TextClause) -> None:
+def look(db: Database, statement: Statement[Any]) -> None:
     wanted = {name: VALUES.get(name) for name in statement.compile().params}
     with db.transaction() as tx:
         tx.execute(READ_ONLY)
@@ -45,7 +46,7 @@ def look(db: Database, statement: TextClause) -> None:
 
 
 @pytest.mark.parametrize(("name", "statement"), READS, ids=[name for name, _ in READS])
-def test_a_read_writes_nothing_and_locks_nothing(db: Database, name: str, statement: TextClause) -> None:
+def test_a_read_writes_nothing_and_locks_nothing(db: Database, name: str, statement: Statement[Any]) -> None:
     factories.a_workflow(db)
     factories.some_events(db, "m-1")
     factories.a_run(db, Phase.MUTATING)
@@ -53,9 +54,9 @@ def test_a_read_writes_nothing_and_locks_nothing(db: Database, name: str, statem
 
 
 def test_a_write_among_the_reads_would_be_refused(db: Database) -> None:
-    for statement in (text("DELETE FROM pipeline.runs"), text("SELECT FROM pipeline.workflows FOR UPDATE")):
+    for sql in ("DELETE FROM pipeline.runs", "SELECT FROM pipeline.workflows FOR UPDATE"):
         with pytest.raises(InternalError, match="read-only transaction"):
-            look(db, statement)
+            look(db, Statement[Any](sql))
 
 
 def test_the_search_finds_the_statements_of_a_module() -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import text
 
 from pipeline.store.database import Database, Transaction
+from pipeline.store.statements import Statement
 from tests.support.wait import wait_for
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ def raced(db: Database, first: Callable[[Transaction], object], second: Callable
 
 def wait_until_blocked_by(db: Database, tx: Transaction) -> None:
     """Return once Postgres reports somebody waiting for a lock that this transaction holds."""
-    row = tx.first(text("SELECT pg_backend_pid() AS pid"))
+    row = tx.first(Statement[Any]("SELECT pg_backend_pid() AS pid"))
     assert row is not None
     with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as watcher:
         wait_for(lambda: watcher.execute(_BLOCKED, {"pid": row.pid}).first(), why="somebody blocked by the holder")

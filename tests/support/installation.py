@@ -18,13 +18,14 @@ from typing import Any
 
 import redis
 from celery import Celery
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from pipeline.background.sweeps import PERIODS
 from pipeline.domain.values import NewEvent
 from pipeline.embedded import servers
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
+from pipeline.store.statements import Statement
 from pipeline.transitions import events, sweeps
 from tests.support import databases, forked_python
 from tests.support.effect_recorder import Recorder, recording
@@ -46,7 +47,7 @@ UNHURRIED = {"PIPELINE_LEASE": "60s", "SHOP_TIMEOUT": "20"}
 #: For tests of what happens without any sweep: nobody would come back to a run that ran out of time.
 RARE = UNHURRIED | {"PIPELINE_TICK": "1h"}
 _TASK = re.compile(r"Task pipeline\.(?:prepare|mutate|next)\[(\S+)\] (received|succeeded|raised)")
-_DELIVERIES = text("""
+_DELIVERIES = Statement[Any]("""
 SELECT e.message_id, d.status FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
 WHERE e.workflow = :workflow
 """)
@@ -54,12 +55,12 @@ _APPLIED = text(
     "SELECT idempotency_key FROM pipeline.mutations WHERE status = 'applied' AND workflow = :workflow ORDER BY 1"
 )
 _DONE = text("SELECT message_id FROM pipeline.events WHERE workflow = :workflow AND topic = 'done' ORDER BY 1")
-_RUNS = text("SELECT * FROM pipeline.runs WHERE workflow = :workflow ORDER BY id")
+_RUNS = Statement[Any]("SELECT * FROM pipeline.runs WHERE workflow = :workflow ORDER BY id")
 _OTHERS = """
 SELECT FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
 """
-_LEDGER = text("SELECT * FROM pipeline.mutations WHERE workflow = :workflow ORDER BY id")
+_LEDGER = Statement[Any]("SELECT * FROM pipeline.mutations WHERE workflow = :workflow ORDER BY id")
 
 
 class Node:
@@ -198,15 +199,15 @@ class Installation:
         assert not left, f"{len(left)} of {len(rows)} not consumed: {left[:3]}; {self.shown()}"
         return len(rows) == len(self.published)
 
-    def ask(self, statement: str, **params: Any) -> Sequence[Row[Any]]:
+    def ask(self, statement: str, **params: Any) -> Sequence[Any]:
         with self.db.transaction() as tx:
-            return tx.all(text(statement), **params)
+            return tx.all(Statement[Any](statement), **params)
 
-    def runs(self) -> Sequence[Row[Any]]:
+    def runs(self) -> Sequence[Any]:
         with self.db.transaction() as tx:
             return tx.all(_RUNS, workflow=self.workflow)
 
-    def ledger(self) -> Sequence[Row[Any]]:
+    def ledger(self) -> Sequence[Any]:
         with self.db.transaction() as tx:
             return tx.all(_LEDGER, workflow=self.workflow)
 

@@ -10,7 +10,7 @@ from copy import copy
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence, RunId
@@ -147,5 +147,5 @@ class Crowd:
             stops.stop(tx, [RunFailure(lease=run, failure=lost) for run in [*doubted, *carried]])
 
 
-def _plan(run: Row[Any]) -> PreparedRun:
+def _plan(run: Any) -> PreparedRun:
     return PreparedRun(lease=held(run), reservations=(Reservation(topic=IN, ids=tuple(map(EventId, run.offered))),))

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from sqlalchemy import Row, text
-
 from pipeline.domain.workflows import BlockKind, DesiredStatus, WorkflowStatus, workflow_status
 from pipeline.store.database import Database
 from pipeline.store.reads import work
+from pipeline.store.statements import Statement
 
 
-def workflow_row(db: Database, name: str = "billing") -> Row[Any]:
+def workflow_row(db: Database, name: str = "billing") -> Any:
     with db.transaction() as tx:
         row = work.workflow(tx, name)
     assert row is not None
@@ -24,22 +23,24 @@ def status_of(db: Database, name: str = "billing") -> WorkflowStatus:
     return workflow_status(DesiredStatus(row.desired), kinds)
 
 
-def session_of(db: Database, run: Row[Any]) -> Row[Any]:
+def session_of(db: Database, run: Any) -> Any:
     return one(db, "SELECT * FROM pipeline.sessions WHERE id = :id", id=run.session_id)
 
 
-def open_session(db: Database, workflow: str = "billing") -> Row[Any] | None:
+def open_session(db: Database, workflow: str = "billing") -> Any | None:
     with db.transaction() as tx:
-        return tx.first(text("SELECT * FROM pipeline.sessions WHERE workflow = :w AND finished_at IS NULL"), w=workflow)
+        return tx.first(
+            Statement[Any]("SELECT * FROM pipeline.sessions WHERE workflow = :w AND finished_at IS NULL"), w=workflow
+        )
 
 
-def one(db: Database, query: str, **params: Any) -> Row[Any]:
+def one(db: Database, query: str, **params: Any) -> Any:
     with db.transaction() as tx:
-        row = tx.first(text(query), **params)
+        row = tx.first(Statement[Any](query), **params)
     assert row is not None
     return row
 
 
-def rows(db: Database, query: str, **params: Any) -> list[Row[Any]]:
+def rows(db: Database, query: str, **params: Any) -> list[Any]:
     with db.transaction() as tx:
-        return list(tx.all(text(query), **params))
+        return list(tx.all(Statement[Any](query), **params))

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from sqlalchemy import Row
-
 from pipeline.background.scheduler import facts_of
 from pipeline.domain.ids import EventId
 from pipeline.domain.scheduling import DueReason, due_reason
@@ -24,41 +22,39 @@ def reason_due(db: Database, handler: str = "send") -> DueReason | None:
     return due_reason(facts_of(row), row.now)
 
 
-def started(db: Database, count: int = 1, **options: Any) -> list[Row[Any]]:
+def started(db: Database, count: int = 1, **options: Any) -> list[Any]:
     """The runs that a scheduler gets when it asks for this many."""
     with db.transaction() as tx:
         return list(starts.start(tx, "billing", "send", count=count, **options).runs)
 
 
-def preparing(db: Database, run: Row[Any]) -> Row[Any]:
+def preparing(db: Database, run: Any) -> Any:
     """The run, claimed for prepare."""
     with db.transaction() as tx:
         (row,) = runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="w").claimed
     return row
 
 
-def seen(db: Database, run: Row[Any], *, ordered: bool = False) -> list[EventId]:
+def seen(db: Database, run: Any, *, ordered: bool = False) -> list[EventId]:
     """What a claimed run is shown."""
     with db.transaction() as tx:
         return [EventId(row.id) for row in work.reservable_events(tx, run, IN, ordered=ordered)]
 
 
-def prepared(db: Database, run: Row[Any], *ids: EventId, topic: str = IN, **options: Any) -> Row[Any]:
+def prepared(db: Database, run: Any, *ids: EventId, topic: str = IN, **options: Any) -> Any:
     """The run after its prepare chose these events, or nothing."""
     reservations = (Reservation(topic=topic, ids=ids),) if ids else ()
     with db.transaction() as tx:
-        row: Row[Any] = runs.finish_prepare(
-            tx, [PreparedRun(lease=held(run), reservations=reservations, **options)]
-        ).only()
+        row: Any = runs.finish_prepare(tx, [PreparedRun(lease=held(run), reservations=reservations, **options)]).only()
     return row
 
 
-def rested(db: Database, run: Row[Any], **options: Any) -> Row[Any]:
+def rested(db: Database, run: Any, **options: Any) -> Any:
     """The claimed run, having wanted nothing, committed."""
     return committed(db, prepared(db, run, **options))
 
 
-def done(db: Database, run: Row[Any]) -> Row[Any]:
+def done(db: Database, run: Any) -> Any:
     """The prepared run, taken through a mutate that asks for nothing, and committed."""
     with db.transaction() as tx:
         (row,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
@@ -73,7 +69,7 @@ def republished(db: Database, message_id: str, payload: Any, **options: Any) -> 
         return events.publish(tx, "billing", [new], replace=True)
 
 
-def a_handler(db: Database, name: str = "send") -> Row[Any]:
+def a_handler(db: Database, name: str = "send") -> Any:
     return one(db, "SELECT * FROM pipeline.handlers WHERE name = :name", name=name)
 
 

@@ -9,8 +9,6 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
-
 from pipeline.background import rescuer
 from pipeline.background.scheduler import facts_of
 from pipeline.domain.failures import Failure, FailureKind
@@ -31,6 +29,7 @@ from pipeline.domain.values import (
 )
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, work
+from pipeline.store.statements import Statement
 from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops, workflows
 from tests.factories import IN, LEASE, OUT
 from tests.support.fake_provider import RefusedError, TimedOutError, World
@@ -109,7 +108,7 @@ class Walker:
             if sent.status == MutationStatus.IN_FLIGHT:
                 self._send(run, sent)
 
-    def _send(self, run: Row[Any], sent: Row[Any]) -> None:
+    def _send(self, run: Any, sent: Any) -> None:
         """The call is made outside any transaction; its verdict is written in one."""
         fence = Fence(run.fence)
         try:
@@ -158,9 +157,9 @@ class Walker:
             retryable = work.retryable_runs(tx, self.workflow)
         for run_id in unheld:
             self.walk(run_id)
-        for run_id in retryable:
+        for retried in retryable:
             with self.db.transaction() as tx:
-                carried = starts.retry(tx, [run_id]).runs
+                carried = starts.retry(tx, [retried]).runs
             for run in carried:
                 self.walk(run.id)
         new = sum(self._walk_new_of(handler, 8) for handler in self._due())
@@ -192,7 +191,7 @@ class Walker:
             workflows.exit_maintenance(tx, self.workflow, PERSON)
             workflows.resume(tx, self.workflow, PERSON)
 
-    def _decide(self, tx: Transaction, mutation: Row[Any]) -> None:
+    def _decide(self, tx: Transaction, mutation: Any) -> None:
         if mutation.status == MutationStatus.PENDING:
             resolution.approve(tx, mutation.id, PERSON, request_hash=mutation.request_hash)
         elif self.skips:
@@ -207,7 +206,7 @@ class Walker:
             facts = [row for row in work.handler_facts(tx, self.workflow) if row.name in self.handlers]
         return [row.name for row in facts if due_reason(facts_of(row), row.now)]
 
-    def _request(self, run: Row[Any]) -> Request:
+    def _request(self, run: Any) -> Request:
         return Request(
             lease=_held(run),
             connector="world",
@@ -222,16 +221,16 @@ class Walker:
 
 
 #: What waits for a person: unknown outcomes that nobody can look into, and requests to approve.
-_ASKED_OF_A_PERSON = text("""
+_ASKED_OF_A_PERSON = Statement[Any]("""
 SELECT m.* FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
 WHERE m.workflow = :workflow
   AND (m.status = 'indeterminate' OR (m.status = 'pending' AND r.status = 'paused:approval')) ORDER BY m.id
 """)
 
 
-def _held(run: Row[Any]) -> RunLease:
+def _held(run: Any) -> RunLease:
     return RunLease(RunId(run.id), Fence(run.fence))
 
 
-def _stop(tx: Any, run: Row[Any], kind: FailureKind) -> None:
+def _stop(tx: Any, run: Any, kind: FailureKind) -> None:
     stops.stop(tx, [RunFailure(lease=_held(run), failure=Failure(kind=kind, message=str(kind)))]).only()

@@ -1,11 +1,14 @@
 """The fast check of the invariants finds what the slow one finds."""
 
+from typing import Any
+
 import pytest
 from sqlalchemy import text
 
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.store.reads.invariants import Severity
+from pipeline.store.statements import Statement
 from pipeline.testing import databases
 
 _FUTURE_SWEEP = text(
@@ -37,4 +40,4 @@ def test_no_row_is_left_in_any_table(db: Database) -> None:
         tx.execute(_FUTURE_SWEEP)
     databases.delete_all_rows(db)
     with db.transaction() as tx:
-        assert tx.all(text("SELECT FROM pipeline.sweeps")) == []
+        assert tx.all(Statement[Any]("SELECT FROM pipeline.sweeps")) == []

@@ -12,6 +12,7 @@ import psycopg2  # type: ignore[import-untyped]
 from sqlalchemy import text
 
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from tests.support.wait import wait_for
 
 #: Rows on both sides of the recipe's limit of a day, one per 100 ms: some pass it while the recipe runs.
@@ -21,7 +22,7 @@ SELECT 'run', CAST(n AS text), '{}', clock_timestamp() - interval '1 day' + n * 
 FROM generate_series(-50, 600) AS n
 """)
 _AGED = "SELECT count(*) FROM pipeline.archive WHERE archived_at < clock_timestamp() - interval '1 day'"
-_IDS = text("SELECT id FROM pipeline.archive")
+_IDS = Statement[Any]("SELECT id FROM pipeline.archive")
 
 
 def recipe(project: Path) -> list[str]:

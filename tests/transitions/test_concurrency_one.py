@@ -99,6 +99,7 @@ def test_an_approved_request_is_not_sent_by_a_worker_whose_lease_has_lapsed(db: 
     db.advance_clock(LEASE + timedelta(seconds=1))
     with pytest.raises(StaleWriteError, match="not leased"), db.transaction() as tx:
         mutations.send(tx, [held(run)]).only()
+    assert run.mutation_id is not None
     assert the_mutation(db, run.mutation_id).status == "pending"
     rescuer.recover_crashed_runs(db)
     assert event_status(db, event) == "pending"

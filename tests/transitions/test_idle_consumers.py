@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Row
 
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.policies import Backoff, FailurePolicy
@@ -270,7 +269,7 @@ def test_an_ordered_consumer_that_waits_for_approval_gets_the_next_event_of_the_
     done(db, prepared(db, run, second))
 
 
-def a_woken_run(db: Database) -> Row[Any]:
+def a_woken_run(db: Database) -> Any:
     """A run that sees everything, as one that its own handler asked for."""
     (run,) = started(db, is_unsliced=True)
     return run

@@ -4,7 +4,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Row
 
 from pipeline.background import rescuer
 from pipeline.domain.errors import (
@@ -225,7 +224,7 @@ def test_the_same_plan_is_tried_again_with_the_same_inputs_where_a_consumer_want
     assert (retry.phase, retry.attempt, retry.event_ids) == (Phase.PREPARED, 2, [event])
 
 
-def in_doubt(db: Database, **options: Any) -> tuple[Row[Any], EventId]:
+def in_doubt(db: Database, **options: Any) -> tuple[Any, EventId]:
     """A run whose worker vanished while its mutation was in the air."""
     request = {key: options.pop(key) for key in ("settle", "reconcilable") if key in options}
     a_workflow(db, **options)
@@ -236,7 +235,7 @@ def in_doubt(db: Database, **options: Any) -> tuple[Row[Any], EventId]:
     return the_run(db, run.id), event
 
 
-def waiting_for_approval(db: Database) -> tuple[Row[Any], EventId]:
+def waiting_for_approval(db: Database) -> tuple[Any, EventId]:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.MUTATING, needs_approval=True)

@@ -21,6 +21,7 @@ from pipeline import (
 from pipeline.domain.values import Actor, NewEvent
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
+from pipeline.store.statements import Statement
 from pipeline.testing import Does, Inline, RecordedEffect, scripted
 from pipeline.transitions import events, resolution, retention
 from pipeline.workflows.registration import register_workflows
@@ -31,7 +32,7 @@ DAY = timedelta(days=1)
 MONTH = Retention(done=30 * DAY, ledger=365 * DAY)
 CLERK = Actor(name="clerk", reason="asked for it")
 TABLES = ("events", "deliveries", "runs", "mutations", "sessions", "audit", "blocks", "archive")
-_WAITING = text("SELECT FROM pg_locks WHERE NOT granted AND relation = 'pipeline.subscriptions'::regclass")
+_WAITING = Statement[Any]("SELECT FROM pg_locks WHERE NOT granted AND relation = 'pipeline.subscriptions'::regclass")
 _SIZE = text("""
 SELECT CAST(sum(pg_total_relation_size(t)) AS bigint)
 FROM unnest(ARRAY['pipeline.events', 'pipeline.deliveries', 'pipeline.runs', 'pipeline.mutations']::regclass[]) AS t
@@ -41,7 +42,7 @@ FROM unnest(ARRAY['pipeline.events', 'pipeline.deliveries', 'pipeline.runs', 'pi
 def counts(db: Database) -> dict[str, int]:
     """How many rows each table has, where it has any."""
     with db.transaction() as tx:
-        found = {table: tx.all(text(f"SELECT count(*) FROM pipeline.{table}"))[0][0] for table in TABLES}
+        found = {table: tx.all(Statement[Any](f"SELECT count(*) FROM pipeline.{table}"))[0][0] for table in TABLES}
     return {table: count for table, count in found.items() if count}
 
 
@@ -280,7 +281,7 @@ def test_an_archive_has_everything_that_was_let_go_of(db: Database) -> None:
     swept(run)
     assert list(counts(db)) == ["archive"]
     with db.transaction() as tx:
-        rows = tx.all(text("SELECT * FROM pipeline.archive ORDER BY kind, id"))
+        rows = tx.all(Statement[Any]("SELECT * FROM pipeline.archive ORDER BY kind, id"))
     kept = {(row.kind, row.id): row.content for row in rows}
     for event in events_:
         content = kept["event", str(event.id)]
@@ -347,7 +348,9 @@ def test_a_consumer_that_joins_from_the_start_waits_for_the_page_and_is_handed_n
         wait_for(lambda: tx.all(_WAITING), why="the consumer waits for the page")
     registering.join(timeout=30)
     with db.transaction() as tx:
-        late = tx.all(text("SELECT d.* FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id"))
+        late = tx.all(
+            Statement[Any]("SELECT d.* FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id")
+        )
         assert len(late) == counts(db)["deliveries"] == 2  # the one event that is left, for both consumers
 
 

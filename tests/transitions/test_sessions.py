@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from pipeline import Retention
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.store.writes.sessions import MAX_COUNTED_RUNS
 from pipeline.testing import Inline
 from pipeline.transitions import retention, sessions
@@ -35,7 +36,7 @@ def busy(db: Database, orders: int, **options: Any) -> Inline:
 
 def session(db: Database) -> Any:
     with db.transaction() as tx:
-        (row,) = tx.all(text("SELECT * FROM pipeline.sessions"))
+        (row,) = tx.all(Statement[Any]("SELECT * FROM pipeline.sessions"))
     return row
 
 

@@ -1,5 +1,7 @@
 """The five bugs that EXECUTION was written to end, each as a test that would find it again."""
 
+from typing import Any
+
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
@@ -9,6 +11,7 @@ from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import Phase, RunStatus
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants, work
+from pipeline.store.statements import Statement
 from pipeline.transitions import starts, workflows
 from tests.factories import (
     LEASE,
@@ -83,7 +86,7 @@ def test_bug_4_a_retry_owns_the_reservations_and_consumes_them(db: Database) -> 
     db.advance_clock(LEASE)
     retry = carried_forward(db, run)
     with db.transaction() as tx:
-        owner = tx.first(text("SELECT run_id FROM pipeline.deliveries WHERE event_id = :e"), e=first)
+        owner = tx.first(Statement[Any]("SELECT run_id FROM pipeline.deliveries WHERE event_id = :e"), e=first)
         assert owner is not None
         assert owner.run_id == retry.id
     done = committed(db, retry)

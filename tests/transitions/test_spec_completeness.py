@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import Row
 
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
@@ -241,7 +240,7 @@ def test_pausing_and_resuming_touch_nothing_but_the_switch(db: Database) -> None
     assert the_run(db, run.id) == run
 
 
-def in_doubt(db: Database) -> tuple[Row[Any], EventId]:
+def in_doubt(db: Database) -> tuple[Any, EventId]:
     """A run whose worker vanished while its mutation was in the air."""
     a_workflow(db)
     (event,) = some_events(db, "m1")

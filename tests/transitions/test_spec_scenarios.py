@@ -6,7 +6,7 @@ from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.domain.states import MutationOutcome, Phase, RunStatus
 from pipeline.domain.values import NewEvent, PreparedRun, RunOutput
-from pipeline.domain.workflows import DesiredStatus, WorkflowStatus, workflow_status
+from pipeline.domain.workflows import BlockKind, DesiredStatus, WorkflowStatus, workflow_status
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger, work
 from pipeline.transitions import resolution, runs, starts, workflows
@@ -272,7 +272,7 @@ def test_a_person_who_paused_the_workflow_is_not_overruled_by_its_blocks(db: Dat
     stopped(db, a_run(db, Phase.PREPARING), FailureKind.AUTH)
     with db.transaction() as tx:
         workflows.pause(tx, "billing", SOMEBODY)
-        kinds = [row.kind for row in work.open_blocks(tx, "billing")]
+        kinds = [BlockKind(row.kind) for row in work.open_blocks(tx, "billing")]
     assert workflow_status(DesiredStatus.PAUSED, kinds) is WorkflowStatus.PAUSED
     assert status_of(db) is WorkflowStatus.PAUSED
     resumed(db)

@@ -4,7 +4,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Row
 
 from pipeline.domain.errors import ReservationError
 from pipeline.domain.failures import FailureKind
@@ -14,6 +13,7 @@ from pipeline.domain.states import Phase
 from pipeline.domain.values import NewEvent, PreparedRun, Reservation
 from pipeline.store.database import Database
 from pipeline.store.reads import work
+from pipeline.store.rows import RunRow
 from pipeline.transitions import events, runs, starts
 from tests.factories import (
     IN,
@@ -90,6 +90,7 @@ def test_events_of_one_key_go_to_one_run_at_a_time_in_order(db: Database) -> Non
         assert [run.offered for run in cohort] == [[a1], [b1], [none1], [none2]]
         assert starts.start(tx, "billing", "send", count=8).runs == (), "a2 waits for a1"
     with db.transaction() as tx:
+        run: RunRow
         (run,) = runs.claim_prepare(tx, [cohort[0].id], lease_duration=LEASE, worker="w").claimed
         run = runs.finish_prepare(tx, [reserving(run, a1)]).only()
         (run,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
@@ -208,7 +209,7 @@ def test_provenance_names_the_root_events_of_what_a_run_publishes(db: Database) 
     assert (event.caused_by, event.created_by_run_id) == ([root], run.id)
 
 
-def reserving(run: Row[Any], *ids: EventId) -> PreparedRun:
+def reserving(run: Any, *ids: EventId) -> PreparedRun:
     return PreparedRun(lease=held(run), reservations=(Reservation(topic=IN, ids=ids),))
 
 
@@ -226,5 +227,5 @@ def is_unseen(db: Database) -> bool:
     return bool(facts.has_unseen)
 
 
-def handler(db: Database) -> Row[Any]:
+def handler(db: Database) -> Any:
     return one(db, "SELECT * FROM pipeline.handlers WHERE name = 'send'")

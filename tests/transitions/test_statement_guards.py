@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -14,6 +15,7 @@ from pipeline.domain.states import Phase
 from pipeline.domain.values import AppliedMutation, HandlerSpec, NewEvent, RunOutput
 from pipeline.domain.workflows import OnUncertain, StartAt
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.transitions import events, mutations, reconciliation, registration, runs, starts, workflows
 from tests.factories import (
     IN,
@@ -32,7 +34,7 @@ from tests.factories import (
 from tests.support.table_reads import status_of
 from tests.support.transition_steps import a_handler, prepared, preparing, started, watermark_at_least
 
-_HEIR = text("""
+_HEIR = Statement[Any]("""
 INSERT INTO pipeline.runs (workflow, handler_id, session_id, phase, event_ids, retry_of)
 SELECT workflow, handler_id, session_id, phase, event_ids, id FROM pipeline.runs WHERE id = :id RETURNING id
 """)

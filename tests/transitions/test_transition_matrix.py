@@ -11,7 +11,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Row
 
 from pipeline.domain.errors import IllegalTransitionError, NotFoundError, PipelineError, StaleWriteError
 from pipeline.domain.ids import Fence, MutationId
@@ -23,17 +22,17 @@ from tests import factories as make
 from tests.factories import LEASE, SOMEBODY
 from tests.support.schema_catalog import contents
 
-Verb = Callable[[Transaction, Row[Any]], object]
+Verb = Callable[[Transaction, Any], object]
 
 PENDING, PREPARING, PREPARED, MUTATING, MUTATED, EMITTING, COMMITTED = Phase
 
 
-def ledger_id(run: Row[Any]) -> MutationId:
+def ledger_id(run: Any) -> MutationId:
     """The run's mutation, or one that nobody knows when it has none yet."""
     return MutationId(run.mutation_id or uuid4())
 
 
-def failed(run: Row[Any], fence: Fence | None) -> FailedMutation:
+def failed(run: Any, fence: Fence | None) -> FailedMutation:
     return FailedMutation(mutation_id=ledger_id(run), error="422", evidence=Evidence.DEFINITE, fence=fence)
 
 
@@ -81,7 +80,7 @@ def check(refusal: PipelineError) -> None:
     assert all(part in str(refusal) for part in parts)
 
 
-def a_run(db: Database, phase: Phase) -> Row[Any]:
+def a_run(db: Database, phase: Phase) -> Any:
     make.a_workflow(db)
     make.some_events(db, "m-1")
     return make.a_run(db, phase)
@@ -198,7 +197,7 @@ def test_a_run_stopped_before_its_mutation_is_not_carried_forward(db: Database, 
     assert contents(db) == before
 
 
-def a_mutation(db: Database, status: str) -> Row[Any]:
+def a_mutation(db: Database, status: str) -> Any:
     """A run whose mutation stands here; ``approved`` is pending with a person's consent."""
     make.a_workflow(db)
     make.some_events(db, "m-1")

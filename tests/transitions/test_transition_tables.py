@@ -22,6 +22,7 @@ from pipeline.domain.states import (
 )
 from pipeline.domain.values import FailedMutation, PreparedRun, RunOutput
 from pipeline.store.database import Database
+from pipeline.store.statements import Statement
 from pipeline.transitions import events, mutations, reconciliation, resolution, runs, starts, workflows
 from tests.factories import (
     LEASE,
@@ -81,7 +82,7 @@ def test_the_verbs_make_exactly_the_moves_that_the_tables_declare(db: Database) 
 
 def _seen(db: Database) -> dict[str, set[tuple[str | None, str]]]:
     with db.transaction() as tx:
-        rows = tx.all(text("SELECT DISTINCT what, old, new FROM public.seen"))
+        rows = tx.all(Statement[Any]("SELECT DISTINCT what, old, new FROM public.seen"))
     return {what: {(row.old, row.new) for row in rows if row.what == what} for what in {row.what for row in rows}}
 
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import Row
 
 from pipeline.domain.errors import PayloadError
 from pipeline.domain.failures import FailureKind, classify
@@ -17,7 +16,7 @@ from tests import factories
 UNSTORABLE = ["a NUL \0 inside", "half a pair \ud800 inside"]
 
 
-def a_held_run(db: Database, phase: Phase) -> Row[Any]:
+def a_held_run(db: Database, phase: Phase) -> Any:
     factories.a_workflow(db)
     factories.some_events(db, "m-1")
     return factories.a_run(db, phase)

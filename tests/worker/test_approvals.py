@@ -72,7 +72,7 @@ def test_an_approval_of_a_request_that_a_release_has_changed_is_void_and_asked_f
     run.run()
     assert (shop.mail.calls, is_in_maintenance(run)) == ([], False)
     assert_runs(run, *["paused:transient"] * concurrency, *["paused:approval"] * concurrency)
-    assert "would not send what was approved" in run.runs()[0].error
+    assert "would not send what was approved" in str(run.runs()[0].error)
     assert [row.resolved_by for row in run.ledger()] == ["void"] * concurrency + [None] * concurrency
     for row in run.ledger()[concurrency:]:
         run.approve(row)

@@ -5,12 +5,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from pipeline import Backoff, MutationRetryPolicy, ReconcilePolicy
 from pipeline.domain.policies import BreakerPolicy
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger
+from pipeline.store.statements import Statement
 from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.testing.inline import TESTER
 from pipeline.transitions import breakers
@@ -21,7 +21,7 @@ from tests.support.table_reads import one
 
 SEND = ("mail", "send")
 TOUCHY = BreakerPolicy(unknown_share=0.5, min_unknown=3, probe_every=timedelta(seconds=30))
-_AUDIT = text("SELECT act FROM pipeline.audit ORDER BY id")
+_AUDIT = Statement[Any]("SELECT act FROM pipeline.audit ORDER BY id")
 ONE_BY_ONE = WorkerPolicy(mutation_concurrency=1)
 
 

@@ -196,7 +196,7 @@ def test_what_a_handler_raised_is_in_the_log_with_its_place_and_in_the_run_with_
     with caplog.at_level(logging.WARNING):
         run.run()
     (failed,) = assert_runs(run, "failed:logic")
-    assert failed.error.startswith("KeyError: 'customer' (test_common_mistakes.py:")
+    assert str(failed.error).startswith("KeyError: 'customer' (test_common_mistakes.py:")
     (record,) = [record for record in caplog.records if record.message.startswith("Send.prepare failed")]
     assert "KeyError" in record.message
     assert "test_common_mistakes.py" in record.message
@@ -217,7 +217,7 @@ def test_a_look_with_nonsense_is_a_logic_failure_in_plain_words(db: Database, lo
     run = shop.started(db)
     run.run()
     (failed,) = assert_runs(run, "failed:logic")
-    assert words in failed.error
+    assert words in str(failed.error)
 
 
 def _findings(run: Inline) -> Any:
@@ -260,7 +260,7 @@ def test_an_event_that_does_not_fit_its_model_is_set_aside_and_the_rest_goes_on(
     assert sorted(seen) == [1, 2]
     assert statuses(run, orders) == ["consumed", "quarantined", "consumed"]
     (bad,) = [row for row in run.deliveries(orders) if row.status == "quarantined"]
-    assert "('m2') of topic 'orders' does not fit Order: n: Input should be a valid integer" in bad.error
+    assert "('m2') of topic 'orders' does not fit Order: n: Input should be a valid integer" in str(bad.error)
 
 
 def test_without_knowing_which_event_is_to_blame_a_run_that_saw_many_stops_its_workflow(db: Database) -> None:
@@ -334,6 +334,6 @@ def test_a_task_that_fails_by_itself_stops_its_runs_at_once_and_says_why(db: Dat
     with run.on_crash_points(fail), pytest.raises(RuntimeError):
         run.run()
     stopped = assert_runs(run, "crashed", "crashed")
-    assert "its task failed: RuntimeError: the soft time limit was exceeded" in stopped[0].error
+    assert "its task failed: RuntimeError: the soft time limit was exceeded" in str(stopped[0].error)
     run.run()
     assert_consumed(run, shop.orders)

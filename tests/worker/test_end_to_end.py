@@ -13,6 +13,7 @@ from pipeline.domain.ids import EventId, MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
 from pipeline.store.database import Database
 from pipeline.store.reads import work
+from pipeline.store.statements import Statement
 from pipeline.testing import Does, assert_consumed, assert_deliveries, assert_runs
 from pipeline.testing.asserts import describe_state
 from pipeline.testing.inline import TESTER
@@ -22,7 +23,7 @@ from tests.support.scripted_consumers import Shop, at_once, blocks, each_once, s
 
 HOUR = timedelta(hours=1)
 _HANDLER = text("SELECT * FROM pipeline.handlers WHERE name = :name")
-_SESSIONS = text("SELECT * FROM pipeline.sessions ORDER BY id")
+_SESSIONS = Statement[Any]("SELECT * FROM pipeline.sessions ORDER BY id")
 
 
 def test_an_approved_request_is_sent_exactly_as_it_was_approved(db: Database) -> None:
@@ -114,7 +115,7 @@ def test_state_of_runs_that_may_overtake_each_other_without_a_merge_is_a_logic_f
     run = shop.started(db)
     run.run()
     (failed,) = assert_runs(run, "failed:logic")
-    assert "define merge(current, returned)" in failed.error
+    assert "define merge(current, returned)" in str(failed.error)
     assert run.state(shop.workflow, "Send") is None
 
 

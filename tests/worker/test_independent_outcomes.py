@@ -9,6 +9,7 @@ import pytest
 from pipeline import Call, Connector, MutationRetryPolicy, Workflow, mutation
 from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 from pipeline.store.database import Database
+from pipeline.store.rows import MutationRow
 from pipeline.testing import Inline
 
 LONG = timedelta(minutes=1)
@@ -71,7 +72,7 @@ def outcomes(db: Database, end: Callable[[], Any], **switches: Any) -> dict[str,
     rows = run.ledger()
     assert [row.status for row in rows if row.operation == "go"] == ["applied"] * 3
     (odd,) = [row for row in rows if row.operation == "odd"]
-    return dict(odd._mapping)
+    return {name: getattr(odd, name) for name in MutationRow.__annotations__}
 
 
 @pytest.mark.parametrize("outcome", [ErrorMeaning.NOT_NOW, "not now"])

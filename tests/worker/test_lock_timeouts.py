@@ -58,7 +58,7 @@ def test_a_run_that_publishes_what_another_transaction_holds_stops_alone_and_goe
         assert statuses(run, shop.orders) == ["consumed"] * 2 + ["reserved"] + ["consumed"] * 3
         (stopped,) = [each for each in run.runs() if each.status != "committed"]
         assert stopped.status == "paused:transient"
-        assert "another transaction holds what this run needs to write" in stopped.error
+        assert "another transaction holds what this run needs to write" in str(stopped.error)
     run.run_until_idle()
     assert statuses(run, shop.orders) == ["consumed"] * 6
     assert sorted(event.message_id for event in run.events(shop.receipts)) == [f"receipt:{n}" for n in range(6)]

@@ -5,11 +5,10 @@ are: they come in crowds. Every part is found by an index on what is open.
 """
 
 from collections.abc import Sequence
-from typing import Any
-
-from sqlalchemy import Row, text
 
 from pipeline.store.database import Transaction
+from pipeline.store.rows import NoticeRow
+from pipeline.store.statements import Statement
 
 ATTENTION_ITEMS = """
   SELECT 'maintenance' AS kind, 'task ' || id AS subject, workflow, reason, opened_at AS since
@@ -43,13 +42,13 @@ ATTENTION_ITEMS = """
   ) d JOIN pipeline.events e ON e.id = d.event_id
 """
 
-_UNDELIVERED_NOTICES = text(f"""
+_UNDELIVERED_NOTICES = Statement[NoticeRow](f"""
 SELECT w.* FROM ({ATTENTION_ITEMS}) w
 WHERE NOT EXISTS (SELECT FROM pipeline.notices n WHERE n.kind = w.kind AND n.subject = w.subject)
 ORDER BY w.since, w.kind, w.subject OFFSET :skip LIMIT :limit
 """)
 
 
-def undelivered_notices(tx: Transaction, *, limit: int = 100, offset: int = 0) -> Sequence[Row[Any]]:
+def undelivered_notices(tx: Transaction, *, limit: int = 100, offset: int = 0) -> Sequence[NoticeRow]:
     """What waits for a person and nobody was told of yet, oldest first."""
     return tx.all(_UNDELIVERED_NOTICES, limit=limit, skip=offset)

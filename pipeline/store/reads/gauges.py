@@ -6,14 +6,22 @@ one short transaction that gives up rather than hold anybody up.
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
-
 from pipeline.store.database import Transaction
-
-Rows = Sequence[Row[Any]]
+from pipeline.store.rows import (
+    AttentionCountRow,
+    BacklogRow,
+    BreakerGaugeRow,
+    LeaseCountRow,
+    MutationCountRow,
+    RunCountRow,
+    RunLatencyRow,
+    SweepGaugeRow,
+    UnreadRow,
+    WorkflowGaugeRow,
+)
+from pipeline.store.statements import Statement
 
 #: How much is counted before a number becomes "at least": of one workflow, one consumer, one kind.
 MAX_COUNT = 100_000
@@ -22,12 +30,12 @@ MAX_COUNT_MIXED = 10_000
 #: How long one of these statements may take.
 STATEMENT_TIMEOUT = timedelta(seconds=2)
 
-_LIMIT_READS = text(
+_LIMIT_READS = Statement[UnreadRow](
     "SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', :ms, true)"
 )
 
 #: Runs that are not over, and stopped ones that another will carry on.
-RUNS = text("""
+RUNS = Statement[RunCountRow]("""
 SELECT w.name AS workflow, r.phase, r.status, count(*) AS number
 FROM pipeline.workflows w CROSS JOIN LATERAL (
   (SELECT r.phase, r.status FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :limit)
@@ -36,7 +44,7 @@ FROM pipeline.workflows w CROSS JOIN LATERAL (
 ) r GROUP BY w.name, r.phase, r.status
 """)
 
-LEASES = text("""
+LEASES = Statement[LeaseCountRow]("""
 SELECT count(*) FILTER (WHERE r.lease_expires_at >= pipeline.clock()) AS held,
        count(*) FILTER (WHERE r.lease_expires_at < pipeline.clock()) AS lapsed
 FROM (SELECT lease_expires_at FROM pipeline.runs
@@ -44,7 +52,7 @@ FROM (SELECT lease_expires_at FROM pipeline.runs
 """)
 
 #: Age since it was doubted, sent or written, whichever says how long it has been what it is.
-MUTATIONS = text("""
+MUTATIONS = Statement[MutationCountRow]("""
 SELECT m.connector, m.operation, m.status, count(*) AS number,
   extract(epoch FROM pipeline.clock() - min(m.since)) AS oldest,
   count(*) FILTER (WHERE m.is_awaiting_approval) AS awaiting_approval
@@ -59,21 +67,23 @@ FROM pipeline.workflows w CROSS JOIN LATERAL (
 ) m GROUP BY m.connector, m.operation, m.status
 """)
 
-BREAKERS = text("SELECT connector, operation, closed_at IS NULL AS is_open FROM pipeline.breakers LIMIT :limit")
+BREAKERS = Statement[BreakerGaugeRow](
+    "SELECT connector, operation, closed_at IS NULL AS is_open FROM pipeline.breakers LIMIT :limit"
+)
 
-WORKFLOWS = text("""
+WORKFLOWS = Statement[WorkflowGaugeRow]("""
 SELECT w.name AS workflow, w.desired, w.maintenance,
   ARRAY(SELECT DISTINCT b.kind FROM pipeline.blocks b WHERE b.workflow = w.name AND b.closed_at IS NULL) AS blocks
 FROM pipeline.workflows w LIMIT :limit
 """)
 
-SWEEPS = text("""
+SWEEPS = Statement[SweepGaugeRow]("""
 SELECT name, abs(extract(epoch FROM pipeline.clock() - last_run_at)) AS age, coalesce(report, '{}') AS report
 FROM pipeline.sweeps LIMIT :limit
 """)
 
 #: What waits for a person and is not counted elsewhere.
-ATTENTION = text("""
+ATTENTION = Statement[AttentionCountRow]("""
 SELECT
   (SELECT count(*) FROM (SELECT FROM pipeline.mutations m
      WHERE m.found_late_at IS NOT NULL AND m.acknowledged_by IS NULL LIMIT :limit) m) AS late_effect,
@@ -102,7 +112,7 @@ _CAN_WORKFLOW_START = """EXISTS (SELECT FROM pipeline.workflows w
   AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = h.workflow AND b.closed_at IS NULL)"""
 
 #: Consumers of one topic: the index alone counts, and the first row that may be taken is the oldest.
-BACKLOG = text(f"""
+BACKLOG = Statement[BacklogRow](f"""
 SELECT h.workflow, s.topic, h.name AS handler, waiting.number,
   CASE WHEN {_CAN_WORKFLOW_START} THEN coalesce(extract(epoch FROM pipeline.clock() - e.created_at), 0)
     ELSE 0 END AS age,
@@ -128,7 +138,7 @@ WHERE NOT h.retired
 """)
 
 #: Consumers of several topics: what waits longest, event by event.
-BACKLOG_MIXED = text(f"""
+BACKLOG_MIXED = Statement[BacklogRow](f"""
 SELECT h.workflow, s.topic, h.name AS handler, coalesce(waiting.number, 0) AS number,
   CASE WHEN {_CAN_WORKFLOW_START} THEN coalesce(extract(epoch FROM pipeline.clock() - waiting.oldest), 0)
     ELSE 0 END AS age,
@@ -147,7 +157,7 @@ WHERE NOT h.retired AND (SELECT count(*) FROM pipeline.subscriptions o
 """)
 
 #: From the publish of the oldest input to the commit, of runs that commit in this transaction.
-RUN_LATENCIES = text("""
+RUN_LATENCIES = Statement[RunLatencyRow]("""
 SELECT r.workflow, h.name AS handler, extract(epoch FROM r.finished_at - (
   SELECT min(e.created_at) FROM pipeline.events e WHERE e.id = ANY(r.event_ids))) AS seconds
 FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
@@ -160,48 +170,48 @@ def limit_reads(tx: Transaction) -> None:
     tx.all(_LIMIT_READS, ms=str(STATEMENT_TIMEOUT // timedelta(milliseconds=1)))
 
 
-def runs(tx: Transaction) -> Rows:
+def runs(tx: Transaction) -> Sequence[RunCountRow]:
     """Runs that are not over, by workflow, phase and status."""
     return tx.all(RUNS, limit=MAX_COUNT)
 
 
 def leases(tx: Transaction) -> Mapping[str, int]:
     """Runs that a worker holds, and those whose worker let its time pass."""
-    (row,) = tx.all(LEASES, limit=MAX_COUNT)
+    row = tx.one(LEASES, limit=MAX_COUNT)
     return {"held": row.held, "lapsed": row.lapsed}
 
 
-def mutations(tx: Transaction) -> Rows:
+def mutations(tx: Transaction) -> Sequence[MutationCountRow]:
     """Mutations that are not settled, by operation and status: how many, how old, how many wait to be allowed."""
     return tx.all(MUTATIONS, limit=MAX_COUNT)
 
 
-def breakers(tx: Transaction) -> Rows:
+def breakers(tx: Transaction) -> Sequence[BreakerGaugeRow]:
     """Every operation that ever had a breaker, and whether it is open."""
     return tx.all(BREAKERS, limit=MAX_COUNT)
 
 
-def workflows(tx: Transaction) -> Rows:
+def workflows(tx: Transaction) -> Sequence[WorkflowGaugeRow]:
     """What the status of each workflow is derived from."""
     return tx.all(WORKFLOWS, limit=MAX_COUNT)
 
 
-def sweeps(tx: Transaction) -> Rows:
+def sweeps(tx: Transaction) -> Sequence[SweepGaugeRow]:
     """When each sweep last ran, and what it reported."""
     return tx.all(SWEEPS, limit=MAX_COUNT)
 
 
 def attention(tx: Transaction, kinds: Sequence[str]) -> Mapping[str, int]:
     """What waits for a person, as far as no other read tells; ``kinds`` of blocks are those a person lifts."""
-    (row,) = tx.all(ATTENTION, limit=MAX_COUNT, kinds=list(kinds))
-    return dict(row._mapping)
+    row = tx.one(ATTENTION, limit=MAX_COUNT, kinds=list(kinds))
+    return {name: getattr(row, name) for name in AttentionCountRow.__annotations__}
 
 
-def backlog(tx: Transaction) -> Rows:
+def backlog(tx: Transaction) -> Sequence[BacklogRow]:
     """What waits for each consumer, by topic: how many events, and how long the oldest that may be taken now."""
     return [*tx.all(BACKLOG, limit=MAX_COUNT), *tx.all(BACKLOG_MIXED, limit=MAX_COUNT_MIXED)]
 
 
-def run_latencies(tx: Transaction, run_ids: Sequence[UUID]) -> Rows:
+def run_latencies(tx: Transaction, run_ids: Sequence[UUID]) -> Sequence[RunLatencyRow]:
     """How long the oldest input of each run waited. Runs without inputs are left out."""
     return tx.all(RUN_LATENCIES, ids=[str(run_id) for run_id in run_ids])

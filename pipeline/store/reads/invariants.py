@@ -8,11 +8,10 @@ work that a sweep should have done by now: the sweep is not running.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
-
-from sqlalchemy import Row, TextClause, text
 
 from pipeline.store.database import Transaction
+from pipeline.store.rows import FindingRow
+from pipeline.store.statements import Statement
 
 #: The invariant of late effects. Attention and gauges report each of them as what it is, not as a broken promise.
 LATE_EFFECTS = "failed-mutations-have-no-late-effect"
@@ -33,7 +32,7 @@ class Invariant:
     sentence: str
     advice: str
     severity: Severity
-    query: TextClause
+    query: Statement[FindingRow]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +74,8 @@ _IS_UNCLAIMED = """h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT
   SELECT FROM pipeline.workflows w WHERE w.name = h.workflow AND w.desired = 'active')"""
 
 
-def _bounded(query: str) -> TextClause:
-    return text(f"SELECT subject, detail FROM ({query}) AS found LIMIT :limit")
+def _bounded(query: str) -> Statement[FindingRow]:
+    return Statement[FindingRow](f"SELECT subject, detail FROM ({query}) AS found LIMIT :limit")
 
 
 def _broken(name: str, sentence: str, query: str, advice: str = _REPORT_ADVICE) -> Invariant:
@@ -380,7 +379,7 @@ def findings(tx: Transaction, *, recent: int = 10_000, limit: int = 100) -> list
     return found
 
 
-def _finding(invariant: Invariant, row: Row[Any]) -> Finding:
+def _finding(invariant: Invariant, row: FindingRow) -> Finding:
     return Finding(
         invariant=invariant.name,
         severity=invariant.severity,

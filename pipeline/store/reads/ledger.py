@@ -4,32 +4,38 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
-
 from pipeline.store.database import Transaction
-
-Rows = Sequence[Row[Any]]
+from pipeline.store.rows import (
+    ActRow,
+    MutationIdRow,
+    OpenBreakerRow,
+    OperationNameRow,
+    ParameterValueRow,
+    ReplacementRunRow,
+    UnresolvedMutationRow,
+)
+from pipeline.store.statements import Statement
 
 #: Each kind has its own share, so that neither can keep the other waiting.
-_DUE_MUTATION_IDS = text("""
+_DUE_MUTATION_IDS = Statement[MutationIdRow]("""
 (SELECT id FROM pipeline.mutations WHERE status = 'needs_reconcile' AND next_reconcile_at <= pipeline.clock()
  ORDER BY next_reconcile_at LIMIT :limit)
 UNION ALL
 (SELECT id FROM pipeline.mutations WHERE next_monitor_at <= pipeline.clock() ORDER BY next_monitor_at LIMIT :limit)
 """)
 
-_LAST_ACT = text("""
+_LAST_ACT = Statement[ActRow]("""
 SELECT act, at, evidence FROM pipeline.audit
 WHERE mutation_id = :mutation_id AND act = ANY(CAST(:acts AS text[])) ORDER BY id DESC LIMIT 1
 """)
 
-_OPEN_BREAKERS = text("""
+_OPEN_BREAKERS = Statement[OpenBreakerRow]("""
 SELECT b.*, b.probe_at IS NOT NULL AND b.probe_at <= pipeline.clock() AS is_due FROM pipeline.breakers b
 WHERE b.closed_at IS NULL ORDER BY b.connector, b.operation
 """)
 
 #: Operations by name. No index knows them, so among the newest rows; what is open, and every breaker, besides.
-_OPERATION_NAMES = text("""
+_OPERATION_NAMES = Statement[OperationNameRow]("""
 SELECT connector, operation FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) newest
 UNION
 SELECT connector, operation FROM (
@@ -44,7 +50,7 @@ SELECT connector, operation FROM pipeline.breakers ORDER BY connector, operation
 """)
 
 #: What a person may settle, with the events it is about.
-_MUTATIONS_BY_STATUS = text("""
+_MUTATIONS_BY_STATUS = Statement[UnresolvedMutationRow]("""
 SELECT m.*, r.event_ids, h.name AS handler, r.status AS run_status,
        m.quiet_until > pipeline.clock() AS is_quiet,
        (SELECT array_agg(e.message_id ORDER BY e.id) FROM pipeline.events e
@@ -61,7 +67,7 @@ ORDER BY m.id LIMIT :limit
 
 #: What else may be meant by a provider's row: no index knows parameters, so page by page, newest first. What was
 #: refused or looked for in vain did not happen; what surfaced did, and what a person went on without may have.
-_PARAMETER_VALUES = text("""
+_PARAMETER_VALUES = Statement[ParameterValueRow]("""
 SELECT m.id, CASE WHEN (m.status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')
     OR m.found_late_at IS NOT NULL OR (m.resolved_by = 'operator_skip' AND m.sent_at IS NOT NULL))
   AND (CAST(:connector AS text) IS NULL OR m.connector = :connector) THEN m.params -> :name END AS value
@@ -70,7 +76,7 @@ FROM pipeline.mutations m WHERE m.id < :below ORDER BY m.id DESC LIMIT :limit
 
 #: Which run did what a run that was settled as failed had set out to do: the other side of an alarm. Of several, one
 #: that did something.
-_REPLACEMENT_RUN = text("""
+_REPLACEMENT_RUN = Statement[ReplacementRunRow]("""
 SELECT o.id AS run_id, o.mutation_id, o.status, m.status AS mutation_status, m.connector, m.operation, m.result
 FROM pipeline.runs r
 JOIN pipeline.deliveries d ON d.handler_id = r.handler_id AND d.event_id = ANY(r.event_ids)
@@ -85,12 +91,12 @@ def due_mutation_ids(tx: Transaction, *, limit: int = 100) -> list[UUID]:
     return [row.id for row in tx.all(_DUE_MUTATION_IDS, limit=limit)]
 
 
-def last_act(tx: Transaction, mutation_id: UUID, acts: Sequence[str]) -> Row[Any] | None:
+def last_act(tx: Transaction, mutation_id: UUID, acts: Sequence[str]) -> ActRow | None:
     """The last of these acts on a mutation that the audit knows."""
     return tx.first(_LAST_ACT, mutation_id=mutation_id, acts=list(acts))
 
 
-def open_breakers(tx: Transaction) -> Rows:
+def open_breakers(tx: Transaction) -> Sequence[OpenBreakerRow]:
     """Every open breaker, and whether a probe of it is due."""
     return tx.all(_OPEN_BREAKERS)
 
@@ -100,19 +106,21 @@ def operation_names(tx: Transaction, *, recent: int) -> list[tuple[str, str]]:
     return [(row.connector, row.operation) for row in tx.all(_OPERATION_NAMES, recent=recent)]
 
 
-def replacement_run(tx: Transaction, run_id: UUID, mutation_id: UUID) -> Row[Any] | None:
+def replacement_run(tx: Transaction, run_id: UUID, mutation_id: UUID) -> ReplacementRunRow | None:
     """The other run that owns the inputs of this one now, with what it did besides this mutation."""
     return tx.first(_REPLACEMENT_RUN, run_id=run_id, mutation_id=mutation_id)
 
 
-def parameter_values(tx: Transaction, name: str, *, connector: str | None, below: UUID, limit: int) -> Rows:
+def parameter_values(
+    tx: Transaction, name: str, *, connector: str | None, below: UUID, limit: int
+) -> Sequence[ParameterValueRow]:
     """The ledger below an id, newest first: each with this parameter, or None where nothing can have happened."""
     return tx.all(_PARAMETER_VALUES, name=name, connector=connector, below=below, limit=limit)
 
 
 def mutations_by_status(
     tx: Transaction, *, statuses: Sequence[str], ids: Sequence[UUID] | None = None, limit: int = 100, **only: Any
-) -> Rows:
+) -> Sequence[UnresolvedMutationRow]:
     """Ledger rows of these statuses, oldest first; ``only`` names workflow, connector, operation or older_than."""
     given: dict[str, Any] = {"workflow": None, "connector": None, "operation": None, "older_than": None, **only}
     named = None if ids is None else [str(id_) for id_ in ids]

@@ -8,24 +8,40 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, TextClause, text
-
 from pipeline.domain.values import HEADER_FIELDS
 from pipeline.store.database import Transaction
-
-Rows = Sequence[Row[Any]]
+from pipeline.store.rows import (
+    AuditRow,
+    BlockRow,
+    CapacityRow,
+    EventDeliveryRow,
+    EventDeliveryStatusRow,
+    EventWithPayloadRow,
+    HandlerDeliveryRow,
+    HandlerRow,
+    LateEffectRow,
+    ListedEventRow,
+    ListedHandlerRow,
+    ListedMutationRow,
+    ListedRunRow,
+    ListedWorkflowRow,
+    MutationIdRow,
+    UnreadRow,
+    UnsentRunRow,
+)
+from pipeline.store.statements import Statement
 
 #: How much is counted before a count becomes "at least".
 MAX_COUNTED = 10_000
 _MAX_LINES = 200
 
-_WORKFLOWS = text("""
+_WORKFLOWS = Statement[ListedWorkflowRow]("""
 SELECT w.*, t.id AS task_id, t.opened_at AS task_opened_at FROM pipeline.workflows w
 LEFT JOIN pipeline.maintenance_tasks t ON t.workflow = w.name AND t.closed_at IS NULL
 WHERE CAST(:workflow AS text) IS NULL OR w.name = :workflow ORDER BY w.name
 """)
 
-_HANDLERS = text("""
+_HANDLERS = Statement[ListedHandlerRow]("""
 SELECT h.*, waiting.count AS waiting, reserved.count AS reserved, quarantined.count AS quarantined,
   quarantined.oldest AS quarantined_id, oldest.id AS oldest_id, oldest.created_at AS oldest_at,
   stopped.count AS stopped, stopped.since AS stopped_at,
@@ -53,7 +69,7 @@ WHERE CAST(:workflow AS text) IS NULL OR h.workflow = :workflow ORDER BY h.workf
 
 #: Of the runs that hold the places of a workflow: how many have sent nothing and are held by nobody, and the first
 #: that waits to be allowed.
-_CAPACITY_HOLDERS = text("""
+_CAPACITY_HOLDERS = Statement[CapacityRow]("""
 SELECT w.name AS workflow, held.* FROM pipeline.workflows w CROSS JOIN LATERAL (
   SELECT count(*) FILTER (WHERE r.status = 'active' AND r.lease_expires_at IS NULL AND (
            r.phase = 'mutating' OR r.phase = 'prepared' AND r.event_ids <> '{}')) AS unsent,
@@ -64,7 +80,7 @@ SELECT w.name AS workflow, held.* FROM pipeline.workflows w CROSS JOIN LATERAL (
 ) held WHERE CAST(:workflow AS text) IS NULL OR w.name = :workflow
 """)
 
-_BLOCKS = text("""
+_BLOCKS = Statement[BlockRow]("""
 SELECT b.* FROM pipeline.blocks b WHERE b.closed_at IS NULL
   AND (CAST(:workflow AS text) IS NULL OR b.workflow = :workflow) ORDER BY b.since, b.id LIMIT :limit
 """)
@@ -87,14 +103,14 @@ _EVENT_FILTER = """
 #: Counted instead of asked for with EXISTS, which the planner may answer by reading every delivery there is.
 _HAS_STATUS = """(CAST(:status AS text) IS NULL OR (
     SELECT count(*) FROM pipeline.deliveries d WHERE d.event_id = e.id AND d.status = :status) > 0)"""
-_RECENT_EVENTS = text(f"""
+_RECENT_EVENTS = Statement[ListedEventRow](f"""
 SELECT e.*, s.deliveries FROM (
   SELECT {_EVENT} FROM (SELECT * FROM pipeline.events ORDER BY id DESC LIMIT :recent) e
   WHERE {_EVENT_FILTER} AND {_HAS_STATUS}
   ORDER BY e.id DESC LIMIT :limit
 ) e {_JOIN_DELIVERIES} ORDER BY e.id DESC
 """)
-_OPEN_EVENTS = text(f"""
+_OPEN_EVENTS = Statement[ListedEventRow](f"""
 SELECT e.*, s.deliveries FROM (
   SELECT DISTINCT {_EVENT} FROM pipeline.handlers h CROSS JOIN LATERAL (
     SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = :status
@@ -102,7 +118,7 @@ SELECT e.*, s.deliveries FROM (
   ) d JOIN pipeline.events e ON e.id = d.event_id WHERE {_EVENT_FILTER} ORDER BY e.id DESC LIMIT :limit
 ) e {_JOIN_DELIVERIES} ORDER BY e.id DESC
 """)
-_EVENTS_BY_MESSAGE = text(f"""
+_EVENTS_BY_MESSAGE = Statement[ListedEventRow](f"""
 SELECT e.*, s.deliveries FROM (
   SELECT {_EVENT} FROM pipeline.topics t JOIN pipeline.events e
     ON e.workflow = t.workflow AND e.topic = t.name AND e.message_id = :message_id
@@ -110,16 +126,16 @@ SELECT e.*, s.deliveries FROM (
   ORDER BY e.id DESC LIMIT :limit
 ) e {_JOIN_DELIVERIES} ORDER BY e.id DESC
 """)
-_EVENTS_BY_ID = text(f"""
+_EVENTS_BY_ID = Statement[EventWithPayloadRow](f"""
 SELECT {_EVENT}, e.payload, s.deliveries FROM pipeline.events e {_JOIN_DELIVERIES}
 WHERE e.id = ANY(CAST(:ids AS bigint[])) ORDER BY e.id
 """)
-_DELIVERIES = text("""
+_DELIVERIES = Statement[HandlerDeliveryRow]("""
 SELECT d.*, h.name AS handler, h.workflow, h.retired FROM pipeline.deliveries d
 JOIN pipeline.handlers h ON h.id = d.handler_id
 WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name LIMIT :limit
 """)
-_DELIVERIES_BY_STATUS = text(f"""
+_DELIVERIES_BY_STATUS = Statement[EventDeliveryRow](f"""
 SELECT {_EVENT}, h.name AS handler, h.retired, d.failures, d.error FROM pipeline.handlers h CROSS JOIN LATERAL (
   SELECT * FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = :status AND d.offered_to IS NULL
   ORDER BY d.event_id LIMIT :limit
@@ -128,14 +144,14 @@ WHERE (CAST(:workflow AS text) IS NULL OR h.workflow = :workflow)
   AND (CAST(:handler AS text) IS NULL OR h.name = :handler)
 ORDER BY d.event_id, h.name LIMIT :limit
 """)
-_DELIVERIES_BY_EVENT = text(f"""
+_DELIVERIES_BY_EVENT = Statement[EventDeliveryStatusRow](f"""
 SELECT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.error FROM pipeline.deliveries d
 JOIN pipeline.handlers h ON h.id = d.handler_id JOIN pipeline.events e ON e.id = d.event_id
 WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name
 """)
 
 #: Inputs of runs that a retired handler has left behind, what a person skipped since included.
-_EVENTS_OF_RETIRED_HANDLER = text(f"""
+_EVENTS_OF_RETIRED_HANDLER = Statement[EventDeliveryStatusRow](f"""
 SELECT DISTINCT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.error FROM pipeline.handlers h
 CROSS JOIN LATERAL (
   SELECT r.id, r.event_ids FROM pipeline.runs r
@@ -162,41 +178,41 @@ _RUN_FILTER = """
     AND (CAST(:status AS text) IS NULL OR r.status = :status)
     AND (CAST(:phase AS text) IS NULL OR r.phase = :phase)
 """
-_RECENT_RUNS = text(f"""
+_RECENT_RUNS = Statement[ListedRunRow](f"""
 SELECT {_RUN} FROM (SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent) r
 JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_RUN_FILTER} ORDER BY r.id DESC LIMIT :limit
 """)
-_ACTIVE_RUNS = text(f"""
+_ACTIVE_RUNS = Statement[ListedRunRow](f"""
 SELECT {_RUN} FROM pipeline.workflows w CROSS JOIN LATERAL (
   SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :recent
 ) r JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_RUN_FILTER} ORDER BY r.id DESC LIMIT :limit
 """)
-_RUNS_BY_ID = text(f"""
+_RUNS_BY_ID = Statement[ListedRunRow](f"""
 SELECT {_RUN} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
 """)
-_RETRIES_OF = text(f"""
+_RETRIES_OF = Statement[ListedRunRow](f"""
 SELECT {_RUN} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE r.retry_of = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
 """)
-_OUTPUTS = text(f"""
+_OUTPUTS = Statement[ListedEventRow](f"""
 SELECT {_EVENT}, s.deliveries FROM pipeline.events e {_JOIN_DELIVERIES}
 WHERE e.created_by_run_id = ANY(CAST(:ids AS uuid[])) ORDER BY e.id LIMIT :limit
 """)
 
-_LEDGER = text("""
+_LEDGER = Statement[ListedMutationRow]("""
 SELECT m.*, r.status AS run_status, r.phase AS run_phase, r.event_ids, h.name AS handler,
   m.quiet_until > pipeline.clock() AS is_quiet
 FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE m.id = ANY(CAST(:ids AS uuid[])) ORDER BY m.id
 """)
-_RECENT_MUTATIONS = text("""
+_RECENT_MUTATIONS = Statement[MutationIdRow]("""
 SELECT m.id FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) m
 WHERE m.status = :status AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow) ORDER BY m.id DESC LIMIT :limit
 """)
 #: Runs of a handler that have something to do and have sent nothing: offered events, with a plan, waiting to be
 #: allowed, or stopped and to try the same plan again. ``connector`` names what was asked for already.
-_UNSENT_RUNS = text("""
+_UNSENT_RUNS = Statement[UnsentRunRow]("""
 SELECT r.id, r.phase, r.event_ids, r.prepare_result, m.connector, m.operation, m.params, m.approved_at,
   (SELECT array_agg(e.message_id ORDER BY e.id) FROM pipeline.events e WHERE e.id = ANY(r.event_ids)) AS message_ids
 FROM (
@@ -210,59 +226,63 @@ FROM (
 WHERE r.phase <> 'mutating' OR r.mutation_id IS NULL OR m.id IS NOT NULL
 ORDER BY r.id LIMIT :limit
 """)
-_PENDING_APPROVALS = text("""
+_PENDING_APPROVALS = Statement[MutationIdRow]("""
 SELECT m.id FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
 WHERE m.status = 'pending' AND r.status = 'paused:approval' AND m.approved_at IS NULL
   AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow) ORDER BY m.id LIMIT :limit
 """)
-_LATE_EFFECTS = text("""
+_LATE_EFFECTS = Statement[LateEffectRow]("""
 SELECT m.*, (SELECT a.evidence ->> 'advice' FROM pipeline.audit a
              WHERE a.mutation_id = m.id AND a.act = 'mutation.found_late' ORDER BY a.id DESC LIMIT 1) AS advice
 FROM pipeline.mutations m
 WHERE m.found_late_at IS NOT NULL AND m.acknowledged_by IS NULL ORDER BY m.id LIMIT :limit
 """)
 
-_AUDIT = text("""
+_AUDIT = Statement[AuditRow]("""
 SELECT a.* FROM (
   SELECT * FROM pipeline.audit WHERE run_id = CAST(:run_id AS uuid)
   UNION SELECT * FROM pipeline.audit WHERE mutation_id = CAST(:mutation_id AS uuid)
   UNION SELECT * FROM pipeline.audit WHERE event_id = CAST(:event_id AS bigint)
 ) a ORDER BY a.id LIMIT :limit
 """)
-_AUDIT_OF_WORKFLOW = text("""
+_AUDIT_OF_WORKFLOW = Statement[AuditRow]("""
 SELECT a.* FROM (SELECT * FROM pipeline.audit ORDER BY id DESC LIMIT :recent) a
 WHERE a.workflow = :workflow ORDER BY a.id DESC LIMIT :limit
 """)
-_BLOCKS_OF_RUN = text("SELECT * FROM pipeline.blocks WHERE run_id = :run_id ORDER BY id LIMIT :limit")
+_BLOCKS_OF_RUN = Statement[BlockRow]("SELECT * FROM pipeline.blocks WHERE run_id = :run_id ORDER BY id LIMIT :limit")
 
 _HAS_OLDER = {
-    table: text(f"SELECT true FROM pipeline.{table} ORDER BY id DESC OFFSET :recent LIMIT 1")
+    table: Statement[UnreadRow](f"SELECT true FROM pipeline.{table} ORDER BY id DESC OFFSET :recent LIMIT 1")
     for table in ("events", "runs", "mutations")
 }
 _OPEN_STATUSES = frozenset({"pending", "reserved", "quarantined"})
 
 
-def workflows(tx: Transaction, name: str | None = None) -> Rows:
+def workflows(tx: Transaction, name: str | None = None) -> Sequence[ListedWorkflowRow]:
     """Every workflow, or one, with the task that asks for its code to be mended."""
     return tx.all(_WORKFLOWS, workflow=name)
 
 
-def handlers(tx: Transaction, workflow: str | None = None, *, limit: int = MAX_COUNTED) -> Rows:
+def handlers(tx: Transaction, workflow: str | None = None, *, limit: int = MAX_COUNTED) -> Sequence[ListedHandlerRow]:
     """Handlers with what waits for them, counted up to ``most``."""
     return tx.all(_HANDLERS, workflow=workflow, limit=limit)
 
 
-def capacity_holders(tx: Transaction, workflow: str | None = None, *, limit: int = MAX_COUNTED) -> Rows:
+def capacity_holders(
+    tx: Transaction, workflow: str | None = None, *, limit: int = MAX_COUNTED
+) -> Sequence[CapacityRow]:
     """Who holds the places of workflows without moving on, counted up to ``most``."""
     return tx.all(_CAPACITY_HOLDERS, workflow=workflow, limit=limit)
 
 
-def blocks(tx: Transaction, workflow: str | None = None, *, limit: int = 1_000) -> Rows:
+def blocks(tx: Transaction, workflow: str | None = None, *, limit: int = 1_000) -> Sequence[BlockRow]:
     """What holds workflows back, oldest first."""
     return tx.all(_BLOCKS, workflow=workflow, limit=limit)
 
 
-def events(tx: Transaction, *, message_id: str | None = None, status: str | None = None, **only: Any) -> Rows:
+def events(
+    tx: Transaction, *, message_id: str | None = None, status: str | None = None, **only: Any
+) -> Sequence[ListedEventRow]:
     """Events, newest first; ``only`` names workflow, topic, key, recent and limit."""
     given: dict[str, Any] = {"workflow": None, "topic": None, "key": None, "limit": 50, **only, "status": status}
     statement, unused = _RECENT_EVENTS, ""
@@ -274,12 +294,12 @@ def events(tx: Transaction, *, message_id: str | None = None, status: str | None
     return tx.all(statement, **{name: value for name, value in given.items() if name != unused})
 
 
-def events_by_id(tx: Transaction, ids: Sequence[int]) -> Rows:
+def events_by_id(tx: Transaction, ids: Sequence[int]) -> Sequence[EventWithPayloadRow]:
     """These events, with their payloads."""
     return tx.all(_EVENTS_BY_ID, ids=list(ids))
 
 
-def deliveries(tx: Transaction, event_ids: Sequence[int], *, limit: int = 1_000) -> Rows:
+def deliveries(tx: Transaction, event_ids: Sequence[int], *, limit: int = 1_000) -> Sequence[HandlerDeliveryRow]:
     """Where events stand for each consumer."""
     return tx.all(_DELIVERIES, ids=list(event_ids), limit=limit)
 
@@ -291,44 +311,46 @@ def deliveries_by_status(
     workflow: str | None = None,
     handler: str | None = None,
     limit: int = 100,
-) -> Rows:
+) -> Sequence[EventDeliveryRow]:
     """Events that were set aside (or, by status, that wait), oldest first, once for each consumer."""
     return tx.all(_DELIVERIES_BY_STATUS, status=status, workflow=workflow, handler=handler, limit=limit)
 
 
-def events_of_retired_handler(tx: Transaction, workflow: str, handler: str, *, limit: int = 100) -> Rows:
+def events_of_retired_handler(
+    tx: Transaction, workflow: str, handler: str, *, limit: int = 100
+) -> Sequence[EventDeliveryStatusRow]:
     """Events that the runs of a handler still hold although it is gone from the code, oldest first."""
     return tx.all(_EVENTS_OF_RETIRED_HANDLER, workflow=workflow, handler=handler, limit=limit)
 
 
-def deliveries_by_event(tx: Transaction, ids: Sequence[int]) -> Rows:
+def deliveries_by_event(tx: Transaction, ids: Sequence[int]) -> Sequence[EventDeliveryStatusRow]:
     """These events as they stand for each of their consumers."""
     return tx.all(_DELIVERIES_BY_EVENT, ids=list(ids))
 
 
-def runs(tx: Transaction, *, recent: int, limit: int = 50, **only: Any) -> Rows:
+def runs(tx: Transaction, *, recent: int, limit: int = 50, **only: Any) -> Sequence[ListedRunRow]:
     """Runs, newest first; ``only`` names workflow, handler, status and phase."""
     given: dict[str, Any] = {"workflow": None, "handler": None, "status": None, "phase": None, **only}
-    statement: TextClause = _ACTIVE_RUNS if given["status"] == "active" else _RECENT_RUNS
+    statement = _ACTIVE_RUNS if given["status"] == "active" else _RECENT_RUNS
     return tx.all(statement, recent=recent, limit=limit, **given)
 
 
-def runs_by_id(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+def runs_by_id(tx: Transaction, ids: Sequence[UUID]) -> Sequence[ListedRunRow]:
     """These runs."""
     return tx.all(_RUNS_BY_ID, ids=[str(id_) for id_ in ids])
 
 
-def retries_of(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+def retries_of(tx: Transaction, ids: Sequence[UUID]) -> Sequence[ListedRunRow]:
     """The runs that carried these forward."""
     return tx.all(_RETRIES_OF, ids=[str(id_) for id_ in ids])
 
 
-def outputs(tx: Transaction, run_ids: Sequence[UUID], *, limit: int = _MAX_LINES) -> Rows:
+def outputs(tx: Transaction, run_ids: Sequence[UUID], *, limit: int = _MAX_LINES) -> Sequence[ListedEventRow]:
     """Events that these runs published."""
     return tx.all(_OUTPUTS, ids=[str(id_) for id_ in run_ids], limit=limit)
 
 
-def mutations(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+def mutations(tx: Transaction, ids: Sequence[UUID]) -> Sequence[ListedMutationRow]:
     """Rows of the ledger, with the run each belongs to."""
     return tx.all(_LEDGER, ids=[str(id_) for id_ in ids])
 
@@ -341,7 +363,7 @@ def recent_mutations(
     return [row.id for row in tx.all(_RECENT_MUTATIONS, **given)]
 
 
-def unsent_runs(tx: Transaction, handler: Row[Any], *, limit: int) -> Rows:
+def unsent_runs(tx: Transaction, handler: HandlerRow, *, limit: int) -> Sequence[UnsentRunRow]:
     """Runs of a handler that have sent nothing yet, oldest first, with what they asked for if they did."""
     return tx.all(_UNSENT_RUNS, workflow=handler.workflow, handler_id=handler.id, limit=limit)
 
@@ -351,24 +373,24 @@ def pending_approvals(tx: Transaction, workflow: str | None = None, *, limit: in
     return [row.id for row in tx.all(_PENDING_APPROVALS, workflow=workflow, limit=limit)]
 
 
-def late_effects(tx: Transaction, *, limit: int = 100) -> Rows:
+def late_effects(tx: Transaction, *, limit: int = 100) -> Sequence[LateEffectRow]:
     """Effects that surfaced late, and that nobody has dealt with."""
     return tx.all(_LATE_EFFECTS, limit=limit)
 
 
 def audit(
     tx: Transaction, *, run_id: UUID | None = None, mutation_id: UUID | None = None, event_id: int | None = None
-) -> Rows:
+) -> Sequence[AuditRow]:
     """What people and sweeps decided about a run, a mutation or an event, oldest first."""
     return tx.all(_AUDIT, run_id=run_id, mutation_id=mutation_id, event_id=event_id, limit=_MAX_LINES)
 
 
-def audit_of_workflow(tx: Transaction, workflow: str, *, recent: int, limit: int = 10) -> Rows:
+def audit_of_workflow(tx: Transaction, workflow: str, *, recent: int, limit: int = 10) -> Sequence[AuditRow]:
     """The newest acts about a workflow."""
     return tx.all(_AUDIT_OF_WORKFLOW, workflow=workflow, recent=recent, limit=limit)
 
 
-def blocks_of_run(tx: Transaction, run_id: UUID) -> Rows:
+def blocks_of_run(tx: Transaction, run_id: UUID) -> Sequence[BlockRow]:
     """How a run held its workflow back."""
     return tx.all(_BLOCKS_OF_RUN, run_id=run_id, limit=_MAX_LINES)
 

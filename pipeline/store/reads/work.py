@@ -8,19 +8,40 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
-
 from pipeline.store.database import Transaction
 from pipeline.store.predicates import is_in_next_slice, is_key_free, is_subscribed
+from pipeline.store.rows import (
+    BlockRow,
+    CountRow,
+    EventRow,
+    HandlerFactsRow,
+    HandlerNameRow,
+    HandlerRow,
+    LeasedRunRow,
+    MutationIdRow,
+    NameRow,
+    OfferedEventRow,
+    PendingEventRow,
+    RefusedInputRow,
+    RetriedRunRow,
+    RunIdRow,
+    RunMutationRow,
+    RunOfWorkflowRow,
+    RunRow,
+    SessionIdRow,
+    SubscribedHandlerRow,
+    SweepAgeRow,
+    TopicRow,
+    WorkflowRow,
+)
+from pipeline.store.statements import Statement
 
-Rows = Sequence[Row[Any]]
-
-_RUNS = text("""
+_RUNS = Statement[LeasedRunRow]("""
 SELECT r.*, coalesce(r.lease_expires_at > pipeline.clock(), false) AS is_leased FROM pipeline.runs r
 WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
 """)
 
-_MUTATIONS = text("""
+_MUTATIONS = Statement[RunMutationRow]("""
 SELECT m.*, r.status AS run_status, r.phase AS run_phase, r.fence, r.traceparent FROM pipeline.mutations m
 JOIN pipeline.runs r ON r.id = m.run_id WHERE m.id = ANY(CAST(:ids AS uuid[])) ORDER BY m.id
 """)
@@ -28,7 +49,7 @@ JOIN pipeline.runs r ON r.id = m.run_id WHERE m.id = ANY(CAST(:ids AS uuid[])) O
 #: What a run that runs alone may see: everything pending. For an ordered consumer an event waits
 #: while another run holds an event of its key, or an earlier one is backing off.
 _WORKFLOW_OF_HANDLER = "(SELECT workflow FROM pipeline.handlers WHERE id = :handler_id)"
-_PEEK = text(f"""
+_PEEK = Statement[PendingEventRow](f"""
 SELECT e.*, d.failures FROM (
   SELECT d.event_id, d.failures FROM pipeline.deliveries d
   WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > :low_watermark
@@ -41,7 +62,7 @@ SELECT e.*, d.failures FROM (
 ORDER BY d.event_id LIMIT :limit
 """)
 #: What runs among others may see: the slice each was offered.
-_PEEK_SLICE = text("""
+_PEEK_SLICE = Statement[OfferedEventRow]("""
 WITH offers AS MATERIALIZED (
   SELECT r.id AS run_id, r.handler_id, slice.event_id FROM pipeline.runs r, unnest(r.offered) AS slice(event_id)
   WHERE r.id = ANY(CAST(:ids AS uuid[]))
@@ -53,7 +74,7 @@ WHERE d.status = 'pending' AND d.offered_to = o.run_id
 ORDER BY d.event_id
 """)
 
-_REFUSED_INPUTS = text("""
+_REFUSED_INPUTS = Statement[RefusedInputRow]("""
 SELECT w.event_id, e.topic AS found_topic, d.status, d.run_id, d.offered_to, w.topic
 FROM unnest(CAST(:events AS bigint[]), CAST(:topics AS text[])) AS w(event_id, topic)
 LEFT JOIN pipeline.events e ON e.id = w.event_id
@@ -61,12 +82,12 @@ LEFT JOIN pipeline.deliveries d ON d.event_id = w.event_id AND d.handler_id = :h
 ORDER BY w.event_id
 """)
 
-_DELIVERED_EVENTS = text("""
+_DELIVERED_EVENTS = Statement[EventRow]("""
 SELECT e.* FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
 WHERE d.event_id = ANY(:ids) AND d.handler_id = :handler_id AND e.topic = :topic ORDER BY e.id
 """)
-_BACKLOG = text("""
-SELECT count(*) FROM (
+_BACKLOG = Statement[CountRow]("""
+SELECT count(*) AS number FROM (
   SELECT 1 FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id
   WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL
     AND d.event_id > h.low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
@@ -74,14 +95,18 @@ SELECT count(*) FROM (
 ) waiting
 """)
 
-_HANDLER = text("SELECT * FROM pipeline.handlers WHERE workflow = :workflow AND name = :name")
-_HANDLERS = text("SELECT * FROM pipeline.handlers WHERE workflow = :workflow ORDER BY name")
-_WORKFLOW = text("SELECT * FROM pipeline.workflows WHERE name = :name")
-_WORKFLOW_NAMES = text("SELECT name FROM pipeline.workflows ORDER BY name")
-_TOPICS = text("SELECT * FROM pipeline.topics WHERE workflow = :workflow ORDER BY name")
-_SUBSCRIPTIONS = text("SELECT topic, handler_id FROM pipeline.subscriptions WHERE workflow = :workflow")
-_OPEN_BLOCKS = text("SELECT * FROM pipeline.blocks WHERE workflow = :workflow AND closed_at IS NULL ORDER BY since, id")
-_BLOCKING_MUTATIONS = text("""
+_HANDLER = Statement[HandlerRow]("SELECT * FROM pipeline.handlers WHERE workflow = :workflow AND name = :name")
+_HANDLERS = Statement[HandlerRow]("SELECT * FROM pipeline.handlers WHERE workflow = :workflow ORDER BY name")
+_WORKFLOW = Statement[WorkflowRow]("SELECT * FROM pipeline.workflows WHERE name = :name")
+_WORKFLOW_NAMES = Statement[NameRow]("SELECT name FROM pipeline.workflows ORDER BY name")
+_TOPICS = Statement[TopicRow]("SELECT * FROM pipeline.topics WHERE workflow = :workflow ORDER BY name")
+_SUBSCRIPTIONS = Statement[SubscribedHandlerRow](
+    "SELECT topic, handler_id FROM pipeline.subscriptions WHERE workflow = :workflow"
+)
+_OPEN_BLOCKS = Statement[BlockRow](
+    "SELECT * FROM pipeline.blocks WHERE workflow = :workflow AND closed_at IS NULL ORDER BY since, id"
+)
+_BLOCKING_MUTATIONS = Statement[MutationIdRow]("""
 SELECT m.id FROM pipeline.blocks b JOIN pipeline.runs r ON r.id = b.run_id
 JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE b.workflow = :workflow AND b.kind = 'reconciliation' AND b.closed_at IS NULL ORDER BY m.id
@@ -89,8 +114,8 @@ WHERE b.workflow = :workflow AND b.kind = 'reconciliation' AND b.closed_at IS NU
 #: Of a run: the code still has its handler. What is left of one that is gone waits for a person, and for nobody else.
 _IS_HANDLER_CURRENT = """r.handler_id <> ALL(ARRAY(
   SELECT h.id FROM pipeline.handlers h WHERE h.workflow = :workflow AND h.retired))"""
-_ACTIVE_RUN_COUNT = text(f"""
-SELECT count(*) FROM pipeline.runs r
+_ACTIVE_RUN_COUNT = Statement[CountRow](f"""
+SELECT count(*) AS number FROM pipeline.runs r
 WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'active' AND {_IS_HANDLER_CURRENT}
 """)
 
@@ -98,7 +123,7 @@ WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'active' A
 #: tells nothing of this cluster, and a delivery from there was seen by every snapshot of this one.
 _CURRENT_XMAX = "pg_snapshot_xmax(pg_current_snapshot())"
 #: Facts of every handler of a workflow for the scheduler, each found by an index on what is open.
-_HANDLER_FACTS = text(f"""
+_HANDLER_FACTS = Statement[HandlerFactsRow](f"""
 SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.ordered,
   p.oldest_pending_id,
   CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_CURRENT_XMAX} THEN (
@@ -139,7 +164,7 @@ CROSS JOIN LATERAL (
 WHERE h.workflow = :workflow AND NOT h.retired ORDER BY h.name
 """)
 
-_RETRYABLE = text("""
+_RETRYABLE = Statement[RunIdRow]("""
 SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE r.workflow = :workflow AND r.retry_pending AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
   AND (CAST(:handler_id AS integer) IS NULL OR r.handler_id = :handler_id)
@@ -147,7 +172,7 @@ WHERE r.workflow = :workflow AND r.retry_pending AND (r.retry_at IS NULL OR r.re
 ORDER BY r.id LIMIT :limit
 """)
 #: Nor does anybody wait for what no worker takes: it goes first when one does.
-_WAITING = text(f"""
+_WAITING = Statement[RunIdRow](f"""
 SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed')) AND EXISTS (
   SELECT FROM pipeline.handlers h
@@ -156,43 +181,47 @@ UNION ALL
 SELECT r.id FROM pipeline.runs r
 WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'paused:approval' AND {_IS_HANDLER_CURRENT}
 """)
-_RETRIED_RUN_IDS = text("SELECT retry_of FROM pipeline.runs WHERE retry_of = ANY(CAST(:ids AS uuid[]))")
-_HANDLERS_BY_ID = text("SELECT id, workflow, name, kind FROM pipeline.handlers WHERE id = ANY(:ids)")
-_SWEEPS = text("SELECT name, pipeline.clock() - last_run_at AS age, report FROM pipeline.sweeps")
-_LAPSED = text("""
+_RETRIED_RUN_IDS = Statement[RetriedRunRow](
+    "SELECT retry_of FROM pipeline.runs WHERE retry_of = ANY(CAST(:ids AS uuid[]))"
+)
+_HANDLERS_BY_ID = Statement[HandlerNameRow](
+    "SELECT id, workflow, name, kind FROM pipeline.handlers WHERE id = ANY(:ids)"
+)
+_SWEEPS = Statement[SweepAgeRow]("SELECT name, pipeline.clock() - last_run_at AS age, report FROM pipeline.sweeps")
+_LAPSED = Statement[RunIdRow]("""
 SELECT id FROM pipeline.runs WHERE finished_at IS NULL AND lease_expires_at < pipeline.clock() ORDER BY id LIMIT :limit
 """)
-_FINISHABLE = text("""
+_FINISHABLE = Statement[SessionIdRow]("""
 SELECT s.id FROM pipeline.sessions s
 WHERE s.finished_at IS NULL
   AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.workflow = s.workflow AND r.finished_at IS NULL)
   AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id) ORDER BY s.id LIMIT :limit
 """)
-_UNATTENDED_MAINTENANCE = text("""
+_UNATTENDED_MAINTENANCE = Statement[NameRow]("""
 SELECT w.name FROM pipeline.workflows w WHERE w.maintenance AND NOT EXISTS (
   SELECT FROM pipeline.maintenance_tasks t WHERE t.workflow = w.name AND t.closed_at IS NULL) ORDER BY w.name
 """)
 
 
-def runs(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+def runs(tx: Transaction, ids: Sequence[UUID]) -> Sequence[LeasedRunRow]:
     """The runs that exist of those asked for."""
     return tx.all(_RUNS, ids=[str(id_) for id_ in ids])
 
 
-def mutations(tx: Transaction, ids: Sequence[UUID]) -> Rows:
+def mutations(tx: Transaction, ids: Sequence[UUID]) -> Sequence[RunMutationRow]:
     """Ledger rows with the state of the run each belongs to."""
     return tx.all(_MUTATIONS, ids=[str(id_) for id_ in ids])
 
 
 def reservable_events(
     tx: Transaction,
-    run: Row[Any],
+    run: RunRow,
     topic: str,
     *,
     limit: int = 100,
     low_watermark: int = 0,
     ordered: bool = False,
-) -> Rows:
+) -> Sequence[PendingEventRow]:
     """Pending events a run may reserve, oldest first."""
     if run.offered is not None:
         return [row for row in slices(tx, [run.id])[run.id] if row.topic == topic][:limit]
@@ -200,32 +229,32 @@ def reservable_events(
     return tx.all(_PEEK, topic=topic, limit=limit, **alone)
 
 
-def delivered_events(tx: Transaction, handler_id: int, topic: str, ids: Sequence[int]) -> Rows:
+def delivered_events(tx: Transaction, handler_id: int, topic: str, ids: Sequence[int]) -> Sequence[EventRow]:
     """Events of a topic by id that were delivered to a handler, whatever became of them."""
     return tx.all(_DELIVERED_EVENTS, handler_id=handler_id, topic=topic, ids=list(ids))
 
 
 def backlog(tx: Transaction, handler_id: int, *, limit: int) -> int:
     """How many events wait for a handler, counted up to ``limit``."""
-    row = tx.first(_BACKLOG, handler_id=handler_id, limit=limit)
-    assert row is not None
-    return int(row[0])
+    return tx.one(_BACKLOG, handler_id=handler_id, limit=limit).number
 
 
-def slices(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, list[Row[Any]]]:
+def slices(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, list[OfferedEventRow]]:
     """The pending events that each of these runs was offered, oldest first: one look for a cohort."""
-    found: dict[UUID, list[Row[Any]]] = {run_id: [] for run_id in ids}
+    found: dict[UUID, list[OfferedEventRow]] = {run_id: [] for run_id in ids}
     for row in tx.all(_PEEK_SLICE, ids=[str(run_id) for run_id in ids]):
         found[row.run_id].append(row)
     return found
 
 
-def refused_inputs(tx: Transaction, handler_id: int, events: Sequence[int], topics: Sequence[str]) -> Rows:
+def refused_inputs(
+    tx: Transaction, handler_id: int, events: Sequence[int], topics: Sequence[str]
+) -> Sequence[RefusedInputRow]:
     """What became of events that could not be reserved."""
     return tx.all(_REFUSED_INPUTS, handler_id=handler_id, events=list(events), topics=list(topics))
 
 
-def workflow(tx: Transaction, name: str) -> Row[Any] | None:
+def workflow(tx: Transaction, name: str) -> WorkflowRow | None:
     """One workflow."""
     return tx.first(_WORKFLOW, name=name)
 
@@ -235,17 +264,17 @@ def workflow_names(tx: Transaction) -> list[str]:
     return [row.name for row in tx.all(_WORKFLOW_NAMES)]
 
 
-def handler(tx: Transaction, workflow: str, name: str) -> Row[Any] | None:
+def handler(tx: Transaction, workflow: str, name: str) -> HandlerRow | None:
     """One handler."""
     return tx.first(_HANDLER, workflow=workflow, name=name)
 
 
-def handlers(tx: Transaction, workflow: str) -> Rows:
+def handlers(tx: Transaction, workflow: str) -> Sequence[HandlerRow]:
     """The handlers of a workflow, retired ones included."""
     return tx.all(_HANDLERS, workflow=workflow)
 
 
-def topics(tx: Transaction, workflow: str) -> Rows:
+def topics(tx: Transaction, workflow: str) -> Sequence[TopicRow]:
     """The topics of a workflow."""
     return tx.all(_TOPICS, workflow=workflow)
 
@@ -261,7 +290,7 @@ def subscriptions_by_name(tx: Transaction, workflow: str) -> set[tuple[str, str]
     return {(topic, names[handler_id]) for topic, handler_id in subscriptions(tx, workflow)}
 
 
-def open_blocks(tx: Transaction, workflow: str) -> Rows:
+def open_blocks(tx: Transaction, workflow: str) -> Sequence[BlockRow]:
     """Why the system holds a workflow back."""
     return tx.all(_OPEN_BLOCKS, workflow=workflow)
 
@@ -273,9 +302,7 @@ def blocking_mutations(tx: Transaction, workflow: str) -> list[UUID]:
 
 def active_run_count(tx: Transaction, workflow: str) -> int:
     """How many places of a workflow are taken: its active runs, of handlers that its code still has."""
-    row = tx.first(_ACTIVE_RUN_COUNT, workflow=workflow)
-    assert row is not None
-    return int(row[0])
+    return tx.one(_ACTIVE_RUN_COUNT, workflow=workflow).number
 
 
 def waiting_runs(tx: Transaction, workflow: str) -> list[UUID]:
@@ -288,7 +315,7 @@ def retried_run_ids(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
     return {row.retry_of for row in tx.all(_RETRIED_RUN_IDS, ids=[str(id_) for id_ in ids])}
 
 
-def handler_facts(tx: Transaction, workflow: str) -> Rows:
+def handler_facts(tx: Transaction, workflow: str) -> Sequence[HandlerFactsRow]:
     """What the scheduler's decisions need to know of each handler."""
     return tx.all(_HANDLER_FACTS, workflow=workflow)
 
@@ -298,7 +325,7 @@ def retryable_runs(tx: Transaction, workflow: str, *, handler_id: int | None = N
     return [row.id for row in tx.all(_RETRYABLE, workflow=workflow, handler_id=handler_id, limit=limit)]
 
 
-def handlers_by_id(tx: Transaction, handler_ids: Collection[int]) -> dict[int, Row[Any]]:
+def handlers_by_id(tx: Transaction, handler_ids: Collection[int]) -> dict[int, HandlerNameRow]:
     """These handlers: their names, and of which kind they are."""
     return {row.id: row for row in tx.all(_HANDLERS_BY_ID, ids=list(handler_ids))}
 
@@ -330,7 +357,7 @@ def unattended_maintenance(tx: Transaction) -> list[str]:
 
 
 #: In turns, so that a crowd of one handler starves no other; of each handler's the longest silent first.
-STALE_DISPATCHES = text("""
+STALE_DISPATCHES = Statement[RunRow]("""
 SELECT t.* FROM (
   SELECT r.*, row_number() OVER (
     PARTITION BY r.handler_id, r.dispatched_at IS NULL ORDER BY r.dispatched_at, r.id) AS turn
@@ -340,7 +367,7 @@ SELECT t.* FROM (
 ) t ORDER BY t.turn, t.dispatched_at NULLS LAST, t.id LIMIT :limit
 """)
 
-SUSPECT_RUNS = text("""
+SUSPECT_RUNS = Statement[RunIdRow]("""
 SELECT r.id FROM pipeline.runs r
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND (
   EXISTS (SELECT FROM pipeline.deliveries d
@@ -349,7 +376,7 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) AND (
 """)
 
 #: A handler of which somebody holds a run is known to somebody.
-UNCLAIMED_RUNS = text("""
+UNCLAIMED_RUNS = Statement[RunOfWorkflowRow]("""
 SELECT r.id, r.workflow FROM pipeline.runs r
 WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
   AND r.dispatched_at IS NULL AND r.worker IS NULL AND r.created_at < pipeline.clock() - :patience
@@ -360,7 +387,7 @@ ORDER BY r.id LIMIT :limit
 """)
 
 
-def stale_dispatches(tx: Transaction, *, redispatch_after: Any, limit: int = 100) -> Rows:
+def stale_dispatches(tx: Transaction, *, redispatch_after: Any, limit: int = 100) -> Sequence[RunRow]:
     """Active runs nobody holds and whose last message is older than ``redispatch_after``."""
     return tx.all(STALE_DISPATCHES, redispatch_after=redispatch_after, limit=limit)
 
@@ -370,6 +397,6 @@ def suspect_runs(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
     return {row.id for row in tx.all(SUSPECT_RUNS, ids=[str(id_) for id_ in ids])}
 
 
-def unclaimed_runs(tx: Transaction, *, older_than: Any, limit: int = 1_000) -> Rows:
+def unclaimed_runs(tx: Transaction, *, older_than: Any, limit: int = 1_000) -> Sequence[RunOfWorkflowRow]:
     """Runs older than ``patience`` that workers have handed back, of handlers that nobody seems to know."""
     return tx.all(UNCLAIMED_RUNS, patience=older_than, limit=limit)

@@ -1,8 +1,8 @@
 """Writes of the audit."""
 
-from sqlalchemy import text
+from pipeline.store.statements import Command
 
-INSERT_AUDIT = text("""
+INSERT_AUDIT = Command("""
 INSERT INTO pipeline.audit (actor, act, workflow, run_id, mutation_id, event_id, reason, evidence)
 VALUES (:actor, :act, :workflow, :run_id, :mutation_id, :event_id, :reason, CAST(:evidence AS jsonb))
 """)

@@ -1,6 +1,7 @@
 """Guarded writes of breakers: a row that is not closed is an open one. Only ``execution`` may import this."""
 
-from sqlalchemy import text
+from pipeline.store.rows import BreakerRow, RunRow
+from pipeline.store.statements import Statement
 
 #: Calls that count: answered or given up, sent within the window, and after the breaker was closed last.
 _IS_RECENT_CALL = """m.connector = :connector AND m.operation = :operation AND m.sent_at > pipeline.clock() - :window
@@ -10,7 +11,7 @@ _IS_RECENT_CALL = """m.connector = :connector AND m.operation = :operation AND m
 #: Open if enough of the operation's last calls ended with nobody knowing what became of them. Ids are ordered by time,
 #: so the floor keeps this a short walk back from the newest row. A request that waited for approval is older than its
 #: call: those come from the approvals around the one in question, and from the newest.
-OPEN_IF_UNKNOWN = text(f"""
+OPEN_IF_UNKNOWN = Statement[BreakerRow](f"""
 WITH acts AS (
   SELECT id FROM pipeline.audit WHERE mutation_id = CAST(:mutation_id AS uuid) AND act = 'mutation.approve'
   UNION SELECT max(id) FROM pipeline.audit
@@ -41,7 +42,7 @@ WHERE breakers.closed_at IS NOT NULL RETURNING *
 """)
 
 #: A person opens it: without probes, until a person closes it.
-OPEN = text("""
+OPEN = Statement[BreakerRow]("""
 INSERT INTO pipeline.breakers (connector, operation, reason, opened_by, probe_every)
 VALUES (:connector, :operation, :reason, :opened_by, interval '0')
 ON CONFLICT (connector, operation) DO UPDATE
@@ -50,14 +51,14 @@ SET reason = excluded.reason, opened_by = excluded.opened_by, opened_at = exclud
 RETURNING *
 """)
 
-CLOSE = text("""
+CLOSE = Statement[BreakerRow]("""
 UPDATE pipeline.breakers SET closed_at = pipeline.clock()
 WHERE connector = :connector AND operation = :operation AND closed_at IS NULL AND (:by_operator OR opened_by IS NULL)
 RETURNING *
 """)
 
 #: One caller gets the probe that is due; the next one is due a while later, whatever becomes of this one.
-TAKE_PROBE = text("""
+TAKE_PROBE = Statement[BreakerRow]("""
 UPDATE pipeline.breakers SET probe_at = pipeline.clock() + probe_every
 WHERE connector = :connector AND operation = :operation AND closed_at IS NULL AND probe_at <= pipeline.clock()
 RETURNING *
@@ -65,7 +66,7 @@ RETURNING *
 
 #: Runs that have sent nothing and that nobody holds: some of them may have been told to wait behind the breaker. What
 #: somebody else has locked is on its way already.
-REDISPATCH_WAITING = text("""
+REDISPATCH_WAITING = Statement[RunRow]("""
 WITH waiting AS (
   SELECT r.id FROM pipeline.runs r
   WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL

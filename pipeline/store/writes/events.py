@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Row, text
 from sqlalchemy.dialects import postgresql
 
 from pipeline.domain.values import NewEvent
 from pipeline.store import schema
 from pipeline.store.database import Transaction, encode_rows
-
-Rows = Sequence[Row[Any]]
+from pipeline.store.rows import CommittedRunRow, DeliveryRow, EventIdRow, PublishedEventRow, ReleasedInputRow
+from pipeline.store.statements import Command, Statement
 
 #: The columns that a publisher gives, with their types: a field of ``NewEvent`` is a column of the same name.
 _GIVEN = {each.name: schema.events.c[each.name].type.compile(postgresql.dialect()) for each in fields(NewEvent)}  # type: ignore[no-untyped-call]
@@ -49,7 +48,7 @@ unknown AS (
   JOIN pipeline.subscriptions s ON s.workflow = f.workflow AND s.topic = f.topic
 )"""
 
-PUBLISH = text(f"""
+PUBLISH = Statement[PublishedEventRow](f"""
 WITH given AS (
   SELECT g.*, CAST(:workflow AS text) AS workflow, CAST(NULL AS bigint[]) AS caused_by
   FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
@@ -116,12 +115,12 @@ LEFT JOIN (SELECT created_by_run_id AS run, count(*) AS number FROM fresh GROUP 
 ORDER BY m.id
 """
 
-COMMIT = text(_COMMIT.replace("{phase}", "'emitting'").replace("{kind}", "'consumer'"))
-COMMIT_PRODUCER = text(_COMMIT.replace("{phase}", "'preparing'").replace("{kind}", "'producer'"))
+COMMIT = Statement[CommittedRunRow](_COMMIT.replace("{phase}", "'emitting'").replace("{kind}", "'consumer'"))
+COMMIT_PRODUCER = Statement[CommittedRunRow](_COMMIT.replace("{phase}", "'preparing'").replace("{kind}", "'producer'"))
 
 #: A payload may be rewritten only while no run can have seen it: not offered, not reserved, and no run
 #: that sees everything is choosing. A consumer that rested on the old payload is due again.
-REPLACE = text(f"""
+REPLACE = Statement[PublishedEventRow](f"""
 WITH given AS (
   SELECT g.* FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})
 ), target AS (
@@ -146,7 +145,7 @@ SELECT * FROM rewritten ORDER BY id
 
 #: Inputs of stopped runs: pending again (or set aside), no longer offered, visible as new. What waited
 #: behind the key of one that is set aside was seen by nobody.
-RELEASE_INPUTS = text("""
+RELEASE_INPUTS = Statement[ReleasedInputRow]("""
 WITH x AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, handler_id integer, events bigint[],
     unheld boolean, quarantine boolean, error text, counts boolean, suspect boolean, delay interval)
@@ -177,23 +176,23 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) AND d.event_id = input.event_id AND d.han
   AND d.run_id = r.id AND d.status = 'reserved'
 RETURNING d.event_id
 """
-SKIP_INPUTS = text(f"UPDATE pipeline.deliveries d SET status = 'skipped' {_INPUTS}")
-CONSUME_INPUTS = text(f"UPDATE pipeline.deliveries d SET status = 'consumed' {_INPUTS}")
+SKIP_INPUTS = Statement[EventIdRow](f"UPDATE pipeline.deliveries d SET status = 'skipped' {_INPUTS}")
+CONSUME_INPUTS = Statement[EventIdRow](f"UPDATE pipeline.deliveries d SET status = 'consumed' {_INPUTS}")
 
 _ONE = "event_id = :event_id AND handler_id = :handler_id"
 
-LOCK_ONE = text(f"SELECT * FROM pipeline.deliveries WHERE {_ONE} FOR UPDATE")
-SKIP_ONE = text(f"""
+LOCK_ONE = Statement[DeliveryRow](f"SELECT * FROM pipeline.deliveries WHERE {_ONE} FOR UPDATE")
+SKIP_ONE = Statement[DeliveryRow](f"""
 WITH freed AS (UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE id = :handler_id AND ordered)
 UPDATE pipeline.deliveries SET status = 'skipped', offered_to = NULL
 WHERE {_ONE} AND status IN ('pending', 'quarantined') AND offered_to IS NULL RETURNING *
 """)
-QUARANTINE_ONE = text(f"""
+QUARANTINE_ONE = Statement[DeliveryRow](f"""
 WITH freed AS (UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE id = :handler_id AND ordered)
 UPDATE pipeline.deliveries SET status = 'quarantined', error = :error
 WHERE {_ONE} AND status = 'pending' AND offered_to IS NULL RETURNING *
 """)
-RELEASE_ONE = text(f"""
+RELEASE_ONE = Statement[DeliveryRow](f"""
 WITH lowered AS (
   UPDATE pipeline.handlers SET low_watermark = least(low_watermark, :event_id - 1) WHERE id = :handler_id
 )
@@ -203,12 +202,12 @@ WHERE {_ONE} AND status = 'quarantined' RETURNING *
 """)
 
 
-def release_inputs(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> Rows:
+def release_inputs(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> Sequence[ReleasedInputRow]:
     """Return the inputs of stopped runs."""
     return tx.all(RELEASE_INPUTS, rows=encode_rows(rows))
 
 
-RESET_EVENT_FAILURES = text("""
+RESET_EVENT_FAILURES = Command("""
 UPDATE pipeline.deliveries d SET failures = 0 FROM pipeline.handlers h
 WHERE h.workflow = :workflow AND d.handler_id = h.id AND d.failures > 0 AND d.status IN ('pending', 'reserved')
 """)

@@ -1,6 +1,7 @@
 """Guarded writes of handlers: declaration, state, back-off and watermarks."""
 
-from sqlalchemy import text
+from pipeline.store.rows import HandlerIdRow, HandlerStateRow, HorizonRow, SharedStateRow
+from pipeline.store.statements import Command, Statement
 
 _UPSERT_HANDLERS = """
 INSERT INTO pipeline.handlers (workflow, name, kind, batch, ordered, after_failed_mutation, failure_policy, schedule,
@@ -15,17 +16,17 @@ ON CONFLICT (workflow, name) DO UPDATE SET kind = excluded.kind, batch = exclude
   next_run_at = CASE WHEN handlers.schedule IS DISTINCT FROM excluded.schedule THEN excluded.next_run_at
                      ELSE coalesce(handlers.next_run_at, excluded.next_run_at) END
 """
-UPSERT_HANDLERS = text(_UPSERT_HANDLERS)
+UPSERT_HANDLERS = Command(_UPSERT_HANDLERS)
 
 #: What another release has as well is left as that one wants it.
-RESTORE_HANDLERS = text(f"{_UPSERT_HANDLERS} WHERE handlers.retired")
+RESTORE_HANDLERS = Command(f"{_UPSERT_HANDLERS} WHERE handlers.retired")
 
-RETIRE_HANDLERS = text("""
+RETIRE_HANDLERS = Command("""
 UPDATE pipeline.handlers SET retired = true
 WHERE workflow = :workflow AND name <> ALL(CAST(:names AS text[])) AND NOT retired
 """)
 
-RESET_DECLINED = text("""
+RESET_DECLINED = Command("""
 WITH woken AS (
   UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE workflow = :workflow RETURNING id
 )
@@ -34,19 +35,19 @@ WHERE d.handler_id = h.id AND d.status = 'pending' AND d.declined
 """)
 
 
-SET_STATE = text("UPDATE pipeline.handlers SET state = CAST(:state AS jsonb) WHERE id = :id")
-LOCK_HANDLER_STATES = text("""
+SET_STATE = Command("UPDATE pipeline.handlers SET state = CAST(:state AS jsonb) WHERE id = :id")
+LOCK_HANDLER_STATES = Statement[HandlerStateRow]("""
 SELECT id, state FROM pipeline.handlers WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE
 """)
 #: Read after the states are locked: whoever else has written one was registered before.
-SHARED_STATES = text("""
+SHARED_STATES = Statement[SharedStateRow]("""
 SELECT h.workflow, h.name FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
 WHERE h.id = ANY(:ids) AND (w.concurrency > 1 OR w.on_uncertain = 'contain') ORDER BY h.id
 """)
 
 #: Called for handlers that run alone. What is over waits for nothing: a rest without failures would mean that no
 #: worker takes its runs.
-BACK_OFF = text("""
+BACK_OFF = Command("""
 UPDATE pipeline.handlers h
 SET consecutive_failures = CASE WHEN x.is_over THEN 0 ELSE h.consecutive_failures + x.failures END,
     retry_at = CASE WHEN NOT x.is_over THEN greatest(h.retry_at, pipeline.clock() + x.delay) END
@@ -60,7 +61,7 @@ WHERE h.id = x.handler_id
 
 #: No worker takes the runs of these handlers: each rests the longer the longer its work has waited. A rest without
 #: failures is how such a handler is known, so failures of code that no worker has are forgotten.
-BACK_OFF_UNCLAIMED = text("""
+BACK_OFF_UNCLAIMED = Command("""
 UPDATE pipeline.handlers h
 SET consecutive_failures = 0, retry_at = greatest(h.retry_at, pipeline.clock() +
   least(greatest((pipeline.clock() - coalesce((
@@ -69,12 +70,12 @@ SET consecutive_failures = 0, retry_at = greatest(h.retry_at, pipeline.clock() +
     h.next_run_at)) / 2, interval '1 minute'), interval '10 minutes'))
 WHERE h.id = ANY(:ids) AND NOT h.retired
 """)
-CLEAR_UNCLAIMED = text("""
+CLEAR_UNCLAIMED = Command("""
 UPDATE pipeline.handlers SET retry_at = NULL
 WHERE id = ANY(:ids) AND retry_at IS NOT NULL AND consecutive_failures = 0
 """)
 
-RESET_HANDLER_FAILURES = text("""
+RESET_HANDLER_FAILURES = Command("""
 UPDATE pipeline.handlers SET consecutive_failures = 0, retry_at = NULL
 WHERE workflow = :workflow AND (consecutive_failures > 0 OR retry_at IS NOT NULL)
 """)
@@ -82,11 +83,13 @@ WHERE workflow = :workflow AND (consecutive_failures > 0 OR retry_at IS NOT NULL
 
 #: Read before the transaction has an id of its own: every transaction that has taken an event id up to
 #: this one got its own id earlier, and so has a smaller one than this transaction is about to get.
-HORIZON = text("SELECT last_value, pg_current_xact_id_if_assigned() IS NULL AS is_first FROM pipeline.event_ids")
+HORIZON = Statement[HorizonRow](
+    "SELECT last_value, pg_current_xact_id_if_assigned() IS NULL AS is_first FROM pipeline.event_ids"
+)
 
 #: The previous horizon has passed once every transaction that could hold an id below it has ended. One that a dump
 #: brought along from a cluster that was further on never would: it is noted anew.
-RAISE_WATERMARKS = text("""
+RAISE_WATERMARKS = Command("""
 UPDATE pipeline.handlers h SET low_watermark = greatest(h.low_watermark, least(h.horizon, o.oldest - 1))
 FROM (
   SELECT w.id, least(
@@ -97,15 +100,15 @@ FROM (
 ) o
 WHERE o.id = h.id AND h.horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
 """)
-SET_HORIZON = text("""
+SET_HORIZON = Command("""
 UPDATE pipeline.handlers SET horizon = :horizon, horizon_xmax = pg_current_xact_id()
 WHERE horizon IS NULL OR horizon_xmax <= pg_snapshot_xmin(pg_current_snapshot())
   OR horizon_xmax > pg_snapshot_xmax(pg_current_snapshot())
 """)
 
 #: A snapshot of another cluster: forgotten before this one gets as far, when it would hide what came meanwhile.
-CLEAR_FOREIGN_SNAPSHOTS = text("""
+CLEAR_FOREIGN_SNAPSHOTS = Command("""
 UPDATE pipeline.handlers SET idle_snapshot = NULL
 WHERE pg_snapshot_xmax(idle_snapshot) > pg_snapshot_xmax(pg_current_snapshot())
 """)
-LOCK_ALL_HANDLERS = text("SELECT id FROM pipeline.handlers ORDER BY id FOR NO KEY UPDATE")
+LOCK_ALL_HANDLERS = Statement[HandlerIdRow]("SELECT id FROM pipeline.handlers ORDER BY id FOR NO KEY UPDATE")

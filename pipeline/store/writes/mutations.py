@@ -5,9 +5,10 @@ and finds the mutation in flight; a later verdict carries none and finds the run
 Only ``execution`` may import this.
 """
 
-from sqlalchemy import text
+from pipeline.store.rows import BookedMutationRow, FailedMutationRow, MutationRow, SentMutationRow
+from pipeline.store.statements import Command, Statement
 
-BEGIN = text("""
+BEGIN = Statement[SentMutationRow]("""
 WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(run uuid, fence bigint, connector text, operation text, params jsonb, request_hash text,
@@ -54,7 +55,7 @@ _LEASED = """leased AS (
 )
 SELECT s.*, l.fence FROM sent s JOIN leased l ON l.id = s.run_id ORDER BY s.id"""
 
-SEND = text(f"""
+SEND = Statement[SentMutationRow](f"""
 WITH {_HELD}, sent AS (
   UPDATE pipeline.mutations m
   SET status = 'in_flight', attempts = 1, sent_at = pipeline.clock(), timeout = coalesce(x.timeout, m.timeout),
@@ -68,7 +69,7 @@ WITH {_HELD}, sent AS (
 """)
 
 #: Another attempt at a mutation whose last one is known not to have happened.
-RESEND = text(f"""
+RESEND = Statement[SentMutationRow](f"""
 WITH {_HELD}, sent AS (
   UPDATE pipeline.mutations m
   SET attempts = m.attempts + 1, sent_at = pipeline.clock(), send_deadline = pipeline.clock() + m.timeout,
@@ -96,7 +97,7 @@ unblocked AS (
   WHERE b.run_id = j.run AND b.kind = 'reconciliation' AND b.closed_at IS NULL
 )"""
 
-APPLY = text(f"""
+APPLY = Statement[MutationRow](f"""
 WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, fence bigint, result jsonb)
 ), {_JUDGED.format(guard="")}, settled AS (
@@ -117,7 +118,7 @@ SELECT * FROM settled ORDER BY id
 _IS_EVIDENCE = """AND ((x.evidence = 'definite' AND x.fence IS NOT NULL)
   OR m.quiet_until <= coalesce(x.reconcile_started_at, pipeline.clock()))"""
 
-FAIL = text(f"""
+FAIL = Statement[FailedMutationRow](f"""
 WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(mutation_id uuid, fence bigint, error text, evidence text, reconcile_started_at timestamptz)
@@ -138,7 +139,7 @@ FROM settled s JOIN judged j ON j.mutation = s.id JOIN pipeline.handlers h ON h.
 """)
 
 #: An in-flight mutation of a run that is being stopped: to the background, or straight to a person.
-DOUBT = text("""
+DOUBT = Statement[MutationRow]("""
 UPDATE pipeline.mutations m
 SET status = x.status, error = x.error, doubted_at = pipeline.clock(),
     quiet_until = greatest(m.quiet_until, pipeline.clock() + x.quiet),
@@ -149,7 +150,7 @@ RETURNING m.*
 """)
 
 #: An approved mutation of a run that is being stopped: it was never sent, so it did not happen.
-VOID = text("""
+VOID = Statement[MutationRow]("""
 WITH voided AS (
   UPDATE pipeline.mutations m
   SET status = 'failed', error = 'its run stopped before it was sent', resolved_by = 'void',
@@ -163,7 +164,7 @@ WITH voided AS (
 SELECT * FROM voided ORDER BY id
 """)
 
-BOOK = text("""
+BOOK = Statement[BookedMutationRow]("""
 WITH due AS (
   SELECT m.id FROM pipeline.mutations m
   JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, attempts integer) ON x.mutation_id = m.id
@@ -179,7 +180,7 @@ RETURNING m.*, pipeline.clock() AS reconcile_started_at
 
 #: Not before the outside system wants to be asked, and when absence was found, not before it proves something:
 #: a look that came too early for that is not counted.
-POSTPONE = text("""
+POSTPONE = Command("""
 UPDATE pipeline.mutations
 SET reconcile_attempts = greatest(0, reconcile_attempts - CASE WHEN :until_quiet THEN 1 ELSE 0 END),
     next_reconcile_at = greatest(next_reconcile_at, pipeline.clock() + CAST(:after AS interval),
@@ -188,7 +189,7 @@ WHERE id = :id AND status = 'needs_reconcile'
 """)
 
 #: A look at a mutation that was settled on weak evidence: counted, and another booked, before this one begins.
-BEGIN_MONITOR_CHECK = text("""
+BEGIN_MONITOR_CHECK = Statement[MutationRow]("""
 WITH due AS (
   SELECT id FROM pipeline.mutations WHERE id = :id AND next_monitor_at <= pipeline.clock() FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -198,43 +199,43 @@ SET next_monitor_at = pipeline.clock() + :pause,
 FROM due WHERE m.id = due.id RETURNING m.*
 """)
 
-SCHEDULE_MONITOR_CHECK = text("""
+SCHEDULE_MONITOR_CHECK = Command("""
 UPDATE pipeline.mutations SET next_monitor_at = pipeline.clock() + CAST(:next AS interval)
 WHERE id = :id AND status = 'failed' AND found_late_at IS NULL
 """)
 
 #: A look of the watch that came back and told nothing: the one booked in its place is the same look.
-DISCOUNT_MONITOR_CHECK = text("""
+DISCOUNT_MONITOR_CHECK = Command("""
 UPDATE pipeline.mutations SET monitor_attempts = greatest(0, monitor_attempts - 1)
 WHERE id = :id AND status = 'failed' AND found_late_at IS NULL
 """)
 
-RECORD_LATE_EFFECT = text("""
+RECORD_LATE_EFFECT = Statement[MutationRow]("""
 UPDATE pipeline.mutations
 SET found_late_at = pipeline.clock(), late_result = CAST(:result AS jsonb), next_monitor_at = NULL
 WHERE id = :id AND status = 'failed' AND found_late_at IS NULL RETURNING *
 """)
 
-ACKNOWLEDGE = text("""
+ACKNOWLEDGE = Statement[MutationRow]("""
 UPDATE pipeline.mutations SET acknowledged_by = :by
 WHERE id = :id AND found_late_at IS NOT NULL AND acknowledged_by IS NULL RETURNING *
 """)
 
-ESCALATE = text("""
+ESCALATE = Statement[MutationRow]("""
 UPDATE pipeline.mutations
 SET status = 'indeterminate', next_reconcile_at = NULL, error = concat_ws('; ', nullif(error, ''), :reason)
 WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'needs_reconcile' RETURNING *
 """)
 
 #: An operation may have learnt to reconcile since the request was sent.
-TRY_AGAIN = text("""
+TRY_AGAIN = Statement[MutationRow]("""
 UPDATE pipeline.mutations
 SET status = 'needs_reconcile', reconcilable = true, reconcile_attempts = 0, next_reconcile_at = pipeline.clock()
 WHERE id = :id AND status = 'indeterminate' AND (reconcilable OR :can_reconcile) RETURNING *
 """)
 
 #: A request that was allowed and not sent can be taken back: a worker that holds its run finds it stopped.
-SKIP = text("""
+SKIP = Statement[MutationRow]("""
 WITH judged AS (
   SELECT r.id AS run, m.id AS mutation FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
   WHERE m.id = :id AND r.phase = 'mutating'
@@ -260,7 +261,7 @@ WITH judged AS (
 SELECT * FROM settled
 """)
 
-APPROVE = text("""
+APPROVE = Statement[MutationRow]("""
 WITH waiting AS (
   SELECT r.id AS run, m.id AS mutation FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
   WHERE m.id = :id AND m.status = 'pending' AND r.status = 'paused:approval' AND m.request_hash = :request_hash

@@ -1,15 +1,14 @@
 """Writes of notices: which of them were delivered."""
 
-from sqlalchemy import text
-
 from pipeline.store.reads.attention import ATTENTION_ITEMS
+from pipeline.store.statements import Command
 
-INSERT_NOTICE = text("""
+INSERT_NOTICE = Command("""
 INSERT INTO pipeline.notices (kind, subject) VALUES (:kind, :subject) ON CONFLICT DO NOTHING
 """)
 
 #: People are told again if it comes to that again.
-DELETE_ENDED_NOTICES = text(f"""
+DELETE_ENDED_NOTICES = Command(f"""
 DELETE FROM pipeline.notices n WHERE (n.kind, n.subject) NOT IN (SELECT w.kind, w.subject FROM ({ATTENTION_ITEMS}) w)
 """)
-DELETE_NOTICE = text("DELETE FROM pipeline.notices WHERE kind = :kind AND subject = :subject")
+DELETE_NOTICE = Command("DELETE FROM pipeline.notices WHERE kind = :kind AND subject = :subject")

@@ -6,13 +6,16 @@ moves it to the archive where the workflow says so, and tells where the page end
 anybody, or is in anybody's way, stays however old it is.
 """
 
-from sqlalchemy import text
+from pipeline.store.rows import PageRow, RetentionRow
+from pipeline.store.statements import Command, Statement
 
 #: Taken before a page of events is read: a consumer that joins a topic fills itself from the events under the
 #: opposite lock, and must not be handed one that is on its way out.
-LOCK_SUBSCRIPTIONS_SHARED = text("LOCK TABLE pipeline.subscriptions IN ACCESS SHARE MODE")
+LOCK_SUBSCRIPTIONS_SHARED = Command("LOCK TABLE pipeline.subscriptions IN ACCESS SHARE MODE")
 
-SHORTEST_RETENTION = text("SELECT min(keep_done) AS done, min(keep_ledger) AS ledger FROM pipeline.workflows")
+SHORTEST_RETENTION = Statement[RetentionRow](
+    "SELECT min(keep_done) AS done, min(keep_ledger) AS ledger FROM pipeline.workflows"
+)
 
 
 def _page_summary(last: str) -> str:
@@ -28,7 +31,7 @@ _BY_NUMBER, _BY_UUID = _page_summary("max(p.id)"), _page_summary("max(CAST(p.id 
 
 #: An event is done with when every consumer is, and has been for as long as the workflow wants it kept. The inputs of
 #: a mutation that is still watched stay: if it surfaces, they tell who did it again.
-PRUNE_EVENTS = text(f"""
+PRUNE_EVENTS = Statement[PageRow](f"""
 WITH page AS MATERIALIZED (
   SELECT e.id, e.created_at AS at, w.keep_done, w.archives
   FROM pipeline.events e LEFT JOIN pipeline.workflows w ON w.name = e.workflow
@@ -58,7 +61,7 @@ WITH page AS MATERIALIZED (
 
 #: A run goes after its inputs and after the run that carried it forward; with a mutation, when the ledger lets go.
 #: A session that is still open is told how many went, and what they cost.
-PRUNE_RUNS = text(f"""
+PRUNE_RUNS = Statement[PageRow](f"""
 WITH page AS MATERIALIZED (
   SELECT r.id, r.created_at AS at, w.keep_done, w.keep_ledger, w.archives
   FROM pipeline.runs r LEFT JOIN pipeline.workflows w ON w.name = r.workflow
@@ -99,7 +102,7 @@ WITH page AS MATERIALIZED (
 {_BY_UUID}
 """)
 
-PRUNE_SESSIONS = text(f"""
+PRUNE_SESSIONS = Statement[PageRow](f"""
 WITH page AS MATERIALIZED (
   SELECT s.id, s.started_at AS at, s.finished_at, w.keep_done
   FROM pipeline.sessions s JOIN pipeline.workflows w ON w.name = s.workflow
@@ -114,7 +117,7 @@ WITH page AS MATERIALIZED (
 """)
 
 #: What people did stays at least as long as the mutation they did it to. Acts that belong to no workflow stay.
-PRUNE_AUDIT = text(f"""
+PRUNE_AUDIT = Statement[PageRow](f"""
 WITH page AS MATERIALIZED (
   SELECT a.id, a.at, a.mutation_id, w.keep_ledger, w.archives
   FROM pipeline.audit a LEFT JOIN pipeline.workflows w ON w.name = a.workflow

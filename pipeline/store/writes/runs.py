@@ -9,12 +9,20 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
-
-from pipeline.store.database import Transaction
+from pipeline.store.database import RowT, Transaction
 from pipeline.store.predicates import is_in_next_slice, is_key_free, is_subscribed
+from pipeline.store.rows import (
+    ClaimedRunRow,
+    NamedRunRow,
+    RunFactsRow,
+    RunIdRow,
+    RunRow,
+    RunWithMutationRow,
+    StartedRunRow,
+    UnclaimedRunRow,
+)
+from pipeline.store.statements import Command, Statement
 
-Rows = Sequence[Row[Any]]
 #: Handlers as (workflow, name); None: every one.
 KnownHandlers = Collection[tuple[str, str]] | None
 
@@ -62,9 +70,13 @@ RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered
 """
 
 
-CLAIM_PREPARE = text(_claim_sql("r.phase IN ('pending', 'preparing') AND h.kind = 'consumer'", "'preparing'"))
-CLAIM_PRODUCE = text(_claim_sql("r.phase IN ('pending', 'preparing') AND h.kind = 'producer'", "'preparing'"))
-CLAIM_MUTATE = text(
+CLAIM_PREPARE = Statement[ClaimedRunRow](
+    _claim_sql("r.phase IN ('pending', 'preparing') AND h.kind = 'consumer'", "'preparing'")
+)
+CLAIM_PRODUCE = Statement[ClaimedRunRow](
+    _claim_sql("r.phase IN ('pending', 'preparing') AND h.kind = 'producer'", "'preparing'")
+)
+CLAIM_MUTATE = Statement[ClaimedRunRow](
     _claim_sql(
         "((r.phase = 'prepared' AND r.event_ids <> '{}') "
         "OR (r.phase = 'mutating' AND m.status = 'pending' AND m.approved_at IS NOT NULL AND EXISTS ("
@@ -73,7 +85,7 @@ CLAIM_MUTATE = text(
         "r.phase",
     )
 )
-CLAIM_NEXT = text(
+CLAIM_NEXT = Statement[ClaimedRunRow](
     _claim_sql(
         "((r.phase IN ('mutated', 'emitting') AND r.mutation_outcome <> 'failure') "
         "OR (r.phase = 'prepared' AND r.event_ids = '{}'))",
@@ -86,7 +98,7 @@ _IS_KEY_FREE = is_key_free(ordered=":ordered", handler=":handler_id", workflow="
 
 #: Each run gets what nobody declined, filled up with what was: of an ordered key all that stands before it, and
 #: never a slice in which nothing is new.
-INSERT_SLICED = text(f"""
+INSERT_SLICED = Statement[StartedRunRow](f"""
 WITH fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
   WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND NOT d.declined
@@ -137,7 +149,7 @@ SELECT c.*, s.suspect FROM created c JOIN slices s ON s.id = c.id ORDER BY c.off
 
 #: A run that sees everything takes the trace of the event that waits first: most runs begin with it. Among others it
 #: waits for those that are still choosing, so that none is offered what it sees; what they have chosen is theirs.
-INSERT_UNSLICED = text("""
+INSERT_UNSLICED = Statement[RunRow]("""
 INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at, traceparent)
 SELECT :workflow, :handler_id, :session_id, pipeline.clock(), (
   SELECT CASE WHEN e.created_by_run_id IS NULL THEN e.traceparent END
@@ -156,7 +168,7 @@ RETURNING *
 #: could not see, for a key that another held, may be free before it rests; slices decline one by one.
 #: A woken run forgets the time that woke it, and leaves one that a slice asked for meanwhile. If it takes something,
 #: what others declined before is asked about again: nobody says that it was shown that.
-FINISH_PREPARE = text(f"""
+FINISH_PREPARE = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns=_PREPARED_COLUMNS)},
 {_HELD.format(guard="r.phase = 'preparing' AND " + _IS_CONSUMER)},
 wanted AS MATERIALIZED (
@@ -220,7 +232,7 @@ wanted AS MATERIALIZED (
 SELECT * FROM moved ORDER BY id
 """)
 
-NO_MUTATION = text(f"""
+NO_MUTATION = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard="r.phase = 'prepared'")}
 UPDATE pipeline.runs r SET phase = 'mutated', lease_expires_at = NULL, dispatched_at = pipeline.clock()
@@ -231,40 +243,40 @@ _IS_LEASED = "r.lease_expires_at IS NOT NULL"
 _IS_UNSENT = """(r.phase = 'mutating' AND EXISTS (
   SELECT FROM pipeline.mutations m WHERE m.id = r.mutation_id AND m.status = 'pending'))"""
 
-HEARTBEAT = text(f"""
+HEARTBEAT = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard="r.lease_expires_at IS NOT NULL")}
 UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, pipeline.clock() + :lease)
 FROM held WHERE r.id = held.id RETURNING r.*
 """)
 
-HAND_BACK = text(f"""
+HAND_BACK = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard=f"(r.phase IN ('preparing', 'prepared', 'emitting') OR {_IS_UNSENT}) AND {_IS_LEASED}")}
 UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = CASE WHEN :later THEN pipeline.clock() END
 FROM held WHERE r.id = held.id RETURNING r.*
 """)
 
-EXPIRE_LEASES_OF_PROCESS = text("""
+EXPIRE_LEASES_OF_PROCESS = Statement[RunIdRow]("""
 UPDATE pipeline.runs SET lease_expires_at = pipeline.clock() - interval '1 microsecond'
 WHERE finished_at IS NULL AND status = 'active' AND lease_expires_at IS NOT NULL AND worker = :worker
 RETURNING id
 """)
 
-MARK_DISPATCHED = text("""
+MARK_DISPATCHED = Statement[RunRow]("""
 UPDATE pipeline.runs SET dispatched_at = pipeline.clock()
 WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'active' AND lease_expires_at IS NULL RETURNING *
 """)
 
 #: A message reached a worker that could do nothing with it: the next tick rings again, not only when silence is over.
-REQUEUE_UNKNOWN = text("""
+REQUEUE_UNKNOWN = Statement[RunIdRow]("""
 UPDATE pipeline.runs r SET dispatched_at = NULL, worker = NULL FROM pipeline.handlers h
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND h.id = r.handler_id
   AND r.workflow || chr(31) || h.name <> ALL(CAST(:known_handlers AS text[])) RETURNING r.id
 """)
 
 #: As they were handed back: no message under way, and no worker that has had them since.
-LOCK_UNCLAIMED = text("""
+LOCK_UNCLAIMED = Statement[UnclaimedRunRow]("""
 SELECT r.id, r.handler_id FROM pipeline.runs r
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active'
   AND r.lease_expires_at IS NULL AND r.dispatched_at IS NULL AND r.worker IS NULL
@@ -273,7 +285,7 @@ ORDER BY r.id FOR NO KEY UPDATE OF r
 
 #: Before anything was asked of the world a run ends; once its outcome is known another carries it forward. What a
 #: person has allowed stays as it is, and so does a plan that is tried again.
-WITHDRAW_UNCLAIMED = text("""
+WITHDRAW_UNCLAIMED = Statement[NamedRunRow]("""
 UPDATE pipeline.runs r
 SET status = 'paused:transient', error = :error, error_type = 'UnknownHandler', finished_at = pipeline.clock(),
     retry_pending = r.phase IN ('mutated', 'emitting'),
@@ -285,7 +297,7 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expir
 RETURNING r.*, h.name AS handler
 """)
 
-LOCK_TO_STOP = text("""
+LOCK_TO_STOP = Statement[RunIdRow]("""
 SELECT r.id FROM pipeline.runs r
 JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id
 WHERE r.status = 'active'
@@ -294,17 +306,17 @@ ORDER BY r.id FOR NO KEY UPDATE OF r
 """)
 
 #: The run of a retired handler that keeps an event, and what it takes to end it.
-RUN_OF_RETIRED_HANDLER = text("""
+RUN_OF_RETIRED_HANDLER = Statement[RunIdRow]("""
 SELECT r.id FROM pipeline.handlers h JOIN pipeline.deliveries d ON d.event_id = :event_id AND d.handler_id = h.id
 JOIN pipeline.runs r ON r.id = d.run_id
 WHERE h.workflow = :workflow AND h.name = :handler AND h.retired AND d.status IN ('reserved', 'skipped')
   AND (r.finished_at IS NULL OR r.retry_pending)
 """)
-LOCK_RUN_OF_RETIRED_HANDLER = text("""
+LOCK_RUN_OF_RETIRED_HANDLER = Statement[RunWithMutationRow]("""
 SELECT r.*, m.status AS mutation_status FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE r.id = :id AND (r.finished_at IS NULL OR r.retry_pending) FOR NO KEY UPDATE OF r
 """)
-END_RUN_OF_RETIRED_HANDLER = text("""
+END_RUN_OF_RETIRED_HANDLER = Statement[RunRow]("""
 UPDATE pipeline.runs SET status = CASE WHEN status = 'active' THEN 'failed:internal' ELSE status END, error = :error,
   error_type = 'RetiredHandler', finished_at = coalesce(finished_at, pipeline.clock()),
   retry_pending = false, retry_at = NULL
@@ -312,7 +324,7 @@ WHERE id = :id AND lease_expires_at IS NULL AND (status = 'active' OR retry_pend
 """)
 
 #: An event that a run was shown and did not reserve yet is held by nobody; blamed by name, it counts like an input.
-RUN_FACTS = text(f"""
+RUN_FACTS = Statement[RunFactsRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, culprits bigint[]")}
 SELECT r.*, m.status AS mutation_status, m.reconcilable, h.after_failed_mutation, h.failure_policy,
        h.consecutive_failures, w.on_uncertain, w.on_logic_error, i.input_failures, h.name AS handler,
@@ -331,7 +343,7 @@ CROSS JOIN LATERAL (
 WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) ORDER BY r.id
 """)
 
-STOP = text(f"""
+STOP = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns=_STOPPED_COLUMNS)}
 UPDATE pipeline.runs r
 SET status = x.status, error = x.error, error_type = x.error_type, finished_at = pipeline.clock(),
@@ -340,7 +352,7 @@ FROM requested x WHERE r.id = x.run RETURNING r.*
 """)
 
 #: It stays in the trace of the run it carries on, as `pipeline.telemetry.tracing.context` works that out.
-INSERT_RETRIES = text("""
+INSERT_RETRIES = Statement[StartedRunRow]("""
 WITH stopped AS (
   SELECT r.* FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
   WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.retry_pending
@@ -374,12 +386,12 @@ SELECT c.*, s.status = 'crashed' AS suspect FROM created c JOIN stopped s ON s.i
 
 def claim(
     tx: Transaction,
-    statement: Any,
+    statement: Statement[ClaimedRunRow],
     ids: Sequence[UUID],
     lease_duration: timedelta,
     worker: str,
     known_handlers: KnownHandlers,
-) -> Rows:
+) -> Sequence[ClaimedRunRow]:
     """Run one of the claim statements, for runs of the handlers the claimer knows."""
     return tx.all(
         statement,
@@ -390,7 +402,7 @@ def claim(
     )
 
 
-def requeue_unknown(tx: Transaction, ids: Sequence[UUID], known_handlers: KnownHandlers) -> Rows:
+def requeue_unknown(tx: Transaction, ids: Sequence[UUID], known_handlers: KnownHandlers) -> Sequence[RunIdRow]:
     """Have it rung again soon for those of these runs whose handler the claimer does not know."""
     if not ids or known_handlers is None:
         return ()
@@ -402,12 +414,12 @@ def _handler_keys(known: KnownHandlers) -> list[str] | None:
     return None if known is None else sorted("\x1f".join(pair) for pair in known)
 
 
-def execute_ids(tx: Transaction, statement: Any, ids: Sequence[UUID], **params: Any) -> Rows:
+def execute_ids(tx: Transaction, statement: Statement[RowT], ids: Sequence[UUID], **params: Any) -> Sequence[RowT]:
     """Run a statement that takes a cohort as ids, and return what landed."""
     return tx.all(statement, ids=[str(id_) for id_ in ids], **params)
 
 
 #: The run that carries such a run forward counts from 1 again.
-RESET_RUN_FAILURES = text("""
+RESET_RUN_FAILURES = Command("""
 UPDATE pipeline.runs SET attempt = 0, retry_at = NULL WHERE workflow = :workflow AND retry_pending
 """)

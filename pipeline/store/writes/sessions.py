@@ -1,8 +1,9 @@
 """Guarded writes of sessions."""
 
-from sqlalchemy import text
+from pipeline.store.rows import NameRow, SessionIdRow, SessionRow
+from pipeline.store.statements import Command, Statement
 
-OPEN_SESSION = text("""
+OPEN_SESSION = Statement[SessionIdRow]("""
 WITH opened AS (
   INSERT INTO pipeline.sessions (workflow) VALUES (:workflow)
   ON CONFLICT (workflow) WHERE finished_at IS NULL DO NOTHING RETURNING id
@@ -11,19 +12,19 @@ SELECT id FROM opened UNION ALL
 SELECT id FROM pipeline.sessions WHERE workflow = :workflow AND finished_at IS NULL LIMIT 1
 """)
 
-DISCARD_SESSION = text("""
+DISCARD_SESSION = Command("""
 DELETE FROM pipeline.sessions s
 WHERE s.id = :id AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
 """)
 
-LOCK_WORKFLOWS_OF_SESSIONS = text("""
+LOCK_WORKFLOWS_OF_SESSIONS = Statement[NameRow]("""
 SELECT w.name FROM pipeline.workflows w
 WHERE w.name IN (SELECT s.workflow FROM pipeline.sessions s WHERE s.id = ANY(CAST(:ids AS uuid[])))
 ORDER BY w.name FOR NO KEY UPDATE
 """)
 
 #: Taken before a session is ended, after its runs: what retention drops at the same moment is then counted once.
-LOCK_SESSIONS = text("""
+LOCK_SESSIONS = Statement[SessionIdRow]("""
 SELECT id FROM pipeline.sessions WHERE id = ANY(CAST(:ids AS uuid[])) AND finished_at IS NULL
 ORDER BY id FOR NO KEY UPDATE
 """)
@@ -40,13 +41,13 @@ def _session_total(number: str) -> str:
 #: Retention has told the session of the runs that it dropped.
 _RUN_COUNT = _session_total("coalesce(s.run_count, 0) + count(*) FILTER (WHERE r.status = 'committed')")
 _RUN_COST = _session_total("coalesce(sum(r.cost) + coalesce(s.cost, 0), s.cost)")
-END_SESSIONS = text(f"""
+END_SESSIONS = Statement[SessionRow](f"""
 UPDATE pipeline.sessions s
 SET finished_at = pipeline.clock(), result = 'failed', error = x.error, run_count = {_RUN_COUNT}, cost = {_RUN_COST}
 FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(session_id uuid, error text)
 WHERE s.id = x.session_id AND s.finished_at IS NULL RETURNING s.*
 """)
-FINISH_SESSIONS = text(f"""
+FINISH_SESSIONS = Statement[SessionRow](f"""
 UPDATE pipeline.sessions s
 SET finished_at = pipeline.clock(), result = 'completed', run_count = {_RUN_COUNT}, cost = {_RUN_COST}
 WHERE s.id = ANY(CAST(:ids AS uuid[])) AND s.finished_at IS NULL

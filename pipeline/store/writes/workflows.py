@@ -4,20 +4,23 @@ Whoever starts or stops runs of a workflow locks its row first (``LOCK``); publi
 workers never touch it. Only ``execution`` may import this.
 """
 
-from sqlalchemy import text
+from pipeline.store.rows import BlockRow, MaintenanceTaskIdRow, NameRow, UnreadRow
+from pipeline.store.statements import Command, Statement
 
-LOCK_WORKFLOWS = text("SELECT name FROM pipeline.workflows WHERE name = ANY(:names) ORDER BY name FOR NO KEY UPDATE")
+LOCK_WORKFLOWS = Statement[NameRow](
+    "SELECT name FROM pipeline.workflows WHERE name = ANY(:names) ORDER BY name FOR NO KEY UPDATE"
+)
 
-LOCK_WORKFLOWS_OF_RUNS = text("""
+LOCK_WORKFLOWS_OF_RUNS = Statement[NameRow]("""
 SELECT w.name FROM pipeline.workflows w
 WHERE w.name IN (SELECT r.workflow FROM pipeline.runs r WHERE r.id = ANY(CAST(:ids AS uuid[])))
 ORDER BY w.name FOR NO KEY UPDATE
 """)
 
 #: Whoever registers a workflow second sees what the first has written. Before any other lock, and taken by nobody else.
-LOCK_REGISTRATION = text("SELECT pg_advisory_xact_lock(hashtext('pipeline.register'), hashtext(:name))")
+LOCK_REGISTRATION = Statement[UnreadRow]("SELECT pg_advisory_xact_lock(hashtext('pipeline.register'), hashtext(:name))")
 
-UPSERT_WORKFLOW = text("""
+UPSERT_WORKFLOW = Command("""
 INSERT INTO pipeline.workflows
   (name, version, fingerprint, known_fingerprints, concurrency, on_uncertain, on_logic_error,
    keep_done, keep_ledger, archives)
@@ -29,14 +32,14 @@ ON CONFLICT (name) DO UPDATE SET version = excluded.version, fingerprint = exclu
   keep_done = excluded.keep_done, keep_ledger = excluded.keep_ledger, archives = excluded.archives
 """)
 
-UPSERT_TOPICS = text("""
+UPSERT_TOPICS = Command("""
 INSERT INTO pipeline.topics (workflow, name, schema)
 SELECT :workflow, x.name, x.schema
 FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, schema jsonb)
 ON CONFLICT (workflow, name) DO UPDATE SET schema = excluded.schema
 """)
 
-ADD_TOPICS = text("""
+ADD_TOPICS = Command("""
 INSERT INTO pipeline.topics (workflow, name, schema)
 SELECT :workflow, x.name, x.schema
 FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, schema jsonb)
@@ -46,18 +49,18 @@ ON CONFLICT (workflow, name) DO NOTHING
 
 #: Waits for every open publisher and makes later ones see the new subscriptions: the backfill that
 #: follows can then neither miss an event nor deliver it twice.
-LOCK_SUBSCRIPTIONS = text("LOCK TABLE pipeline.subscriptions IN ACCESS EXCLUSIVE MODE")
+LOCK_SUBSCRIPTIONS = Command("LOCK TABLE pipeline.subscriptions IN ACCESS EXCLUSIVE MODE")
 
-INSERT_SUBSCRIPTION = text("""
+INSERT_SUBSCRIPTION = Command("""
 INSERT INTO pipeline.subscriptions (workflow, topic, handler_id) VALUES (:workflow, :topic, :handler_id)
 ON CONFLICT DO NOTHING
 """)
 
-DELETE_SUBSCRIPTION = text("""
+DELETE_SUBSCRIPTION = Command("""
 DELETE FROM pipeline.subscriptions WHERE workflow = :workflow AND topic = :topic AND handler_id = :handler_id
 """)
 
-BACKFILL = text("""
+BACKFILL = Command("""
 WITH filled AS (
   INSERT INTO pipeline.deliveries (event_id, handler_id, key)
   SELECT e.id, :handler_id, e.key FROM pipeline.events e WHERE e.workflow = :workflow AND e.topic = :topic
@@ -67,34 +70,34 @@ UPDATE pipeline.handlers SET low_watermark = 0 WHERE id = :handler_id AND EXISTS
 """)
 
 
-SET_DESIRED = text("""
+SET_DESIRED = Statement[NameRow]("""
 UPDATE pipeline.workflows SET desired = :desired WHERE name = :name AND desired <> :desired RETURNING name
 """)
 
-ENTER_MAINTENANCE = text("""
+ENTER_MAINTENANCE = Statement[NameRow]("""
 UPDATE pipeline.workflows SET maintenance = true, maintenance_reason = :reason, maintenance_since = pipeline.clock()
 WHERE name = :name AND NOT maintenance RETURNING name
 """)
-EXIT_MAINTENANCE = text("""
+EXIT_MAINTENANCE = Statement[NameRow]("""
 WITH closed AS (
   UPDATE pipeline.maintenance_tasks SET closed_at = pipeline.clock() WHERE workflow = :name AND closed_at IS NULL
 )
 UPDATE pipeline.workflows SET maintenance = false, maintenance_reason = NULL, maintenance_since = NULL
 WHERE name = :name AND maintenance RETURNING name
 """)
-OPEN_MAINTENANCE_TASK = text("""
+OPEN_MAINTENANCE_TASK = Statement[MaintenanceTaskIdRow]("""
 INSERT INTO pipeline.maintenance_tasks (workflow, reason)
 SELECT name, coalesce(maintenance_reason, '') FROM pipeline.workflows WHERE name = :name AND maintenance
 ON CONFLICT (workflow) WHERE closed_at IS NULL DO NOTHING RETURNING id
 """)
 
-INSERT_BLOCKS = text("""
+INSERT_BLOCKS = Statement[BlockRow]("""
 INSERT INTO pipeline.blocks (workflow, run_id, kind, reason)
 SELECT x.workflow, x.run, x.kind, x.reason
 FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(workflow text, run uuid, kind text, reason text)
 ON CONFLICT (run_id, kind) WHERE closed_at IS NULL DO NOTHING RETURNING *
 """)
-CLOSE_BLOCKS = text("""
+CLOSE_BLOCKS = Statement[BlockRow]("""
 UPDATE pipeline.blocks SET closed_at = pipeline.clock()
 WHERE workflow = :workflow AND kind = ANY(:kinds) AND closed_at IS NULL RETURNING *
 """)

@@ -22,6 +22,7 @@ from pipeline.domain.values import HandlerSpec, NewEvent, TopicSpec, WorkflowSpe
 from pipeline.domain.workflows import OnUncertain
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import gauges as reads_gauges
+from pipeline.store.statements import Statement
 from pipeline.telemetry.metrics import METRICS
 from pipeline.telemetry.metrics_export import collector
 from pipeline.testing import Inline
@@ -61,7 +62,7 @@ def test_the_backlog_is_counted_by_consumer_and_is_as_old_as_what_may_be_taken(d
         assert found["pipeline.backlog.events"]["billing", IN, consumer] == 3
         assert 3600 <= found["pipeline.backlog.age"]["billing", IN, consumer] < 3700
     with Database(db.engine, clock_offset=HOUR).transaction() as tx:
-        ids = [int(row.id) for row in tx.all(text("SELECT id FROM pipeline.events ORDER BY id"))]
+        ids = [int(row.id) for row in tx.all(Statement[Any]("SELECT id FROM pipeline.events ORDER BY id"))]
         tx.execute(text("UPDATE pipeline.deliveries SET available_at = pipeline.clock() + interval '1 day'"))
         events.quarantine(tx, "billing", "send", aside, SOMEBODY)
     assert ids[0] == aside

@@ -1,0 +1,896 @@
+"""Types of rows: one per table, and one per join whose rows leave the module of their statement.
+
+Each type describes rows as SQLAlchemy returns them; no row is an instance of one. Columns that hold a member of an enum
+are plain text at run time: they compare equal to members (``==``), and are never identical (``is``). The annotation
+names the enum, and the tests check the values against it.
+
+The types of tables have every column of their table, in its order. ``tests/store/test_row_types.py`` compares them with
+``schema.py``. A join adds its columns to the type of the table whose rows it returns.
+"""
+
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Annotated, Any, Protocol
+from uuid import UUID
+
+from pipeline.domain.ids import EventId, Fence, MutationId, RunId, SessionId
+from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
+from pipeline.domain.workflows import (
+    AfterFailedMutation,
+    BlockKind,
+    DesiredStatus,
+    HandlerKind,
+    OnLogicError,
+    OnUncertain,
+    SessionResult,
+)
+
+PhaseText = Annotated[str, Phase]
+RunStatusText = Annotated[str, RunStatus]
+MutationOutcomeText = Annotated[str, MutationOutcome]
+MutationStatusText = Annotated[str, MutationStatus]
+ResolverText = Annotated[str, Resolver]
+DeliveryStatusText = Annotated[str, DeliveryStatus]
+DesiredStatusText = Annotated[str, DesiredStatus]
+HandlerKindText = Annotated[str, HandlerKind]
+BlockKindText = Annotated[str, BlockKind]
+SessionResultText = Annotated[str, SessionResult]
+AfterFailedMutationText = Annotated[str, AfterFailedMutation]
+OnUncertainText = Annotated[str, OnUncertain]
+OnLogicErrorText = Annotated[str, OnLogicError]
+
+# Tables
+
+
+class WorkflowRow(Protocol):
+    """A row of ``workflows``."""
+
+    name: str
+    version: int
+    fingerprint: str
+    known_fingerprints: list[str]
+    desired: DesiredStatusText
+    maintenance: bool
+    maintenance_reason: str | None
+    maintenance_since: datetime | None
+    concurrency: int
+    on_uncertain: OnUncertainText
+    on_logic_error: OnLogicErrorText
+    keep_done: timedelta | None
+    keep_ledger: timedelta | None
+    archives: bool
+    created_at: datetime
+
+
+class TopicRow(Protocol):
+    """A row of ``topics``."""
+
+    workflow: str
+    name: str
+    schema: Any
+
+
+class HandlerRow(Protocol):
+    """A row of ``handlers``."""
+
+    id: int
+    workflow: str
+    name: str
+    kind: HandlerKindText
+    batch: int
+    ordered: bool
+    after_failed_mutation: AfterFailedMutationText
+    failure_policy: Any
+    retired: bool
+    state: Any
+    wake_at: datetime | None
+    schedule: str | None
+    next_run_at: datetime | None
+    retry_at: datetime | None
+    consecutive_failures: int
+    idle_snapshot: str | None
+    idle_at: datetime | None
+    low_watermark: int
+    horizon: int | None
+    horizon_xmax: str | None
+
+
+class SubscriptionRow(Protocol):
+    """A row of ``subscriptions``."""
+
+    workflow: str
+    topic: str
+    handler_id: int
+
+
+class EventRow(Protocol):
+    """A row of ``events``."""
+
+    id: EventId
+    workflow: str
+    topic: str
+    message_id: str
+    key: str | None
+    title: str | None
+    payload: Any
+    caused_by: list[EventId]
+    created_by_run_id: RunId | None
+    traceparent: str | None
+    created_at: datetime
+
+
+class DeliveryRow(Protocol):
+    """A row of ``deliveries``."""
+
+    event_id: EventId
+    handler_id: int
+    status: DeliveryStatusText
+    run_id: RunId | None
+    offered_to: RunId | None
+    key: str | None
+    available_at: datetime | None
+    failures: int
+    declined: bool
+    suspect: bool
+    error: str | None
+    xid: str
+
+
+class SessionRow(Protocol):
+    """A row of ``sessions``."""
+
+    id: SessionId
+    workflow: str
+    started_at: datetime
+    finished_at: datetime | None
+    result: SessionResultText | None
+    error: str | None
+    run_count: int | None
+    cost: Decimal | None
+
+
+class RunRow(Protocol):
+    """A row of ``runs``."""
+
+    id: RunId
+    workflow: str
+    handler_id: int
+    session_id: SessionId
+    phase: PhaseText
+    status: RunStatusText
+    mutation_outcome: MutationOutcomeText
+    mutation_id: MutationId | None
+    offered: list[EventId] | None
+    event_ids: list[EventId]
+    prepare_result: Any
+    output_state: Any
+    error: str | None
+    error_type: str | None
+    retry_of: RunId | None
+    retry_pending: bool
+    retry_at: datetime | None
+    attempt: int
+    fence: Fence
+    lease_expires_at: datetime | None
+    worker: str | None
+    dispatched_at: datetime | None
+    snapshot: str | None
+    traceparent: str | None
+    cost: Decimal | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+class MutationRow(Protocol):
+    """A row of ``mutations``."""
+
+    id: MutationId
+    run_id: RunId
+    workflow: str
+    connector: str
+    operation: str
+    params: Any
+    request_hash: str
+    idempotency_key: str
+    status: MutationStatusText
+    reconcilable: bool
+    settle: timedelta
+    timeout: timedelta
+    result: Any
+    error: str | None
+    attempts: int
+    approved_by: str | None
+    approved_at: datetime | None
+    sent_at: datetime | None
+    send_deadline: datetime | None
+    quiet_until: datetime | None
+    reconcile_attempts: int
+    next_reconcile_at: datetime | None
+    resolved_by: ResolverText | None
+    resolved_at: datetime | None
+    created_at: datetime
+    doubted_at: datetime | None
+    monitor_after: timedelta | None
+    next_monitor_at: datetime | None
+    monitor_attempts: int
+    found_late_at: datetime | None
+    late_result: Any
+    acknowledged_by: str | None
+
+
+class BlockRow(Protocol):
+    """A row of ``blocks``."""
+
+    id: int
+    workflow: str
+    run_id: RunId
+    kind: BlockKindText
+    reason: str
+    since: datetime
+    closed_at: datetime | None
+
+
+class AuditRow(Protocol):
+    """A row of ``audit``."""
+
+    id: int
+    at: datetime
+    actor: str
+    act: str
+    workflow: str | None
+    run_id: RunId | None
+    mutation_id: MutationId | None
+    event_id: EventId | None
+    reason: str
+    evidence: Any
+
+
+class BreakerRow(Protocol):
+    """A row of ``breakers``."""
+
+    connector: str
+    operation: str
+    reason: str
+    opened_by: str | None
+    opened_at: datetime
+    probe_every: timedelta
+    probe_at: datetime | None
+    closed_at: datetime | None
+
+
+# Parts of rows
+
+
+class NameRow(Protocol):
+    """The name of a workflow, a handler or a sweep."""
+
+    name: str
+
+
+class UuidRow(Protocol):
+    """An id of any kind."""
+
+    id: UUID
+
+
+class RunIdRow(Protocol):
+    """The id of a run."""
+
+    id: RunId
+
+
+class MutationIdRow(Protocol):
+    """The id of a mutation."""
+
+    id: MutationId
+
+
+class SessionIdRow(Protocol):
+    """The id of a session."""
+
+    id: SessionId
+
+
+class CountRow(Protocol):
+    """How many rows there are."""
+
+    number: int
+
+
+# Runs
+
+
+class LeasedRunRow(RunRow, Protocol):
+    """A run, and whether a worker holds its lease now."""
+
+    is_leased: bool
+
+
+class ClaimedRunRow(RunRow, Protocol):
+    """A run that was claimed, with what its phase needs of the handler and of the mutation."""
+
+    handler: str
+    handler_state: Any
+    ordered: bool
+    low_watermark: int
+    next_run_at: datetime | None
+    is_unclaimed: bool
+    mutation_status: MutationStatusText | None
+    mutation_result: Any
+    now: datetime
+
+
+class StartedRunRow(RunRow, Protocol):
+    """A new run, and whether one of its inputs was in a run whose process died."""
+
+    suspect: bool
+
+
+class CommittedRunRow(RunRow, Protocol):
+    """A run that was committed, with the number of inputs it consumed and of events it published."""
+
+    consumed_count: int
+    published_count: int
+
+
+class NamedRunRow(RunRow, Protocol):
+    """A run, with the name of its handler."""
+
+    handler: str
+
+
+class RunWithMutationRow(RunRow, Protocol):
+    """A run, with the status of its mutation."""
+
+    mutation_status: MutationStatusText | None
+
+
+class RunFactsRow(RunWithMutationRow, Protocol):
+    """A run that is being stopped, with what the decision needs to know."""
+
+    reconcilable: bool | None
+    after_failed_mutation: AfterFailedMutationText
+    failure_policy: Any
+    consecutive_failures: int
+    on_uncertain: OnUncertainText
+    on_logic_error: OnLogicErrorText
+    input_failures: int
+    handler: str
+    now: datetime
+
+
+# Mutations
+
+
+class RunMutationRow(MutationRow, Protocol):
+    """A mutation, with the state of its run."""
+
+    run_status: RunStatusText
+    run_phase: PhaseText
+    fence: Fence
+    traceparent: str | None
+
+
+class SentMutationRow(MutationRow, Protocol):
+    """A mutation that was put in flight, with the fence of its run."""
+
+    fence: Fence
+
+
+class FailedMutationRow(MutationRow, Protocol):
+    """A mutation that failed, with what happens to the inputs of its run."""
+
+    run: RunId
+    handler_id: int
+    event_ids: list[EventId]
+    fence: Fence | None
+    after_failed_mutation: AfterFailedMutationText
+
+
+class BookedMutationRow(MutationRow, Protocol):
+    """A mutation whose reconcile attempt begins now."""
+
+    reconcile_started_at: datetime
+
+
+class ReplacementRunRow(Protocol):
+    """The run that owns the inputs of another run now, with its mutation."""
+
+    run_id: RunId
+    mutation_id: MutationId | None
+    status: RunStatusText
+    mutation_status: MutationStatusText | None
+    connector: str | None
+    operation: str | None
+    result: Any
+
+
+# Events and deliveries
+
+
+class PublishedEventRow(Protocol):
+    """The name and the id of an event that was published or replaced."""
+
+    id: EventId
+    topic: str
+    message_id: str
+
+
+class PendingEventRow(EventRow, Protocol):
+    """An event that a run may reserve, with its failures so far."""
+
+    failures: int
+
+
+class OfferedEventRow(PendingEventRow, Protocol):
+    """An event of the slice that a run was offered."""
+
+    run_id: RunId
+
+
+class RefusedInputRow(Protocol):
+    """An event that could not be reserved: the topic that was asked for, and what was found."""
+
+    event_id: EventId
+    found_topic: str | None
+    status: DeliveryStatusText | None
+    run_id: RunId | None
+    offered_to: RunId | None
+    topic: str
+
+
+class NamedDeliveryRow(DeliveryRow, Protocol):
+    """A delivery, with the name of its handler and the event's message id and payload."""
+
+    message_id: str
+    payload: Any
+    handler: str
+
+
+class ReleasedInputRow(Protocol):
+    """An input that a stopped run gave back."""
+
+    event_id: EventId
+    status: DeliveryStatusText
+    run: RunId
+
+
+class EventIdRow(Protocol):
+    """The id of an event of a delivery."""
+
+    event_id: EventId
+
+
+# Handlers and workflows
+
+
+class HandlerIdRow(Protocol):
+    """The id of a handler."""
+
+    id: int
+
+
+class HandlerStateRow(HandlerIdRow, Protocol):
+    """The state of a handler."""
+
+    state: Any
+
+
+class SharedStateRow(Protocol):
+    """A handler whose workflow may run several of its runs at a time."""
+
+    workflow: str
+    name: str
+
+
+class HandlerNameRow(HandlerIdRow, Protocol):
+    """Name and kind of a handler."""
+
+    workflow: str
+    name: str
+    kind: HandlerKindText
+
+
+class HandlerFactsRow(Protocol):
+    """What the scheduler's decisions need to know of a handler."""
+
+    id: int
+    name: str
+    kind: HandlerKindText
+    concurrency: int
+    retry_at: datetime | None
+    wake_at: datetime | None
+    next_run_at: datetime | None
+    batch: int
+    ordered: bool
+    oldest_pending_id: EventId | None
+    has_unseen: bool
+    has_retry: bool
+    is_unclaimed: bool
+    has_probe_run: bool
+    now: datetime
+
+
+class HorizonRow(Protocol):
+    """The last event id that was given out, and whether the transaction has no id of its own yet."""
+
+    last_value: int
+    is_first: bool
+
+
+class SubscribedHandlerRow(Protocol):
+    """Which handler is subscribed to a topic."""
+
+    topic: str
+    handler_id: int
+
+
+class MaintenanceTaskIdRow(Protocol):
+    """The id of a maintenance task."""
+
+    id: int
+
+
+class UnclaimedRunRow(RunIdRow, Protocol):
+    """A run that no worker took, and its handler."""
+
+    handler_id: int
+
+
+class RunOfWorkflowRow(RunIdRow, Protocol):
+    """A run and its workflow."""
+
+    workflow: str
+
+
+class RetriedRunRow(Protocol):
+    """A run that another run carries forward."""
+
+    retry_of: RunId
+
+
+class SweepAgeRow(Protocol):
+    """How long ago a sweep ran, and its report."""
+
+    name: str
+    age: timedelta
+    report: Any
+
+
+class UnreadRow(Protocol):
+    """A row of which no column is read."""
+
+
+# Retention
+
+
+class RetentionRow(Protocol):
+    """The shortest time for which any workflow keeps what is done, and its ledger."""
+
+    done: timedelta | None
+    ledger: timedelta | None
+
+
+class CursorRow(Protocol):
+    """Where a walk through a table goes on."""
+
+    position: str
+
+
+class PageRow(Protocol):
+    """How many rows a page had, how many of them were deleted, and where it ended."""
+
+    dropped: int
+    seen: int
+    position: int | str | None
+    is_young: bool
+
+
+# The ledger, as operators and the reconciler read it
+
+
+class ActRow(Protocol):
+    """An act of the audit."""
+
+    act: str
+    at: datetime
+    evidence: Any
+
+
+class OpenBreakerRow(BreakerRow, Protocol):
+    """An open circuit breaker, and whether its probe is due."""
+
+    is_due: bool
+
+
+class OperationNameRow(Protocol):
+    """An operation of a connector."""
+
+    connector: str
+    operation: str
+
+
+class ListedMutationRow(MutationRow, Protocol):
+    """A mutation, with its run and its handler."""
+
+    run_status: RunStatusText
+    run_phase: PhaseText
+    event_ids: list[EventId]
+    handler: str
+    is_quiet: bool | None
+
+
+class UnresolvedMutationRow(MutationRow, Protocol):
+    """A mutation that an operator may resolve, with the events that it is about."""
+
+    event_ids: list[EventId]
+    handler: str
+    run_status: RunStatusText
+    is_quiet: bool | None
+    message_ids: list[str] | None
+
+
+class LateEffectRow(MutationRow, Protocol):
+    """A mutation with a late effect, and what that means."""
+
+    advice: str | None
+
+
+class ParameterValueRow(MutationIdRow, Protocol):
+    """One parameter of a mutation; None if the mutation cannot have happened."""
+
+    value: Any
+
+
+class MutationOfRunRow(MutationIdRow, Protocol):
+    """A mutation and its run."""
+
+    run_id: RunId
+
+
+# Lists for operators
+
+
+class ListedWorkflowRow(WorkflowRow, Protocol):
+    """A workflow, with its open maintenance task."""
+
+    task_id: int | None
+    task_opened_at: datetime | None
+
+
+class ListedHandlerRow(HandlerRow, Protocol):
+    """A handler, with the number of events and runs that wait for it."""
+
+    waiting: int
+    reserved: int
+    quarantined: int
+    quarantined_id: EventId | None
+    oldest_id: EventId | None
+    oldest_at: datetime | None
+    stopped: int
+    stopped_at: datetime | None
+    is_unclaimed: bool
+    active_runs: int
+    subscribes: list[str]
+
+
+class CapacityRow(Protocol):
+    """Runs that hold the capacity of a workflow without moving on."""
+
+    workflow: str
+    unsent: int
+    approval_run_id: RunId | None
+    approval_since: datetime | None
+
+
+class EventHeadRow(Protocol):
+    """An event without its payload."""
+
+    id: EventId
+    workflow: str
+    topic: str
+    message_id: str
+    key: str | None
+    title: str | None
+    caused_by: list[EventId]
+    created_by_run_id: RunId | None
+    created_at: datetime
+
+
+class ListedEventRow(EventHeadRow, Protocol):
+    """An event, with its status for each consumer."""
+
+    deliveries: list[str] | None
+
+
+class EventWithPayloadRow(ListedEventRow, Protocol):
+    """An event with its payload and its status for each consumer."""
+
+    payload: Any
+
+
+class HandlerDeliveryRow(DeliveryRow, Protocol):
+    """A delivery, with the name of its handler."""
+
+    handler: str
+    workflow: str
+    retired: bool
+
+
+class EventDeliveryRow(EventHeadRow, Protocol):
+    """An event as it is delivered to one handler."""
+
+    handler: str
+    retired: bool
+    failures: int
+    error: str | None
+
+
+class EventDeliveryStatusRow(EventDeliveryRow, Protocol):
+    """An event as it is delivered to one handler, with the status of the delivery."""
+
+    status: DeliveryStatusText
+
+
+class ListedRunRow(Protocol):
+    """A run, with the name and kind of its handler."""
+
+    id: RunId
+    workflow: str
+    handler: str
+    kind: HandlerKindText
+    phase: PhaseText
+    status: RunStatusText
+    mutation_outcome: MutationOutcomeText
+    mutation_id: MutationId | None
+    attempt: int
+    retry_of: RunId | None
+    retry_pending: bool
+    retry_at: datetime | None
+    error: str | None
+    error_type: str | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    event_ids: list[EventId]
+    worker: str | None
+    lease_expires_at: datetime | None
+    is_leased: bool
+    title: str | None
+
+
+class UnsentRunRow(Protocol):
+    """A run that has sent nothing yet, with the request that it wrote to the ledger."""
+
+    id: RunId
+    phase: PhaseText
+    event_ids: list[EventId]
+    prepare_result: Any
+    connector: str | None
+    operation: str | None
+    params: Any
+    approved_at: datetime | None
+    message_ids: list[str] | None
+
+
+class RunInputsRow(RunIdRow, Protocol):
+    """The inputs of a run."""
+
+    handler_id: int
+    event_ids: list[EventId]
+
+
+class NoticeRow(Protocol):
+    """A thing that needs an operator."""
+
+    kind: str
+    subject: str
+    workflow: str
+    reason: str
+    since: datetime
+
+
+class FindingRow(Protocol):
+    """A row that breaks an invariant."""
+
+    subject: str
+    detail: str
+
+
+# Gauges
+
+
+class RunCountRow(CountRow, Protocol):
+    """Number of runs of a workflow in one phase and status."""
+
+    workflow: str
+    phase: PhaseText
+    status: RunStatusText
+
+
+class LeaseCountRow(Protocol):
+    """Number of leases that are held, and that lapsed."""
+
+    held: int
+    lapsed: int
+
+
+class MutationCountRow(CountRow, Protocol):
+    """Number of mutations of an operation in one status, and the age of the oldest in seconds."""
+
+    connector: str
+    operation: str
+    status: MutationStatusText
+    oldest: Decimal
+    awaiting_approval: int
+
+
+class BreakerGaugeRow(OperationNameRow, Protocol):
+    """Whether the circuit breaker of an operation is open."""
+
+    is_open: bool
+
+
+class WorkflowGaugeRow(Protocol):
+    """What the status of a workflow is derived from."""
+
+    workflow: str
+    desired: DesiredStatusText
+    maintenance: bool
+    blocks: list[str]
+
+
+class SweepGaugeRow(Protocol):
+    """How many seconds ago a sweep ran, and its report."""
+
+    name: str
+    age: Decimal
+    report: Any
+
+
+class AttentionCountRow(Protocol):
+    """How many things need an operator, by kind."""
+
+    late_effect: int
+    blocked: int
+    quarantined: int
+    retired: int
+    unclaimed: int
+
+
+class BacklogRow(CountRow, Protocol):
+    """Number and age in seconds of the events of a topic that wait for a handler."""
+
+    workflow: str
+    topic: str
+    handler: str
+    age: Decimal
+    declined_age: Decimal
+
+
+class RunLatencyRow(Protocol):
+    """Seconds from the publishing of a run's oldest input to its commit."""
+
+    workflow: str
+    handler: str
+    seconds: Decimal
+
+
+class RunThroughputRow(Protocol):
+    """Runs of a workflow that ended lately, and how far back the count reaches, in seconds."""
+
+    workflow: str
+    committed: int
+    stopped: int
+    oldest_age: Decimal
+    rows_read: Decimal
+
+
+class EventThroughputRow(Protocol):
+    """Events of a workflow that were published lately, and how far back the count reaches, in seconds."""
+
+    workflow: str
+    published: int
+    oldest_age: Decimal
+    rows_read: Decimal

@@ -1,0 +1,96 @@
+"""Compares rows with the types that statements name for them.
+
+A row type is a description that no interpreter checks. The tests do: every row that a typed statement returns must
+have each attribute of its type, with a value of the annotated type. A wrong type fails in the test that runs the
+statement.
+"""
+
+import functools
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_type_hints
+
+from sqlalchemy import CursorResult, Engine, event
+
+from pipeline.store.database import Transaction
+from pipeline.store.statements import Statement
+
+_MAX_ROWS = 5  #: of each result that are compared; the others come from the same columns
+
+
+class RowTypeError(AssertionError):
+    """A statement returned what its row type does not say."""
+
+
+@functools.cache
+def fields_of(row_type: Any) -> Mapping[str, Any]:
+    """Return the attributes of a row type, those of its bases included."""
+    return get_type_hints(row_type, include_extras=True)
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Whether a value is what an annotation says."""
+    if hint is Any:
+        return True
+    if isinstance(hint, NewType):
+        return fits(value, hint.__supertype__)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        kinds = [extra for extra in args[1:] if isinstance(extra, type) and issubclass(extra, StrEnum)]
+        return fits(value, args[0]) and all(value in list(kind) for kind in kinds)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, each) for each in args)
+    if origin is list:
+        return isinstance(value, list) and all(fits(each, args[0]) for each in value)
+    return value is None if hint in (None, type(None)) else type(value) is hint
+
+
+def check_columns(statement: Statement[Any], columns: Sequence[str]) -> None:
+    """Fail if a result lacks a column of its row type, or has one of another name in its place."""
+    row_type = statement.row_type()
+    missing = [] if row_type is Any else [name for name in fields_of(row_type) if name not in columns]
+    if missing:
+        raise RowTypeError(f"{row_type.__name__} has {missing}; the columns are {list(columns)}, of\n{statement.text}")
+
+
+def check_rows(statement: Statement[Any], rows: Sequence[Any]) -> None:
+    """Fail if a value of a row is not what the row type says."""
+    row_type = statement.row_type()
+    for row in () if row_type is Any else rows[:_MAX_ROWS]:
+        for name, hint in fields_of(row_type).items():
+            value = getattr(row, name)
+            if not fits(value, hint):
+                raise RowTypeError(f"{row_type.__name__}.{name} is {value!r}; expected {hint}, of\n{statement.text}")
+
+
+def _check_result(_: Any, statement: Any, *rest: Any) -> None:
+    """Check the columns of a result, as SQLAlchemy's event ``after_execute`` hands it over."""
+    result = rest[-1]
+    if isinstance(statement, Statement) and isinstance(result, CursorResult) and result.returns_rows:
+        check_columns(statement, list(result.keys()))
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """Check all that typed statements return in this process."""
+    plain_all, plain_first = Transaction.all, Transaction.first
+
+    def checked_all(self: Transaction, statement: Statement[Any], /, **params: Any) -> Sequence[Any]:
+        rows = plain_all(self, statement, **params)
+        check_rows(statement, rows)
+        return rows
+
+    def checked_first(self: Transaction, statement: Statement[Any], /, **params: Any) -> Any:
+        row = plain_first(self, statement, **params)
+        check_rows(statement, () if row is None else (row,))
+        return row
+
+    event.listen(Engine, "after_execute", _check_result)
+    Transaction.all, Transaction.first = checked_all, checked_first  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Transaction.all, Transaction.first = plain_all, plain_first  # type: ignore[method-assign]
+        event.remove(Engine, "after_execute", _check_result)
