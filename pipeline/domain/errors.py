@@ -11,6 +11,7 @@ PipelineError
 ├── UnresolvedError             refused while a mutation's outcome is unknown
 ├── OutdatedCodeError           older code would replace a state that newer code merges
 ├── SchemaVersionError          the database does not have the tables this version expects
+│   └── UnsupportedSchemaError  no migration leads from this database to this version
 └── HandlerError                raised by handlers and connectors to say what kind of failure it is
     ├── LogicError              the code is wrong: do not try again
     │   ├── PhaseViolationError  a handler did what its phase must not do
@@ -137,6 +138,22 @@ class SchemaVersionError(PipelineError):
         )
         super().__init__(
             f"The database is at schema version {found or 'none'}, this code needs {expected}. {what_to_do}"
+        )
+
+
+class UnsupportedSchemaError(SchemaVersionError):
+    """The schema comes from before the first release or from other code, and no migration leads from it."""
+
+    def __init__(self, found: str | None, expected: str, schema: str) -> None:
+        super().__init__(found, expected)
+        state = (
+            f"schema `{schema}` has tables or functions but no version"
+            if found is None
+            else f"schema `{schema}` is at version {found}, from before the first release"
+        )
+        self.args = (
+            f"The {state}; expected an empty schema or version {expected} or later: create a new database, or drop "
+            f"this schema with all its data, and run `pipeline db upgrade` again.",
         )
 
 

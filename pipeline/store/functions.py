@@ -61,7 +61,7 @@ REFUSE_TRANSFER = """
 CREATE FUNCTION pipeline.refuse_transfer() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = NEW.run_id AND r.retry_of = OLD.run_id) THEN
-    RAISE EXCEPTION 'event % stays with run %: only the run that carries it forward may take it',
+    RAISE EXCEPTION 'event % stays with run %: only the retry of that run may take it',
       OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
       CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
   END IF;
@@ -74,7 +74,7 @@ REFUSE_SKIP = """
 CREATE FUNCTION pipeline.refuse_skip() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = OLD.run_id AND r.mutation_outcome = 'skipped') THEN
-    RAISE EXCEPTION 'event % stays reserved: nobody skipped the mutation of its run %',
+    RAISE EXCEPTION 'event % stays reserved: no operator skipped the mutation of its run %',
       OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
       CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
   END IF;
@@ -92,19 +92,19 @@ EXECUTE FUNCTION pipeline.refuse('the phase of a run only grows')
 STOPPED_STAYS_STOPPED = """
 CREATE TRIGGER runs_stopped_stays_stopped BEFORE UPDATE OF status ON pipeline.runs FOR EACH ROW
 WHEN (OLD.finished_at IS NOT NULL AND NEW.status <> OLD.status)
-EXECUTE FUNCTION pipeline.refuse('a finished run keeps its status; work goes on in a new run')
+EXECUTE FUNCTION pipeline.refuse('a finished run keeps its status; a new run does the rest')
 """
 
 RESOLVED_STAYS_RESOLVED = """
 CREATE TRIGGER mutations_resolved_stays_resolved BEFORE UPDATE OF status ON pipeline.mutations FOR EACH ROW
 WHEN (OLD.status IN ('applied', 'failed') AND NEW.status <> OLD.status)
-EXECUTE FUNCTION pipeline.refuse('a settled mutation keeps its verdict')
+EXECUTE FUNCTION pipeline.refuse('a resolved mutation keeps its status')
 """
 
 DONE_STAYS_DONE = """
 CREATE TRIGGER deliveries_done_stays_done BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
 WHEN (OLD.status IN ('consumed', 'skipped') AND NEW.status <> OLD.status)
-EXECUTE FUNCTION pipeline.refuse('a consumed or skipped event is never handed out again')
+EXECUTE FUNCTION pipeline.refuse('a consumed or skipped event is never delivered again')
 """
 
 RELEASE_GUARDED = """
@@ -133,7 +133,7 @@ EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
 
 #: The oldest version of the code that this schema still works with. A migration that only adds leaves it as it is.
 OLDEST_COMPATIBLE_CODE = """
-CREATE FUNCTION pipeline.oldest_compatible_code() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '0007' $$
+CREATE FUNCTION pipeline.oldest_compatible_code() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '0100' $$
 """
 
 BEFORE_TABLES: tuple[str, ...] = (CLOCK, UUID7, EVENT_IDS, NEXT_EVENT_ID, OLDEST_COMPATIBLE_CODE)

@@ -27,6 +27,7 @@ from pipeline.domain.errors import (
     StaleWriteError,
     TransientError,
     UnresolvedError,
+    UnsupportedSchemaError,
 )
 from pipeline.domain.ids import EventId
 
@@ -74,6 +75,14 @@ EXAMPLES: list[tuple[PipelineError, list[str]]] = [
     (
         SchemaVersionError("0001", "0002"),
         ["at schema version 0001", "needs 0002", "Run `pipeline db upgrade`"],
+    ),
+    (
+        UnsupportedSchemaError("0008", "0100", "pipeline"),
+        ["schema `pipeline` is at version 0008", "version 0100 or later", "drop this schema with all its data"],
+    ),
+    (
+        UnsupportedSchemaError(None, "0100", "pipeline"),
+        ["has tables or functions but no version", "expected an empty schema", "create a new database"],
     ),
     (LogicError("amount is negative", order=4711), ["amount is negative"]),
     (PhaseViolationError("publish in prepare. Publish in next"), ["publish in prepare", "Publish in next"]),

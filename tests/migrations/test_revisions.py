@@ -29,9 +29,10 @@ def test_every_file_in_the_folder_is_a_revision() -> None:
     assert files == {_file(revision) for revision in revisions()}
 
 
-def test_revisions_are_numbered_from_one_without_a_gap_and_each_follows_the_one_before() -> None:
+def test_revisions_are_numbered_from_100_without_a_gap_and_each_follows_the_one_before() -> None:
+    """Numbers below 100 belong to databases from before the first release, which ``db upgrade`` refuses."""
     ids = [revision.revision for revision in revisions()]
-    assert ids == [f"{number:04}" for number in range(1, len(ids) + 1)]
+    assert ids == [f"{number:04}" for number in range(100, 100 + len(ids))]
     assert [revision.down_revision for revision in revisions()] == [None, *ids[:-1]]
 
 

@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,7 +14,7 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 
-from pipeline.domain.errors import SchemaVersionError
+from pipeline.domain.errors import SchemaVersionError, UnsupportedSchemaError
 from pipeline.embedded import servers
 from pipeline.store import functions, migrate
 from pipeline.store.database import Database
@@ -61,6 +63,35 @@ def created(db: Database) -> None:
 def literally(connection: Connection, statement: str) -> None:
     """Run a statement in which a percent sign means itself."""
     connection.exec_driver_sql(statement.replace("%", "%%"))
+
+
+#: Makes the code of a later release current: it has one more revision, of these statements. Gives its version.
+NextRelease = Callable[..., AbstractContextManager[str]]
+
+
+@pytest.fixture
+def next_release(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NextRelease:
+    @contextmanager
+    def code_with(*statements: str) -> Iterator[str]:
+        place = tmp_path / "migrations"
+        shutil.copytree(project / "migrations", place, ignore=shutil.ignore_patterns("__pycache__"))
+        before = migrate.expected_version()
+        version = f"{int(before) + 1:04}"
+        (place / "versions" / f"{version}_add_moods.py").write_text(_REVISION.format(version, before, statements))
+        with monkeypatch.context() as patch:
+            patch.setattr(migrate, "migrations_path", lambda: place)
+            yield version
+
+    return code_with
+
+
+_REVISION = """from alembic import op
+revision, down_revision = {0!r}, {1!r}
+
+def upgrade():
+    for statement in {2!r}:
+        op.execute(statement)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -148,16 +179,83 @@ def test_two_upgrades_at_once_are_one_after_the_other(bare: Database) -> None:
     migrate.require_current(bare)
 
 
-def test_a_migration_that_fails_leaves_the_database_as_it_was(bare: Database) -> None:
-    with bare.engine.begin() as connection:
-        connection.execute(text("CREATE SCHEMA pipeline"))
-        connection.execute(text("CREATE TABLE pipeline.audit (mine integer)"))
-    before = picture(bare)
-    with pytest.raises(Exception, match="audit"):
+def test_a_migration_that_fails_leaves_the_database_as_it_was(bare: Database, next_release: NextRelease) -> None:
+    migrate.upgrade(bare)
+    before, at = picture(bare), migrate.expected_version()
+    with next_release(*_ADDS, "CREATE TABLE pipeline.audit (mine integer)"), pytest.raises(Exception, match="audit"):
         migrate.upgrade(bare)
     assert picture(bare) == before
     with bare.engine.connect() as connection:
+        assert migrate.current_version(connection) == at
+
+
+def test_a_first_migration_that_fails_leaves_nothing(bare: Database, next_release: NextRelease) -> None:
+    with next_release("CREATE TABLE pipeline.audit (mine integer)"), pytest.raises(Exception, match="audit"):
+        migrate.upgrade(bare)
+    with bare.engine.connect() as connection:
+        assert connection.scalars(_TABLES).all() == []
         assert migrate.current_version(connection) is None
+
+
+#: What the migrations before the first release left: some tables, and the version they were at.
+_OLD_TABLES = (
+    "CREATE SCHEMA pipeline",
+    "CREATE TABLE pipeline.walks (name text PRIMARY KEY)",
+    "CREATE FUNCTION pipeline.works_with() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '0007' $$",
+)
+_OLD_VERSION = (
+    "CREATE TABLE pipeline.alembic_version (version_num varchar(32) PRIMARY KEY)",
+    "INSERT INTO pipeline.alembic_version VALUES ('{version}')",
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        ("0001", "is at version 0001, from before the first release"),
+        ("0008", "is at version 0008, from before the first release"),
+        (None, "has tables or functions but no version"),
+    ],
+)
+def test_a_database_from_before_the_first_release_is_refused_in_one_sentence(
+    bare: Database, version: str | None, found: str
+) -> None:
+    with bare.engine.begin() as connection:
+        for statement in _OLD_TABLES + (_OLD_VERSION if version else ()):
+            literally(connection, statement.format(version=version))
+    before = picture(bare)
+    for refused in (migrate.upgrade, migrate.require_current):
+        with pytest.raises(UnsupportedSchemaError) as refusal:
+            refused(bare)
+        assert str(refusal.value) == (
+            f"The schema `pipeline` {found}; expected an empty schema or version 0100 or later: create a new database, "
+            "or drop this schema with all its data, and run `pipeline db upgrade` again."
+        )
+        assert refusal.value.found == version
+    assert picture(bare) == before
+
+
+@pytest.mark.parametrize("statement", ["CREATE FUNCTION pipeline.clock() RETURNS int LANGUAGE sql AS $$ SELECT 1 $$"])
+def test_a_function_alone_makes_a_schema_that_is_not_empty(bare: Database, statement: str) -> None:
+    with bare.engine.begin() as connection:
+        literally(connection, "CREATE SCHEMA pipeline")
+        literally(connection, statement)
+    with pytest.raises(UnsupportedSchemaError):
+        migrate.upgrade(bare)
+
+
+def test_an_empty_schema_that_an_administrator_made_is_migrated(bare: Database) -> None:
+    with bare.engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA pipeline"))
+    assert migrate.upgrade(bare) == migrate.expected_version()
+
+
+def test_old_code_does_not_migrate_a_database_of_newer_code(bare: Database, next_release: NextRelease) -> None:
+    with next_release(*_ADDS) as version:
+        assert migrate.upgrade(bare) == version
+    with pytest.raises(SchemaVersionError, match="migrated by newer code") as refusal:
+        migrate.upgrade(bare)
+    assert (refusal.value.found, refusal.value.expected) == (version, migrate.expected_version())
 
 
 def test_a_database_that_was_never_migrated_is_refused_with_the_command_that_mends_it(bare: Database) -> None:
@@ -167,18 +265,10 @@ def test_a_database_that_was_never_migrated_is_refused_with_the_command_that_men
     assert "none" in str(refusal.value)
 
 
-def migrated_by_others(db: Database, version: str, *statements: str) -> None:
-    """What a release that we do not know did to the database."""
-    migrate.upgrade(db)
-    with db.engine.begin() as connection:
-        connection.execute(text("UPDATE pipeline.alembic_version SET version_num = :v"), {"v": version})
-        for statement in statements:
-            literally(connection, statement)
-
-
 #: A release that takes something away says which code it still works with.
 _TAKES_AWAY = (
-    "CREATE OR REPLACE FUNCTION pipeline.oldest_compatible_code() RETURNS text LANGUAGE sql AS $$ SELECT '9999' $$"
+    "ALTER TABLE pipeline.runs DROP COLUMN cost",
+    "CREATE OR REPLACE FUNCTION pipeline.oldest_compatible_code() RETURNS text LANGUAGE sql AS $$ SELECT '0101' $$",
 )
 _ADDS = (
     "ALTER TABLE pipeline.runs ADD COLUMN mood text NOT NULL DEFAULT 'fine'",
@@ -189,24 +279,40 @@ _ADDS = (
 )
 
 
-@pytest.mark.parametrize(("version", "statements"), [("0000", ()), ("9999", (_TAKES_AWAY,))], ids=["older", "newer"])
-def test_a_database_at_a_version_that_does_not_fit_is_refused_with_both_versions_named(
-    bare: Database, version: str, statements: tuple[str, ...]
+def test_a_database_of_older_code_is_refused_with_both_versions_named(
+    bare: Database, next_release: NextRelease
 ) -> None:
-    migrated_by_others(bare, version, *statements)
-    with pytest.raises(SchemaVersionError) as refusal:
+    older = migrate.upgrade(bare)
+    with next_release(*_ADDS) as newer:
+        with pytest.raises(SchemaVersionError, match="Run `pipeline db upgrade`") as refusal:
+            migrate.require_current(bare)
+        assert migrate.upgrade(bare) == newer
         migrate.require_current(bare)
-    assert (refusal.value.found, refusal.value.expected) == (version, migrate.expected_version())
-    assert version in str(refusal.value)
-    assert migrate.expected_version() in str(refusal.value)
+    assert (refusal.value.found, refusal.value.expected) == (older, newer)
+    assert f"{older}, this code needs {newer}" in str(refusal.value)
 
 
-def test_this_code_goes_on_and_starts_again_on_a_schema_to_which_a_later_release_only_added(bare: Database) -> None:
+def test_a_database_of_newer_code_that_took_something_away_is_refused_with_both_versions_named(
+    bare: Database, next_release: NextRelease
+) -> None:
+    with next_release(*_TAKES_AWAY) as newer:
+        migrate.upgrade(bare)
+        migrate.require_current(bare)
+    with pytest.raises(SchemaVersionError, match="migrated by newer code") as refusal:
+        migrate.require_current(bare)
+    assert (refusal.value.found, refusal.value.expected) == (newer, migrate.expected_version())
+    assert f"{newer}, this code needs {migrate.expected_version()}" in str(refusal.value)
+
+
+def test_this_code_goes_on_and_starts_again_on_a_schema_to_which_a_later_release_only_added(
+    bare: Database, next_release: NextRelease
+) -> None:
     migrate.upgrade(bare)
     shop = Shop()
     run = shop.started(bare, orders=2)
     run.run()
-    migrated_by_others(bare, "9999", *_ADDS)
+    with next_release(*_ADDS):
+        migrate.upgrade(bare)
     migrate.require_current(bare)
     run.publish(shop.orders, {"n": 7})
     run.run()

@@ -1,8 +1,11 @@
-"""Create the ledger: workflows, events, deliveries, runs, mutations, and what the database refuses."""
+"""Create the schema: tables, indexes, and the functions and triggers that refuse forbidden writes.
+
+Databases of versions 0001 to 0009 come from before the first release; ``pipeline db upgrade`` refuses them.
+"""
 
 from alembic import op
 
-revision = "0001"
+revision = "0100"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -31,10 +34,14 @@ CREATE FUNCTION pipeline.next_event_id() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$
     """,
     """
+CREATE FUNCTION pipeline.oldest_compatible_code() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '0100' $$
+    """,
+    """
 CREATE TABLE pipeline.workflows (
     name TEXT NOT NULL,
     version INTEGER DEFAULT 1 NOT NULL,
     fingerprint TEXT DEFAULT '' NOT NULL,
+    known_fingerprints TEXT[] DEFAULT '{}' NOT NULL,
     desired TEXT DEFAULT 'active' NOT NULL,
     maintenance BOOLEAN DEFAULT false NOT NULL,
     maintenance_reason TEXT,
@@ -42,13 +49,17 @@ CREATE TABLE pipeline.workflows (
     concurrency INTEGER DEFAULT 1 NOT NULL,
     on_uncertain TEXT DEFAULT 'pause' NOT NULL,
     on_logic_error TEXT DEFAULT 'maintenance' NOT NULL,
+    keep_done INTERVAL,
+    keep_ledger INTERVAL,
+    archives BOOLEAN DEFAULT false NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
     CONSTRAINT workflows_pk PRIMARY KEY (name),
     CONSTRAINT workflows_desired_known CHECK (desired IN ('active', 'paused')),
     CONSTRAINT workflows_on_uncertain_known CHECK (on_uncertain IN ('pause', 'contain')),
     CONSTRAINT workflows_on_logic_error_known CHECK (on_logic_error IN ('maintenance', 'quarantine')),
     CONSTRAINT workflows_concurrency_positive CHECK (concurrency >= 1),
-    CONSTRAINT workflows_maintenance_has_since CHECK (maintenance = (maintenance_since IS NOT NULL))
+    CONSTRAINT workflows_maintenance_has_since CHECK (maintenance = (maintenance_since IS NOT NULL)),
+    CONSTRAINT workflows_ledger_outlives_done CHECK ((keep_ledger IS NOT NULL) <= coalesce(keep_ledger >= keep_done, false))
 )
     """,
     """
@@ -72,6 +83,7 @@ CREATE TABLE pipeline.handlers (
     retired BOOLEAN DEFAULT false NOT NULL,
     state JSONB,
     wake_at TIMESTAMP WITH TIME ZONE,
+    schedule TEXT,
     next_run_at TIMESTAMP WITH TIME ZONE,
     retry_at TIMESTAMP WITH TIME ZONE,
     consecutive_failures INTEGER DEFAULT 0 NOT NULL,
@@ -116,6 +128,9 @@ CREATE TABLE pipeline.events (
 )
     """,
     """
+CREATE INDEX events_created_by ON pipeline.events (created_by_run_id) WHERE created_by_run_id IS NOT NULL
+    """,
+    """
 CREATE TABLE pipeline.deliveries (
     event_id BIGINT NOT NULL,
     handler_id INTEGER NOT NULL,
@@ -126,6 +141,7 @@ CREATE TABLE pipeline.deliveries (
     available_at TIMESTAMP WITH TIME ZONE,
     failures SMALLINT DEFAULT 0 NOT NULL,
     declined BOOLEAN DEFAULT false NOT NULL,
+    suspect BOOLEAN DEFAULT false NOT NULL,
     error TEXT,
     xid xid8 DEFAULT pg_current_xact_id() NOT NULL,
     CONSTRAINT deliveries_pk PRIMARY KEY (event_id, handler_id),
@@ -261,6 +277,13 @@ CREATE TABLE pipeline.mutations (
     resolved_by TEXT,
     resolved_at TIMESTAMP WITH TIME ZONE,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    doubted_at TIMESTAMP WITH TIME ZONE,
+    monitor_after INTERVAL,
+    next_monitor_at TIMESTAMP WITH TIME ZONE,
+    monitor_attempts SMALLINT DEFAULT 0 NOT NULL,
+    found_late_at TIMESTAMP WITH TIME ZONE,
+    late_result JSONB,
+    acknowledged_by TEXT,
     CONSTRAINT mutations_pk PRIMARY KEY (id),
     CONSTRAINT mutations_run_id_once UNIQUE (run_id),
     CONSTRAINT mutations_status_known CHECK (status IN ('pending', 'in_flight', 'applied', 'failed', 'needs_reconcile', 'indeterminate')),
@@ -269,6 +292,9 @@ CREATE TABLE pipeline.mutations (
     CONSTRAINT mutations_resolver_has_time CHECK ((resolved_by IS NULL) = (resolved_at IS NULL)),
     CONSTRAINT mutations_reconcile_has_time CHECK ((status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)),
     CONSTRAINT mutations_only_reconcilable_is_reconciled CHECK ((status = 'needs_reconcile') <= reconcilable),
+    CONSTRAINT mutations_only_failed_is_monitored CHECK ((next_monitor_at IS NOT NULL) <= (status = 'failed' AND reconcilable)),
+    CONSTRAINT mutations_only_found_late_is_acknowledged CHECK ((acknowledged_by IS NOT NULL) <= (found_late_at IS NOT NULL)),
+    CONSTRAINT mutations_only_failed_is_found_late CHECK ((found_late_at IS NOT NULL) <= (status = 'failed')),
     CONSTRAINT mutations_sent_has_deadline CHECK ((sent_at IS NULL) = (send_deadline IS NULL)),
     CONSTRAINT mutations_sent_has_quiet_period CHECK ((sent_at IS NULL) = (quiet_until IS NULL)),
     CONSTRAINT mutations_unresolved_was_sent CHECK ((status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')) <= (sent_at IS NOT NULL)),
@@ -276,13 +302,19 @@ CREATE TABLE pipeline.mutations (
 )
     """,
     """
-CREATE INDEX mutations_reconcile_due ON pipeline.mutations (next_reconcile_at) WHERE status = 'needs_reconcile'
+CREATE INDEX mutations_found_late ON pipeline.mutations (id) WHERE found_late_at IS NOT NULL
     """,
     """
 CREATE INDEX mutations_key ON pipeline.mutations (idempotency_key)
     """,
     """
+CREATE INDEX mutations_monitor_due ON pipeline.mutations (next_monitor_at) WHERE next_monitor_at IS NOT NULL
+    """,
+    """
 CREATE INDEX mutations_open ON pipeline.mutations (workflow, id) WHERE status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')
+    """,
+    """
+CREATE INDEX mutations_reconcile_due ON pipeline.mutations (next_reconcile_at) WHERE status = 'needs_reconcile'
     """,
     """
 CREATE TABLE pipeline.blocks (
@@ -306,6 +338,9 @@ CREATE UNIQUE INDEX blocks_open ON pipeline.blocks (run_id, kind) WHERE closed_a
 CREATE INDEX blocks_open_of_workflow ON pipeline.blocks (workflow) WHERE closed_at IS NULL
     """,
     """
+CREATE INDEX blocks_run ON pipeline.blocks (run_id)
+    """,
+    """
 CREATE TABLE pipeline.audit (
     id BIGINT GENERATED ALWAYS AS IDENTITY,
     at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
@@ -321,7 +356,13 @@ CREATE TABLE pipeline.audit (
 )
     """,
     """
+CREATE INDEX audit_event ON pipeline.audit (event_id) WHERE event_id IS NOT NULL
+    """,
+    """
 CREATE INDEX audit_mutation ON pipeline.audit (mutation_id) WHERE mutation_id IS NOT NULL
+    """,
+    """
+CREATE INDEX audit_run ON pipeline.audit (run_id) WHERE run_id IS NOT NULL
     """,
     """
 CREATE TABLE pipeline.maintenance_tasks (
@@ -336,6 +377,52 @@ CREATE TABLE pipeline.maintenance_tasks (
     """,
     """
 CREATE UNIQUE INDEX maintenance_tasks_one_open ON pipeline.maintenance_tasks (workflow) WHERE closed_at IS NULL
+    """,
+    """
+CREATE TABLE pipeline.sweeps (
+    name TEXT NOT NULL,
+    last_run_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    report JSONB,
+    CONSTRAINT sweeps_pk PRIMARY KEY (name)
+)
+    """,
+    """
+CREATE TABLE pipeline.notices (
+    kind TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    delivered_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    CONSTRAINT notices_pk PRIMARY KEY (kind, subject)
+)
+    """,
+    """
+CREATE TABLE pipeline.breakers (
+    connector TEXT NOT NULL,
+    operation TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    opened_by TEXT,
+    opened_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    probe_every INTERVAL NOT NULL,
+    probe_at TIMESTAMP WITH TIME ZONE,
+    closed_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT breakers_pk PRIMARY KEY (connector, operation)
+)
+    """,
+    """
+CREATE TABLE pipeline.cursors (
+    name TEXT NOT NULL,
+    position TEXT NOT NULL,
+    CONSTRAINT cursors_pk PRIMARY KEY (name)
+)
+    """,
+    """
+CREATE TABLE pipeline.archive (
+    kind TEXT NOT NULL,
+    id TEXT NOT NULL,
+    workflow TEXT,
+    archived_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
+    content JSONB NOT NULL,
+    CONSTRAINT archive_pk PRIMARY KEY (kind, id)
+)
     """,
     """
 CREATE FUNCTION pipeline.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -364,7 +451,7 @@ $$
 CREATE FUNCTION pipeline.refuse_transfer() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = NEW.run_id AND r.retry_of = OLD.run_id) THEN
-    RAISE EXCEPTION 'event % stays with run %: only the run that carries it forward may take it',
+    RAISE EXCEPTION 'event % stays with run %: only the retry of that run may take it',
       OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
       CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
   END IF;
@@ -376,7 +463,7 @@ $$
 CREATE FUNCTION pipeline.refuse_skip() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = OLD.run_id AND r.mutation_outcome = 'skipped') THEN
-    RAISE EXCEPTION 'event % stays reserved: nobody skipped the mutation of its run %',
+    RAISE EXCEPTION 'event % stays reserved: no operator skipped the mutation of its run %',
       OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
       CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
   END IF;
@@ -392,17 +479,17 @@ EXECUTE FUNCTION pipeline.refuse('the phase of a run only grows')
     """
 CREATE TRIGGER runs_stopped_stays_stopped BEFORE UPDATE OF status ON pipeline.runs FOR EACH ROW
 WHEN (OLD.finished_at IS NOT NULL AND NEW.status <> OLD.status)
-EXECUTE FUNCTION pipeline.refuse('a finished run keeps its status; work goes on in a new run')
+EXECUTE FUNCTION pipeline.refuse('a finished run keeps its status; a new run does the rest')
     """,
     """
 CREATE TRIGGER mutations_resolved_stays_resolved BEFORE UPDATE OF status ON pipeline.mutations FOR EACH ROW
 WHEN (OLD.status IN ('applied', 'failed') AND NEW.status <> OLD.status)
-EXECUTE FUNCTION pipeline.refuse('a settled mutation keeps its verdict')
+EXECUTE FUNCTION pipeline.refuse('a resolved mutation keeps its status')
     """,
     """
 CREATE TRIGGER deliveries_done_stays_done BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
 WHEN (OLD.status IN ('consumed', 'skipped') AND NEW.status <> OLD.status)
-EXECUTE FUNCTION pipeline.refuse('a consumed or skipped event is never handed out again')
+EXECUTE FUNCTION pipeline.refuse('a consumed or skipped event is never delivered again')
     """,
     """
 CREATE TRIGGER deliveries_release_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
@@ -427,6 +514,11 @@ EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
 )
 
 TABLES = (
+    "archive",
+    "cursors",
+    "breakers",
+    "notices",
+    "sweeps",
     "maintenance_tasks",
     "audit",
     "blocks",
@@ -440,7 +532,16 @@ TABLES = (
     "topics",
     "workflows",
 )
-FUNCTIONS = ("refuse_skip", "refuse_transfer", "refuse_release", "refuse", "next_event_id", "uuid7", "clock")
+FUNCTIONS = (
+    "refuse_skip",
+    "refuse_transfer",
+    "refuse_release",
+    "refuse",
+    "oldest_compatible_code",
+    "next_event_id",
+    "uuid7",
+    "clock",
+)
 
 
 def upgrade() -> None:
