@@ -48,7 +48,7 @@ def a_workflow(
     """A registered workflow: consumers of IN that may publish to OUT, and a producer."""
     handler_options = {
         key: options.pop(key)
-        for key in ("batch", "ordered", "after_failed_mutation", "failure_policy", "start_at")
+        for key in ("batch", "ordered", "after_failed_mutation", "failures", "start_at")
         if key in options
     }
     spec = WorkflowSpec(

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipeline.domain.failures import Failure
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId
 from pipeline.domain.payloads import checked_json, checked_name, checked_text
-from pipeline.domain.policies import FailurePolicy, Retention
+from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
 from pipeline.domain.states import Evidence
 from pipeline.domain.workflows import (
     AfterFailedMutation,
@@ -194,17 +194,40 @@ class TopicSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerSpec:
-    """A handler as its workflow declares it."""
+class HandlerOptions:
+    """Options that every handler takes."""
+
+    failures: FailurePolicy = field(default_factory=FailurePolicy, metadata={"column": "failure_policy"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions(HandlerOptions):
+    """Options of a consumer, declared once: types and defaults are taken from here.
+
+    An option that the database needs is a column of ``handlers`` in ``store/schema.py``, and is written when the
+    workflow is registered. The others are read by the worker from its own code.
+    """
+
+    batch: int = 1
+    ordered: bool = False
+    requires_approval: bool = False
+    after_failed_mutation: AfterFailedMutation = AfterFailedMutation.PREPARE
+    start_at: StartAt = StartAt.LATEST
+    wake: WakePolicy = field(default_factory=WakePolicy)
+
+
+def options_of(consumer: ConsumerOptions) -> dict[str, Any]:
+    """The options of a consumer, to make another value that has them."""
+    return {each.name: getattr(consumer, each.name) for each in fields(ConsumerOptions)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSpec(ConsumerOptions):
+    """A handler as its workflow declares it. A producer has the failure policy only."""
 
     name: str
     kind: HandlerKind = HandlerKind.CONSUMER
     subscribes: tuple[str, ...] = ()
-    start_at: StartAt = StartAt.LATEST
-    batch: int = 1
-    ordered: bool = False
-    after_failed_mutation: AfterFailedMutation = AfterFailedMutation.PREPARE
-    failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
     schedule: str | None = None  #: of a producer: when it changes, the next slot is booked anew
     first_run_at: datetime | None = None
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.domain.payloads import checked_json, checked_name
@@ -194,17 +193,4 @@ def _topic_rows(spec: WorkflowSpec) -> str:
 
 
 def _handler_rows(spec: WorkflowSpec) -> str:
-    return encode_rows([_handler_row(handler) for handler in spec.handlers])
-
-
-def _handler_row(handler: HandlerSpec) -> dict[str, Any]:
-    return {
-        "name": handler.name,
-        "kind": handler.kind,
-        "batch": handler.batch,
-        "ordered": handler.ordered,
-        "after_failed_mutation": handler.after_failed_mutation,
-        "failure_policy": handler.failure_policy.model_dump(mode="json"),
-        "schedule": handler.schedule,
-        "first_run_at": handler.first_run_at,
-    }
+    return encode_rows([handler_store.declared_values(handler) for handler in spec.handlers])

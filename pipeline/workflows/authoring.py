@@ -17,9 +17,9 @@ from pydantic import BaseModel
 
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.payloads import checked_name
-from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
-from pipeline.domain.values import HEADER_FIELDS, header_of
-from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain, StartAt, can_overtake
+from pipeline.domain.policies import Retention
+from pipeline.domain.values import HEADER_FIELDS, ConsumerOptions, HandlerOptions, header_of
+from pipeline.domain.workflows import OnLogicError, OnUncertain, can_overtake
 from pipeline.workflows import declaration_checks
 from pipeline.workflows.handler_types import Event, PrepareResult
 
@@ -47,20 +47,13 @@ class Topic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consumer:
+class Consumer(ConsumerOptions):
     """A declared consumer: its instance, what it may see and publish, and its policies."""
 
     name: str
     instance: Any
     subscribes: tuple[Topic, ...]
     publishes: tuple[Topic, ...] = ()
-    batch: int = 1
-    ordered: bool = False
-    requires_approval: bool = False
-    after_failed_mutation: AfterFailedMutation = AfterFailedMutation.PREPARE
-    start_at: StartAt = StartAt.LATEST
-    failures: FailurePolicy = field(default_factory=FailurePolicy)
-    wake: WakePolicy = field(default_factory=WakePolicy)
 
     @property
     def merge(self) -> Callable[[Any, Any], Any] | None:
@@ -70,7 +63,7 @@ class Consumer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Producer:
+class Producer(HandlerOptions):
     """A declared producer: its function, what it may publish, and when it runs."""
 
     name: str
@@ -78,7 +71,6 @@ class Producer:
     publishes: tuple[Topic, ...] = ()
     every: timedelta | None = None
     cron: str | None = None
-    failures: FailurePolicy = field(default_factory=FailurePolicy)
 
 
 class Workflow:
@@ -132,7 +124,7 @@ class Workflow:
         *bare: Any,
         subscribes: Iterable[Topic] = (),
         publishes: Iterable[Topic] = (),
-        **options: Unpack[declaration_checks.ConsumerOptions],
+        **options: Unpack[declaration_checks.ConsumerKeywords],
     ) -> Callable[[C], C]:
         """Declare a class with ``prepare``, ``mutate`` and ``next`` as a consumer."""
         where = _declaration_site()
@@ -148,7 +140,7 @@ class Workflow:
 
         return declare
 
-    def effect(self, topic: Topic, **options: Unpack[declaration_checks.ConsumerOptions]) -> Callable[[F], F]:
+    def effect(self, topic: Topic, **options: Unpack[declaration_checks.ConsumerKeywords]) -> Callable[[F], F]:
         """Declare the common case in one function: one event, at most one mutation."""
         where = _declaration_site()
         if not isinstance(topic, Topic):
@@ -173,7 +165,7 @@ class Workflow:
         every: timedelta | None = None,
         cron: str | None = None,
         publishes: Iterable[Topic] = (),
-        **options: Unpack[declaration_checks.ProducerOptions],
+        **options: Unpack[declaration_checks.ProducerKeywords],
     ) -> Callable[[F], F]:
         """Declare a function that runs on a schedule and publishes what it finds."""
         where = _declaration_site()
@@ -216,7 +208,7 @@ class Workflow:
         problem = declaration_checks.consumer_problem(instance, name, subscribes, options, self.overlap_reason)
         if problem:
             raise DeclarationError(problem, where)
-        for option, kind in (("after_failed_mutation", AfterFailedMutation), ("start_at", StartAt)):
+        for option, kind in declaration_checks.CHOICES.items():
             if option in options:
                 options[option] = _choice(kind, option, options[option], where)
         self.consumers[name] = Consumer(

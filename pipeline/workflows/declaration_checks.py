@@ -7,6 +7,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any, TypedDict, get_type_hints
 
 from cronsim import CronSim, CronSimError
@@ -14,6 +15,7 @@ from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError
 
 from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
 from pipeline.domain.states import CONSUMER_TASKS, PhaseTask
+from pipeline.domain.values import ConsumerOptions, HandlerOptions
 from pipeline.domain.workflows import count_problem
 from pipeline.transitions import payload_schemas
 
@@ -23,8 +25,8 @@ _PHASE_ARGUMENTS = {task.method: 3 if task is PhaseTask.NEXT else 2 for task in 
 _HIGHEST_VERSION = 2**31 - 1  # of the column it is kept in
 
 
-class ConsumerOptions(TypedDict, total=False):
-    """What the declaration of a consumer or an effect may say besides its topics."""
+class ConsumerKeywords(TypedDict, total=False):
+    """The fields of ``ConsumerOptions`` for type checkers, and the name. A choice is given as text."""
 
     name: str
     batch: int
@@ -36,15 +38,25 @@ class ConsumerOptions(TypedDict, total=False):
     wake: WakePolicy
 
 
-class ProducerOptions(TypedDict, total=False):
-    """What the declaration of a producer may say besides its topics and its schedule."""
+class ProducerKeywords(TypedDict, total=False):
+    """The fields of ``HandlerOptions`` for type checkers, and the name."""
 
     name: str
     failures: FailurePolicy
 
 
-CONSUMER_OPTIONS: Mapping[str, type] = get_type_hints(ConsumerOptions)
-PRODUCER_OPTIONS: Mapping[str, type] = get_type_hints(ProducerOptions)
+def _keyword_types(options: type) -> dict[str, type]:
+    """The type of each keyword that a declaration takes: that of the option, or text for a choice."""
+    given = {name: str if issubclass(kind, StrEnum) else kind for name, kind in get_type_hints(options).items()}
+    return {"name": str, **given}
+
+
+CONSUMER_OPTIONS: Mapping[str, type] = _keyword_types(ConsumerOptions)
+PRODUCER_OPTIONS: Mapping[str, type] = _keyword_types(HandlerOptions)
+#: Options that are one word of several, with the words.
+CHOICES: Mapping[str, type[StrEnum]] = {
+    name: kind for name, kind in get_type_hints(ConsumerOptions).items() if issubclass(kind, StrEnum)
+}
 
 
 def workflow_problem(version: Any, concurrency: Any, retention: Any) -> str | None:

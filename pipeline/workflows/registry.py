@@ -14,7 +14,7 @@ from cronsim import CronSim
 
 from pipeline.connectors.sdk import Connector, Operation
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
-from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
+from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec, options_of
 from pipeline.domain.workflows import HandlerKind
 from pipeline.transitions import payload_schemas
 from pipeline.workflows.authoring import Consumer, DeclarationError, Producer, Workflow, workflows_of
@@ -151,13 +151,9 @@ def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> Workfl
     )
     consumers = tuple(
         HandlerSpec(
+            **options_of(consumer),
             name=consumer.name,
             subscribes=tuple(topic.name for topic in consumer.subscribes),
-            start_at=consumer.start_at,
-            batch=consumer.batch,
-            ordered=consumer.ordered,
-            after_failed_mutation=consumer.after_failed_mutation,
-            failure_policy=consumer.failures,
         )
         for consumer in workflow.consumers.values()
     )
@@ -165,7 +161,7 @@ def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> Workfl
         HandlerSpec(
             name=producer.name,
             kind=HandlerKind.PRODUCER,
-            failure_policy=producer.failures,
+            failures=producer.failures,
             schedule=producer.cron or f"every {producer.every}",
             first_run_at=now if producer.cron is None else first_slot(producer.cron, now),
         )

@@ -126,7 +126,7 @@ class Play:
     def __init__(self, db: Database, scenario: Scenario, label: str) -> None:
         self.db, self.scenario, self.workflow = db, scenario, f"billing-{label}"
         self.world, self.boundaries = World(), 0
-        spec = a_workflow(db, self.workflow, failure_policy=_patient(), **scenario.workflow)
+        spec = a_workflow(db, self.workflow, failures=_patient(), **scenario.workflow)
         if "poll" in scenario.walker.get("handlers", ()):
             poll = replace(spec.handlers[-1], first_run_at=LONG_AGO)
             with db.transaction() as tx:

@@ -83,9 +83,9 @@ def test_every_class_says_what_it_is(cls: type[Any]) -> None:
 
 def test_two_handlers_do_not_share_a_policy_they_could_change() -> None:
     one, other = HandlerSpec(name="a"), HandlerSpec(name="b")
-    assert one.failure_policy == other.failure_policy
+    assert one.failures == other.failures
     with pytest.raises(ValueError, match="frozen"):
-        setattr(one.failure_policy, "max_failures", 1)  # noqa: B010 - mypy refuses the plain form, as it should
+        setattr(one.failures, "max_failures", 1)  # noqa: B010 - mypy refuses the plain form, as it should
 
 
 def test_a_workflow_runs_one_at_a_time_and_stops_for_everything_unless_told_otherwise() -> None:

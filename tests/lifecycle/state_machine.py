@@ -85,7 +85,7 @@ class Lifecycle(RuleBasedStateMachine):
             "ordered": ordered,
             "on_uncertain": uncertain,
         }
-        a_workflow(self.db, failure_policy=policy, **options)
+        a_workflow(self.db, failures=policy, **options)
         self.batch, self.ordered = batch, ordered
         self.publish(5, "a")
         self.publish(4, None)

@@ -53,7 +53,7 @@ def stopped_in(phase: Phase, kind: FailureKind = FailureKind.LOGIC) -> Given:
 
 def carried_forward(db: Database) -> dict[str, Any]:
     """A run that stopped after its mutation, and the run that carries it forward."""
-    make.a_workflow(db, failure_policy=make.NO_PAUSE)
+    make.a_workflow(db, failures=make.NO_PAUSE)
     (event,) = make.some_events(db, "m-1")
     stopped = make.stopped(db, make.a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
     retry = make.carried_forward(db, stopped)

@@ -31,7 +31,7 @@ TWICE = FailurePolicy(max_failures=2, backoff=Backoff(base=timedelta(0), cap=tim
 
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_resuming_forgets_the_failures_of_events_and_handlers(db: Database, concurrency: int) -> None:
-    a_workflow(db, concurrency=concurrency, failure_policy=TWICE)
+    a_workflow(db, concurrency=concurrency, failures=TWICE)
     (event,) = some_events(db, "m1")
     stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT)
     assert stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT).status == "failed:internal"
@@ -41,7 +41,7 @@ def test_resuming_forgets_the_failures_of_events_and_handlers(db: Database, conc
 
 
 def test_resuming_forgets_the_attempts_of_a_run_that_waits_to_be_carried_forward(db: Database) -> None:
-    a_workflow(db, failure_policy=TWICE)
+    a_workflow(db, failures=TWICE)
     some_events(db, "m1")
     first = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
     second = stopped(db, claimed_next(db, carried_forward(db, first)), FailureKind.TRANSIENT)
@@ -52,7 +52,7 @@ def test_resuming_forgets_the_attempts_of_a_run_that_waits_to_be_carried_forward
 
 
 def test_leaving_maintenance_forgets_failures_too(db: Database) -> None:
-    a_workflow(db, concurrency=2, failure_policy=TWICE)
+    a_workflow(db, concurrency=2, failures=TWICE)
     (event,) = some_events(db, "m1")
     stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT)
     stopped(db, a_run(db, Phase.PREPARED), FailureKind.LOGIC)

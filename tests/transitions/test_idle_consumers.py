@@ -48,7 +48,7 @@ def test_an_ordered_consumer_that_rested_behind_a_held_key_gets_the_next_event_o
 
 def test_an_ordered_key_goes_on_after_the_event_in_front_was_skipped_or_set_aside_by_a_person(db: Database) -> None:
     for act in (events.skip, events.quarantine):
-        spec = a_workflow(db, ordered=True, concurrency=2, failure_policy=SLOW)
+        spec = a_workflow(db, ordered=True, concurrency=2, failures=SLOW)
         key = f"key of {act.__name__}"
         first, second = some_events(db, f"{key} 1", f"{key} 2", key=key)
         stopped(db, preparing(db, started(db)[0]), FailureKind.TRANSIENT)
@@ -69,7 +69,7 @@ def test_an_ordered_key_goes_on_after_the_event_in_front_was_set_aside_for_its_f
     db: Database, places: int
 ) -> None:
     """Also when a deploy leaves the workflow one place while both runs are in the air."""
-    spec = a_workflow(db, ordered=True, concurrency=3, on_logic_error="quarantine", failure_policy=QUARANTINE)
+    spec = a_workflow(db, ordered=True, concurrency=3, on_logic_error="quarantine", failures=QUARANTINE)
     woken = a_woken_run(db)
     first, second = some_events(db, "m1", "m2", key="k")
     holder = a_run(db, Phase.PREPARED)
@@ -200,7 +200,7 @@ def test_an_event_handed_back_by_a_slice_wakes_a_consumer_whose_woken_run_rested
 
 
 def test_an_event_that_backs_off_is_not_lost_when_a_deploy_leaves_its_workflow_one_place(db: Database) -> None:
-    spec = a_workflow(db, concurrency=2, failure_policy=SLOW)
+    spec = a_workflow(db, concurrency=2, failures=SLOW)
     (backing_off,) = some_events(db, "m1")
     stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT)
     (other,) = some_events(db, "m2")
@@ -217,7 +217,7 @@ def test_an_event_that_backs_off_is_not_lost_when_a_deploy_leaves_its_workflow_o
 
 @pytest.mark.parametrize("somebody_rested", [False, True])
 def test_a_consumer_is_not_due_for_an_event_that_backs_off(db: Database, somebody_rested: bool) -> None:
-    a_workflow(db, concurrency=2, failure_policy=SLOW)
+    a_workflow(db, concurrency=2, failures=SLOW)
     woken = a_woken_run(db)
     some_events(db, "m1")
     run = a_run(db, Phase.PREPARED)

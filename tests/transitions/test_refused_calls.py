@@ -77,7 +77,7 @@ def test_carrying_nothing_forward_carries_nothing_forward(db: Database) -> None:
 def test_runs_of_two_workflows_cannot_be_carried_forward_at_once(db: Database) -> None:
     stopped_runs = []
     for workflow in ("first", "second"):
-        a_workflow(db, workflow, failure_policy=NO_PAUSE)
+        a_workflow(db, workflow, failures=NO_PAUSE)
         some_events(db, "m1", workflow=workflow)
         stopped_runs.append(stopped(db, a_run(db, Phase.EMITTING, workflow=workflow), FailureKind.TRANSIENT).id)
     with pytest.raises(InvalidInputError, match="these are of first, second"), db.transaction() as tx:
@@ -88,7 +88,7 @@ def test_runs_of_two_workflows_cannot_be_carried_forward_at_once(db: Database) -
 def test_a_run_that_was_carried_forward_with_the_same_plan_is_left_out_the_second_time(
     db: Database, concurrency: int
 ) -> None:
-    a_workflow(db, after_failed_mutation="mutate", failure_policy=NO_PAUSE, concurrency=concurrency)
+    a_workflow(db, after_failed_mutation="mutate", failures=NO_PAUSE, concurrency=concurrency)
     some_events(db, "m1")
     run = refused(db, a_run(db, Phase.MUTATING), FailureKind.TRANSIENT)
     carried_forward(db, run)
@@ -100,7 +100,7 @@ def test_a_scheduler_that_comes_second_to_a_run_that_waits_starts_nothing_and_do
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other scheduler is quicker exactly between this one's look and its act."""
-    a_workflow(db, failure_policy=NO_PAUSE)
+    a_workflow(db, failures=NO_PAUSE)
     some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
     retry = starts.retry

@@ -85,7 +85,7 @@ def test_scenario_3_a_transient_error_in_prepare_is_followed_by_a_fresh_run_afte
 
 @rule("X-S4")
 def test_scenario_4_a_transient_error_in_next_is_carried_forward_after_a_pause(db: Database) -> None:
-    a_workflow(db, failure_policy=FailurePolicy(backoff=Backoff(base=LEASE / 2)))
+    a_workflow(db, failures=FailurePolicy(backoff=Backoff(base=LEASE / 2)))
     (event,) = some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
     assert run.status == RunStatus.PAUSED_TRANSIENT
@@ -201,7 +201,7 @@ def test_scenario_10_a_full_cycle_ends_committed_with_state_outputs_and_an_open_
 
 @rule("X-S11")
 def test_scenario_11_a_crash_leaves_an_active_run_that_recovery_disposes_of_by_the_boundary(db: Database) -> None:
-    a_workflow(db, failure_policy=FailurePolicy(max_failures=10))
+    a_workflow(db, failures=FailurePolicy(max_failures=10))
     expected = {
         Phase.PREPARING: (RunStatus.CRASHED, False, "pending"),
         Phase.MUTATING: (RunStatus.PAUSED_RECONCILIATION, True, "reserved"),

@@ -104,7 +104,7 @@ def test_events_of_one_key_go_to_one_run_at_a_time_in_order(db: Database) -> Non
 
 def test_an_ordered_key_waits_while_its_first_event_backs_off(db: Database) -> None:
     policy = FailurePolicy(backoff=Backoff(base=timedelta(minutes=5), jitter=0))
-    a_workflow(db, concurrency=8, ordered=True, failure_policy=policy)
+    a_workflow(db, concurrency=8, ordered=True, failures=policy)
     first, _ = some_events(db, "a1", "a2", key="a")
     (other,) = some_events(db, "b1", key="b")
     with db.transaction() as tx:

@@ -67,7 +67,7 @@ def test_the_verbs_make_exactly_the_moves_that_the_tables_declare(db: Database) 
         tx.execute(text(_WATCH))
     try:
         for number, road in enumerate(ROADS):
-            a_workflow(db, f"w{number}", failure_policy=FailurePolicy(max_failures=10))
+            a_workflow(db, f"w{number}", failures=FailurePolicy(max_failures=10))
             road(db, f"w{number}")
         seen = _seen(db)
     finally:
@@ -137,7 +137,7 @@ def is_refused_and_tried_again(db: Database, workflow: str) -> None:
 
 def is_quarantined_and_handed_back(db: Database, workflow: str) -> None:
     policy = FailurePolicy(quarantine_after=1)
-    a_workflow(db, workflow, on_logic_error="quarantine", concurrency=2, failure_policy=policy)
+    a_workflow(db, workflow, on_logic_error="quarantine", concurrency=2, failures=policy)
     first, second = some_events(db, "m1", "m2", workflow=workflow)
     stopped(db, a_run(db, Phase.PREPARED, workflow=workflow), FailureKind.LOGIC)
     with db.transaction() as tx:

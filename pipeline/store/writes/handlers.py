@@ -1,18 +1,41 @@
 """Guarded writes of handlers: declaration, state, back-off and watermarks."""
 
+from dataclasses import fields
+from typing import Any
+
+from pydantic import BaseModel
+from sqlalchemy.dialects import postgresql
+
+from pipeline.domain.values import HandlerSpec
+from pipeline.store import schema
 from pipeline.store.rows import HandlerIdRow, HandlerStateRow, HorizonRow, SharedStateRow
 from pipeline.store.statements import Command, Statement
 
-_UPSERT_HANDLERS = """
-INSERT INTO pipeline.handlers (workflow, name, kind, batch, ordered, after_failed_mutation, failure_policy, schedule,
-                               next_run_at)
-SELECT :workflow, x.name, x.kind, x.batch, x.ordered, x.after_failed_mutation, x.failure_policy, x.schedule,
-  x.first_run_at
-FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(name text, kind text, batch integer, ordered boolean,
-  after_failed_mutation text, failure_policy jsonb, schedule text, first_run_at timestamptz)
-ON CONFLICT (workflow, name) DO UPDATE SET kind = excluded.kind, batch = excluded.batch, ordered = excluded.ordered,
-  after_failed_mutation = excluded.after_failed_mutation, failure_policy = excluded.failure_policy, retired = false,
-  schedule = excluded.schedule,
+#: Columns that the code declares, by the field of ``HandlerSpec`` that they hold. Other fields are not stored.
+DECLARED = {
+    each.name: column
+    for each in fields(HandlerSpec)
+    if (column := each.metadata.get("column", each.name)) in schema.handlers.c
+}
+_TYPES = {name: schema.handlers.c[name].type.compile(postgresql.dialect()) for name in DECLARED.values()}  # type: ignore[no-untyped-call]
+
+
+def declared_values(handler: HandlerSpec) -> dict[str, Any]:
+    """What the code declares about a handler, as a row for the statements below."""
+    values = {column: getattr(handler, name) for name, column in DECLARED.items()}
+    plain = {
+        name: value.model_dump(mode="json") if isinstance(value, BaseModel) else value for name, value in values.items()
+    }
+    return plain | {"first_run_at": handler.first_run_at}
+
+
+_UPSERT_HANDLERS = f"""
+INSERT INTO pipeline.handlers (workflow, next_run_at, {", ".join(_TYPES)})
+SELECT :workflow, x.first_run_at, {", ".join(f"x.{name}" for name in _TYPES)}
+FROM jsonb_to_recordset(CAST(:rows AS jsonb))
+  AS x(first_run_at timestamptz, {", ".join(f"{name} {kind}" for name, kind in _TYPES.items())})
+ON CONFLICT (workflow, name) DO UPDATE SET retired = false,
+  {", ".join(f"{name} = excluded.{name}" for name in _TYPES if name != "name")},
   next_run_at = CASE WHEN handlers.schedule IS DISTINCT FROM excluded.schedule THEN excluded.next_run_at
                      ELSE coalesce(handlers.next_run_at, excluded.next_run_at) END
 """
