@@ -1,4 +1,4 @@
-"""Where the entries of a stream go: into which topic, and under which message id."""
+"""The bridge from a stream to a topic: routes entries, publishes them, acknowledges them."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -21,22 +21,25 @@ from pipeline.store.reads import work
 from pipeline.telemetry.tracing import context
 from pipeline.transitions import events, payload_schemas
 
-_LONGEST_ENTRY_ID = 41  #: two numbers of 64 bits and a dash
+_LONGEST_ENTRY_ID = 41  #: two 64-bit numbers and a dash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """From the entries of a stream to the events of a workflow. Field names are keys of an entry's JSON object."""
+    """The way from the entries of a stream to the events of a workflow.
+
+    Field names are keys of an entry's JSON object.
+    """
 
     workflow: str
-    topic: str  #: for entries that name no topic themselves
+    topic: str  #: for entries without a topic of their own
     topic_field: str | None = None
     message_id_field: str | None = None
     key_field: str | None = None
     limits: Limits = DEFAULT_LIMITS
 
     def event(self, message: QueueMessage) -> NewEvent:
-        """The event that a message becomes, or a PayloadError that says what is wrong with it."""
+        """Return the event of a message, or raise a PayloadError with the problem."""
         return NewEvent(
             topic=self._field_text(message, self.topic_field, "topic") or self.topic,
             message_id=self._field_text(message, self.message_id_field, "message id") or qualified_entry_id(message),
@@ -46,7 +49,7 @@ class Route:
         )
 
     def _field_text(self, message: QueueMessage, name: str | None, what: str) -> str | None:
-        """What the producer put into this field; a whole number counts as its digits, nothing as nothing."""
+        """Return the text of a field. A whole number becomes its digits; null counts as missing."""
         value: Any = None if name is None else message.payload.get(name)
         if value is None:
             return None
@@ -58,7 +61,10 @@ class Route:
 
 
 def _traceparent(message: QueueMessage) -> str | None:
-    """The trace its producer named: in a field of the entry, or else in a key of that name; any other is a payload."""
+    """Return the producer's trace: from the entry's field, or from the key ``traceparent``.
+
+    A value that is not a traceparent is only payload.
+    """
     if message.traceparent is not None:
         return message.traceparent
     given = message.payload.get("traceparent")
@@ -66,7 +72,7 @@ def _traceparent(message: QueueMessage) -> str | None:
 
 
 def qualified_entry_id(message: QueueMessage) -> str:
-    """A message id for an entry that brings none: the ids of two streams may be the same."""
+    """Return a message id for an entry without one. Two streams may use the same entry ids."""
     return f"{message.stream}:{message.id}"
 
 
@@ -83,11 +89,11 @@ def _json_type(value: Any) -> str:
 
 
 RoutedBatch = list[tuple[QueueMessage, NewEvent]]
-_UNTRUE_ENDINGS = (" Nothing was written.", " Nothing was published.")  #: the rest of the batch was
+_UNTRUE_ENDINGS = (" Nothing was written.", " Nothing was published.")  #: not true here: the rest of the batch was
 
 
 def split_publishable(tx: Transaction, route: Route, ready: RoutedBatch) -> tuple[RoutedBatch, list[PoisonEntry]]:
-    """The entries that can become events, and those that cannot with the reason."""
+    """Split a batch into entries that can become events, and the others with their problems."""
     schema_of = {row.name: row.schema for row in work.topics(tx, route.workflow)}
     good: RoutedBatch = []
     bad: list[PoisonEntry] = []
@@ -102,11 +108,11 @@ def split_publishable(tx: Transaction, route: Route, ready: RoutedBatch) -> tupl
 
 
 def poison_entry(message: QueueMessage, error: InvalidInputError) -> PoisonEntry:
-    """An entry that was read well and cannot become an event."""
-    words = str(error)
+    """Return a readable entry that cannot become an event, with its problem."""
+    problem = str(error)
     for untrue in _UNTRUE_ENDINGS:
-        words = words.removesuffix(untrue)
-    return PoisonEntry(message.id, message.fields, words.rstrip("."))
+        problem = problem.removesuffix(untrue)
+    return PoisonEntry(message.id, message.fields, problem.rstrip("."))
 
 
 def _check_event(tx: Transaction, route: Route, event: NewEvent, schema_of: dict[str, Any]) -> None:
@@ -120,37 +126,40 @@ def _check_event(tx: Transaction, route: Route, event: NewEvent, schema_of: dict
 
 logger = logging.getLogger("pipeline.ingest")
 LOCK_WAIT = timedelta(seconds=5)  #: how long a batch waits for another transaction with the same message ids
-_SHORT_WAIT = timedelta(milliseconds=50)  #: the same, once it is known that somebody holds some of them
-_MAX_LOCK_PROBES = 200  #: tries to tell the held entries of a batch from the rest
+_SHORT_WAIT = timedelta(milliseconds=50)  #: the same, once another transaction is known to hold some of them
+_MAX_LOCK_PROBES = 200  #: attempts to separate the locked entries of a batch from the rest
 
 
 class OnPoison(StrEnum):
     """What happens after an entry that cannot become an event. It stays pending either way."""
 
-    STOP = "stop"  #: the good ones of its batch are published, then the loop ends with the error
-    LEAVE = "leave"  #: it is said in the log, and the loop goes on
+    STOP = "stop"  #: publish the good entries of its batch, then end the loop with the error
+    LEAVE = "leave"  #: log it and go on
 
 
 @dataclass(slots=True)
 class BridgeCounts:
-    """What a bridge has done so far."""
+    """The counts of a bridge so far."""
 
     published: int = 0  #: events that are new
     duplicates: int = 0  #: entries whose event was there already
     poison: int = 0  #: deliveries of entries that cannot become an event
-    locked: int = 0  #: entries left pending by a recovery, since another transaction held their message ids
+    locked: int = 0  #: entries that a recovery left pending: another transaction held their message ids
 
 
 @dataclass
 class Bridge:
-    """Publishes the entries of a stream until it is stopped. Several of them share the work of a group."""
+    """Publishes the entries of a stream until it is stopped.
+
+    Several bridges share the work of a group.
+    """
 
     queue: RedisStreamsQueue
     database: Database
     route: Route
     on_poison: OnPoison = OnPoison.STOP
     counts: BridgeCounts = field(default_factory=BridgeCounts)
-    touch_liveness: Callable[[], None] = lambda: None  #: called each time round, as a sign of life
+    touch_liveness: Callable[[], None] = lambda: None  #: called in each round of the loop
     lock_wait: timedelta = LOCK_WAIT
 
     def __post_init__(self) -> None:
@@ -169,28 +178,31 @@ class Bridge:
             raise NotFoundError(what, self.route.topic, topics, "Nothing was read.")
 
     def stop(self) -> None:
-        """Begin no further read. The batch in hand is finished first."""
+        """Begin no further read. The current batch is finished first."""
         self._is_stopping = True
 
     def run(self) -> None:
-        """Publish what is new, until ``stop``. A batch that has to wait too long for a lock ends it, pending."""
+        """Publish new entries until ``stop``.
+
+        A batch that waits too long for a lock ends the loop and stays pending.
+        """
         while not self._is_stopping:
             self.touch_liveness()
             self.read_once()
 
     def recover(self, *, every_ms: int = 5_000) -> None:
-        """Publish what went stale, until ``stop``."""
+        """Publish stale entries until ``stop``."""
         while not self._is_stopping:
             self.touch_liveness()
             if self.recover_once() == 0:
                 wait_interruptibly(every_ms / 1000, lambda: self._is_stopping)
 
     def read_once(self, block_ms: int | None = None) -> int:
-        """Read one batch of new entries, publish it, and say how many there were."""
+        """Read one batch of new entries, publish it, and return its size."""
         return self._process_batch(lambda: self.queue.read(block_ms), self._publish)
 
     def recover_once(self) -> int:
-        """Claim one batch of stale entries, publish it, and say how many there were."""
+        """Claim one batch of stale entries, publish it, and return its size."""
         return self._process_batch(
             lambda: self.queue.claim_stale(count=self.queue.config.max_read_count), self._publish_unlocked
         )
@@ -198,7 +210,7 @@ class Bridge:
     def _process_batch(
         self, fetch: Callable[[], list[QueueMessage]], publish: Callable[[RoutedBatch, list[PoisonEntry]], None]
     ) -> int:
-        """One batch on its way. An error before the acknowledgement leaves all of it pending."""
+        """Process one batch. An error before the acknowledgement leaves all of it pending."""
         bad: list[PoisonEntry] = []
         try:
             messages: Sequence[QueueMessage] = fetch()
@@ -231,7 +243,7 @@ class Bridge:
             tx.set_lock_timeout(wait or self.lock_wait)
             try:
                 new, good = self._write(tx, ready), ready
-            except InvalidInputError:  # refused as a whole, and nothing was written: find out which ones it is about
+            except InvalidInputError:  # nothing was written: find the entries that were refused
                 good, refused = split_publishable(tx, self.route, ready)
                 new = self._write(tx, good)
         self.counts.published += new
@@ -240,14 +252,17 @@ class Bridge:
         self.queue.ack(*(message for message, _ in good))
 
     def _publish_unlocked(self, ready: RoutedBatch, bad: list[PoisonEntry]) -> None:
-        """As ``_publish``; what another transaction holds is told from the rest by halves, and left pending."""
+        """Publish the entries that no other transaction holds; leave the others pending.
+
+        The held entries are found by halving the batch.
+        """
         try:
             return self._publish(ready, bad)
         except LockedError:
-            waiting, looks = [ready], 0
-        while waiting and looks < _MAX_LOCK_PROBES and not self._is_stopping:
+            waiting, probes = [ready], 0
+        while waiting and probes < _MAX_LOCK_PROBES and not self._is_stopping:
             self.touch_liveness()
-            part, looks = waiting.pop(), looks + 1
+            part, probes = waiting.pop(), probes + 1
             try:
                 self._publish(part, bad, _SHORT_WAIT)
             except LockedError as error:
@@ -260,7 +275,7 @@ class Bridge:
         left = sum(len(part) for part in waiting)
         self.counts.locked += left
         if left:
-            logger.warning("%d entries of the same batch were not tried any more; they stay pending", left)
+            logger.warning("%d more entries of the same batch were not attempted; they stay pending", left)
         return None
 
     def _write(self, tx: Transaction, ready: RoutedBatch) -> int:
@@ -277,12 +292,12 @@ class Bridge:
             ids = [message.id for message, _ in ready]
             named = f"entry {ids[0]}" if len(ids) == 1 else f"the batch from {ids[0]} to {ids[-1]}"
             raise LockedError(
-                f"Another transaction holds what {named} of stream {self.queue.config.stream!r} needs, and did not "
-                "end. It stays pending for a recovery. Look for old transactions in pg_stat_activity."
+                f"Another transaction holds the message ids of {named} of stream {self.queue.config.stream!r}, and "
+                "did not end in time. It stays pending for a recovery. Find old transactions in pg_stat_activity."
             ) from error
 
     def _log_poison(self, bad: Sequence[PoisonEntry]) -> None:
-        """A line for each: somebody has to find and park it."""
+        """Count and log each entry, so that an operator can find and park it."""
         self.counts.poison += len(bad)
         for entry in bad:
             logger.error("entry %s of stream %r cannot be used: %s", entry.id, self.queue.config.stream, entry.problem)

@@ -1,7 +1,7 @@
-"""A stream as a source of the consumer engine, over the same queue as the loop that retries nothing.
+"""A stream as a source of the consumer engine.
 
-The engine attempts steps again inside one delivery; the stream delivers again what was never
-acknowledged. The two meet in one rule: an entry may be claimed only when no worker can still be at it.
+The engine retries steps within one delivery. The stream redelivers entries that were never
+acknowledged. One rule joins the two: an entry may be claimed only when no worker can still process it.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, require_posit
 from pipeline.ingest.redis_client import require_socket_timeout
 
 logger = logging.getLogger("pipeline.ingest")
-MARGIN = 5.0  #: seconds between the end of the longest life and the first claim
+MARGIN = 5.0  #: seconds between the longest processing time and the first claim
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST_MS = 253_402_300_799_000  #: the last second of the year 9999
 
 
 class PoisonedFetchError(PoisonError, TransactionException):
-    """Entries that cannot be used, as the engine hears of them: another attempt would read on behind them."""
+    """Unusable entries as a business failure: another attempt would only read past them."""
 
     def __init__(self, error: PoisonError) -> None:
         super().__init__(error.stream, error.entries, error.messages)
@@ -35,43 +35,43 @@ class PoisonedFetchError(PoisonError, TransactionException):
 
 
 class StreamSource:
-    """Gives out new entries of a stream; with ``recovers``, only those that somebody left behind.
+    """Gives out new entries of a stream; with ``recovers``, only stale ones.
 
-    An item is acknowledged by the success handler that comes with a consumer. One that failed stays
-    pending: ``nack_transaction(item, requeue=False)`` parks it instead.
+    The default success handler acknowledges an item. A failed item stays pending, unless
+    ``nack_transaction(item, requeue=False)`` parks it.
     """
 
     def __init__(self, queue: RedisStreamsQueue, policy: ConsumerPolicy, *, recovers: bool = False) -> None:
         self._queue, self._recovers = queue, recovers
-        #: Where items were promised an end, somebody may recover them: no loop may then work without one.
+        #: If the first policy bounds the processing time, a recovery may run: every loop must then be bounded.
         self._is_bounded = recovers or not math.isinf(max_processing_time(policy))
         self._poison: PoisonError | None = None
         self.check_policy(policy)
 
     def check_policy(self, policy: ConsumerPolicy, /) -> None:
-        """Refuse a policy under which an entry could be claimed while a worker is still at it, or delivered to nobody.
+        """Refuse a policy under which an entry could be claimed during work, or be lost.
 
-        The engine asks with the policy of each loop: the one given here may be changed by a file, the
-        environment or an argument.
+        The engine calls it with the policy of each loop: a file, the environment or an argument may have
+        changed the one given to the source.
         """
         require_claim_idle(self._queue, policy, is_bounded=self._is_bounded)
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> list[Transaction]:
-        """At most so many items, waiting for the first as the queue is set to, or for ``block_ms``.
+        """Return at most ``batch_size`` items; wait for the first, at most ``block_ms``.
 
-        Entries that cannot be read are said in the log, and raised by the next fetch when good ones came
-        with them: those are delivered already, and nobody else would get them. However many attempts a
-        fetch has, they end the loop.
+        Unreadable entries are logged. If good entries came with them, those are returned first, because they
+        are already delivered to this consumer; the next fetch then raises. The error ends the loop, whatever
+        the number of attempts of a fetch.
         """
         self._raise_poison()
         block_ms = extra.pop("block_ms", None)
         if extra:
             raise InvalidInputError(f"A stream cannot fetch with {', '.join(sorted(extra))}; expected block_ms only.")
-        count = min(batch_size, self._queue.config.max_read_count)  # a policy given later may ask for more
+        count = min(batch_size, self._queue.config.max_read_count)  # a later policy may have a larger batch
         try:
             found = self._queue.claim_stale(count=count) if self._recovers else self._queue.read(block_ms, count)
         except PoisonError as error:
-            for entry in error.entries:  # said here, and raised by this fetch or the next
+            for entry in error.entries:
                 logger.error("entry %s of stream %r cannot be used: %s", entry.id, error.stream, entry.problem)
             self._poison, found = error, list(error.messages)
             if not found:
@@ -79,11 +79,11 @@ class StreamSource:
         return [_transaction(message) for message in found]
 
     def ack_transaction(self, transaction: Transaction, /) -> Any:
-        """It is done: the entry is not pending any more."""
+        """Acknowledge the entry: it is no longer pending."""
         self._queue.ack(self._message(transaction))
 
     def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> Any:
-        """It is not done: leave it to a recovery, or park it."""
+        """Leave a failed item to a recovery, or park it."""
         if not requeue:
             parking.park(self._queue, self._message(transaction).id, reason="the consumer gave it up")
 
@@ -100,53 +100,53 @@ class StreamSource:
 
 
 class AsyncStreamSource:
-    """The same for a consumer that works with asyncio; Redis is spoken to in a thread."""
+    """The same for a consumer that works with asyncio. Redis is called in a thread."""
 
     def __init__(self, queue: RedisStreamsQueue, policy: ConsumerPolicy, *, recovers: bool = False) -> None:
         self._source = StreamSource(queue, policy, recovers=recovers)
 
     def check_policy(self, policy: ConsumerPolicy, /) -> None:
-        """Refuse a policy that the stream cannot bear."""
+        """Refuse a policy that does not fit the stream."""
         self._source.check_policy(policy)
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> list[Transaction]:
-        """At most so many items."""
+        """Return at most ``batch_size`` items."""
         return await asyncio.to_thread(self._source.fetch_transactions, batch_size, **extra)
 
     async def ack_transaction(self, transaction: Transaction, /) -> None:
-        """It is done: the entry is not pending any more."""
+        """Acknowledge the entry: it is no longer pending."""
         await asyncio.to_thread(self._source.ack_transaction, transaction)
 
     async def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> None:
-        """It is not done: leave it to a recovery, or park it."""
+        """Leave a failed item to a recovery, or park it."""
         await asyncio.to_thread(self._source.nack_transaction, transaction, requeue)
 
 
 def max_processing_time(policy: ConsumerPolicy) -> float:
-    """Seconds from a fetch until the last item of its batch is settled, at worst; infinite where nothing bounds it.
+    """Return the longest time from a fetch to the end of its last item; infinite if unbounded.
 
-    The time of an item does not cut a success handler that has begun: one attempt may run on beyond it.
+    The timeout of an item does not cut a success handler that has begun: one attempt may run beyond it.
     """
     steps, loop = policy.steps, policy.loop
-    working = _budget(steps.process.retry) + _budget(steps.success.retry)
+    steps_time = _budget(steps.process.retry) + _budget(steps.success.retry)
     limit = _or_infinite(loop.transaction_timeout) + _or_infinite(steps.success.retry.timeout)
-    one = min(working, limit) + _budget(steps.exception.retry)
+    one = min(steps_time, limit) + _budget(steps.exception.retry)
     return one * math.ceil(loop.batch.size / loop.concurrency.value)
 
 
 def require_claim_idle(queue: RedisStreamsQueue, policy: ConsumerPolicy, *, is_bounded: bool) -> None:
-    """Refuse settings under which an entry could be claimed while a worker is still at it."""
-    idle, life = queue.config.claim_idle_ms / 1000, max_processing_time(policy)
-    if math.isinf(life):
+    """Refuse settings under which an entry could be claimed while a worker still processes it."""
+    idle, longest = queue.config.claim_idle_ms / 1000, max_processing_time(policy)
+    if math.isinf(longest):
         if is_bounded:
             raise InvalidInputError(
-                "Nothing bounds how long an item may take, so none can be told to be left behind; expected timeouts "
-                "for success and exception, and loop.transaction_timeout or a timeout for process."
+                "The policy does not bound the processing time of an item, so no entry ever counts as stale; expected "
+                "timeouts for success and exception, and loop.transaction_timeout or a timeout for process."
             )
-    elif idle < life + MARGIN:
+    elif idle < longest + MARGIN:
         raise InvalidInputError(
-            f"claim_idle_ms is {queue.config.claim_idle_ms}, and an item may take {life:g} s from fetch to settlement; "
-            f"expected at least {math.ceil((life + MARGIN) * 1000)}, so that no two workers are at one entry."
+            f"claim_idle_ms is {queue.config.claim_idle_ms}, and an item may take {longest:g} s from fetch to the end"
+            f"; expected at least {math.ceil((longest + MARGIN) * 1000)}, so that no two workers process one entry."
         )
     _require_fetch_limits(queue, policy)
 
@@ -166,8 +166,8 @@ def _require_fetch_limits(queue: RedisStreamsQueue, policy: ConsumerPolicy) -> N
     timeout, block = policy.steps.fetch.retry.timeout, block_ms / 1000
     if timeout is not None and timeout <= block:
         raise InvalidInputError(
-            f"The fetch step is given {timeout:g} s and a read waits {block:g} s; expected a longer timeout, since "
-            "what a fetch brings after it was given up is delivered to nobody."
+            f"The timeout of the fetch step is {timeout:g} s and a read waits {block:g} s; expected a longer timeout, "
+            "because the items of an abandoned fetch are not processed."
         )
 
 

@@ -1,8 +1,8 @@
-"""What goes wrong with a stream.
+"""Errors of streams.
 
-QueueError          Redis failed, or a stream cannot be used as asked
-├── NoStreamError   Redis is well, and has no such stream or group
-└── PoisonError     entries that nobody can use as they are
+QueueError          Redis failed, or a stream cannot be used as requested
+├── NoStreamError   Redis works, and has no such stream or group
+└── PoisonError     entries that cannot be used as they are
 LockedError         another transaction holds the message ids of a batch
 """
 
@@ -21,35 +21,38 @@ _MOST_NAMED = 5
 
 
 class QueueError(PipelineError):
-    """Redis failed, or a stream cannot be used as asked. Nothing was tried again."""
+    """Redis failed, or a stream cannot be used as requested. Nothing was retried."""
 
 
 class NoStreamError(QueueError):
-    """There is no such stream or group, or the key holds something else. A name is wrong, or somebody removed it."""
+    """The stream or group does not exist, or the key holds another type.
+
+    The name is wrong, or the stream was removed.
+    """
 
 
 class LockedError(PipelineError):
-    """Another transaction has held the message ids of a batch for too long. The batch stays pending."""
+    """Another transaction held the message ids of a batch for too long. The batch stays pending."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoisonEntry:
-    """One entry that cannot be used: its id, its fields as they are, and why."""
+    """One entry that cannot be used: its id, its raw fields, and the problem."""
 
     id: str
-    fields: Pairs = field(repr=False)  #: in their order, repeated names included
+    fields: Pairs = field(repr=False)  #: in order, repeated names included
     problem: str
-    is_gone: bool = False  #: trimmed or deleted before it was acknowledged: nobody can use it any more
+    is_gone: bool = False  #: trimmed or deleted before it was acknowledged: it is lost
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "problem", printable_text(self.problem))
 
 
 class PoisonError(QueueError):
-    """Entries that cannot be used as they are. They stay pending until somebody parks them.
+    """Entries that cannot be used as they are. They stay pending until an operator parks them.
 
-    ``messages`` are the good ones that came with them: they belong to the caller now, and are lost to
-    everybody until they go stale if the caller drops them.
+    ``messages`` are the good entries of the same batch. They belong to the caller now. If the caller
+    drops them, no consumer gets them until they are stale.
     """
 
     def __init__(self, stream: str, entries: Sequence[PoisonEntry], messages: "Sequence[QueueMessage]" = ()) -> None:
@@ -60,7 +63,7 @@ class PoisonError(QueueError):
 
     @property
     def summary(self) -> str:
-        """The same without names, for a place where each entry was named before."""
+        """The message without entry ids, for a caller that has logged each entry."""
         return f"{self._count} cannot be used. {self._advice}"
 
     @property
@@ -73,11 +76,11 @@ class PoisonError(QueueError):
         gone = sum(entry.is_gone for entry in self.entries)
         kept = len(self.entries) - gone
         what = "it" if kept == 1 else "them"
-        words = []
+        sentences = []
         if kept:
             subject = "It stays" if len(self.entries) == 1 else f"{kept} {'stays' if kept == 1 else 'stay'}"
-            words.append(f"{subject} pending: correct what sends {what}, then park {what} with `pipeline ingest park`.")
+            sentences.append(f"{subject} pending: correct the producer, then park {what} with `pipeline ingest park`.")
         if gone:
             lost = "is lost" if gone == 1 else "are lost"
-            words.append(f"{gone} {lost}, trimmed before anybody was done: have it sent again, and trim later.")
-        return " ".join(words)
+            sentences.append(f"{gone} {lost}, trimmed before the acknowledgement: send again, and trim later.")
+        return " ".join(sentences)

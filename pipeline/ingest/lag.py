@@ -1,7 +1,7 @@
-"""How far a stream has been read, for whoever scrapes: asked of Redis when he does, and never else.
+"""Gauges of a stream's backlog, read from Redis on scrape only.
 
-The connection of a queue belongs to its loop, which holds it while a read waits and must see it fail: a look here is
-over a connection of its own, in a thread of its own, so that whoever asks waits only so long.
+The connection of a queue belongs to its loop: a waiting read holds it, and the loop must see it fail. A
+scrape therefore uses its own connection, in its own thread, so that it waits only a limited time.
 """
 
 import threading
@@ -16,7 +16,7 @@ from pipeline.ingest.queue import BacklogStats, QueueConfig, RedisStreamsQueue
 from pipeline.ingest.redis_client import connect_redis
 from pipeline.telemetry.metrics import METRICS
 
-SCRAPE_TIMEOUT = 3.0  #: seconds that a scrape waits for a look
+SCRAPE_TIMEOUT = 3.0  #: seconds that a scrape waits for Redis
 _GAUGES: dict[str, Callable[[BacklogStats], int | None]] = {
     "pipeline.queue.lag": lambda stats: stats.lag,
     "pipeline.queue.pending": lambda stats: stats.pending,
@@ -24,29 +24,34 @@ _GAUGES: dict[str, Callable[[BacklogStats], int | None]] = {
 
 
 def lag_gauges(url: str, config: QueueConfig) -> Callable[[Meter], None]:
-    """Adds the gauges of a stream to a meter. A Redis that is away, slow, or cannot tell, tells nothing."""
-    labels, looks = {"stream": config.stream, "group": config.group}, BacklogReader(lambda: read_backlog(url, config))
+    """Return a function that adds the gauges of a stream to a meter.
 
-    def asks(name: str) -> Callable[[CallbackOptions], Iterator[Observation]]:
-        def ask(_: CallbackOptions) -> Iterator[Observation]:
-            stats = looks.stats_for(name)
+    A gauge has no value when Redis is unreachable, too slow, or does not know it.
+    """
+    labels, reader = {"stream": config.stream, "group": config.group}, BacklogReader(lambda: read_backlog(url, config))
+
+    def callback(name: str) -> Callable[[CallbackOptions], Iterator[Observation]]:
+        def observe(_: CallbackOptions) -> Iterator[Observation]:
+            stats = reader.stats_for(name)
             value = None if stats is None else _GAUGES[name](stats)
             if value is not None:
                 yield Observation(value, labels)
 
-        return ask
+        return observe
 
     def register(meter: Meter) -> None:
         for name in _GAUGES:
-            about = METRICS[name]
-            meter.create_observable_gauge(name, callbacks=[asks(name)], unit=about.unit, description=about.description)
+            metric = METRICS[name]
+            meter.create_observable_gauge(
+                name, callbacks=[callback(name)], unit=metric.unit, description=metric.description
+            )
 
     return register
 
 
 def read_backlog(url: str, config: QueueConfig) -> BacklogStats:
-    """Count what waits, over a connection that is made for it and closed."""
-    quick = replace(config, block_ms=1)  # nothing is read here: no answer is waited for longer than any other
+    """Count the backlog over a connection that is opened and closed for it."""
+    quick = replace(config, block_ms=1)  # no blocking read happens here: the socket timeout can be short
     client = connect_redis(url, longest_block_ms=quick.block_ms)
     try:
         return RedisStreamsQueue(client, quick, meter=NoOpMeter("pipeline.ingest"), create=False).backlog_stats()
@@ -55,14 +60,14 @@ def read_backlog(url: str, config: QueueConfig) -> BacklogStats:
 
 
 class BacklogReader:
-    """One look after the other: each is for every gauge once, and no other begins while it lasts."""
+    """Reads the backlog once per scrape for all gauges, one read at a time."""
 
     def __init__(self, read: Callable[[], BacklogStats]) -> None:
         self._read, self._last = read, _BacklogRead(read)
         self._lock = threading.Lock()
 
     def stats_for(self, name: str) -> BacklogStats | None:
-        """What the look for this gauge found; nothing when it failed, or is not over in time."""
+        """Return the stats for this gauge; None if the read failed or takes too long."""
         with self._lock:
             if name in self._last.served_gauges and not self._last.is_alive():
                 self._last = _BacklogRead(self._read)
@@ -74,9 +79,9 @@ class BacklogReader:
 
 
 class _BacklogRead(threading.Thread):
-    def __init__(self, look: Callable[[], BacklogStats]) -> None:
+    def __init__(self, read: Callable[[], BacklogStats]) -> None:
         super().__init__(name="pipeline-lag", daemon=True)
-        self._read = look
+        self._read = read
         self.stats: BacklogStats | None = None
         self.served_gauges: set[str] = set()
         self.until = 0.0

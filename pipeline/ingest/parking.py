@@ -1,4 +1,4 @@
-"""Setting entries aside by hand: a copy in another stream, and the original is no longer pending."""
+"""Parking: an operator sets an entry aside. It is copied to another stream and acknowledged."""
 
 import re
 from typing import Any
@@ -11,11 +11,11 @@ SUFFIX = ":parked"
 
 
 def park(queue: RedisStreamsQueue, entry_id: str, *, to: str | None = None, reason: str = "") -> str:
-    """Copy a pending entry to the parking stream, then acknowledge it; return the copy's id.
+    """Copy a pending entry to the parking stream, acknowledge it, return the copy's id.
 
-    If it fails in between there is a copy and the entry is still pending: parking it again makes a second copy,
-    and nothing is lost. The copy has the entry's own fields, in their order, and three more that say where it came
-    from and why. An entry that was trimmed from the stream is parked without its fields: they are gone.
+    After a failure in between, the copy exists and the entry is still pending. Parking it again makes a
+    second copy; nothing is lost. The copy has the entry's fields, in order, and three more: where it came
+    from, its group, and the reason. An entry that was trimmed is parked without its fields: they are gone.
     """
     config = queue.config
     target = to or f"{config.stream}{SUFFIX}"
@@ -25,30 +25,30 @@ def park(queue: RedisStreamsQueue, entry_id: str, *, to: str | None = None, reas
         if not found:
             raise InvalidInputError(
                 f"Entry {entry_id} is not pending for group {config.group!r} of stream {config.stream!r}; expected one "
-                "that is, as `pipeline ingest backlog` lists them. It was not parked."
+                "that `pipeline ingest backlog` lists. It was not parked."
             )
         entries: Any = queue.client.xrange(config.stream, entry_id, entry_id)
         fields: Pairs = entries[0][1] if entries else ()
         fields += _origin_fields(fields, f"{config.stream} {entry_id}", config.group, reason)
-        ask: Any = queue.client.execute_command  # xadd takes a dict, and a dict has each name once
-        copy = ask("XADD", target, "*", *(word for pair in fields for word in pair))
+        execute: Any = queue.client.execute_command  # xadd takes a dict, which has each name once
+        copy = execute("XADD", target, "*", *(part for pair in fields for part in pair))
         queue.client.xack(config.stream, config.group, entry_id)
     return str(copy.decode())
 
 
 def _check(entry_id: str, target: str, stream: str) -> None:
     if target == stream:
-        raise InvalidInputError(f"Stream {target!r} cannot be its own parking place. {entry_id} was not parked.")
+        raise InvalidInputError(f"Stream {target!r} cannot be its own parking stream. {entry_id} was not parked.")
     if not re.fullmatch(r"[0-9]+-[0-9]+", entry_id):
         raise InvalidInputError(f"{entry_id!a} is not the id of an entry; expected one such as 1700000000000-0.")
 
 
 def _origin_fields(fields: Pairs, *values: str) -> Pairs:
-    """Three fields whose names the entry does not have: one that was parked before has the plain ones."""
+    """Return three fields with names that the entry lacks. A parked entry has the plain names already."""
     taken, number = {name for name, _ in fields}, 1
     while True:
         prefix = "parked" if number == 1 else f"parked{number}"
-        names = [f"{prefix}_{word}".encode() for word in ("from", "for", "reason")]
+        names = [f"{prefix}_{suffix}".encode() for suffix in ("from", "for", "reason")]
         if taken.isdisjoint(names):
             return tuple(zip(names, (value.encode(errors="replace") for value in values), strict=True))
         number += 1

@@ -1,9 +1,10 @@
-"""The form of an entry: exactly one field, ``data``, with a JSON object in UTF-8 whose keys are all different.
+"""The queue over one Redis stream: read, acknowledge, claim.
 
-Beside it there may be what tracers write, ``traceparent`` and ``tracestate``, and nothing else.
+An entry has exactly one field, ``data``, with a JSON object in UTF-8 whose keys are all different.
+Beside it there may be the fields of tracers, ``traceparent`` and ``tracestate``, and nothing else.
 
-Redis keeps the fields of an entry as pairs, in order, and takes a name twice. A client that makes a
-dictionary of them drops one without a word, so here they stay pairs.
+Redis keeps the fields of an entry as ordered pairs and allows a name twice. A dictionary would drop one
+of the two silently, so here they stay pairs.
 """
 
 import json
@@ -30,20 +31,20 @@ _TRACEPARENT, _TRACESTATE = b"traceparent", b"tracestate"
 _KNOWN_FIELDS = frozenset({DATA_FIELD, _TRACEPARENT, _TRACESTATE})
 Entry = tuple[bytes, Pairs]
 _MOST_NAMES, _LONGEST_NAME = 5, 40
-#: How Redis begins its answer when there is no such stream or group. A read that was waiting while the stream was
-#: deleted gets NOGROUP from Redis 7.2 and Valkey, and UNBLOCKED from older servers.
+#: The start of Redis's reply when the stream or group does not exist. A read that waits at its deletion gets
+#: NOGROUP from Redis 7.2 and Valkey, and UNBLOCKED from older servers.
 _STREAM_GONE = ("NOGROUP", "no such key", "UNBLOCKED the stream key no longer exists")
 
 
 def keep_pairs(client: Redis) -> None:
-    """From now on this client answers with entries as they are: it belongs to a queue, and nobody is surprised."""
+    """Let the client return entries as pairs. The client belongs to the queue from now on."""
     client.set_response_callback("XREADGROUP", _parse_streams)
     for command in ("XCLAIM", "XRANGE"):
         client.set_response_callback(command, entries_of)
 
 
 def entries_of(reply: Any, **_: Any) -> list[Entry]:
-    """Entries in their order. Redis 6.2 answers with nothing where an entry is gone."""
+    """Return entries in order. Redis 6.2 replies with null for a deleted entry."""
     return [(entry[0], _pairs(entry[1])) for entry in reply or () if entry is not None]
 
 
@@ -57,7 +58,7 @@ def _pairs(flat: Sequence[bytes] | None) -> Pairs:
 
 
 def payload_of(fields: Pairs) -> dict[str, Any]:
-    """The JSON object of an entry, or a ValueError that says what is wrong with it."""
+    """Return the JSON object of an entry, or raise a ValueError with the problem."""
     found = dict(fields)
     if DATA_FIELD not in found or len(found) != len(fields) or not found.keys() <= _KNOWN_FIELDS:
         raise ValueError(
@@ -71,28 +72,28 @@ def payload_of(fields: Pairs) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("its data is nested too deeply") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"its data is no UTF-8: {error.reason} at byte {error.start}") from None
+        raise ValueError(f"its data is not UTF-8: {error.reason} at byte {error.start}") from None
     except ValueError as error:
-        raise ValueError(f"its data is no JSON: {error}") from None
+        raise ValueError(f"its data is not JSON: {error}") from None
     if not isinstance(payload, dict):
         raise ValueError(f"its data is a JSON {type(payload).__name__}; expected an object")
     return payload
 
 
 def traceparent_of(fields: Pairs) -> str | None:
-    """The trace that made an entry; None for nothing, and for what is no trace: it never costs the entry."""
+    """Return the trace that made an entry, or None. An invalid one is ignored."""
     given = dict(fields).get(_TRACEPARENT, b"").decode(errors="replace")
     return given if context.parse_traceparent(given) is not None else None
 
 
 def encode_payload(payload: Mapping[str, Any]) -> bytes:
-    """A payload as an entry holds it."""
+    """Return a payload as the bytes of an entry."""
     if not isinstance(payload, dict):
         raise QueueError(f"The payload is a {type(payload).__name__}; expected a dict. Nothing was added.")
     try:
         return json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise QueueError(f"The payload is no JSON: {printable_text(str(error))}. Nothing was added.") from error
+        raise QueueError(f"The payload is not JSON: {printable_text(str(error))}. Nothing was added.") from error
 
 
 def _field_names(fields: Pairs) -> str:
@@ -109,7 +110,7 @@ logger = logging.getLogger("pipeline.ingest")
 
 
 class QueueMetrics:
-    """Counters and one histogram, by stream. A failure to count never reaches the caller."""
+    """Metrics of a queue, by stream. A failure to record never reaches the caller."""
 
     def __init__(self, stream: str, meter: Meter | None = None) -> None:
         instruments = table.instruments(
@@ -122,17 +123,17 @@ class QueueMetrics:
         )
 
     def count_read(self, count: int, seconds: float) -> None:
-        """A read came back with so many entries."""
+        """Count a read with so many entries."""
         if count:
             _count(self._read.add, count, self._labels)
             _count(self._latency.record, seconds, self._labels)
 
     def count_acked(self, count: int) -> None:
-        """Redis took an acknowledgement of so many entries, whether or not they were pending."""
+        """Count acknowledged entries, whether or not they were pending."""
         _count(self._acked.add, count, self._labels)
 
     def count_claimed(self, count: int) -> None:
-        """So many stale entries changed hands."""
+        """Count claimed entries."""
         if count:
             _count(self._claimed.add, count, self._labels)
 
@@ -140,7 +141,7 @@ class QueueMetrics:
 def _count(record: Callable[..., Any], amount: float, labels: dict[str, str]) -> None:
     try:
         record(amount, labels)
-    except Exception:  # what was counted has happened; a meter must not undo it
+    except Exception:  # the counted work is done; a meter must not undo it
         logger.debug("a metric was not recorded", exc_info=True)
 
 
@@ -149,14 +150,14 @@ _GONE_PROBLEM = "it is gone from the stream, trimmed or deleted before it was ac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
-    """Which stream, as which group and consumer. Consumer names are unique among living processes."""
+    """The stream, group and consumer name. Consumer names are unique among living processes."""
 
     stream: str
     group: str
     consumer: str
-    claim_idle_ms: int = 60_000  #: how long a delivered entry may be silent before it counts as stale
-    block_ms: int = 5_000  #: how long a read waits for an entry
-    max_read_count: int = 1  #: entries of one read at most; a QueueConsumer needs 1
+    claim_idle_ms: int = 60_000  #: how long an entry may be pending before it counts as stale
+    block_ms: int = 5_000  #: how long a read waits for the first entry
+    max_read_count: int = 1  #: entries in one read, at most; a QueueConsumer needs 1
 
     def __post_init__(self) -> None:
         for name in ("stream", "group", "consumer"):
@@ -177,17 +178,17 @@ class QueueMessage:
     group: str
     id: str
     payload: Mapping[str, Any]
-    times_delivered: int = 1  #: at least so often, this time included
+    times_delivered: int = 1  #: a lower bound, this delivery included
     traceparent: str | None = None  #: the trace that made it, if its entry names one
-    fields: Pairs = field(default=(), repr=False, compare=False)  #: what it was read from
+    fields: Pairs = field(default=(), repr=False, compare=False)  #: the fields of its entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogStats:
-    """How much there is, as of one look."""
+    """Counts of a stream and its group."""
 
     length: int  #: entries in the stream, acknowledged ones included
-    lag: int | None  #: entries not delivered to the group yet; None where Redis cannot tell
+    lag: int | None  #: entries not yet delivered to the group; None if Redis does not know
     pending: int  #: entries delivered and not acknowledged
     by_consumer: Mapping[str, int]  #: pending entries of each consumer that has any
     oldest_pending_id: str | None
@@ -205,12 +206,12 @@ class PendingEntry:
 
 
 class RedisStreamsQueue:
-    """Reads, acknowledges and takes over entries of one stream for one group."""
+    """Reads, acknowledges and claims entries of one stream for one group."""
 
     def __init__(self, client: Redis, config: QueueConfig, *, meter: Meter | None = None, create: bool = True) -> None:
-        """Create the group unless it is there; a new one starts with the oldest entry of the stream.
+        """Create the group if needed; a new one starts with the oldest entry.
 
-        The client is the queue's own from now on.
+        The client belongs to the queue from now on.
         """
         require_usable_client(client, config.block_ms)
         keep_pairs(client)
@@ -220,13 +221,16 @@ class RedisStreamsQueue:
             self._create_group()
 
     def enqueue(self, payload: Mapping[str, Any]) -> str:
-        """Add an entry and return its id. Not idempotent: after a failure nobody knows whether it is there."""
+        """Add an entry and return its id.
+
+        Not idempotent: after a failure the caller cannot know whether the entry was added.
+        """
         with self.translate_errors("add an entry"):
             added: Any = self.client.xadd(self.config.stream, {DATA_FIELD: encode_payload(payload)})
         return _text(added)
 
     def read(self, block_ms: int | None = None, count: int | None = None) -> list[QueueMessage]:
-        """New entries, waiting for the first at most so long; empty when there was none."""
+        """Return new entries, or none; wait for the first at most ``block_ms``."""
         block = self.config.block_ms if block_ms is None else require_positive("block_ms", block_ms)
         most = self.config.max_read_count if count is None else require_positive("count", count)
         if most > self.config.max_read_count:
@@ -244,7 +248,7 @@ class RedisStreamsQueue:
         return self._messages(entries, {})
 
     def ack(self, *messages: QueueMessage) -> None:
-        """Acknowledge messages in one call. Those that are not pending any more are no mistake."""
+        """Acknowledge messages in one call. A message that is no longer pending is not an error."""
         for message in messages:
             if (message.stream, message.group) != (self.config.stream, self.config.group):
                 raise QueueError(
@@ -258,11 +262,11 @@ class RedisStreamsQueue:
         self._metrics.count_acked(len(messages))
 
     def claim_stale(self, min_idle_ms: int | None = None, count: int = 1) -> list[QueueMessage]:
-        """Take over entries that were silent for so long, whoever holds them: this consumer's own too.
+        """Claim entries that were pending for ``min_idle_ms``, of any consumer, this one included.
 
-        Of several that ask at once, Redis lets one have each entry. An entry whose holder is still at
-        work on it is then worked on twice: the idle time must be longer than any work takes. Entries that
-        are gone from the stream are lost, and raised as poison; newer servers forget them at this very claim.
+        Redis gives each entry to one of several claimers. If the former consumer still works on an entry, it
+        is processed twice: the idle time must be longer than any work takes. Entries that are gone from the
+        stream are lost, and raised as poison. Newer servers forget them during this claim.
         """
         idle = self.config.claim_idle_ms if min_idle_ms is None else require_positive("min_idle_ms", min_idle_ms)
         found = self.pending(require_positive("count", count), min_idle_ms=idle)
@@ -280,8 +284,8 @@ class RedisStreamsQueue:
         return self._messages(entries, {entry.id: entry.times_delivered + 1 for entry in found}, gone)
 
     def pending(self, count: int, *, min_idle_ms: int | None = None) -> list[PendingEntry]:
-        """The oldest entries that are delivered and not acknowledged, at most so many. Changes nothing."""
-        with self.translate_errors("look at pending entries"):
+        """Return the oldest pending entries, at most ``count``. Changes nothing."""
+        with self.translate_errors("list pending entries"):
             reply: Any = self.client.xpending_range(
                 self.config.stream, self.config.group, "-", "+", require_positive("count", count), idle=min_idle_ms
             )
@@ -296,7 +300,7 @@ class RedisStreamsQueue:
         ]
 
     def backlog_stats(self) -> BacklogStats:
-        """Count what waits. Three looks that change nothing, not one instant; never done unless asked for."""
+        """Count the backlog with three reads, which are not one instant. Changes nothing."""
         with self.translate_errors("count the backlog"):
             length: Any = self.client.xlen(self.config.stream)
             groups: Any = self.client.xinfo_groups(self.config.stream)
@@ -321,13 +325,16 @@ class RedisStreamsQueue:
                     raise
 
     def _has_entry(self, entry: str) -> bool:
-        with self.translate_errors("look for an entry"):
+        with self.translate_errors("find an entry"):
             return bool(self.client.xrange(self.config.stream, entry, entry))
 
     def _messages(
         self, entries: Sequence[Entry], delivered: Mapping[str, int], gone: Sequence[str] = ()
     ) -> list[QueueMessage]:
-        """What can be read. If something cannot, all of it travels with the error: it is delivered already."""
+        """Return the readable messages. If an entry is unreadable, the error carries all of them.
+
+        They are already delivered to this consumer.
+        """
         messages, poison = [], [PoisonEntry(id_, (), _GONE_PROBLEM, is_gone=True) for id_ in gone]
         for raw_id, fields in entries:
             id_ = _text(raw_id)
@@ -353,28 +360,28 @@ class RedisStreamsQueue:
 
     @contextmanager
     def translate_errors(self, action: str) -> Iterator[None]:
-        """Redis's failures become the queue's own error, with what was being asked and what to do about it."""
+        """Turn errors of Redis into QueueErrors with the action and advice."""
         where = f"(stream {self.config.stream!r}, group {self.config.group!r})"
         try:
             yield
         except ResponseError as error:
             kind = QueueError
-            advice = "Nothing was tried again; see to what Redis names."
+            advice = "Nothing was retried; correct the cause that Redis names."
             if str(error).startswith(_STREAM_GONE):
                 kind = NoStreamError
-                advice = "Check both names; if somebody removed them, the next start of `pipeline ingest` makes them."
+                advice = "Check both names. If they were removed, the next start of `pipeline ingest` creates them."
             elif str(error).startswith("WRONGTYPE"):
-                kind, advice = NoStreamError, "The key holds something that is no stream; correct the name."
+                kind, advice = NoStreamError, "The key does not hold a stream; correct the name."
             raise kind(f"Redis refused to {action} {where}: {str(error).rstrip('.')}. {advice}") from error
         except RedisError as error:
             raise QueueError(
                 f"Redis failed to {action} {where}: {str(error).rstrip('.')}. "
-                "Nothing was tried again; start again once Redis answers."
+                "Nothing was retried; start again when Redis responds."
             ) from error
 
 
 def require_positive(name: str, value: Any) -> int:
-    """A whole number above zero. Redis would take 0 for 'wait for ever' and nothing for 'do not wait'."""
+    """Return a whole number above zero, or raise. Redis takes 0 for "wait for ever"."""
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ValueError(f"{name} is {value!r}; expected a whole number above 0.")
     return value

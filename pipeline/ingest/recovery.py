@@ -1,7 +1,6 @@
-"""Messages that were delivered and never acknowledged, worked on by a runner of their own.
+"""Recovery of messages that were delivered and never acknowledged.
 
-New messages come first by being somebody else's business: nothing here runs unless it is started, and
-the consumer's loop knows nothing of it.
+It has a runner of its own. The consumer's loop does not know about it, so new messages never wait for it.
 """
 
 import threading
@@ -11,17 +10,17 @@ from collections.abc import Callable
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, require_positive
 from pipeline.ingest.transactions import DbFactory, Tx, handle_in_transaction
 
-_POLL_EVERY = 0.1  #: seconds between looks at the flag while waiting
+_POLL_EVERY = 0.1  #: seconds between checks of the stop flag
 
 
 class RecoveryRunner:
-    """Claims stale messages one at a time, so that none goes stale again while it waits for its turn."""
+    """Claims stale messages one at a time, so that none becomes stale again in a queue."""
 
     def __init__(self, queue: RedisStreamsQueue) -> None:
         self._queue = queue
         self._is_stopping = False
 
-    def stop(self, *, now: bool = False) -> None:  # noqa: ARG002 - there is one way to stop, asked once or twice
+    def stop(self, *, now: bool = False) -> None:  # noqa: ARG002 - a second request changes nothing
         """Claim nothing further; a wait ends at once."""
         self._is_stopping = True
 
@@ -33,7 +32,7 @@ class RecoveryRunner:
         min_idle_ms: int | None = None,
         every_ms: int = 5_000,
     ) -> None:
-        """Claim, handle, commit, acknowledge, until ``stop``; look again after a while when nothing is stale."""
+        """Claim, handle, commit, acknowledge, until ``stop``. Poll every ``every_ms`` when idle."""
         require_positive("every_ms", every_ms)
         while not self._is_stopping:
             if self.run_once(handler, db_factory, min_idle_ms=min_idle_ms) == 0:
@@ -47,8 +46,8 @@ class RecoveryRunner:
         min_idle_ms: int | None = None,
         limit: int = 100,
     ) -> int:
-        """Work on at most so many stale messages and say how many there were."""
-        for done in range(require_positive("most", limit)):
+        """Process at most ``limit`` stale messages and return their number."""
+        for done in range(require_positive("limit", limit)):
             found = [] if self._is_stopping else self._queue.claim_stale(min_idle_ms, 1)
             if not found:
                 return done
@@ -58,7 +57,7 @@ class RecoveryRunner:
 
 
 def wait_interruptibly(seconds: float, is_over: Callable[[], bool]) -> None:
-    """Wait so long, or until it is over. The flag is looked at and not waited for: signals may set it."""
+    """Wait so many seconds, or until ``is_over``. The flag is polled: a signal may set it."""
     ends_at = time.monotonic() + seconds
     never = threading.Event()
     while not is_over() and (left := ends_at - time.monotonic()) > 0:

@@ -1,9 +1,9 @@
-"""A Redis client that hides nothing: no retries, and a socket that outwaits a blocking read.
+"""A Redis client without retries, whose socket waits longer than a blocking read.
 
-Left to its defaults redis-py 8 gives up on a quiet connection after five seconds and tries ten times
-more before it says so: a read that blocks for five seconds would take most of a minute, and a server
-that is gone would look like one that is slow. A pool would also replace a dropped connection without
-a word, so one connection is held.
+With its defaults, redis-py 8 gives up on a quiet connection after five seconds and retries ten times
+before it raises. A read that blocks for five seconds would take most of a minute, and a dead server
+would look like a slow one. A pool would also replace a dropped connection silently, so the client holds
+one connection.
 """
 
 import re
@@ -19,14 +19,17 @@ from pipeline.domain.errors import InvalidInputError
 from pipeline.ingest.errors import QueueError
 
 CONNECT_TIMEOUT = 5.0  #: seconds
-READ_MARGIN = 5.0  #: seconds that the answer to a blocking read may be late
+READ_MARGIN = 5.0  #: seconds that the reply to a blocking read may be late
 _MIN_READ_MARGIN = 1.0
 _EXPECTED = "expected redis://:password@host:6379/0, with special characters percent-encoded"
 
 
 def connect_redis(url: str, *, longest_block_ms: int = 5_000) -> Redis:
-    """A connection for reads that block at most so long. One thread at a time uses it; others wait for it."""
-    ours = {
+    """Return a connection for reads that block at most ``longest_block_ms``.
+
+    One thread at a time uses it; others wait for it.
+    """
+    own_options = {
         "retry": Retry(NoBackoff(), 0),
         "retry_on_error": [],
         "socket_timeout": longest_block_ms / 1000 + READ_MARGIN,
@@ -36,47 +39,48 @@ def connect_redis(url: str, *, longest_block_ms: int = 5_000) -> Redis:
         "decode_responses": False,
         "protocol": 2,
     }
-    theirs = _url_options(url)
-    if theirs.get("connection_class") is UnixDomainSocketConnection:
-        del ours["socket_keepalive"]  # the kernel knows when the other side of a file is gone
+    url_options = _url_options(url)
+    if url_options.get("connection_class") is UnixDomainSocketConnection:
+        del own_options["socket_keepalive"]  # the kernel reports the end of a local socket's peer
     try:
-        made = Redis(connection_pool=ConnectionPool(**{**theirs, **ours}), single_connection_client=True)
+        client = Redis(connection_pool=ConnectionPool(**{**url_options, **own_options}), single_connection_client=True)
     except TypeError as error:
         named = re.search(r"argument '(\w+)'", str(error))
-        what = f"the option {named[1]!r}" if named and named[1] in theirs else "an option"
-        raise InvalidInputError(f"The URL of Redis has {what} that its client does not know; remove it.") from None
+        what = f"the option {named[1]!r}" if named and named[1] in url_options else "an option"
+        raise InvalidInputError(f"The URL of Redis has {what} that the client does not know; remove it.") from None
     except ValueError:
         raise InvalidInputError(f"The URL of Redis has an option that cannot be used; {_EXPECTED}.") from None
     except RedisError as error:
-        words = str(error).rstrip(".")
+        reason = str(error).rstrip(".")
         raise QueueError(
-            f"Redis cannot be reached: {words}. Expected a running server; start it, or correct the URL."
+            f"Redis cannot be reached: {reason}. Expected a running server; start it, or correct the URL."
         ) from error
-    made.auto_close_connection_pool = True
-    return made
+    client.auto_close_connection_pool = True
+    return client
 
 
 def _url_options(url: str) -> dict[str, Any]:
-    """What the URL says. Our own settings win over it: the URL is often the broker's, and tuned for that."""
+    """Return the options of the URL. Our own settings win: the URL is often tuned for the broker."""
     try:
         found: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]
-    except ValueError:  # its text could quote a piece of the password
+    except ValueError:  # its message could quote a part of the password
         raise InvalidInputError(f"The URL of Redis cannot be used; {_EXPECTED}.") from None
-    if "ssl_cert_reqs" in found:  # Celery also takes the names of Python's constants
+    if "ssl_cert_reqs" in found:  # Celery also accepts the names of Python's constants
         found["ssl_cert_reqs"] = str(found["ssl_cert_reqs"]).removeprefix("CERT_").lower()
     return found
 
 
 def require_usable_client(client: Redis, block_ms: int) -> None:
-    """Refuse a client that would retry or reconnect on its own, cut a blocking read short, or answer in another shape.
+    """Refuse a client that this package cannot rely on.
 
-    What is not said is the library's to choose, and its choice changed before: it counts as wrong.
+    It is refused if it may retry or reconnect by itself, cut a blocking read short, or reply in another
+    shape. An option that is not set counts as wrong: the library's defaults have changed before.
     """
     kwargs = client.get_connection_kwargs()
     retry = kwargs.get("retry")
     problems = {
         "it may retry by itself": retry is None or retry.get_retries() != 0,
-        "it takes connections from a pool, which replaces a dropped one without a word": client.connection is None,
+        "it takes connections from a pool, which replaces a dropped one silently": client.connection is None,
         "it decodes responses": bool(kwargs.get("decode_responses")),
         "it does not speak protocol 2": str(kwargs.get("protocol")) != "2",
         "its socket timeout is not set": "socket_timeout" not in kwargs,
@@ -90,10 +94,10 @@ def require_usable_client(client: Redis, block_ms: int) -> None:
 
 
 def require_socket_timeout(client: Redis, block_ms: int) -> None:
-    """Refuse a read that blocks longer than the socket waits: its entries would be delivered to nobody."""
+    """Refuse a read that blocks longer than the socket waits: its entries would be lost."""
     timeout, needed = client.get_connection_kwargs()["socket_timeout"], block_ms / 1000 + _MIN_READ_MARGIN
     if timeout is not None and timeout < needed:
         raise ValueError(
             f"A read that blocks for {block_ms} ms needs a socket timeout of at least {needed:g} s; this client's is "
-            f"{timeout:g} s. Give connect_redis a longer longest_block_ms."
+            f"{timeout:g} s. Give connect_redis a larger longest_block_ms."
         )

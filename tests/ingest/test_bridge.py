@@ -81,7 +81,7 @@ def test_a_message_id_that_was_published_before_is_acknowledged_and_changes_noth
 
 
 POISON: dict[str, tuple[dict[str, Any] | bytes, str]] = {
-    "not JSON": (b"{", "its data is no JSON"),
+    "not JSON": (b"{", "its data is not JSON"),
     "too large": ({"text": "x" * 2000}, "at most 1000 bytes"),
     "no such topic": ({"kind": "nowhere"}, "There is no topic of workflow 'billing' named 'nowhere'"),
     "not what the schema says": ({"kind": "checked", "order": "1"}, "as topic 'checked' declares"),
@@ -225,7 +225,7 @@ def test_a_pending_entry_cannot_be_parked_into_its_own_stream(place: Place) -> N
     queue = place.queue()
     (entry,) = place.add({"n": 1})
     queue.read()
-    with pytest.raises(InvalidInputError, match="cannot be its own parking place"):
+    with pytest.raises(InvalidInputError, match="cannot be its own parking stream"):
         parking.park(queue, entry, to=place.stream)
     assert (place.raw.xlen(place.stream), list(place.pending())) == (1, [entry])
 

@@ -268,7 +268,7 @@ def test_a_claim_idle_time_within_the_longest_life_is_refused(place: Place, reco
 
 def test_items_that_may_take_for_ever_can_be_read_and_never_recovered(place: Place) -> None:
     StreamSource(a_queue(place), a_policy())
-    with pytest.raises(InvalidInputError, match="Nothing bounds how long"):
+    with pytest.raises(InvalidInputError, match="does not bound the processing time"):
         StreamSource(a_queue(place, claim_idle_ms=10**9), a_policy(limit=5), recovers=True)
 
 

@@ -71,7 +71,7 @@ def consume(place: Place, variant: str, policy: ConsumerPolicy, *, made_for: Con
     [
         pytest.param(a_policy(limit=61), "expected at least 126000", id="a longer life"),
         pytest.param(a_policy(size=2), "expected at least 245000", id="a bigger batch"),
-        pytest.param(a_policy(limit=None), "Nothing bounds how long", id="a life without end"),
+        pytest.param(a_policy(limit=None), "does not bound the processing time", id="a life without end"),
         pytest.param(a_policy(fetch=0.1), "expected a longer timeout", id="a fetch given up before its read returns"),
     ],
 )

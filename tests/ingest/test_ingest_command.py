@@ -158,7 +158,7 @@ def test_a_batch_that_another_transaction_holds_up_ends_it_with_3_and_a_recovery
         assert len(place.pending("pipeline")) == 1
         place.make_stale(group="pipeline")
         code, said = command("recover", *TARGET, "--stream", place.stream, "--claim-idle-ms", "60000", "--once")
-    assert (code, "0 published, 0 there before, 0 not usable, 1 held by another" in said) == (0, True), said
+    assert (code, "0 published, 0 published before, 0 not usable, 1 held by another" in said) == (0, True), said
     assert len(place.pending("pipeline")) == 1
 
 
@@ -187,7 +187,7 @@ def test_a_recovery_of_one_batch_says_what_it_did(
     place.make_stale(group="pipeline")
     code, said = command("recover", *TARGET, "--stream", place.stream, "--claim-idle-ms", "60000", "--once")
     assert (code, bad in caplog.text) == (65, True), said
-    assert "1 published, 0 there before, 1 not usable" in said
+    assert "1 published, 0 published before, 1 not usable" in said
     assert published(db) == {f"{place.stream}:{entry}": 1}
     code, said = command("park", bad, "--stream", place.stream, "--to", f"{place.stream}:parked")
     assert (code, "parked as" in said, place.pending("pipeline")) == (0, True, {})

@@ -66,7 +66,7 @@ def test_q17_killed_between_commit_and_acknowledgement_it_is_recovered_with_one_
     assert published(db) == named(place, entries)
     assert list(place.pending(GROUP)) == entries
     place.make_stale(group=GROUP)
-    assert "0 published, 50 there before" in run.recover()
+    assert "0 published, 50 published before" in run.recover()
     assert published(db) == named(place, entries)
     assert place.pending(GROUP) == {}
 
@@ -85,7 +85,7 @@ def test_q17_killed_between_read_and_commit_nothing_is_there_until_it_is_recover
     assert published(db) == {}
     assert list(place.pending(GROUP)) == entries
     place.make_stale(group=GROUP)
-    assert "50 published, 0 there before" in run.recover()
+    assert "50 published, 0 published before" in run.recover()
     assert published(db) == named(place, entries)
     assert place.pending(GROUP) == {}
 
@@ -127,7 +127,7 @@ def test_a_signal_in_the_middle_of_the_work_ends_it_in_order_with_nothing_left_i
     wait_until_published(db, 100)
     assert program.stop(number) == 0, program.said
     count = len(published(db))
-    assert f"{count} published, 0 there before, 0 not usable" in program.said
+    assert f"{count} published, 0 published before, 0 not usable" in program.said
     assert place.pending(GROUP) == {}
     assert max(published(db).values()) == 1
 
@@ -135,7 +135,7 @@ def test_a_signal_in_the_middle_of_the_work_ends_it_in_order_with_nothing_left_i
 def test_an_idle_one_ends_within_its_block_and_says_that_nothing_came(run: Programs) -> None:
     program = run.ingest("--block-ms", "500").wait_until_reading()
     assert program.stop() == 0
-    assert "0 published, 0 there before, 0 not usable" in program.said
+    assert "0 published, 0 published before, 0 not usable" in program.said
 
 
 def test_a_signal_before_the_first_read_ends_it_in_order_with_nothing_read(
@@ -148,7 +148,7 @@ def test_a_signal_before_the_first_read_ends_it_in_order_with_nothing_read(
         wait_for(lambda: held_back(db), within=60)
         program.process.send_signal(signal.SIGTERM)
     assert program.process.wait(40) == 0, program.said
-    assert "0 published, 0 there before, 0 not usable" in program.said
+    assert "0 published, 0 published before, 0 not usable" in program.said
     assert (published(db), place.pending(GROUP)) == ({}, {})
 
 

@@ -137,7 +137,7 @@ def test_a_recovery_does_not_look_for_held_entries_for_ever(
     with holding(db, *ids):
         assert bridge.recover_once() == 8
     assert (bridge.counts.locked, len(place.pending())) == (8, 8)
-    assert "6 entries of the same batch were not tried any more" in caplog.text
+    assert "6 more entries of the same batch were not attempted" in caplog.text
 
 
 def test_an_error_of_the_database_that_is_no_lock_is_raised_as_it_is(place: Place, db: Database) -> None:

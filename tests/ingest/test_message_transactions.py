@@ -141,7 +141,9 @@ def test_q10_a_factory_that_makes_context_managers_is_refused_before_the_handler
     worker = Worker(place, Ledger(), recovers=recovers)
     entry = a_message(place, stale=recovers)
     engine: Any = create_engine("sqlite://")
-    with pytest.raises(InvalidInputError, match=r"begin\(\) of Engine gave a .* Scopes\(engine\.begin\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"begin\(\) of Engine gave a .* ContextManagerTxFactory\(engine\.begin\)"
+    ):
         worker.loop.run(worker.handler, engine)
     assert worker.handled == []
     assert list(place.pending()) == [entry]

@@ -33,7 +33,7 @@ CALLS: list[tuple[str, Callable[[RedisStreamsQueue], Any]]] = [
     ("add an entry", lambda queue: queue.enqueue({"n": 1})),
     ("read", lambda queue: queue.read()),
     ("acknowledge", lambda queue: queue.ack(message_of(queue))),
-    ("look at pending", lambda queue: queue.claim_stale()),
+    ("list pending", lambda queue: queue.claim_stale()),
     ("count the backlog", lambda queue: queue.backlog_stats()),
 ]
 
@@ -86,7 +86,7 @@ def test_q3_a_name_that_is_wrong_is_told_from_a_redis_that_failed(place: Place) 
     with pytest.raises(NoStreamError, match="Check both names"):
         queue.backlog_stats()
     place.raw.set(place.stream, "no stream")
-    with pytest.raises(NoStreamError, match="no stream; correct the name"):
+    with pytest.raises(NoStreamError, match="does not hold a stream; correct the name"):
         queue.enqueue({"n": 1})
 
 

@@ -106,7 +106,7 @@ def test_q4_a_port_where_nobody_listens_fails_at_once(monkeypatch: pytest.Monkey
         ("redis://:s3cret@127.0.0.1:port/0", "cannot be used"),
         ("redis://:s3cret/x@127.0.0.1:6379/0", "cannot be used"),
         ("amqp://:s3cret@127.0.0.1/", "cannot be used"),
-        ("redis://:s3cret@127.0.0.1:6379/0?foo=1", "the option 'foo' that its client does not know"),
+        ("redis://:s3cret@127.0.0.1:6379/0?foo=1", "the option 'foo' that the client does not know"),
         ("redis://:s3cret@127.0.0.1:6379/0?max_connections=no", "cannot be used"),
         ("redis://:s3cret@127.0.0.1:6379/0?max_connections=-1", "an option that cannot be used"),
     ],
@@ -231,5 +231,5 @@ def test_q4_an_honest_client_of_ones_own_will_do(place: Place, timeout: int | No
 
 
 def test_q4_a_single_read_may_not_outwait_the_socket(place: Place) -> None:
-    with pytest.raises(ValueError, match="longer longest_block_ms"):
+    with pytest.raises(ValueError, match="larger longest_block_ms"):
         place.consumer(block_ms=200).next(block_ms=60_000)
