@@ -1,7 +1,10 @@
-"""Whether the ledger and the world agree: a pure function of what both wrote down.
+"""Compare the ledger with the provider's files. A pure function of both records.
 
-The world's book is believed. For every key both sides must say the same, for every order there is one
-effect at most, and no order is lost: it is done, or it is a question that somebody was asked.
+The provider's files are the truth. Three things must hold:
+
+- for every key, both sides agree;
+- every order has at most one effect;
+- no order is lost: it is done, or an operator was notified about its mutation.
 """
 
 from collections import Counter, defaultdict
@@ -11,13 +14,13 @@ from functools import cached_property
 
 from pipeline.domain.states import MutationStatus
 
-#: Nobody knows, and somebody was asked.
+#: The outcome is unknown, and an operator is notified.
 UNRESOLVED = frozenset({MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderEffect:
-    """What the world carried out."""
+    """An effect that the provider carried out."""
 
     key: str
     order: str
@@ -32,14 +35,14 @@ class LedgerEntry:
     order: str
     operation: str
     status: str
-    is_found_late: bool = False  #: it was settled as failed, and people were told that it happened after all
+    is_found_late: bool = False  #: it was resolved as failed, and operators were notified of the late effect
     resolved_by: str | None = None
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderDelivery:
-    """What became of an order."""
+    """The end of an order."""
 
     order: str
     status: str
@@ -48,14 +51,14 @@ class OrderDelivery:
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosRecords:
-    """Everything that was written down by both sides."""
+    """Everything that both sides recorded."""
 
     orders: Sequence[str]
     ledger: Sequence[LedgerEntry]
     effects: Sequence[ProviderEffect]
     deliveries: Sequence[OrderDelivery]
-    completed_orders: Sequence[str]  #: orders whose next phase said that they are done
-    findings: Sequence[str] = ()  #: what the doctor says
+    completed_orders: Sequence[str]  #: orders whose next phase reported them as done
+    findings: Sequence[str] = ()  #: problems that the doctor found
 
     @cached_property
     def by_key(self) -> dict[str, list[ProviderEffect]]:
@@ -67,13 +70,13 @@ class ChaosRecords:
 
     @cached_property
     def unresolved(self) -> list[LedgerEntry]:
-        """What a person is asked, and what surfaced after it had been settled."""
+        """Mutations for an operator: unresolved, or with a late effect."""
         return [entry for entry in self.ledger if entry.status in UNRESOLVED or entry.is_found_late]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A place where what was promised is not so, with both sides."""
+    """A broken promise, with the records of both sides."""
 
     description: str
     order: str = ""
@@ -82,23 +85,23 @@ class Problem:
     provider: str = ""
 
     def __str__(self) -> str:
-        sides = {"order": self.order, "key": self.key, "ledger": self.ledger, "world": self.provider}
-        return f"{self.description} ({'; '.join(f'{name}: {said}' for name, said in sides.items() if said)})"
+        sides = {"order": self.order, "key": self.key, "ledger": self.ledger, "provider": self.provider}
+        return f"{self.description} ({'; '.join(f'{name}: {text}' for name, text in sides.items() if text)})"
 
 
 def judge(facts: ChaosRecords) -> list[Problem]:
-    """Every disagreement. An empty list is the promise kept."""
+    """Return every disagreement. An empty list means that the promise was kept."""
     return [
         *_row_problems(facts),
         *_unmatched_effects(facts),
         *_order_problems(facts),
         *_delivery_problems(facts),
-        *(Problem(description=f"the doctor says: {words}") for words in facts.findings),
+        *(Problem(description=f"the doctor found: {finding}") for finding in facts.findings),
     ]
 
 
 def _row_problems(facts: ChaosRecords) -> Iterator[Problem]:
-    """Each row says of its key what the world says of it."""
+    """Check that each row agrees with the provider about its key."""
     for entry in facts.ledger:
         count = len(facts.by_key.get(entry.key, ()))
         what = _disagreement(entry, count)
@@ -118,16 +121,16 @@ def _disagreement(entry: LedgerEntry, count: int) -> str:
     if entry.status == MutationStatus.FAILED and not entry.is_found_late and count:
         return "the ledger says that it did not happen"
     if entry.is_found_late and count != 1:
-        return "the ledger says that it surfaced late"
+        return "the ledger says that it was found late"
     if entry.status in UNRESOLVED and count > 1:
         return "it happened more than once"
     if entry.status in (MutationStatus.PENDING, MutationStatus.IN_FLIGHT):
-        return "the ledger has not come to an end with it"
+        return "the ledger row is not finished"
     return ""
 
 
 def _unmatched_effects(facts: ChaosRecords) -> Iterator[Problem]:
-    """Each effect is that of exactly one row, and of the order and operation that row is about."""
+    """Check that each effect belongs to one row, with the same order and operation."""
     rows: dict[str, list[LedgerEntry]] = defaultdict(list)
     for entry in facts.ledger:
         rows[entry.key].append(entry)
@@ -135,19 +138,19 @@ def _unmatched_effects(facts: ChaosRecords) -> Iterator[Problem]:
         found = rows.get(key, [])
         same = [entry for entry in found if (entry.order, entry.operation) == (effects[0].order, effects[0].operation)]
         if len(found) != 1 or len(same) != 1:
-            words = f"{len(found)} rows: {', '.join(_describe(entry) for entry in found)}" if found else "no row"
+            rows_text = f"{len(found)} rows: {', '.join(_describe(entry) for entry in found)}" if found else "no row"
             effect = effects[0]
             yield Problem(
-                description="an effect that is not that of one row",
+                description="an effect does not belong to exactly one row",
                 order=effect.order,
                 key=key,
-                ledger=words,
+                ledger=rows_text,
                 provider=f"{effect.operation} of {effect.order}",
             )
 
 
 def _order_problems(facts: ChaosRecords) -> Iterator[Problem]:
-    """Each order has one effect at most, whatever keys it went out under and whoever was told."""
+    """Check that each order has at most one effect, under all its keys together."""
     counted = Counter(effect.order for effect in facts.effects)
     for order, count in counted.items():
         if count > 1:
@@ -161,17 +164,17 @@ def _order_problems(facts: ChaosRecords) -> Iterator[Problem]:
 
 
 def _delivery_problems(facts: ChaosRecords) -> Iterator[Problem]:
-    """No order is lost: it was consumed with its effect and its follow-up, or it is a question."""
+    """Check that no order is lost: it is consumed with its effect and follow-up, or unresolved."""
     applied = {entry.key for entry in facts.ledger if entry.status == MutationStatus.APPLIED}
-    asked = {entry.key for entry in facts.ledger if entry.status in UNRESOLVED}
+    unresolved = {entry.key for entry in facts.ledger if entry.status in UNRESOLVED}
     followed, there = Counter(facts.completed_orders), Counter(delivery.order for delivery in facts.deliveries)
     for order in facts.orders:
         if there[order] != 1:
             yield Problem(description=f"an order was published once and delivered {there[order]} times", order=order)
     for delivery in facts.deliveries:
         is_done = delivery.status == "consumed"
-        if delivery.key not in (applied if is_done else asked):
-            what = "an order was consumed without an effect" if is_done else "an order is neither done nor a question"
+        if delivery.key not in (applied if is_done else unresolved):
+            what = "an order was consumed without an effect" if is_done else "an order is neither done nor unresolved"
             yield Problem(description=what, order=delivery.order, key=delivery.key or "", ledger=delivery.status)
         if followed[delivery.order] != int(is_done):
             what = f"an order that is {delivery.status} was reported as done {followed[delivery.order]} times"
@@ -180,5 +183,5 @@ def _delivery_problems(facts: ChaosRecords) -> Iterator[Problem]:
 
 def _describe(entry: LedgerEntry) -> str:
     by = f" by {entry.resolved_by}" if entry.resolved_by else ""
-    late = ", surfaced late" if entry.is_found_late else ""
+    late = ", found late" if entry.is_found_late else ""
     return f"{entry.operation} {entry.status}{by}{late}"

@@ -1,6 +1,7 @@
-"""The processes of a chaos run: real workers and beat, and the world; and somebody who kills them.
+"""The processes of a chaos run: workers and beat; and the ChaosMonkey that kills them.
 
-What is killed is started again, as a supervisor would. Everything ends with us, however we end.
+A killed process is started again, as a supervisor would. All of them end with this process, however it
+ends.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ from pipeline.chaos.faults import random_fraction
 from pipeline.embedded.processes import PR_SET_PDEATHSIG, tail
 
 _STOP_TIMEOUT = 30.0
-#: An act waits until requests are on their way, and not longer than that; then a moment more, by chance.
+#: A disruption waits until requests are in progress, at most so long; then a random moment more.
 _MAX_WAIT, _MAX_DELAY = 2.0, 0.3
 
 
@@ -36,12 +37,12 @@ class Disruption(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDisruption:
-    """An act, its time in seconds from the start, and to which worker it is done."""
+    """A disruption, its time in seconds from the start, and its worker."""
 
     at: float
     disruption: Disruption
     worker: int
-    delay: float  #: how long to wait once requests are on their way
+    delay: float  #: how long to wait once requests are in progress
 
 
 class NodeProcess:
@@ -53,7 +54,7 @@ class NodeProcess:
         self.process = self._start()
 
     def restart(self) -> None:
-        """As a supervisor would. Whatever is left of the old one was orphaned on purpose and ends by itself."""
+        """Start it again, as a supervisor would. Orphaned pool processes end by themselves."""
         self.process, self.frozen_until = self._start(), None
 
     @property
@@ -61,7 +62,7 @@ class NodeProcess:
         return self.process.poll() is not None
 
     def children(self) -> list[int]:
-        """The living processes of the pool."""
+        """Return the living processes of the pool."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
@@ -71,7 +72,7 @@ class NodeProcess:
         return sorted(found)
 
     def disrupt(self, disruption: Disruption, fraction: float, freeze_for: float) -> bool:
-        """Do this to the node. False when it is not at work: ended, frozen, or still without a pool."""
+        """Disrupt the node; False if it has ended, is frozen, or has no pool yet."""
         children = [] if self.has_ended or self.frozen_until is not None else self.children()
         if not children:
             return False
@@ -85,29 +86,29 @@ class NodeProcess:
         return True
 
     def resume(self) -> None:
-        """Let a frozen node go on as if nothing had been."""
+        """Let a frozen node continue."""
         _signal(os.killpg, self.process.pid, signal.SIGCONT)
         self.frozen_until = None
 
     def ask_to_stop(self) -> None:
-        """Ask it to end what it is doing and to begin nothing more."""
+        """Ask it to finish its work and begin nothing more."""
         if self.frozen_until is not None:
             self.resume()
         self.process.terminate()
 
     def wait_and_end(self) -> None:
-        """Until it has stopped, and not for ever."""
+        """Wait until it has stopped, for a limited time, then kill it."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=_STOP_TIMEOUT)
         self.end()
 
     def end(self) -> None:
-        """Away with it and all its processes, whatever it does."""
+        """Kill it and all its processes."""
         _signal(os.killpg, self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def log_tail(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return tail(self.log)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -125,7 +126,7 @@ class NodeProcess:
 
 
 class ChaosMonkey:
-    """Does planned harm to workers, thaws what it froze, and lets what has ended be started again."""
+    """Disrupts workers as planned, resumes frozen ones, and restarts ended ones."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class ChaosMonkey:
 
     @property
     def is_done(self) -> bool:
-        """Nothing more is planned, and nobody is frozen any more."""
+        """Whether no disruption is left and no worker is frozen."""
         return not self.planned and all(node.frozen_until is None for node in self.workers)
 
     def step(self) -> None:
@@ -161,31 +162,31 @@ class ChaosMonkey:
                 self.planned.pop(0)
 
     def _disrupt(self, planned: PlannedDisruption) -> bool:
-        """Do it to the worker it is meant for, or to the next one that can suffer it. False: it stays due."""
-        lot = planned.delay / _MAX_DELAY
+        """Disrupt the planned worker, or the next one that can be. False: it stays due."""
+        fraction = planned.delay / _MAX_DELAY
         for turn in range(len(self.workers)):
             node = self.workers[(planned.worker + turn) % len(self.workers)]
-            if node.disrupt(planned.disruption, lot, self.freeze_for):
+            if node.disrupt(planned.disruption, fraction, self.freeze_for):
                 self.disruption_counts[planned.disruption] += 1
                 return True
         return False
 
 
 def plan_disruptions(seed: int, *, waves: int, gap: float, workers: int) -> list[PlannedDisruption]:
-    """One act after each wave of orders. Every kind of act comes before any comes again."""
+    """Plan one disruption after each wave. Every kind comes once before any is repeated."""
     found: list[PlannedDisruption] = []
     for wave in range(waves):
-        acts = sorted(Disruption, key=lambda act: random_fraction(seed, "act", wave // len(Disruption), act))
+        kinds = sorted(Disruption, key=lambda kind: random_fraction(seed, "act", wave // len(Disruption), kind))
         worker = int(random_fraction(seed, "worker", wave) * workers)
-        moment = _MAX_DELAY * random_fraction(seed, "moment", wave)
+        delay = _MAX_DELAY * random_fraction(seed, "moment", wave)
         found.append(
-            PlannedDisruption(at=wave * gap, disruption=acts[wave % len(Disruption)], worker=worker, delay=moment)
+            PlannedDisruption(at=wave * gap, disruption=kinds[wave % len(Disruption)], worker=worker, delay=delay)
         )
     return found
 
 
 def celery_command(name: str, *arguments: str) -> list[str]:
-    """The command of a node."""
+    """Return the command of a node."""
     return [sys.executable, "-W", "ignore", "-m", "celery", "-A", "pipeline", name, "-l", "WARNING", *arguments]
 
 
@@ -195,7 +196,7 @@ def _signal(send: Callable[[int, int], None], pid: int, what: signal.Signals) ->
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What the child does first, so that the kernel ends it when we die."""
+    """Return a function for the child, so that the kernel ends it when its parent dies."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl

@@ -1,11 +1,11 @@
-"""The outside world of a chaos run: a process of its own that counts effects and answers badly on purpose.
+"""The provider of a chaos run: its own process, which counts effects and fails on purpose.
 
-Every effect is on disk before anybody can hear of it, so nothing that happens to a worker undoes it. It
-keeps no ledger and believes nobody: what counts is how often an effect was carried out, under which key.
-Where an operation honours the key, a second request with the same key is recognised; elsewhere it is a
-second effect. What it promises it keeps: nothing is carried out later than the settle window allows.
+Every effect is on disk before any response is sent, so the death of a worker cannot undo it. The provider
+keeps no ledger: it only counts how often an effect was carried out, under which key. For a keyed operation
+a second request with the same key is recognised; for the others it is a second effect. No effect happens
+later than the settle window allows.
 
-Run as ``python -m pipeline.chaos.provider HOME SEED``. It says its address, and ends with its parent.
+Run as ``python -m pipeline.chaos.provider HOME SEED``. It prints its address, and ends with its parent.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ from pipeline.chaos.faults import (
 )
 
 EFFECTS, REQUESTS, RECONCILES = "effects.jsonl", "requests.jsonl", "reconciles.jsonl"
-#: Nothing is carried out later than this after it came: less than promised, for a machine that is busy.
+#: No effect happens later than this after its request: less than the settle window, for a busy machine.
 _MAX_DELAY = SETTLE.total_seconds() - 0.7
-_MAX_DURATION = 0.4  #: seconds that an effect takes at most when nothing goes wrong
-_MAX_HOLD = 30.0  #: how long a caller that never hangs up is kept waiting
+_MAX_DURATION = 0.4  #: seconds that an effect takes at most without a fault
+_MAX_HOLD = 30.0  #: seconds that a caller is kept waiting at most
 
 _APPLYING_FAULTS = frozenset(
     {
@@ -55,7 +55,7 @@ _HOLDING_FAULTS = frozenset({RequestFault.TIMEOUT_BEFORE, RequestFault.TIMEOUT_A
 
 
 class EffectLog:
-    """What happened, in files that only grow."""
+    """The effects, in files that only grow."""
 
     def __init__(self, home: Path, seed: int) -> None:
         self.home, self.seed = home, seed
@@ -63,12 +63,12 @@ class EffectLog:
         self._request_counts: Counter[str] = Counter()
         self._reconcile_counts: Counter[str] = Counter()
         self._keys: set[tuple[str, str]] = set()
-        self._names: dict[str, str] = {}  #: keys are new in every run; what they stand for is not
+        self._names: dict[str, str] = {}  #: key -> order and number; unlike keys, these are the same in every run
         self.in_progress = 0
         self._effects = (home / EFFECTS).open("a")
 
     def apply(self, operation: str, order: str, key: str) -> None:
-        """The effect. It is on disk when this returns."""
+        """Carry out the effect. It is on disk when this returns."""
         with self._lock:
             if operation in KEYED and (operation, key) in self._keys:
                 return
@@ -79,11 +79,11 @@ class EffectLog:
             self._keys.add((operation, key))
 
     def has(self, operation: str, key: str) -> bool:
-        """Whether this was carried out."""
+        """Return whether the effect was carried out."""
         return (operation, key) in self._keys
 
     def nth_request(self, operation: str, order: str, key: str) -> int:
-        """Count a request of an order, which is in hand from now on."""
+        """Count a request of an order, which is in progress from now on."""
         name = f"{operation}:{order}"
         with self._lock:
             self.in_progress += 1
@@ -92,53 +92,53 @@ class EffectLog:
             return self._request_counts[name]
 
     def reconcile_fault(self, key: str) -> ReconcileFault:
-        """Count a question about a key, and say what becomes of it."""
+        """Count a reconcile request of a key and return its fault."""
         with self._lock:
             name = self._names.get(key, key)
             self._reconcile_counts[name] += 1
             return reconcile_fault(self.seed, name, self._reconcile_counts[name])
 
     def append(self, file: str, **what: Any) -> None:
-        """Keep what was done with a request or a question, for the report."""
+        """Record a request or a reconcile request, for the report."""
         with self._lock, (self.home / file).open("a") as notes:
             notes.write(json.dumps(what) + "\n")
 
     def finish_request(self) -> None:
-        """Nothing more will be done with a request."""
+        """Count a request as finished."""
         with self._lock:
             self.in_progress -= 1
 
 
 class ProviderHandler(BaseHTTPRequestHandler):
-    """One connection. POST /OPERATION asks for an effect, GET /OPERATION/KEY asks what became of it."""
+    """One connection. POST /OPERATION requests an effect, GET /OPERATION/KEY reconciles it."""
 
     protocol_version = "HTTP/1.1"
     timeout = 60
     log: EffectLog
 
     def do_POST(self) -> None:
-        """Carry a request out, or not, and answer, or not."""
+        """Carry out a request and respond, unless its fault forbids it."""
         came = time.monotonic()
         body = json.loads(self._body())
         operation, order, key = self.path.strip("/"), str(body["order"]), unquote(self.headers["Idempotency-Key"])
         nth = self.log.nth_request(operation, order, key)
         kind = request_fault(self.log.seed, operation, order, nth)
         try:
-            lot = random_fraction(self.log.seed, "lot", operation, order, nth)
-            done = kind in _APPLYING_FAULTS and self._wait_and_check(kind, lot, came)
+            fraction = random_fraction(self.log.seed, "lot", operation, order, nth)
+            done = kind in _APPLYING_FAULTS and self._wait_and_check(kind, fraction, came)
             for _ in range(int(done) * (2 if kind is RequestFault.TWICE else 1)):
                 self.log.apply(operation, order, key)
             self.log.append(REQUESTS, operation=operation, order=order, key=key, fault=kind, done=done)
-            self._respond(kind, lot, key, was_dropped=kind in _APPLYING_FAULTS and not done)
+            self._respond(kind, fraction, key, was_dropped=kind in _APPLYING_FAULTS and not done)
         finally:
             self.log.finish_request()
 
     def do_GET(self) -> None:
-        """Say what became of a request: the truth, or nothing."""
+        """Respond to a reconcile request truly, or not at all."""
         self._body()
         operation, _, quoted = self.path.strip("/").partition("/")
         if not quoted:
-            self._send_response(200, {"in_hand": self.log.in_progress})
+            self._send_response(200, {"in_progress": self.log.in_progress})
             return
         key = unquote(quoted)
         kind = self.log.reconcile_fault(key)
@@ -152,11 +152,11 @@ class ProviderHandler(BaseHTTPRequestHandler):
             self._send_response(200 if found else 404, {"receipt": key} if found else {})
 
     def _body(self) -> bytes:
-        """All of it, wanted or not: what is left on the line would be read as the next request."""
+        """Read the whole body: bytes that are left would be read as the next request."""
         return self.rfile.read(int(self.headers["Content-Length"] or 0))
 
     def _wait_and_check(self, kind: RequestFault, fraction: float, came: float) -> bool:
-        """Take as long as this takes. False when it has become later than the world promises: it is dropped."""
+        """Take the time of the effect. False when it is too late now: the request is dropped."""
         pause = (
             TIMEOUT.total_seconds() * (1.1 + fraction / 2) if kind is RequestFault.SLOW else _MAX_DURATION * fraction
         )
@@ -164,7 +164,7 @@ class ProviderHandler(BaseHTTPRequestHandler):
         return time.monotonic() - came <= _MAX_DELAY
 
     def _respond(self, kind: RequestFault, fraction: float, key: str, *, was_dropped: bool) -> None:
-        """What the caller gets to hear. What was dropped is never called done."""
+        """Respond to the caller. A dropped request is never reported as done."""
         if kind in _RESETTING_FAULTS or was_dropped:
             self._reset()
         elif kind in _HOLDING_FAULTS:
@@ -178,7 +178,7 @@ class ProviderHandler(BaseHTTPRequestHandler):
 
     def _send_response(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         data = json.dumps(body).encode()
-        with contextlib.suppress(OSError):  # the caller may be dead, which is what this is about
+        with contextlib.suppress(OSError):  # the caller may be dead: that is the point of a run
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
@@ -195,7 +195,7 @@ class ProviderHandler(BaseHTTPRequestHandler):
         self.connection.close()
 
     def _hold(self) -> None:
-        """Say nothing until the caller hangs up."""
+        """Send nothing until the caller hangs up."""
         self.close_connection = True
         with contextlib.suppress(OSError):
             ends_at = time.monotonic() + _MAX_HOLD
@@ -205,17 +205,17 @@ class ProviderHandler(BaseHTTPRequestHandler):
                     return
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 class ProviderServer(ThreadingHTTPServer):
-    """A server whose callers die in the middle of everything."""
+    """A server whose callers may die at any time."""
 
     daemon_threads = True
     request_queue_size = 512
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that is gone is no news; anything else is for the log."""
+        """Log an error, unless the caller is gone."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 

@@ -1,4 +1,4 @@
-"""What both sides of a chaos run wrote down, as the judge reads it: the ledger's rows and the world's files."""
+"""The records of a chaos run for the judge: the ledger's rows and the provider's files."""
 
 import json
 from collections import Counter
@@ -13,8 +13,6 @@ from pipeline.domain.states import UNRESOLVED, MutationStatus
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
 from pipeline.store.statements import Statement
-
-#: Said by the judge itself, who knows that people were told.
 
 _DELIVERIES = Statement[Any]("""
 SELECT e.message_id AS "order", d.status, m.idempotency_key AS key FROM pipeline.events e
@@ -51,7 +49,7 @@ FROM pipeline.runs WHERE workflow = :workflow AND error_type = 'WorkerLost'
 """)
 _UNFINISHED = Statement[Any]("""
 SELECT e.message_id AS "order", d.status, r.phase, r.status AS run, r.error, m.idempotency_key AS key,
-       m.status AS mutation, m.reconcile_attempts AS looks
+       m.status AS mutation, m.reconcile_attempts
 FROM pipeline.events e JOIN pipeline.deliveries d ON d.event_id = e.id
 LEFT JOIN pipeline.runs r ON r.id = coalesce(d.run_id, d.offered_to)
 LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
@@ -61,21 +59,21 @@ WHERE e.workflow = :workflow AND d.status <> 'consumed' AND coalesce(m.status, '
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the orders have come."""
+    """The progress of the orders."""
 
     done: int
     unresolved: int
     delivered: int
     open_mutations: int
-    block_reason: str | None  #: why nothing will move any more
+    block_reason: str | None  #: why the whole workflow stands still
 
     def is_over(self, orders: int) -> bool:
-        """Every order is done or a question, and nothing is being looked for or watched any more."""
+        """Return whether every order is done or unresolved, and nothing is reconciled or monitored."""
         return self.delivered == orders == self.done + self.unresolved and not self.open_mutations
 
 
 def progress(db: Database, workflow: str) -> Progress:
-    """Where the orders stand."""
+    """Read the progress of the orders."""
     ended = [status for status in MutationStatus if status not in UNRESOLVED | {MutationStatus.PENDING}]
     with db.transaction() as tx:
         row = tx.first(
@@ -95,7 +93,7 @@ def progress(db: Database, workflow: str) -> Progress:
 
 
 def lost_run_counts(db: Database, workflow: str) -> tuple[int, int]:
-    """How many runs lost their worker, and how many of those had their mutation in the ledger by then."""
+    """Count the runs that lost their worker, and those of them with a mutation in the ledger."""
     with db.transaction() as tx:
         row = tx.first(_LOST_RUNS, workflow=workflow)
     assert row is not None
@@ -103,18 +101,19 @@ def lost_run_counts(db: Database, workflow: str) -> tuple[int, int]:
 
 
 def unfinished_orders(db: Database, workflow: str) -> list[str]:
-    """Orders that came to no end, in words."""
+    """Describe the orders that did not finish."""
     with db.transaction() as tx:
         rows = tx.all(_UNFINISHED, workflow=workflow, indeterminate=MutationStatus.INDETERMINATE)
     return [
         f"{row.order}: {row.status}; run {row.phase or 'none'}, {row.run or 'none'}; "
-        f"mutation {row.mutation or 'none'} {row.key or ''} after {row.looks or 0} looks; {row.error or 'no error'}"
+        f"mutation {row.mutation or 'none'} {row.key or ''} after {row.reconcile_attempts or 0} reconcile attempts; "
+        f"{row.error or 'no error'}"
         for row in rows
     ]
 
 
 def load_records(db: Database, workflow: str, home: Path, orders: Sequence[str]) -> ChaosRecords:
-    """Everything the judge needs."""
+    """Read everything that the judge needs."""
     with db.transaction() as tx:
         ledger = tx.all(_LEDGER, workflow=workflow)
         deliveries = tx.all(_DELIVERIES, workflow=workflow)
@@ -145,7 +144,7 @@ def load_records(db: Database, workflow: str, home: Path, orders: Sequence[str])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultComparison:
-    """A kind of request, as the world counts it, beside what the ledger says of keys that ended with it."""
+    """Requests of one fault, beside the ledger's statuses of the keys that ended with it."""
 
     fault: str
     requests: int
@@ -155,31 +154,31 @@ class FaultComparison:
     unresolved: int
 
 
-NEVER_ARRIVED = "never came"
+NEVER_ARRIVED = "never arrived"
 
 
 def comparison(found: ChaosRecords, home: Path) -> list[FaultComparison]:
-    """What the world did with requests, and what became of their keys. Several requests of a key: the last counts."""
+    """Compare the provider's requests with the ledger. The last request of a key counts."""
     requests = _lines(home / REQUESTS)
     last = {line["key"]: str(line["fault"]) for line in requests}
-    words = {entry.key: _ledger_status(entry) for entry in found.ledger}
-    said = Counter((last.get(key, NEVER_ARRIVED), word) for key, word in words.items())
-    asked, done = (Counter(str(line["fault"]) for line in some) for some in (requests, _requests_done(requests)))
+    statuses = {entry.key: _ledger_status(entry) for entry in found.ledger}
+    ledger = Counter((last.get(key, NEVER_ARRIVED), status) for key, status in statuses.items())
+    received, done = (Counter(str(line["fault"]) for line in some) for some in (requests, _requests_done(requests)))
     return [
         FaultComparison(
             fault=kind,
-            requests=asked[kind],
+            requests=received[kind],
             effects=done[kind],
-            applied=said[kind, "applied"],
-            failed=said[kind, "failed"],
-            unresolved=said[kind, "unresolved"],
+            applied=ledger[kind, "applied"],
+            failed=ledger[kind, "failed"],
+            unresolved=ledger[kind, "unresolved"],
         )
-        for kind in [*dict.fromkeys(sorted(asked)), NEVER_ARRIVED]
+        for kind in [*dict.fromkeys(sorted(received)), NEVER_ARRIVED]
     ]
 
 
 def reconcile_counts(home: Path) -> Mapping[str, int]:
-    """How often the world was asked what became of a request, by what it did with the question."""
+    """Count the reconcile requests by their fault."""
     return Counter(str(line["fault"]) for line in _lines(home / RECONCILES))
 
 

@@ -1,8 +1,8 @@
-"""``pipeline chaos``: the promise, proved on this installation with faults, and judged from outside.
+"""``pipeline chaos``: prove the promise on this installation, under faults.
 
-Orders are published in waves. Real workers on servers of their own carry them out against a world that
-times out, resets, answers 5xx, commits late or says 429, while workers are killed and frozen. At the end
-the ledger is compared with what the world counted, row by row. The seed repeats faults and acts.
+Orders are published in waves. Real workers, with their own servers, send them to a provider that times
+out, resets, responds with 5xx or 429, or commits late. Meanwhile workers are killed and frozen. At the
+end the ledger is compared with the provider's files, row by row. The seed repeats faults and disruptions.
 """
 
 import json
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chaos import records
-from pipeline.chaos.faults import operation_of
+from pipeline.chaos.faults import PROVIDER_VARIABLE, operation_of
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, Problem, judge
 from pipeline.chaos.nodes import ChaosMonkey, NodeProcess, celery_command, plan_disruptions
 from pipeline.chaos.records import FaultComparison
@@ -37,7 +37,7 @@ from pipeline.transitions import events
 
 WORKFLOW = "chaos"
 LEASE = 3.0
-#: Everything that waits in production waits seconds here.
+#: Intervals of minutes in production are seconds here.
 FAST_SETTINGS = {
     "PIPELINE_LEASE": f"{LEASE:g}s",
     "PIPELINE_HEARTBEAT": "1s",
@@ -49,17 +49,17 @@ FAST_SETTINGS = {
 }
 _WAVE_EVERY = 2.0
 _POLL_INTERVAL = 0.1
-_BUSY_REQUESTS = 2  #: requests in the world's hands, from which on a kill is worth it
+_BUSY_REQUESTS = 2  #: a disruption waits for more requests in progress than this
 _START_TIMEOUT = 60.0
 
 
 class ChaosError(PipelineError):
-    """The run could not be made, which says nothing about the promise."""
+    """The run could not be made. This says nothing about the promise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosOptions:
-    """What to run."""
+    """The options of a run."""
 
     mutations: int = 1000
     seed: int = field(default_factory=lambda: secrets.randbelow(10**6))
@@ -69,7 +69,7 @@ class ChaosOptions:
 
     @property
     def waves(self) -> int:
-        """How often orders are published, and how often harm is done: at least once of each kind."""
+        """The number of waves and of disruptions: at least one of each kind."""
         return 4 + self.mutations // 150
 
     @property
@@ -80,7 +80,7 @@ class ChaosOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosResult:
-    """What came of a run."""
+    """The result of a run."""
 
     options: ChaosOptions
     records: ChaosRecords
@@ -89,9 +89,9 @@ class ChaosResult:
     comparison: Sequence[FaultComparison]
     reconcile_counts: Mapping[str, int]
     disruptions: Mapping[str, int]
-    lost_runs: tuple[int, int]  #: runs that lost their worker, and those of them whose mutation was in the ledger
+    lost_runs: tuple[int, int]  #: runs that lost their worker, and those of them with a mutation in the ledger
     seconds: float
-    home: Path | None  #: where everything is kept; None when it went well and was cleared away
+    home: Path | None  #: the kept records; None if the run succeeded and they were removed
 
     @property
     def is_successful(self) -> bool:
@@ -99,7 +99,7 @@ class ChaosResult:
 
     @property
     def unresolved(self) -> list[LedgerEntry]:
-        """What a person would be asked."""
+        """Mutations that an operator would have to resolve."""
         return self.records.unresolved
 
 
@@ -131,10 +131,10 @@ class _ChaosRun:
         self.begun = time.monotonic()
 
     def result(self, urls: Servers) -> ChaosResult:
-        world = self.stack.enter_context(_provider_process(self.home, self.options.seed))
-        nodes = self._nodes(urls, world)
+        provider = self.stack.enter_context(_provider_process(self.home, self.options.seed))
+        nodes = self._nodes(urls, provider)
         self._wait(nodes, self._is_registered, "the workers to start")
-        monkey = self._publish_and_disrupt(nodes, world)
+        monkey = self._publish_and_disrupt(nodes, provider)
         unfinished = records.unfinished_orders(self.db, WORKFLOW)
         if self.block_reason:
             unfinished.insert(0, f"the whole workflow stands still: {self.block_reason}")
@@ -142,7 +142,7 @@ class _ChaosRun:
             node.ask_to_stop()
         for node in nodes:
             node.wait_and_end()
-        _wait_until_idle(world)
+        _wait_until_idle(provider)
         found = records.load_records(self.db, WORKFLOW, self.home, self.orders)
         problems = judge(found)
         keeps = self.options.home is not None or problems or unfinished
@@ -154,7 +154,7 @@ class _ChaosRun:
             comparison=records.comparison(found, self.home),
             reconcile_counts=records.reconcile_counts(self.home),
             disruptions={
-                **{str(act): count for act, count in monkey.disruption_counts.items()},
+                **{str(kind): count for kind, count in monkey.disruption_counts.items()},
                 "processes started again": monkey.restarts,
             },
             lost_runs=records.lost_run_counts(self.db, WORKFLOW),
@@ -162,15 +162,15 @@ class _ChaosRun:
             home=self.home if keeps else None,
         )
 
-    def _nodes(self, urls: Servers, world: str) -> list[NodeProcess]:
-        """Workers and, last, beat."""
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
+    def _nodes(self, urls: Servers, provider: str) -> list[NodeProcess]:
+        """Start the workers and, last, beat."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
         environ = {
-            **ours,
+            **inherited,
             **FAST_SETTINGS,
             "PIPELINE_DATABASE_URL": urls.database_url,
             "PIPELINE_BROKER_URL": urls.broker_url,
-            "CHAOS_WORLD": world,
+            PROVIDER_VARIABLE: provider,
         }
         commands = {
             f"worker{n}": celery_command("worker", f"--hostname=worker{n}@chaos", "--pool=prefork", "--concurrency=2")
@@ -182,38 +182,39 @@ class _ChaosRun:
             self.stack.callback(node.end)
         return nodes
 
-    def _publish_and_disrupt(self, nodes: Sequence[NodeProcess], world: str) -> ChaosMonkey:
-        """Publish in waves, do harm after each, and wait until every order is done or a question."""
+    def _publish_and_disrupt(self, nodes: Sequence[NodeProcess], provider: str) -> ChaosMonkey:
+        """Publish in waves, disrupt after each, and wait until every order is done or unresolved."""
         options = self.options
         planned = plan_disruptions(options.seed, waves=options.waves, gap=_WAVE_EVERY, workers=options.workers)
         size = -(-options.mutations // options.waves)
         waves = [self.orders[start : start + size] for start in range(0, options.mutations, size)]
         monkey = ChaosMonkey(
-            nodes[:-1], planned, lambda: _requests_in_progress(world) > _BUSY_REQUESTS, freeze_for=LEASE + 2.0
+            nodes[:-1], planned, lambda: _requests_in_progress(provider) > _BUSY_REQUESTS, freeze_for=LEASE + 2.0
         )
-        begun, told, pause = time.monotonic(), 0.0, threading.Event()
+        begun, reported_at, pause = time.monotonic(), 0.0, threading.Event()
         while True:
             now = time.monotonic() - begun
             if waves and now >= _WAVE_EVERY * (options.waves - len(waves)):
                 self._publish(waves.pop(0))
             monkey.step()
-            stands = records.progress(self.db, WORKFLOW)
-            if now - told >= 5.0:
-                told = now
+            progress = records.progress(self.db, WORKFLOW)
+            if now - reported_at >= 5.0:
+                reported_at = now
                 options.report_progress(
-                    f"{now:.0f} s: {stands.done} done, {stands.unresolved} questions, {stands.open_mutations} unsettled"
+                    f"{now:.0f} s: {progress.done} done, {progress.unresolved} unresolved, "
+                    f"{progress.open_mutations} mutations open"
                 )
             if (
-                (monkey.is_done and stands.is_over(options.mutations))
+                (monkey.is_done and progress.is_over(options.mutations))
                 or now > options.time_limit
-                or stands.block_reason
+                or progress.block_reason
             ):
-                self.block_reason = stands.block_reason
+                self.block_reason = progress.block_reason
                 return monkey
             pause.wait(_POLL_INTERVAL)
 
     def _publish(self, orders: Sequence[str]) -> None:
-        """As a service would, in its own transaction. The next tick finds them."""
+        """Publish orders as a service would, in its own transaction. The next tick finds them."""
         new = [
             NewEvent(topic=operation_of(self.options.seed, order), message_id=order, payload={"order": order})
             for order in orders
@@ -233,7 +234,7 @@ class _ChaosRun:
         while not condition():
             for node in nodes:
                 if node.has_ended:
-                    raise ChaosError(f"{node.name} ended while it was waited for {what}:\n{node.log_tail()}")
+                    raise ChaosError(f"{node.name} ended during the wait for {what}:\n{node.log_tail()}")
             if time.monotonic() > deadline:
                 raise ChaosError(f"waited {_START_TIMEOUT:g} s in vain for {what}; see the logs in {self.home}")
             pause.wait(_POLL_INTERVAL)
@@ -241,10 +242,10 @@ class _ChaosRun:
 
 @contextmanager
 def _provider_process(home: Path, seed: int) -> Iterator[str]:
-    """The outside world in a process of its own; its address."""
+    """Run the provider in its own process and yield its address."""
     command = [sys.executable, "-m", "pipeline.chaos.provider", str(home), str(seed)]
     with (
-        (home / "world.log").open("wb") as log,
+        (home / "provider.log").open("wb") as log,
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
         ) as process,
@@ -256,19 +257,19 @@ def _provider_process(home: Path, seed: int) -> Iterator[str]:
             process.kill()
 
 
-def _wait_until_idle(world: str) -> None:
-    """Until the world has nothing in hand any more: what it does late still counts."""
+def _wait_until_idle(provider: str) -> None:
+    """Wait until the provider has no request in progress: a late effect still counts."""
     pause, quiet = threading.Event(), 0
     deadline = time.monotonic() + _START_TIMEOUT
     while quiet < 3 and time.monotonic() < deadline:
-        quiet = 0 if _requests_in_progress(world) else quiet + 1
+        quiet = 0 if _requests_in_progress(provider) else quiet + 1
         pause.wait(_POLL_INTERVAL)
 
 
-def _requests_in_progress(world: str) -> int:
-    """How many requests the world has not come to an end with."""
-    with urllib.request.urlopen(f"{world}/-", timeout=10) as answer:  # noqa: S310 - our own process
-        return int(json.load(answer)["in_hand"])
+def _requests_in_progress(provider: str) -> int:
+    """Return how many requests the provider has not finished."""
+    with urllib.request.urlopen(f"{provider}/-", timeout=10) as response:  # noqa: S310 - our own process
+        return int(json.load(response)["in_progress"])
 
 
 def _check_options(options: ChaosOptions) -> None:
@@ -280,7 +281,7 @@ def _check_options(options: ChaosOptions) -> None:
 
 
 def as_dict(result: ChaosResult) -> dict[str, Any]:
-    """A result for programs."""
+    """Return a result as JSON."""
     found = result.records
     return {
         "is_successful": result.is_successful,
@@ -304,8 +305,8 @@ def as_dict(result: ChaosResult) -> dict[str, Any]:
         "problems": [str(problem) for problem in result.problems],
         "unfinished": list(result.unfinished),
         "comparison": [
-            {name: getattr(seen, name) for name in ("fault", "requests", "effects", "applied", "failed", "unresolved")}
-            for seen in result.comparison
+            {name: getattr(row, name) for name in ("fault", "requests", "effects", "applied", "failed", "unresolved")}
+            for row in result.comparison
         ],
         "reconciles": dict(result.reconcile_counts),
         "disruptions": dict(result.disruptions),

@@ -1,8 +1,8 @@
-"""The workflow of a chaos run: an order, one effect, one event that says so, for three kinds of operation.
+"""The workflow of a chaos run: an order, one effect, one event that reports it.
 
-``charge`` honours its key and can be asked about (grade A), ``ship`` can be asked about (grade B), ``text``
-neither (grade D): each of its unknown outcomes must end as a question for a person. Everything that waits
-minutes in production waits seconds here.
+There are three operations. ``charge`` honours its key and can be reconciled (grade A), ``ship`` can be
+reconciled (grade B), ``text`` neither (grade D): each of its unknown outcomes must end before an operator.
+Intervals of minutes in production are seconds here.
 """
 
 import os
@@ -10,11 +10,10 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from pipeline import Backoff, FailurePolicy, PrepareResult, ReconcilePolicy, Topic, Workflow
-from pipeline.chaos.faults import SETTLE, TIMEOUT
+from pipeline.chaos.faults import PROVIDER_VARIABLE, SETTLE, TIMEOUT
 from pipeline.connectors.http import Http, get, post
 from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy
 
-PROVIDER_VARIABLE = "CHAOS_WORLD"  #: the variable that says where the world is
 _SHORT_BACKOFF = Backoff(base=timedelta(milliseconds=300), cap=timedelta(seconds=1))
 _MANY_FAILURES = FailurePolicy(max_failures=1000, backoff=_SHORT_BACKOFF)
 _RECONCILE = ReconcilePolicy(
@@ -24,14 +23,14 @@ _RECONCILE = ReconcilePolicy(
     monitor_after=(timedelta(seconds=2), timedelta(seconds=4)),
 )
 _RETRY = MutationRetryPolicy(backoff=_SHORT_BACKOFF)
-#: Half of everything goes wrong here on purpose; what is left of the breaker shows when the world goes dark.
+#: Half of all requests fail here on purpose, so the breaker opens only if nearly all outcomes are unknown.
 _BREAKER = BreakerPolicy(unknown_share=0.8, probe_every=timedelta(seconds=1))
 
 
 class Provider(Http):
-    """What the outside world offers."""
+    """The operations of the provider."""
 
-    name = "world"
+    name = "provider"
 
     charge = post(
         "/charge",
@@ -61,7 +60,7 @@ done = chaos.topic("done")
 
 
 class Fulfil:
-    """One order at a time, one effect for it."""
+    """Fulfil one order at a time, with one effect."""
 
     topic: ClassVar[Topic]
 
@@ -74,11 +73,11 @@ class Fulfil:
         return PrepareResult(reserve=pending, data={"order": pending[0].message_id})
 
     def mutate(self, ctx: Any, prepared: Any) -> Any:
-        """Ask for the effect; the topic is named after the operation."""
-        return getattr(ctx.world, self.topic.name)(json={"order": prepared.data["order"]})
+        """Request the effect; the topic is named after the operation."""
+        return getattr(ctx.provider, self.topic.name)(json={"order": prepared.data["order"]})
 
     def next(self, ctx: Any, prepared: Any, result: Any) -> None:
-        """Say that it is done."""
+        """Publish that the order is done."""
         if result.applied:
             ctx.publish(done, message_id=prepared.data["order"], payload={})
 

@@ -1,4 +1,4 @@
-"""The promise under faults, as ``pipeline chaos`` proves it: the world's own book is the judge."""
+"""The promise under faults, as ``pipeline chaos`` proves it from the provider's own records."""
 
 import json
 import secrets
@@ -18,19 +18,19 @@ from pipeline.chaos.nodes import Disruption, plan_disruptions
 from tests.support.environ import clean_environ
 
 PIPELINE = Path(sys.executable).parent / "pipeline"
-#: A seed that stays and one that is drawn, with how many mutations each gets.
+#: A fixed seed and a random one, each with its number of mutations.
 RUNS = {"fixed": (4711, 90), "drawn": (secrets.randbelow(10**6), 50)}
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """``pipeline chaos`` with none of our settings."""
+    """Start ``pipeline chaos`` without our own settings."""
     command = [str(PIPELINE), "chaos", *arguments]
     return subprocess.Popen(command, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Both runs at once: each of them mostly waits for its world."""
+    """Start both runs at once: each mostly waits for its provider."""
     started = {
         name: start("--mutations", str(mutations), "--seed", str(seed), "--json")
         for name, (seed, mutations) in RUNS.items()
@@ -43,26 +43,26 @@ def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", RUNS)
-def test_every_effect_happens_once_or_is_a_question_while_calls_fail_and_workers_die(
+def test_every_effect_happens_once_or_is_unresolved_while_calls_fail_and_workers_die(
     processes: dict[str, subprocess.Popen[str]], name: str
 ) -> None:
     seed, mutations = RUNS[name]
-    said, log = processes[name].communicate(timeout=280)
-    assert processes[name].returncode == 0, f"seed {seed}:\n{said}\n{log}"
-    found: dict[str, Any] = json.loads(said)
+    output, log = processes[name].communicate(timeout=280)
+    assert processes[name].returncode == 0, f"seed {seed}:\n{output}\n{log}"
+    found: dict[str, Any] = json.loads(output)
     assert found["seed"] == seed
     assert found["consumed"] + len(found["unresolved"]) == mutations
-    assert {question["operation"] for question in found["unresolved"]} <= {"text"}, "what can be asked was not asked"
-    assert found["effects"] == found["consumed"] + sum(question["effects"] for question in found["unresolved"])
+    assert {entry["operation"] for entry in found["unresolved"]} <= {"text"}, "only text cannot be reconciled"
+    assert found["effects"] == found["consumed"] + sum(entry["effects"] for entry in found["unresolved"])
     assert {act for act in Disruption if found["disruptions"].get(act)} == set(Disruption)
     requests = sum(row["requests"] for row in found["comparison"])
-    assert requests >= found["consumed"], "a question may be about a request that its worker never sent"
+    assert requests >= found["consumed"], "an unresolved mutation may never have been sent"
 
 
 def test_wrong_usage_is_refused_before_anything_is_started() -> None:
     with start("--mutations", "0") as process:
-        said, problem = process.communicate(timeout=60)
-    assert (process.returncode, said) == (2, "")
+        output, problem = process.communicate(timeout=60)
+    assert (process.returncode, output) == (2, "")
     assert "Traceback" not in problem
 
 
@@ -76,57 +76,59 @@ HELD = replace(DONE, status="reserved")
 AGAIN = replace(EFFECT, key="key 2")
 
 
-def test_a_ledger_and_a_world_that_agree_leave_nothing_to_say() -> None:
+def test_a_ledger_that_agrees_with_the_provider_has_no_problems() -> None:
     assert judge(GOOD) == []
     assert GOOD.unresolved == []
 
 
 @pytest.mark.parametrize("effects", [[], [EFFECT]], ids=["did not happen", "happened"])
-def test_a_question_is_no_problem_whatever_the_truth_is(effects: list[ProviderEffect]) -> None:
-    asked = replace(ENTRY, status="indeterminate", resolved_by=None)
-    found = replace(GOOD, ledger=[asked], effects=effects, deliveries=[HELD], completed_orders=[])
+def test_an_unresolved_mutation_is_no_problem_whether_or_not_it_happened(effects: list[ProviderEffect]) -> None:
+    unresolved = replace(ENTRY, status="indeterminate", resolved_by=None)
+    found = replace(GOOD, ledger=[unresolved], effects=effects, deliveries=[HELD], completed_orders=[])
     assert judge(found) == []
-    assert found.unresolved == [asked]
+    assert found.unresolved == [unresolved]
 
 
-def test_what_surfaced_late_is_a_question_as_long_as_nothing_was_done_instead() -> None:
+def test_a_late_effect_without_a_replacement_effect_is_unresolved() -> None:
     late = replace(ENTRY, status="failed", is_found_late=True)
-    asked = replace(ENTRY, key="key 2", status="indeterminate", resolved_by=None)
-    found = replace(GOOD, ledger=[late, asked], deliveries=[replace(HELD, key="key 2")], completed_orders=[])
+    unresolved = replace(ENTRY, key="key 2", status="indeterminate", resolved_by=None)
+    found = replace(GOOD, ledger=[late, unresolved], deliveries=[replace(HELD, key="key 2")], completed_orders=[])
     assert judge(found) == []
-    assert found.unresolved == [late, asked]
+    assert found.unresolved == [late, unresolved]
 
 
-def test_an_effect_that_surfaced_late_and_was_done_again_is_still_two_effects() -> None:
+def test_a_late_effect_with_a_replacement_effect_is_two_effects() -> None:
     late = replace(ENTRY, key="key 2", status="failed", is_found_late=True)
     problems = judge(replace(GOOD, ledger=[ENTRY, late], effects=[EFFECT, AGAIN]))
     assert [problem.description for problem in problems] == ["an order had its effect more than once"]
-    assert "key 2: ship failed by call, surfaced late" in problems[0].ledger
+    assert "key 2: ship failed by call, found late" in problems[0].ledger
 
 
 BROKEN: dict[str, dict[str, Any]] = {
     "it happened more than once": {"effects": [EFFECT, EFFECT]},
     "the ledger says that it happened": {"effects": []},
     "the ledger says that it did not happen": {"ledger": [replace(ENTRY, status="failed")]},
-    "the ledger says that it surfaced late": {
+    "the ledger says that it was found late": {
         "ledger": [ENTRY, replace(ENTRY, key="key 2", status="failed", is_found_late=True)]
     },
-    "the ledger has not come to an end with it": {"ledger": [replace(ENTRY, status="in_flight")]},
-    "an effect that is not that of one row": {"effects": [EFFECT, replace(EFFECT, key="stranger", order="order 2")]},
+    "the ledger row is not finished": {"ledger": [replace(ENTRY, status="in_flight")]},
+    "an effect does not belong to exactly one row": {
+        "effects": [EFFECT, replace(EFFECT, key="unknown", order="order 2")]
+    },
     "an order had its effect more than once": {
         "ledger": [ENTRY, replace(ENTRY, key="key 2")],
         "effects": [EFFECT, AGAIN],
     },
     "an order was published once and delivered 0 times": {"deliveries": [], "completed_orders": []},
     "an order was consumed without an effect": {"ledger": [], "effects": []},
-    "an order is neither done nor a question": {"deliveries": [HELD], "completed_orders": []},
+    "an order is neither done nor unresolved": {"deliveries": [HELD], "completed_orders": []},
     "an order that is consumed was reported as done 2 times": {"completed_orders": ["order 1", "order 1"]},
-    "the doctor says: something is broken": {"findings": ["something is broken"]},
+    "the doctor found: something is broken": {"findings": ["something is broken"]},
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_the_judge_sees_every_kind_of_disagreement(what: str) -> None:
+def test_the_judge_finds_every_kind_of_disagreement(what: str) -> None:
     assert what in [problem.description for problem in judge(replace(GOOD, **BROKEN[what]))]
 
 
@@ -134,16 +136,16 @@ def test_a_disagreement_names_the_order_the_key_and_both_sides() -> None:
     problems = judge(replace(GOOD, ledger=[replace(ENTRY, status="failed", resolved_by="reconcile")]))
     assert str(problems[0]) == (
         "the ledger says that it did not happen "
-        "(order: order 1; key: key 1; ledger: ship failed by reconcile; world: 1 effects of this key)"
+        "(order: order 1; key: key 1; ledger: ship failed by reconcile; provider: 1 effects of this key)"
     )
 
 
 def test_an_effect_under_the_key_of_another_order_is_noticed() -> None:
     found = replace(GOOD, effects=[replace(EFFECT, order="order 2")])
-    assert "an effect that is not that of one row" in [problem.description for problem in judge(found)]
+    assert "an effect does not belong to exactly one row" in [problem.description for problem in judge(found)]
 
 
-def test_a_seed_repeats_faults_and_acts_and_another_one_does_not() -> None:
+def test_a_seed_repeats_faults_and_disruptions_and_another_one_does_not() -> None:
     def drawn(seed: int) -> object:
         faults = [request_fault(seed, operation_of(seed, f"order {n}"), f"order {n}", 1) for n in range(50)]
         return faults, plan_disruptions(seed, waves=8, gap=2.0, workers=2)
@@ -155,14 +157,14 @@ def test_a_seed_repeats_faults_and_acts_and_another_one_does_not() -> None:
 def test_faults_come_as_often_as_the_table_says_and_duplicates_only_where_the_key_is_honoured() -> None:
     assert sum(SHARES.values()) == sum(OPERATIONS.values()) == 100
     for operation in OPERATIONS:
-        seen = Counter(request_fault(1, operation, f"order {n}", 1) for n in range(4000))
-        assert (seen[RequestFault.TWICE] > 0) == (operation in KEYED)
+        counts = Counter(request_fault(1, operation, f"order {n}", 1) for n in range(4000))
+        assert (counts[RequestFault.TWICE] > 0) == (operation in KEYED)
         for kind, share in SHARES.items():
             if kind not in (RequestFault.NONE, RequestFault.TWICE):
-                assert abs(seen[kind] / 40 - share) < 3, kind
+                assert abs(counts[kind] / 40 - share) < 3, kind
 
 
-def test_every_kind_of_harm_is_done_before_any_is_done_again() -> None:
+def test_every_kind_of_disruption_comes_before_any_is_repeated() -> None:
     for start in (0, 4):
         assert {
             planned.disruption for planned in plan_disruptions(3, waves=8, gap=2.0, workers=2)[start : start + 4]
