@@ -71,5 +71,5 @@ def overriding_method(cls: type, function: Callable[..., Any]) -> Callable[..., 
     return found if inspect.isfunction(found) else function
 
 
-def _function_name(look: Callable[..., Any]) -> str:
-    return str(getattr(look, "__name__", type(look).__name__))
+def _function_name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -285,11 +285,11 @@ def _redacted_names(function: Callable[..., Any], redact: Collection[str]) -> fr
 
 def _for_class(cls: type, operation: Operation[Any]) -> Operation[Any]:
     """The operation with the reconcile method that this class has under that name."""
-    look = operation.reconcile_function and overriding_method(cls, operation.reconcile_function)
-    if look is operation.reconcile_function or look is None:
+    method = operation.reconcile_function and overriding_method(cls, operation.reconcile_function)
+    if method is operation.reconcile_function or method is None:
         return operation
     own = copy.copy(operation)
-    own.set_reconcile_function(look)
+    own.set_reconcile_function(method)
     return own
 
 

@@ -222,9 +222,9 @@ def _address_lines(**lists: tuple[Mailbox, ...]) -> list[tuple[str, str]]:
 def header_text(name: str, text: str) -> str:
     """Text for a header. It is encoded if some programs would read the plain text differently."""
     require_one_line(text)
-    words = text.split(" ")
+    parts = text.split(" ")
     is_plain = text.isascii() and text.isprintable() and "=?" not in text
-    if is_plain and (not text or all(0 < len(word) < _MAX_WORD for word in words)):
+    if is_plain and (not text or all(0 < len(word) < _MAX_WORD for word in parts)):
         return Header(text, "us-ascii", header_name=name).encode(splitchars=" ", linesep="\r\n")
     return Header(text, "utf-8", header_name=name).encode(linesep="\r\n")
 

@@ -41,7 +41,7 @@ class Envelope:
 
 
 def deliver(server: ServerAddress, login: Login | None, envelope: Envelope, call: Call, redact: Redact) -> str:
-    """Send the mail and return the server's reply. ``hide`` removes hidden values from texts."""
+    """Send the mail and return the server's reply. ``redact`` removes hidden values from texts."""
     with _errors_before_send(server, redact):
         client = _SmtpClient(server, call.ends_at)
     with contextlib.closing(client):
@@ -67,14 +67,14 @@ class _SmtpClient(smtplib.SMTP):
 
     def greet(self) -> None:
         """Read the server's greeting, and start TLS if that is configured."""
-        code, words = self.getreply()
+        code, reply = self.getreply()
         if code != 220:
-            raise smtplib.SMTPConnectError(code, words)
+            raise smtplib.SMTPConnectError(code, reply)
         self.ehlo_or_helo_if_needed()
         if self.server.tls is Tls.STARTTLS:
-            code, words = self.starttls(context=tls_context(self.server, self.ends_at))
+            code, reply = self.starttls(context=tls_context(self.server, self.ends_at))
             if code != 220:
-                raise smtplib.SMTPConnectError(code, words)
+                raise smtplib.SMTPConnectError(code, reply)
             self.ehlo_or_helo_if_needed()
 
     def log_in(self, login: Login | None) -> None:
@@ -104,24 +104,24 @@ class _SmtpClient(smtplib.SMTP):
                 f"{self.server} does not accept the login ({answer}); nothing was sent. Check user name and password."
             ) from None
 
-    def send_envelope(self, envelope: Envelope, hide: Redact) -> None:
+    def send_envelope(self, envelope: Envelope, redact: Redact) -> None:
         """Send the sender and the recipients. If one of them is refused, nothing is sent."""
         if not envelope.is_ascii and not self.has_extn("smtputf8"):
             raise LogicError(f"{self.server} takes only ASCII addresses, and one here is not; nothing was sent.")
         options = [f"size={len(envelope.raw)}"] if self.has_extn("size") else []
-        code, words = self.mail(envelope.sender, options if envelope.is_ascii else [*options, "SMTPUTF8"])
+        code, reply = self.mail(envelope.sender, options if envelope.is_ascii else [*options, "SMTPUTF8"])
         if code != 250:
             raise _refusal_error(
-                code, hide(single_line(words)), f"{self.server} refused the mail from {envelope.sender}"
+                code, redact(single_line(reply)), f"{self.server} refused the mail from {envelope.sender}"
             )
         refused = {}
         for recipient in envelope.recipients:
-            code, words = self.rcpt(recipient)
+            code, reply = self.rcpt(recipient)
             if not 200 <= code < 300:
-                shown = f"{recipient} ({code} {single_line(words)})"
+                shown = f"{recipient} ({code} {single_line(reply)})"
                 if recipient in envelope.bcc_only:  # the reply may name the recipient
-                    shown = f"a recipient in bcc ({_reply_codes(code, words)})"
-                refused[hide(shown)] = code
+                    shown = f"a recipient in bcc ({_reply_codes(code, reply)})"
+                refused[redact(shown)] = code
         if refused:
             with contextlib.suppress(OSError):
                 self.rset()
@@ -131,31 +131,31 @@ class _SmtpClient(smtplib.SMTP):
 
     def send_data(self, raw: bytes) -> None:
         """Send the mail without the dot that ends it."""
-        code, words = self.docmd("DATA")
+        code, reply = self.docmd("DATA")
         if code != 354:
-            raise smtplib.SMTPDataError(code, words)
+            raise smtplib.SMTPDataError(code, reply)
         self.send(re.sub(rb"(?m)^\.", b"..", raw))
         if self.ends_at <= time.monotonic():  # the last moment at which this means that nothing happened
             raise TimeoutError("the time for this call is over")
 
-    def end_data(self, hide: Redact) -> str:
+    def end_data(self, redact: Redact) -> str:
         """Send the dot that ends the mail, and return the reply. Without a reply the outcome is unknown."""
         try:
             self.send(b".\r\n")
-            code, words = self.getreply()
+            code, reply = self.getreply()
         except (OSError, ValueError) as error:
             raise ConnectionError(
                 f"{self.server} was sent the whole mail and did not answer ({type(error).__name__}): whether it was "
                 "taken is unknown."
             ) from None
-        answer = f"{code} {hide(single_line(words))}".strip()
+        answer = f"{code} {redact(single_line(reply))}".strip()
         if 200 <= code < 300:
             return answer
         if not 400 <= code < 600:
             raise ConnectionError(
                 f"{self.server} answered the whole mail with {answer!r}: whether it was taken is unknown."
             )
-        raise _refusal_error(code, hide(single_line(words)), f"{self.server} refused the mail")
+        raise _refusal_error(code, redact(single_line(reply)), f"{self.server} refused the mail")
 
     def quit_quickly(self) -> None:
         """Send QUIT within little of the time that is left, so that the result of a sent mail is not late."""
@@ -167,7 +167,7 @@ class _SmtpClient(smtplib.SMTP):
 
 
 @contextlib.contextmanager
-def _errors_before_send(place: ServerAddress, hide: Redact) -> Iterator[None]:
+def _errors_before_send(place: ServerAddress, redact: Redact) -> Iterator[None]:
     """Translate errors from before the dot. All of them mean that no mail was accepted."""
     try:
         yield
@@ -179,28 +179,28 @@ def _errors_before_send(place: ServerAddress, hide: Redact) -> Iterator[None]:
         ) from None
     except smtplib.SMTPResponseException as error:
         raise _refusal_error(
-            error.smtp_code, hide(single_line(error.smtp_error)), f"{place} refused the mail"
+            error.smtp_code, redact(single_line(error.smtp_error)), f"{place} refused the mail"
         ) from None
     except smtplib.SMTPNotSupportedError:
         raise AuthError(f"{place} does not offer STARTTLS; nothing was sent. Check port and tls.") from None
     except (OSError, ValueError) as error:
-        words = hide(single_line(str(error)))
+        reply = redact(single_line(str(error)))
         raise TransientError(
-            f"{place} could not be used ({type(error).__name__}: {words}); nothing was sent."
+            f"{place} could not be used ({type(error).__name__}: {reply}); nothing was sent."
         ) from None
 
 
-def _refusal_error(code: int, words: str, what: str) -> HandlerError:
+def _refusal_error(code: int, reply: str, what: str) -> HandlerError:
     """The error for a negative reply."""
-    message = f"{what} ({f'{code} {words}'.strip()}); nothing was sent." if words else f"{what}."
+    message = f"{what} ({f'{code} {reply}'.strip()}); nothing was sent." if reply else f"{what}."
     if code in _NO_ACCESS:
         return AuthError(message)
     return LogicError(message) if 500 <= code < 600 else TransientError(message)
 
 
-def _reply_codes(code: int, words: bytes | str) -> str:
+def _reply_codes(code: int, reply: bytes | str) -> str:
     """The codes of a reply, without its text."""
-    found = _ENHANCED.match(single_line(words))
+    found = _ENHANCED.match(single_line(reply))
     return f"{code} {found[0]}" if found else str(code)
 
 

@@ -49,7 +49,7 @@ class HttpResponse:
 
 
 def read_response(response: httpx.Response, *, keep: Collection[str], limit: int) -> HttpResponse:
-    """Read a response, with at most ``most`` bytes of its body."""
+    """Read a response, with at most ``limit`` bytes of its body."""
     body = response.content
     is_cut = len(body) > limit
     headers = {name: _storable(response.headers[name]) for name in keep if name in response.headers}
@@ -68,17 +68,17 @@ def checked_statuses(declared: Mapping[int, str]) -> dict[int, str]:
     known = [APPLIED, *ErrorMeaning]
     for status, meaning in declared.items():
         if meaning not in known or not 200 <= status <= 599:
-            words = ", ".join(repr(str(word)) for word in known)
-            raise InvalidInputError(f"statuses has {status}: {meaning!r}; expected a status from 200 to 599: {words}.")
+            meanings = ", ".join(repr(str(each)) for each in known)
+            raise InvalidInputError(f"statuses has {status}: {meaning!r}; expected a status (200 to 599): {meanings}.")
     return {status: str(meaning) for status, meaning in declared.items()}
 
 
 def response_reading(response: HttpResponse, declared: Mapping[int, str]) -> ErrorReading | None:
     """Classify a response. None means that the request was carried out."""
-    word = declared.get(response.status)
-    if word == APPLIED or (word is None and response.is_success):
+    meaning = declared.get(response.status)
+    if meaning == APPLIED or (meaning is None and response.is_success):
         return None
-    return ErrorReading(meaning=ErrorMeaning(word), after=response.reading.after) if word else response.reading
+    return ErrorReading(meaning=ErrorMeaning(meaning), after=response.reading.after) if meaning else response.reading
 
 
 def raise_for_reading(reading: ErrorReading, message: str) -> NoReturn:
@@ -111,7 +111,7 @@ def _body(raw: bytes, response: httpx.Response, *, is_cut: bool) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _storable(text: str) -> str:

@@ -96,11 +96,11 @@ class HttpMutationOptions(TypedDict, total=False):
 def get(path: str, *, query: Query | None = None, timeout: timedelta = timedelta(seconds=30)) -> HttpOperation:
     """Declare a read. Its result has ``status``, ``body`` and ``headers``. 404 is a result like 2xx."""
 
-    def look(connector: Any, **params: Any) -> Any:
+    def fetch(connector: Any, **params: Any) -> Any:
         return connector._fetch(operation, params)
 
     shape = _template("GET", path, query)
-    operation = _operation(look, shape, _optional("query", dict[str, Any] | None), timeout=timeout, is_mutation=False)
+    operation = _operation(fetch, shape, _optional("query", dict[str, Any] | None), timeout=timeout, is_mutation=False)
     return operation
 
 
@@ -134,7 +134,7 @@ def _mutation(method: str, path: str, facts: HttpMutationOptions) -> HttpOperati
     def send(connector: Any, call: Any, **params: Any) -> Any:
         return connector._send(operation, call, params)
 
-    def look(connector: Any, call: Any, **params: Any) -> Any:
+    def reconcile(connector: Any, call: Any, **params: Any) -> Any:
         return connector._reconcile(operation, call, params)
 
     json = _required("json", body) if body else _optional("json", Any)
@@ -142,7 +142,7 @@ def _mutation(method: str, path: str, facts: HttpMutationOptions) -> HttpOperati
     statuses = checked_statuses(rest.pop("statuses", {}))
     operation = _operation(send, shape, takes, is_mutation=True, statuses=statuses, redact=redact, **rest)
     operation.found = found and _with_two_arguments(found)
-    operation.reconcile_function = look if lookup else None
+    operation.reconcile_function = reconcile if lookup else None
     return operation
 
 
@@ -156,7 +156,7 @@ def _check_lookup(shape: RequestTemplate, lookup: HttpOperation | None, found: C
     if lookup is None:
         if found is not None:
             raise InvalidInputError(
-                f"{shape.request_line} has found= without lookup=; expected the read that it looks into."
+                f"{shape.request_line} has found= without lookup=; expected the read whose response it gets."
             )
         return
     if not isinstance(lookup, HttpOperation) or lookup.is_mutation:

@@ -78,14 +78,14 @@ def query(function: Callable[..., Any]) -> Operation[Any]:
     """Mark a method ``(self, connection, *, …)`` that only reads. Its writes are rolled back."""
 
     def read(self: Sql, **params: Any) -> Any:
-        words = self._error_text(operation, params)
+        texts = self._error_text(operation, params)
         call = Call.within("", operation.timeout)
-        with open_connection(self.engine, call, words) as connection:
-            set_timeouts_per_statement(connection, call, words)
+        with open_connection(self.engine, call, texts) as connection:
+            set_timeouts_per_statement(connection, call, texts)
             try:
                 return function(self, connection, **params)
             except Exception as error:  # noqa: BLE001 - a read changes nothing
-                raise error_before_commit(error, words) from None
+                raise error_before_commit(error, texts) from None
 
     operation: Operation[Any] = Operation(
         function=_copy_signature(read, function, "self", "connection"), is_mutation=False

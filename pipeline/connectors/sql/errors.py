@@ -38,21 +38,21 @@ class ErrorText:
         self.name, self.hidden = name, hidden
 
     def describe(self, error: BaseException) -> str:
-        """The database's message. Hidden values are replaced where they are whole words."""
-        words = _first_line(error)
+        """The database's message. Hidden values are replaced where they are whole tokens."""
+        message = _first_line(error)
         for value in self.hidden:
-            words = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", HIDDEN, words)
-        return f"{self.name}: {words}"
+            message = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", HIDDEN, message)
+        return f"{self.name}: {message}"
 
 
-def error_before_commit(error: Exception, words: ErrorText) -> HandlerError:
+def error_before_commit(error: Exception, texts: ErrorText) -> HandlerError:
     """The error for a transaction that was rolled back."""
     if isinstance(error, HandlerError):
         return error
-    code, text, said = _sqlstate(error), words.describe(error), _first_line(error)
-    if code in _DENIED_CODES or any(phrase in said.lower() for phrase in _DENIED_PHRASES):
+    code, text, message = _sqlstate(error), texts.describe(error), _first_line(error)
+    if code in _DENIED_CODES or any(phrase in message.lower() for phrase in _DENIED_PHRASES):
         return AuthError(f"{text}. Nothing was done; check the connector's user and what it may do.")
-    if TABLE_NAME in said and any(phrase in said for phrase in _MISSING_TABLE_PHRASES):
+    if TABLE_NAME in message and any(phrase in message for phrase in _MISSING_TABLE_PHRASES):
         return LogicError(f"{text}. Nothing was done; create the table with create_effects_table.")
     is_database = isinstance(error, DBAPIError) and not isinstance(error, _REFUSALS)
     if is_database or code in _RETRYABLE_CODES or isinstance(error, PoolTimeoutError):
@@ -60,20 +60,20 @@ def error_before_commit(error: Exception, words: ErrorText) -> HandlerError:
     return LogicError(f"{text}. It was rolled back.")
 
 
-def error_at_claim(error: Exception, words: ErrorText) -> Exception:
+def error_at_claim(error: Exception, texts: ErrorText) -> Exception:
     """The error for a key that could not be claimed. Another transaction may hold it and may still commit."""
-    definite = error_before_commit(error, words)
+    definite = error_before_commit(error, texts)
     if not isinstance(definite, TransientError):
         return definite
-    return UnknownCommitError(f"{words.describe(error)}. Another transaction may be carrying out the same call.")
+    return UnknownCommitError(f"{texts.describe(error)}. Another transaction may be carrying out the same call.")
 
 
-def error_at_commit(error: Exception, words: ErrorText) -> Exception:
+def error_at_commit(error: Exception, texts: ErrorText) -> Exception:
     """The error for a COMMIT that failed."""
     is_broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if _sqlstate(error) in _RETRYABLE_CODES or (isinstance(error, _REFUSALS) and not is_broken):
-        return error_before_commit(error, words)
-    return UnknownCommitError(f"{words.describe(error)}. COMMIT was sent, and may or may not have been carried out.")
+        return error_before_commit(error, texts)
+    return UnknownCommitError(f"{texts.describe(error)}. COMMIT was sent, and may or may not have been carried out.")
 
 
 def _first_line(error: BaseException) -> str:
