@@ -4,9 +4,16 @@ A trigger here costs nothing on the hot path: its WHEN clause names the forbidde
 runs only to refuse it.
 """
 
-from pipeline.domain.states import PHASES
+from pipeline.domain.states import PHASES, DeliveryStatus, MutationOutcome, MutationStatus
+from pipeline.store.literals import DONE_DELIVERY, RESOLVED_MUTATION, UNOWNED_DELIVERY, sql_list
 
 _PHASES = "ARRAY[" + ", ".join(f"'{phase}'" for phase in PHASES) + "]"
+
+#: A run whose mutation has one of these statuses keeps its inputs.
+_KEEPS_INPUTS = sql_list(
+    MutationStatus.APPLIED, MutationStatus.IN_FLIGHT, MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE
+)
+_IS_SKIPPED = f"r.mutation_outcome = '{MutationOutcome.SKIPPED}'"
 
 CLOCK = """
 CREATE FUNCTION pipeline.clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$
@@ -41,12 +48,12 @@ END
 $$
 """
 
-REFUSE_RELEASE = """
+REFUSE_RELEASE = f"""
 CREATE FUNCTION pipeline.refuse_release() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF EXISTS (
     SELECT FROM pipeline.runs r JOIN pipeline.mutations m ON m.id = r.mutation_id
-    WHERE r.id = OLD.run_id AND m.status IN ('applied', 'in_flight', 'needs_reconcile', 'indeterminate')
+    WHERE r.id = OLD.run_id AND m.status IN {_KEEPS_INPUTS}
   ) THEN
     RAISE EXCEPTION 'event % stays reserved: its run % holds an applied or unresolved mutation',
       OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
@@ -70,10 +77,10 @@ END
 $$
 """
 
-REFUSE_SKIP = """
+REFUSE_SKIP = f"""
 CREATE FUNCTION pipeline.refuse_skip() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = OLD.run_id AND r.mutation_outcome = 'skipped') THEN
+  IF NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.id = OLD.run_id AND {_IS_SKIPPED}) THEN
     RAISE EXCEPTION 'event % stays reserved: no operator skipped the mutation of its run %',
       OLD.event_id, OLD.run_id USING ERRCODE = 'integrity_constraint_violation',
       CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
@@ -95,39 +102,39 @@ WHEN (OLD.finished_at IS NOT NULL AND NEW.status <> OLD.status)
 EXECUTE FUNCTION pipeline.refuse('a finished run keeps its status; a new run does the rest')
 """
 
-RESOLVED_STAYS_RESOLVED = """
+RESOLVED_STAYS_RESOLVED = f"""
 CREATE TRIGGER mutations_resolved_stays_resolved BEFORE UPDATE OF status ON pipeline.mutations FOR EACH ROW
-WHEN (OLD.status IN ('applied', 'failed') AND NEW.status <> OLD.status)
+WHEN (OLD.status IN {RESOLVED_MUTATION} AND NEW.status <> OLD.status)
 EXECUTE FUNCTION pipeline.refuse('a resolved mutation keeps its status')
 """
 
-DONE_STAYS_DONE = """
+DONE_STAYS_DONE = f"""
 CREATE TRIGGER deliveries_done_stays_done BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
-WHEN (OLD.status IN ('consumed', 'skipped') AND NEW.status <> OLD.status)
+WHEN (OLD.status IN {DONE_DELIVERY} AND NEW.status <> OLD.status)
 EXECUTE FUNCTION pipeline.refuse('a consumed or skipped event is never delivered again')
 """
 
-RELEASE_GUARDED = """
+RELEASE_GUARDED = f"""
 CREATE TRIGGER deliveries_release_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
-WHEN (OLD.status = 'reserved' AND NEW.status IN ('pending', 'quarantined'))
+WHEN (OLD.status = '{DeliveryStatus.RESERVED}' AND NEW.status IN {UNOWNED_DELIVERY})
 EXECUTE FUNCTION pipeline.refuse_release()
 """
 
-TRANSFER_GUARDED = """
+TRANSFER_GUARDED = f"""
 CREATE TRIGGER deliveries_transfer_guarded BEFORE UPDATE OF run_id ON pipeline.deliveries FOR EACH ROW
-WHEN (OLD.status = 'reserved' AND NEW.run_id <> OLD.run_id)
+WHEN (OLD.status = '{DeliveryStatus.RESERVED}' AND NEW.run_id <> OLD.run_id)
 EXECUTE FUNCTION pipeline.refuse_transfer()
 """
 
-SKIP_GUARDED = """
+SKIP_GUARDED = f"""
 CREATE TRIGGER deliveries_skip_guarded BEFORE UPDATE OF status ON pipeline.deliveries FOR EACH ROW
-WHEN (OLD.status = 'reserved' AND NEW.status = 'skipped')
+WHEN (OLD.status = '{DeliveryStatus.RESERVED}' AND NEW.status = '{DeliveryStatus.SKIPPED}')
 EXECUTE FUNCTION pipeline.refuse_skip()
 """
 
-OPEN_NOT_DELETED = """
+OPEN_NOT_DELETED = f"""
 CREATE TRIGGER deliveries_open_not_deleted BEFORE DELETE ON pipeline.deliveries FOR EACH ROW
-WHEN (OLD.status IN ('pending', 'reserved', 'quarantined'))
+WHEN (OLD.status IN ('{DeliveryStatus.PENDING}', '{DeliveryStatus.RESERVED}', '{DeliveryStatus.QUARANTINED}'))
 EXECUTE FUNCTION pipeline.refuse('an event that is not done is never deleted')
 """
 

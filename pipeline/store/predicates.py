@@ -3,6 +3,9 @@
 Each takes SQL expressions for what the statement knows of the consumer. A consumer without order passes them all.
 """
 
+from pipeline.domain.states import DeliveryStatus, MutationOutcome
+from pipeline.store.literals import OPEN_DELIVERY
+
 
 def is_key_free(*, ordered: str, handler: str, workflow: str) -> str:
     """Nobody holds the key: no event of it is reserved or offered, and none before this one backs off.
@@ -12,21 +15,22 @@ def is_key_free(*, ordered: str, handler: str, workflow: str) -> str:
     """
     return f"""(NOT {ordered} OR d.key IS NULL OR (NOT EXISTS (
       SELECT FROM pipeline.deliveries o
-      WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN ('pending', 'reserved')
-        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
+      WHERE o.handler_id = d.handler_id AND o.key = d.key AND o.status IN {OPEN_DELIVERY}
+        AND (o.status = '{DeliveryStatus.RESERVED}' OR o.offered_to IS NOT NULL OR o.available_at IS NOT NULL)
         AND o.event_id <> d.event_id
-        AND (o.status = 'reserved' OR o.offered_to IS NOT NULL
+        AND (o.status = '{DeliveryStatus.RESERVED}' OR o.offered_to IS NOT NULL
              OR (o.event_id < d.event_id AND o.available_at > pipeline.clock())))
     AND NOT coalesce(d.key = ANY(ARRAY(
       SELECT (SELECT s.key FROM pipeline.deliveries s
-              WHERE s.event_id = i.event_id AND s.handler_id = {handler} AND s.status = 'skipped')
+              WHERE s.event_id = i.event_id AND s.handler_id = {handler} AND s.status = '{DeliveryStatus.SKIPPED}')
       FROM (
         SELECT event_ids, mutation_outcome FROM pipeline.runs
         WHERE workflow = {workflow} AND handler_id = {handler} AND finished_at IS NULL
         UNION ALL
         SELECT event_ids, mutation_outcome FROM pipeline.runs
         WHERE workflow = {workflow} AND handler_id = {handler} AND retry_pending
-      ) r CROSS JOIN LATERAL unnest(r.event_ids) AS i(event_id) WHERE r.mutation_outcome = 'skipped')), false)))"""
+      ) r CROSS JOIN LATERAL unnest(r.event_ids) AS i(event_id)
+        WHERE r.mutation_outcome = '{MutationOutcome.SKIPPED}')), false)))"""
 
 
 def is_in_next_slice(*, ordered: str, handler: str, batch: str) -> str:
@@ -38,7 +42,7 @@ def is_in_next_slice(*, ordered: str, handler: str, batch: str) -> str:
     return f"""(NOT {ordered} OR d.key IS NULL OR d.event_id <= coalesce(CAST((
       SELECT jsonb_object_agg(k.key, k.last_id) FROM (
         SELECT o.key, (array_agg(o.event_id ORDER BY o.event_id))[{batch}] AS last_id FROM pipeline.deliveries o
-        WHERE o.handler_id = {handler} AND o.status = 'pending' AND o.declined AND o.offered_to IS NULL
+        WHERE o.handler_id = {handler} AND o.status = '{DeliveryStatus.PENDING}' AND o.declined AND o.offered_to IS NULL
           AND o.key IS NOT NULL
         GROUP BY o.key HAVING count(*) >= {batch}
       ) k) ->> d.key AS bigint), 9223372036854775807))"""

@@ -38,6 +38,14 @@ from pipeline.domain.workflows import (
     OnUncertain,
     SessionResult,
 )
+from pipeline.store.literals import (
+    MUTATION_MAY_HAVE_HAPPENED,
+    OPEN_DELIVERY,
+    OPEN_MUTATION,
+    RESOLVED_MUTATION,
+    UNOWNED_DELIVERY,
+    sql_list,
+)
 
 SCHEMA = "pipeline"
 
@@ -199,8 +207,8 @@ events = Table(
 _PENDING = f"status = '{DeliveryStatus.PENDING}'"
 #: The few rows that can hold an ordered key back; statements that look for one repeat this clause.
 _HELD_KEY = (
-    "key IS NOT NULL AND status IN ('pending', 'reserved') "
-    "AND (status = 'reserved' OR offered_to IS NOT NULL OR available_at IS NOT NULL)"
+    f"key IS NOT NULL AND status IN {OPEN_DELIVERY} "
+    f"AND (status = '{DeliveryStatus.RESERVED}' OR offered_to IS NOT NULL OR available_at IS NOT NULL)"
 )
 _RESERVED = f"status = '{DeliveryStatus.RESERVED}'"
 
@@ -221,9 +229,12 @@ deliveries = Table(
     Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
     PrimaryKeyConstraint("event_id", "handler_id"),
     enum_check("status", DeliveryStatus),
-    check("reserved_has_owner", "(status IN ('reserved', 'consumed')) <= (run_id IS NOT NULL)"),
-    check("open_has_no_owner", "(status IN ('pending', 'quarantined')) <= (run_id IS NULL)"),
-    check("only_pending_is_offered", "(offered_to IS NOT NULL) <= (status = 'pending')"),
+    check(
+        "reserved_has_owner",
+        f"(status IN ('{DeliveryStatus.RESERVED}', '{DeliveryStatus.CONSUMED}')) <= (run_id IS NOT NULL)",
+    ),
+    check("open_has_no_owner", f"(status IN {UNOWNED_DELIVERY}) <= (run_id IS NULL)"),
+    check("only_pending_is_offered", f"(offered_to IS NOT NULL) <= ({_PENDING})"),
     Index("deliveries_pending", "handler_id", "event_id", postgresql_where=text(_PENDING)),
     Index("deliveries_unseen", "handler_id", "xid", postgresql_where=text(_PENDING)),
     Index("deliveries_reserved", "handler_id", "event_id", postgresql_where=text(_RESERVED)),
@@ -237,7 +248,7 @@ deliveries = Table(
     Index(
         "deliveries_failed",
         "handler_id",
-        postgresql_where=text("failures > 0 AND status IN ('pending', 'reserved')"),
+        postgresql_where=text(f"failures > 0 AND status IN {OPEN_DELIVERY}"),
     ),
     Index("deliveries_held_keys", "handler_id", "key", "event_id", postgresql_where=text(_HELD_KEY)),
     Index(
@@ -304,20 +315,25 @@ runs = Table(
     enum_check("phase", Phase),
     enum_check("status", RunStatus),
     enum_check("mutation_outcome", MutationOutcome),
-    check("committed_together", "(phase = 'committed') = (status = 'committed')"),
+    check("committed_together", f"(phase = '{Phase.COMMITTED}') = (status = '{RunStatus.COMMITTED}')"),
     check(
         "finished_unless_moving",
-        "(finished_at IS NULL) = (status = 'active' OR (status = 'paused:approval' AND phase = 'mutating'))",
+        f"(finished_at IS NULL) = (status = '{RunStatus.ACTIVE}' "
+        f"OR (status = '{RunStatus.PAUSED_APPROVAL}' AND phase = '{Phase.MUTATING}'))",
     ),
     check(
         "outcome_when_mutated",
-        "(mutation_outcome <> '') <= (phase IN ('mutated', 'emitting', 'committed'))",
+        f"(mutation_outcome <> '{MutationOutcome.NONE}') "
+        f"<= (phase IN {sql_list(Phase.MUTATED, Phase.EMITTING, Phase.COMMITTED)})",
     ),
-    check("failed_mutation_ends", "(mutation_outcome = 'failure') <= (phase NOT IN ('emitting', 'committed'))"),
-    check("only_active_is_leased", "(lease_expires_at IS NOT NULL) <= (status = 'active')"),
+    check(
+        "failed_mutation_ends",
+        f"(mutation_outcome = '{MutationOutcome.FAILURE}') <= (phase NOT IN ('{Phase.EMITTING}', '{Phase.COMMITTED}'))",
+    ),
+    check("only_active_is_leased", f"(lease_expires_at IS NOT NULL) <= (status = '{RunStatus.ACTIVE}')"),
     check(
         "only_stopped_is_retried",
-        "retry_pending <= (finished_at IS NOT NULL AND status <> 'committed')",
+        f"retry_pending <= (finished_at IS NOT NULL AND status <> '{RunStatus.COMMITTED}')",
     ),
     Index("runs_open", "workflow", "handler_id", postgresql_where=text("finished_at IS NULL")),
     Index("runs_retry_pending", "workflow", "id", postgresql_where=text("retry_pending")),
@@ -364,25 +380,32 @@ mutations = Table(
     UniqueConstraint("run_id"),
     enum_check("status", MutationStatus),
     enum_check("resolved_by", Resolver),
-    check("resolved_has_resolver", "(status IN ('applied', 'failed')) = (resolved_by IS NOT NULL)"),
+    check("resolved_has_resolver", f"(status IN {RESOLVED_MUTATION}) = (resolved_by IS NOT NULL)"),
     check("resolver_has_time", "(resolved_by IS NULL) = (resolved_at IS NULL)"),
-    check("reconcile_has_time", "(status = 'needs_reconcile') = (next_reconcile_at IS NOT NULL)"),
-    check("only_reconcilable_is_reconciled", "(status = 'needs_reconcile') <= reconcilable"),
-    check("only_failed_is_monitored", "(next_monitor_at IS NOT NULL) <= (status = 'failed' AND reconcilable)"),
+    check("reconcile_has_time", f"(status = '{MutationStatus.NEEDS_RECONCILE}') = (next_reconcile_at IS NOT NULL)"),
+    check("only_reconcilable_is_reconciled", f"(status = '{MutationStatus.NEEDS_RECONCILE}') <= reconcilable"),
+    check(
+        "only_failed_is_monitored",
+        f"(next_monitor_at IS NOT NULL) <= (status = '{MutationStatus.FAILED}' AND reconcilable)",
+    ),
     check("only_found_late_is_acknowledged", "(acknowledged_by IS NOT NULL) <= (found_late_at IS NOT NULL)"),
-    check("only_failed_is_found_late", "(found_late_at IS NOT NULL) <= (status = 'failed')"),
+    check("only_failed_is_found_late", f"(found_late_at IS NOT NULL) <= (status = '{MutationStatus.FAILED}')"),
     check("sent_has_deadline", "(sent_at IS NULL) = (send_deadline IS NULL)"),
     check("sent_has_quiet_period", "(sent_at IS NULL) = (quiet_until IS NULL)"),
     check(
         "unresolved_was_sent",
-        "(status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')) <= (sent_at IS NOT NULL)",
+        f"(status IN {MUTATION_MAY_HAVE_HAPPENED}) <= (sent_at IS NOT NULL)",
     ),
-    Index("mutations_reconcile_due", "next_reconcile_at", postgresql_where=text("status = 'needs_reconcile'")),
+    Index(
+        "mutations_reconcile_due",
+        "next_reconcile_at",
+        postgresql_where=text(f"status = '{MutationStatus.NEEDS_RECONCILE}'"),
+    ),
     Index(
         "mutations_open",
         "workflow",
         "id",
-        postgresql_where=text("status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')"),
+        postgresql_where=text(f"status IN {OPEN_MUTATION}"),
     ),
     Index("mutations_key", "idempotency_key"),
     Index("mutations_monitor_due", "next_monitor_at", postgresql_where=text("next_monitor_at IS NOT NULL")),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
+from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store import schema
 from tests.support.source_code import ROOT, label, modules, texts
 
@@ -20,6 +22,23 @@ WRITE = re.compile(
     re.IGNORECASE,
 )
 LEFTOVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|HA" + r"CK|XX" + r"X)\b(?!\(#\d+\))")
+
+#: Members that a statement must take from their enum, and where SQL may name one as text: what it shows to people.
+MEMBERS = {
+    str(member)
+    for enum in (
+        Phase,
+        RunStatus,
+        MutationStatus,
+        DeliveryStatus,
+        MutationOutcome,
+        Resolver,
+        DesiredStatus,
+        HandlerKind,
+    )
+    for member in enum
+} - {""}
+SQL_TEXT = re.compile(r"(?<!SELECT )'([a-z_:]+)'")
 
 Check = Callable[[str], list[str]]
 
@@ -41,6 +60,12 @@ def built_writes(source: str) -> list[str]:
             if owner.split(".")[-1] in {*TABLES, "sqlalchemy", "sa"}:
                 found.append(f"line {node.lineno}: {owner}.{node.attr}")
     return found
+
+
+def status_literals(source: str) -> list[str]:
+    """Statuses, phases and kinds that SQL names as text instead of taking them from their enum."""
+    found = ((line, name) for line, text in texts(ast.parse(source)) for name in SQL_TEXT.findall(text))
+    return [f"line {line}: {name}" for line, name in found if name in MEMBERS]
 
 
 def prints(source: str) -> list[str]:
@@ -67,6 +92,10 @@ def test_nothing_writes_rows_but_the_store_and_nothing_prints(check: Check) -> N
     assert offenders(check, [path for path in modules("pipeline") if not label(path).startswith(WRITERS)]) == {}
 
 
+def test_statuses_in_sql_come_from_their_enums() -> None:
+    assert offenders(status_literals, modules("pipeline/store")) == {}
+
+
 def test_the_search_sees_the_writes_where_they_are() -> None:
     statements = [path for path in modules("pipeline/store/writes") if path.name != "__init__.py"]
     assert [label(path) for path in statements if not sql_writes(path.read_text())] == []
@@ -91,6 +120,8 @@ def test_nothing_is_left_for_later_without_an_issue() -> None:
         (built_writes, "from sqlalchemy.dialects.postgresql import insert"),
         (built_writes, "schema.runs.insert().values(a=1)"),
         (built_writes, "import sqlalchemy as sa\nsa.delete(x)"),
+        (status_literals, "q = \"SELECT 1 FROM pipeline.runs WHERE status = 'active'\""),
+        (status_literals, "q = f\"phase IN ('mutated', '{Phase.EMITTING}')\""),
         (prints, "def f():\n    print('x')"),
         (leftovers, "x = 1  # TO" + "DO: later"),
         (leftovers, "# FIX" + "ME(someone)"),
@@ -106,6 +137,7 @@ def test_a_bad_habit_would_be_noticed(check: Check, source: str) -> None:
         (sql_writes, '"""UPDATE runs SET phase = 1"""\nq = "SELECT 1 FROM runs FOR NO KEY UPDATE SKIP LOCKED"'),
         (sql_writes, "q = 'CREATE TRIGGER t BEFORE UPDATE OF phase ON runs FOR EACH ROW'"),
         (built_writes, "values.update(a=1); names.insert(0, 'x')"),
+        (status_literals, "q = f\"SELECT 'approval' AS kind FROM pipeline.runs WHERE status = '{RunStatus.ACTIVE}'\""),
         (prints, "echo('x')"),
         (leftovers, "# TO" + "DO(#12): later"),
     ],

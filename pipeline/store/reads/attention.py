@@ -6,11 +6,12 @@ are: they come in crowds. Every part is found by an index on what is open.
 
 from collections.abc import Sequence
 
+from pipeline.domain.states import DeliveryStatus, MutationStatus
 from pipeline.store.database import Transaction
 from pipeline.store.rows import NoticeRow
 from pipeline.store.statements import Statement
 
-ATTENTION_ITEMS = """
+ATTENTION_ITEMS = f"""
   SELECT 'maintenance' AS kind, 'task ' || id AS subject, workflow, reason, opened_at AS since
   FROM pipeline.maintenance_tasks WHERE closed_at IS NULL
   UNION ALL
@@ -19,7 +20,7 @@ ATTENTION_ITEMS = """
   UNION ALL
   SELECT 'indeterminate', 'mutation ' || id, workflow, connector || '.' || operation || ': ' || coalesce(error, ''),
          created_at
-  FROM pipeline.mutations WHERE status = 'indeterminate'
+  FROM pipeline.mutations WHERE status = '{MutationStatus.INDETERMINATE}'
   UNION ALL
   SELECT 'late_effect', 'mutation ' || id, workflow,
          connector || '.' || operation || ' seems to have happened after all (' || idempotency_key
@@ -33,12 +34,13 @@ ATTENTION_ITEMS = """
   UNION ALL
   SELECT 'approval', 'workflow ' || workflow, workflow,
          'requests wait to be allowed, the first is mutation ' || min(CAST(id AS text)), min(created_at)
-  FROM pipeline.mutations WHERE status = 'pending' AND approved_at IS NULL GROUP BY workflow
+  FROM pipeline.mutations WHERE status = '{MutationStatus.PENDING}' AND approved_at IS NULL GROUP BY workflow
   UNION ALL
   SELECT 'quarantined', 'handler ' || h.name || ' of ' || h.workflow, h.workflow,
          'events were set aside, the oldest is event ' || d.event_id, e.created_at
   FROM pipeline.handlers h CROSS JOIN LATERAL (
-    SELECT min(event_id) AS event_id FROM pipeline.deliveries WHERE handler_id = h.id AND status = 'quarantined'
+    SELECT min(event_id) AS event_id FROM pipeline.deliveries WHERE handler_id = h.id
+      AND status = '{DeliveryStatus.QUARANTINED}'
   ) d JOIN pipeline.events e ON e.id = d.event_id
 """
 

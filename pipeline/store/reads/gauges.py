@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from uuid import UUID
 
+from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
+from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import Transaction
+from pipeline.store.literals import OPEN_MUTATION
 from pipeline.store.rows import (
     AttentionCountRow,
     BacklogRow,
@@ -52,17 +55,19 @@ FROM (SELECT lease_expires_at FROM pipeline.runs
 """)
 
 #: Age since it was doubted, sent or written, whichever says how long it has been what it is.
-MUTATIONS = Statement[MutationCountRow]("""
+MUTATIONS = Statement[MutationCountRow](f"""
 SELECT m.connector, m.operation, m.status, count(*) AS number,
   extract(epoch FROM pipeline.clock() - min(m.since)) AS oldest,
   count(*) FILTER (WHERE m.is_awaiting_approval) AS awaiting_approval
 FROM pipeline.workflows w CROSS JOIN LATERAL (
   SELECT m.connector, m.operation, m.status,
-    CASE WHEN m.status = 'pending' THEN m.created_at ELSE coalesce(m.doubted_at, m.sent_at) END AS since,
-    m.status = 'pending' AND m.approved_at IS NULL AND EXISTS (
-      SELECT FROM pipeline.runs r WHERE r.id = m.run_id AND r.status = 'paused:approval') AS is_awaiting_approval
+    CASE WHEN m.status = '{MutationStatus.PENDING}' THEN m.created_at
+      ELSE coalesce(m.doubted_at, m.sent_at) END AS since,
+    m.status = '{MutationStatus.PENDING}' AND m.approved_at IS NULL AND EXISTS (
+      SELECT FROM pipeline.runs r WHERE r.id = m.run_id
+        AND r.status = '{RunStatus.PAUSED_APPROVAL}') AS is_awaiting_approval
   FROM pipeline.mutations m
-  WHERE m.workflow = w.name AND m.status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')
+  WHERE m.workflow = w.name AND m.status IN {OPEN_MUTATION}
   ORDER BY m.id LIMIT :limit
 ) m GROUP BY m.connector, m.operation, m.status
 """)
@@ -83,32 +88,34 @@ FROM pipeline.sweeps LIMIT :limit
 """)
 
 #: What waits for a person and is not counted elsewhere.
-ATTENTION = Statement[AttentionCountRow]("""
+ATTENTION = Statement[AttentionCountRow](f"""
 SELECT
   (SELECT count(*) FROM (SELECT FROM pipeline.mutations m
      WHERE m.found_late_at IS NOT NULL AND m.acknowledged_by IS NULL LIMIT :limit) m) AS late_effect,
   (SELECT count(*) FROM (SELECT FROM pipeline.blocks b
      WHERE b.closed_at IS NULL AND b.kind = ANY(:kinds) LIMIT :limit) b) AS blocked,
   (SELECT count(*) FROM pipeline.handlers h WHERE EXISTS (SELECT FROM pipeline.deliveries d
-     WHERE d.handler_id = h.id AND d.status = 'quarantined')) AS quarantined,
+     WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.QUARANTINED}')) AS quarantined,
   (SELECT count(*) FROM pipeline.handlers h WHERE h.retired AND (
      EXISTS (SELECT FROM pipeline.deliveries d
-             WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark)
-     OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved')
+             WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.event_id > h.low_watermark)
+     OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.RESERVED}')
      OR EXISTS (SELECT FROM pipeline.runs r
                 WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.retry_pending))) AS retired,
-  (SELECT count(*) FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow AND w.desired = 'active'
-   WHERE NOT h.retired AND h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND (h.kind = 'producer'
+  (SELECT count(*) FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
+    AND w.desired = '{DesiredStatus.ACTIVE}'
+   WHERE NOT h.retired AND h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND (h.kind = '{HandlerKind.PRODUCER}'
      OR EXISTS (SELECT FROM pipeline.deliveries d
-                WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark)
-     OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'))) AS unclaimed
+                WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.event_id > h.low_watermark)
+     OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id
+       AND d.status = '{DeliveryStatus.RESERVED}'))) AS unclaimed
 """)
 
 _IS_AVAILABLE = """d.offered_to IS NULL AND NOT d.declined
     AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())"""
 #: A workflow that a person, a block or maintenance holds back starts nothing: more workers would only wait.
-_CAN_WORKFLOW_START = """EXISTS (SELECT FROM pipeline.workflows w
-    WHERE w.name = h.workflow AND w.desired = 'active' AND NOT w.maintenance)
+_CAN_WORKFLOW_START = f"""EXISTS (SELECT FROM pipeline.workflows w
+    WHERE w.name = h.workflow AND w.desired = '{DesiredStatus.ACTIVE}' AND NOT w.maintenance)
   AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = h.workflow AND b.closed_at IS NULL)"""
 
 #: Consumers of one topic: the index alone counts, and the first row that may be taken is the oldest.
@@ -122,16 +129,18 @@ FROM pipeline.handlers h
 JOIN (SELECT workflow, handler_id, min(topic) AS topic FROM pipeline.subscriptions
       GROUP BY workflow, handler_id HAVING count(*) = 1) s ON s.workflow = h.workflow AND s.handler_id = h.id
 CROSS JOIN LATERAL (SELECT count(*) AS number FROM (
-  SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
+  SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}'
+    AND d.event_id > h.low_watermark
   ORDER BY d.event_id LIMIT :limit) d) waiting
 LEFT JOIN LATERAL (
   SELECT d.event_id FROM pipeline.deliveries d
-  WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark AND {_IS_AVAILABLE}
+  WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.event_id > h.low_watermark
+    AND {_IS_AVAILABLE}
   ORDER BY d.event_id LIMIT 1) oldest ON true
 LEFT JOIN pipeline.events e ON e.id = oldest.event_id
 LEFT JOIN LATERAL (
   SELECT d.event_id FROM pipeline.deliveries d
-  WHERE d.handler_id = h.id AND d.status = 'pending' AND d.declined AND d.event_id > h.low_watermark
+  WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.declined AND d.event_id > h.low_watermark
   ORDER BY d.event_id LIMIT 1) declined ON true
 LEFT JOIN pipeline.events l ON l.id = declined.event_id
 WHERE NOT h.retired
@@ -149,7 +158,7 @@ LEFT JOIN LATERAL (
   SELECT e.topic, count(*) AS number, min(e.created_at) FILTER (WHERE d.may_be_taken) AS oldest,
     min(e.created_at) FILTER (WHERE d.declined) AS oldest_declined
   FROM (SELECT d.event_id, d.declined, {_IS_AVAILABLE} AS may_be_taken FROM pipeline.deliveries d
-        WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
+        WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.event_id > h.low_watermark
         ORDER BY d.event_id LIMIT :limit) d
   JOIN pipeline.events e ON e.id = d.event_id GROUP BY e.topic) waiting ON waiting.topic = s.topic
 WHERE NOT h.retired AND (SELECT count(*) FROM pipeline.subscriptions o

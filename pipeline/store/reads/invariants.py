@@ -9,7 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
+from pipeline.domain.workflows import BlockKind, DesiredStatus, HandlerKind
 from pipeline.store.database import Transaction
+from pipeline.store.literals import (
+    BEFORE_PREPARED,
+    DONE_DELIVERY,
+    HELD_INPUT,
+    MUTATION_IN_DOUBT,
+    MUTATION_MAY_HAVE_HAPPENED,
+    OPEN_MUTATION,
+    RESOLVED_MUTATION,
+)
 from pipeline.store.rows import FindingRow
 from pipeline.store.statements import Statement
 
@@ -54,24 +65,25 @@ _RECENT = "(SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent)"
 
 _BEAT_ADVICE = "Start beat, or run the recovery sweep by hand."
 #: Of a run's workflow: nobody paused it and nothing holds it back.
-_CAN_WORKFLOW_START = """EXISTS (
-  SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = 'active' AND NOT w.maintenance
+_CAN_WORKFLOW_START = f"""EXISTS (
+  SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = '{DesiredStatus.ACTIVE}'
+    AND NOT w.maintenance
     AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = w.name AND b.closed_at IS NULL))"""
 
 
 #: Of a run: the code still has its handler; what is left of one that is gone has a finding of its own.
 _IS_HANDLER_CURRENT = "EXISTS (SELECT FROM pipeline.handlers k WHERE k.id = r.handler_id AND NOT k.retired)"
 #: Of a run: its workflow has a free place.
-_HAS_CAPACITY = """(
+_HAS_CAPACITY = f"""(
   SELECT count(*) FROM pipeline.runs o JOIN pipeline.handlers k ON k.id = o.handler_id AND NOT k.retired
-  WHERE o.workflow = r.workflow AND o.finished_at IS NULL AND o.status = 'active')
+  WHERE o.workflow = r.workflow AND o.finished_at IS NULL AND o.status = '{RunStatus.ACTIVE}')
   < (SELECT w.concurrency FROM pipeline.workflows w WHERE w.name = r.workflow)"""
 #: Of a run: it came back from its mutate phase while a breaker is open, and may wait for that.
-_WAITS_FOR_BREAKER = """(r.phase IN ('prepared', 'mutating') AND (r.fence > 1 OR r.retry_of IS NOT NULL)
-  AND EXISTS (SELECT FROM pipeline.breakers b WHERE b.closed_at IS NULL))"""
+_WAITS_FOR_BREAKER = f"""(r.phase IN ('{Phase.PREPARED}', '{Phase.MUTATING}')
+  AND (r.fence > 1 OR r.retry_of IS NOT NULL) AND EXISTS (SELECT FROM pipeline.breakers b WHERE b.closed_at IS NULL))"""
 #: No worker took the runs of a handler, and none has since.
-_IS_UNCLAIMED = """h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired AND EXISTS (
-  SELECT FROM pipeline.workflows w WHERE w.name = h.workflow AND w.desired = 'active')"""
+_IS_UNCLAIMED = f"""h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired AND EXISTS (
+  SELECT FROM pipeline.workflows w WHERE w.name = h.workflow AND w.desired = '{DesiredStatus.ACTIVE}')"""
 
 
 def _bounded(query: str) -> Statement[FindingRow]:
@@ -90,31 +102,33 @@ INVARIANTS: Sequence[Invariant] = (
     _broken(
         "no-orphaned-reservation",
         "A reserved event belongs to a run that is moving or waits to be carried forward.",
-        """
+        f"""
         SELECT 'event ' || d.event_id AS subject,
           'reserved by run ' || d.run_id || ' which is ' || coalesce(r.phase || ', ' || r.status, 'missing') AS detail
         FROM pipeline.deliveries d LEFT JOIN pipeline.runs r ON r.id = d.run_id
-        WHERE d.status = 'reserved' AND (r.id IS NULL OR NOT (r.finished_at IS NULL OR r.retry_pending))
+        WHERE d.status = '{DeliveryStatus.RESERVED}' AND (r.id IS NULL OR NOT (r.finished_at IS NULL
+          OR r.retry_pending))
         """,
     ),
     _broken(
         "reservations-are-pinned",
         "A reserved event is among the inputs that its run pinned.",
-        """
+        f"""
         SELECT 'event ' || d.event_id AS subject, 'not an input of run ' || r.id AS detail
         FROM pipeline.deliveries d JOIN pipeline.runs r ON r.id = d.run_id
-        WHERE d.status = 'reserved' AND NOT (d.event_id = ANY(r.event_ids) AND d.handler_id = r.handler_id)
+        WHERE d.status = '{DeliveryStatus.RESERVED}' AND NOT (d.event_id = ANY(r.event_ids)
+          AND d.handler_id = r.handler_id)
         """,
     ),
     _broken(
         "inputs-are-owned",
         "A run that goes on, or will be carried forward, owns every input it pinned.",
-        """
+        f"""
         SELECT 'run ' || r.id AS subject, 'event ' || i.event_id || ' is ' || coalesce(d.status, 'missing') AS detail
         FROM pipeline.runs r CROSS JOIN unnest(r.event_ids) AS i(event_id)
         LEFT JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id
         WHERE (r.finished_at IS NULL OR r.retry_pending)
-          AND (d.run_id IS DISTINCT FROM r.id OR d.status NOT IN ('reserved', 'skipped'))
+          AND (d.run_id IS DISTINCT FROM r.id OR d.status NOT IN {HELD_INPUT})
         """,
     ),
     _broken(
@@ -124,8 +138,8 @@ INVARIANTS: Sequence[Invariant] = (
         SELECT 'run ' || r.id AS subject, 'event ' || i.event_id || ' is ' || coalesce(d.status, 'missing') AS detail
         FROM {_RECENT} r CROSS JOIN unnest(r.event_ids) AS i(event_id)
         LEFT JOIN pipeline.deliveries d ON d.event_id = i.event_id AND d.handler_id = r.handler_id
-        WHERE r.status = 'committed' AND d.event_id IS NOT NULL
-          AND NOT (d.run_id = r.id AND d.status IN ('consumed', 'skipped'))
+        WHERE r.status = '{RunStatus.COMMITTED}' AND d.event_id IS NOT NULL
+          AND NOT (d.run_id = r.id AND d.status IN {DONE_DELIVERY})
         """,
     ),
     _broken(
@@ -134,31 +148,32 @@ INVARIANTS: Sequence[Invariant] = (
         f"""
         SELECT 'event ' || i.event_id AS subject, count(DISTINCT m.id) || ' mutations' AS detail
         FROM {_RECENT} r CROSS JOIN unnest(r.event_ids) AS i(event_id) JOIN pipeline.mutations m ON m.id = r.mutation_id
-        WHERE m.status IN ('applied', 'in_flight', 'needs_reconcile', 'indeterminate')
+        WHERE m.status IN {MUTATION_MAY_HAVE_HAPPENED}
         GROUP BY i.event_id, r.handler_id HAVING count(DISTINCT m.id) > 1
         """,
     ),
     _broken(
         "ledger-and-run-agree",
         "A mutation that is not settled belongs to a run in its mutate phase, stopped or moving as the ledger says.",
-        """
+        f"""
         SELECT 'mutation ' || m.id AS subject, m.status || ' while its run is ' || r.phase || ', ' || r.status AS detail
         FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
-        WHERE m.status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')
-          AND NOT (r.phase = 'mutating' AND CASE m.status
-            WHEN 'pending' THEN r.status = 'paused:approval' OR (r.status = 'active' AND m.approved_at IS NOT NULL)
-            WHEN 'in_flight' THEN r.status = 'active'
-            ELSE r.status = 'paused:reconciliation' AND r.retry_pending END)
+        WHERE m.status IN {OPEN_MUTATION}
+          AND NOT (r.phase = '{Phase.MUTATING}' AND CASE m.status
+            WHEN '{MutationStatus.PENDING}' THEN r.status = '{RunStatus.PAUSED_APPROVAL}'
+              OR (r.status = '{RunStatus.ACTIVE}' AND m.approved_at IS NOT NULL)
+            WHEN '{MutationStatus.IN_FLIGHT}' THEN r.status = '{RunStatus.ACTIVE}'
+            ELSE r.status = '{RunStatus.PAUSED_RECONCILIATION}' AND r.retry_pending END)
         """,
     ),
     _broken(
         "mutating-has-a-ledger-row",
         "A run in its mutate phase has an unsettled mutation in the ledger.",
-        """
+        f"""
         SELECT 'run ' || r.id AS subject, 'mutating, ledger says ' || coalesce(m.status, 'nothing') AS detail
         FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-        WHERE r.phase = 'mutating' AND (r.finished_at IS NULL OR r.retry_pending)
-          AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+        WHERE r.phase = '{Phase.MUTATING}' AND (r.finished_at IS NULL OR r.retry_pending)
+          AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
         """,
     ),
     _broken(
@@ -168,34 +183,35 @@ INVARIANTS: Sequence[Invariant] = (
         SELECT 'run ' || r.id AS subject,
           'remembers ' || quote_literal(r.mutation_outcome) || ', ledger says ' || m.status AS detail
         FROM {_RECENT} r JOIN pipeline.mutations m ON m.id = r.mutation_id
-        WHERE (r.mutation_outcome = 'success') <> (m.status = 'applied')
-          OR (r.mutation_outcome IN ('failure', 'skipped')) <> (m.status = 'failed')
+        WHERE (r.mutation_outcome = '{MutationOutcome.SUCCESS}') <> (m.status = '{MutationStatus.APPLIED}')
+          OR (r.mutation_outcome IN ('{MutationOutcome.FAILURE}',
+            '{MutationOutcome.SKIPPED}')) <> (m.status = '{MutationStatus.FAILED}')
         """,
     ),
     _broken(
         "offers-are-live",
         "An event is offered only to a run that is still selecting its inputs.",
-        """
+        f"""
         SELECT 'event ' || d.event_id AS subject,
           'offered to run ' || d.offered_to || ' which is ' || coalesce(r.phase || ', ' || r.status, 'missing')
             AS detail
         FROM pipeline.deliveries d LEFT JOIN pipeline.runs r ON r.id = d.offered_to
-        WHERE d.status = 'pending' AND d.offered_to IS NOT NULL
-          AND (r.id IS NULL OR r.finished_at IS NOT NULL OR r.phase NOT IN ('pending', 'preparing'))
+        WHERE d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NOT NULL
+          AND (r.id IS NULL OR r.finished_at IS NOT NULL OR r.phase NOT IN {BEFORE_PREPARED})
         """,
     ),
     _broken(
         "nothing-below-the-watermark",
         "No open event is hidden below its consumer's low watermark.",
-        """
+        f"""
         SELECT 'event ' || d.event_id AS subject, 'below watermark ' || h.low_watermark || ' of ' || h.name AS detail
         FROM pipeline.handlers h CROSS JOIN LATERAL (
           (SELECT event_id FROM pipeline.deliveries
-           WHERE handler_id = h.id AND status = 'pending' AND event_id <= h.low_watermark
+           WHERE handler_id = h.id AND status = '{DeliveryStatus.PENDING}' AND event_id <= h.low_watermark
            ORDER BY event_id LIMIT :limit)
           UNION ALL
           (SELECT event_id FROM pipeline.deliveries
-           WHERE handler_id = h.id AND status = 'reserved' AND event_id <= h.low_watermark
+           WHERE handler_id = h.id AND status = '{DeliveryStatus.RESERVED}' AND event_id <= h.low_watermark
            ORDER BY event_id LIMIT :limit)
         ) d
         """,
@@ -203,13 +219,13 @@ INVARIANTS: Sequence[Invariant] = (
     _broken(
         "blocks-have-a-cause",
         "A workflow waits for a reconciliation only while the outcome is unknown.",
-        """
+        f"""
         SELECT 'workflow ' || b.workflow AS subject,
           'blocked by run ' || r.id || ' whose mutation is ' || coalesce(m.status, 'missing') AS detail
         FROM pipeline.blocks b JOIN pipeline.runs r ON r.id = b.run_id
         LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-        WHERE b.closed_at IS NULL AND b.kind = 'reconciliation'
-          AND (m.id IS NULL OR m.status NOT IN ('needs_reconcile', 'indeterminate'))
+        WHERE b.closed_at IS NULL AND b.kind = '{BlockKind.RECONCILIATION}'
+          AND (m.id IS NULL OR m.status NOT IN {MUTATION_IN_DOUBT})
         """,
     ),
     _overdue(
@@ -224,10 +240,10 @@ INVARIANTS: Sequence[Invariant] = (
     _overdue(
         "in-flight-is-held",
         "A mutation in flight belongs to a run that somebody holds.",
-        """
+        f"""
         SELECT 'mutation ' || m.id AS subject, 'sent at ' || m.sent_at || ', nobody holds its run' AS detail
         FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
-        WHERE m.status = 'in_flight'
+        WHERE m.status = '{MutationStatus.IN_FLIGHT}'
           AND (r.lease_expires_at IS NULL OR r.lease_expires_at < pipeline.clock() - interval '10 minutes')
         """,
         "Start beat, or run the recovery sweep by hand.",
@@ -235,10 +251,11 @@ INVARIANTS: Sequence[Invariant] = (
     _overdue(
         "reconciles-are-on-time",
         "The next look at a mutation in doubt begins within ten minutes of its time.",
-        """
+        f"""
         SELECT 'mutation ' || id AS subject, 'next look was due at ' || next_reconcile_at AS detail
         FROM pipeline.mutations
-        WHERE status = 'needs_reconcile' AND next_reconcile_at < pipeline.clock() - interval '10 minutes'
+        WHERE status = '{MutationStatus.NEEDS_RECONCILE}'
+          AND next_reconcile_at < pipeline.clock() - interval '10 minutes'
         """,
         _BEAT_ADVICE,
     ),
@@ -249,7 +266,7 @@ INVARIANTS: Sequence[Invariant] = (
         SELECT 'run ' || r.id AS subject,
           'could be carried forward since ' || coalesce(r.retry_at, r.finished_at) AS detail
         FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-        WHERE r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+        WHERE r.retry_pending AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
           AND coalesce(r.retry_at, r.finished_at) < pipeline.clock() - interval '10 minutes' AND {_CAN_WORKFLOW_START}
           AND {_IS_HANDLER_CURRENT} AND {_HAS_CAPACITY}
           AND NOT EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND {_IS_UNCLAIMED})
@@ -265,7 +282,7 @@ INVARIANTS: Sequence[Invariant] = (
           coalesce(r.dispatched_at, r.created_at) AS detail
         FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id AND NOT h.retired
         LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-        WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
+        WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
           AND coalesce(m.approved_at, r.started_at, r.created_at) < pipeline.clock() - interval '10 minutes'
           AND {_CAN_WORKFLOW_START} AND NOT {_WAITS_FOR_BREAKER}
           AND NOT EXISTS (
@@ -280,9 +297,10 @@ INVARIANTS: Sequence[Invariant] = (
         f"""
         SELECT 'handler ' || h.name || ' of ' || h.workflow AS subject,
           'no worker takes its runs; the next is tried at ' || h.retry_at AS detail
-        FROM pipeline.handlers h WHERE {_IS_UNCLAIMED} AND (h.kind = 'producer' OR EXISTS (
-          SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'pending')
-          OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'))
+        FROM pipeline.handlers h WHERE {_IS_UNCLAIMED} AND (h.kind = '{HandlerKind.PRODUCER}' OR EXISTS (
+          SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}')
+          OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id
+            AND d.status = '{DeliveryStatus.RESERVED}'))
         """,
         "Start a worker that has the handler, deploy code without it under a higher version, or pause the workflow.",
     ),
@@ -301,13 +319,15 @@ INVARIANTS: Sequence[Invariant] = (
     _overdue(
         "retired-handlers-hold-nothing",
         "A handler that is gone from the code has no event waiting, none reserved, and no run to be carried forward.",
-        """
+        f"""
         SELECT 'event ' || d.event_id AS subject, d.status || ' for ' || h.name || ' of ' || h.workflow ||
           ', which is gone from the code' AS detail
         FROM pipeline.handlers h CROSS JOIN LATERAL (
-          SELECT event_id, status FROM pipeline.deliveries WHERE handler_id = h.id AND status = 'reserved'
+          SELECT event_id, status FROM pipeline.deliveries WHERE handler_id = h.id
+            AND status = '{DeliveryStatus.RESERVED}'
           UNION ALL
-          SELECT event_id, status FROM pipeline.deliveries WHERE handler_id = h.id AND status = 'pending'
+          SELECT event_id, status FROM pipeline.deliveries WHERE handler_id = h.id
+            AND status = '{DeliveryStatus.PENDING}'
         ) d
         WHERE h.retired
         UNION ALL
@@ -316,18 +336,19 @@ INVARIANTS: Sequence[Invariant] = (
         FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id AND h.retired
         WHERE r.retry_pending AND NOT EXISTS (
           SELECT FROM pipeline.deliveries d
-          WHERE d.event_id = ANY(r.event_ids) AND d.handler_id = r.handler_id AND d.status = 'reserved')
+          WHERE d.event_id = ANY(r.event_ids) AND d.handler_id = r.handler_id
+            AND d.status = '{DeliveryStatus.RESERVED}')
         """,
         "Bring the handler back under its old name until its events are done, or skip them.",
     ),
     _overdue(
         "waiting-events-have-a-subscription",
         "The oldest events that wait for a consumer are of topics it is subscribed to.",
-        """
+        f"""
         SELECT 'event ' || e.id AS subject, 'waits for ' || h.name || ' of ' || h.workflow ||
           ', which is no longer subscribed to ' || e.topic AS detail
         FROM pipeline.handlers h CROSS JOIN LATERAL (
-          SELECT event_id FROM pipeline.deliveries WHERE handler_id = h.id AND status = 'pending'
+          SELECT event_id FROM pipeline.deliveries WHERE handler_id = h.id AND status = '{DeliveryStatus.PENDING}'
           ORDER BY event_id LIMIT 100
         ) d JOIN pipeline.events e ON e.id = d.event_id
         WHERE NOT h.retired AND NOT EXISTS (

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+from pipeline.domain.states import MutationStatus, Resolver
 from pipeline.store.database import Transaction
+from pipeline.store.literals import MUTATION_MAY_HAVE_HAPPENED, OPEN_MUTATION
 from pipeline.store.rows import (
     ActRow,
     MutationIdRow,
@@ -17,8 +19,9 @@ from pipeline.store.rows import (
 from pipeline.store.statements import Statement
 
 #: Each kind has its own share, so that neither can keep the other waiting.
-_DUE_MUTATION_IDS = Statement[MutationIdRow]("""
-(SELECT id FROM pipeline.mutations WHERE status = 'needs_reconcile' AND next_reconcile_at <= pipeline.clock()
+_DUE_MUTATION_IDS = Statement[MutationIdRow](f"""
+(SELECT id FROM pipeline.mutations WHERE status = '{MutationStatus.NEEDS_RECONCILE}'
+  AND next_reconcile_at <= pipeline.clock()
  ORDER BY next_reconcile_at LIMIT :limit)
 UNION ALL
 (SELECT id FROM pipeline.mutations WHERE next_monitor_at <= pipeline.clock() ORDER BY next_monitor_at LIMIT :limit)
@@ -35,13 +38,13 @@ WHERE b.closed_at IS NULL ORDER BY b.connector, b.operation
 """)
 
 #: Operations by name. No index knows them, so among the newest rows; what is open, and every breaker, besides.
-_OPERATION_NAMES = Statement[OperationNameRow]("""
+_OPERATION_NAMES = Statement[OperationNameRow](f"""
 SELECT connector, operation FROM (SELECT * FROM pipeline.mutations ORDER BY id DESC LIMIT :recent) newest
 UNION
 SELECT connector, operation FROM (
   SELECT m.connector, m.operation FROM pipeline.workflows w CROSS JOIN LATERAL (
     SELECT * FROM pipeline.mutations m
-    WHERE m.workflow = w.name AND m.status IN ('pending', 'in_flight', 'needs_reconcile', 'indeterminate')
+    WHERE m.workflow = w.name AND m.status IN {OPEN_MUTATION}
     ORDER BY m.id LIMIT :recent
   ) m
 ) open
@@ -67,22 +70,22 @@ ORDER BY m.id LIMIT :limit
 
 #: What else may be meant by a provider's row: no index knows parameters, so page by page, newest first. What was
 #: refused or looked for in vain did not happen; what surfaced did, and what a person went on without may have.
-_PARAMETER_VALUES = Statement[ParameterValueRow]("""
-SELECT m.id, CASE WHEN (m.status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')
-    OR m.found_late_at IS NOT NULL OR (m.resolved_by = 'operator_skip' AND m.sent_at IS NOT NULL))
+_PARAMETER_VALUES = Statement[ParameterValueRow](f"""
+SELECT m.id, CASE WHEN (m.status IN {MUTATION_MAY_HAVE_HAPPENED}
+    OR m.found_late_at IS NOT NULL OR (m.resolved_by = '{Resolver.OPERATOR_SKIP}' AND m.sent_at IS NOT NULL))
   AND (CAST(:connector AS text) IS NULL OR m.connector = :connector) THEN m.params -> :name END AS value
 FROM pipeline.mutations m WHERE m.id < :below ORDER BY m.id DESC LIMIT :limit
 """)
 
 #: Which run did what a run that was settled as failed had set out to do: the other side of an alarm. Of several, one
 #: that did something.
-_REPLACEMENT_RUN = Statement[ReplacementRunRow]("""
+_REPLACEMENT_RUN = Statement[ReplacementRunRow](f"""
 SELECT o.id AS run_id, o.mutation_id, o.status, m.status AS mutation_status, m.connector, m.operation, m.result
 FROM pipeline.runs r
 JOIN pipeline.deliveries d ON d.handler_id = r.handler_id AND d.event_id = ANY(r.event_ids)
 JOIN pipeline.runs o ON o.id = d.run_id LEFT JOIN pipeline.mutations m ON m.id = o.mutation_id
 WHERE r.id = :run_id AND o.id <> r.id AND o.mutation_id IS DISTINCT FROM CAST(:mutation_id AS uuid)
-ORDER BY m.status = 'applied' DESC NULLS LAST, o.id LIMIT 1
+ORDER BY m.status = '{MutationStatus.APPLIED}' DESC NULLS LAST, o.id LIMIT 1
 """)
 
 

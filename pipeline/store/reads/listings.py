@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.values import HEADER_FIELDS
+from pipeline.domain.workflows import DesiredStatus
 from pipeline.store.database import Transaction
+from pipeline.store.literals import BEFORE_PREPARED, HELD_INPUT
 from pipeline.store.rows import (
     AuditRow,
     BlockRow,
@@ -41,25 +44,26 @@ LEFT JOIN pipeline.maintenance_tasks t ON t.workflow = w.name AND t.closed_at IS
 WHERE CAST(:workflow AS text) IS NULL OR w.name = :workflow ORDER BY w.name
 """)
 
-_HANDLERS = Statement[ListedHandlerRow]("""
+_HANDLERS = Statement[ListedHandlerRow](f"""
 SELECT h.*, waiting.count AS waiting, reserved.count AS reserved, quarantined.count AS quarantined,
   quarantined.oldest AS quarantined_id, oldest.id AS oldest_id, oldest.created_at AS oldest_at,
   stopped.count AS stopped, stopped.since AS stopped_at,
   h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired AND EXISTS (
-    SELECT FROM pipeline.workflows w WHERE w.name = h.workflow AND w.desired = 'active') AS is_unclaimed,
+    SELECT FROM pipeline.workflows w WHERE w.name = h.workflow
+      AND w.desired = '{DesiredStatus.ACTIVE}') AS is_unclaimed,
   (SELECT count(*) FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id
-     AND r.finished_at IS NULL AND r.status = 'active') AS active_runs,
+     AND r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}') AS active_runs,
   ARRAY(SELECT s.topic FROM pipeline.subscriptions s
         WHERE s.workflow = h.workflow AND s.handler_id = h.id ORDER BY s.topic) AS subscribes
 FROM pipeline.handlers h
 CROSS JOIN LATERAL (SELECT count(*), min(event_id) AS oldest FROM (
-  SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'pending'
+  SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}'
     AND d.event_id > h.low_watermark ORDER BY d.event_id LIMIT :limit) d) waiting
 CROSS JOIN LATERAL (SELECT count(*), min(event_id) AS oldest FROM (
-  SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'reserved'
+  SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.RESERVED}'
   ORDER BY d.event_id LIMIT :limit) d) reserved
 CROSS JOIN LATERAL (SELECT count(*), min(event_id) AS oldest FROM (
-  SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = 'quarantined'
+  SELECT d.event_id FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.QUARANTINED}'
   ORDER BY d.event_id LIMIT :limit) d) quarantined
 CROSS JOIN LATERAL (SELECT count(*), min(r.finished_at) AS since FROM pipeline.runs r
   WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id AND h.retired) stopped
@@ -69,12 +73,12 @@ WHERE CAST(:workflow AS text) IS NULL OR h.workflow = :workflow ORDER BY h.workf
 
 #: Of the runs that hold the places of a workflow: how many have sent nothing and are held by nobody, and the first
 #: that waits to be allowed.
-_CAPACITY_HOLDERS = Statement[CapacityRow]("""
+_CAPACITY_HOLDERS = Statement[CapacityRow](f"""
 SELECT w.name AS workflow, held.* FROM pipeline.workflows w CROSS JOIN LATERAL (
-  SELECT count(*) FILTER (WHERE r.status = 'active' AND r.lease_expires_at IS NULL AND (
-           r.phase = 'mutating' OR r.phase = 'prepared' AND r.event_ids <> '{}')) AS unsent,
-    (array_agg(r.id ORDER BY r.id) FILTER (WHERE r.status = 'paused:approval'))[1] AS approval_run_id,
-    min(r.created_at) FILTER (WHERE r.status = 'paused:approval') AS approval_since
+  SELECT count(*) FILTER (WHERE r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL AND (
+           r.phase = '{Phase.MUTATING}' OR r.phase = '{Phase.PREPARED}' AND r.event_ids <> '{{}}')) AS unsent,
+    (array_agg(r.id ORDER BY r.id) FILTER (WHERE r.status = '{RunStatus.PAUSED_APPROVAL}'))[1] AS approval_run_id,
+    min(r.created_at) FILTER (WHERE r.status = '{RunStatus.PAUSED_APPROVAL}') AS approval_since
   FROM (SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :limit) r
   JOIN pipeline.handlers h ON h.id = r.handler_id AND NOT h.retired
 ) held WHERE CAST(:workflow AS text) IS NULL OR w.name = :workflow
@@ -162,7 +166,7 @@ CROSS JOIN LATERAL (
 ) r
 JOIN pipeline.deliveries d ON d.event_id = ANY(r.event_ids) AND d.handler_id = h.id AND d.run_id = r.id
 JOIN pipeline.events e ON e.id = d.event_id
-WHERE h.workflow = :workflow AND h.name = :handler AND h.retired AND d.status IN ('reserved', 'skipped')
+WHERE h.workflow = :workflow AND h.name = :handler AND h.retired AND d.status IN {HELD_INPUT}
 ORDER BY e.id LIMIT :limit
 """)
 
@@ -212,23 +216,23 @@ WHERE m.status = :status AND (CAST(:workflow AS text) IS NULL OR m.workflow = :w
 """)
 #: Runs of a handler that have something to do and have sent nothing: offered events, with a plan, waiting to be
 #: allowed, or stopped and to try the same plan again. ``connector`` names what was asked for already.
-_UNSENT_RUNS = Statement[UnsentRunRow]("""
+_UNSENT_RUNS = Statement[UnsentRunRow](f"""
 SELECT r.id, r.phase, r.event_ids, r.prepare_result, m.connector, m.operation, m.params, m.approved_at,
   (SELECT array_agg(e.message_id ORDER BY e.id) FROM pipeline.events e WHERE e.id = ANY(r.event_ids)) AS message_ids
 FROM (
   SELECT r.* FROM pipeline.runs r WHERE r.workflow = :workflow AND r.handler_id = :handler_id AND r.finished_at IS NULL
-    AND (r.phase IN ('pending', 'preparing') AND r.offered IS NOT NULL OR r.phase = 'mutating'
-         OR r.phase = 'prepared' AND r.event_ids <> '{}')
+    AND (r.phase IN {BEFORE_PREPARED} AND r.offered IS NOT NULL OR r.phase = '{Phase.MUTATING}'
+         OR r.phase = '{Phase.PREPARED}' AND r.event_ids <> '{{}}')
   UNION ALL
   SELECT r.* FROM pipeline.runs r WHERE r.workflow = :workflow AND r.retry_pending AND r.handler_id = :handler_id
-    AND r.mutation_outcome = 'failure'
-) r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id AND m.status = 'pending'
-WHERE r.phase <> 'mutating' OR r.mutation_id IS NULL OR m.id IS NOT NULL
+    AND r.mutation_outcome = '{MutationOutcome.FAILURE}'
+) r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id AND m.status = '{MutationStatus.PENDING}'
+WHERE r.phase <> '{Phase.MUTATING}' OR r.mutation_id IS NULL OR m.id IS NOT NULL
 ORDER BY r.id LIMIT :limit
 """)
-_PENDING_APPROVALS = Statement[MutationIdRow]("""
+_PENDING_APPROVALS = Statement[MutationIdRow](f"""
 SELECT m.id FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
-WHERE m.status = 'pending' AND r.status = 'paused:approval' AND m.approved_at IS NULL
+WHERE m.status = '{MutationStatus.PENDING}' AND r.status = '{RunStatus.PAUSED_APPROVAL}' AND m.approved_at IS NULL
   AND (CAST(:workflow AS text) IS NULL OR m.workflow = :workflow) ORDER BY m.id LIMIT :limit
 """)
 _LATE_EFFECTS = Statement[LateEffectRow]("""

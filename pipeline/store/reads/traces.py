@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
+from pipeline.domain.states import RunStatus
 from pipeline.store.database import Transaction
 from pipeline.store.rows import EventThroughputRow, MutationOfRunRow, RunInputsRow, RunThroughputRow, UuidRow
 from pipeline.store.statements import Statement
@@ -31,9 +32,9 @@ SELECT r.id, r.handler_id, r.event_ids FROM (
   SELECT * FROM pipeline.runs WHERE id >= :since ORDER BY id LIMIT :recent) r
 WHERE r.event_ids && CAST(:events AS bigint[]) ORDER BY r.id LIMIT :limit
 """)
-_RUN_THROUGHPUT = Statement[RunThroughputRow]("""
-SELECT r.workflow, count(*) FILTER (WHERE r.status = 'committed') AS committed,
-  count(*) FILTER (WHERE r.finished_at IS NOT NULL AND r.status <> 'committed') AS stopped,
+_RUN_THROUGHPUT = Statement[RunThroughputRow](f"""
+SELECT r.workflow, count(*) FILTER (WHERE r.status = '{RunStatus.COMMITTED}') AS committed,
+  count(*) FILTER (WHERE r.finished_at IS NOT NULL AND r.status <> '{RunStatus.COMMITTED}') AS stopped,
   extract(epoch FROM pipeline.clock() - min(r.finished_at)) AS oldest_age, sum(count(*)) OVER () AS rows_read
 FROM (SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent) r
 WHERE r.finished_at > pipeline.clock() - CAST(:span AS interval) GROUP BY r.workflow

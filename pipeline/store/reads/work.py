@@ -8,7 +8,10 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from pipeline.domain.states import DeliveryStatus, RunStatus
+from pipeline.domain.workflows import BlockKind
 from pipeline.store.database import Transaction
+from pipeline.store.literals import RESOLVED_MUTATION
 from pipeline.store.predicates import is_in_next_slice, is_key_free, is_subscribed
 from pipeline.store.rows import (
     BlockRow,
@@ -52,7 +55,8 @@ _WORKFLOW_OF_HANDLER = "(SELECT workflow FROM pipeline.handlers WHERE id = :hand
 _PEEK = Statement[PendingEventRow](f"""
 SELECT e.*, d.failures FROM (
   SELECT d.event_id, d.failures FROM pipeline.deliveries d
-  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.event_id > :low_watermark
+  WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
+    AND d.event_id > :low_watermark
     AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
     AND {is_key_free(ordered=":ordered", handler=":handler_id", workflow=_WORKFLOW_OF_HANDLER)}
   ORDER BY d.event_id
@@ -62,7 +66,7 @@ SELECT e.*, d.failures FROM (
 ORDER BY d.event_id LIMIT :limit
 """)
 #: What runs among others may see: the slice each was offered.
-_PEEK_SLICE = Statement[OfferedEventRow]("""
+_PEEK_SLICE = Statement[OfferedEventRow](f"""
 WITH offers AS MATERIALIZED (
   SELECT r.id AS run_id, r.handler_id, slice.event_id FROM pipeline.runs r, unnest(r.offered) AS slice(event_id)
   WHERE r.id = ANY(CAST(:ids AS uuid[]))
@@ -70,7 +74,7 @@ WITH offers AS MATERIALIZED (
 SELECT e.*, d.failures, o.run_id FROM offers o
 JOIN pipeline.deliveries d ON d.event_id = o.event_id AND d.handler_id = o.handler_id
 JOIN pipeline.events e ON e.id = d.event_id
-WHERE d.status = 'pending' AND d.offered_to = o.run_id
+WHERE d.status = '{DeliveryStatus.PENDING}' AND d.offered_to = o.run_id
 ORDER BY d.event_id
 """)
 
@@ -86,10 +90,10 @@ _DELIVERED_EVENTS = Statement[EventRow]("""
 SELECT e.* FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
 WHERE d.event_id = ANY(:ids) AND d.handler_id = :handler_id AND e.topic = :topic ORDER BY e.id
 """)
-_BACKLOG = Statement[CountRow]("""
+_BACKLOG = Statement[CountRow](f"""
 SELECT count(*) AS number FROM (
   SELECT 1 FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id
-  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL
+  WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
     AND d.event_id > h.low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
   ORDER BY d.event_id LIMIT :limit
 ) waiting
@@ -106,17 +110,17 @@ _SUBSCRIPTIONS = Statement[SubscribedHandlerRow](
 _OPEN_BLOCKS = Statement[BlockRow](
     "SELECT * FROM pipeline.blocks WHERE workflow = :workflow AND closed_at IS NULL ORDER BY since, id"
 )
-_BLOCKING_MUTATIONS = Statement[MutationIdRow]("""
+_BLOCKING_MUTATIONS = Statement[MutationIdRow](f"""
 SELECT m.id FROM pipeline.blocks b JOIN pipeline.runs r ON r.id = b.run_id
 JOIN pipeline.mutations m ON m.id = r.mutation_id
-WHERE b.workflow = :workflow AND b.kind = 'reconciliation' AND b.closed_at IS NULL ORDER BY m.id
+WHERE b.workflow = :workflow AND b.kind = '{BlockKind.RECONCILIATION}' AND b.closed_at IS NULL ORDER BY m.id
 """)
 #: Of a run: the code still has its handler. What is left of one that is gone waits for a person, and for nobody else.
 _IS_HANDLER_CURRENT = """r.handler_id <> ALL(ARRAY(
   SELECT h.id FROM pipeline.handlers h WHERE h.workflow = :workflow AND h.retired))"""
 _ACTIVE_RUN_COUNT = Statement[CountRow](f"""
 SELECT count(*) AS number FROM pipeline.runs r
-WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'active' AND {_IS_HANDLER_CURRENT}
+WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND {_IS_HANDLER_CURRENT}
 """)
 
 #: Transactions are numbered by the cluster. A number ahead of it came with a dump of another: a snapshot up to there
@@ -128,7 +132,7 @@ SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at
   p.oldest_pending_id,
   CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_CURRENT_XMAX} THEN (
     SELECT true FROM pipeline.deliveries d
-    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
+    WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.event_id > h.low_watermark
       AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
       AND {is_key_free(ordered="h.ordered", handler="h.id", workflow="h.workflow")}
       AND (w.concurrency = 1 OR {is_in_next_slice(ordered="h.ordered", handler="h.id", batch="h.batch")})
@@ -136,50 +140,51 @@ SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at
     ORDER BY d.event_id LIMIT 1)
   ELSE (
     SELECT true FROM pipeline.deliveries d
-    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.xid >= pg_snapshot_xmin(h.idle_snapshot)
+    WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.xid >= pg_snapshot_xmin(h.idle_snapshot)
       AND d.xid < {_CURRENT_XMAX}
       AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot)
       AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
     ORDER BY d.xid LIMIT 1)
   END IS NOT NULL OR (
     SELECT true FROM pipeline.deliveries d
-    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.available_at > h.idle_at
+    WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.available_at > h.idle_at
       AND d.available_at <= pipeline.clock() AND d.offered_to IS NULL
     ORDER BY d.available_at LIMIT 1) IS NOT NULL AS has_unseen,
   EXISTS (
     SELECT FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
     WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id
       AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
-      AND (m.id IS NULL OR m.status IN ('applied', 'failed'))) AS has_retry,
+      AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})) AS has_retry,
   h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unclaimed,
   h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND EXISTS (
     SELECT FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
-      AND r.status = 'active') AS has_probe_run,
+      AND r.status = '{RunStatus.ACTIVE}') AS has_probe_run,
   pipeline.clock() AS now
 FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
 CROSS JOIN LATERAL (
   SELECT min(d.event_id) AS oldest_pending_id FROM pipeline.deliveries d
-  WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark
+  WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.event_id > h.low_watermark
 ) p
 WHERE h.workflow = :workflow AND NOT h.retired ORDER BY h.name
 """)
 
-_RETRYABLE = Statement[RunIdRow]("""
+_RETRYABLE = Statement[RunIdRow](f"""
 SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE r.workflow = :workflow AND r.retry_pending AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
   AND (CAST(:handler_id AS integer) IS NULL OR r.handler_id = :handler_id)
-  AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+  AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
 ORDER BY r.id LIMIT :limit
 """)
 #: Nor does anybody wait for what no worker takes: it goes first when one does.
 _WAITING = Statement[RunIdRow](f"""
 SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN ('applied', 'failed')) AND EXISTS (
+WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION}) AND EXISTS (
   SELECT FROM pipeline.handlers h
   WHERE h.id = r.handler_id AND NOT h.retired AND (h.retry_at IS NULL OR h.consecutive_failures > 0))
 UNION ALL
 SELECT r.id FROM pipeline.runs r
-WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = 'paused:approval' AND {_IS_HANDLER_CURRENT}
+WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = '{RunStatus.PAUSED_APPROVAL}'
+  AND {_IS_HANDLER_CURRENT}
 """)
 _RETRIED_RUN_IDS = Statement[RetriedRunRow](
     "SELECT retry_of FROM pipeline.runs WHERE retry_of = ANY(CAST(:ids AS uuid[]))"
@@ -357,28 +362,28 @@ def unattended_maintenance(tx: Transaction) -> list[str]:
 
 
 #: In turns, so that a crowd of one handler starves no other; of each handler's the longest silent first.
-STALE_DISPATCHES = Statement[RunRow]("""
+STALE_DISPATCHES = Statement[RunRow](f"""
 SELECT t.* FROM (
   SELECT r.*, row_number() OVER (
     PARTITION BY r.handler_id, r.dispatched_at IS NULL ORDER BY r.dispatched_at, r.id) AS turn
   FROM pipeline.runs r
-  WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
+  WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
     AND (r.dispatched_at IS NULL OR r.dispatched_at < pipeline.clock() - :redispatch_after)
 ) t ORDER BY t.turn, t.dispatched_at NULLS LAST, t.id LIMIT :limit
 """)
 
-SUSPECT_RUNS = Statement[RunIdRow]("""
+SUSPECT_RUNS = Statement[RunIdRow](f"""
 SELECT r.id FROM pipeline.runs r
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND (
   EXISTS (SELECT FROM pipeline.deliveries d
     WHERE d.event_id = ANY(coalesce(r.offered, r.event_ids)) AND d.handler_id = r.handler_id AND d.suspect)
-  OR EXISTS (SELECT FROM pipeline.runs p WHERE p.id = r.retry_of AND p.status = 'crashed'))
+  OR EXISTS (SELECT FROM pipeline.runs p WHERE p.id = r.retry_of AND p.status = '{RunStatus.CRASHED}'))
 """)
 
 #: A handler of which somebody holds a run is known to somebody.
-UNCLAIMED_RUNS = Statement[RunOfWorkflowRow]("""
+UNCLAIMED_RUNS = Statement[RunOfWorkflowRow](f"""
 SELECT r.id, r.workflow FROM pipeline.runs r
-WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
+WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
   AND r.dispatched_at IS NULL AND r.worker IS NULL AND r.created_at < pipeline.clock() - :patience
   AND NOT EXISTS (
     SELECT FROM pipeline.runs o WHERE o.workflow = r.workflow AND o.handler_id = r.handler_id

@@ -1,11 +1,12 @@
 """Guarded writes of breakers: a row that is not closed is an open one. Only ``execution`` may import this."""
 
+from pipeline.domain.states import MutationStatus, Phase, RunStatus
 from pipeline.store.rows import BreakerRow, RunRow
 from pipeline.store.statements import Statement
 
 #: Calls that count: answered or given up, sent within the window, and after the breaker was closed last.
-_IS_RECENT_CALL = """m.connector = :connector AND m.operation = :operation AND m.sent_at > pipeline.clock() - :window
-    AND m.status <> 'in_flight' AND m.sent_at > coalesce(
+_IS_RECENT_CALL = f"""m.connector = :connector AND m.operation = :operation AND m.sent_at > pipeline.clock() - :window
+    AND m.status <> '{MutationStatus.IN_FLIGHT}' AND m.sent_at > coalesce(
       (SELECT closed_at FROM pipeline.breakers WHERE connector = :connector AND operation = :operation), '-infinity')"""
 
 #: Open if enough of the operation's last calls ended with nobody knowing what became of them. Ids are ordered by time,
@@ -66,11 +67,11 @@ RETURNING *
 
 #: Runs that have sent nothing and that nobody holds: some of them may have been told to wait behind the breaker. What
 #: somebody else has locked is on its way already.
-REDISPATCH_WAITING = Statement[RunRow]("""
+REDISPATCH_WAITING = Statement[RunRow](f"""
 WITH waiting AS (
   SELECT r.id FROM pipeline.runs r
-  WHERE r.finished_at IS NULL AND r.status = 'active' AND r.lease_expires_at IS NULL
-    AND (r.phase = 'mutating' OR r.phase = 'prepared' AND r.event_ids <> '{}')
+  WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
+    AND (r.phase = '{Phase.MUTATING}' OR r.phase = '{Phase.PREPARED}' AND r.event_ids <> '{{}}')
   ORDER BY r.id LIMIT :limit FOR NO KEY UPDATE OF r SKIP LOCKED
 )
 UPDATE pipeline.runs r SET dispatched_at = NULL FROM waiting WHERE r.id = waiting.id RETURNING r.*

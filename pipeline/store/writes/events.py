@@ -10,9 +10,12 @@ from typing import Any
 
 from sqlalchemy.dialects import postgresql
 
+from pipeline.domain.states import DeliveryStatus, Phase, RunStatus
 from pipeline.domain.values import NewEvent
+from pipeline.domain.workflows import HandlerKind
 from pipeline.store import schema
 from pipeline.store.database import Transaction, encode_rows
+from pipeline.store.literals import BEFORE_PREPARED, OPEN_DELIVERY, UNOWNED_DELIVERY
 from pipeline.store.rows import CommittedRunRow, DeliveryRow, EventIdRow, PublishedEventRow, ReleasedInputRow
 from pipeline.store.statements import Command, Statement
 
@@ -61,14 +64,15 @@ SELECT id, topic, message_id FROM fresh ORDER BY id
 #: emitted, consume what it reserved (what a person skipped stays skipped), forget the handler's
 #: failures, and let an ordered consumer that rested behind a key of this run look again. ``caused_by``
 #: is the set of root events of the run's inputs.
-_COMMIT = f"""
+def _commit_sql(phase: Phase, kind: HandlerKind) -> str:
+    return f"""
 WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(run uuid, fence bigint, state jsonb, cost numeric, next_run_at timestamptz)
 ), locked AS (
   SELECT r.* FROM pipeline.runs r JOIN requested x ON x.run = r.id JOIN pipeline.handlers h ON h.id = r.handler_id
   WHERE r.id = ANY(ARRAY(SELECT run FROM requested))
-    AND r.fence = x.fence AND r.status = 'active' AND r.phase = {{phase}} AND h.kind = {{kind}}
+    AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}' AND r.phase = '{phase}' AND h.kind = '{kind}'
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), held AS (
   SELECT l.* FROM locked l WHERE NOT EXISTS (
@@ -77,16 +81,18 @@ WITH requested AS (
       AND NOT EXISTS (SELECT FROM pipeline.topics t WHERE t.workflow = l.workflow AND t.name = g.topic))
 ), moved AS (
   UPDATE pipeline.runs r
-  SET phase = 'committed', status = 'committed', finished_at = pipeline.clock(), lease_expires_at = NULL,
+  SET phase = '{Phase.COMMITTED}', status = '{RunStatus.COMMITTED}', finished_at = pipeline.clock(),
+    lease_expires_at = NULL,
       output_state = x.state, cost = x.cost
   FROM requested x, held h WHERE r.id = h.id AND x.run = h.id
   RETURNING r.*
 ), inputs AS MATERIALIZED (
   SELECT h.id, h.handler_id, input.event_id FROM held h, unnest(h.event_ids) AS input(event_id)
 ), consumed AS (
-  UPDATE pipeline.deliveries d SET status = 'consumed'
+  UPDATE pipeline.deliveries d SET status = '{DeliveryStatus.CONSUMED}'
   FROM inputs i
-  WHERE d.event_id = i.event_id AND d.handler_id = i.handler_id AND d.run_id = i.id AND d.status = 'reserved'
+  WHERE d.event_id = i.event_id AND d.handler_id = i.handler_id AND d.run_id = i.id
+    AND d.status = '{DeliveryStatus.RESERVED}'
   RETURNING d.run_id
 ), roots AS (
   SELECT e.run, (array_agg(DISTINCT root.id ORDER BY root.id))[1:32] AS caused_by
@@ -115,8 +121,9 @@ LEFT JOIN (SELECT created_by_run_id AS run, count(*) AS number FROM fresh GROUP 
 ORDER BY m.id
 """
 
-COMMIT = Statement[CommittedRunRow](_COMMIT.replace("{phase}", "'emitting'").replace("{kind}", "'consumer'"))
-COMMIT_PRODUCER = Statement[CommittedRunRow](_COMMIT.replace("{phase}", "'preparing'").replace("{kind}", "'producer'"))
+
+COMMIT = Statement[CommittedRunRow](_commit_sql(Phase.EMITTING, HandlerKind.CONSUMER))
+COMMIT_PRODUCER = Statement[CommittedRunRow](_commit_sql(Phase.PREPARING, HandlerKind.PRODUCER))
 
 #: A payload may be rewritten only while no run can have seen it: not offered, not reserved, and no run
 #: that sees everything is choosing. A consumer that rested on the old payload is due again.
@@ -127,9 +134,9 @@ WITH given AS (
   SELECT e.id, coalesce(g.payload, 'null') AS payload, g.title FROM given g
   JOIN pipeline.events e ON e.workflow = :workflow AND e.topic = g.topic AND e.message_id = g.message_id
 ), locked AS (
-  SELECT d.event_id, d.status = 'pending' AND d.offered_to IS NULL AND NOT EXISTS (
+  SELECT d.event_id, d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND NOT EXISTS (
     SELECT FROM pipeline.runs r WHERE r.workflow = :workflow AND r.handler_id = d.handler_id
-      AND r.finished_at IS NULL AND r.offered IS NULL AND r.phase IN ('pending', 'preparing')) AS is_unseen
+      AND r.finished_at IS NULL AND r.offered IS NULL AND r.phase IN {BEFORE_PREPARED}) AS is_unseen
   FROM pipeline.deliveries d JOIN target t ON t.id = d.event_id
   ORDER BY d.event_id FOR UPDATE OF d
 ), rewritten AS (
@@ -145,7 +152,7 @@ SELECT * FROM rewritten ORDER BY id
 
 #: Inputs of stopped runs: pending again (or set aside), no longer offered, visible as new. What waited
 #: behind the key of one that is set aside was seen by nobody.
-RELEASE_INPUTS = Statement[ReleasedInputRow]("""
+RELEASE_INPUTS = Statement[ReleasedInputRow](f"""
 WITH x AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, handler_id integer, events bigint[],
     unheld boolean, quarantine boolean, error text, counts boolean, suspect boolean, delay interval)
@@ -156,7 +163,7 @@ WITH x AS (
   SELECT x.*, input.event_id FROM x, unnest(x.events) AS input(event_id)
 )
 UPDATE pipeline.deliveries d
-SET status = CASE WHEN x.quarantine THEN 'quarantined' ELSE 'pending' END,
+SET status = CASE WHEN x.quarantine THEN '{DeliveryStatus.QUARANTINED}' ELSE '{DeliveryStatus.PENDING}' END,
     error = CASE WHEN x.quarantine THEN x.error END, suspect = coalesce(x.suspect, d.suspect),
     run_id = NULL, offered_to = NULL, declined = false,
     failures = least(d.failures + CASE WHEN x.counts THEN 1 ELSE 0 END, 32767),
@@ -164,41 +171,45 @@ SET status = CASE WHEN x.quarantine THEN 'quarantined' ELSE 'pending' END,
     xid = pg_current_xact_id()
 FROM inputs x
 WHERE d.event_id = x.event_id AND d.handler_id = x.handler_id
-  AND ((d.status = 'reserved' AND d.run_id = x.run) OR (d.status = 'pending' AND d.offered_to = x.run)
-    OR (d.status = 'pending' AND d.offered_to IS NULL AND x.unheld))
+  AND ((d.status = '{DeliveryStatus.RESERVED}' AND d.run_id = x.run) OR (d.status = '{DeliveryStatus.PENDING}'
+    AND d.offered_to = x.run)
+    OR (d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND x.unheld))
 RETURNING d.event_id, d.status, x.run
 """)
 
 #: What a run has reserved: its inputs go with it.
-_INPUTS = """
+_INPUTS = f"""
 FROM pipeline.runs r, unnest(r.event_ids) AS input(event_id)
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND d.event_id = input.event_id AND d.handler_id = r.handler_id
-  AND d.run_id = r.id AND d.status = 'reserved'
+  AND d.run_id = r.id AND d.status = '{DeliveryStatus.RESERVED}'
 RETURNING d.event_id
 """
-SKIP_INPUTS = Statement[EventIdRow](f"UPDATE pipeline.deliveries d SET status = 'skipped' {_INPUTS}")
-CONSUME_INPUTS = Statement[EventIdRow](f"UPDATE pipeline.deliveries d SET status = 'consumed' {_INPUTS}")
+SKIP_INPUTS = Statement[EventIdRow](f"UPDATE pipeline.deliveries d SET status = '{DeliveryStatus.SKIPPED}' {_INPUTS}")
+CONSUME_INPUTS = Statement[EventIdRow](
+    f"UPDATE pipeline.deliveries d SET status = '{DeliveryStatus.CONSUMED}' {_INPUTS}"
+)
 
 _ONE = "event_id = :event_id AND handler_id = :handler_id"
 
 LOCK_ONE = Statement[DeliveryRow](f"SELECT * FROM pipeline.deliveries WHERE {_ONE} FOR UPDATE")
 SKIP_ONE = Statement[DeliveryRow](f"""
 WITH freed AS (UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE id = :handler_id AND ordered)
-UPDATE pipeline.deliveries SET status = 'skipped', offered_to = NULL
-WHERE {_ONE} AND status IN ('pending', 'quarantined') AND offered_to IS NULL RETURNING *
+UPDATE pipeline.deliveries SET status = '{DeliveryStatus.SKIPPED}', offered_to = NULL
+WHERE {_ONE} AND status IN {UNOWNED_DELIVERY} AND offered_to IS NULL RETURNING *
 """)
 QUARANTINE_ONE = Statement[DeliveryRow](f"""
 WITH freed AS (UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE id = :handler_id AND ordered)
-UPDATE pipeline.deliveries SET status = 'quarantined', error = :error
-WHERE {_ONE} AND status = 'pending' AND offered_to IS NULL RETURNING *
+UPDATE pipeline.deliveries SET status = '{DeliveryStatus.QUARANTINED}', error = :error
+WHERE {_ONE} AND status = '{DeliveryStatus.PENDING}' AND offered_to IS NULL RETURNING *
 """)
 RELEASE_ONE = Statement[DeliveryRow](f"""
 WITH lowered AS (
   UPDATE pipeline.handlers SET low_watermark = least(low_watermark, :event_id - 1) WHERE id = :handler_id
 )
 UPDATE pipeline.deliveries
-SET status = 'pending', failures = 0, error = NULL, available_at = NULL, declined = false, xid = pg_current_xact_id()
-WHERE {_ONE} AND status = 'quarantined' RETURNING *
+SET status = '{DeliveryStatus.PENDING}', failures = 0, error = NULL, available_at = NULL, declined = false,
+  xid = pg_current_xact_id()
+WHERE {_ONE} AND status = '{DeliveryStatus.QUARANTINED}' RETURNING *
 """)
 
 
@@ -207,7 +218,7 @@ def release_inputs(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> Sequen
     return tx.all(RELEASE_INPUTS, rows=encode_rows(rows))
 
 
-RESET_EVENT_FAILURES = Command("""
+RESET_EVENT_FAILURES = Command(f"""
 UPDATE pipeline.deliveries d SET failures = 0 FROM pipeline.handlers h
-WHERE h.workflow = :workflow AND d.handler_id = h.id AND d.failures > 0 AND d.status IN ('pending', 'reserved')
+WHERE h.workflow = :workflow AND d.handler_id = h.id AND d.failures > 0 AND d.status IN {OPEN_DELIVERY}
 """)

@@ -6,7 +6,9 @@ from typing import Any
 from pydantic import BaseModel
 from sqlalchemy.dialects import postgresql
 
+from pipeline.domain.states import DeliveryStatus
 from pipeline.domain.values import HandlerSpec
+from pipeline.domain.workflows import OnUncertain
 from pipeline.store import schema
 from pipeline.store.rows import HandlerIdRow, HandlerStateRow, HorizonRow, SharedStateRow
 from pipeline.store.statements import Command, Statement
@@ -49,12 +51,12 @@ UPDATE pipeline.handlers SET retired = true
 WHERE workflow = :workflow AND name <> ALL(CAST(:names AS text[])) AND NOT retired
 """)
 
-RESET_DECLINED = Command("""
+RESET_DECLINED = Command(f"""
 WITH woken AS (
   UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE workflow = :workflow RETURNING id
 )
 UPDATE pipeline.deliveries d SET declined = false FROM woken h
-WHERE d.handler_id = h.id AND d.status = 'pending' AND d.declined
+WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.declined
 """)
 
 
@@ -63,9 +65,9 @@ LOCK_HANDLER_STATES = Statement[HandlerStateRow]("""
 SELECT id, state FROM pipeline.handlers WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE
 """)
 #: Read after the states are locked: whoever else has written one was registered before.
-SHARED_STATES = Statement[SharedStateRow]("""
+SHARED_STATES = Statement[SharedStateRow](f"""
 SELECT h.workflow, h.name FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
-WHERE h.id = ANY(:ids) AND (w.concurrency > 1 OR w.on_uncertain = 'contain') ORDER BY h.id
+WHERE h.id = ANY(:ids) AND (w.concurrency > 1 OR w.on_uncertain = '{OnUncertain.CONTAIN}') ORDER BY h.id
 """)
 
 #: Called for handlers that run alone. What is over waits for nothing: a rest without failures would mean that no
@@ -84,12 +86,13 @@ WHERE h.id = x.handler_id
 
 #: No worker takes the runs of these handlers: each rests the longer the longer its work has waited. A rest without
 #: failures is how such a handler is known, so failures of code that no worker has are forgotten.
-BACK_OFF_UNCLAIMED = Command("""
+BACK_OFF_UNCLAIMED = Command(f"""
 UPDATE pipeline.handlers h
 SET consecutive_failures = 0, retry_at = greatest(h.retry_at, pipeline.clock() +
   least(greatest((pipeline.clock() - coalesce((
     SELECT e.created_at FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
-    WHERE d.handler_id = h.id AND d.status = 'pending' AND d.event_id > h.low_watermark ORDER BY d.event_id LIMIT 1),
+    WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}'
+      AND d.event_id > h.low_watermark ORDER BY d.event_id LIMIT 1),
     h.next_run_at)) / 2, interval '1 minute'), interval '10 minutes'))
 WHERE h.id = ANY(:ids) AND NOT h.retired
 """)
@@ -112,12 +115,12 @@ HORIZON = Statement[HorizonRow](
 
 #: The previous horizon has passed once every transaction that could hold an id below it has ended. One that a dump
 #: brought along from a cluster that was further on never would: it is noted anew.
-RAISE_WATERMARKS = Command("""
+RAISE_WATERMARKS = Command(f"""
 UPDATE pipeline.handlers h SET low_watermark = greatest(h.low_watermark, least(h.horizon, o.oldest - 1))
 FROM (
   SELECT w.id, least(
-    (SELECT min(event_id) FROM pipeline.deliveries WHERE handler_id = w.id AND status = 'pending'),
-    (SELECT min(event_id) FROM pipeline.deliveries WHERE handler_id = w.id AND status = 'reserved'),
+    (SELECT min(event_id) FROM pipeline.deliveries WHERE handler_id = w.id AND status = '{DeliveryStatus.PENDING}'),
+    (SELECT min(event_id) FROM pipeline.deliveries WHERE handler_id = w.id AND status = '{DeliveryStatus.RESERVED}'),
     9223372036854775807) AS oldest
   FROM pipeline.handlers w
 ) o

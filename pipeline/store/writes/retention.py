@@ -6,6 +6,8 @@ moves it to the archive where the workflow says so, and tells where the page end
 anybody, or is in anybody's way, stays however old it is.
 """
 
+from pipeline.domain.states import RunStatus
+from pipeline.store.literals import DONE_DELIVERY
 from pipeline.store.rows import PageRow, RetentionRow
 from pipeline.store.statements import Command, Statement
 
@@ -40,7 +42,7 @@ WITH page AS MATERIALIZED (
   SELECT p.id, p.archives FROM page p
   WHERE p.at < pipeline.clock() - p.keep_done AND NOT EXISTS (
     SELECT FROM pipeline.deliveries d LEFT JOIN pipeline.runs r ON r.id = d.run_id
-    WHERE d.event_id = p.id AND (d.status NOT IN ('consumed', 'skipped') OR r.retry_pending
+    WHERE d.event_id = p.id AND (d.status NOT IN {DONE_DELIVERY} OR r.retry_pending
       OR (r.id IS NOT NULL AND r.finished_at IS NULL) OR r.finished_at >= pipeline.clock() - p.keep_done))
     AND p.id NOT IN (SELECT unnest(r.event_ids) FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
                      WHERE m.next_monitor_at IS NOT NULL)
@@ -85,7 +87,7 @@ WITH page AS MATERIALIZED (
 ), dropped AS (
   DELETE FROM pipeline.runs r USING gone g WHERE r.id = g.id RETURNING r.*
 ), numbered AS (
-  SELECT session_id, count(*) FILTER (WHERE status = 'committed') AS runs, sum(cost) AS cost
+  SELECT session_id, count(*) FILTER (WHERE status = '{RunStatus.COMMITTED}') AS runs, sum(cost) AS cost
   FROM dropped GROUP BY session_id
 ), open AS (
   SELECT s.id FROM pipeline.sessions s WHERE s.finished_at IS NULL AND s.id IN (SELECT session_id FROM numbered)

@@ -9,7 +9,10 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
+from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import RowT, Transaction
+from pipeline.store.literals import AFTER_MUTATION, BEFORE_PREPARED, HELD_INPUT, RESOLVED_MUTATION, sql_list
 from pipeline.store.predicates import is_in_next_slice, is_key_free, is_subscribed
 from pipeline.store.rows import (
     ClaimedRunRow,
@@ -31,15 +34,17 @@ _REQUESTED = "requested AS (SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb
 _PREPARED_COLUMNS = "run uuid, fence bigint, events bigint[], topics text[], result jsonb, wake_at timestamptz"
 _STOPPED_COLUMNS = "run uuid, status text, error text, error_type text, retry_pending boolean, delay interval"
 
-_IS_CONSUMER = "EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND h.kind = 'consumer')"
+_IS_CONSUMER = f"""EXISTS (
+  SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND h.kind = '{HandlerKind.CONSUMER}')"""
 
 # An array is unnested in a MATERIALIZED part of its own before anything is joined to it, and a cohort's rows
 # are named by an array: both keep the planner on primary keys when it knows nothing of a table yet.
 
 #: The rows of a cohort whose worker still holds them, locked in id order.
-_HELD = """held AS (
+_HELD = f"""held AS (
   SELECT r.* FROM pipeline.runs r JOIN requested x ON x.run = r.id
-  WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) AND r.fence = x.fence AND r.status = 'active' AND {guard}
+  WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) AND r.fence = x.fence AND r.status = '{RunStatus.ACTIVE}'
+    AND {{guard}}
   ORDER BY r.id FOR NO KEY UPDATE OF r
 )"""
 
@@ -54,7 +59,7 @@ WITH free AS (
   SELECT r.id, m.id AS ledger_id, m.status AS mutation_status, m.result AS mutation_result
   FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
   LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND {guard}
+  WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL AND {guard}
     AND (CAST(:known_handlers AS text[]) IS NULL
       OR r.workflow || chr(31) || h.name = ANY(CAST(:known_handlers AS text[])))
   ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
@@ -71,25 +76,26 @@ RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered
 
 
 CLAIM_PREPARE = Statement[ClaimedRunRow](
-    _claim_sql("r.phase IN ('pending', 'preparing') AND h.kind = 'consumer'", "'preparing'")
+    _claim_sql(f"r.phase IN {BEFORE_PREPARED} AND h.kind = '{HandlerKind.CONSUMER}'", f"'{Phase.PREPARING}'")
 )
 CLAIM_PRODUCE = Statement[ClaimedRunRow](
-    _claim_sql("r.phase IN ('pending', 'preparing') AND h.kind = 'producer'", "'preparing'")
+    _claim_sql(f"r.phase IN {BEFORE_PREPARED} AND h.kind = '{HandlerKind.PRODUCER}'", f"'{Phase.PREPARING}'")
 )
 CLAIM_MUTATE = Statement[ClaimedRunRow](
     _claim_sql(
-        "((r.phase = 'prepared' AND r.event_ids <> '{}') "
-        "OR (r.phase = 'mutating' AND m.status = 'pending' AND m.approved_at IS NOT NULL AND EXISTS ("
-        "SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = 'active' AND NOT w.maintenance) "
-        "AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = r.workflow AND b.closed_at IS NULL)))",
+        f"""((r.phase = '{Phase.PREPARED}' AND r.event_ids <> '{{}}')
+    OR (r.phase = '{Phase.MUTATING}' AND m.status = '{MutationStatus.PENDING}' AND m.approved_at IS NOT NULL
+    AND EXISTS (SELECT FROM pipeline.workflows w
+      WHERE w.name = r.workflow AND w.desired = '{DesiredStatus.ACTIVE}' AND NOT w.maintenance)
+    AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = r.workflow AND b.closed_at IS NULL)))""",
         "r.phase",
     )
 )
 CLAIM_NEXT = Statement[ClaimedRunRow](
     _claim_sql(
-        "((r.phase IN ('mutated', 'emitting') AND r.mutation_outcome <> 'failure') "
-        "OR (r.phase = 'prepared' AND r.event_ids = '{}'))",
-        "'emitting'",
+        f"((r.phase IN {AFTER_MUTATION} AND r.mutation_outcome <> '{MutationOutcome.FAILURE}') "
+        f"OR (r.phase = '{Phase.PREPARED}' AND r.event_ids = '{{}}'))",
+        f"'{Phase.EMITTING}'",
     )
 )
 
@@ -101,19 +107,20 @@ _IS_KEY_FREE = is_key_free(ordered=":ordered", handler=":handler_id", workflow="
 INSERT_SLICED = Statement[StartedRunRow](f"""
 WITH fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
-  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND NOT d.declined
+  WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL AND NOT d.declined
     AND {_IS_AVAILABLE} AND {_IS_KEY_FREE}
     AND {is_in_next_slice(ordered=":ordered", handler=":handler_id", batch=":batch")}
       AND {is_subscribed(ordered=":ordered")}
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
 ), declined AS (
   SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
-  WHERE (NOT :ordered OR d.key IS NULL) AND d.handler_id = :handler_id AND d.status = 'pending'
+  WHERE (NOT :ordered OR d.key IS NULL) AND d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}'
     AND d.offered_to IS NULL AND d.declined AND {_IS_AVAILABLE}
   ORDER BY d.event_id LIMIT :window FOR UPDATE OF d
 ), before_fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
-  WHERE :ordered AND d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL AND d.declined
+  WHERE :ordered AND d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
+    AND d.declined
     AND {_IS_AVAILABLE} AND {_IS_KEY_FREE} AND d.key IN (SELECT key FROM fresh)
     AND ((SELECT count(*) FROM fresh) < :window OR d.event_id < (SELECT max(event_id) FROM fresh))
   ORDER BY d.event_id FOR UPDATE OF d
@@ -149,18 +156,18 @@ SELECT c.*, s.suspect FROM created c JOIN slices s ON s.id = c.id ORDER BY c.off
 
 #: A run that sees everything takes the trace of the event that waits first: most runs begin with it. Among others it
 #: waits for those that are still choosing, so that none is offered what it sees; what they have chosen is theirs.
-INSERT_UNSLICED = Statement[RunRow]("""
+INSERT_UNSLICED = Statement[RunRow](f"""
 INSERT INTO pipeline.runs (workflow, handler_id, session_id, dispatched_at, traceparent)
 SELECT :workflow, :handler_id, :session_id, pipeline.clock(), (
   SELECT CASE WHEN e.created_by_run_id IS NULL THEN e.traceparent END
   FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
-  WHERE d.handler_id = :handler_id AND d.status = 'pending' AND d.offered_to IS NULL
+  WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
     AND d.event_id > (SELECT low_watermark FROM pipeline.handlers WHERE id = :handler_id)
     AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
   ORDER BY d.event_id LIMIT 1)
 WHERE NOT EXISTS (
   SELECT FROM pipeline.runs WHERE workflow = :workflow AND handler_id = :handler_id AND finished_at IS NULL
-    AND status = 'active' AND (:is_single OR phase IN ('pending', 'preparing')))
+    AND status = '{RunStatus.ACTIVE}' AND (:is_single OR phase IN {BEFORE_PREPARED}))
 RETURNING *
 """)
 
@@ -170,7 +177,7 @@ RETURNING *
 #: what others declined before is asked about again: nobody says that it was shown that.
 FINISH_PREPARE = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns=_PREPARED_COLUMNS)},
-{_HELD.format(guard="r.phase = 'preparing' AND " + _IS_CONSUMER)},
+{_HELD.format(guard=f"r.phase = '{Phase.PREPARING}' AND " + _IS_CONSUMER)},
 wanted AS MATERIALIZED (
   SELECT h.id AS run, h.handler_id, h.offered IS NULL AS alone, w.event_id, w.topic
   FROM held h JOIN requested x ON x.run = h.id, unnest(x.events, x.topics) AS w(event_id, topic)
@@ -178,7 +185,7 @@ wanted AS MATERIALIZED (
   SELECT w.run, d.event_id, d.handler_id
   FROM pipeline.deliveries d JOIN wanted w ON w.event_id = d.event_id AND w.handler_id = d.handler_id
   JOIN pipeline.events e ON e.id = d.event_id AND e.topic = w.topic
-  WHERE d.status = 'pending' AND ((w.alone AND d.offered_to IS NULL) OR d.offered_to = w.run)
+  WHERE d.status = '{DeliveryStatus.PENDING}' AND ((w.alone AND d.offered_to IS NULL) OR d.offered_to = w.run)
   ORDER BY d.event_id FOR UPDATE OF d
 ), mine AS (
   SELECT DISTINCT ON (event_id, handler_id) event_id, handler_id, run FROM free ORDER BY event_id, handler_id, run
@@ -187,13 +194,13 @@ wanted AS MATERIALIZED (
   WHERE cardinality(x.events) = (SELECT count(*) FROM mine m WHERE m.run = h.id)
 ), moved AS (
   UPDATE pipeline.runs r
-  SET phase = 'prepared', event_ids = c.events, prepare_result = c.result, lease_expires_at = NULL,
+  SET phase = '{Phase.PREPARED}', event_ids = c.events, prepare_result = c.result, lease_expires_at = NULL,
       dispatched_at = pipeline.clock()
   FROM complete c WHERE r.id = c.id
   RETURNING r.*
 ), reserved AS (
   UPDATE pipeline.deliveries d
-  SET status = 'reserved', run_id = m.run, offered_to = NULL, declined = false
+  SET status = '{DeliveryStatus.RESERVED}', run_id = m.run, offered_to = NULL, declined = false
   FROM mine m JOIN complete c ON c.id = m.run
   WHERE d.event_id = m.event_id AND d.handler_id = m.handler_id
   RETURNING d.event_id
@@ -207,7 +214,8 @@ wanted AS MATERIALIZED (
   FROM unused u WHERE d.event_id = u.event_id AND d.handler_id = u.handler_id AND d.offered_to = u.id
 ), left_over AS (
   SELECT d.event_id, d.handler_id FROM complete c JOIN pipeline.deliveries d ON d.handler_id = c.handler_id
-  WHERE c.offered IS NULL AND c.events <> '{{}}' AND d.status = 'pending' AND d.declined AND d.offered_to IS NULL
+  WHERE c.offered IS NULL AND c.events <> '{{}}' AND d.status = '{DeliveryStatus.PENDING}' AND d.declined
+    AND d.offered_to IS NULL
     AND d.event_id <> ALL(c.events)
   FOR UPDATE OF d SKIP LOCKED
 ), reconsidered AS (
@@ -234,14 +242,15 @@ SELECT * FROM moved ORDER BY id
 
 NO_MUTATION = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
-{_HELD.format(guard="r.phase = 'prepared'")}
-UPDATE pipeline.runs r SET phase = 'mutated', lease_expires_at = NULL, dispatched_at = pipeline.clock()
+{_HELD.format(guard=f"r.phase = '{Phase.PREPARED}'")}
+UPDATE pipeline.runs r SET phase = '{Phase.MUTATED}', lease_expires_at = NULL, dispatched_at = pipeline.clock()
 FROM held WHERE r.id = held.id RETURNING r.*
 """)
 
+_HELD_WITHOUT_MUTATION = sql_list(Phase.PREPARING, Phase.PREPARED, Phase.EMITTING)
 _IS_LEASED = "r.lease_expires_at IS NOT NULL"
-_IS_UNSENT = """(r.phase = 'mutating' AND EXISTS (
-  SELECT FROM pipeline.mutations m WHERE m.id = r.mutation_id AND m.status = 'pending'))"""
+_IS_UNSENT = f"""(r.phase = '{Phase.MUTATING}' AND EXISTS (
+  SELECT FROM pipeline.mutations m WHERE m.id = r.mutation_id AND m.status = '{MutationStatus.PENDING}'))"""
 
 HEARTBEAT = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
@@ -252,75 +261,79 @@ FROM held WHERE r.id = held.id RETURNING r.*
 
 HAND_BACK = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
-{_HELD.format(guard=f"(r.phase IN ('preparing', 'prepared', 'emitting') OR {_IS_UNSENT}) AND {_IS_LEASED}")}
+{_HELD.format(guard=f"(r.phase IN {_HELD_WITHOUT_MUTATION} OR {_IS_UNSENT}) AND {_IS_LEASED}")}
 UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = CASE WHEN :later THEN pipeline.clock() END
 FROM held WHERE r.id = held.id RETURNING r.*
 """)
 
-EXPIRE_LEASES_OF_PROCESS = Statement[RunIdRow]("""
+EXPIRE_LEASES_OF_PROCESS = Statement[RunIdRow](f"""
 UPDATE pipeline.runs SET lease_expires_at = pipeline.clock() - interval '1 microsecond'
-WHERE finished_at IS NULL AND status = 'active' AND lease_expires_at IS NOT NULL AND worker = :worker
+WHERE finished_at IS NULL AND status = '{RunStatus.ACTIVE}' AND lease_expires_at IS NOT NULL AND worker = :worker
 RETURNING id
 """)
 
-MARK_DISPATCHED = Statement[RunRow]("""
+MARK_DISPATCHED = Statement[RunRow](f"""
 UPDATE pipeline.runs SET dispatched_at = pipeline.clock()
-WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'active' AND lease_expires_at IS NULL RETURNING *
+WHERE id = ANY(CAST(:ids AS uuid[])) AND status = '{RunStatus.ACTIVE}' AND lease_expires_at IS NULL RETURNING *
 """)
 
 #: A message reached a worker that could do nothing with it: the next tick rings again, not only when silence is over.
-REQUEUE_UNKNOWN = Statement[RunIdRow]("""
+REQUEUE_UNKNOWN = Statement[RunIdRow](f"""
 UPDATE pipeline.runs r SET dispatched_at = NULL, worker = NULL FROM pipeline.handlers h
-WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND h.id = r.handler_id
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
+  AND h.id = r.handler_id
   AND r.workflow || chr(31) || h.name <> ALL(CAST(:known_handlers AS text[])) RETURNING r.id
 """)
 
 #: As they were handed back: no message under way, and no worker that has had them since.
-LOCK_UNCLAIMED = Statement[UnclaimedRunRow]("""
+LOCK_UNCLAIMED = Statement[UnclaimedRunRow](f"""
 SELECT r.id, r.handler_id FROM pipeline.runs r
-WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active'
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}'
   AND r.lease_expires_at IS NULL AND r.dispatched_at IS NULL AND r.worker IS NULL
 ORDER BY r.id FOR NO KEY UPDATE OF r
 """)
 
 #: Before anything was asked of the world a run ends; once its outcome is known another carries it forward. What a
 #: person has allowed stays as it is, and so does a plan that is tried again.
-WITHDRAW_UNCLAIMED = Statement[NamedRunRow]("""
+WITHDRAW_UNCLAIMED = Statement[NamedRunRow](f"""
 UPDATE pipeline.runs r
-SET status = 'paused:transient', error = :error, error_type = 'UnknownHandler', finished_at = pipeline.clock(),
-    retry_pending = r.phase IN ('mutated', 'emitting'),
-    attempt = r.attempt - CASE WHEN r.phase IN ('mutated', 'emitting') THEN 1 ELSE 0 END
+SET status = '{RunStatus.PAUSED_TRANSIENT}', error = :error, error_type = 'UnknownHandler',
+  finished_at = pipeline.clock(),
+    retry_pending = r.phase IN {AFTER_MUTATION},
+    attempt = r.attempt - CASE WHEN r.phase IN {AFTER_MUTATION} THEN 1 ELSE 0 END
 FROM pipeline.handlers h
-WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = 'active' AND r.lease_expires_at IS NULL AND h.id = r.handler_id
-  AND (r.phase IN ('pending', 'preparing') OR (r.phase = 'prepared' AND r.retry_of IS NULL)
-    OR (r.phase IN ('mutated', 'emitting') AND r.mutation_outcome <> 'failure'))
+WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
+  AND h.id = r.handler_id
+  AND (r.phase IN {BEFORE_PREPARED} OR (r.phase = '{Phase.PREPARED}' AND r.retry_of IS NULL)
+    OR (r.phase IN {AFTER_MUTATION} AND r.mutation_outcome <> '{MutationOutcome.FAILURE}'))
 RETURNING r.*, h.name AS handler
 """)
 
-LOCK_TO_STOP = Statement[RunIdRow]("""
+LOCK_TO_STOP = Statement[RunIdRow](f"""
 SELECT r.id FROM pipeline.runs r
 JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id
-WHERE r.status = 'active'
+WHERE r.status = '{RunStatus.ACTIVE}'
   AND (r.fence = x.fence OR (x.fence IS NULL AND r.lease_expires_at < pipeline.clock()))
 ORDER BY r.id FOR NO KEY UPDATE OF r
 """)
 
 #: The run of a retired handler that keeps an event, and what it takes to end it.
-RUN_OF_RETIRED_HANDLER = Statement[RunIdRow]("""
+RUN_OF_RETIRED_HANDLER = Statement[RunIdRow](f"""
 SELECT r.id FROM pipeline.handlers h JOIN pipeline.deliveries d ON d.event_id = :event_id AND d.handler_id = h.id
 JOIN pipeline.runs r ON r.id = d.run_id
-WHERE h.workflow = :workflow AND h.name = :handler AND h.retired AND d.status IN ('reserved', 'skipped')
+WHERE h.workflow = :workflow AND h.name = :handler AND h.retired AND d.status IN {HELD_INPUT}
   AND (r.finished_at IS NULL OR r.retry_pending)
 """)
 LOCK_RUN_OF_RETIRED_HANDLER = Statement[RunWithMutationRow]("""
 SELECT r.*, m.status AS mutation_status FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE r.id = :id AND (r.finished_at IS NULL OR r.retry_pending) FOR NO KEY UPDATE OF r
 """)
-END_RUN_OF_RETIRED_HANDLER = Statement[RunRow]("""
-UPDATE pipeline.runs SET status = CASE WHEN status = 'active' THEN 'failed:internal' ELSE status END, error = :error,
+END_RUN_OF_RETIRED_HANDLER = Statement[RunRow](f"""
+UPDATE pipeline.runs SET status = CASE WHEN status = '{RunStatus.ACTIVE}' THEN '{RunStatus.FAILED_INTERNAL}'
+  ELSE status END, error = :error,
   error_type = 'RetiredHandler', finished_at = coalesce(finished_at, pipeline.clock()),
   retry_pending = false, retry_at = NULL
-WHERE id = :id AND lease_expires_at IS NULL AND (status = 'active' OR retry_pending) RETURNING *
+WHERE id = :id AND lease_expires_at IS NULL AND (status = '{RunStatus.ACTIVE}' OR retry_pending) RETURNING *
 """)
 
 #: An event that a run was shown and did not reserve yet is held by nobody; blamed by name, it counts like an input.
@@ -338,7 +351,7 @@ CROSS JOIN LATERAL (
   WHERE d.handler_id = r.handler_id
     AND d.event_id = ANY(r.event_ids || coalesce(r.offered, '{{}}') || x.culprits)
     AND (d.run_id = r.id OR d.offered_to = r.id OR (r.offered IS NULL AND r.event_ids = '{{}}'
-      AND d.status = 'pending' AND d.offered_to IS NULL))
+      AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL))
 ) i
 WHERE r.id = ANY(ARRAY(SELECT run FROM requested)) ORDER BY r.id
 """)
@@ -352,24 +365,26 @@ FROM requested x WHERE r.id = x.run RETURNING r.*
 """)
 
 #: It stays in the trace of the run it carries on, as `pipeline.telemetry.tracing.context` works that out.
-INSERT_RETRIES = Statement[StartedRunRow]("""
+INSERT_RETRIES = Statement[StartedRunRow](f"""
 WITH stopped AS (
   SELECT r.* FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
   WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.retry_pending
     AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
-    AND (m.id IS NULL OR m.status IN ('applied', 'failed'))
+    AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
   ORDER BY r.id LIMIT :count FOR NO KEY UPDATE OF r
 ), created AS (
   INSERT INTO pipeline.runs (workflow, handler_id, session_id, phase, mutation_outcome, mutation_id, offered,
                              event_ids, prepare_result, retry_of, attempt, dispatched_at, traceparent)
   SELECT s.workflow, s.handler_id, :session_id,
-         CASE WHEN s.mutation_outcome = 'failure' THEN 'prepared' ELSE 'emitting' END,
-         CASE WHEN s.mutation_outcome = 'failure' THEN '' ELSE s.mutation_outcome END,
-         CASE WHEN s.mutation_outcome = 'failure' THEN NULL ELSE s.mutation_id END,
+         CASE WHEN s.mutation_outcome = '{MutationOutcome.FAILURE}'
+           THEN '{Phase.PREPARED}' ELSE '{Phase.EMITTING}' END,
+         CASE WHEN s.mutation_outcome = '{MutationOutcome.FAILURE}'
+           THEN '{MutationOutcome.NONE}' ELSE s.mutation_outcome END,
+         CASE WHEN s.mutation_outcome = '{MutationOutcome.FAILURE}' THEN NULL ELSE s.mutation_id END,
          s.offered, s.event_ids, s.prepare_result, s.id, s.attempt + 1, pipeline.clock(),
-         '00-' || coalesce(substring(s.traceparent FROM '^00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}$'), x.id)
+         '00-' || coalesce(substring(s.traceparent FROM '^00-([0-9a-f]{{32}})-[0-9a-f]{{16}}-[0-9a-f]{{2}}$'), x.id)
          || '-' || right(x.id, 16) || '-'
-         || coalesce(substring(s.traceparent FROM '^00-[0-9a-f]{32}-[0-9a-f]{16}-([0-9a-f]{2})$'), '81')
+         || coalesce(substring(s.traceparent FROM '^00-[0-9a-f]{{32}}-[0-9a-f]{{16}}-([0-9a-f]{{2}})$'), '81')
   FROM stopped s, LATERAL (SELECT replace(CAST(s.id AS text), '-', '') AS id) x
   RETURNING *
 ), carried AS (
@@ -380,7 +395,7 @@ WITH stopped AS (
   UPDATE pipeline.deliveries d SET run_id = i.id
   FROM inputs i WHERE d.event_id = i.event_id AND d.handler_id = i.handler_id AND d.run_id = i.retry_of
 )
-SELECT c.*, s.status = 'crashed' AS suspect FROM created c JOIN stopped s ON s.id = c.retry_of ORDER BY c.id
+SELECT c.*, s.status = '{RunStatus.CRASHED}' AS suspect FROM created c JOIN stopped s ON s.id = c.retry_of ORDER BY c.id
 """)
 
 

@@ -1,5 +1,7 @@
 """Guarded writes of sessions."""
 
+from pipeline.domain.states import RunStatus
+from pipeline.domain.workflows import SessionResult
 from pipeline.store.rows import NameRow, SessionIdRow, SessionRow
 from pipeline.store.statements import Command, Statement
 
@@ -39,17 +41,18 @@ def _session_total(number: str) -> str:
 
 
 #: Retention has told the session of the runs that it dropped.
-_RUN_COUNT = _session_total("coalesce(s.run_count, 0) + count(*) FILTER (WHERE r.status = 'committed')")
+_RUN_COUNT = _session_total(f"coalesce(s.run_count, 0) + count(*) FILTER (WHERE r.status = '{RunStatus.COMMITTED}')")
 _RUN_COST = _session_total("coalesce(sum(r.cost) + coalesce(s.cost, 0), s.cost)")
 END_SESSIONS = Statement[SessionRow](f"""
 UPDATE pipeline.sessions s
-SET finished_at = pipeline.clock(), result = 'failed', error = x.error, run_count = {_RUN_COUNT}, cost = {_RUN_COST}
+SET finished_at = pipeline.clock(), result = '{SessionResult.FAILED}', error = x.error, run_count = {_RUN_COUNT},
+  cost = {_RUN_COST}
 FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(session_id uuid, error text)
 WHERE s.id = x.session_id AND s.finished_at IS NULL RETURNING s.*
 """)
 FINISH_SESSIONS = Statement[SessionRow](f"""
 UPDATE pipeline.sessions s
-SET finished_at = pipeline.clock(), result = 'completed', run_count = {_RUN_COUNT}, cost = {_RUN_COST}
+SET finished_at = pipeline.clock(), result = '{SessionResult.COMPLETED}', run_count = {_RUN_COUNT}, cost = {_RUN_COST}
 WHERE s.id = ANY(CAST(:ids AS uuid[])) AND s.finished_at IS NULL
   AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
   AND NOT EXISTS (SELECT FROM pipeline.runs r
