@@ -23,7 +23,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, **variables: str) -> dict[str, Any]:
     return {name: value for name, value in runpy.run_path(str(CONFIG)).items() if not name.startswith("_")}
 
 
-def test_every_name_is_a_setting_that_celery_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_name_is_a_setting_of_celery(monkeypatch: pytest.MonkeyPatch) -> None:
     imported = {"os", "timedelta", "Any", "Settings", "TIME_LIMIT_GRACE", "PERIODS"}
     assert set(loaded(monkeypatch)) - imported <= SETTING_KEYS
 
@@ -35,7 +35,7 @@ def test_a_message_is_given_back_until_its_work_is_done(monkeypatch: pytest.Monk
     assert config["worker_prefetch_multiplier"] == 1
 
 
-def test_beat_rings_for_every_sweep_and_lets_old_rings_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beat_starts_every_sweep_and_lets_old_messages_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = loaded(monkeypatch)["beat_schedule"]
     assert {entry["args"] for entry in schedule.values()} == {(name,) for name in PERIODS}
     assert {entry["task"] for entry in schedule.values()} == {"pipeline.sweep"}
@@ -96,7 +96,7 @@ def test_with_sentinel_the_primary_is_named_and_no_sentinel_is_waited_for_endles
     )
 
 
-def test_a_broker_with_tls_has_to_show_a_certificate_that_is_believed_unless_its_url_says_otherwise(
+def test_the_certificate_of_a_broker_with_tls_is_verified_unless_its_url_disables_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert loaded(monkeypatch, PIPELINE_BROKER_URL="rediss://one")["broker_use_ssl"] == {

@@ -54,7 +54,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
         (" 2 M ", 120),
     ],
 )
-def test_durations_are_written_as_people_write_them(text: str, seconds: float) -> None:
+def test_durations_are_read_in_every_documented_form(text: str, seconds: float) -> None:
     assert Settings.load({"PIPELINE_LEASE": text}).lease == timedelta(seconds=seconds)
 
 
@@ -134,7 +134,7 @@ def test_an_endpoint_to_which_the_last_part_would_be_added_twice_is_refused(path
 
 
 @given(st.text(min_size=1).filter(str.strip))
-def test_no_text_at_all_makes_reading_a_url_fail_in_another_way(text: str) -> None:
+def test_reading_any_text_as_a_url_raises_only_our_error(text: str) -> None:
     try:
         Settings.load({"PIPELINE_DATABASE_URL": text, "PIPELINE_BROKER_URL": text})
     except SettingsError as error:

@@ -57,7 +57,7 @@ def test_the_doctor_refuses_a_database_that_was_never_migrated(unmigrated: str) 
     assert "Traceback" not in done.stderr
 
 
-def test_a_database_out_of_reach_is_said_in_a_sentence_without_its_password() -> None:
+def test_an_unreachable_database_is_reported_in_a_sentence_without_its_password() -> None:
     done = pipeline("doctor", database_url="postgresql://someone:s3cret@127.0.0.1:1/nowhere")
     assert done.returncode == 3
     assert "cannot be reached" in done.stderr
@@ -66,14 +66,14 @@ def test_a_database_out_of_reach_is_said_in_a_sentence_without_its_password() ->
     assert "Traceback" not in done.stderr
 
 
-def test_a_setting_nobody_knows_is_refused_with_its_name(database_url: str) -> None:
+def test_an_unknown_setting_is_refused_with_its_name(database_url: str) -> None:
     done = pipeline("doctor", database_url=database_url, PIPELINE_DATABSE="x")
     assert done.returncode == 2
     assert "PIPELINE_DATABSE" in done.stderr
 
 
 @pytest.mark.timeout(300)
-def test_the_demo_kills_a_process_on_the_way_and_ends_by_itself_with_a_true_summary(tmp_path: Path) -> None:
+def test_the_demo_kills_a_process_and_ends_by_itself_with_a_true_summary(tmp_path: Path) -> None:
     clean = clean_environ()
     done = subprocess.run(
         [sys.executable, "-m", "tools.demo"],

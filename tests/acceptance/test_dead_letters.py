@@ -104,7 +104,7 @@ def test_what_cannot_be_read_or_is_unknown_is_kept_as_it_came_and_never_shown(
     assert {kind: after[kind] - before[kind] for kind in expected} == expected
 
 
-def test_a_person_lists_sends_back_and_drops_what_nobody_could_read(
+def test_an_operator_lists_sends_back_and_drops_unreadable_messages(
     shop: Installation, theirs: Celery, broker: redis.Redis
 ) -> None:
     count = sum(strange(theirs).values())

@@ -94,7 +94,7 @@ def had_effects_once(works: Installation, done: Sequence[str], not_done: Sequenc
     wait_for(is_healthy, within=60, every=0.1)
 
 
-def test_a_producer_whose_processes_die_runs_once_for_each_slot_whoever_rings(empty: Installation) -> None:
+def test_a_producer_whose_processes_die_runs_once_for_each_slot_whatever_starts_it(empty: Installation) -> None:
     works, count = empty, 8
     expected = [f"tick {number}" for number in range(1, count + 1)]
     worker = works.worker(**WORKS, SHOP_OBEYS="1", WORKS_TICKS=str(count))
@@ -126,7 +126,7 @@ def test_what_a_producer_published_is_started_by_its_end_however_rare_the_tick(e
     wait_until(works, "ticks", consumed=["tick 1"])
 
 
-def test_exactly_the_request_that_a_person_approved_is_sent(works: Installation) -> None:
+def test_exactly_the_request_that_an_operator_approved_is_sent(works: Installation) -> None:
     first, second, third = ids = publish(works, "letters", {}, {}, {})
     wait_for(lambda: len(asked(works)) == 3, within=60, why="three requests wait for a person")
     requests = asked(works)
@@ -155,7 +155,7 @@ def asked(works: Installation) -> dict[str, Any]:
     return {row.params["event"]: row for row in works.ledger() if row.status == "pending"}
 
 
-def test_events_that_no_code_can_handle_are_set_aside_and_the_others_go_on(works: Installation) -> None:
+def test_events_that_always_fail_are_quarantined_and_the_others_continue(works: Installation) -> None:
     ids = publish(works, "parcels", *({"broken": number % 3 == 0} for number in range(9)))
     broken, good = ids[::3], [id_ for number, id_ in enumerate(ids) if number % 3]
     wait_until(works, "parcels", consumed=good, quarantined=broken)

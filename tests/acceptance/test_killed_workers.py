@@ -69,7 +69,7 @@ def test_a_worker_that_comes_back_after_its_lease_finds_its_writes_refused(shop:
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_a_worker_asked_to_stop_in_the_middle_of_a_phase_finishes_it_and_leaves_the_rest(
+def test_a_worker_stopped_in_the_middle_of_a_phase_finishes_it_and_leaves_the_others(
     shop: Installation, gate: str
 ) -> None:
     worker = shop.nodes[0]

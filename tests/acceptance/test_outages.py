@@ -45,7 +45,7 @@ def wait_for_words(node: Node, words: str, *, after: int = 0) -> None:
     wait_for(lambda: words in node.log.read_text()[after:], within=60, why=f"{words!r} in the log of {node.name}")
 
 
-def test_what_a_dead_process_held_is_recovered_before_its_lease_lapses_even_if_the_database_was_away(
+def test_runs_of_a_dead_process_are_recovered_before_their_lease_lapses_even_if_the_database_was_away(
     shop: Installation,
 ) -> None:
     worker = shop.nodes[0]
@@ -91,7 +91,7 @@ messages.wake_workflow("shop")
 """
 
 
-def test_a_broker_that_cannot_be_reached_is_no_error_of_the_work_that_rings(installation: Installation) -> None:
+def test_an_unreachable_broker_does_not_fail_the_transition_that_dispatches(installation: Installation) -> None:
     environ = {**installation.environ, "PIPELINE_BROKER_URL": "redis://127.0.0.1:1/0"}
     rung = subprocess.run(
         [sys.executable, "-c", RING], env=environ, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False

@@ -58,7 +58,7 @@ def test_a_foreign_app_publishes_by_name_and_every_fact_is_one_event(shop: Insta
     shop.all_done_once()
 
 
-def test_what_cannot_be_published_is_kept_for_a_person_and_what_can_is_published(
+def test_events_that_cannot_be_published_are_kept_for_an_operator_and_the_others_are_published(
     shop: Installation, theirs: Celery, broker: redis.Redis
 ) -> None:
     theirs.send_task(
@@ -83,7 +83,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_calls_that_are_wrong_in_any_way_are_kept_with_their_reason(
+def test_every_kind_of_wrong_call_is_kept_with_its_reason(
     shop: Installation, theirs: Celery, broker: redis.Redis
 ) -> None:
     for given, _ in WRONG.values():
@@ -165,7 +165,7 @@ def test_what_was_refused_is_listed_sent_back_and_dropped(shop: Installation, br
     wait_for(lambda: broker.hlen("unacked") == 0, why="nothing is left in anybody's hands")
 
 
-def test_a_broker_that_is_away_is_said_in_a_sentence(shop: Installation) -> None:
+def test_an_unreachable_broker_is_reported_in_a_sentence(shop: Installation) -> None:
     away = shop.broker_url.rpartition("@")[0] + "@127.0.0.1:1/0"
     with dead_letter_scenario.shell(shop, PIPELINE_BROKER_URL=away) as refused:
         code, said = refused("list")
@@ -228,7 +228,7 @@ def really_typed(shop: Installation, *arguments: str, stdin: str) -> subprocess.
         (["shop", "orders", "--file", "-"], "Line 1 is a list; expected an object with message_id"),
     ],
 )
-def test_a_shell_that_publishes_nonsense_is_told_what_was_expected(
+def test_wrong_input_from_a_shell_is_refused_with_what_was_expected(
     shell: Shell, arguments: list[str], words: str
 ) -> None:
     code, _, said = shell("publish", *arguments, stdin="[1]\n")

@@ -41,7 +41,7 @@ def closed(celery_setup: CeleryTestSetup) -> Iterator[None]:
     celery_setup.app.close()
 
 
-def test_a_worker_that_answers_is_killed_with_9_and_started_again_loses_and_repeats_nothing(
+def test_a_worker_killed_with_9_and_started_again_loses_and_repeats_nothing(
     nodes: Installation, celery_setup: CeleryTestSetup
 ) -> None:
     assert celery_setup.ready(ping=False, control=True, docker=True)

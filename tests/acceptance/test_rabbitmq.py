@@ -51,7 +51,7 @@ def begin(shop: Installation) -> None:
     shop.beat()
 
 
-def test_a_cohort_goes_through_its_three_tasks(shop: Installation) -> None:
+def test_a_cohort_passes_its_three_tasks(shop: Installation) -> None:
     shop.publish(50)
     shop.all_done_once()
 
@@ -67,7 +67,7 @@ def test_what_was_refused_is_listed_sent_back_and_dropped(shop: Installation, br
     assert kinds["pipeline.dead_letters"] == "quorum"
 
 
-def test_what_no_worker_can_read_or_knows_is_kept_too(shop: Installation) -> None:
+def test_unreadable_messages_and_unknown_tasks_are_kept_too(shop: Installation) -> None:
     with Celery("theirs", broker=shop.broker_url) as theirs, dead_letter_scenario.shell(shop) as refused:
         theirs.conf.task_create_missing_queue_type = "quorum"
         theirs.send_task("pipeline.publish", args=["shop", []], queue="pipeline.schedule", serializer="yaml")

@@ -86,12 +86,12 @@ def test_a_mutation_that_may_outlive_its_lease_is_refused(refusal: Refusal, tmp_
     assert "world.apply may take 2 s, which is not shorter than PIPELINE_LEASE (2 s)" in said
 
 
-def test_a_worker_whose_database_cannot_be_reached_asks_to_be_started_again(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_worker_whose_database_cannot_be_reached_ends_with_the_restart_code(refusal: Refusal, tmp_path: Path) -> None:
     code, said = refusal(tmp_path / "log", PIPELINE_DATABASE_URL="postgresql://127.0.0.1:1/none")
     assert (code, "onnection refused" in said) == (EXIT_RESTART, True), said
 
 
-def test_a_worker_that_knows_no_workflow_is_refused(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_worker_without_a_workflow_is_refused(refusal: Refusal, tmp_path: Path) -> None:
     code, said = refusal(tmp_path / "log", PIPELINE_WORKFLOWS="")
     assert (code, "it knows no workflow" in said) == (EXIT_UNSAFE, True), said
 

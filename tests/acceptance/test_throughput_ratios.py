@@ -46,7 +46,7 @@ def begin(mill: Installation) -> None:
     mill.beat()
 
 
-def test_with_a_mutation_of_20_ms_64_places_do_at_least_15_times_the_work_of_one(mill: Installation) -> None:
+def test_with_a_mutation_of_20_ms_concurrency_64_does_at_least_15_times_the_work_of_one(mill: Installation) -> None:
     """Measured up to three times: a neighbour on the machine slows the many more than the one."""
     seen: list[str] = []
     for _ in range(3):

@@ -52,7 +52,7 @@ def test_a_worker_that_does_not_know_a_workflow_leaves_its_runs_to_one_that_does
     assert holders == {str(knows.process.pid)}
 
 
-def test_a_worker_that_hears_no_messages_any_more_ends_itself_and_one_that_only_has_nothing_to_do_goes_on(
+def test_a_worker_that_receives_no_messages_ends_itself_and_an_idle_one_continues(
     nodes: Installation,
 ) -> None:
     hard_of_hearing = [

@@ -20,7 +20,7 @@ def begin(shop: Installation) -> None:
     shop.worker(**RARE)
 
 
-def test_from_publish_to_prepare_a_poke_is_enough_however_rare_the_tick(shop: Installation) -> None:
+def test_from_publish_to_prepare_a_wake_up_message_is_enough_however_rare_the_tick(shop: Installation) -> None:
     for _ in range(5):
         shop.publish(1)
         shop.ring()
@@ -30,7 +30,9 @@ def test_from_publish_to_prepare_a_poke_is_enough_however_rare_the_tick(shop: In
     assert max(row.span for row in waited) < timedelta(hours=1) / 100
 
 
-def test_what_waits_for_a_place_is_started_by_the_end_of_a_run_however_rare_the_tick(shop: Installation) -> None:
+def test_a_run_that_waits_for_free_concurrency_is_started_by_the_end_of_another_however_rare_the_tick(
+    shop: Installation,
+) -> None:
     shop.publish(150)  # more than the workflow has places
     shop.ring()
     shop.all_done_once()

@@ -26,13 +26,11 @@ def _wrong(check: Callable[[Path, str], object]) -> dict[str, object]:
     return {page.relative_to(ROOT).as_posix(): wrong for page, wrong in found if wrong}
 
 
-def test_every_generated_page_is_what_the_code_says() -> None:
+def test_every_generated_page_is_up_to_date() -> None:
     assert [str(path) for path in docs.stale_pages(ROOT)] == [], "run `make docs`"
 
 
-def test_a_page_that_is_not_what_the_code_says_is_reported_and_then_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stale_page_is_reported_and_then_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert docs.main(["--check"], tmp_path) == 1
     assert "docs/reference/states.md is stale" in capsys.readouterr().err
     assert not (tmp_path / "docs").exists()
@@ -44,7 +42,7 @@ def test_the_meaning_of_a_state_is_the_comment_beside_its_member() -> None:
     assert meanings(Phase)["mutated"] == "the mutate phase is over and its outcome is known"
 
 
-def test_the_sizes_that_settings_promise_are_the_ones_that_verbs_enforce() -> None:
+def test_the_size_limits_of_settings_are_those_that_transitions_enforce() -> None:
     promised = Settings()
     assert (promised.max_payload_bytes, promised.max_prepare_result_bytes, promised.max_state_bytes) == (
         DEFAULT_LIMITS.payload,
@@ -93,7 +91,7 @@ def test_every_decision_that_is_named_was_taken() -> None:
     assert _wrong(unknown) == {}
 
 
-def test_every_verb_of_the_execution_model_is_explained() -> None:
+def test_every_transition_of_the_execution_model_is_explained() -> None:
     page = (ROOT / "docs/design/execution.md").read_text(encoding="utf-8")
     missing = [
         f"{path.stem}.{verb}"
@@ -104,7 +102,7 @@ def test_every_verb_of_the_execution_model_is_explained() -> None:
     assert missing == []
 
 
-def test_every_decision_record_says_status_context_decision_and_consequences() -> None:
+def test_every_decision_record_has_status_context_decision_and_consequences() -> None:
     wanted = ("\nStatus: ", "\n## Context\n", "\n## Decision\n", "\n## Consequences\n")
     for path in (ROOT / docs.ADRS).glob("[0-9]*.md"):
         text = path.read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ def test_every_rule_has_a_state_that_is_explained() -> None:
     assert [rule.id for rule in RULES.values() if not rule.state.startswith(STATES)] == []
 
 
-def test_a_built_rule_is_carried_by_a_test(carried: dict[str, list[str]]) -> None:
+def test_a_built_rule_has_a_test(carried: dict[str, list[str]]) -> None:
     assert [rule.id for rule in RULES.values() if rule.state == "built" and rule.id not in carried] == []
 
 

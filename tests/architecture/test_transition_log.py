@@ -70,7 +70,7 @@ def test_every_announced_name_is_in_the_table(announced: list[Announcement]) -> 
     assert [(place, said) for place, _, said in announced if not set(said) <= set(TRANSITIONS)] == []
 
 
-def test_a_line_has_plain_fields_and_never_what_people_handed_in(announced: list[Announcement]) -> None:
+def test_a_log_line_has_plain_fields_and_never_payloads(announced: list[Announcement]) -> None:
     assert {place: found for place, call, _ in announced if (found := bad_fields(call))} == {}
 
 

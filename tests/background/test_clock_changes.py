@@ -43,7 +43,7 @@ def changed(db: Database, setting: str) -> None:
         connection.execute(text(f'ALTER DATABASE "{db.engine.url.database}" SET {setting}'))
 
 
-def test_sweeps_go_on_at_once_when_the_clock_of_postgres_is_set_back(db: Database) -> None:
+def test_sweeps_continue_at_once_when_the_clock_of_postgres_is_set_back(db: Database) -> None:
     run = Shop().inline(db)
     run.sweeps.periods = dict.fromkeys(PERIODS, timedelta(minutes=10))
     run.advance(timedelta(hours=1))
@@ -98,7 +98,7 @@ def test_cron_is_in_utc_whatever_the_zone_of_the_database(own: Database) -> None
     assert [each.status for each in run.runs()] == ["committed", "committed"]
 
 
-def test_a_worker_that_finds_the_database_read_only_asks_to_be_started_again(
+def test_a_worker_ends_with_the_restart_code_when_the_database_is_read_only(
     own: Database, embedded: servers.Servers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed(own, "default_transaction_read_only = on")

@@ -75,7 +75,7 @@ def settled(db: Database, policy: ReconcilePolicy = WATCHFUL) -> tuple[Shop, Inl
 
 
 @rule("R-10", "R-11")
-def test_a_look_that_always_takes_its_worker_down_becomes_a_question(
+def test_a_reconcile_that_always_kills_its_worker_makes_the_mutation_indeterminate(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, run = doubted(db)
@@ -87,7 +87,7 @@ def test_a_look_that_always_takes_its_worker_down_becomes_a_question(
     assert blocks(run) == ["reconciliation"]
 
 
-def test_a_look_that_kills_is_asked_again_when_a_person_wants_it(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_can_try_a_killing_reconcile_again(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     shop, run = doubted(db)
     looks_that_kill(run, monkeypatch, rounds=12, pause=timedelta(minutes=15))
     with db.transaction() as tx:
@@ -96,7 +96,7 @@ def test_a_look_that_kills_is_asked_again_when_a_person_wants_it(db: Database, m
     assert_consumed(run, shop.orders)
 
 
-def test_a_message_that_comes_twice_does_not_end_the_last_look_that_is_still_under_way(db: Database) -> None:
+def test_a_repeated_message_does_not_end_the_last_reconcile_attempt_under_way(db: Database) -> None:
     shop, run = doubted(db, policy=QUICK)
     operation = type(shop.mail).operations()["send"]
     real = operation.reconcile_function
@@ -121,7 +121,7 @@ def test_a_message_that_comes_twice_does_not_end_the_last_look_that_is_still_und
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_a_look_that_came_too_early_takes_nothing_from_the_budget(db: Database, attempts: int) -> None:
+def test_a_reconcile_attempt_in_the_quiet_period_is_not_counted(db: Database, attempts: int) -> None:
     policy = ReconcilePolicy(max_attempts=attempts, backoff=STEADY.backoff)
     shop = a_shop(policy=policy, settle=timedelta(hours=3))
     shop.mail.will(Does.TIMES_OUT_BEFORE)
@@ -138,7 +138,7 @@ def test_a_look_that_came_too_early_takes_nothing_from_the_budget(db: Database, 
     assert_consumed(run, shop.orders)
 
 
-def test_a_worker_that_cannot_look_does_not_overlook_a_look_that_came_too_early(db: Database) -> None:
+def test_a_worker_that_cannot_reconcile_respects_an_attempt_in_the_quiet_period(db: Database) -> None:
     shop = a_shop(settle=timedelta(hours=3))
     shop.mail.will(Does.TIMES_OUT_BEFORE)
     run = shop.started(db)
@@ -156,7 +156,7 @@ def test_a_worker_that_cannot_look_does_not_overlook_a_look_that_came_too_early(
     assert the_mutation(run).status == "indeterminate"
 
 
-def test_a_watch_whose_looks_always_take_their_worker_down_ends_and_says_so(
+def test_monitoring_whose_checks_always_kill_their_worker_ends_with_an_audit_row(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, run = settled(db)
@@ -171,9 +171,7 @@ def test_a_watch_whose_looks_always_take_their_worker_down_ends_and_says_so(
     assert (told.mutation_id, "did not come back" in told.reason) == (row.id, True)
 
 
-def test_a_look_of_the_watch_that_dies_once_costs_none_of_the_later_ones(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_monitor_check_that_dies_once_leaves_the_later_checks(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     shop, run = settled(db)
     assert looks_that_kill(run, monkeypatch, rounds=1, pause=timedelta(minutes=11)) == 1
     looks = len(shop.mail.reconciled_keys)
@@ -185,7 +183,7 @@ def test_a_look_of_the_watch_that_dies_once_costs_none_of_the_later_ones(
     assert (len(shop.mail.reconciled_keys) - looks, run.ledger()[0].next_monitor_at) == (2, None)
 
 
-def test_the_last_look_of_a_watch_that_dies_with_its_worker_is_taken_again(
+def test_the_last_monitor_check_is_repeated_when_it_died_with_its_worker(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop, run = settled(db)
@@ -201,7 +199,7 @@ def test_the_last_look_of_a_watch_that_dies_with_its_worker_is_taken_again(
         resolution.acknowledge(tx, MutationId(row.id), TESTER)
 
 
-def test_a_look_of_the_watch_that_another_worker_must_take_is_not_counted(db: Database) -> None:
+def test_a_monitor_check_left_to_another_worker_is_not_counted(db: Database) -> None:
     _, run = settled(db)
     stranger = Inline(db, [])
     for _ in range(6):
@@ -211,7 +209,7 @@ def test_a_look_of_the_watch_that_another_worker_must_take_is_not_counted(db: Da
     assert rows(db, "SELECT 1 FROM pipeline.audit WHERE act = 'mutation.monitoring_stopped'") == []
 
 
-def test_a_watch_whose_looks_tell_nothing_ends_when_its_time_is_over(db: Database) -> None:
+def test_monitoring_without_a_verdict_ends_when_its_time_is_over(db: Database) -> None:
     shop, run = settled(db)
     shop.mail.cannot_tell(1000)
     run.advance(timedelta(minutes=90))

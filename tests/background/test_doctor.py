@@ -22,7 +22,7 @@ def overdue(db: Database) -> list[str]:
 
 
 @pytest.mark.broken_on_purpose
-def test_a_doubt_that_nobody_looks_into_is_overdue(db: Database) -> None:
+def test_a_mutation_in_doubt_without_reconcile_attempts_is_overdue(db: Database) -> None:
     a_workflow(db, on_uncertain="contain")
     some_events(db, "m1")
     stopped(db, a_run(db, Phase.MUTATING))
@@ -32,7 +32,7 @@ def test_a_doubt_that_nobody_looks_into_is_overdue(db: Database) -> None:
 
 
 @pytest.mark.broken_on_purpose
-def test_a_run_that_nobody_carries_forward_is_overdue_unless_its_workflow_is_held_back(db: Database) -> None:
+def test_a_run_without_its_retry_is_overdue_unless_its_workflow_is_held(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
@@ -45,7 +45,7 @@ def test_a_run_that_nobody_carries_forward_is_overdue_unless_its_workflow_is_hel
 
 
 @pytest.mark.broken_on_purpose
-def test_a_run_that_nobody_rings_for_is_overdue(db: Database) -> None:
+def test_a_run_that_is_never_dispatched_is_overdue(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     assert len(started(db)) == 1

@@ -67,7 +67,7 @@ def settle(db: Database, run: Inline) -> None:
     run.sweeps.sessions()
 
 
-def test_the_watch_of_a_mutation_whose_connector_is_gone_from_the_code_ends_and_says_so(db: Database) -> None:
+def test_monitoring_ends_with_an_audit_row_when_the_connector_is_gone_from_the_code(db: Database) -> None:
     _, run = watched(db)
     del run.registry.connectors["mail"]
     run.advance(timedelta(minutes=11))
@@ -78,7 +78,7 @@ def test_the_watch_of_a_mutation_whose_connector_is_gone_from_the_code_ends_and_
     run.sweeps.sessions()
 
 
-def test_a_watch_whose_policy_has_no_spans_any_more_takes_the_look_that_is_due_and_ends(db: Database) -> None:
+def test_monitoring_without_spans_in_its_policy_does_the_due_check_and_ends(db: Database) -> None:
     _, run = watched(db)
     silent = scripted("mail", timeout=timedelta(seconds=30), policy=ReconcilePolicy(monitor_after=()))
     run.registry.connectors["mail"] = silent
@@ -117,7 +117,7 @@ def settle_all(run: Inline) -> None:
     run.sweeps.sessions()
 
 
-def test_a_watch_whose_look_raises_is_not_due_again_at_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_monitor_check_that_raises_is_not_due_again_at_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     _, run = watched(db)
     run.advance(timedelta(minutes=11))
     monkeypatch.setattr(Reconciler, "_monitor", _breaks)
@@ -129,7 +129,7 @@ def test_a_watch_whose_look_raises_is_not_due_again_at_once(db: Database, monkey
     run.sweeps.sessions()
 
 
-def test_a_doubt_whose_look_always_raises_is_put_off_and_given_to_a_person(
+def test_a_reconcile_that_always_raises_is_postponed_and_escalated(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, run = doubted(db)
@@ -148,7 +148,7 @@ def test_a_doubt_whose_look_always_raises_is_put_off_and_given_to_a_person(
     settle(db, run)
 
 
-def test_a_verdict_that_cannot_be_recorded_is_an_error_and_is_asked_for_again(
+def test_a_verdict_that_cannot_be_recorded_is_an_error_and_is_reconciled_again(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = Shop()
@@ -166,7 +166,7 @@ def test_a_verdict_that_cannot_be_recorded_is_an_error_and_is_asked_for_again(
     assert run.ledger()[0].status == "applied"
 
 
-def test_a_doubt_that_was_looked_at_before_a_rollback_is_given_to_a_person(db: Database) -> None:
+def test_a_doubt_that_was_reconciled_before_a_rollback_is_escalated(db: Database) -> None:
     _, run = doubted(db)
     old = older(db, run)
     look_every_minute(old, 55)
@@ -177,7 +177,7 @@ def test_a_doubt_that_was_looked_at_before_a_rollback_is_given_to_a_person(db: D
     settle(db, run)
 
 
-def test_a_doubt_that_another_worker_looks_at_is_not_given_to_a_person_by_one_that_cannot(db: Database) -> None:
+def test_a_worker_that_cannot_reconcile_does_not_escalate_what_another_worker_reconciles(db: Database) -> None:
     _, run = doubted(db)
     old = older(db, run)
     for _ in range(3):
@@ -190,7 +190,7 @@ def test_a_doubt_that_another_worker_looks_at_is_not_given_to_a_person_by_one_th
     settle(db, run)
 
 
-def test_a_person_who_asks_again_is_not_answered_by_a_worker_that_cannot_look(db: Database) -> None:
+def test_a_worker_that_cannot_reconcile_does_not_end_an_operators_try_again(db: Database) -> None:
     _, run = doubted(db)
     old = older(db, run)
     look_every_minute(old, 65)
@@ -222,7 +222,7 @@ def test_an_alarm_names_both_sides_however_short_the_workflow_keeps_what_is_done
         resolution.acknowledge(tx, MutationId(first.id), TESTER)
 
 
-def test_what_is_watched_no_more_is_let_go_of(db: Database) -> None:
+def test_a_mutation_that_is_no_longer_monitored_is_pruned(db: Database) -> None:
     brief = Retention(done=timedelta(hours=1), ledger=timedelta(hours=1))
     shop, run = watched(db, retention=brief)
     run.sweeps.sessions()

@@ -54,7 +54,7 @@ def findings(run: Inline) -> list[invariants.Finding]:
 
 @pytest.mark.broken_on_purpose
 @pytest.mark.parametrize("how", ["did_not_happen", "skip"])
-def test_an_effect_that_surfaces_after_it_was_settled_is_an_alarm_with_both_sides(db: Database, how: str) -> None:
+def test_a_late_effect_is_an_alarm_that_names_both_sides(db: Database, how: str) -> None:
     shop, run, row = settled(db, how)
     arrives_late(shop, row)
     run.sweeps.reconcile()
@@ -72,7 +72,7 @@ def test_an_effect_that_surfaces_after_it_was_settled_is_an_alarm_with_both_side
 
 
 @pytest.mark.broken_on_purpose
-def test_people_are_told_of_it_once(db: Database) -> None:
+def test_operators_are_notified_of_a_late_effect_once(db: Database) -> None:
     shop, run, row = settled(db)
     arrives_late(shop, row)
     run.advance(timedelta(minutes=11))
@@ -87,7 +87,7 @@ def test_people_are_told_of_it_once(db: Database) -> None:
     assert f"run {run.ledger()[-1].run_id} did the same again (applied): there are two" in notice.reason
 
 
-def test_a_person_who_has_dealt_with_it_is_asked_no_more(db: Database) -> None:
+def test_an_acknowledged_late_effect_needs_no_attention(db: Database) -> None:
     shop, run, row = settled(db)
     arrives_late(shop, row)
     run.advance(timedelta(minutes=11))
@@ -99,7 +99,7 @@ def test_a_person_who_has_dealt_with_it_is_asked_no_more(db: Database) -> None:
         resolution.acknowledge(tx, MutationId(row.id), TESTER)
 
 
-def test_the_watch_ends_when_its_spans_are_over(db: Database) -> None:
+def test_monitoring_ends_after_its_last_span(db: Database) -> None:
     shop, run, _ = settled(db)
     looks = len(shop.mail.reconciled_keys)
     spans = []
@@ -112,7 +112,7 @@ def test_the_watch_ends_when_its_spans_are_over(db: Database) -> None:
     assert run.ledger()[0].next_monitor_at is None
 
 
-def test_what_the_outside_system_refused_itself_is_not_watched(db: Database) -> None:
+def test_a_mutation_that_the_outside_system_refused_is_not_monitored(db: Database) -> None:
     shop = Shop(failures=FailurePolicy(backoff=Backoff(base=timedelta(minutes=10))))
     shop.mail.will(Does.FAILS)
     run = shop.started(db)
@@ -122,7 +122,7 @@ def test_what_the_outside_system_refused_itself_is_not_watched(db: Database) -> 
     assert_consumed(run, shop.orders)
 
 
-def test_what_was_not_found_is_watched_too(db: Database) -> None:
+def test_a_mutation_that_was_not_found_is_monitored_too(db: Database) -> None:
     shop = Shop()
     shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=WATCHFUL)
     shop.mail.will(Does.TIMES_OUT_BEFORE)
@@ -138,7 +138,7 @@ def test_what_was_not_found_is_watched_too(db: Database) -> None:
 
 
 @pytest.mark.broken_on_purpose
-def test_an_answer_to_a_call_that_was_settled_as_failed_meanwhile_is_an_alarm(db: Database) -> None:
+def test_a_late_result_of_a_call_that_was_resolved_as_failed_is_an_alarm(db: Database) -> None:
     """A process froze with the answer in its hands for so long that a person decided without it."""
     shop = Shop()
     shop.mail = scripted("mail", can_reconcile=False)
@@ -157,7 +157,7 @@ def test_an_answer_to_a_call_that_was_settled_as_failed_meanwhile_is_an_alarm(db
     assert run.ledger()[0].late_result == {"id": run.ledger()[0].idempotency_key}
 
 
-def test_a_look_of_the_watch_that_tells_nothing_is_taken_again(db: Database) -> None:
+def test_a_monitor_check_without_a_verdict_is_repeated(db: Database) -> None:
     shop, run, row = settled(db)
     shop.mail.cannot_tell(3)
     run.advance(timedelta(minutes=11))
@@ -173,7 +173,7 @@ def test_a_look_of_the_watch_that_tells_nothing_is_taken_again(db: Database) -> 
     run.sweeps.sessions()
 
 
-def test_a_look_of_a_short_watch_is_not_taken_again_only_after_its_whole_span(db: Database) -> None:
+def test_a_check_of_short_monitoring_is_repeated_before_its_whole_span_is_over(db: Database) -> None:
     short = ReconcilePolicy(max_attempts=1, monitor_after=(timedelta(seconds=20), timedelta(seconds=40)))
     shop, run, row = settled(db, policy=short)
     shop.mail.cannot_tell(1)
@@ -188,7 +188,7 @@ def test_a_look_of_a_short_watch_is_not_taken_again_only_after_its_whole_span(db
     run.sweeps.sessions()
 
 
-def test_only_what_was_settled_as_failed_surfaces_and_only_once(db: Database) -> None:
+def test_only_a_failed_mutation_has_a_late_effect_and_only_once(db: Database) -> None:
     shop, run, row = settled(db)
     failed, applied = run.ledger()
     with db.transaction() as tx:

@@ -47,7 +47,7 @@ def open_breakers(db: Database, count: int) -> None:
             breakers.open_by_operator(tx, ("mail", f"send{n}"), TESTER)
 
 
-def test_people_are_told_once_for_a_workflow_that_requests_wait_to_be_allowed(db: Database) -> None:
+def test_pending_approvals_of_a_workflow_are_one_notice(db: Database) -> None:
     shop = Shop(requires_approval=True, concurrency=3)
     run = shop.started(db, 3)
     receiver = heard(run)
@@ -68,7 +68,7 @@ def test_people_are_told_once_for_a_workflow_that_requests_wait_to_be_allowed(db
     assert receiver.taken() == [("approval", "shop", "workflow shop")], "this is another time"
 
 
-def test_people_are_told_once_for_a_handler_that_events_were_set_aside(db: Database) -> None:
+def test_quarantined_events_of_a_handler_are_one_notice(db: Database) -> None:
     shop = Shop(on_logic_error="quarantine", failures=at_once(quarantine_after=1), mutate=lambda ctx, prepared: 1 / 0)
     run = shop.started(db, 3)
     receiver = heard(run)
@@ -100,7 +100,7 @@ def test_a_crowd_of_notices_that_a_receiver_refuses_keeps_no_other_waiting(db: D
     assert len(receiver.taken()) == 120, "what was refused is tried again"
 
 
-def test_a_receiver_that_never_answers_holds_up_neither_the_sweep_nor_the_next_notice(
+def test_a_receiver_that_never_answers_delays_neither_the_sweep_nor_the_next_notice(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_breakers(db, 3)
@@ -116,7 +116,7 @@ def test_a_receiver_that_never_answers_holds_up_neither_the_sweep_nor_the_next_n
     assert receiver.taken() == [("approval", "shop", "workflow shop")]
 
 
-def test_what_people_were_told_is_forgotten_when_it_is_over(db: Database) -> None:
+def test_a_delivered_notice_is_forgotten_when_its_cause_is_over(db: Database) -> None:
     open_breakers(db, 2)
     run = Shop().inline(db)
     heard(run)

@@ -107,7 +107,7 @@ def test_without_a_receiver_notices_are_in_the_log(caplog: pytest.LogCaptureFixt
     assert "notice.blocked: workflow billing: block 1 (since now); `pipeline attention` says why" in caplog.text
 
 
-def test_notices_in_the_log_have_ids_as_fields_and_no_words_of_errors(caplog: pytest.LogCaptureFixture) -> None:
+def test_notices_in_the_log_have_ids_as_fields_and_no_error_texts(caplog: pytest.LogCaptureFixture) -> None:
     reason = "mail.send: TimeoutError: SECRET"
     LogNotifier().notify(Notice(kind="late_effect", workflow="w", subject="mutation 7", reason=reason, since="now"))
     (record,) = caplog.records

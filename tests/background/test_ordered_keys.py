@@ -39,7 +39,7 @@ def numbers(*given: int) -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize(("batch", "events"), [(1, 1), (1, 2), (3, 3), (3, 4), (3, 9)])
-def test_a_key_whose_head_is_declined_is_looked_at_once_however_many_events_wait(
+def test_a_key_whose_head_is_declined_is_offered_once_however_many_events_wait(
     db: Database, batch: int, events: int
 ) -> None:
     window = Window(batch=batch)
@@ -52,7 +52,7 @@ def test_a_key_whose_head_is_declined_is_looked_at_once_however_many_events_wait
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_declined_key_goes_on_in_order_when_the_time_it_asked_for_has_come(db: Database, batch: int) -> None:
+def test_a_declined_key_continues_in_order_at_its_wake_time(db: Database, batch: int) -> None:
     window = Window(batch=batch)
     run = window.shop.inline(db)
     run.publish(window.shop.orders, *numbers(1, 2, 3, 4), key="shut")
@@ -87,7 +87,7 @@ def test_another_key_is_served_behind_a_long_declined_one_and_behind_a_held_one(
 
 
 @pytest.mark.broken_on_purpose
-def test_an_event_of_a_topic_that_the_consumer_has_left_holds_up_nobody_of_its_key(db: Database) -> None:
+def test_an_event_of_an_unsubscribed_topic_does_not_hold_its_key(db: Database) -> None:
     def release(version: int, *names: str) -> Workflow:
         workflow = Workflow("shop", version=version, concurrency=2)
         topics = [workflow.topic(name) for name in ("left", "kept")]
@@ -116,7 +116,7 @@ def test_an_event_of_a_topic_that_the_consumer_has_left_holds_up_nobody_of_its_k
     assert statuses(run, second.topics["left"]) == ["pending"], "the doctor shows it; nothing is dropped"
 
 
-def test_a_skipped_event_holds_its_key_until_next_has_heard_of_it(db: Database) -> None:
+def test_a_skipped_event_holds_its_key_until_next_has_run(db: Database) -> None:
     mail = scripted("mail", timeout=timedelta(seconds=30), can_reconcile=False)
     mail.will(Does.TIMES_OUT_BEFORE)
     workflow = Workflow("shop", concurrency=2, on_uncertain="contain")

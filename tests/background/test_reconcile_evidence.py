@@ -21,7 +21,7 @@ from tests.support.worker_clock import Clock
 
 
 @pytest.mark.parametrize("who", ["at once", "in the background"])
-def test_a_look_that_began_too_early_proves_nothing_however_late_it_ends(db: Database, who: str) -> None:
+def test_a_reconcile_that_began_in_the_quiet_period_proves_nothing_however_late_it_ends(db: Database, who: str) -> None:
     shop = a_shop(settle=timedelta(minutes=2))
     operation = type(shop.mail).operations()["send"]
     real = operation.reconcile_function
@@ -47,7 +47,7 @@ def test_a_look_that_began_too_early_proves_nothing_however_late_it_ends(db: Dat
     assert each_once(shop, [0])
 
 
-def test_a_settle_window_longer_than_all_looks_still_ends_without_a_person(db: Database) -> None:
+def test_a_settle_window_longer_than_all_attempts_still_ends_without_an_operator(db: Database) -> None:
     shop = a_shop(settle=timedelta(hours=3))
     shop.mail.will(Does.TIMES_OUT_BEFORE)
     run = shop.started(db)
@@ -104,7 +104,7 @@ def test_a_result_that_cannot_be_kept_does_not_keep_what_happened_from_being_kno
     assert_consumed(run, shop.orders)
 
 
-def test_questions_of_a_workflow_that_nobody_has_do_not_keep_others_waiting_and_end_with_a_person(db: Database) -> None:
+def test_doubts_of_a_workflow_without_code_delay_no_others_and_are_escalated(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell()
@@ -119,7 +119,7 @@ def test_questions_of_a_workflow_that_nobody_has_do_not_keep_others_waiting_and_
     assert the_mutation(run).status == "indeterminate"
 
 
-def test_code_of_an_older_version_leaves_a_question_to_the_newer(db: Database) -> None:
+def test_code_of_an_older_version_leaves_a_doubt_to_the_newer(db: Database) -> None:
     newer = Shop(version=2)
     newer.mail = scripted("mail", policy=STEADY)
     newer.mail.will(Does.TIMES_OUT_AFTER)
@@ -133,7 +133,7 @@ def test_code_of_an_older_version_leaves_a_question_to_the_newer(db: Database) -
     assert_consumed(run, newer.orders)
 
 
-def test_people_are_told_again_when_a_question_comes_back(db: Database) -> None:
+def test_operators_are_notified_again_when_a_mutation_is_indeterminate_again(db: Database) -> None:
     shop = a_shop(policy=ReconcilePolicy(max_attempts=1))
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell(3)
@@ -151,7 +151,7 @@ def test_people_are_told_again_when_a_question_comes_back(db: Database) -> None:
     assert_consumed(run, shop.orders)
 
 
-def test_neither_credentials_nor_what_is_redacted_reach_any_words(
+def test_neither_credentials_nor_redacted_parameters_reach_any_text(
     db: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     shop = a_shop(redact=frozenset({"n"}))
@@ -174,7 +174,7 @@ def test_neither_credentials_nor_what_is_redacted_reach_any_words(
     assert "Ada" not in words
 
 
-def test_a_look_that_asks_for_a_short_pause_does_not_shorten_the_usual_one(db: Database) -> None:
+def test_a_retry_verdict_does_not_shorten_the_usual_pause(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     type(shop.mail).operations()["send"].reconcile_function = lambda *_, **__: Retry(
@@ -188,7 +188,7 @@ def test_a_look_that_asks_for_a_short_pause_does_not_shorten_the_usual_one(db: D
 
 
 @pytest.mark.parametrize("nonsense", [None, 7, ValueError("x"), timedelta(days=99_999)])
-def test_a_pause_or_a_reason_that_makes_no_sense_stops_nobody(db: Database, nonsense: Any) -> None:
+def test_a_pause_or_a_reason_that_makes_no_sense_stops_no_reconcile(db: Database, nonsense: Any) -> None:
     shop = a_shop(timeout=timedelta(seconds=30))
     shop.mail.will(Does.TIMES_OUT_AFTER)
     answers = iter([Retry(nonsense, after=nonsense), NotFound(nonsense), Retry(nonsense, after=nonsense)])
@@ -205,7 +205,7 @@ def test_a_pause_or_a_reason_that_makes_no_sense_stops_nobody(db: Database, nons
     assert each_once(shop, [0])
 
 
-def test_a_doubled_message_takes_no_second_look(db: Database) -> None:
+def test_a_repeated_message_makes_no_second_reconcile_attempt(db: Database) -> None:
     shop = a_shop(policy=ReconcilePolicy(backoff=Backoff(base=timedelta(minutes=10), jitter=0)))
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell(2)

@@ -23,7 +23,7 @@ SLOW = ReconcilePolicy(backoff=Backoff(base=timedelta(minutes=10), jitter=0))
 
 
 @rule("R-1", "R-4")
-def test_timeout_then_an_immediate_look_that_finds_it_goes_on_to_next(db: Database) -> None:
+def test_timeout_then_an_immediate_reconcile_that_finds_it_continues_to_next(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     run = shop.started(db)
@@ -35,7 +35,7 @@ def test_timeout_then_an_immediate_look_that_finds_it_goes_on_to_next(db: Databa
 
 
 @rule("R-1", "R-5")
-def test_timeout_then_an_immediate_look_that_does_not_find_it_runs_mutate_again(db: Database) -> None:
+def test_timeout_then_an_immediate_reconcile_that_does_not_find_it_runs_mutate_again(db: Database) -> None:
     shop = a_shop(timeout=timedelta(seconds=30))
     shop.mail.will(Does.TIMES_OUT_BEFORE)
     run = shop.started(db)
@@ -47,7 +47,7 @@ def test_timeout_then_an_immediate_look_that_does_not_find_it_runs_mutate_again(
 
 
 @rule("R-6", "R-17", "L-23")
-def test_timeout_then_an_immediate_look_that_cannot_tell_leaves_it_to_the_background(db: Database) -> None:
+def test_timeout_then_an_immediate_reconcile_without_a_verdict_leaves_it_to_the_background(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell()
@@ -59,7 +59,7 @@ def test_timeout_then_an_immediate_look_that_cannot_tell_leaves_it_to_the_backgr
 
 
 @rule("R-9", "R-13", "R-15")
-def test_the_background_looks_at_mutations_whose_time_has_come(db: Database) -> None:
+def test_the_background_reconciles_due_mutations(db: Database) -> None:
     assert PERIODS["reconcile"] == timedelta(seconds=10)
     shop = a_shop(policy=SLOW)
     shop.mail.will(Does.TIMES_OUT_AFTER)
@@ -105,7 +105,7 @@ def test_reconciliation_exhausted_is_indeterminate_and_stops_the_workflow(db: Da
     ],
     ids=["cannot tell", "fails", "says something else"],
 )
-def test_a_person_reads_why_the_last_look_told_nothing_and_the_log_does_not(
+def test_the_reason_of_the_last_retry_verdict_is_shown_to_operators_and_not_in_the_log(
     db: Database,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -135,7 +135,7 @@ def test_a_person_reads_why_the_last_look_told_nothing_and_the_log_does_not(
 
 @rule("R-18")
 @pytest.mark.parametrize("answer", ["happened", "did_not_happen", "skip"])
-def test_a_person_settles_it_and_the_workflow_goes_on(db: Database, answer: str) -> None:
+def test_an_operator_resolves_it_and_the_workflow_continues(db: Database, answer: str) -> None:
     shop = a_shop(can_reconcile=False, timeout=timedelta(seconds=30))
     shop.mail.will(Does.TIMES_OUT_AFTER if answer == "happened" else Does.TIMES_OUT_BEFORE)
     run = shop.started(db, 2)
@@ -152,7 +152,7 @@ def test_a_person_settles_it_and_the_workflow_goes_on(db: Database, answer: str)
 
 
 @rule("R-2")
-def test_an_operation_that_cannot_be_asked_is_indeterminate_at_once(db: Database) -> None:
+def test_an_operation_without_a_reconcile_is_indeterminate_at_once(db: Database) -> None:
     shop = a_shop(can_reconcile=False)
     shop.mail.will(Does.TIMES_OUT_AFTER)
     run = shop.started(db)
@@ -163,7 +163,7 @@ def test_an_operation_that_cannot_be_asked_is_indeterminate_at_once(db: Database
 
 @rule("R-3", "R-7", "R-8", "R-20")
 @pytest.mark.parametrize("answer", ["raises", "hangs", "nonsense", "exits"])
-def test_a_look_that_goes_wrong_tells_nothing_and_is_taken_again(db: Database, answer: str) -> None:
+def test_a_reconcile_that_raises_gives_no_verdict_and_is_repeated(db: Database, answer: str) -> None:
     assert ReconcilePolicy().immediate_timeout == timedelta(seconds=30)
     shop = a_shop(policy=ReconcilePolicy(immediate_timeout=timedelta(milliseconds=100), backoff=STEADY.backoff))
     shop.mail.will(Does.TIMES_OUT_AFTER)
@@ -191,7 +191,7 @@ def test_a_look_that_goes_wrong_tells_nothing_and_is_taken_again(db: Database, a
     assert each_once(shop, [0])
 
 
-def test_a_look_that_takes_its_worker_down_is_counted_and_does_not_spin(db: Database) -> None:
+def test_a_reconcile_that_kills_its_worker_is_counted_and_does_not_spin(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell()
@@ -205,7 +205,7 @@ def test_a_look_that_takes_its_worker_down_is_counted_and_does_not_spin(db: Data
     assert_consumed(run, shop.orders)
 
 
-def test_a_connector_that_is_gone_from_the_code_leaves_a_question(db: Database) -> None:
+def test_a_connector_that_is_gone_from_the_code_leaves_an_indeterminate_mutation(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell()
@@ -216,7 +216,7 @@ def test_a_connector_that_is_gone_from_the_code_leaves_a_question(db: Database) 
     assert the_mutation(run).status == "indeterminate"
 
 
-def test_a_worker_that_does_not_know_the_workflow_leaves_the_question_to_one_that_does(db: Database) -> None:
+def test_a_worker_that_does_not_know_the_workflow_leaves_the_doubt_to_one_that_does(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell()
@@ -248,7 +248,7 @@ def test_not_finding_it_proves_nothing_before_the_settle_window_is_over(db: Data
     assert each_once(shop, [0])
 
 
-def test_the_outside_system_may_ask_to_be_asked_later(db: Database) -> None:
+def test_a_retry_verdict_may_ask_for_a_longer_pause(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     operation = type(shop.mail).operations()["send"]
@@ -260,7 +260,7 @@ def test_the_outside_system_may_ask_to_be_asked_later(db: Database) -> None:
     assert the_mutation(run).next_reconcile_at - before >= timedelta(minutes=30)
 
 
-def test_an_answer_that_comes_after_the_worker_was_taken_for_dead_settles_the_doubt(db: Database) -> None:
+def test_a_late_result_of_a_worker_that_was_taken_for_dead_resolves_the_doubt(db: Database) -> None:
     """A process that froze past its lease with the answer in its hands knows what nobody else does."""
     shop = a_shop(can_reconcile=False)
     run = shop.started(db)
@@ -280,13 +280,13 @@ def test_an_answer_that_comes_after_the_worker_was_taken_for_dead_settles_the_do
     assert not the_workflow(run).maintenance
 
 
-def test_verdicts_are_values_with_words_of_their_own() -> None:
+def test_verdicts_are_values_with_a_description() -> None:
     assert Applied({"id": 1}).result == {"id": 1}
     assert NotFound().reason == "not found"
     assert Retry().after is None
 
 
-def test_a_person_asks_again_with_a_fresh_budget_only_where_somebody_can_be_asked(db: Database) -> None:
+def test_an_operator_tries_again_with_fresh_attempts_only_where_a_reconcile_exists(db: Database) -> None:
     shop = a_shop(can_reconcile=False)
     shop.mail.will(Does.TIMES_OUT_AFTER)
     run = shop.started(db)
@@ -295,7 +295,7 @@ def test_a_person_asks_again_with_a_fresh_budget_only_where_somebody_can_be_aske
         resolution.try_again(tx, MutationId(the_mutation(run).id), TESTER)
 
 
-def test_many_doubts_are_looked_at_one_task_each(db: Database) -> None:
+def test_many_doubts_are_reconciled_one_task_each(db: Database) -> None:
     shop = Shop(concurrency=8, on_uncertain="contain")
     shop.mail = scripted("mail", policy=STEADY)
     shop.mail.will(*[Does.TIMES_OUT_AFTER] * 5)

@@ -24,7 +24,7 @@ def overdue(run: Inline) -> dict[str, str]:
 
 
 @pytest.mark.broken_on_purpose
-def test_a_crowd_that_nobody_takes_keeps_no_other_workflow_waiting(db: Database) -> None:
+def test_many_unclaimed_runs_delay_no_other_workflow(db: Database) -> None:
     other = Workflow("other", concurrency=200)
     crowd = other.topic("crowd")
     other.effect(crowd, name="gone")(lambda ctx, event: None)
@@ -42,7 +42,7 @@ def test_a_crowd_that_nobody_takes_keeps_no_other_workflow_waiting(db: Database)
 
 
 @pytest.mark.broken_on_purpose
-def test_a_run_that_was_silent_for_long_is_rung_for_before_one_that_was_silent_for_less(db: Database) -> None:
+def test_the_run_that_waited_longest_is_redispatched_first(db: Database) -> None:
     shop = Shop(concurrency=200)
     run = shop.started(db, 150)
     run.scheduler.schedule(["shop"])
@@ -80,7 +80,7 @@ def test_a_run_whose_workflow_was_given_up_by_its_workers_is_taken_back(db: Data
     assert statuses(back, mails) == ["consumed"] * 6
 
 
-def test_what_died_with_its_process_travels_alone_when_the_tick_rings_for_it(db: Database) -> None:
+def test_a_run_whose_process_died_is_redispatched_alone(db: Database) -> None:
     shop = Shop(concurrency=50, on_uncertain="contain", on_logic_error="quarantine")
     run = shop.started(db, 10)
     with run.crash_at(CrashPoint.PREPARE_CLAIMED):
@@ -96,7 +96,7 @@ def test_what_died_with_its_process_travels_alone_when_the_tick_rings_for_it(db:
 
 
 @pytest.mark.broken_on_purpose
-def test_a_queue_that_nobody_serves_is_overdue_however_often_it_is_rung_for(db: Database) -> None:
+def test_a_queue_without_workers_is_overdue_however_often_it_is_redispatched(db: Database) -> None:
     shop = Shop()
     run = shop.started(db)
     run.broker = lambda message: () if message.task == "pipeline.mutate" else (message,)
@@ -127,7 +127,7 @@ def test_a_run_that_waits_while_its_handler_is_busy_is_not_overdue(db: Database)
     run.run_until_idle()
 
 
-def test_runs_that_wait_before_a_breaker_and_what_waits_for_their_places_are_not_overdue(db: Database) -> None:
+def test_runs_behind_an_open_breaker_and_those_they_keep_waiting_are_not_overdue(db: Database) -> None:
     shop = Shop(concurrency=2, on_uncertain="contain")
     shop.mail = scripted("mail", mutations=("send", "cancel"), can_reconcile=False, timeout=timedelta(seconds=30))
     shop.mail.will(Does.TIMES_OUT_BEFORE)

@@ -129,7 +129,7 @@ def test_what_was_done_again_is_not_taken_for_a_late_effect(db: Database) -> Non
     )
 
 
-def test_another_result_than_that_of_what_was_done_again_is_an_alarm_that_asks_to_count(db: Database) -> None:
+def test_a_result_other_than_the_replacement_runs_is_an_alarm_that_asks_to_count(db: Database) -> None:
     till = Till(by_order)
     run, first = done_again(db, till)
     till.arrives(first.idempotency_key)
@@ -145,7 +145,7 @@ def test_another_result_than_that_of_what_was_done_again_is_an_alarm_that_asks_t
     acknowledged(run, first.id)
 
 
-def test_the_same_result_is_an_alarm_where_a_look_tells_one_request_from_the_next(db: Database) -> None:
+def test_the_same_result_is_an_alarm_where_a_reconcile_tells_requests_apart(db: Database) -> None:
     till = Till(by_key, result={"is": "done"})
     run, first = done_again(db, till)
     till.arrives(first.idempotency_key)
@@ -161,7 +161,7 @@ def test_the_same_result_is_an_alarm_where_a_look_tells_one_request_from_the_nex
 
 
 @pytest.mark.parametrize("what", ["nothing to compare", "no answer about another key"])
-def test_what_cannot_be_compared_is_an_alarm_that_asks_to_count(db: Database, what: str) -> None:
+def test_results_that_cannot_be_compared_are_an_alarm_that_asks_to_count(db: Database, what: str) -> None:
     till = Till(by_order)
     run, first = done_again(db, till)
     if what == "nothing to compare":

@@ -17,7 +17,7 @@ WHEN (OLD.workflow = 'broken' AND NEW.status <> OLD.status) EXECUTE FUNCTION pub
 """
 
 
-def test_a_run_that_cannot_be_rescued_is_said_and_does_not_stop_the_rest(
+def test_a_run_that_cannot_be_rescued_is_logged_and_does_not_stop_the_others(
     db: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_workflow(db, "broken")

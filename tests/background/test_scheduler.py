@@ -94,7 +94,7 @@ def test_a_producer_that_fails_for_now_runs_again_and_keeps_its_state(db: Databa
         pytest.param(timedelta(days=9), timedelta(hours=24), id="too late"),
     ],
 )
-def test_a_prepare_is_woken_when_it_asked_within_bounds(db: Database, asked: timedelta, expected: timedelta) -> None:
+def test_a_prepare_is_woken_at_its_wake_time_within_bounds(db: Database, asked: timedelta, expected: timedelta) -> None:
     called: list[datetime] = []
 
     def prepare(ctx: Any, _: Any) -> PrepareResult:
@@ -125,7 +125,7 @@ def test_a_consumer_chooses_its_own_bounds_for_waking(db: Database) -> None:
     assert timedelta(days=1, hours=23) < wake_at - run.now() <= timedelta(days=2)
 
 
-def test_an_empty_prepare_is_not_asked_again_until_something_new_arrives(db: Database) -> None:
+def test_an_empty_prepare_is_not_called_again_until_something_new_arrives(db: Database) -> None:
     shown: list[int] = []
 
     def prepare(ctx: Any, _: Any) -> PrepareResult:

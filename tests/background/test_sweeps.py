@@ -101,7 +101,7 @@ def test_a_sweep_that_never_ran_or_not_for_long_is_late(sweeps: Sweeps, db: Data
         assert work.overdue_sweeps(tx, periods) == ["tick"]
 
 
-def test_what_is_due_is_started_and_rung_for_in_cohorts(
+def test_due_runs_are_started_and_dispatched_in_cohorts(
     sweeps: Sweeps, db: Database, rung: list[DispatchMessage]
 ) -> None:
     a_workflow(db, concurrency=5, batch=2)
@@ -113,7 +113,7 @@ def test_what_is_due_is_started_and_rung_for_in_cohorts(
     ]
 
 
-def test_a_run_whose_message_was_lost_is_rung_for_again_after_a_silence(
+def test_a_run_whose_message_was_lost_is_redispatched(
     sweeps: Sweeps, db: Database, rung: list[DispatchMessage]
 ) -> None:
     a_workflow(db)
@@ -156,7 +156,7 @@ def test_a_rescue_starts_what_it_released(sweeps: Sweeps, db: Database, rung: li
     assert [message.task for message in rung] == ["pipeline.prepare"]
 
 
-def test_what_a_dead_process_held_is_recovered_before_its_lease_lapses(sweeps: Sweeps, db: Database) -> None:
+def test_runs_of_a_dead_process_are_recovered_before_their_lease_lapses(sweeps: Sweeps, db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.EMITTING)
@@ -166,7 +166,7 @@ def test_what_a_dead_process_held_is_recovered_before_its_lease_lapses(sweeps: S
 
 
 @rule("R-15")
-def test_a_look_that_finds_the_effect_settles_it(sweeps: Sweeps, db: Database) -> None:
+def test_a_reconcile_that_finds_the_effect_resolves_it(sweeps: Sweeps, db: Database) -> None:
     run = in_doubt(db)
     answer(sweeps, Applied({"id": 1}))
     sweeps.reconcile()
@@ -174,7 +174,7 @@ def test_a_look_that_finds_the_effect_settles_it(sweeps: Sweeps, db: Database) -
     assert status_of(db) == "active"
 
 
-def test_a_look_that_finds_nothing_releases_the_inputs(sweeps: Sweeps, db: Database) -> None:
+def test_a_reconcile_that_finds_nothing_releases_the_inputs(sweeps: Sweeps, db: Database) -> None:
     run = in_doubt(db)
     answer(sweeps, NotFound())
     sweeps.reconcile()
@@ -184,7 +184,7 @@ def test_a_look_that_finds_nothing_releases_the_inputs(sweeps: Sweeps, db: Datab
 
 @rule("R-10", "R-11", "R-13")
 @pytest.mark.parametrize("verdict", [Retry(), RuntimeError("away"), "nonsense", None])
-def test_looks_without_an_answer_are_booked_apart_and_end_on_a_persons_desk(
+def test_reconciles_without_a_verdict_have_growing_pauses_and_are_escalated(
     sweeps: Sweeps, db: Database, verdict: Any
 ) -> None:
     run = in_doubt(db)
@@ -201,18 +201,18 @@ def test_looks_without_an_answer_are_booked_apart_and_end_on_a_persons_desk(
 
 
 @rule("R-14")
-def test_a_connector_that_is_gone_from_the_code_is_a_question_for_a_person(sweeps: Sweeps, db: Database) -> None:
+def test_a_mutation_whose_connector_is_gone_from_the_code_is_escalated(sweeps: Sweeps, db: Database) -> None:
     run = in_doubt(db)
     sweeps.registry.connectors.clear()
     sweeps.reconcile()
     assert the_mutation(db, run.mutation_id).status == "indeterminate"
 
 
-def test_a_look_at_a_mutation_nobody_knows_does_nothing(sweeps: Sweeps) -> None:
+def test_a_reconcile_of_an_unknown_mutation_does_nothing(sweeps: Sweeps) -> None:
     assert sweeps.reconcile_one(MutationId(UUID(int=7))).counts == {}
 
 
-def test_the_doctor_says_what_it_found_and_repairs_nothing(sweeps: Sweeps, db: Database) -> None:
+def test_the_doctor_logs_its_findings_and_repairs_nothing(sweeps: Sweeps, db: Database) -> None:
     a_workflow(db)
     assert sweeps.doctor().counts == {}
 

@@ -70,9 +70,7 @@ def overdue(run: Inline) -> dict[str, str]:
 
 @pytest.mark.broken_on_purpose
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_handler_that_no_worker_knows_leaves_the_places_to_those_that_are_known(
-    db: Database, concurrency: int
-) -> None:
+def test_an_unclaimed_handler_leaves_the_concurrency_to_known_handlers(db: Database, concurrency: int) -> None:
     Inline(db, [release(2, "send", "extra", concurrency=concurrency)[0]])
     older, orders = release(1, "send", concurrency=concurrency)
     run = Inline(db, [older])
@@ -94,7 +92,7 @@ def test_a_handler_that_no_worker_knows_leaves_the_places_to_those_that_are_know
 
 
 @pytest.mark.broken_on_purpose
-def test_a_handler_that_nobody_took_is_tried_with_one_run_after_a_pause_that_grows(db: Database) -> None:
+def test_an_unclaimed_handler_is_tried_with_one_run_after_a_growing_pause(db: Database) -> None:
     Inline(db, [release(2, "send", "extra", concurrency=4)[0]])
     older, orders = release(1, "send", concurrency=4)
     run = Inline(db, [older])
@@ -110,7 +108,7 @@ def test_a_handler_that_nobody_took_is_tried_with_one_run_after_a_pause_that_gro
     assert {row.failures for row in run.deliveries(orders)} == {0}, "nobody was at fault"
 
 
-def test_a_worker_that_takes_a_run_ends_the_rest_of_its_handler(db: Database) -> None:
+def test_a_claim_ends_the_back_off_of_an_unclaimed_handler(db: Database) -> None:
     knows = Inline(db, [release(1, "send", "extra", concurrency=2)[0]])
     orders = release(1, "send")[1]
     other = Workflow("other")
@@ -131,7 +129,7 @@ def test_a_worker_that_takes_a_run_ends_the_rest_of_its_handler(db: Database) ->
 
 @pytest.mark.broken_on_purpose
 @pytest.mark.parametrize("lost", ["pipeline.mutate", "pipeline.next"])
-def test_a_run_that_got_further_before_the_rollback_gives_its_place_up_and_is_done_once_when_it_is_known_again(
+def test_a_run_that_got_further_before_the_rollback_is_withdrawn_and_done_once_when_it_is_known_again(
     db: Database, lost: str
 ) -> None:
     mail = scripted("mail")
@@ -182,7 +180,7 @@ def skipped(run: Inline) -> tuple[int, dict[str, str]]:
 
 @pytest.mark.broken_on_purpose
 @pytest.mark.parametrize("how", ["pending", "approve", "reject"])
-def test_what_a_retired_handler_left_in_the_air_stops_nobody_and_is_listed_until_a_person_ends_it(
+def test_runs_of_a_retired_handler_hold_nothing_and_are_listed_until_an_operator_ends_them(
     db: Database, how: str
 ) -> None:
     mail = scripted("mail")
@@ -210,7 +208,7 @@ def test_what_a_retired_handler_left_in_the_air_stops_nobody_and_is_listed_until
     assert not overdue(run)
 
 
-def test_a_request_of_a_retired_handler_is_answered_before_its_event_is_skipped(db: Database) -> None:
+def test_a_request_of_a_retired_handler_is_resolved_before_its_event_is_skipped(db: Database) -> None:
     before, _, b = old_and_new(is_old=True)
     run = Inline(db, [before], [scripted("mail")])
     run.publish(b, {"n": 1})
@@ -239,7 +237,7 @@ def test_an_event_whose_effect_happened_is_consumed_when_its_retired_handler_is_
     assert len(mail.effects) == 1
 
 
-def test_two_people_who_give_up_the_same_event_of_a_retired_handler_do_it_once(db: Database) -> None:
+def test_two_operators_who_skip_the_same_event_of_a_retired_handler_do_it_once(db: Database) -> None:
     before, _, b = old_and_new(is_old=True)
     run = Inline(db, [before], [scripted("mail")])
     run.publish(b, {"n": 1})
@@ -253,7 +251,7 @@ def test_two_people_who_give_up_the_same_event_of_a_retired_handler_do_it_once(d
 
 
 @pytest.mark.broken_on_purpose
-def test_what_somebody_takes_or_holds_meanwhile_is_not_taken_back(db: Database, database_url: str) -> None:
+def test_a_run_that_is_claimed_or_held_meanwhile_is_not_withdrawn(db: Database, database_url: str) -> None:
     Inline(db, [release(2, "send", "extra", concurrency=4)[0]])
     older, orders = release(1, "send", concurrency=4)
     run = Inline(db, [older])

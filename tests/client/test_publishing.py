@@ -86,7 +86,7 @@ def test_an_event_is_there_if_and_only_if_the_callers_commit_is(
 
 
 @WAYS
-def test_a_receipt_says_which_were_new_which_were_there_and_which_were_rewritten(
+def test_a_receipt_lists_new_repeated_and_replaced_events(
     shop: Inline, db: Database, database_url: str, opened: Opened
 ) -> None:
     del shop, db
@@ -99,7 +99,7 @@ def test_a_receipt_says_which_were_new_which_were_there_and_which_were_rewritten
 
 
 @WAYS
-def test_a_thousand_events_go_in_at_once(shop: Inline, db: Database, database_url: str, opened: Opened) -> None:
+def test_a_thousand_events_are_published_at_once(shop: Inline, db: Database, database_url: str, opened: Opened) -> None:
     many = [
         EventInput(topic="notes", message_id=f"n{n}", payload=n, key=f"k{n % 7}", title=f"note {n}")
         for n in range(1000)
@@ -179,7 +179,7 @@ class Celery:
         self.sent.append((name, kwargs))
 
 
-def test_the_database_client_commits_says_what_was_new_and_rings_only_then(
+def test_the_database_client_commits_returns_what_was_new_and_then_notifies(
     shop: Inline, db: Database, database_url: str
 ) -> None:
     del shop
@@ -204,7 +204,7 @@ def test_a_broker_that_is_away_costs_the_database_client_a_tick_and_nothing_else
     assert "the next tick finds the events" in caplog.text
 
 
-def test_a_database_that_is_away_is_an_error_that_says_what_to_do() -> None:
+def test_an_unreachable_database_is_an_error_with_advice() -> None:
     client = DatabaseClient("postgresql://127.0.0.1:1/none")
     with pytest.raises(UnavailableError, match="publish them again with the same message ids"):
         client.publish("shop", [ORDER])

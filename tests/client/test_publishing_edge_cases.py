@@ -67,7 +67,7 @@ def count(db: Database) -> int:
 
 
 @pytest.mark.parametrize("kind", [extras.RealDictCursor, extras.DictCursor, extras.NamedTupleCursor])
-def test_whatever_rows_the_callers_connection_gives_everything_is_checked_and_told(
+def test_publishing_works_with_every_row_type_of_the_callers_connection(
     db: Database, plain_url: str, kind: Any
 ) -> None:
     with closing(psycopg2.connect(plain_url, cursor_factory=kind)) as connection:
@@ -81,7 +81,7 @@ def test_whatever_rows_the_callers_connection_gives_everything_is_checked_and_to
     assert count(db) == 1
 
 
-def test_a_connection_that_reads_json_in_its_own_way_checks_payloads_all_the_same(plain_url: str) -> None:
+def test_payloads_are_checked_on_a_connection_with_its_own_json_reader(plain_url: str) -> None:
     with closing(psycopg2.connect(plain_url)) as connection:
         extras.register_default_jsonb(connection, loads=str)
         with pytest.raises(PayloadError, match=r"\$\.id does not fit"):
@@ -125,7 +125,7 @@ def test_of_one_fact_twice_in_a_call_the_first_counts_and_with_replace_the_last(
     assert kept == (0 if is_there and not replace else stays)
 
 
-def test_more_than_one_statement_holds_goes_in_all_the_same_and_in_order(
+def test_more_events_than_one_statement_holds_are_published_in_order(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "_MAX_PART_LENGTH", 1000)
@@ -164,7 +164,7 @@ class Named(BaseModel):
     name: str = Field(pattern=r"^\p{Lu}+$")
 
 
-def test_a_schema_by_which_nobody_could_check_is_refused_where_it_is_declared() -> None:
+def test_a_schema_that_cannot_be_checked_is_refused_where_it_is_declared() -> None:
     with pytest.raises(DeclarationError, match=r"'orders' has a pattern that Python's `re` does not know") as refusal:
         Workflow("shop").topic("orders", schema=Named)
     assert __file__ in str(refusal.value)
@@ -193,7 +193,7 @@ def test_the_broker_client_refuses_what_the_database_client_refuses(database_url
     assert app.tasks == []
 
 
-def test_the_database_client_rings_for_what_was_rewritten_too(database_url: str) -> None:
+def test_the_database_client_notifies_of_replaced_events_too(database_url: str) -> None:
     app = Sent()
     client = DatabaseClient(database_url, app)
     client.publish("shop", [note("x", 1)])
@@ -224,7 +224,7 @@ def test_a_database_that_refuses_is_not_one_that_is_away(embedded: servers.Serve
     client.close()
 
 
-def test_a_database_that_is_read_only_for_now_may_be_asked_again(db: Database, database_url: str) -> None:
+def test_a_read_only_database_is_an_error_that_may_be_retried(db: Database, database_url: str) -> None:
     client = DatabaseClient(database_url + "?options=-c%20default_transaction_read_only%3Don")
     with pytest.raises(UnavailableError, match="read-only"):
         client.publish("shop", [note("x")])
@@ -232,7 +232,7 @@ def test_a_database_that_is_read_only_for_now_may_be_asked_again(db: Database, d
     assert count(db) == 0
 
 
-def test_a_client_waits_no_longer_than_it_was_told_to(db: Database, database_url: str) -> None:
+def test_a_client_waits_no_longer_than_its_timeout(db: Database, database_url: str) -> None:
     client = DatabaseClient(database_url, timeout=SHORT)
     with db.transaction() as tx:
         publish(tx, "shop", [note("x")])
@@ -276,7 +276,7 @@ def test_a_client_that_was_used_before_a_fork_works_in_the_child_over_a_connecti
     assert count(db) == 2
 
 
-def test_a_broker_that_is_silent_costs_no_more_than_the_timeout(
+def test_a_broker_that_does_not_answer_costs_no_more_than_the_timeout(
     db: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -297,7 +297,7 @@ def test_a_broker_that_is_silent_costs_no_more_than_the_timeout(
     assert count(db) == 1
 
 
-def test_a_rewrite_waits_for_whoever_may_be_starting_a_run(db: Database) -> None:
+def test_a_replacement_waits_for_a_transaction_that_may_start_a_run(db: Database) -> None:
     with db.transaction() as tx:
         publish(tx, "shop", [note("x", 1)])
     rewritten = threading.Event()

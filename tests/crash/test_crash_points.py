@@ -90,7 +90,7 @@ def test_a_producer_that_dies_publishes_each_thing_once(db: Database, point: Cra
     assert run.state(workflow, "poll") == {"seen": 1}
 
 
-def test_a_crash_in_the_call_leaves_in_doubt_only_what_was_in_the_air(db: Database) -> None:
+def test_a_crash_in_the_call_leaves_in_doubt_only_mutations_in_flight(db: Database) -> None:
     shop = Shop(concurrency=8, on_uncertain="contain")
     run = shop.started(db, 6, policy=WorkerPolicy(mutation_concurrency=2))
     with run.crash_at(CrashPoint.CALLED):
@@ -157,9 +157,7 @@ def test_a_broker_that_loses_everything_until_it_recovers_loses_no_event(db: Dat
 
 @pytest.mark.parametrize("does", [Does.TIMES_OUT_AFTER, Does.TIMES_OUT_BEFORE, Does.FAILS, Does.CRASHES])
 @pytest.mark.parametrize("point", [CrashPoint.CALLED, CrashPoint.OUTCOME_SAVED, CrashPoint.IN_FLIGHT])
-def test_a_crash_on_top_of_an_answer_that_says_nothing_still_makes_one_effect(
-    db: Database, does: Does, point: CrashPoint
-) -> None:
+def test_a_crash_after_an_unknown_outcome_still_makes_one_effect(db: Database, does: Does, point: CrashPoint) -> None:
     shop = Shop(concurrency=8)
     run = shop.started(db, 2)
     shop.mail.will(does, when=lambda params: params["n"] == 1)
@@ -169,7 +167,7 @@ def test_a_crash_on_top_of_an_answer_that_says_nothing_still_makes_one_effect(
     assert_done(shop, run, 2)
 
 
-def test_without_a_reconcile_a_crash_in_the_call_is_a_question_for_a_person(db: Database) -> None:
+def test_without_a_reconcile_a_crash_in_the_call_is_indeterminate(db: Database) -> None:
     mail = scripted("mail", can_reconcile=False)
     shop = Shop(concurrency=8, on_uncertain="contain")
     shop.mail = mail

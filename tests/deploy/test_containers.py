@@ -63,7 +63,7 @@ def test_the_compose_file_is_one() -> None:
 
 
 @pytest.mark.skipif(not (BIN / "hadolint").exists(), reason="there is no hadolint for this platform")
-def test_the_linter_of_dockerfiles_has_nothing_to_say() -> None:
+def test_the_linter_of_dockerfiles_finds_nothing() -> None:
     done = subprocess.run([str(BIN / "hadolint"), "deploy/Dockerfile"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -84,7 +84,7 @@ def test_what_is_built_here_has_its_files_and_settings_we_accept(subtests: pytes
                 assert re.search(r"(?:@|//)([\w-]+):\d+", url)[1] in SERVICES  # type: ignore[index]
 
 
-def test_what_is_ours_may_write_nowhere_but_in_its_own_places_and_gains_no_rights(subtests: pytest.Subtests) -> None:
+def test_our_containers_write_only_to_their_own_folders_and_gain_no_rights(subtests: pytest.Subtests) -> None:
     for name in OURS:
         with subtests.test(name=name):
             service = SERVICES[name]
@@ -95,7 +95,7 @@ def test_what_is_ours_may_write_nowhere_but_in_its_own_places_and_gains_no_right
             assert any(place.startswith("/run/pipeline:uid=10001") for place in service["tmpfs"])
 
 
-def test_nothing_waits_for_a_sign_that_nobody_gives(subtests: pytest.Subtests) -> None:
+def test_every_awaited_service_has_a_health_check(subtests: pytest.Subtests) -> None:
     for name in SERVICES:
         with subtests.test(name=name):
             for needed, how in SERVICES[name].get("depends_on", {}).items():

@@ -77,7 +77,7 @@ def test_a_command_that_is_none_would_be_noticed(line: str) -> None:
         understood(line)
 
 
-def test_a_runbook_says_what_one_sees_what_it_means_what_to_do_and_when_it_is_over(subtests: pytest.Subtests) -> None:
+def test_a_runbook_has_signs_meaning_actions_and_an_end(subtests: pytest.Subtests) -> None:
     for page in RUNBOOKS:
         with subtests.test(page=page.stem):
             text = page.read_text(encoding="utf-8")

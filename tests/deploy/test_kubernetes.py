@@ -85,7 +85,7 @@ def test_a_pod_keeps_to_the_restricted_standard(subtests: pytest.Subtests) -> No
                 assert mounted == {"/run/pipeline", "/tmp"}
 
 
-def test_a_process_is_watched_by_the_file_it_touches_or_by_its_own_page(subtests: pytest.Subtests) -> None:
+def test_a_probe_checks_the_liveness_file_or_an_http_page(subtests: pytest.Subtests) -> None:
     command = ["sh", "-c", PROBE.format(file="/run/pipeline/alive", seconds=60)]
     for manifest in DEPLOYMENTS:
         with subtests.test(manifest=named(manifest)):
@@ -185,7 +185,7 @@ def test_production_makes_room_for_the_worker_and_keeps_workers_of_one_zone_apar
 
 
 @needs_kubectl
-def test_what_the_migration_needs_is_applied_with_it_before_the_rest() -> None:
+def test_everything_that_the_migration_needs_is_applied_first() -> None:
     first = {
         named(each) for each in built("overlays/production") if "pipeline/first" in each["metadata"].get("labels", {})
     }

@@ -68,7 +68,7 @@ def test_transitions_and_invariants_in_an_expression_are_ones(subtests: pytest.S
                         assert any(re.fullmatch(wanted, name) for name in known), wanted
 
 
-def test_an_alert_says_how_bad_it_is_what_it_is_about_and_where_its_runbook_is(subtests: pytest.Subtests) -> None:
+def test_an_alert_has_a_severity_a_summary_and_a_runbook(subtests: pytest.Subtests) -> None:
     for alert in ALERTS:
         with subtests.test(alert=alert["alert"]):
             assert alert["labels"]["severity"] in ("critical", "warning")
@@ -77,7 +77,7 @@ def test_an_alert_says_how_bad_it_is_what_it_is_about_and_where_its_runbook_is(s
             assert alert["alert"] in runbook, f"the runbook does not name {alert['alert']}"
 
 
-def test_the_dashboards_are_what_their_source_says() -> None:
+def test_the_dashboards_are_up_to_date_with_their_source() -> None:
     script = DEPLOY / "grafana" / "dashboards.py"
     command = [sys.executable, "-B", str(script), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -108,7 +108,7 @@ def test_panels_of_a_dashboard_have_numbers_of_their_own_and_do_not_lie_on_each_
         assert len(set(cells)) == len(cells)
 
 
-def test_every_metric_of_ours_is_shown_or_watched() -> None:
+def test_every_metric_of_ours_is_in_a_dashboard_or_an_alert() -> None:
     known = set(metrics())
     used = {promql.family(name, known) for expression in EXPRESSIONS for name, _ in promql.selectors(expression)}
     ours = {name for name in known if name.startswith("pipeline_") and not name.startswith("pipeline_consumer_engine_")}
@@ -124,7 +124,7 @@ def test_the_collector_sends_traces_where_tempo_listens() -> None:
     assert collector["exporters"]["otlp"]["endpoint"] == f"tempo:{port}"
 
 
-def test_whoever_serves_metrics_in_the_compose_file_is_scraped_there() -> None:
+def test_every_service_with_metrics_in_the_compose_file_is_scraped() -> None:
     services = document(ROOT / "docker-compose.yml")["services"]
     serving = {
         (name, int(service["environment"]["PIPELINE_METRICS_PORT"]))
@@ -146,11 +146,11 @@ def test_promtool_accepts_configuration_and_rules() -> None:
 
 
 @needs_promtool
-def test_the_rules_fire_when_they_should_and_keep_silent_otherwise() -> None:
+def test_the_rules_fire_when_they_should_and_not_otherwise() -> None:
     _promtool("test", "rules", *map(str, RULE_TESTS))
 
 
-def test_every_alert_that_wakes_somebody_has_been_made_to_fire_in_a_test() -> None:
+def test_every_paging_alert_fires_in_a_test() -> None:
     tests = [test for path in RULE_TESTS for test in document(path)["tests"]]
     fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case.get("exp_alerts")}
     assert {alert["alert"] for alert in ALERTS} - fired == set()

@@ -67,7 +67,7 @@ def is_whole(run: Inline) -> bool:
         return invariants.findings(tx) == []
 
 
-def test_what_was_in_flight_at_the_restore_point_is_looked_up_and_not_sent_again(place: Place) -> None:
+def test_mutations_in_flight_at_the_restore_point_are_reconciled_and_not_sent_again(place: Place) -> None:
     live, mail = place.live, place.shop.mail
     live.publish(place.shop.orders, {"n": 1})
     with live.crash_at(CrashPoint.IN_FLIGHT):
@@ -105,7 +105,7 @@ def test_what_was_pending_at_the_restore_point_would_be_done_again_under_another
     assert len({effect.key for effect in mail.effects}) == 2
 
 
-def test_paused_and_with_its_breakers_open_nothing_is_sent_until_the_window_is_settled(place: Place) -> None:
+def test_with_a_pause_and_open_breakers_nothing_is_sent_until_the_window_is_checked(place: Place) -> None:
     live, mail, orders = place.live, place.shop.mail, place.shop.orders
     live.publish(orders, {"n": 1}, {"n": 2})
     restored = place.backup()
@@ -129,7 +129,7 @@ def test_paused_and_with_its_breakers_open_nothing_is_sent_until_the_window_is_s
     assert is_whole(restored)
 
 
-def test_a_pause_alone_lets_runs_end_that_are_on_their_way_and_an_open_breaker_does_not(place: Place) -> None:
+def test_dispatched_runs_go_on_in_a_pause_and_wait_at_an_open_breaker(place: Place) -> None:
     live, mail = place.live, place.shop.mail
     live.publish(place.shop.orders, {"n": 1})
     with live.crash_at(CrashPoint.PREPARE_SAVED):

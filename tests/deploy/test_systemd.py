@@ -85,7 +85,7 @@ def test_what_a_unit_starts_is_a_command_of_ours(subtests: pytest.Subtests) -> N
             command.make_context("it", arguments)
 
 
-def test_a_worker_is_started_again_unless_somebody_has_to_change_something_first() -> None:
+def test_a_worker_is_started_again_unless_an_operator_is_needed() -> None:
     worker = PLACE / "pipeline-worker@.service"
     assert values(worker, "Restart") == ["always"]
     assert values(worker, "RestartPreventExitStatus") == [str(EXIT_UNSAFE)]
@@ -93,7 +93,7 @@ def test_a_worker_is_started_again_unless_somebody_has_to_change_something_first
     assert values(PLACE / "pipeline-.service.d/10-common.conf", "StartLimitIntervalSec") == ["0"]
 
 
-def test_a_worker_has_time_to_finish_the_longest_phase_and_only_its_main_process_is_told() -> None:
+def test_a_worker_has_time_to_finish_the_longest_phase_and_only_its_main_process_gets_the_signal() -> None:
     worker = PLACE / "pipeline-worker@.service"
     settings = Settings()
     longest = max(settings.prepare_time_limit, settings.mutate_time_limit, settings.next_time_limit)

@@ -60,7 +60,7 @@ def test_the_table_covers_every_phase_outcome_and_mutation_status() -> None:
 
 
 @pytest.mark.parametrize(("phase", "outcome", "mutation"), cells("B", "U", "A"))
-def test_a_run_stands_where_the_table_says(
+def test_a_run_is_on_the_side_that_the_table_lists(
     phase: Phase, outcome: MutationOutcome, mutation: MutationStatus | None
 ) -> None:
     letter = TRUTH[outcome, mutation][list(Phase).index(phase)]
@@ -74,7 +74,7 @@ def test_a_run_whose_mutation_the_ledger_calls_applied_is_never_before_the_bound
 @pytest.mark.parametrize("after_failed", AfterFailedMutation)
 @pytest.mark.parametrize("outcome", MutationOutcome)
 @pytest.mark.parametrize("side", [Side.UNKNOWN, Side.AFTER])
-def test_a_run_that_may_have_changed_the_world_keeps_its_inputs(
+def test_a_run_whose_mutation_may_have_happened_keeps_its_inputs(
     side: Side, outcome: MutationOutcome, after_failed: AfterFailedMutation
 ) -> None:
     assert disposition_of(side, outcome, after_failed) == Disposition(side=side, inputs=InputAction.KEEP)
@@ -82,7 +82,7 @@ def test_a_run_that_may_have_changed_the_world_keeps_its_inputs(
 
 @pytest.mark.parametrize("after_failed", AfterFailedMutation)
 @pytest.mark.parametrize("outcome", [MutationOutcome.NONE, MutationOutcome.SUCCESS, MutationOutcome.SKIPPED])
-def test_a_run_that_asked_nothing_of_the_world_hands_its_inputs_back(
+def test_a_run_that_sent_nothing_releases_its_inputs(
     outcome: MutationOutcome, after_failed: AfterFailedMutation
 ) -> None:
     assert disposition_of(Side.BEFORE, outcome, after_failed) == Disposition(
@@ -102,7 +102,7 @@ def test_a_consumer_that_wants_the_same_plan_again_keeps_its_inputs_after_a_fail
 
 @pytest.mark.parametrize(("inputs", "pending"), [(InputAction.KEEP, True), (InputAction.RELEASE, False)])
 @pytest.mark.parametrize("side", Side)
-def test_a_run_waits_to_be_carried_forward_exactly_when_it_keeps_its_inputs(
+def test_a_run_waits_for_its_retry_exactly_when_it_keeps_its_inputs(
     side: Side, inputs: InputAction, pending: bool
 ) -> None:
     assert Disposition(side=side, inputs=inputs).retry_pending is pending

@@ -5,11 +5,11 @@ import pytest
 from pipeline.domain.states import DELIVERY_TRANSITIONS, DeliveryStatus
 
 
-def test_every_status_has_a_row_in_the_table_of_moves() -> None:
+def test_every_status_has_a_row_in_the_transition_table() -> None:
     assert set(DELIVERY_TRANSITIONS) == set(DeliveryStatus)
 
 
-def test_the_moves_are_exactly_these() -> None:
+def test_the_transitions_are_exactly_these() -> None:
     assert {(source.value, target.value) for source, targets in DELIVERY_TRANSITIONS.items() for target in targets} == {
         ("pending", "reserved"),
         ("pending", "skipped"),
@@ -39,5 +39,5 @@ def test_no_status_leads_to_itself(status: DeliveryStatus) -> None:
 
 
 @pytest.mark.parametrize("status", [DeliveryStatus.PENDING, DeliveryStatus.RESERVED, DeliveryStatus.QUARANTINED])
-def test_a_person_can_go_on_without_any_event_that_is_not_done(status: DeliveryStatus) -> None:
+def test_an_operator_can_skip_every_event_that_is_not_done(status: DeliveryStatus) -> None:
     assert DeliveryStatus.SKIPPED in DELIVERY_TRANSITIONS[status]

@@ -117,7 +117,7 @@ def test_the_tree_that_is_drawn_is_the_tree_of_the_classes() -> None:
     assert drawn() == real
 
 
-def test_every_line_of_the_tree_says_what_the_error_means() -> None:
+def test_every_error_of_the_tree_has_a_meaning() -> None:
     lines = [line for line in (errors.__doc__ or "").splitlines() if "── " in line]
     assert all(re.search(r"Error {2,}\w", line) for line in lines)
 
@@ -134,7 +134,9 @@ def test_every_error_that_is_raised_has_an_example_here() -> None:
 
 
 @pytest.mark.parametrize(("error", "words"), EXAMPLES, ids=lambda value: type(value).__name__)
-def test_a_message_says_what_happened_what_is_and_what_to_do(error: PipelineError, words: list[str]) -> None:
+def test_a_message_names_what_was_asked_what_was_found_and_what_is_allowed(
+    error: PipelineError, words: list[str]
+) -> None:
     for part in words:
         assert part in str(error)
 

@@ -65,12 +65,12 @@ def test_a_value_that_does_not_fit_its_model_is_a_logic_failure() -> None:
     "error",
     [OSError("disk"), ConnectionResetError("reset"), TimeoutError("slow"), RuntimeError("odd"), Exception("vague")],
 )
-def test_what_is_not_ours_to_know_is_a_transient_failure_of_the_world(error: Exception) -> None:
+def test_an_unknown_exception_is_a_transient_failure(error: Exception) -> None:
     assert classify(error).kind is FailureKind.TRANSIENT
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
-def test_being_told_to_stop_is_nobodys_fault(error: BaseException) -> None:
+def test_a_stop_signal_is_no_failure_of_the_handler(error: BaseException) -> None:
     assert classify(error).kind is FailureKind.TRANSIENT
 
 
@@ -91,13 +91,13 @@ def test_every_error_of_ours_has_a_kind_and_none_is_mistaken_for_the_worlds(erro
     assert classify(error.__new__(error)).kind is expected
 
 
-def test_a_failure_keeps_the_words_and_the_type_of_its_error() -> None:
+def test_a_failure_keeps_the_message_and_the_type_of_its_error() -> None:
     assert classify(TransientError("the mail server is away", code=451)) == Failure(
         kind=FailureKind.TRANSIENT, message="the mail server is away", error_type="TransientError"
     )
 
 
-def test_an_error_without_words_is_described_by_its_type() -> None:
+def test_an_error_without_a_message_is_described_by_its_type() -> None:
     assert classify(ValueError()).message == "ValueError()"
 
 
@@ -116,7 +116,7 @@ class Speechless(Exception):  # noqa: N818 - a handler's own class, as handlers 
         raise RuntimeError("no words")
 
 
-def test_an_error_that_cannot_be_put_into_words_is_still_classified() -> None:
+def test_an_error_whose_message_cannot_be_read_is_still_classified() -> None:
     assert classify(Speechless()).error_type == "Speechless"
 
 

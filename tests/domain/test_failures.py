@@ -68,7 +68,7 @@ def test_an_unresolved_mutation_outranks_every_kind_of_failure(
         (MutationStatus.INDETERMINATE, False, None),
     ],
 )
-def test_only_a_mutation_in_flight_is_moved_and_a_person_is_asked_when_nobody_else_can_be(
+def test_only_a_mutation_in_flight_changes_and_is_indeterminate_without_a_reconcile(
     mutation: MutationStatus, can_reconcile: bool, doubt: MutationStatus | None
 ) -> None:
     standing = replace(UNKNOWN, mutation=mutation, can_reconcile=can_reconcile)
@@ -102,7 +102,7 @@ def test_a_first_crash_is_followed_at_once_and_later_ones_pause(earlier: int, de
 
 @pytest.mark.parametrize("earlier", [0, 3, 50])
 @pytest.mark.parametrize("on_logic_error", OnLogicError)
-def test_a_void_approval_is_nobodys_failure_and_a_fresh_run_asks_again_at_once(
+def test_a_void_approval_counts_no_failure_and_a_fresh_run_requests_again_at_once(
     on_logic_error: OnLogicError, earlier: int
 ) -> None:
     found = decided(FailureKind.VOID, replace(BEFORE, earlier_failures=earlier, on_logic_error=on_logic_error))
@@ -112,7 +112,7 @@ def test_a_void_approval_is_nobodys_failure_and_a_fresh_run_asks_again_at_once(
 
 @pytest.mark.parametrize("kind", [FailureKind.TRANSIENT, FailureKind.CRASH])
 @pytest.mark.parametrize("earlier", [3, 4, 1000])
-def test_the_last_allowed_failure_asks_a_person(kind: FailureKind, earlier: int) -> None:
+def test_the_last_allowed_failure_blocks_until_an_operator_resumes(kind: FailureKind, earlier: int) -> None:
     found = decided(kind, replace(BEFORE, earlier_failures=earlier))
     assert found.status is RunStatus.FAILED_INTERNAL
     assert found.block is BlockKind.INTERNAL
@@ -120,7 +120,7 @@ def test_the_last_allowed_failure_asks_a_person(kind: FailureKind, earlier: int)
 
 
 @pytest.mark.parametrize(("standing", "inputs"), [(BEFORE, InputAction.RELEASE), (AFTER, InputAction.KEEP)])
-def test_bad_credentials_wait_for_a_person_and_start_nothing_meanwhile(standing: RunFacts, inputs: InputAction) -> None:
+def test_bad_credentials_block_the_workflow_until_an_operator_resumes(standing: RunFacts, inputs: InputAction) -> None:
     found = decided(FailureKind.AUTH, standing)
     assert (found.status, found.block) == (RunStatus.PAUSED_APPROVAL, BlockKind.APPROVAL)
     assert found.disposition.inputs is inputs
@@ -156,7 +156,7 @@ def test_wrong_code_without_inputs_stops_the_workflow_even_where_inputs_would_be
     [(0, False, 1.0), (1, True, 0.0), (2, True, 0.0)],
     ids=["first", "at the limit", "past the limit"],
 )
-def test_inputs_that_failed_often_enough_are_set_aside_and_the_rest_flows(
+def test_inputs_that_failed_often_enough_are_quarantined_and_the_others_continue(
     earlier: int, quarantine: bool, delay: float
 ) -> None:
     standing = replace(BEFORE, on_logic_error=OnLogicError.QUARANTINE, earlier_failures=earlier)
@@ -201,7 +201,7 @@ def test_a_failed_mutation_whose_plan_is_tried_again_keeps_its_inputs_and_pauses
     assert fresh.delay == again.delay == seconds(1)
 
 
-def test_a_kind_that_nobody_decided_about_is_refused_loudly() -> None:
+def test_an_undecided_kind_of_failure_raises() -> None:
     with pytest.raises(AssertionError):
         decided(cast("FailureKind", "a new kind"), BEFORE)
 

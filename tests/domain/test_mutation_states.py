@@ -18,11 +18,11 @@ def reachable_from(start: MutationStatus) -> set[MutationStatus]:
     return seen
 
 
-def test_every_status_has_a_row_in_the_table_of_moves() -> None:
+def test_every_status_has_a_row_in_the_transition_table() -> None:
     assert set(MUTATION_TRANSITIONS) == set(MutationStatus)
 
 
-def test_the_moves_are_exactly_these() -> None:
+def test_the_transitions_are_exactly_these() -> None:
     assert set(PAIRS) == {
         ("pending", "in_flight"),
         ("pending", "failed"),
@@ -39,7 +39,7 @@ def test_the_moves_are_exactly_these() -> None:
     }
 
 
-def test_a_settled_mutation_has_no_exit_and_every_other_has_one() -> None:
+def test_a_resolved_mutation_has_no_exit_and_every_other_has_one() -> None:
     assert {status for status in MutationStatus if not MUTATION_TRANSITIONS[status]} == RESOLVED
 
 
@@ -48,7 +48,7 @@ def test_what_was_sent_is_never_unsent() -> None:
 
 
 @pytest.mark.parametrize("status", MutationStatus)
-def test_every_mutation_can_be_settled(status: MutationStatus) -> None:
+def test_every_mutation_can_be_resolved(status: MutationStatus) -> None:
     assert reachable_from(status) & RESOLVED
 
 
@@ -56,16 +56,16 @@ def test_every_status_is_reached_from_a_request_that_waits_for_approval() -> Non
     assert reachable_from(MutationStatus.PENDING) == set(MutationStatus)
 
 
-def test_a_status_is_unresolved_settled_or_not_yet_sent_and_never_two_of_them() -> None:
+def test_a_status_is_unresolved_resolved_or_not_yet_sent_and_never_two_of_them() -> None:
     assert UNRESOLVED.isdisjoint(RESOLVED)
     assert UNRESOLVED | RESOLVED | {MutationStatus.PENDING} == set(MutationStatus)
 
 
-def test_what_the_world_cannot_have_seen_is_not_unresolved() -> None:
+def test_a_mutation_that_was_never_sent_is_not_unresolved() -> None:
     assert MutationStatus.PENDING not in UNRESOLVED
 
 
-def test_absence_is_evidence_once_the_request_can_no_longer_leave_and_has_settled() -> None:
+def test_absence_is_evidence_after_the_send_deadline_and_the_settle_window() -> None:
     deadline = datetime(2030, 1, 1, tzinfo=UTC)
     assert quiet_until(deadline, timedelta(0)) == deadline
     assert quiet_until(deadline, timedelta(minutes=2)) == deadline + timedelta(minutes=2)

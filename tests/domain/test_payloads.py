@@ -205,14 +205,14 @@ def test_every_limit_is_positive_and_frozen(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [MappingProxyType({"a": 1}), UserDict(a=1)], ids=["proxy", "user dict"])
-def test_a_mapping_that_is_no_dictionary_is_accepted_or_refused_in_our_words(value: Any) -> None:
+def test_a_mapping_that_is_no_dictionary_is_accepted_or_refused_with_our_error(value: Any) -> None:
     try:
         assert checked_json(value, what="payload", limit=MUCH) == {"a": 1}
     except PayloadError as refused:
         assert type(value).__qualname__ in str(refused)  # noqa: PT017 - either answer is right
 
 
-def test_a_number_too_long_to_write_is_refused_in_our_words() -> None:
+def test_a_number_too_long_to_write_is_refused_with_our_error() -> None:
     with pytest.raises(PayloadError):
         checked_json({"n": 10**5000}, what="payload", limit=MUCH)
 
@@ -231,12 +231,12 @@ def test_a_list_that_shares_its_parts_is_refused_before_it_explodes() -> None:
         checked_json(shared, what="payload", limit=1000)
 
 
-def test_words_longer_than_their_limit_are_refused_by_their_length() -> None:
+def test_text_longer_than_its_limit_is_refused_by_its_length() -> None:
     with pytest.raises(PayloadError, match="11 characters; expected at most 10"):
         checked_text("x" * 11, what="reason", limit=10)
 
 
-def test_words_about_a_failure_are_mended_and_cut_but_never_refused() -> None:
+def test_text_about_a_failure_is_cleaned_and_cut_but_never_refused() -> None:
     assert storable_text("a\0b\ud800c") == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c"
     assert len(storable_text("x" * 20_000)) == 10_001
 

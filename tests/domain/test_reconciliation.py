@@ -151,7 +151,7 @@ def test_in_the_background_the_reason_is_the_one_of_the_attempt(end: CallEnd) ->
     assert decide(end, BUDGET_LEFT).reason == decide(end, BUDGET_SPENT).reason == "why"
 
 
-def test_in_the_background_only_the_outside_system_asks_for_another_pause() -> None:
+def test_in_the_background_only_a_retry_verdict_sets_another_pause() -> None:
     assert decide(Retry("later", MINUTE), BUDGET_LEFT).pause == MINUTE
     assert decide(Retry("later"), BUDGET_LEFT).pause is None
     assert decide(NoVerdict("broken"), BUDGET_LEFT).pause is None

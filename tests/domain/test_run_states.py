@@ -34,7 +34,7 @@ def test_phases_stand_in_the_order_a_run_passes_through_them() -> None:
     assert [phase.rank for phase in PHASES] == list(range(7))
 
 
-def test_every_phase_has_a_row_in_the_table_of_moves() -> None:
+def test_every_phase_has_a_row_in_the_transition_table() -> None:
     assert set(PHASE_TRANSITIONS) == set(Phase)
 
 
@@ -43,7 +43,7 @@ def test_a_phase_only_grows(source: Phase, target: Phase) -> None:
     assert target.rank > source.rank
 
 
-def test_the_moves_are_exactly_these() -> None:
+def test_the_transitions_are_exactly_these() -> None:
     assert {(source.value, target.value) for source, target in MOVES} == {
         ("pending", "preparing"),
         ("preparing", "prepared"),
@@ -70,7 +70,7 @@ def test_only_committed_has_no_exit() -> None:
     assert [phase for phase in Phase if not PHASE_TRANSITIONS[phase]] == [Phase.COMMITTED]
 
 
-def test_no_phase_skips_the_ledger_on_its_way_out_of_mutating() -> None:
+def test_no_phase_skips_the_ledger_when_it_leaves_mutating() -> None:
     assert PHASE_TRANSITIONS[Phase.MUTATING] == {Phase.MUTATED}
 
 
@@ -83,7 +83,7 @@ def test_every_status_has_a_row_and_every_target_is_a_status() -> None:
     assert frozenset().union(*RUN_STATUS_TRANSITIONS.values()) == set(RunStatus)
 
 
-def test_statuses_are_exactly_the_settled_ones() -> None:
+def test_statuses_are_exactly_the_agreed_ones() -> None:
     assert [status.value for status in RunStatus] == [
         "active",
         "paused:transient",
@@ -109,7 +109,7 @@ def test_a_stopped_run_stays_stopped_unless_its_approval_was_granted() -> None:
     assert exits == {RunStatus.PAUSED_APPROVAL: {RunStatus.ACTIVE}}
 
 
-def test_an_active_run_may_stop_in_every_way() -> None:
+def test_an_active_run_may_get_every_stopped_status() -> None:
     assert RUN_STATUS_TRANSITIONS[RunStatus.ACTIVE] == set(RunStatus) - {RunStatus.ACTIVE}
 
 

@@ -63,7 +63,7 @@ def test_each_reason_alone_holds_a_workflow(facts: WorkflowFacts, held: HoldReas
     assert hold_reason(facts) is held
 
 
-def test_the_reason_a_person_can_act_on_is_named_first() -> None:
+def test_the_reason_that_an_operator_can_change_is_named_first() -> None:
     facts = WorkflowFacts(desired=DesiredStatus.PAUSED, maintenance=True, blocks=3, concurrency=1, active_runs=1)
     seen = [hold_reason(facts)]
     lifts: list[dict[str, Any]] = [
@@ -79,7 +79,7 @@ def test_the_reason_a_person_can_act_on_is_named_first() -> None:
 
 
 @given(counts, counts)
-def test_free_places_are_what_concurrency_leaves_and_never_negative(concurrency: int, in_the_air: int) -> None:
+def test_free_concurrency_is_never_negative(concurrency: int, in_the_air: int) -> None:
     facts = replace(FREE, concurrency=concurrency, active_runs=in_the_air)
     assert facts.free_capacity == (concurrency - in_the_air if concurrency > in_the_air else 0)
     assert (hold_reason(facts) is HoldReason.FULL) == (facts.free_capacity == 0)

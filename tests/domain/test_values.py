@@ -81,7 +81,7 @@ def test_an_enum_is_text_that_reads_itself_back(cls: type[Enum]) -> None:
 
 
 @pytest.mark.parametrize("cls", [*VALUES, *MODELS, *ENUMS])
-def test_every_class_says_what_it_is(cls: type[Any]) -> None:
+def test_every_class_has_a_docstring(cls: type[Any]) -> None:
     assert (cls.__doc__ or "").strip()
     assert not (cls.__doc__ or "").startswith(f"{cls.__name__}(")
 
@@ -93,6 +93,6 @@ def test_two_handlers_do_not_share_a_policy_they_could_change() -> None:
         setattr(one.failures, "max_failures", 1)  # noqa: B010 - mypy refuses the plain form, as it should
 
 
-def test_a_workflow_runs_one_at_a_time_and_stops_for_everything_unless_told_otherwise() -> None:
+def test_a_workflow_runs_one_at_a_time_and_stops_for_everything_by_default() -> None:
     spec = WorkflowSpec(name="billing", topics=(), handlers=())
     assert (spec.concurrency, spec.on_uncertain, spec.on_logic_error) == (1, "pause", "maintenance")

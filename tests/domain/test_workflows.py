@@ -26,14 +26,14 @@ def test_the_table_covers_every_set_of_blocks() -> None:
 
 
 @pytest.mark.parametrize(("blocks", "shown"), SHOWN.items(), ids=lambda value: "+".join(sorted(value)) or "none")
-def test_a_workflow_shows_what_needs_a_person_before_what_the_background_works_on(
+def test_a_workflow_shows_what_needs_an_operator_before_what_the_background_works_on(
     blocks: frozenset[BlockKind], shown: str
 ) -> None:
     assert workflow_status(DesiredStatus.ACTIVE, blocks) is WorkflowStatus(shown)
 
 
 @pytest.mark.parametrize("blocks", SHOWN, ids=lambda value: "+".join(sorted(value)) or "none")
-def test_a_persons_pause_wins_over_every_block(blocks: frozenset[BlockKind]) -> None:
+def test_an_operators_pause_wins_over_every_block(blocks: frozenset[BlockKind]) -> None:
     assert workflow_status(DesiredStatus.PAUSED, blocks) is WorkflowStatus.PAUSED
 
 

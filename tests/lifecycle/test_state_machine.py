@@ -16,7 +16,7 @@ from tests.support import databases
 pytestmark = pytest.mark.timeout(600)  # thousands of small transactions: minutes on a busy machine
 
 
-def test_random_verbs_crashes_and_persons_agree_with_the_model(db: Database) -> None:
+def test_random_transitions_crashes_and_operators_agree_with_the_model(db: Database) -> None:
     machine = type("BoundMachine", (Acts,), {"db": db})
     run_state_machine_as_test(
         machine,
@@ -34,7 +34,7 @@ def test_random_verbs_crashes_and_persons_agree_with_the_model(db: Database) -> 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_long_walk_of_weighted_verbs_agrees_with_the_model(db: Database, seed: int) -> None:
+def test_a_long_walk_of_weighted_transitions_agrees_with_the_model(db: Database, seed: int) -> None:
     """Hypothesis shrinks well but stays shallow; a long seeded walk reaches runs carried forward many times."""
     chance = Random(seed)
     machine: Acts = type("BoundMachine", (Acts,), {"db": db})()

@@ -45,7 +45,7 @@ def test_a_revision_is_a_file_named_by_its_number_a_verb_and_a_noun(revision: Sc
 
 
 @pytest.mark.parametrize("revision", revisions(), ids=lambda revision: str(revision.revision))
-def test_a_revision_says_what_it_does_and_can_be_taken_back(revision: Script) -> None:
+def test_a_revision_has_a_docstring_and_can_be_undone(revision: Script) -> None:
     module = revision.module
     assert module.__doc__
     assert _body(module, "upgrade")

@@ -258,7 +258,7 @@ def test_old_code_does_not_migrate_a_database_of_newer_code(bare: Database, next
     assert (refusal.value.found, refusal.value.expected) == (version, migrate.expected_version())
 
 
-def test_a_database_that_was_never_migrated_is_refused_with_the_command_that_mends_it(bare: Database) -> None:
+def test_a_database_that_was_never_migrated_is_refused_with_the_command_to_run(bare: Database) -> None:
     with pytest.raises(SchemaVersionError, match="pipeline db upgrade") as refusal:
         migrate.require_current(bare)
     assert (refusal.value.found, refusal.value.expected) == (None, migrate.expected_version())
@@ -304,7 +304,7 @@ def test_a_database_of_newer_code_that_took_something_away_is_refused_with_both_
     assert f"{newer}, this code needs {migrate.expected_version()}" in str(refusal.value)
 
 
-def test_this_code_goes_on_and_starts_again_on_a_schema_to_which_a_later_release_only_added(
+def test_this_code_continues_and_restarts_on_a_schema_to_which_a_later_release_only_added(
     bare: Database, next_release: NextRelease
 ) -> None:
     migrate.upgrade(bare)

@@ -58,7 +58,7 @@ def test_of_two_claims_of_one_run_one_gets_it(db: Database, phase: Phase) -> Non
     assert (later.claimed, later.unavailable) == ((), (run.id,))
 
 
-def test_a_heartbeat_that_lands_first_keeps_the_run_from_its_rescuer(db: Database) -> None:
+def test_a_heartbeat_that_commits_first_keeps_the_run_from_its_rescuer(db: Database) -> None:
     run = lapsed_run(db, Phase.PREPARING)
     ended = raced(
         db,
@@ -69,7 +69,7 @@ def test_a_heartbeat_that_lands_first_keeps_the_run_from_its_rescuer(db: Databas
     assert the_run(db, run.id).status == RunStatus.ACTIVE
 
 
-def test_a_rescue_that_lands_first_leaves_the_worker_a_stale_fence(db: Database) -> None:
+def test_a_rescue_that_commits_first_leaves_the_worker_a_stale_fence(db: Database) -> None:
     run = lapsed_run(db, Phase.EMITTING)
     ended = raced(
         db,
@@ -81,7 +81,7 @@ def test_a_rescue_that_lands_first_leaves_the_worker_a_stale_fence(db: Database)
     assert the_run(db, run.id).status == RunStatus.CRASHED
 
 
-def test_a_commit_that_lands_first_leaves_the_rescuer_nothing(db: Database) -> None:
+def test_a_run_that_commits_first_leaves_the_rescuer_nothing(db: Database) -> None:
     run = lapsed_run(db, Phase.EMITTING)
     ended = raced(
         db,
@@ -122,7 +122,7 @@ ZOMBIE_WRITES: dict[str, tuple[Phase, Callable[[Transaction, Any], BatchResult[A
 
 
 @pytest.mark.parametrize("verb", list(ZOMBIE_WRITES))
-def test_a_worker_that_comes_back_from_the_dead_changes_nothing(db: Database, verb: str) -> None:
+def test_a_worker_that_comes_back_after_its_lease_changes_nothing(db: Database, verb: str) -> None:
     phase, write = ZOMBIE_WRITES[verb]
     run = lapsed_run(db, phase)
     rescuer.recover_crashed_runs(db)
@@ -132,7 +132,7 @@ def test_a_worker_that_comes_back_from_the_dead_changes_nothing(db: Database, ve
     assert the_run(db, run.id) == before
 
 
-def test_a_lapsed_worker_may_not_send_even_before_anybody_noticed(db: Database) -> None:
+def test_a_worker_with_a_lapsed_lease_may_not_send_even_before_a_rescue(db: Database) -> None:
     run = lapsed_run(db, Phase.PREPARED)
     with pytest.raises(StaleWriteError, match="not leased"), db.transaction() as tx:
         mutations.begin_mutation(tx, [a_request(run)]).only()

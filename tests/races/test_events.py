@@ -39,7 +39,7 @@ def test_an_event_is_reserved_by_the_run_that_saw_it_or_offered_to_another_never
     assert (event_status(db, first), sliced.offered) == ("reserved", [second])
 
 
-def test_an_offer_that_lands_first_refuses_the_run_that_saw_the_event(db: Database) -> None:
+def test_an_offer_that_commits_first_refuses_the_run_that_saw_the_event(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     alone = a_run(db, Phase.PREPARING)
@@ -69,7 +69,7 @@ def test_two_runs_of_one_cohort_cannot_reserve_one_event(db: Database) -> None:
     assert one(db, "SELECT run_id FROM pipeline.deliveries").run_id == landing.updated[0].id
 
 
-def test_a_person_who_skips_an_event_first_refuses_the_run_that_wanted_it(db: Database) -> None:
+def test_a_skip_that_commits_first_refuses_the_run_that_wanted_the_event(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.PREPARING)
@@ -82,7 +82,7 @@ def test_a_person_who_skips_an_event_first_refuses_the_run_that_wanted_it(db: Da
         ended.result()
 
 
-def test_a_run_that_reserves_first_refuses_the_person_who_wanted_to_skip(db: Database) -> None:
+def test_a_reservation_that_commits_first_refuses_the_operators_skip(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.PREPARING)
@@ -107,7 +107,7 @@ def test_of_two_publishers_of_one_message_id_one_writes(db: Database) -> None:
     assert one(db, "SELECT count(*) AS n FROM pipeline.deliveries").n == 1
 
 
-def test_an_event_committed_late_by_a_slow_publisher_is_not_missed_by_a_resting_consumer(db: Database) -> None:
+def test_an_event_committed_late_by_a_slow_publisher_is_not_missed_by_an_idle_consumer(db: Database) -> None:
     """The slow publisher's id is older than events the consumer has long seen; its commit is not."""
     a_workflow(db)
     with db.transaction() as slow:
@@ -125,7 +125,7 @@ def test_an_event_committed_late_by_a_slow_publisher_is_not_missed_by_a_resting_
         assert [row.message_id for row in work.reservable_events(tx, run, IN)] == ["slow", "fast"]
 
 
-def test_an_event_committed_between_claim_and_rest_is_not_missed(db: Database) -> None:
+def test_an_event_committed_between_claim_and_idle_snapshot_is_not_missed(db: Database) -> None:
     a_workflow(db)
     run = a_run(db, Phase.PREPARING)
     some_events(db, "m1")

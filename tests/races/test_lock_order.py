@@ -95,7 +95,7 @@ RUN_FIRST: dict[str, tuple[Callable[[Database], Any], Act]] = {
 
 
 @pytest.mark.parametrize("verb", list(WORKFLOW_FIRST))
-def test_a_verb_that_needs_the_workflow_takes_it_before_any_run(db: Database, verb: str) -> None:
+def test_a_transition_that_needs_the_workflow_locks_it_before_any_run(db: Database, verb: str) -> None:
     reach, act = WORKFLOW_FIRST[verb]
     a_workflow(db)
     some_events(db, "m1", "m2")
@@ -111,7 +111,7 @@ def test_a_verb_that_needs_the_workflow_takes_it_before_any_run(db: Database, ve
 
 
 @pytest.mark.parametrize("verb", list(RUN_FIRST))
-def test_a_verb_takes_the_run_before_its_mutation_and_its_events(db: Database, verb: str) -> None:
+def test_a_transition_locks_the_run_before_its_mutation_and_its_events(db: Database, verb: str) -> None:
     reach, act = RUN_FIRST[verb]
     a_workflow(db)
     some_events(db, "m1")

@@ -44,7 +44,7 @@ def pid_of(tx: Transaction) -> int:
     return int(row.pid)
 
 
-def test_lines_are_said_after_the_commit_and_in_order(db: Database, said: Said) -> None:
+def test_log_lines_are_written_after_the_commit_and_in_order(db: Database, said: Said) -> None:
     order: list[str] = []
 
     def committing(_: Connection) -> None:
@@ -61,7 +61,7 @@ def test_lines_are_said_after_the_commit_and_in_order(db: Database, said: Said) 
     assert said() == ["run.started", "run.claimed"]
 
 
-def test_what_is_said_can_be_seen_by_others_already(db: Database) -> None:
+def test_a_logged_change_is_already_visible_to_others(db: Database) -> None:
     seen: list[int] = []
 
     class Reader(logging.Handler):
@@ -82,7 +82,7 @@ def test_what_is_said_can_be_seen_by_others_already(db: Database) -> None:
     assert seen == [1]
 
 
-def test_a_transaction_that_rolls_back_leaves_nothing_and_says_nothing(db: Database, said: Said) -> None:
+def test_a_transaction_that_rolls_back_leaves_nothing_and_logs_nothing(db: Database, said: Said) -> None:
     with pytest.raises(ZeroDivisionError), db.transaction() as tx:  # noqa: PT012 - the whole transaction is what fails
         tx.execute(INSERT, name="gone")
         tx.log_on_commit("workflow.registered", workflow="gone")
@@ -91,7 +91,7 @@ def test_a_transaction_that_rolls_back_leaves_nothing_and_says_nothing(db: Datab
     assert count(db, "gone") == 0
 
 
-def test_a_statement_that_fails_says_nothing(db: Database, said: Said) -> None:
+def test_a_statement_that_fails_logs_nothing(db: Database, said: Said) -> None:
     with pytest.raises(IntegrityError), db.transaction() as tx:  # noqa: PT012 - the whole transaction is what fails
         tx.log_on_commit("workflow.registered", workflow="twice")
         tx.execute(INSERT, name="twice")
@@ -100,7 +100,7 @@ def test_a_statement_that_fails_says_nothing(db: Database, said: Said) -> None:
     assert count(db, "twice") == 0
 
 
-def test_a_commit_that_does_not_arrive_says_nothing(db: Database, said: Said) -> None:
+def test_a_commit_that_does_not_arrive_logs_nothing(db: Database, said: Said) -> None:
     with pytest.raises(OperationalError), db.transaction() as tx:  # noqa: PT012 - the commit itself is what fails
         tx.execute(INSERT, name="lost")
         tx.log_on_commit("workflow.registered", workflow="lost")
@@ -152,7 +152,7 @@ def test_the_clock_stands_still_within_a_transaction_and_is_the_databases(db: Da
 
 
 @pytest.mark.parametrize("by", [timedelta(hours=3), timedelta(days=400), timedelta(seconds=-90.5)])
-def test_advancing_moves_the_clock_of_every_later_transaction_by_exactly_that(db: Database, by: timedelta) -> None:
+def test_advancing_moves_the_clock_of_every_later_transaction_by_exactly_that_time(db: Database, by: timedelta) -> None:
     real = Statement[Any]("SELECT transaction_timestamp() AS at")
     db.advance_clock(by)
     for _ in range(2):
@@ -209,14 +209,14 @@ def test_a_callers_own_connection_that_rolls_back_takes_our_rows_with_it(db: Dat
     assert count(db, "theirs") == 0
 
 
-def test_a_line_is_said_once_however_often_one_speaks(db: Database, said: Said) -> None:
+def test_a_log_line_is_written_once_however_often_it_is_flushed(db: Database, said: Said) -> None:
     with db.transaction() as tx:
         tx.log_on_commit("run.started", run_id=1)
     tx.flush_log()
     assert len(said()) == 1
 
 
-def test_statements_answer_with_rows_a_row_or_a_count(db: Database) -> None:
+def test_statements_return_rows_a_row_or_a_count(db: Database) -> None:
     with db.transaction() as tx:
         assert tx.execute(INSERT, name="a") == 1
         assert tx.execute(text("UPDATE pipeline.workflows SET version = 2 WHERE name = 'nobody'")) == 0

@@ -162,7 +162,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_a_look_reads_no_large_table_whole_and_no_more_of_it_as_history_grows(
+def test_a_listing_reads_no_large_table_whole_and_no_more_of_it_as_history_grows(
     crowds: Callable[[str], Crowd], name: str
 ) -> None:
     short, long = (explained(crowds(history), LOOKS[name]) for history in ("short", "long"))

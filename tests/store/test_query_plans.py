@@ -288,7 +288,7 @@ def test_no_statement_scans_a_large_table_behind_a_long_history(crowds: Callable
 
 
 @pytest.mark.parametrize("name", UNDER_BACKLOG)
-def test_no_look_for_work_scans_a_large_table_when_much_is_pending(crowds: Callable[[str], Crowd], name: str) -> None:
+def test_no_search_for_work_scans_a_large_table_when_much_is_pending(crowds: Callable[[str], Crowd], name: str) -> None:
     assert scanned(explained(crowds("backlog"), EVERYTHING[name])) == []
 
 
@@ -309,7 +309,7 @@ def test_a_hundred_times_the_history_makes_a_write_touch_deeper_indexes_and_noth
 
 
 @pytest.mark.parametrize("name", UNDER_BACKLOG)
-def test_a_large_backlog_does_not_make_a_look_for_work_touch_three_times_the_pages(
+def test_a_large_backlog_does_not_make_a_search_for_work_touch_three_times_the_pages(
     crowds: Callable[[str], Crowd], name: str
 ) -> None:
     (_, idle), (_, busy) = (measured(crowds(history), EVERYTHING[name]) for history in ("short", "backlog"))
@@ -318,7 +318,7 @@ def test_a_large_backlog_does_not_make_a_look_for_work_touch_three_times_the_pag
     )
 
 
-def test_the_databases_looked_at_are_consistent(crowds: Callable[[str], Crowd]) -> None:
+def test_the_databases_of_these_tests_are_consistent(crowds: Callable[[str], Crowd]) -> None:
     for name in ("short", "long", "backlog"):
         with crowds(name).db.transaction() as tx:
             assert invariants.findings(tx, recent=500) == []

@@ -49,13 +49,13 @@ def run(db: Database, shop: Shop) -> Inline:
     return run
 
 
-def test_a_consumer_that_rested_before_the_move_gets_what_is_published_after_it(shop: Shop, run: Inline) -> None:
+def test_a_consumer_idle_before_the_restore_gets_events_published_after_it(shop: Shop, run: Inline) -> None:
     run.publish(shop.orders, {"n": 2})
     run.run(max_messages=20)
     assert statuses(run, shop.orders) == ["consumed"] * 2
 
 
-def test_a_consumer_that_rests_again_on_events_from_before_the_move_is_left_alone(shop: Shop, run: Inline) -> None:
+def test_a_consumer_that_declines_events_from_before_the_restore_again_stays_idle(shop: Shop, run: Inline) -> None:
     run.run(max_messages=10)
     assert len(run.runs()) == 2, "it looks once more, since nobody can tell what it has seen"
     run.publish(shop.orders, {"n": 2}, {"n": 3})
@@ -63,7 +63,9 @@ def test_a_consumer_that_rests_again_on_events_from_before_the_move_is_left_alon
     assert statuses(run, shop.orders) == ["consumed", "consumed", "pending"]
 
 
-def test_a_snapshot_from_before_the_move_is_forgotten_before_the_cluster_gets_as_far(shop: Shop, run: Inline) -> None:
+def test_a_snapshot_from_before_the_restore_is_forgotten_before_the_new_cluster_reaches_its_number(
+    shop: Shop, run: Inline
+) -> None:
     run.sweeps.retention()
     assert one(run.db, "SELECT idle_snapshot FROM pipeline.handlers WHERE name = 'Send'").idle_snapshot is None
     run.run(max_messages=10)
@@ -73,7 +75,7 @@ def test_a_snapshot_from_before_the_move_is_forgotten_before_the_cluster_gets_as
     assert kept == rested is not None, "one of this cluster is kept"
 
 
-def test_watermarks_rise_again_after_the_move(db: Database) -> None:
+def test_watermarks_rise_again_after_the_restore(db: Database) -> None:
     shop = Shop(mutate=lambda ctx, prepared: None, next=lambda ctx, prepared, result: None)
     run = shop.started(db, 3)
     run.run()

@@ -53,7 +53,7 @@ def test_every_list_in_the_database_has_its_enum(db: Database) -> None:
     assert {name for name in rules(db) if name.endswith("_known")} == set(ENUMS)
 
 
-def test_every_word_in_a_rule_is_a_member_of_an_enum(db: Database) -> None:
+def test_every_literal_in_a_constraint_is_a_member_of_an_enum(db: Database) -> None:
     """A rule that names a status nobody can have would never refuse anything."""
     spoken = {member.value for enum in ENUMS.values() for member in enum}
     strays = {
@@ -64,6 +64,6 @@ def test_every_word_in_a_rule_is_a_member_of_an_enum(db: Database) -> None:
     assert strays == {}
 
 
-def test_the_trigger_that_keeps_phases_growing_knows_their_order(db: Database) -> None:
+def test_the_trigger_that_keeps_phases_growing_has_their_order(db: Database) -> None:
     listed = words(rules(db)["runs_phase_only_grows"])
     assert listed[: len(PHASES)] == [phase.value for phase in PHASES]

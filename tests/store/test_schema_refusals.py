@@ -317,7 +317,7 @@ def named(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_the_database_refuses_what_no_verb_does(db: Database, case: Case) -> None:
+def test_the_database_refuses_what_no_transition_does(db: Database, case: Case) -> None:
     keys = case.given(db)
     with pytest.raises(IntegrityError) as refusal, db.transaction() as tx:
         tx.execute(text(case.write), **{key: value for key, value in keys.items() if f":{key}" in case.write})
@@ -335,7 +335,7 @@ def test_every_rule_of_the_schema_has_a_case_that_it_refuses(db: Database) -> No
     assert sorted(tried - rules) == [], "cases for rules that are gone"
 
 
-def test_a_refusal_by_a_trigger_says_what_it_refuses(db: Database) -> None:
+def test_a_refusal_by_a_trigger_names_what_it_refuses(db: Database) -> None:
     keys = mutating(db)
     words = f"event {keys['event']} stays reserved: its run {keys['run']} holds an applied or unresolved mutation"
     with pytest.raises(IntegrityError, match=words), db.transaction() as tx:

@@ -28,7 +28,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_workers_of_one_database_share_a_broker_in_silence(
+def test_workers_of_one_database_share_a_broker_without_a_warning(
     db: Database, broker: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
@@ -38,7 +38,7 @@ def test_workers_of_one_database_share_a_broker_in_silence(
         assert client.get(broker_mark.OWNER_KEY) == identity(tx).encode()
 
 
-def test_a_worker_of_another_database_says_what_it_found_and_what_to_do(
+def test_a_worker_of_another_database_logs_what_it_found_and_what_to_do(
     db: Database, broker: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with redis.Redis.from_url(broker) as client:
@@ -51,7 +51,7 @@ def test_a_worker_of_another_database_says_what_it_found_and_what_to_do(
 
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "amqp://127.0.0.1:1//"])
-def test_a_broker_that_cannot_be_asked_is_no_trouble(
+def test_an_unreachable_broker_is_no_error_of_the_mark(
     db: Database, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Celery(broker=url, set_as_current=False) as app:
@@ -60,7 +60,7 @@ def test_a_broker_that_cannot_be_asked_is_no_trouble(
     assert errors(caplog) == []
 
 
-def test_a_role_without_privileges_can_tell_which_database_it_is(db: Database) -> None:
+def test_a_role_without_privileges_can_read_the_identity_of_its_database(db: Database) -> None:
     with db.transaction() as tx:
         expected = identity(tx)
         tx.execute(text("CREATE ROLE nobody_at_all"))

@@ -37,7 +37,7 @@ def test_any_sign_of_life_starts_the_patience_anew(stall: StallDetector, sign: d
     assert look(stall, 26.0, taken=sign.get("taken", 7))
 
 
-def test_the_first_look_of_a_worker_that_has_just_started_is_no_sign_of_anything() -> None:
+def test_the_first_check_of_a_worker_that_has_just_started_detects_nothing() -> None:
     stall = StallDetector(timedelta(0))
     assert not look(stall, 0.0, taken=0)
     assert look(stall, 1.0, taken=0)

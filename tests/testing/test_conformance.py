@@ -116,7 +116,7 @@ def said(tried: Subject, case: Case) -> str:
     return ""
 
 
-def test_a_report_says_of_every_case_how_it_went(world: World, proxy: FaultyProxy) -> None:
+def test_a_report_lists_the_result_of_every_case(world: World, proxy: FaultyProxy) -> None:
     report = patient(subject(these.ClaimsToBeKeyed(proxy.url), world, proxy), [Case.APPLIED, Case.DUPLICATE])
     with pytest.raises(AssertionError) as caught:
         report.require()
@@ -140,7 +140,7 @@ def test_a_connector_that_is_honest_about_too_little_does_not_meet_a_higher_grad
         report.require(Grade.A)
 
 
-def test_what_is_asked_for_cannot_be_less_than_what_is_declared(world: World, proxy: FaultyProxy) -> None:
+def test_the_required_grade_cannot_be_less_than_the_declared_one(world: World, proxy: FaultyProxy) -> None:
     report = patient(subject(these.HonestA(proxy.url), world, proxy), [Case.DUPLICATE])
     with pytest.raises(
         AssertionError, match=r"expected grade A and no failure\nhonest-a\.make: declared A, measured C"
@@ -162,7 +162,7 @@ def test_a_grade_that_is_met_does_not_make_up_for_a_failure(world: World, proxy:
         report.require(Grade.C)
 
 
-def test_a_call_that_is_left_behind_says_nothing_about_its_outcome(world: World, proxy: FaultyProxy) -> None:
+def test_an_abandoned_call_proves_nothing_about_its_outcome(world: World, proxy: FaultyProxy) -> None:
     tried = subject(these.IgnoresTheDeadline(proxy.url), world, proxy)
     for _ in range(3):
         words = run_case(tried, Case.TIMEOUT_AFTER_SEND).notes
@@ -188,7 +188,7 @@ def test_a_key_that_is_honoured_without_being_declared_is_mentioned(world: World
 
 
 @pytest.mark.parametrize("case", [Case.TIMEOUT_BEFORE_SEND, Case.RESET_AFTER_SEND, Case.BUSY])
-def test_a_connector_that_goes_past_the_proxy_is_told_so(case: Case, world: World, proxy: FaultyProxy) -> None:
+def test_a_connector_that_bypasses_the_proxy_is_reported(case: Case, world: World, proxy: FaultyProxy) -> None:
     around = these.HonestA(f"http://127.0.0.1:{world.server_port}")
     with pytest.raises(AssertionError, match="the connector must reach its server through the proxy"):
         check_case(subject(around, world, proxy), case)
@@ -202,7 +202,7 @@ def test_an_effect_that_the_counter_does_not_see_is_no_proof(world: World, proxy
     in_time(unseen)
 
 
-def test_an_index_that_lags_longer_than_the_settle_window_is_a_lie(world: World, proxy: FaultyProxy) -> None:
+def test_an_index_that_lags_longer_than_the_settle_window_fails(world: World, proxy: FaultyProxy) -> None:
     world.hides.set()
 
     def hidden(timeout: timedelta) -> None:
@@ -212,7 +212,7 @@ def test_an_index_that_lags_longer_than_the_settle_window_is_a_lie(world: World,
     in_time(hidden)
 
 
-def test_an_index_that_lags_within_the_settle_window_is_none(world: World, proxy: FaultyProxy) -> None:
+def test_an_index_that_lags_within_the_settle_window_passes(world: World, proxy: FaultyProxy) -> None:
     class Once(threading.Event):
         """Whoever looks first does not find it, and everybody after him does."""
 
@@ -233,7 +233,7 @@ def test_an_index_that_lags_within_the_settle_window_is_none(world: World, proxy
     in_time(lagging)
 
 
-def test_cases_that_do_not_apply_say_why(world: World, proxy: FaultyProxy) -> None:
+def test_cases_that_do_not_apply_have_a_reason(world: World, proxy: FaultyProxy) -> None:
     plain = subject(these.HonestD(proxy.url), world, proxy, is_http=False)
     found = {case: check_case(plain, case) for case in (Case.BUSY, Case.ERROR_AFTER_COMMIT, Case.RECONCILE_AFTER)}
     assert {finding.status for finding in found.values()} == {"not applicable"}
@@ -242,7 +242,7 @@ def test_cases_that_do_not_apply_say_why(world: World, proxy: FaultyProxy) -> No
     assert world.requests == []
 
 
-def test_words_of_ones_own_can_be_kept_secret_too(world: World, proxy: FaultyProxy) -> None:
+def test_additional_secrets_are_searched_for_too(world: World, proxy: FaultyProxy) -> None:
     def kept(timeout: timedelta) -> None:
         secretive = subject(these.HonestD(proxy.url), world, proxy, secrets=["timed out"], timeout=timeout)
         assert "a credential stands in an error" in said(secretive, Case.TIMEOUT_AFTER_SEND)
@@ -271,9 +271,7 @@ def test_an_operation_that_is_not_there_is_named_with_those_that_are(world: Worl
         conformance(subject(these.HonestA(proxy.url), world, proxy, operation="mkae"))
 
 
-def test_a_connector_whose_errors_promise_less_than_is_known_is_told_what_could_be_said(
-    world: World, proxy: FaultyProxy
-) -> None:
+def test_a_report_mentions_errors_that_could_be_definite(world: World, proxy: FaultyProxy) -> None:
     class Cautious(these.Base):
         name = "cautious"
 

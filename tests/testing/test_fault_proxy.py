@@ -29,7 +29,7 @@ def sent(proxy: FaultyProxy, seconds: float = 20, key: str = "k") -> dict[str, o
     return post(proxy.url, "/plain", within(seconds, key), {"what": "x" * 10})
 
 
-def test_requests_pass_until_something_else_is_asked_for(world: World, proxy: FaultyProxy) -> None:
+def test_requests_pass_until_a_fault_is_set(world: World, proxy: FaultyProxy) -> None:
     assert sent(proxy) == {"id": "thing-k"}
     assert get(proxy.url, within(20)).status_code == 200
     assert [seen.fault for seen in proxy.requests] == [Fault.PASSES, Fault.PASSES]
@@ -49,7 +49,7 @@ def test_connections_are_refused_until_it_is_released_and_the_port_stays_the_sam
     assert proxy.url == url
 
 
-def test_a_line_that_is_open_is_cut_when_the_server_goes_down(world: World, proxy: FaultyProxy) -> None:
+def test_an_open_connection_is_cut_when_the_server_goes_down(world: World, proxy: FaultyProxy) -> None:
     with socket.create_connection((proxy.host, proxy.port), 30) as line:
         line.sendall(b"GET /things/x HTTP/1.1\r\nHost: h\r\n\r\n")
         heard = b""
@@ -97,7 +97,7 @@ def test_faults_are_for_requests_in_a_row(world: World, proxy: FaultyProxy) -> N
         assert caught.value.response.status_code == status
 
 
-def test_busy_says_when_to_come_back_and_failing_says_the_status_it_was_given(world: World, proxy: FaultyProxy) -> None:
+def test_busy_has_a_retry_after_header_and_failing_has_the_given_status(world: World, proxy: FaultyProxy) -> None:
     proxy.will(Fault.BUSY)
     proxy.will(Fault.FAILS_AFTER, status=504)
     with pytest.raises(AnswerError) as busy:
@@ -108,7 +108,7 @@ def test_busy_says_when_to_come_back_and_failing_says_the_status_it_was_given(wo
     assert failed.value.response.status_code == 504
 
 
-def test_a_late_answer_is_the_servers_own(world: World, proxy: FaultyProxy) -> None:
+def test_a_late_response_is_the_servers_own(world: World, proxy: FaultyProxy) -> None:
     proxy.will(Fault.ANSWERS_LATE, delay=timedelta(seconds=0.3))
     began = time.monotonic()
     assert sent(proxy) == {"id": "thing-k"}
@@ -154,7 +154,7 @@ def test_a_request_that_has_only_just_met_its_fault_is_released_too(
         wait_for(lambda: world.effects("kept") == 1)
 
 
-def test_a_line_is_cut_only_after_the_server_has_answered_that_very_request(world: World, proxy: FaultyProxy) -> None:
+def test_a_connection_is_cut_only_after_the_server_has_answered_that_request(world: World, proxy: FaultyProxy) -> None:
     head = b"POST /plain HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nIdempotency-Key: "
     for again in range(10):
         with socket.create_connection((proxy.host, proxy.port), 30) as line:
@@ -169,13 +169,13 @@ def test_a_line_is_cut_only_after_the_server_has_answered_that_very_request(worl
             assert world.effects(f"second-{again}") == 1
 
 
-def test_a_request_can_arrive_twice_and_be_answered_once(world: World, proxy: FaultyProxy) -> None:
+def test_a_request_can_arrive_twice_with_one_response(world: World, proxy: FaultyProxy) -> None:
     proxy.will(Fault.SENDS_TWICE)
     assert sent(proxy) == {"id": "thing-k"}
     assert world.effects("k") == 2
 
 
-def test_a_server_that_is_down_looks_like_one(world: World) -> None:
+def test_connections_are_refused_while_the_server_is_down(world: World) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with FaultyProxy("127.0.0.1", taken.getsockname()[1]) as proxy, pytest.raises(ConnectionResetError):
@@ -209,7 +209,7 @@ def echo() -> Iterator[tuple[str, int]]:
     door.close()
 
 
-def test_silence_ends_a_request_of_any_protocol(echo: tuple[str, int]) -> None:
+def test_a_silent_client_ends_a_request_of_any_protocol(echo: tuple[str, int]) -> None:
     quiet = timedelta(seconds=2)  # longer than it takes to send the second half
     with FaultyProxy(*echo, idle_gap=quiet) as proxy, socket.create_connection((proxy.host, proxy.port), 30) as line:
         assert line.recv(10) == b"hello "
@@ -252,7 +252,7 @@ def test_a_fault_can_be_for_any_request_at_all(echo: tuple[str, int]) -> None:
             line.recv(100)
 
 
-def test_a_client_that_stops_sending_still_gets_its_answer(echo: tuple[str, int]) -> None:
+def test_a_client_that_stops_sending_still_gets_its_response(echo: tuple[str, int]) -> None:
     with FaultyProxy(*echo) as proxy, socket.create_connection((proxy.host, proxy.port), 30) as line:
         line.sendall(b"last words")
         line.shutdown(socket.SHUT_WR)
@@ -303,5 +303,5 @@ def test_an_http_request_is_whole_with_the_body_its_head_promises(data: bytes, i
         (b"Q\0\0\0\x0bCOMMIT\0X\0", False),
     ],
 )
-def test_messages_of_postgres_are_whole_with_the_length_they_say(data: bytes, is_whole: bool) -> None:
+def test_messages_of_postgres_are_complete_at_their_declared_length(data: bytes, is_whole: bool) -> None:
     assert is_complete_postgres_messages(data) is is_whole

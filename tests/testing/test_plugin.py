@@ -54,7 +54,7 @@ def test_the_example_of_the_guide_passes(project: Path, urls: dict[str, str]) ->
     assert "7 passed" in answer.stdout
 
 
-def test_a_run_of_pytest_that_asks_for_nothing_gets_nothing(tmp_path: Path) -> None:
+def test_a_run_of_pytest_without_our_fixtures_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_unrelated.py").write_text(UNRELATED)
     answer = pytest_in(tmp_path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -67,6 +67,6 @@ def test_what_a_test_leaves_broken_is_its_failure_and_not_the_next_test_s(tmp_pa
     assert "the test left behind what must never be" in answer.stdout
 
 
-def test_every_fixture_says_what_it_is() -> None:
+def test_every_fixture_has_a_docstring() -> None:
     offered = [name for name in vars(plugin) if name.startswith("pipeline_")]
     assert offered == ["pipeline_servers", "pipeline_db", "pipeline_run"]

@@ -18,7 +18,9 @@ def mail() -> Scripted:
 
 
 @pytest.mark.parametrize("minutes", [1, 5, 15, 30, 60])
-def test_a_workflow_rests_although_its_producer_runs_at_every_slot(db: Database, mail: Scripted, minutes: int) -> None:
+def test_a_workflow_is_idle_although_its_producer_runs_at_every_slot(
+    db: Database, mail: Scripted, minutes: int
+) -> None:
     workflow = Workflow("shop")
     orders = workflow.topic("orders")
 
@@ -38,7 +40,7 @@ def test_a_workflow_rests_although_its_producer_runs_at_every_slot(db: Database,
     assert mail.times(order="the only one") == 1
 
 
-def test_a_workflow_rests_although_its_producer_publishes_at_every_slot(db: Database, mail: Scripted) -> None:
+def test_a_workflow_is_idle_although_its_producer_publishes_at_every_slot(db: Database, mail: Scripted) -> None:
     workflow, made = Workflow("shop"), list[str]()
     reports = workflow.topic("reports")
 
@@ -80,7 +82,7 @@ def waiting(workflow: Workflow, *, takes: bool) -> Any:
     return orders
 
 
-def test_a_workflow_rests_although_its_consumer_asks_to_be_woken_again_and_again(db: Database) -> None:
+def test_a_workflow_is_idle_although_its_consumer_sets_a_wake_time_every_time(db: Database) -> None:
     workflow = Workflow("shop")
     orders = waiting(workflow, takes=False)
     run = Inline(db, [workflow])
@@ -90,7 +92,7 @@ def test_a_workflow_rests_although_its_consumer_asks_to_be_woken_again_and_again
     assert_deliveries(run, orders, "pending")
 
 
-def test_a_workflow_does_not_rest_while_each_wake_takes_an_event_that_waited(db: Database) -> None:
+def test_a_workflow_is_not_idle_while_each_wake_takes_a_waiting_event(db: Database) -> None:
     workflow = Workflow("shop")
     orders = waiting(workflow, takes=True)
     run = Inline(db, [workflow])
@@ -100,9 +102,7 @@ def test_a_workflow_does_not_rest_while_each_wake_takes_an_event_that_waited(db:
     assert_consumed(run, orders)
 
 
-def test_a_workflow_whose_work_fails_for_now_again_and_again_is_not_called_at_rest(
-    db: Database, mail: Scripted
-) -> None:
+def test_a_workflow_with_repeated_transient_failures_is_not_idle(db: Database, mail: Scripted) -> None:
     workflow = Workflow("shop")
     orders = workflow.topic("orders")
     workflow.effect(orders, name="send")(lambda ctx, order: ctx.mail.send(order=order.message_id))

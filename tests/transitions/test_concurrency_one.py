@@ -36,7 +36,7 @@ UPDATE pipeline.runs SET status = 'active', fence = fence + 1,
 """)
 
 
-def test_nothing_overtakes_a_run_that_waits_to_be_carried_forward_in_a_single_place(db: Database) -> None:
+def test_with_concurrency_one_nothing_overtakes_a_run_that_waits_for_its_retry(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1", "m2")
     first = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
@@ -51,7 +51,7 @@ def test_nothing_overtakes_a_run_that_waits_to_be_carried_forward_in_a_single_pl
     assert a_handler(db).state == {"count": 2}, "no update is lost"
 
 
-def test_nothing_overtakes_a_run_that_waits_for_approval_in_a_single_place(db: Database) -> None:
+def test_a_pending_approval_blocks_a_workflow_with_concurrency_one(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1", "m2")
     waiting = a_run(db, Phase.MUTATING, needs_approval=True)
@@ -62,7 +62,7 @@ def test_nothing_overtakes_a_run_that_waits_for_approval_in_a_single_place(db: D
     assert one(db, "SELECT count(*) AS n FROM pipeline.runs WHERE status = 'active'").n == 1
 
 
-def test_a_run_in_doubt_that_is_contained_leaves_its_place_to_others(db: Database) -> None:
+def test_a_contained_run_in_doubt_does_not_block_concurrency_one(db: Database) -> None:
     a_workflow(db, on_uncertain="contain")
     some_events(db, "m1", "m2")
     stopped(db, a_run(db, Phase.MUTATING))
@@ -106,7 +106,7 @@ def test_an_approved_request_is_not_sent_by_a_worker_whose_lease_has_lapsed(db: 
 
 
 @pytest.mark.broken_on_purpose
-def test_a_request_that_nobody_approved_is_not_sent_even_by_a_run_that_is_wrongly_active(db: Database) -> None:
+def test_an_unapproved_request_is_not_sent_even_by_a_run_that_is_wrongly_active(db: Database) -> None:
     """No verb makes such a run; the guard stands for the day on which one does."""
     a_workflow(db)
     some_events(db, "m1")

@@ -40,7 +40,7 @@ def test_resuming_forgets_the_failures_of_events_and_handlers(db: Database, conc
     assert stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT).status == "paused:transient"
 
 
-def test_resuming_forgets_the_attempts_of_a_run_that_waits_to_be_carried_forward(db: Database) -> None:
+def test_resuming_resets_the_failures_of_a_run_that_waits_for_its_retry(db: Database) -> None:
     a_workflow(db, failures=TWICE)
     some_events(db, "m1")
     first = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)

@@ -30,7 +30,7 @@ SLOW = FailurePolicy(backoff=Backoff(base=timedelta(minutes=5), jitter=0))
 QUARANTINE = NO_PAUSE.model_copy(update={"quarantine_after": 1})
 
 
-def test_an_ordered_consumer_that_rested_behind_a_held_key_gets_the_next_event_of_that_key(db: Database) -> None:
+def test_an_ordered_consumer_that_was_idle_behind_a_held_key_gets_the_next_event_of_that_key(db: Database) -> None:
     a_workflow(db, ordered=True, on_uncertain="contain")
     first, second = some_events(db, "m1", "m2", key="k")
     doubted = stopped(db, a_run(db, Phase.MUTATING))
@@ -46,7 +46,7 @@ def test_an_ordered_consumer_that_rested_behind_a_held_key_gets_the_next_event_o
     assert reason_due(db) is DueReason.EVENTS
 
 
-def test_an_ordered_key_goes_on_after_the_event_in_front_was_skipped_or_set_aside_by_a_person(db: Database) -> None:
+def test_an_ordered_key_continues_after_an_operator_skipped_or_quarantined_its_first_event(db: Database) -> None:
     for act in (events.skip, events.quarantine):
         spec = a_workflow(db, ordered=True, concurrency=2, failures=SLOW)
         key = f"key of {act.__name__}"
@@ -65,7 +65,7 @@ def test_an_ordered_key_goes_on_after_the_event_in_front_was_skipped_or_set_asid
 
 
 @pytest.mark.parametrize("places", [3, 1])
-def test_an_ordered_key_goes_on_after_the_event_in_front_was_set_aside_for_its_failures(
+def test_an_ordered_key_continues_after_its_first_event_was_quarantined_for_its_failures(
     db: Database, places: int
 ) -> None:
     """Also when a deploy leaves the workflow one place while both runs are in the air."""
@@ -83,7 +83,7 @@ def test_an_ordered_key_goes_on_after_the_event_in_front_was_set_aside_for_its_f
     assert seen(db, preparing(db, run), ordered=True) == [second]
 
 
-def test_an_ordered_key_goes_on_when_its_holder_commits_between_a_look_and_the_rest(db: Database) -> None:
+def test_an_ordered_key_continues_when_its_holder_commits_while_a_prepare_declines(db: Database) -> None:
     a_workflow(db, ordered=True, concurrency=3)
     woken = a_woken_run(db)
     some_events(db, "m1", "m2", key="k")
@@ -114,7 +114,7 @@ def test_ordered_slices_that_cannot_start_make_no_runs(db: Database) -> None:
     assert len(started(db, 2)) == 1
 
 
-def test_a_slice_with_work_leaves_the_time_that_another_slice_asked_for(db: Database) -> None:
+def test_a_slice_with_work_keeps_the_wake_time_of_another_slice(db: Database) -> None:
     a_workflow(db, concurrency=2)
     declined, wanted = some_events(db, "m1", "m2")
     first, second = (preparing(db, run) for run in started(db, 2))
@@ -127,7 +127,7 @@ def test_a_slice_with_work_leaves_the_time_that_another_slice_asked_for(db: Data
     assert (reason_due(db), event_status(db, declined)) == (DueReason.WAKE, "pending")
 
 
-def test_of_two_slices_that_ask_to_be_woken_the_earlier_time_counts(db: Database) -> None:
+def test_of_two_wake_times_of_slices_the_earlier_counts(db: Database) -> None:
     a_workflow(db, concurrency=2)
     some_events(db, "m1", "m2")
     first, second = (preparing(db, run) for run in started(db, 2))
@@ -138,7 +138,7 @@ def test_of_two_slices_that_ask_to_be_woken_the_earlier_time_counts(db: Database
     assert a_handler(db).wake_at == now + timedelta(minutes=5)
 
 
-def test_a_woken_run_leaves_the_time_that_a_slice_asked_for_meanwhile(db: Database) -> None:
+def test_a_woken_run_keeps_the_wake_time_that_a_slice_set_meanwhile(db: Database) -> None:
     a_workflow(db, concurrency=3)
     woken = a_woken_run(db)
     some_events(db, "m1")
@@ -186,7 +186,7 @@ def test_events_that_were_declined_do_not_keep_new_ones_from_being_offered(db: D
     assert reason_due(db) is None, "no busy loop"
 
 
-def test_an_event_handed_back_by_a_slice_wakes_a_consumer_whose_woken_run_rested_beside_it(db: Database) -> None:
+def test_an_event_handed_back_by_a_slice_wakes_a_consumer_whose_woken_run_found_nothing(db: Database) -> None:
     a_workflow(db, concurrency=4, batch=2)
     woken = a_woken_run(db)
     first, second = some_events(db, "m1", "m2")
@@ -199,7 +199,7 @@ def test_an_event_handed_back_by_a_slice_wakes_a_consumer_whose_woken_run_rested
     assert [run.offered for run in started(db)] == [[second]]
 
 
-def test_an_event_that_backs_off_is_not_lost_when_a_deploy_leaves_its_workflow_one_place(db: Database) -> None:
+def test_an_event_that_backs_off_is_not_lost_when_a_deploy_sets_concurrency_one(db: Database) -> None:
     spec = a_workflow(db, concurrency=2, failures=SLOW)
     (backing_off,) = some_events(db, "m1")
     stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT)
@@ -229,7 +229,7 @@ def test_a_consumer_is_not_due_for_an_event_that_backs_off(db: Database, somebod
     assert reason_due(db) is DueReason.EVENTS
 
 
-def test_an_event_handed_back_after_a_doubt_wakes_a_consumer_that_rested_meanwhile(db: Database) -> None:
+def test_an_event_released_after_a_doubt_wakes_a_consumer_that_became_idle_meanwhile(db: Database) -> None:
     a_workflow(db, on_uncertain="contain")
     (event,) = some_events(db, "m1")
     doubted = stopped(db, a_run(db, Phase.MUTATING))
@@ -241,7 +241,7 @@ def test_an_event_handed_back_after_a_doubt_wakes_a_consumer_that_rested_meanwhi
     assert (reason_due(db), event_status(db, event)) == (DueReason.EVENTS, "pending")
 
 
-def test_an_event_that_a_person_releases_wakes_a_consumer_that_rested_meanwhile(db: Database) -> None:
+def test_an_event_that_an_operator_releases_wakes_a_consumer_that_became_idle_meanwhile(db: Database) -> None:
     a_workflow(db)
     aside, other = some_events(db, "m1", "m2")
     with db.transaction() as tx:

@@ -137,7 +137,7 @@ def test_a_name_or_id_that_nothing_is_known_by_is_named_and_nothing_is_written(d
         ("skip-handler", {"send", "poll"}),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_names_that_are_known(db: Database, name: str, known: set[str]) -> None:
+def test_an_unknown_name_is_refused_with_the_known_names(db: Database, name: str, known: set[str]) -> None:
     make.a_workflow(db)
     with db.transaction() as tx, pytest.raises(NotFoundError) as refusal:
         UNKNOWN[name][0](tx)
@@ -255,7 +255,7 @@ def test_a_value_that_is_not_json_is_refused_wherever_it_comes_in(db: Database, 
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_value_one_byte_above_its_limit_is_refused_and_one_at_it_lands(db: Database, place: str) -> None:
+def test_a_value_one_byte_above_its_limit_is_refused_and_one_at_it_is_stored(db: Database, place: str) -> None:
     """Bytes are counted, not characters: the euro sign is three."""
     act = offered(db, place)
     frame = len('{"reservations":[],"data":null,"ui":"","approval":false}') if place in ("data", "ui") else len('""')

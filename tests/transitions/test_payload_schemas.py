@@ -75,7 +75,7 @@ def test_a_text_that_the_model_could_not_read_is_refused_and_no_other(
             checked(kind, value)
 
 
-def test_a_refusal_names_the_place_and_the_format_and_not_the_text() -> None:
+def test_a_refusal_names_the_path_and_the_format_and_not_the_text() -> None:
     with pytest.raises(PayloadError) as refusal:
         checked(list[datetime], ["2026-01-01T10:00:00Z", "s3cret"])
     assert str(refusal.value) == (
@@ -91,12 +91,12 @@ def test_a_mail_address_has_a_sign_that_makes_it_one() -> None:
         payload_schemas.check_payload(schema, "ada", what="it", topic="orders")
 
 
-def test_a_format_of_what_is_no_text_and_a_format_nobody_knows_refuse_nothing() -> None:
+def test_a_format_of_a_value_that_is_no_text_and_an_unknown_format_refuse_nothing() -> None:
     payload_schemas.check_payload({"format": "date"}, 7, what="it", topic="orders")
     payload_schemas.check_payload({"type": "string", "format": "colour"}, "so-so", what="it", topic="orders")
 
 
-def test_a_model_that_reads_other_text_itself_says_so_in_its_schema() -> None:
+def test_a_model_that_reads_other_text_declares_it_in_its_schema() -> None:
     def german(given: str) -> str:
         return "-".join(reversed(given.split(".")))
 

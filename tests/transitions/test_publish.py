@@ -160,7 +160,7 @@ def test_replace_leaves_an_event_that_is_no_longer_untouched(
     assert contents(db) == before
 
 
-def test_an_event_goes_to_every_consumer_of_its_topic_and_to_no_other(db: Database) -> None:
+def test_an_event_is_delivered_to_every_consumer_of_its_topic_and_to_no_other(db: Database) -> None:
     handlers = (
         HandlerSpec(name="both", subscribes=("a", "b")),
         HandlerSpec(name="only-a", subscribes=("a",)),
@@ -181,7 +181,9 @@ def test_what_one_consumer_does_to_an_event_is_no_matter_to_another(db: Database
 
 
 @pytest.mark.parametrize("start_at", StartAt)
-def test_a_consumer_that_joins_later_sees_the_past_only_if_it_asks_for_it(db: Database, start_at: StartAt) -> None:
+def test_a_consumer_that_joins_later_gets_earlier_events_only_with_start_at_earliest(
+    db: Database, start_at: StartAt
+) -> None:
     spec = make.a_workflow(db)
     old = make.some_events(db, "m-1", "m-2")
     late = HandlerSpec(name="late", subscribes=(IN,), start_at=start_at)
@@ -223,7 +225,7 @@ def test_a_retired_handler_starts_no_run(db: Database) -> None:
     assert contents(db)["runs"] == []
 
 
-def test_a_retired_handler_that_comes_back_goes_on_where_it_was(db: Database) -> None:
+def test_a_retired_handler_that_comes_back_continues_where_it_was(db: Database) -> None:
     spec = make.a_workflow(db, consumers=("send", "log"))
     (old,) = make.some_events(db, "m-1")
     register(db, replace(spec, handlers=spec.handlers[:1]))

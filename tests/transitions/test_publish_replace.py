@@ -12,7 +12,7 @@ from tests.support.transition_steps import prepared, preparing, reason_due, repu
 _EVENT = "SELECT * FROM pipeline.events"
 
 
-def test_a_replaced_event_wakes_a_consumer_that_rested_on_the_old_payload(db: Database) -> None:
+def test_a_replaced_event_wakes_a_consumer_that_declined_the_old_payload(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     rested(db, preparing(db, started(db)[0]))

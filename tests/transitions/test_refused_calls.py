@@ -74,7 +74,7 @@ def test_carrying_nothing_forward_carries_nothing_forward(db: Database) -> None:
         assert starts.retry(tx, []).runs == ()
 
 
-def test_runs_of_two_workflows_cannot_be_carried_forward_at_once(db: Database) -> None:
+def test_runs_of_two_workflows_cannot_be_retried_in_one_call(db: Database) -> None:
     stopped_runs = []
     for workflow in ("first", "second"):
         a_workflow(db, workflow, failures=NO_PAUSE)
@@ -85,9 +85,7 @@ def test_runs_of_two_workflows_cannot_be_carried_forward_at_once(db: Database) -
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_a_run_that_was_carried_forward_with_the_same_plan_is_left_out_the_second_time(
-    db: Database, concurrency: int
-) -> None:
+def test_a_run_that_was_retried_with_the_same_plan_is_left_out_the_second_time(db: Database, concurrency: int) -> None:
     a_workflow(db, after_failed_mutation="mutate", failures=NO_PAUSE, concurrency=concurrency)
     some_events(db, "m1")
     run = refused(db, a_run(db, Phase.MUTATING), FailureKind.TRANSIENT)
@@ -151,7 +149,9 @@ def test_a_definite_refusal_without_a_fence_waits_for_the_quiet_period_like_any_
 @pytest.mark.parametrize(
     "span", [{"timeout": timedelta(seconds=-5)}, {"timeout": timedelta(0)}, {"settle": timedelta(seconds=-1)}]
 )
-def test_a_request_needs_a_positive_timeout_and_no_negative_settle(db: Database, span: dict[str, timedelta]) -> None:
+def test_a_request_needs_a_positive_timeout_and_no_negative_settle_window(
+    db: Database, span: dict[str, timedelta]
+) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.PREPARED)
@@ -169,7 +169,7 @@ def test_a_request_needs_a_hash_that_can_be_stored(db: Database, request_hash: s
         mutations.begin_mutation(tx, [a_request(run, request_hash=request_hash)])
 
 
-def test_a_run_cannot_ask_for_two_mutations_in_one_cohort(db: Database) -> None:
+def test_a_run_cannot_request_two_mutations_in_one_cohort(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.PREPARED)
@@ -196,7 +196,7 @@ def test_an_unknown_workflow_cannot_enter_maintenance(db: Database) -> None:
         workflows.enter_maintenance(tx, "nope", "broken code")
 
 
-def test_verbs_over_sets_say_nothing_of_ids_that_are_not_there(db: Database) -> None:
+def test_transitions_of_sets_return_nothing_for_unknown_ids(db: Database) -> None:
     with db.transaction() as tx:
         assert stops.rescue(tx, [uuid4()]) == ()
         assert runs.mark_dispatched(tx, [uuid4()]) == ()

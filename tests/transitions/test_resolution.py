@@ -51,7 +51,7 @@ def test_absence_is_not_evidence_before_the_settle_window_is_over(db: Database) 
     assert event_status(db, event) == "pending"
 
 
-def test_a_worker_that_looked_and_found_nothing_must_wait_too_but_a_refusal_counts_at_once(db: Database) -> None:
+def test_a_not_found_verdict_of_the_worker_must_wait_too_but_a_refusal_counts_at_once(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.MUTATING, settle=SETTLE)
@@ -62,7 +62,7 @@ def test_a_worker_that_looked_and_found_nothing_must_wait_too_but_a_refusal_coun
     stopped(db, the_run(db, run.id))
 
 
-def test_a_person_may_say_that_it_happened_at_any_time_and_next_sees_the_result(db: Database) -> None:
+def test_an_operator_may_resolve_it_as_happened_at_any_time_and_next_gets_the_result(db: Database) -> None:
     run, event = in_doubt(db, settle=SETTLE)
     with db.transaction() as tx:
         resolution.happened(tx, run.mutation_id, SOMEBODY, result={"id": "r-9"})
@@ -96,7 +96,7 @@ def test_a_contained_doubt_holds_only_its_own_events(db: Database) -> None:
     assert status_of(db) is WorkflowStatus.ACTIVE
 
 
-def test_an_exhausted_reconcile_escalates_and_a_person_can_ask_for_another_look(db: Database) -> None:
+def test_an_exhausted_reconcile_escalates_and_an_operator_can_try_it_again(db: Database) -> None:
     run, _ = in_doubt(db)
     with db.transaction() as tx:
         look = (run.mutation_id, 0, timedelta(seconds=10))
@@ -113,7 +113,7 @@ def test_an_exhausted_reconcile_escalates_and_a_person_can_ask_for_another_look(
     assert (again.status, again.reconcile_attempts) == ("needs_reconcile", 0)
 
 
-def test_an_operation_that_cannot_reconcile_cannot_be_asked_again(db: Database) -> None:
+def test_an_operation_that_cannot_reconcile_cannot_be_tried_again(db: Database) -> None:
     run, _ = in_doubt(db, reconcilable=False)
     assert the_mutation(db, run.mutation_id).status == "indeterminate"
     with pytest.raises(IllegalTransitionError, match="can reconcile"), db.transaction() as tx:
@@ -121,7 +121,7 @@ def test_an_operation_that_cannot_reconcile_cannot_be_asked_again(db: Database) 
 
 
 @pytest.mark.parametrize("verb", ["happened", "did_not_happen", "skip", "try_again"])
-def test_a_settled_mutation_takes_no_second_verdict(db: Database, verb: str) -> None:
+def test_a_resolved_mutation_takes_no_second_verdict(db: Database, verb: str) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = applied(db, a_run(db, Phase.MUTATING))
@@ -132,7 +132,7 @@ def test_a_settled_mutation_takes_no_second_verdict(db: Database, verb: str) -> 
 
 
 @pytest.mark.parametrize("verb", ["happened", "did_not_happen", "skip"])
-def test_nobody_settles_a_mutation_its_worker_still_holds(db: Database, verb: str) -> None:
+def test_a_mutation_that_its_worker_still_holds_cannot_be_resolved(db: Database, verb: str) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.MUTATING)
@@ -196,7 +196,7 @@ def test_an_approved_run_whose_worker_dies_before_sending_releases_its_inputs(db
     assert (mutation.status, mutation.resolved_by, mutation.sent_at) == ("failed", "void", None)
 
 
-def test_every_act_of_a_person_is_in_the_audit_with_name_reason_and_evidence(db: Database) -> None:
+def test_every_act_of_an_operator_is_in_the_audit_with_name_reason_and_evidence(db: Database) -> None:
     run, _ = in_doubt(db)
     by = Actor(name="grace", reason="saw it in the provider's export", evidence={"line": 17})
     with db.transaction() as tx:

@@ -78,7 +78,7 @@ def joined(shop: Shop, prepare: Callable[[Any], PrepareResult], **options: Any) 
     shop.workflow.consumer(subscribes=[shop.orders], **options)(type("Late", (), members))
 
 
-def test_a_workflow_that_says_nothing_keeps_everything_for_ever(db: Database) -> None:
+def test_a_workflow_without_retention_keeps_everything_for_ever(db: Database) -> None:
     run = Shop().started(db, orders=3)
     worked(run)
     before = counts(db)
@@ -87,7 +87,7 @@ def test_a_workflow_that_says_nothing_keeps_everything_for_ever(db: Database) ->
     assert counts(db) == before
 
 
-def test_what_is_done_goes_when_its_time_has_come_and_not_before(db: Database) -> None:
+def test_done_events_are_dropped_after_their_retention_and_not_before(db: Database) -> None:
     run = silent(retention=MONTH).started(db, orders=3)
     worked(run)
     run.advance(29 * DAY)
@@ -130,7 +130,7 @@ def test_an_event_stays_while_one_of_its_consumers_is_not_done_with_it(db: Datab
     assert counts(db) == {}
 
 
-def test_an_outcome_nobody_knows_keeps_its_run_its_event_and_its_block(db: Database) -> None:
+def test_an_unknown_outcome_keeps_its_run_its_event_and_its_block(db: Database) -> None:
     shop = Shop(retention=MONTH)
     shop.mail = scripted("mail", policy=ReconcilePolicy(max_attempts=1, monitor_after=()))
     shop.mail.will(Does.TIMES_OUT_BEFORE)
@@ -168,7 +168,7 @@ def in_doubt(db: Database) -> tuple[Inline, Any]:
     return run, row
 
 
-def test_an_event_that_was_skipped_stays_until_its_run_has_been_carried_to_its_end(db: Database) -> None:
+def test_a_skipped_event_stays_until_the_retry_of_its_run_has_committed(db: Database) -> None:
     run, row = in_doubt(db)
     with db.transaction() as tx:
         resolution.skip(tx, row.id, CLERK)
@@ -181,7 +181,7 @@ def test_an_event_that_was_skipped_stays_until_its_run_has_been_carried_to_its_e
     run.run_until_idle()
 
 
-def test_a_mutation_is_kept_from_when_it_was_settled_and_not_from_when_it_was_sent(db: Database) -> None:
+def test_a_mutation_is_kept_from_when_it_was_resolved_and_not_from_when_it_was_sent(db: Database) -> None:
     run, row = in_doubt(db)
     with db.transaction() as tx:
         resolution.did_not_happen(tx, row.id, CLERK)
@@ -190,7 +190,7 @@ def test_a_mutation_is_kept_from_when_it_was_settled_and_not_from_when_it_was_se
     assert row.id in {kept.id for kept in run.ledger()}
 
 
-def test_a_run_that_is_being_carried_forward_stays_with_its_mutation(db: Database) -> None:
+def test_a_run_that_is_being_retried_stays_with_its_mutation(db: Database) -> None:
     fails = [True]
 
     def next_(*_: Any) -> None:
@@ -213,7 +213,7 @@ def test_a_run_that_is_being_carried_forward_stays_with_its_mutation(db: Databas
     assert len(shop.mail.effects) == 1
 
 
-def test_a_run_that_holds_a_workflow_back_stays_until_a_person_has_resumed_it(db: Database) -> None:
+def test_a_run_that_blocks_a_workflow_stays_until_an_operator_has_resumed_it(db: Database) -> None:
     def fail(*_: Any) -> None:
         raise AuthError("the password has changed")
 
@@ -225,7 +225,7 @@ def test_a_run_that_holds_a_workflow_back_stays_until_a_person_has_resumed_it(db
     assert (counts(db)["blocks"], counts(db)["runs"]) == (1, 1)
 
 
-def test_an_event_that_was_set_aside_stays_until_a_person_has_decided(db: Database) -> None:
+def test_a_quarantined_event_stays_until_an_operator_has_decided(db: Database) -> None:
     def refuse(*_: Any) -> None:
         raise LogicError("no")
 
@@ -244,7 +244,7 @@ def test_an_event_that_was_set_aside_stays_until_a_person_has_decided(db: Databa
 
 
 @pytest.mark.broken_on_purpose
-def test_an_effect_that_surfaced_late_stays_until_a_person_has_dealt_with_it(db: Database) -> None:
+def test_a_late_effect_stays_until_an_operator_has_acknowledged_it(db: Database) -> None:
     shop = Shop(retention=MONTH)
     shop.mail = scripted("mail", policy=ReconcilePolicy(max_attempts=1, monitor_after=(500 * DAY,)))
     shop.mail.will(Does.TIMES_OUT_BEFORE)
@@ -272,7 +272,7 @@ def test_an_effect_that_surfaced_late_stays_until_a_person_has_dealt_with_it(db:
     assert row.id not in {kept.id for kept in run.ledger()}
 
 
-def test_an_archive_has_everything_that_was_let_go_of(db: Database) -> None:
+def test_an_archive_has_everything_that_was_dropped(db: Database) -> None:
     shop = Shop(retention=Retention(done=DAY, ledger=2 * DAY, archive=True))
     run = shop.started(db, orders=2)
     worked(run)
@@ -307,7 +307,7 @@ def test_a_message_id_is_remembered_as_long_as_its_event_and_no_longer(db: Datab
     worked(run)
 
 
-def test_a_walk_goes_on_where_it_stopped_and_begins_again_at_the_end(db: Database) -> None:
+def test_pruning_continues_where_it_stopped_and_begins_again_at_the_end(db: Database) -> None:
     run = silent(retention=MONTH).started(db, orders=7)
     worked(run)
     run.advance(31 * DAY)

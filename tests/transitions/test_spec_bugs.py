@@ -63,7 +63,7 @@ def test_bug_2_status_inputs_and_retry_mark_change_together_or_not_at_all(db: Da
 
 
 @rule("X-B3")
-def test_bug_3_events_of_a_dead_run_after_its_mutation_are_held_for_its_retry_not_forever(db: Database) -> None:
+def test_bug_3_events_of_a_crashed_run_after_its_mutation_are_held_for_its_retry_not_forever(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     dead = stopped(db, a_run(db, Phase.EMITTING))

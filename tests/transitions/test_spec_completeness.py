@@ -87,7 +87,7 @@ def test_a_mutation_that_reconcile_finds_absent_releases_inputs(db: Database) ->
     assert (event_status(db, event), status_of(db)) == ("pending", WorkflowStatus.ACTIVE)
 
 
-def test_a_mutation_that_reconcile_finds_is_carried_forward(db: Database) -> None:
+def test_a_mutation_that_reconcile_finds_is_continued_by_a_retry(db: Database) -> None:
     run, event = in_doubt(db)
     with db.transaction() as tx:
         verdict = AppliedMutation(mutation_id=run.mutation_id, result={"id": 7})
@@ -100,7 +100,7 @@ def test_a_mutation_that_reconcile_finds_is_carried_forward(db: Database) -> Non
 
 
 @rule("X-C10")
-def test_a_person_who_says_it_did_not_happen_releases_inputs(db: Database) -> None:
+def test_an_operators_did_not_happen_releases_inputs(db: Database) -> None:
     run, event = in_doubt(db)
     with db.transaction() as tx:
         resolution.did_not_happen(tx, run.mutation_id, SOMEBODY)
@@ -110,7 +110,7 @@ def test_a_person_who_says_it_did_not_happen_releases_inputs(db: Database) -> No
 
 
 @rule("X-C11")
-def test_a_person_who_skips_marks_events_and_lets_next_commit_the_run(db: Database) -> None:
+def test_an_operators_skip_marks_events_and_lets_next_commit_the_run(db: Database) -> None:
     run, event = in_doubt(db)
     with db.transaction() as tx:
         resolution.skip(tx, run.mutation_id, SOMEBODY)
@@ -184,7 +184,7 @@ def test_a_session_without_work_left_is_finished_as_completed(db: Database) -> N
     assert session_of(db, run).result == "completed"
 
 
-def test_a_session_with_a_run_in_the_air_is_not_finished(db: Database) -> None:
+def test_a_session_with_an_active_run_is_not_finished(db: Database) -> None:
     a_workflow(db)
     run = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:
@@ -200,7 +200,7 @@ def test_the_run_that_stops_ends_its_session_as_failed_with_its_error(db: Databa
 
 
 @rule("X-C19")
-def test_a_session_nobody_finished_is_found_and_finished(db: Database) -> None:
+def test_an_unfinished_session_is_found_and_finished(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.COMMITTED)

@@ -35,7 +35,7 @@ from tests.support.table_reads import rows
 
 
 @rule("X-M1")
-def test_no_verb_takes_a_phase_so_committed_is_reached_only_by_commit(db: Database) -> None:
+def test_no_transition_takes_a_phase_so_committed_is_reached_only_by_commit(db: Database) -> None:
     for _, verb in inspect.getmembers(runs, inspect.isfunction):
         if verb.__module__ == runs.__name__ and not verb.__name__.startswith("_"):
             assert "phase" not in inspect.signature(verb).parameters
@@ -58,7 +58,7 @@ def test_no_verdict_takes_an_outcome_so_skipped_is_reached_only_by_skip() -> Non
 
 @rule("X-M6")
 @pytest.mark.parametrize("phase", [Phase.PREPARING, Phase.PREPARED])
-def test_a_run_before_its_mutation_cannot_be_carried_forward(db: Database, phase: Phase) -> None:
+def test_a_run_before_its_mutation_cannot_be_retried(db: Database, phase: Phase) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = stopped(db, a_run(db, phase), FailureKind.TRANSIENT)
@@ -78,7 +78,7 @@ def test_a_run_before_its_mutation_cannot_be_carried_forward(db: Database, phase
         ("status = 'failed:logic'", "runs_finished_unless_moving"),
     ],
 )
-def test_a_status_or_phase_written_past_the_verbs_is_refused_by_the_database(
+def test_a_status_or_phase_written_without_a_transition_is_refused_by_the_database(
     db: Database, change: str, constraint: str
 ) -> None:
     a_workflow(db)
@@ -89,7 +89,7 @@ def test_a_status_or_phase_written_past_the_verbs_is_refused_by_the_database(
 
 
 @rule("X-M9")
-def test_an_event_released_past_the_verbs_is_refused_by_the_database(db: Database) -> None:
+def test_an_event_released_without_a_transition_is_refused_by_the_database(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.MUTATED)

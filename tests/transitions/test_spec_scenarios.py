@@ -51,7 +51,7 @@ def test_scenario_1_a_logic_error_in_prepare_releases_inputs_and_enters_maintena
 
 
 @rule("X-S2")
-def test_scenario_2_a_logic_error_in_next_keeps_inputs_and_is_carried_forward_after_the_fix(db: Database) -> None:
+def test_scenario_2_a_logic_error_in_next_keeps_inputs_and_is_retried_after_the_fix(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING))
@@ -84,7 +84,7 @@ def test_scenario_3_a_transient_error_in_prepare_is_followed_by_a_fresh_run_afte
 
 
 @rule("X-S4")
-def test_scenario_4_a_transient_error_in_next_is_carried_forward_after_a_pause(db: Database) -> None:
+def test_scenario_4_a_transient_error_in_next_is_retried_after_a_pause(db: Database) -> None:
     a_workflow(db, failures=FailurePolicy(backoff=Backoff(base=LEASE / 2)))
     (event,) = some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
@@ -98,7 +98,7 @@ def test_scenario_4_a_transient_error_in_next_is_carried_forward_after_a_pause(d
 
 
 @rule("X-S5")
-def test_scenario_5_an_applied_mutation_goes_on_to_next_and_commits(db: Database) -> None:
+def test_scenario_5_an_applied_mutation_continues_to_next_and_commits(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     run = applied(db, a_run(db, Phase.MUTATING), result={"id": "r-1"})
@@ -124,7 +124,7 @@ def test_scenario_6_a_refused_mutation_releases_inputs_for_a_fresh_run_after_the
 
 
 @rule("X-S7")
-def test_scenario_7_a_crash_in_flight_waits_for_a_person_who_says_it_did_not_happen(db: Database) -> None:
+def test_scenario_7_a_crash_in_flight_waits_until_an_operator_resolves_it_as_did_not_happen(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.MUTATING, reconcilable=False)
@@ -234,7 +234,7 @@ def test_scenario_12_a_producer_that_fails_touches_no_event(db: Database) -> Non
 
 
 @rule("X-S13")
-def test_scenario_13_an_auth_error_shows_as_error_until_a_person_resumes(db: Database) -> None:
+def test_scenario_13_an_auth_error_shows_as_error_until_an_operator_resumes(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     before = stopped(db, a_run(db, Phase.PREPARING), FailureKind.AUTH)
@@ -251,7 +251,7 @@ def test_scenario_13_an_auth_error_shows_as_error_until_a_person_resumes(db: Dat
 
 
 @rule("X-S14")
-def test_scenario_14_the_first_consumer_commits_and_the_second_is_carried_forward(db: Database) -> None:
+def test_scenario_14_the_first_consumer_commits_and_the_second_is_retried(db: Database) -> None:
     a_workflow(db, consumers=("send", "book"))
     (event,) = some_events(db, "m1")
     first = a_run(db, Phase.COMMITTED, handler="send")
@@ -266,7 +266,7 @@ def test_scenario_14_the_first_consumer_commits_and_the_second_is_carried_forwar
     assert event_status(db, event, "book") == "consumed"
 
 
-def test_a_person_who_paused_the_workflow_is_not_overruled_by_its_blocks(db: Database) -> None:
+def test_an_operators_pause_is_not_overruled_by_blocks(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     stopped(db, a_run(db, Phase.PREPARING), FailureKind.AUTH)

@@ -33,7 +33,7 @@ from tests.support.table_reads import one, rows
 from tests.support.transition_steps import watermark_at_least
 
 
-def test_a_workflow_with_one_place_shows_its_run_everything_pending(db: Database) -> None:
+def test_a_workflow_with_concurrency_one_shows_its_run_everything_pending(db: Database) -> None:
     a_workflow(db)
     ids = some_events(db, "m1", "m2", "m3")
     run = a_run(db, Phase.PREPARING)
@@ -80,7 +80,7 @@ def test_what_a_slice_did_not_use_is_offered_again(db: Database) -> None:
     assert other.offered == [ids[0], ids[2]]
 
 
-def test_events_of_one_key_go_to_one_run_at_a_time_in_order(db: Database) -> None:
+def test_events_of_one_key_are_offered_to_one_run_at_a_time_in_order(db: Database) -> None:
     a_workflow(db, concurrency=8, ordered=True)
     a1, a2 = some_events(db, "a1", "a2", key="a")
     (b1,) = some_events(db, "b1", key="b")
@@ -118,7 +118,7 @@ def test_an_ordered_key_waits_while_its_first_event_backs_off(db: Database) -> N
         assert [run.offered for run in starts.start(tx, "billing", "send", count=8).runs] == [[first]]
 
 
-def test_an_empty_prepare_rests_until_an_event_arrives_that_it_cannot_have_seen(db: Database) -> None:
+def test_a_consumer_is_idle_after_an_empty_prepare_until_an_unseen_event_arrives(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     assert is_unseen(db)
@@ -130,7 +130,7 @@ def test_an_empty_prepare_rests_until_an_event_arrives_that_it_cannot_have_seen(
     assert not is_unseen(db)
 
 
-def test_a_released_event_wakes_a_consumer_that_rests(db: Database) -> None:
+def test_a_released_event_wakes_an_idle_consumer(db: Database) -> None:
     a_workflow(db, concurrency=2)
     some_events(db, "m1", "m2")
     with db.transaction() as tx:
@@ -158,7 +158,7 @@ def test_a_slice_that_was_declined_is_offered_again_with_the_next_new_event(db: 
     assert run.offered == [old, new]
 
 
-def test_a_prepare_may_ask_to_be_woken_and_forgets_it_when_it_had_work(db: Database) -> None:
+def test_a_prepare_may_set_a_wake_time_which_work_clears(db: Database) -> None:
     a_workflow(db)
     run = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:

@@ -64,7 +64,7 @@ def test_a_run_that_stops_does_not_hand_back_what_it_no_longer_has(db: Database,
     assert event_status(db, used) == "pending"
 
 
-def test_a_run_in_doubt_is_not_carried_forward(db: Database) -> None:
+def test_a_run_in_doubt_is_not_retried(db: Database) -> None:
     a_workflow(db, on_uncertain="contain", concurrency=2)
     (event,) = some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.MUTATING))
@@ -82,7 +82,7 @@ def test_an_event_cannot_be_reserved_under_the_name_of_another_topic(db: Databas
     assert event_status(db, event) == "pending"
 
 
-def test_a_look_that_was_booked_by_another_is_not_booked_again_by_who_read_the_old_count(db: Database) -> None:
+def test_a_reconcile_attempt_is_not_booked_again_by_a_worker_that_read_the_old_count(db: Database) -> None:
     a_workflow(db, on_uncertain="contain")
     some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.MUTATING))
@@ -95,7 +95,7 @@ def test_a_look_that_was_booked_by_another_is_not_booked_again_by_who_read_the_o
 
 
 @pytest.mark.parametrize("act", [events.skip, events.quarantine])
-def test_an_event_that_is_offered_to_a_run_is_not_a_persons_to_decide(db: Database, act: Callable[..., object]) -> None:
+def test_an_operator_cannot_act_on_an_event_that_is_offered_to_a_run(db: Database, act: Callable[..., object]) -> None:
     a_workflow(db, concurrency=2)
     (event,) = some_events(db, "m1")
     (run,) = started(db)
@@ -159,7 +159,7 @@ def test_a_verdict_found_out_later_counts_only_for_a_mutation_in_doubt(db: Datab
     assert the_mutation(db, run.mutation_id).status == "in_flight"
 
 
-def test_what_nobody_can_know_blocks_a_workflow_that_was_told_to_contain_it_and_then_to_pause(db: Database) -> None:
+def test_an_indeterminate_mutation_blocks_a_workflow_that_changed_from_contain_to_pause(db: Database) -> None:
     spec = a_workflow(db, on_uncertain="contain")
     some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.MUTATING))

@@ -42,7 +42,7 @@ unstorable = pytest.mark.parametrize("words", UNSTORABLE.values(), ids=UNSTORABL
 
 @unstorable
 @pytest.mark.parametrize("field", ["title", "traceparent", "key"])
-def test_an_event_with_words_that_cannot_be_stored_is_refused(db: Database, field: str, words: str) -> None:
+def test_an_event_with_text_that_cannot_be_stored_is_refused(db: Database, field: str, words: str) -> None:
     make.a_workflow(db)
     before = contents(db)
     with pytest.raises(PayloadError), db.transaction() as tx:
@@ -52,7 +52,7 @@ def test_an_event_with_words_that_cannot_be_stored_is_refused(db: Database, fiel
 
 @unstorable
 @pytest.mark.parametrize("phase", [Phase.PREPARING, Phase.MUTATING, Phase.EMITTING])
-def test_a_run_is_stopped_whatever_its_error_says(db: Database, phase: Phase, words: str) -> None:
+def test_a_run_is_stopped_whatever_its_error_text(db: Database, phase: Phase, words: str) -> None:
     make.a_workflow(db)
     make.some_events(db, "m-1")
     run = make.a_run(db, phase)
@@ -63,7 +63,7 @@ def test_a_run_is_stopped_whatever_its_error_says(db: Database, phase: Phase, wo
 
 
 @unstorable
-def test_a_mutation_is_failed_whatever_its_error_says(db: Database, words: str) -> None:
+def test_a_mutation_is_failed_whatever_its_error_text(db: Database, words: str) -> None:
     make.a_workflow(db)
     make.some_events(db, "m-1")
     run = make.a_run(db, Phase.MUTATING)
@@ -76,7 +76,7 @@ def test_a_mutation_is_failed_whatever_its_error_says(db: Database, words: str) 
 
 
 @unstorable
-def test_a_mutation_is_escalated_whatever_the_reason_says(db: Database, words: str) -> None:
+def test_a_mutation_is_escalated_whatever_its_reason(db: Database, words: str) -> None:
     make.a_workflow(db)
     make.some_events(db, "m-1")
     run = make.stopped(db, make.a_run(db, Phase.MUTATING))
@@ -214,7 +214,7 @@ def test_one_bad_value_in_a_cohort_writes_nothing_for_the_others(db: Database) -
     assert contents(db) == before
 
 
-def test_one_run_that_asks_for_what_it_cannot_have_does_not_hold_the_others_up(db: Database) -> None:
+def test_one_run_with_a_refused_request_does_not_delay_the_others(db: Database) -> None:
     make.a_workflow(db, concurrency=2)
     event, _ = make.some_events(db, "m-1", "m-2")
     first, second = (make.a_run(db, Phase.PREPARING) for _ in range(2))
@@ -229,7 +229,7 @@ def test_one_run_that_asks_for_what_it_cannot_have_does_not_hold_the_others_up(d
     assert make.the_run(db, second.id) == second
 
 
-def test_a_verdict_given_twice_in_one_cohort_lands_once(db: Database) -> None:
+def test_a_verdict_given_twice_in_one_cohort_is_recorded_once(db: Database) -> None:
     make.a_workflow(db)
     make.some_events(db, "m-1")
     run = make.a_run(db, Phase.MUTATING)

@@ -88,7 +88,7 @@ def a_run(db: Database, phase: Phase) -> Any:
 
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("verb", WORKER)
-def test_a_worker_s_verb_lands_in_the_phases_that_have_the_move_and_nowhere_else(
+def test_a_workers_transition_succeeds_only_from_the_phases_that_allow_it(
     db: Database, verb: str, phase: Phase
 ) -> None:
     act, phases = WORKER[verb]
@@ -166,7 +166,7 @@ def test_a_consumer_s_run_is_never_claimed_to_produce(db: Database, phase: Phase
 
 
 @pytest.mark.parametrize("verb", sorted(set(WORKER) - {"heartbeat", "release", "stop", "commit_producer"}))
-def test_a_producer_s_run_has_no_move_of_a_consumer(db: Database, verb: str) -> None:
+def test_a_producers_run_has_no_transition_of_a_consumer(db: Database, verb: str) -> None:
     make.a_workflow(db)
     with db.transaction() as tx:
         (run,) = starts.start(tx, "billing", "poll").runs
@@ -179,7 +179,7 @@ def test_a_producer_s_run_has_no_move_of_a_consumer(db: Database, verb: str) -> 
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_only_a_stopped_run_that_kept_its_inputs_is_carried_forward(db: Database, phase: Phase) -> None:
+def test_only_a_stopped_run_that_kept_its_inputs_is_retried(db: Database, phase: Phase) -> None:
     run = a_run(db, phase)
     before = contents(db)["runs"]
     with db.transaction() as tx:
@@ -188,7 +188,7 @@ def test_only_a_stopped_run_that_kept_its_inputs_is_carried_forward(db: Database
 
 
 @pytest.mark.parametrize("phase", [PENDING, PREPARING, PREPARED])
-def test_a_run_stopped_before_its_mutation_is_not_carried_forward(db: Database, phase: Phase) -> None:
+def test_a_run_stopped_before_its_mutation_is_not_retried(db: Database, phase: Phase) -> None:
     run = make.stopped(db, a_run(db, phase))
     before = contents(db)
     with db.transaction() as tx, pytest.raises(IllegalTransitionError) as refusal:
@@ -242,7 +242,9 @@ PERSON: dict[str, tuple[Verb, set[str]]] = {
 
 @pytest.mark.parametrize("standing", STANDINGS)
 @pytest.mark.parametrize("verb", PERSON)
-def test_a_mutation_is_settled_only_from_where_that_verdict_counts(db: Database, verb: str, standing: str) -> None:
+def test_a_mutation_is_resolved_only_from_statuses_that_allow_the_verdict(
+    db: Database, verb: str, standing: str
+) -> None:
     act, allowed = PERSON[verb]
     run = a_mutation(db, standing)
     before = contents(db)

@@ -62,7 +62,7 @@ CREATE TRIGGER watch AFTER UPDATE ON pipeline.deliveries FOR EACH ROW EXECUTE FU
 _UNWATCH = "DROP TABLE public.seen; DROP FUNCTION public.watch() CASCADE"
 
 
-def test_the_verbs_make_exactly_the_moves_that_the_tables_declare(db: Database) -> None:
+def test_the_functions_make_exactly_the_transitions_that_the_tables_declare(db: Database) -> None:
     with db.transaction() as tx:
         tx.execute(text(_WATCH))
     try:

@@ -23,7 +23,7 @@ def a_held_run(db: Database, phase: Phase) -> Any:
 
 
 @pytest.mark.parametrize("words", UNSTORABLE, ids=["nul", "surrogate"])
-def test_a_run_is_stopped_whatever_its_error_says(db: Database, words: str) -> None:
+def test_a_run_is_stopped_whatever_its_error_text(db: Database, words: str) -> None:
     run = a_held_run(db, Phase.PREPARED)
     with db.transaction() as tx:
         stops.stop(tx, [RunFailure(lease=factories.held(run), failure=classify(ValueError(words)))]).only()
@@ -31,7 +31,7 @@ def test_a_run_is_stopped_whatever_its_error_says(db: Database, words: str) -> N
 
 
 @pytest.mark.parametrize("words", UNSTORABLE, ids=["nul", "surrogate"])
-def test_a_mutation_is_settled_whatever_the_outside_system_said(db: Database, words: str) -> None:
+def test_a_mutation_is_resolved_whatever_text_the_outside_system_returned(db: Database, words: str) -> None:
     run = a_held_run(db, Phase.MUTATING)
     with db.transaction() as tx:
         fence = Fence(run.fence)
@@ -44,7 +44,7 @@ def test_a_mutation_is_settled_whatever_the_outside_system_said(db: Database, wo
 
 @pytest.mark.parametrize("words", UNSTORABLE, ids=["nul", "surrogate"])
 @pytest.mark.parametrize("where", ["title", "traceparent"])
-def test_an_event_with_unstorable_text_is_refused_in_our_words(db: Database, where: str, words: str) -> None:
+def test_an_event_with_unstorable_text_is_refused_with_our_error(db: Database, where: str, words: str) -> None:
     factories.a_workflow(db)
     extra: dict[str, Any] = {where: words}
     new = NewEvent(topic=factories.IN, message_id="m-1", payload={}, **extra)
@@ -63,12 +63,12 @@ def test_an_event_with_unstorable_text_is_refused_in_our_words(db: Database, whe
     ],
     ids=["reason nul", "reason surrogate", "evidence nul", "evidence nan", "evidence object"],
 )
-def test_a_persons_words_that_cannot_be_kept_are_refused_before_they_can_act(words: dict[str, Any]) -> None:
+def test_an_operators_unstorable_reason_is_refused_before_the_act(words: dict[str, Any]) -> None:
     with pytest.raises(PayloadError, match="ada"):
         Actor(name="ada", **words)
 
 
-def test_an_approval_with_an_unstorable_hash_is_refused_in_our_words(db: Database) -> None:
+def test_an_approval_with_an_unstorable_hash_is_refused_with_our_error(db: Database) -> None:
     factories.a_workflow(db)
     factories.some_events(db, "m-1")
     run = factories.a_run(db, Phase.MUTATING, needs_approval=True)

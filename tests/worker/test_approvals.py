@@ -59,7 +59,7 @@ def is_in_maintenance(run: Inline) -> bool:
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_an_approval_of_a_request_that_a_release_has_changed_is_void_and_asked_for_again(
+def test_an_approval_of_a_request_that_a_deployment_changed_is_void_and_needed_again(
     db: Database, monkeypatch: pytest.MonkeyPatch, concurrency: int
 ) -> None:
     shop = Shop(requires_approval=True, concurrency=concurrency, failures=FailurePolicy(max_failures=1))

@@ -82,7 +82,7 @@ class Busy(Connector):
         return {"n": n}
 
 
-def test_the_pause_that_the_outside_system_asks_for_is_kept(db: Database) -> None:
+def test_the_pause_that_the_outside_system_requests_is_kept(db: Database) -> None:
     busy = Busy(timedelta(milliseconds=300), 2)
     shop = Shop(mutate=lambda ctx, prepared: ctx.busy.send(n=prepared.data["n"]))
     run = shop.started(db, connectors=[busy])
@@ -134,7 +134,7 @@ def test_others_of_the_cohort_do_not_wait_for_a_pause(db: Database, monkeypatch:
     assert each_once(shop, range(4))
 
 
-def test_a_worker_that_dies_between_two_attempts_leaves_a_doubt_that_a_look_settles(db: Database) -> None:
+def test_a_worker_that_dies_between_two_attempts_leaves_a_doubt_that_a_reconcile_resolves(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.FAILS)
     run = shop.started(db)
@@ -176,7 +176,7 @@ def test_another_attempt_has_a_deadline_a_quiet_period_and_a_lease_of_its_own(db
     assert_consumed(run, shop.orders)
 
 
-def test_a_run_that_somebody_else_has_taken_is_not_attempted_again(db: Database) -> None:
+def test_a_run_that_another_worker_claimed_is_not_attempted_again(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.FAILS)
     run = shop.started(db)

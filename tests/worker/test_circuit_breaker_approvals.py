@@ -58,7 +58,7 @@ def test_requests_that_were_approved_late_open_the_breaker_of_their_operation(db
     closed(db, run)
 
 
-def test_approved_requests_that_were_answered_count_as_well(db: Database) -> None:
+def test_approved_requests_with_a_known_outcome_count_as_well(db: Database) -> None:
     shop, run = asked_an_hour_ago(db, 10)
     shop.mail.will(*[Does.APPLIES] * 7, *[Does.TIMES_OUT_BEFORE] * 3)
     run.run()

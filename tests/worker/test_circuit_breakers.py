@@ -67,7 +67,7 @@ def test_too_many_unknown_outcomes_stop_new_mutations_before_they_are_in_the_led
     assert open_breakers(run) == []
 
 
-def test_one_probe_at_a_time_is_let_through_until_it_is_answered(db: Database) -> None:
+def test_one_probe_at_a_time_is_let_through_until_its_outcome_is_known(db: Database) -> None:
     shop = a_shop()
     dark(shop)
     run = shop.started(db, 12, policy=ONE_BY_ONE)
@@ -87,7 +87,7 @@ def test_one_probe_at_a_time_is_let_through_until_it_is_answered(db: Database) -
     assert each_once(shop, range(12))
 
 
-def test_other_operations_go_on(db: Database) -> None:
+def test_an_open_breaker_stops_no_other_operation(db: Database) -> None:
     shop = a_shop()
     with db.transaction() as tx:
         breakers.open_by_operator(tx, ("mail", "cancel"), TESTER)
@@ -96,7 +96,7 @@ def test_other_operations_go_on(db: Database) -> None:
     assert_consumed(run, shop.orders)
 
 
-def test_a_breaker_that_a_person_opened_lets_no_probe_through_until_a_person_closes_it(db: Database) -> None:
+def test_a_breaker_that_an_operator_opened_lets_no_probe_through_until_an_operator_closes_it(db: Database) -> None:
     shop = a_shop()
     run = shop.started(db, 3)
     with db.transaction() as tx:
@@ -115,7 +115,7 @@ def test_a_breaker_that_a_person_opened_lets_no_probe_through_until_a_person_clo
     assert acts == ["breaker.open mail.send", "breaker.close mail.send"]
 
 
-def test_a_person_may_overrule_what_the_system_opened(db: Database) -> None:
+def test_an_operator_may_close_a_breaker_that_the_system_opened(db: Database) -> None:
     shop = a_shop()
     dark(shop, 3)
     run = shop.started(db, 6, policy=ONE_BY_ONE)
@@ -192,7 +192,7 @@ def test_an_approved_request_waits_behind_a_breaker_and_keeps_its_approval(db: D
     assert each_once(shop, [0])
 
 
-def test_people_are_told_of_an_open_breaker(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_operators_are_notified_of_an_open_breaker(db: Database, caplog: pytest.LogCaptureFixture) -> None:
     with db.transaction() as tx:
         breakers.open_by_operator(tx, SEND, TESTER)
     assert "breaker.opened connector=mail operation=send" in caplog.text
@@ -208,7 +208,7 @@ def _audit(db: Database) -> Any:
         return tx.all(_AUDIT)
 
 
-def test_a_look_that_comes_too_early_to_prove_anything_leaves_an_unknown_outcome(db: Database) -> None:
+def test_a_reconcile_in_the_quiet_period_leaves_an_unknown_outcome(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(*[Does.TIMES_OUT_BEFORE] * 100)
     run = shop.started(db, 8, policy=ONE_BY_ONE)
@@ -220,7 +220,7 @@ def test_a_look_that_comes_too_early_to_prove_anything_leaves_an_unknown_outcome
     assert each_once(shop, range(8))
 
 
-def test_after_a_person_closed_it_what_was_before_counts_no_more(db: Database) -> None:
+def test_after_an_operator_closed_it_earlier_outcomes_no_longer_count(db: Database) -> None:
     shop = a_shop()
     dark(shop)
     run = shop.started(db, 5, policy=ONE_BY_ONE)
@@ -256,7 +256,7 @@ def test_a_probe_that_was_never_sent_closes_nothing(db: Database) -> None:
 @pytest.mark.parametrize(
     ("does", "closes"), [(Does.FAILS, False), (Does.REFUSES, True), (Does.DENIES, True), (Does.APPLIES, True)]
 )
-def test_a_probe_that_was_told_not_now_closes_nothing_because_nobody_may_have_answered(
+def test_a_probe_closes_the_breaker_only_if_the_outside_system_responded(
     db: Database, does: Does, closes: bool
 ) -> None:
     shop = a_shop()
@@ -271,7 +271,7 @@ def test_a_probe_that_was_told_not_now_closes_nothing_because_nobody_may_have_an
     assert (open_breakers(run) == []) is closes
 
 
-def test_a_probe_that_was_late_once_and_answered_at_its_second_attempt_closes_it(
+def test_a_probe_that_succeeds_at_its_second_attempt_closes_the_breaker(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = a_shop(retry=MutationRetryPolicy(max_attempts=2, backoff=Backoff(base=timedelta(0), jitter=0)))
@@ -288,7 +288,7 @@ def test_a_probe_that_was_late_once_and_answered_at_its_second_attempt_closes_it
     assert open_breakers(run) == []
 
 
-def test_a_probe_that_only_a_look_settled_closes_nothing(db: Database) -> None:
+def test_a_probe_resolved_by_a_reconcile_does_not_close_the_breaker(db: Database) -> None:
     shop = a_shop()
     dark(shop)
     run = shop.started(db, 5, policy=ONE_BY_ONE)

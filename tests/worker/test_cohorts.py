@@ -104,7 +104,7 @@ def test_the_whole_cohort_travels_in_one_message_each_phase(db: Database) -> Non
     "does",
     [Does.REFUSES, Does.FAILS, Does.DENIES, Does.TIMES_OUT_AFTER, Does.TIMES_OUT_BEFORE, Does.CRASHES, Does.HANGS],
 )
-def test_every_fifth_call_goes_wrong_and_the_others_commit(
+def test_every_fifth_call_fails_and_the_others_commit(
     db: Database, does: Does, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
@@ -145,9 +145,7 @@ def test_runs_that_failed_for_now_succeed_later_and_each_effect_still_happened_o
     assert each_once(shop, range(SIZE))
 
 
-def test_a_handler_that_hangs_past_its_limit_holds_up_nobody_else(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handler_that_hangs_past_its_limit_delays_no_other_run(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     never = Event()
     calls: Counter[tuple[str, int]] = Counter()
     shop = crowd("prepare", lambda: never.wait(60), calls, failures=PATIENT)

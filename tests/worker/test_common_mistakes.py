@@ -64,7 +64,7 @@ def test_an_event_that_kills_its_process_takes_the_others_of_its_cohort_along_on
     assert blocks(run) == ["internal"]
 
 
-def test_a_run_that_dies_after_its_mutation_is_carried_forward_alone(db: Database) -> None:
+def test_a_run_that_crashes_after_its_mutation_is_retried_alone(db: Database) -> None:
     shop = Shop(concurrency=8)
     run = shop.started(db, 4)
     with run.crash_at(CrashPoint.NEXT_RAN):
@@ -161,7 +161,7 @@ def test_a_producer_whose_schedule_changed_follows_the_new_one_at_once(db: Datab
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_new_code_looks_again_at_what_the_old_code_declined(db: Database, concurrency: int) -> None:
+def test_new_code_is_offered_again_what_the_old_code_declined(db: Database, concurrency: int) -> None:
     old = Shop(prepare=lambda ctx, _: PrepareResult.nothing(), concurrency=concurrency)
     run = old.started(db, 2)
     run.run()
@@ -188,7 +188,7 @@ def test_the_context_of_another_run_is_refused_even_while_that_run_is_busy() -> 
     assert other.requested is None
 
 
-def test_what_a_handler_raised_is_in_the_log_with_its_place_and_in_the_run_with_its_words(
+def test_a_handlers_error_is_in_the_log_with_its_line_and_in_the_run_with_its_message(
     db: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     shop = Shop(prepare=lambda ctx, _: ctx.peek(shop.orders)[0].payload["customer"])
@@ -212,7 +212,9 @@ def test_what_a_handler_raised_is_in_the_log_with_its_place_and_in_the_run_with_
         pytest.param(lambda ctx, topic: ctx.get_by_ids(topic, [2**70]), "expected ids of events", id="id too large"),
     ],
 )
-def test_a_look_with_nonsense_is_a_logic_failure_in_plain_words(db: Database, look: Any, words: str) -> None:
+def test_a_peek_with_a_wrong_argument_is_a_logic_failure_with_a_plain_message(
+    db: Database, look: Any, words: str
+) -> None:
     shop = Shop(prepare=lambda ctx, _: look(ctx, shop.orders))
     run = shop.started(db)
     run.run()
@@ -233,7 +235,7 @@ class Order(BaseModel):
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 @pytest.mark.parametrize("limit", [1, 100])
-def test_an_event_that_does_not_fit_its_model_is_set_aside_and_the_rest_goes_on(
+def test_an_event_that_does_not_fit_its_model_is_quarantined_and_the_others_continue(
     db: Database, concurrency: int, limit: int
 ) -> None:
     workflow = Workflow("shop", concurrency=concurrency, on_logic_error="quarantine")
@@ -303,7 +305,7 @@ def test_what_there_is_no_time_for_is_given_back_before_it_is_in_the_ledger(db: 
     assert {row.status for row in run.runs()} == {"committed"}, "nothing crashed for lack of time"
 
 
-def test_answers_survive_a_database_that_is_away_for_a_moment(db: Database) -> None:
+def test_results_survive_a_short_outage_of_the_database(db: Database) -> None:
     shop = Shop(concurrency=8)
     run = shop.started(db, 3)
     failures: list[str] = []
@@ -323,7 +325,7 @@ def test_answers_survive_a_database_that_is_away_for_a_moment(db: Database) -> N
     assert_consumed(run, shop.orders)
 
 
-def test_a_task_that_fails_by_itself_stops_its_runs_at_once_and_says_why(db: Database) -> None:
+def test_a_task_that_fails_stops_its_runs_at_once_with_the_reason(db: Database) -> None:
     shop = Shop(concurrency=8)
     run = shop.started(db, 2)
 

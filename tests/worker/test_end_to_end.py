@@ -55,7 +55,7 @@ def test_an_approved_request_is_sent_even_if_its_message_is_lost(db: Database) -
 
 
 @rule("L-26")
-def test_a_rejected_request_is_skipped_and_next_is_told(db: Database) -> None:
+def test_a_rejected_request_is_skipped_and_next_gets_skipped(db: Database) -> None:
     told: list[Any] = []
     shop = Shop(requires_approval=True, next=lambda ctx, prepared, result: told.append(result))
     run = shop.started(db)
@@ -68,7 +68,7 @@ def test_a_rejected_request_is_skipped_and_next_is_told(db: Database) -> None:
 
 
 @pytest.mark.parametrize(("general", "here", "waits"), [(False, True, True), (True, False, False), (True, None, True)])
-def test_a_prepare_may_ask_for_approval_or_waive_it(
+def test_a_prepare_may_require_approval_or_waive_it(
     db: Database, general: bool, here: bool | None, waits: bool
 ) -> None:
     def prepare(ctx: Any, _: Any) -> PrepareResult:
@@ -119,7 +119,7 @@ def test_state_of_runs_that_may_overtake_each_other_without_a_merge_is_a_logic_f
     assert run.state(shop.workflow, "Send") is None
 
 
-def test_a_doubt_that_is_settled_after_later_runs_have_ended_takes_nothing_back_from_the_state(db: Database) -> None:
+def test_a_doubt_resolved_after_later_runs_committed_does_not_undo_their_state(db: Database) -> None:
     shop = Shop(
         next=lambda ctx, prepared, result: 1,
         merge=lambda current, returned: (current or 0) + returned,
@@ -214,7 +214,7 @@ def test_maintenance_holds_the_workflow_until_new_code_ends_it(db: Database) -> 
     assert each_once(mended, range(2))
 
 
-def test_a_run_that_failed_after_its_mutation_goes_on_with_new_code_and_sends_nothing_again(db: Database) -> None:
+def test_a_run_that_failed_after_its_mutation_continues_with_new_code_and_sends_nothing_again(db: Database) -> None:
     broken = Shop(next=lambda ctx, prepared, result: 1 / 0)
     run = broken.started(db)
     run.run()
@@ -227,7 +227,7 @@ def test_a_run_that_failed_after_its_mutation_goes_on_with_new_code_and_sends_no
     assert [event.payload["n"] for event in again.events(mended.receipts)] == [0]
 
 
-def test_retries_wait_longer_each_time_and_end_in_a_block_that_a_person_lifts(db: Database) -> None:
+def test_retries_wait_longer_each_time_and_end_in_a_block_that_an_operator_lifts(db: Database) -> None:
     world_is_broken = [True]
 
     def mutate(ctx: Any, prepared: Any) -> Any:
@@ -267,7 +267,7 @@ def test_retries_wait_longer_each_time_and_end_in_a_block_that_a_person_lifts(db
         (Does.FAILS, "paused:transient", []),
     ],
 )
-def test_a_refusal_of_the_outside_world_releases_the_inputs(
+def test_a_refusal_of_the_outside_system_releases_the_inputs(
     db: Database, does: Does, status: str, kinds: list[str]
 ) -> None:
     shop = Shop(failures=FailurePolicy(backoff=Backoff(base=timedelta(minutes=10))))
@@ -280,7 +280,7 @@ def test_a_refusal_of_the_outside_world_releases_the_inputs(
     assert not shop.mail.effects
 
 
-def test_a_doubt_that_nobody_can_settle_becomes_a_question_and_its_answer_goes_on(db: Database) -> None:
+def test_a_doubt_without_a_reconcile_becomes_indeterminate_and_continues_after_its_resolution(db: Database) -> None:
     shop = Shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell(100)

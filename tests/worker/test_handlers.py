@@ -132,7 +132,9 @@ WRONG: list[tuple[str, str, Any, str]] = [
 @pytest.mark.parametrize(
     ("phase", "value", "words"), [pytest.param(p, v, w, id=f"{p} returns {name}") for p, name, v, w in WRONG]
 )
-def test_a_handler_that_returns_the_wrong_thing_is_told_so(db: Database, phase: str, value: Any, words: str) -> None:
+def test_a_handler_that_returns_the_wrong_type_fails_with_a_plain_message(
+    db: Database, phase: str, value: Any, words: str
+) -> None:
     shop = Shop(**{phase: odd(value)})
     run = shop.started(db)
     run.run()
@@ -263,7 +265,7 @@ def test_an_interruption_of_the_worker_is_not_taken_for_the_handler_s_failure(db
 
 
 @pytest.mark.parametrize("phase", ["prepare", "mutate", "next"])
-def test_a_handler_that_hangs_is_left_behind_and_its_late_answer_is_dropped(db: Database, phase: str) -> None:
+def test_a_handler_that_hangs_is_abandoned_and_its_late_result_is_dropped(db: Database, phase: str) -> None:
     go_on = threading.Event()
     hung: list[str] = []
 
@@ -293,7 +295,7 @@ def test_a_handler_that_hangs_is_left_behind_and_its_late_answer_is_dropped(db: 
 
 
 @pytest.mark.parametrize("does", [Does.HANGS, Does.CRASHES, Does.TIMES_OUT_AFTER])
-def test_a_connector_that_does_not_answer_is_looked_after_and_its_effect_happens_once(db: Database, does: Does) -> None:
+def test_a_connector_that_does_not_answer_is_reconciled_and_its_effect_happens_once(db: Database, does: Does) -> None:
     shop = Shop()
     type(shop.mail).operations()["send"].timeout = timedelta(seconds=1)
     shop.mail.will(does)

@@ -88,7 +88,7 @@ def test_a_reading_that_is_none_leaves_the_outcome_unknown(db: Database, reading
 
 
 @pytest.mark.parametrize("answer", [Closed(a=1), Sly(a=1)])
-def test_an_answer_that_cannot_be_read_is_described_because_it_happened(db: Database, answer: Any) -> None:
+def test_a_result_that_cannot_be_stored_is_described_because_it_happened(db: Database, answer: Any) -> None:
     Sly.reads = 0
     row = outcomes(db, lambda: answer)
     assert row["status"] == "applied"

@@ -48,7 +48,7 @@ def publishing(db: Database, topic: str, *names: str, commits: bool = True, **op
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["it commits at last", "it rolls back"])
-def test_a_run_that_publishes_what_another_transaction_holds_stops_alone_and_goes_on_later(
+def test_a_run_that_publishes_what_another_transaction_holds_stops_alone_and_continues_later(
     db: Database, quick: Database, commits: bool
 ) -> None:
     shop = Shop(concurrency=8, failures=PATIENT)
@@ -65,7 +65,7 @@ def test_a_run_that_publishes_what_another_transaction_holds_stops_alone_and_goe
     assert each_once(shop, range(6))
 
 
-def test_a_cohort_in_which_many_are_held_up_gives_the_rest_back_in_time(
+def test_a_cohort_with_many_lock_timeouts_hands_the_remaining_runs_back_in_time(
     db: Database, quick: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "SHORT_LOCK_TIMEOUT", timedelta(milliseconds=50))
@@ -161,7 +161,7 @@ def test_a_published_message_that_meets_a_held_one_is_sent_again(
     assert task.publish.apply(kwargs=given).get()["new"] == ["m"]
 
 
-def test_a_client_is_told_that_another_transaction_holds_its_event(db: Database, database_url: str) -> None:
+def test_a_client_gets_an_error_when_another_transaction_holds_its_event(db: Database, database_url: str) -> None:
     Shop().inline(db)
     client = DatabaseClient(f"{database_url}?options=-clock_timeout%3D200ms")
     try:
@@ -180,7 +180,7 @@ def _lock_timeout(db: Database) -> str:
         return str(connection.scalar(text("SHOW lock_timeout")))
 
 
-def test_connections_wait_ten_seconds_for_a_lock_unless_told_otherwise_and_migrations_as_long_as_it_takes(
+def test_connections_wait_ten_seconds_for_a_lock_by_default_and_migrations_without_limit(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands, worker = Database.connect_unpooled(database_url), Database.connect(database_url)

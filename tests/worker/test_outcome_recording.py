@@ -38,7 +38,7 @@ def answered(db: Database, meanwhile: Callable[[], None]) -> None:
     run.sweeps.sessions()
 
 
-def test_an_answer_is_kept_while_the_database_is_read_only(db: Database, narrow: Database) -> None:
+def test_a_result_is_kept_while_the_database_is_read_only(db: Database, narrow: Database) -> None:
     until = threading.Event()
     until.set()
 
@@ -54,7 +54,7 @@ def test_an_answer_is_kept_while_the_database_is_read_only(db: Database, narrow:
     answered(narrow, turn)
 
 
-def test_an_answer_is_kept_while_every_connection_is_taken(db: Database, narrow: Database) -> None:
+def test_a_result_is_kept_while_every_connection_is_taken(db: Database, narrow: Database) -> None:
     taken = threading.Event()
 
     def hold() -> None:

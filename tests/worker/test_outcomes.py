@@ -54,7 +54,7 @@ def after(
     )
 
 
-def test_a_call_that_answered_is_believed() -> None:
+def test_a_call_that_returned_is_applied() -> None:
     assert after(value={"id": 1}) == CallDecision(action=NextAction.APPLIED, result={"id": 1})
 
 
@@ -79,7 +79,7 @@ def test_attempts_and_time_are_limited() -> None:
     assert after(TransientError("busy"), time_left=timedelta(seconds=6)).action is NextAction.RETRY
 
 
-def test_a_longer_pause_that_was_asked_for_wins_and_is_remembered_when_it_does_not_fit() -> None:
+def test_a_longer_requested_pause_wins_and_is_kept_when_it_does_not_fit() -> None:
     asked = TransientError("busy", after=timedelta(seconds=30))
     assert after(asked).pause == timedelta(seconds=30)
     judged = after(TransientError("busy", after=timedelta(hours=1)))
@@ -89,7 +89,7 @@ def test_a_longer_pause_that_was_asked_for_wins_and_is_remembered_when_it_does_n
 
 
 @pytest.mark.parametrize("error", [TimeoutError("slow"), TimedOutError("past its deadline"), SystemExit(1)])
-def test_an_unknown_outcome_is_looked_for_once_where_somebody_can_be_asked(error: BaseException) -> None:
+def test_an_unknown_outcome_is_reconciled_once_where_a_reconcile_exists(error: BaseException) -> None:
     assert after(error).action is NextAction.RECONCILE
     assert after(error, operation="shout", params={}).action is NextAction.DOUBT
 
@@ -104,11 +104,11 @@ def test_an_unknown_outcome_is_looked_for_once_where_somebody_can_be_asked(error
         (None, NextAction.DOUBT),
     ],
 )
-def test_a_look_settles_it_or_leaves_the_doubt(value: Any, step: NextAction) -> None:
+def test_a_reconcile_resolves_the_doubt_or_leaves_it(value: Any, step: NextAction) -> None:
     assert after(value=value, is_reconcile=True, doubt_reason="timed out").action is step
 
 
-def test_a_look_that_raised_leaves_the_doubt_with_its_first_reason() -> None:
+def test_a_reconcile_that_raised_leaves_the_doubt_with_its_first_reason() -> None:
     judged = after(RuntimeError("search is down"), is_reconcile=True, doubt_reason="timed out")
     assert (judged.action, judged.reason) == (NextAction.DOUBT, "timed out")
 
@@ -121,12 +121,12 @@ def test_not_finding_a_call_that_has_not_returned_proves_nothing() -> None:
     assert (looked.action, looked.failure and looked.failure.quiet_period) == (NextAction.DOUBT, timedelta(seconds=5))
 
 
-def test_what_a_look_says_is_cleaned_and_follows_the_first_reason() -> None:
+def test_the_reason_of_a_reconcile_is_cleaned_and_follows_the_first_reason() -> None:
     judged = after(value=Retry("search for ada@example.org is down"), is_reconcile=True, doubt_reason="timed out")
     assert judged.reason == "timed out; reconcile says: search for ••• is down"
 
 
-def test_what_the_operation_keeps_from_people_is_not_in_the_reason() -> None:
+def test_redacted_parameters_are_not_in_the_reason() -> None:
     assert after(LogicError("no mailbox for ada@example.org")).reason == "no mailbox for •••"
 
 

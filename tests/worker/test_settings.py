@@ -5,7 +5,7 @@ from datetime import timedelta
 from pipeline.worker.settings import HandlerDurations
 
 
-def test_a_handler_nobody_has_seen_takes_no_time() -> None:
+def test_a_handler_that_never_ran_takes_no_time() -> None:
     assert HandlerDurations().per_run(1) == timedelta(0)
 
 

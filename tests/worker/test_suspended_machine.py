@@ -63,7 +63,7 @@ def test_another_attempt_is_not_sent_by_a_machine_that_was_suspended_either(
     assert_consumed(run, shop.orders)
 
 
-def test_a_platform_that_cannot_tell_has_never_slept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_platform_without_a_suspend_clock_was_never_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
     assert calls.suspended_seconds() == 0.0
 

@@ -81,7 +81,7 @@ def failing(db: Database) -> Iterator[Callable[[str, int], list[str]]]:
         sqlalchemy.event.remove(db.engine, "before_cursor_execute", listener)
 
 
-def test_a_call_that_does_not_return_by_its_operation_s_timeout_is_looked_for(
+def test_a_call_that_does_not_return_by_its_operations_timeout_is_reconciled(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop, never, clock = Shop(), Event(), Clock(monkeypatch)
@@ -128,7 +128,7 @@ def test_a_call_that_begins_only_after_its_time_has_passed_sends_nothing(db: Dat
     assert not shop.mail.calls
 
 
-def test_nothing_is_sent_for_a_run_that_was_found_to_be_somebody_else_s(db: Database) -> None:
+def test_nothing_is_sent_for_a_run_that_another_worker_holds(db: Database) -> None:
     shop = Shop()
     run = shop.started(db)
     taken: list[CrashPoint] = []
@@ -170,7 +170,7 @@ def test_parameters_an_operation_does_not_take_are_refused_before_they_are_in_th
     assert not run.ledger()
 
 
-def test_of_two_looks_at_once_one_asks_the_outside_system(db: Database) -> None:
+def test_of_two_reconciles_at_once_one_calls_the_outside_system(db: Database) -> None:
     shop = Shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell(times=3)
@@ -295,7 +295,7 @@ def test_leases_that_are_released_are_given_back_and_need_not_lapse(db: Database
         assert runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="another").claimed
 
 
-def test_a_database_that_is_away_is_not_asked_run_by_run(
+def test_a_database_that_is_away_is_not_tried_run_by_run(
     db: Database, failing: Callable[[str, int], list[str]]
 ) -> None:
     shop = Shop(concurrency=8)
@@ -340,7 +340,7 @@ def test_a_worker_whose_clock_differs_from_the_database_s_is_refused(db: Databas
     require_safe(db, registry, settings)
 
 
-def test_a_crash_at_a_point_that_was_never_reached_proves_nothing_and_says_so(db: Database) -> None:
+def test_a_crash_point_that_was_never_reached_fails_the_test(db: Database) -> None:
     shop = Shop()
     run = shop.started(db)
     with pytest.raises(AssertionError, match="never reached"), run.crash_at(CrashPoint.PRODUCED):

@@ -75,7 +75,7 @@ def test_the_same_declaration_can_be_used_for_two_consumers() -> None:
     assert [consumer.batch for consumer in workflow.consumers.values()] == [3, 3]
 
 
-def test_options_are_kept_and_words_become_members() -> None:
+def test_options_are_kept_and_texts_become_enum_members() -> None:
     workflow, orders = a_workflow()
     failures, wake = FailurePolicy(max_failures=2), WakePolicy(soonest=timedelta(seconds=1))
     workflow.consumer(
@@ -115,7 +115,7 @@ def test_a_topic_without_a_model_shows_payloads_as_they_are() -> None:
     assert parse_payload(workflow.topic("plain"), {"any": ["thing"]}) == {"any": ["thing"]}
 
 
-def test_a_result_says_in_words_what_became_of_the_mutation() -> None:
+def test_a_result_has_the_status_of_the_mutation() -> None:
     assert MutationResult(status=ResultStatus.APPLIED).applied
     assert MutationResult(status=ResultStatus.SKIPPED).skipped
     nothing = MutationResult(status=ResultStatus.NONE)
@@ -142,7 +142,7 @@ def test_a_module_that_cannot_be_imported_is_named() -> None:
         Registry.load(["no_such_module"])
 
 
-def test_two_workflows_of_one_name_are_refused_with_both_places() -> None:
+def test_two_workflows_of_one_name_are_refused_with_both_locations() -> None:
     registry = Registry()
     first, second = Workflow("shop"), Workflow("shop")
     for workflow in (first, second):
@@ -166,7 +166,7 @@ def test_a_connector_without_a_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["consumer", "producer"])
-def test_a_handler_nobody_declared_is_answered_with_those_that_are_known(kind: str) -> None:
+def test_an_undeclared_handler_is_refused_with_the_known_handlers(kind: str) -> None:
     workflow, orders = a_workflow()
     workflow.consumer(subscribes=[orders])(Consumer)
     registry = Registry()

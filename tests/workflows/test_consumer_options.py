@@ -32,7 +32,7 @@ def test_a_batch_is_one_run_for_several_events(db: Database) -> None:
     assert len(shop.mail.effects) == 3
 
 
-def test_a_consumer_that_takes_less_than_it_was_offered_gets_the_rest_later(db: Database) -> None:
+def test_a_consumer_that_takes_less_than_it_was_offered_gets_the_others_later(db: Database) -> None:
     shop = Shop(batch=4, concurrency=8)
     run = shop.started(db, 10)
     run.run()
@@ -56,7 +56,7 @@ def test_events_of_one_key_stay_in_order_whatever_happens_to_the_first(db: Datab
 
 
 @pytest.mark.parametrize(("start_at", "gets"), [("latest", [2]), ("earliest", [0, 1, 2])])
-def test_a_consumer_that_comes_later_begins_where_it_says(db: Database, start_at: str, gets: list[int]) -> None:
+def test_a_later_consumer_begins_at_its_start_at(db: Database, start_at: str, gets: list[int]) -> None:
     before = Shop()
     run = before.started(db, 2)
     run.run()
@@ -74,7 +74,7 @@ def test_a_consumer_that_comes_later_begins_where_it_says(db: Database, start_at
 
 
 @pytest.mark.parametrize(("choice", "prepares"), [("prepare", 2), ("mutate", 1)])
-def test_after_a_mutation_that_did_not_happen_the_next_run_starts_where_its_consumer_says(
+def test_after_a_mutation_that_did_not_happen_the_next_run_starts_at_after_failed_mutation(
     db: Database, choice: str, prepares: int
 ) -> None:
     calls: Counter[str] = Counter()

@@ -201,7 +201,7 @@ def test_what_a_producer_must_not_do_is_a_logic_failure(
 
 
 @rule("L-3")
-def test_prepare_may_peek_get_and_read_and_knows_the_time(db: Database) -> None:
+def test_prepare_may_peek_get_and_read_and_has_the_time(db: Database) -> None:
     seen: dict[str, Any] = {}
 
     def prepare(ctx: Any, _: Any) -> PrepareResult:

@@ -272,12 +272,12 @@ class ReturnsADict(Whole):
         return {"count": 1}
 
 
-def test_without_an_annotation_nobody_guesses_from_its_code_what_next_returns() -> None:
+def test_without_an_annotation_the_return_type_of_next_is_not_guessed() -> None:
     workflow = Workflow("shop", concurrency=2)
     workflow.consumer(subscribes=[workflow.topic("orders")])(ReturnsADict)  # its first run that returns state fails
 
 
-def test_state_of_a_workflow_that_goes_on_past_a_doubt_needs_a_merge_too() -> None:
+def test_state_of_a_workflow_that_contains_doubts_needs_a_merge_too() -> None:
     workflow = Workflow("shop", on_uncertain="contain")
     with pytest.raises(DeclarationError, match="returns state and its workflow goes on past a doubt, which would lose"):
         workflow.consumer(subscribes=[workflow.topic("orders")])(changed(next=state_next))

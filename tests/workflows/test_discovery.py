@@ -36,7 +36,7 @@ def test_workflows_that_an_installed_package_offers_are_found(place: Path) -> No
     assert set(Registry.load([]).workflows) == {"feed"}
 
 
-def test_mended_code_of_a_producer_is_other_code(place: Path) -> None:
+def test_changed_code_of_a_producer_is_new_code(place: Path) -> None:
     """A maintenance ends when the code changes; a producer is code as much as a consumer."""
     wrong = imported(place, "feed_wrong", "raise ValueError")
     unchanged = imported(place, "feed_unchanged", "raise ValueError")

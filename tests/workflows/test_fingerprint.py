@@ -129,7 +129,7 @@ def test_our_own_code_does_not_count_when_a_handler_is_in_it(place: Path, monkey
     assert not changed(place, module, "r93own/prices.py")
 
 
-def test_a_code_version_says_what_is_new_code_whatever_the_files_say(place: Path) -> None:
+def test_a_code_version_decides_what_is_new_code_whatever_the_files(place: Path) -> None:
     written(place, r93named__prices="n = 1", r93named__billing=BILLING.format(imports="", body="return None"))
     module = importlib.import_module("r93named.billing")
     first = started(module, "2.4")

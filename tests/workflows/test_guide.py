@@ -63,5 +63,5 @@ def test_the_tests_of_the_guide_are_those_that_we_run(project: Path, guides: dic
     assert [line for line in shown if line not in run and "OrderPaid(" not in line] == []
 
 
-def test_everything_a_scripted_world_can_do_is_in_the_guide(guides: dict[str, str]) -> None:
+def test_every_behaviour_of_a_scripted_connector_is_in_the_guide(guides: dict[str, str]) -> None:
     assert [does.name for does in Does if does.name not in guides["test-your-workflow"]] == []

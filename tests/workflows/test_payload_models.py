@@ -214,7 +214,7 @@ def test_an_event_that_the_model_refuses_is_set_aside_alone_where_the_policy_is_
     assert {mutation.status for mutation in run.ledger()} == {"applied"}
 
 
-def test_an_event_that_the_model_refuses_is_told_as_what_holds_the_workflow_up(db: Database) -> None:
+def test_an_event_that_the_model_refuses_is_named_as_the_cause_of_the_hold(db: Database) -> None:
     run, spans = the_spans(db)
     run.run()
     (bad, *_) = run.events(spans)
