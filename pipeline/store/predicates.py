@@ -1,10 +1,17 @@
-"""When an event of an ordered consumer may be looked at: conditions on a delivery ``d``, told once for every statement.
+"""SQL conditions that more than one statement uses.
 
-Each takes SQL expressions for what the statement knows of the consumer. A consumer without order passes them all.
+Aliases are fixed: ``d`` is a delivery, ``h`` a handler, ``r`` a run. The functions take SQL expressions for what the
+statement knows of an ordered consumer. A consumer without order passes them all.
 """
 
 from pipeline.domain.states import DeliveryStatus, MutationOutcome
 from pipeline.store.literals import OPEN_DELIVERY
+
+#: Of a delivery: it does not back off, so a run may take it now.
+IS_AVAILABLE = "(d.available_at IS NULL OR d.available_at <= pipeline.clock())"
+
+#: Of a stopped run: it does not back off, so a run may carry it forward now.
+IS_RETRY_DUE = "(r.retry_at IS NULL OR r.retry_at <= pipeline.clock())"
 
 
 def is_key_free(*, ordered: str, handler: str, workflow: str) -> str:

@@ -12,6 +12,7 @@ from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import Transaction
 from pipeline.store.literals import OPEN_MUTATION
+from pipeline.store.predicates import IS_AVAILABLE
 from pipeline.store.rows import (
     AttentionCountRow,
     BacklogRow,
@@ -111,8 +112,8 @@ SELECT
        AND d.status = '{DeliveryStatus.RESERVED}'))) AS unclaimed
 """)
 
-_IS_AVAILABLE = """d.offered_to IS NULL AND NOT d.declined
-    AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())"""
+_IS_AVAILABLE = f"""d.offered_to IS NULL AND NOT d.declined
+    AND {IS_AVAILABLE}"""
 #: A workflow that a person, a block or maintenance holds back starts nothing: more workers would only wait.
 _CAN_WORKFLOW_START = f"""EXISTS (SELECT FROM pipeline.workflows w
     WHERE w.name = h.workflow AND w.desired = '{DesiredStatus.ACTIVE}' AND NOT w.maintenance)

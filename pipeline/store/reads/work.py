@@ -12,7 +12,7 @@ from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.domain.workflows import BlockKind
 from pipeline.store.database import Transaction
 from pipeline.store.literals import RESOLVED_MUTATION
-from pipeline.store.predicates import is_in_next_slice, is_key_free, is_subscribed
+from pipeline.store.predicates import IS_AVAILABLE, IS_RETRY_DUE, is_in_next_slice, is_key_free, is_subscribed
 from pipeline.store.rows import (
     BlockRow,
     CountRow,
@@ -57,7 +57,7 @@ SELECT e.*, d.failures FROM (
   SELECT d.event_id, d.failures FROM pipeline.deliveries d
   WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
     AND d.event_id > :low_watermark
-    AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    AND {IS_AVAILABLE}
     AND {is_key_free(ordered=":ordered", handler=":handler_id", workflow=_WORKFLOW_OF_HANDLER)}
   ORDER BY d.event_id
 ) d CROSS JOIN LATERAL (
@@ -94,7 +94,7 @@ _BACKLOG = Statement[CountRow](f"""
 SELECT count(*) AS number FROM (
   SELECT 1 FROM pipeline.deliveries d JOIN pipeline.handlers h ON h.id = d.handler_id
   WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
-    AND d.event_id > h.low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    AND d.event_id > h.low_watermark AND {IS_AVAILABLE}
   ORDER BY d.event_id LIMIT :limit
 ) waiting
 """)
@@ -133,7 +133,7 @@ SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at
   CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_CURRENT_XMAX} THEN (
     SELECT true FROM pipeline.deliveries d
     WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.event_id > h.low_watermark
-      AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+      AND d.offered_to IS NULL AND NOT d.declined AND {IS_AVAILABLE}
       AND {is_key_free(ordered="h.ordered", handler="h.id", workflow="h.workflow")}
       AND (w.concurrency = 1 OR {is_in_next_slice(ordered="h.ordered", handler="h.id", batch="h.batch")})
       AND (w.concurrency = 1 OR {is_subscribed(ordered="h.ordered")})
@@ -143,7 +143,7 @@ SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at
     WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.xid >= pg_snapshot_xmin(h.idle_snapshot)
       AND d.xid < {_CURRENT_XMAX}
       AND NOT pg_visible_in_snapshot(d.xid, h.idle_snapshot)
-      AND d.offered_to IS NULL AND NOT d.declined AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+      AND d.offered_to IS NULL AND NOT d.declined AND {IS_AVAILABLE}
     ORDER BY d.xid LIMIT 1)
   END IS NOT NULL OR (
     SELECT true FROM pipeline.deliveries d
@@ -153,7 +153,7 @@ SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at
   EXISTS (
     SELECT FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
     WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id
-      AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
+      AND {IS_RETRY_DUE}
       AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})) AS has_retry,
   h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unclaimed,
   h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND EXISTS (
@@ -170,7 +170,7 @@ WHERE h.workflow = :workflow AND NOT h.retired ORDER BY h.name
 
 _RETRYABLE = Statement[RunIdRow](f"""
 SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
-WHERE r.workflow = :workflow AND r.retry_pending AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
+WHERE r.workflow = :workflow AND r.retry_pending AND {IS_RETRY_DUE}
   AND (CAST(:handler_id AS integer) IS NULL OR r.handler_id = :handler_id)
   AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
 ORDER BY r.id LIMIT :limit

@@ -13,7 +13,7 @@ from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStat
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import RowT, Transaction
 from pipeline.store.literals import AFTER_MUTATION, BEFORE_PREPARED, HELD_INPUT, RESOLVED_MUTATION, sql_list
-from pipeline.store.predicates import is_in_next_slice, is_key_free, is_subscribed
+from pipeline.store.predicates import IS_AVAILABLE, IS_RETRY_DUE, is_in_next_slice, is_key_free, is_subscribed
 from pipeline.store.rows import (
     ClaimedRunRow,
     NamedRunRow,
@@ -99,7 +99,7 @@ CLAIM_NEXT = Statement[ClaimedRunRow](
     )
 )
 
-_IS_AVAILABLE = "d.event_id > :low_watermark AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())"
+_IS_AVAILABLE = f"d.event_id > :low_watermark AND {IS_AVAILABLE}"
 _IS_KEY_FREE = is_key_free(ordered=":ordered", handler=":handler_id", workflow=":workflow")
 
 #: Each run gets what nobody declined, filled up with what was: of an ordered key all that stands before it, and
@@ -163,7 +163,7 @@ SELECT :workflow, :handler_id, :session_id, pipeline.clock(), (
   FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
   WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
     AND d.event_id > (SELECT low_watermark FROM pipeline.handlers WHERE id = :handler_id)
-    AND (d.available_at IS NULL OR d.available_at <= pipeline.clock())
+    AND {IS_AVAILABLE}
   ORDER BY d.event_id LIMIT 1)
 WHERE NOT EXISTS (
   SELECT FROM pipeline.runs WHERE workflow = :workflow AND handler_id = :handler_id AND finished_at IS NULL
@@ -369,7 +369,7 @@ INSERT_RETRIES = Statement[StartedRunRow](f"""
 WITH stopped AS (
   SELECT r.* FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
   WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.retry_pending
-    AND (r.retry_at IS NULL OR r.retry_at <= pipeline.clock())
+    AND {IS_RETRY_DUE}
     AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
   ORDER BY r.id LIMIT :count FOR NO KEY UPDATE OF r
 ), created AS (
