@@ -86,6 +86,7 @@ CREATE TABLE pipeline.handlers (
     schedule TEXT,
     next_run_at TIMESTAMP WITH TIME ZONE,
     retry_at TIMESTAMP WITH TIME ZONE,
+    unclaimed_since TIMESTAMP WITH TIME ZONE,
     consecutive_failures INTEGER DEFAULT 0 NOT NULL,
     idle_snapshot pg_snapshot,
     idle_at TIMESTAMP WITH TIME ZONE,
@@ -278,6 +279,7 @@ CREATE TABLE pipeline.mutations (
     resolved_at TIMESTAMP WITH TIME ZONE,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
     doubted_at TIMESTAMP WITH TIME ZONE,
+    reconcile_deferred_since TIMESTAMP WITH TIME ZONE,
     monitor_after INTERVAL,
     next_monitor_at TIMESTAMP WITH TIME ZONE,
     monitor_attempts SMALLINT DEFAULT 0 NOT NULL,
@@ -306,6 +308,9 @@ CREATE INDEX mutations_found_late ON pipeline.mutations (id) WHERE found_late_at
     """,
     """
 CREATE INDEX mutations_key ON pipeline.mutations (idempotency_key)
+    """,
+    """
+CREATE INDEX mutations_approved ON pipeline.mutations (approved_at) WHERE approved_at IS NOT NULL
     """,
     """
 CREATE INDEX mutations_monitor_due ON pipeline.mutations (next_monitor_at) WHERE next_monitor_at IS NOT NULL

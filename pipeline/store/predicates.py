@@ -5,6 +5,7 @@ statement knows of an ordered consumer. A consumer without order passes them all
 """
 
 from pipeline.domain.states import DeliveryStatus, MutationOutcome
+from pipeline.domain.workflows import DesiredStatus
 from pipeline.store.literals import OPEN_DELIVERY
 
 #: Of a delivery: it does not back off, so a run may take it now.
@@ -12,6 +13,13 @@ IS_AVAILABLE = "(d.available_at IS NULL OR d.available_at <= pipeline.clock())"
 
 #: Of a stopped run: it does not back off, so a run may carry it forward now.
 IS_RETRY_DUE = "(r.retry_at IS NULL OR r.retry_at <= pipeline.clock())"
+
+#: Of a handler: no live worker claims its runs. Its code is on none of them.
+IS_UNCLAIMED = "h.unclaimed_since IS NOT NULL"
+
+#: The same, of a handler whose runs should be claimed: the code has it, and its workflow is active.
+IS_MISSING_WORKER = f"""{IS_UNCLAIMED} AND NOT h.retired AND EXISTS (
+  SELECT FROM pipeline.workflows w WHERE w.name = h.workflow AND w.desired = '{DesiredStatus.ACTIVE}')"""
 
 
 def is_key_free(*, ordered: str, handler: str, workflow: str) -> str:

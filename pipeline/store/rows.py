@@ -87,6 +87,7 @@ class HandlerRow(Protocol):
     schedule: str | None
     next_run_at: datetime | None
     retry_at: datetime | None
+    unclaimed_since: datetime | None
     consecutive_failures: int
     idle_snapshot: str | None
     idle_at: datetime | None
@@ -211,6 +212,7 @@ class MutationRow(Protocol):
     resolved_at: datetime | None
     created_at: datetime
     doubted_at: datetime | None
+    reconcile_deferred_since: datetime | None
     monitor_after: timedelta | None
     next_monitor_at: datetime | None
     monitor_attempts: int
@@ -588,14 +590,6 @@ class PageRow(Protocol):
 
 
 # The ledger, as operators and the reconciler read it
-
-
-class ActRow(Protocol):
-    """An act of the audit."""
-
-    act: str
-    at: datetime
-    evidence: Any
 
 
 class OpenBreakerRow(BreakerRow, Protocol):

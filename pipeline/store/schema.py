@@ -164,6 +164,7 @@ handlers = Table(
     Column("schedule", Text),
     timestamp_column("next_run_at"),
     timestamp_column("retry_at"),
+    timestamp_column("unclaimed_since"),
     Column("consecutive_failures", Integer, nullable=False, server_default=text("0")),
     Column("idle_snapshot", PgSnapshot),
     timestamp_column("idle_at"),
@@ -371,6 +372,7 @@ mutations = Table(
     timestamp_column("resolved_at"),
     insert_time_column("created_at"),
     timestamp_column("doubted_at"),
+    timestamp_column("reconcile_deferred_since"),
     Column("monitor_after", Interval),
     timestamp_column("next_monitor_at"),
     Column("monitor_attempts", SmallInteger, nullable=False, server_default=text("0")),
@@ -408,6 +410,7 @@ mutations = Table(
         postgresql_where=text(f"status IN {OPEN_MUTATION}"),
     ),
     Index("mutations_key", "idempotency_key"),
+    Index("mutations_approved", "approved_at", postgresql_where=text("approved_at IS NOT NULL")),
     Index("mutations_monitor_due", "next_monitor_at", postgresql_where=text("next_monitor_at IS NOT NULL")),
     Index("mutations_found_late", "id", postgresql_where=text("found_late_at IS NOT NULL")),
 )

@@ -9,39 +9,37 @@ from pipeline.domain.payloads import storable_text
 from pipeline.domain.values import Actor
 from pipeline.domain.workflows import BlockKind, OnUncertain
 from pipeline.store.database import Transaction, encode_rows
-from pipeline.store.reads import ledger, work
+from pipeline.store.reads import work
 from pipeline.store.rows import BookedMutationRow, MutationRow
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import workflows as workflow_store
 from pipeline.transitions import audit
 
-_DEFER_FOR = timedelta(seconds=30)  #: until somebody else may try
-_ESCALATE_AFTER = timedelta(hours=1)  #: without a look, and a person is asked
+_DEFER_FOR = timedelta(seconds=30)  #: until another worker may try
+_ESCALATE_AFTER = timedelta(hours=1)  #: without a reconcile attempt
 _SWEEP = "reconcile"
-_DEFERRED, _TRIED_AGAIN = "mutation.reconcile_deferred", "mutation.try_again"
 
 
 def defer(tx: Transaction, row: MutationRow, reason: str) -> None:
-    """Put off a look at a doubt that this process cannot take; an hour after the last real one, ask a person.
+    """Defer a reconcile attempt that this process cannot make. After an hour without one, escalate.
 
-    That a look was left is kept with the number of looks so far: while the number stays, nobody has looked.
-    One that came too early is not in the number: that it put the next off to the end of the quiet period tells it.
+    The hour counts from the first deferral after the last attempt, or from the doubt if there was no attempt. An
+    attempt in the quiet period is not counted, but it was one: it put the next attempt off to the end of the period.
     """
-    mutation_id = MutationId(row.id)
-    last = ledger.last_act(tx, row.id, [_DEFERRED, _TRIED_AGAIN])
-    since = None if last is None and row.reconcile_attempts else row.doubted_at
-    if last is not None:
-        is_same = last.act == _DEFERRED and last.evidence["reconcile_attempts"] == row.reconcile_attempts
-        was_early = row.next_reconcile_at == row.quiet_until
-        since = last.at if is_same and not was_early else None
+    since = row.reconcile_deferred_since
+    was_early = row.next_reconcile_at == row.quiet_until
+    if since is None and not row.reconcile_attempts and not was_early:
+        since = row.doubted_at
     if since is not None and tx.clock() - since > _ESCALATE_AFTER:
-        escalate(tx, [mutation_id], reason)
+        escalate(tx, [row.id], reason)
         return
-    if last is None or since is None:
+    if row.reconcile_deferred_since is None:
         by = Actor(name=_SWEEP, reason=reason, evidence={"reconcile_attempts": row.reconcile_attempts})
-        audit.record(tx, by, _DEFERRED, workflow=row.workflow, run_id=row.run_id, mutation_id=row.id)
-    postpone(tx, mutation_id, after=_DEFER_FOR)
+        audit.record(
+            tx, by, "mutation.reconcile_deferred", workflow=row.workflow, run_id=row.run_id, mutation_id=row.id
+        )
+    tx.execute(mutation_store.DEFER, id=row.id, after=_DEFER_FOR)
 
 
 def record_time_to_resolution(tx: Transaction, row: MutationRow, verdict: str) -> None:

@@ -40,6 +40,15 @@ MEMBERS = {
 } - {""}
 SQL_TEXT = re.compile(r"(?<!SELECT )'([a-z_:]+)'")
 
+#: Modules whose statements may read the audit: what operators are shown, what is checked, and what is pruned.
+AUDIT_READERS = {
+    "pipeline/store/reads/attention.py",
+    "pipeline/store/reads/invariants.py",
+    "pipeline/store/reads/listings.py",
+    "pipeline/store/writes/retention.py",
+}
+AUDIT_READ = re.compile(r"\b(FROM|JOIN|USING)\s+pipeline\.audit\b", re.IGNORECASE)
+
 Check = Callable[[str], list[str]]
 
 
@@ -66,6 +75,10 @@ def status_literals(source: str) -> list[str]:
     """Statuses, phases and kinds that SQL names as text instead of taking them from their enum."""
     found = ((line, name) for line, text in texts(ast.parse(source)) for name in SQL_TEXT.findall(text))
     return [f"line {line}: {name}" for line, name in found if name in MEMBERS]
+
+
+def audit_reads(source: str) -> list[str]:
+    return [f"line {line}" for line, text in texts(ast.parse(source)) if AUDIT_READ.search(text)]
 
 
 def prints(source: str) -> list[str]:
@@ -96,6 +109,12 @@ def test_statuses_in_sql_come_from_their_enums() -> None:
     assert offenders(status_literals, modules("pipeline/store")) == {}
 
 
+def test_no_decision_reads_the_audit() -> None:
+    found = offenders(audit_reads, modules("pipeline"))
+    assert set(found) <= AUDIT_READERS, "state that a decision needs is a column; the audit is for people"
+    assert found
+
+
 def test_the_search_sees_the_writes_where_they_are() -> None:
     statements = [path for path in modules("pipeline/store/writes") if path.name != "__init__.py"]
     assert [label(path) for path in statements if not sql_writes(path.read_text())] == []
@@ -122,6 +141,8 @@ def test_nothing_is_left_for_later_without_an_issue() -> None:
         (built_writes, "import sqlalchemy as sa\nsa.delete(x)"),
         (status_literals, "q = \"SELECT 1 FROM pipeline.runs WHERE status = 'active'\""),
         (status_literals, "q = f\"phase IN ('mutated', '{Phase.EMITTING}')\""),
+        (audit_reads, "q = 'SELECT act FROM pipeline.audit WHERE true'"),
+        (audit_reads, "q = 'SELECT 1 FROM x JOIN\\n pipeline.audit a ON true'"),
         (prints, "def f():\n    print('x')"),
         (leftovers, "x = 1  # TO" + "DO: later"),
         (leftovers, "# FIX" + "ME(someone)"),
@@ -138,6 +159,7 @@ def test_a_bad_habit_would_be_noticed(check: Check, source: str) -> None:
         (sql_writes, "q = 'CREATE TRIGGER t BEFORE UPDATE OF phase ON runs FOR EACH ROW'"),
         (built_writes, "values.update(a=1); names.insert(0, 'x')"),
         (status_literals, "q = f\"SELECT 'approval' AS kind FROM pipeline.runs WHERE status = '{RunStatus.ACTIVE}'\""),
+        (audit_reads, "q = 'INSERT INTO pipeline.audit (act) VALUES (1)'"),
         (prints, "echo('x')"),
         (leftovers, "# TO" + "DO(#12): later"),
     ],

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from pipeline import ReconcilePolicy, Retention, Workflow
 from pipeline.background.reconciler import Reconciler
@@ -174,6 +175,21 @@ def test_a_doubt_that_was_reconciled_before_a_rollback_is_escalated(db: Database
     look_every_minute(old, 10)
     assert run.ledger()[0].status == "indeterminate"
     assert "no worker that knows the workflow 'shop' has looked" in str(run.ledger()[0].error)
+    settle(db, run)
+
+
+def test_how_long_reconciling_is_deferred_does_not_depend_on_the_audit(db: Database) -> None:
+    _, run = doubted(db)
+    old = older(db, run)
+    look_every_minute(old, 30)
+    since = run.ledger()[0].reconcile_deferred_since
+    assert since is not None
+    with db.transaction() as tx:
+        tx.execute(text("DELETE FROM pipeline.audit"))
+    look_every_minute(old, 25)
+    assert (run.ledger()[0].status, run.ledger()[0].reconcile_deferred_since) == ("needs_reconcile", since)
+    look_every_minute(old, 10)
+    assert run.ledger()[0].status == "indeterminate"
     settle(db, run)
 
 

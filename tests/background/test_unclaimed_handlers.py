@@ -1,6 +1,6 @@
 """Places are for runs that somebody can take: what no worker knows, or code has left behind, holds none for ever."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from pipeline.admin.quarantine import Quarantine, QuarantineAction, QuarantineFi
 from pipeline.admin.resolutions import Resolutions
 from pipeline.background import rescuer
 from pipeline.store.database import Database
-from pipeline.store.reads import invariants
+from pipeline.store.reads import invariants, work
 from pipeline.store.writes.workflows import LOCK_WORKFLOWS
 from pipeline.testing import Inline, scripted
 from pipeline.testing.inline import TESTER
@@ -55,6 +55,11 @@ def stands(run: Inline, topic: Topic, handler: str) -> set[str]:
     return {row.status for row in run.deliveries(topic) if row.handler == handler}
 
 
+def unclaimed_since(run: Inline) -> dict[str, datetime | None]:
+    with run.db.transaction() as tx:
+        return {row.name: row.unclaimed_since for row in work.handlers(tx, "shop")}
+
+
 def open_runs(run: Inline, handler: str) -> list[Any]:
     return [row for row in run.runs() if row.handler == handler and row.finished_at is None]
 
@@ -89,6 +94,23 @@ def test_an_unclaimed_handler_leaves_the_concurrency_to_known_handlers(db: Datab
     assert stands(back, orders, "extra") == {"consumed"}, "served at once, not when its rest is over"
     assert not [item for item in waits(back) if item.kind == "unclaimed"]
     assert not overdue(back)
+
+
+@pytest.mark.broken_on_purpose
+def test_a_handler_is_unclaimed_from_the_first_withdrawal_until_a_worker_that_knows_it_starts(db: Database) -> None:
+    Inline(db, [release(2, "send", "extra")[0]])
+    older, orders = release(1, "send")
+    run = Inline(db, [older])
+    run.publish(orders, {"n": 1})
+    assert unclaimed_since(run) == {"send": None, "extra": None}
+    pass_time(run, 4)
+    first = unclaimed_since(run)
+    assert first["send"] is None
+    assert first["extra"] is not None
+    pass_time(run, 10)
+    assert unclaimed_since(run) == first, "later withdrawals do not move it"
+    Inline(db, [release(2, "send", "extra")[0]])
+    assert unclaimed_since(run) == {"send": None, "extra": None}
 
 
 @pytest.mark.broken_on_purpose

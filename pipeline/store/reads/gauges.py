@@ -12,7 +12,7 @@ from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import Transaction
 from pipeline.store.literals import OPEN_MUTATION
-from pipeline.store.predicates import IS_AVAILABLE
+from pipeline.store.predicates import IS_AVAILABLE, IS_UNCLAIMED
 from pipeline.store.rows import (
     AttentionCountRow,
     BacklogRow,
@@ -105,7 +105,7 @@ SELECT
                 WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.retry_pending))) AS retired,
   (SELECT count(*) FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
     AND w.desired = '{DesiredStatus.ACTIVE}'
-   WHERE NOT h.retired AND h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND (h.kind = '{HandlerKind.PRODUCER}'
+   WHERE NOT h.retired AND {IS_UNCLAIMED} AND (h.kind = '{HandlerKind.PRODUCER}'
      OR EXISTS (SELECT FROM pipeline.deliveries d
                 WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.event_id > h.low_watermark)
      OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id

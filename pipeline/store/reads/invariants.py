@@ -21,6 +21,7 @@ from pipeline.store.literals import (
     OPEN_MUTATION,
     RESOLVED_MUTATION,
 )
+from pipeline.store.predicates import IS_MISSING_WORKER
 from pipeline.store.rows import FindingRow
 from pipeline.store.statements import Statement
 
@@ -81,9 +82,6 @@ _HAS_CAPACITY = f"""(
 #: Of a run: it came back from its mutate phase while a breaker is open, and may wait for that.
 _WAITS_FOR_BREAKER = f"""(r.phase IN ('{Phase.PREPARED}', '{Phase.MUTATING}')
   AND (r.fence > 1 OR r.retry_of IS NOT NULL) AND EXISTS (SELECT FROM pipeline.breakers b WHERE b.closed_at IS NULL))"""
-#: No worker took the runs of a handler, and none has since.
-_IS_UNCLAIMED = f"""h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired AND EXISTS (
-  SELECT FROM pipeline.workflows w WHERE w.name = h.workflow AND w.desired = '{DesiredStatus.ACTIVE}')"""
 
 
 def _bounded(query: str) -> Statement[FindingRow]:
@@ -269,7 +267,7 @@ INVARIANTS: Sequence[Invariant] = (
         WHERE r.retry_pending AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
           AND coalesce(r.retry_at, r.finished_at) < pipeline.clock() - interval '10 minutes' AND {_CAN_WORKFLOW_START}
           AND {_IS_HANDLER_CURRENT} AND {_HAS_CAPACITY}
-          AND NOT EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND {_IS_UNCLAIMED})
+          AND NOT EXISTS (SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND {IS_MISSING_WORKER})
         """,
         _BEAT_ADVICE,
     ),
@@ -296,8 +294,8 @@ INVARIANTS: Sequence[Invariant] = (
         "A worker knows every handler that has something to do.",
         f"""
         SELECT 'handler ' || h.name || ' of ' || h.workflow AS subject,
-          'no worker takes its runs; the next is tried at ' || h.retry_at AS detail
-        FROM pipeline.handlers h WHERE {_IS_UNCLAIMED} AND (h.kind = '{HandlerKind.PRODUCER}' OR EXISTS (
+          'no worker takes its runs since ' || h.unclaimed_since || '; the next is tried at ' || h.retry_at AS detail
+        FROM pipeline.handlers h WHERE {IS_MISSING_WORKER} AND (h.kind = '{HandlerKind.PRODUCER}' OR EXISTS (
           SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}')
           OR EXISTS (SELECT FROM pipeline.deliveries d WHERE d.handler_id = h.id
             AND d.status = '{DeliveryStatus.RESERVED}'))

@@ -8,7 +8,6 @@ from pipeline.domain.states import MutationStatus, Resolver
 from pipeline.store.database import Transaction
 from pipeline.store.literals import MUTATION_MAY_HAVE_HAPPENED, OPEN_MUTATION
 from pipeline.store.rows import (
-    ActRow,
     MutationIdRow,
     OpenBreakerRow,
     OperationNameRow,
@@ -25,11 +24,6 @@ _DUE_MUTATION_IDS = Statement[MutationIdRow](f"""
  ORDER BY next_reconcile_at LIMIT :limit)
 UNION ALL
 (SELECT id FROM pipeline.mutations WHERE next_monitor_at <= pipeline.clock() ORDER BY next_monitor_at LIMIT :limit)
-""")
-
-_LAST_ACT = Statement[ActRow]("""
-SELECT act, at, evidence FROM pipeline.audit
-WHERE mutation_id = :mutation_id AND act = ANY(CAST(:acts AS text[])) ORDER BY id DESC LIMIT 1
 """)
 
 _OPEN_BREAKERS = Statement[OpenBreakerRow]("""
@@ -92,11 +86,6 @@ ORDER BY m.status = '{MutationStatus.APPLIED}' DESC NULLS LAST, o.id LIMIT 1
 def due_mutation_ids(tx: Transaction, *, limit: int = 100) -> list[UUID]:
     """Mutations whose next look is due: so many of those in doubt, then so many of those that are still watched."""
     return [row.id for row in tx.all(_DUE_MUTATION_IDS, limit=limit)]
-
-
-def last_act(tx: Transaction, mutation_id: UUID, acts: Sequence[str]) -> ActRow | None:
-    """The last of these acts on a mutation that the audit knows."""
-    return tx.first(_LAST_ACT, mutation_id=mutation_id, acts=list(acts))
 
 
 def open_breakers(tx: Transaction) -> Sequence[OpenBreakerRow]:

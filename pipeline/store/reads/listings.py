@@ -10,9 +10,9 @@ from uuid import UUID
 
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.values import HEADER_FIELDS
-from pipeline.domain.workflows import DesiredStatus
 from pipeline.store.database import Transaction
 from pipeline.store.literals import BEFORE_PREPARED, HELD_INPUT
+from pipeline.store.predicates import IS_MISSING_WORKER
 from pipeline.store.rows import (
     AuditRow,
     BlockRow,
@@ -48,9 +48,7 @@ _HANDLERS = Statement[ListedHandlerRow](f"""
 SELECT h.*, waiting.count AS waiting, reserved.count AS reserved, quarantined.count AS quarantined,
   quarantined.oldest AS quarantined_id, oldest.id AS oldest_id, oldest.created_at AS oldest_at,
   stopped.count AS stopped, stopped.since AS stopped_at,
-  h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND NOT h.retired AND EXISTS (
-    SELECT FROM pipeline.workflows w WHERE w.name = h.workflow
-      AND w.desired = '{DesiredStatus.ACTIVE}') AS is_unclaimed,
+  {IS_MISSING_WORKER} AS is_unclaimed,
   (SELECT count(*) FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id
      AND r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}') AS active_runs,
   ARRAY(SELECT s.topic FROM pipeline.subscriptions s

@@ -12,7 +12,14 @@ from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.domain.workflows import BlockKind
 from pipeline.store.database import Transaction
 from pipeline.store.literals import RESOLVED_MUTATION
-from pipeline.store.predicates import IS_AVAILABLE, IS_RETRY_DUE, is_in_next_slice, is_key_free, is_subscribed
+from pipeline.store.predicates import (
+    IS_AVAILABLE,
+    IS_RETRY_DUE,
+    IS_UNCLAIMED,
+    is_in_next_slice,
+    is_key_free,
+    is_subscribed,
+)
 from pipeline.store.rows import (
     BlockRow,
     CountRow,
@@ -155,8 +162,8 @@ SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at
     WHERE r.workflow = h.workflow AND r.retry_pending AND r.handler_id = h.id
       AND {IS_RETRY_DUE}
       AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})) AS has_retry,
-  h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unclaimed,
-  h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AND EXISTS (
+  {IS_UNCLAIMED} AS is_unclaimed,
+  {IS_UNCLAIMED} AND EXISTS (
     SELECT FROM pipeline.runs r WHERE r.workflow = h.workflow AND r.handler_id = h.id AND r.finished_at IS NULL
       AND r.status = '{RunStatus.ACTIVE}') AS has_probe_run,
   pipeline.clock() AS now
@@ -180,7 +187,7 @@ _WAITING = Statement[RunIdRow](f"""
 SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION}) AND EXISTS (
   SELECT FROM pipeline.handlers h
-  WHERE h.id = r.handler_id AND NOT h.retired AND (h.retry_at IS NULL OR h.consecutive_failures > 0))
+  WHERE h.id = r.handler_id AND NOT h.retired AND NOT {IS_UNCLAIMED})
 UNION ALL
 SELECT r.id FROM pipeline.runs r
 WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = '{RunStatus.PAUSED_APPROVAL}'

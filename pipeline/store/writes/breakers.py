@@ -9,13 +9,20 @@ _IS_RECENT_CALL = f"""m.connector = :connector AND m.operation = :operation AND 
     AND m.status <> '{MutationStatus.IN_FLIGHT}' AND m.sent_at > coalesce(
       (SELECT closed_at FROM pipeline.breakers WHERE connector = :connector AND operation = :operation), '-infinity')"""
 
-#: Open if enough of the operation's last calls ended with nobody knowing what became of them. Ids are ordered by time,
-#: so the floor keeps this a short walk back from the newest row. A request that waited for approval is older than its
-#: call: those come from the approvals around the one in question, and from the newest.
+#: Open if enough of the operation's last calls have an unknown outcome. Ids are ordered by time, so the floor keeps
+#: this a short walk back from the newest row. A request that waited for approval is older than its call: those are
+#: found by the time of approval, the newest ones and the ones around the mutation in question.
 OPEN_IF_UNKNOWN = Statement[BreakerRow](f"""
-WITH acts AS (
-  SELECT id FROM pipeline.audit WHERE mutation_id = CAST(:mutation_id AS uuid) AND act = 'mutation.approve'
-  UNION SELECT max(id) FROM pipeline.audit
+WITH asked AS (
+  SELECT approved_at FROM pipeline.mutations WHERE id = CAST(:mutation_id AS uuid) AND approved_at IS NOT NULL
+), approved AS (
+  (SELECT id FROM pipeline.mutations WHERE approved_at IS NOT NULL ORDER BY approved_at DESC LIMIT :last)
+  UNION ALL
+  SELECT m.id FROM asked CROSS JOIN LATERAL (
+    SELECT id FROM pipeline.mutations WHERE approved_at <= asked.approved_at ORDER BY approved_at DESC LIMIT :last) m
+  UNION ALL
+  SELECT m.id FROM asked CROSS JOIN LATERAL (
+    SELECT id FROM pipeline.mutations WHERE approved_at >= asked.approved_at ORDER BY approved_at LIMIT :last) m
 ), fresh AS (
   SELECT m.id FROM pipeline.mutations m
   WHERE m.id >= CAST(lpad(to_hex(CAST(extract(epoch FROM clock_timestamp() - :window) * 1000 AS bigint)), 12, '0')
@@ -24,8 +31,7 @@ WITH acts AS (
 ), seen AS (
   SELECT id FROM fresh
   UNION
-  SELECT a.mutation_id FROM acts JOIN pipeline.audit a ON a.id BETWEEN acts.id - :last AND acts.id + :last
-  WHERE a.act = 'mutation.approve'
+  SELECT id FROM approved
 ), recent AS (
   SELECT m.doubted_at IS NOT NULL AS unknown FROM pipeline.mutations m
   WHERE m.id = ANY(ARRAY(SELECT id FROM seen)) AND {_IS_RECENT_CALL} ORDER BY m.sent_at DESC, m.id DESC LIMIT :last

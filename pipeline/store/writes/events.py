@@ -106,7 +106,7 @@ WITH requested AS (
   FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g({_EVENT_COLUMNS})
   JOIN held h ON h.id = g.run LEFT JOIN roots ON roots.run = g.run
 ), {_INSERT_EVENTS}, calmed AS (
-  UPDATE pipeline.handlers h SET consecutive_failures = 0, retry_at = NULL,
+  UPDATE pipeline.handlers h SET consecutive_failures = 0, retry_at = NULL, unclaimed_since = NULL,
     next_run_at = coalesce(x.next_run_at, h.next_run_at),
     idle_snapshot = CASE WHEN NOT (h.ordered AND x.frees) THEN h.idle_snapshot END
   FROM (SELECT held.handler_id, max(requested.next_run_at) AS next_run_at, bool_or(held.event_ids <> '{{}}') AS frees

@@ -70,12 +70,12 @@ SELECT h.workflow, h.name FROM pipeline.handlers h JOIN pipeline.workflows w ON 
 WHERE h.id = ANY(:ids) AND (w.concurrency > 1 OR w.on_uncertain = '{OnUncertain.CONTAIN}') ORDER BY h.id
 """)
 
-#: Called for handlers that run alone. What is over waits for nothing: a rest without failures would mean that no
-#: worker takes its runs.
+#: Called for handlers that run alone. A worker held the run that stopped, so the handler is claimed.
 BACK_OFF = Command("""
 UPDATE pipeline.handlers h
 SET consecutive_failures = CASE WHEN x.is_over THEN 0 ELSE h.consecutive_failures + x.failures END,
-    retry_at = CASE WHEN NOT x.is_over THEN greatest(h.retry_at, pipeline.clock() + x.delay) END
+    retry_at = CASE WHEN NOT x.is_over THEN greatest(h.retry_at, pipeline.clock() + x.delay) END,
+    unclaimed_since = NULL
 FROM (
   SELECT handler_id, count(*) AS failures, max(delay) AS delay, bool_and(is_over) AS is_over
   FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g(handler_id integer, delay interval, is_over boolean)
@@ -84,11 +84,12 @@ FROM (
 WHERE h.id = x.handler_id
 """)
 
-#: No worker takes the runs of these handlers: each rests the longer the longer its work has waited. A rest without
-#: failures is how such a handler is known, so failures of code that no worker has are forgotten.
+#: No worker claims the runs of these handlers. Back off 1 to 10 minutes, in proportion to the age of the oldest event.
+#: Failures are forgotten: they are of code that no worker has.
 BACK_OFF_UNCLAIMED = Command(f"""
 UPDATE pipeline.handlers h
-SET consecutive_failures = 0, retry_at = greatest(h.retry_at, pipeline.clock() +
+SET consecutive_failures = 0, unclaimed_since = coalesce(h.unclaimed_since, pipeline.clock()),
+  retry_at = greatest(h.retry_at, pipeline.clock() +
   least(greatest((pipeline.clock() - coalesce((
     SELECT e.created_at FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
     WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}'
@@ -97,12 +98,12 @@ SET consecutive_failures = 0, retry_at = greatest(h.retry_at, pipeline.clock() +
 WHERE h.id = ANY(:ids) AND NOT h.retired
 """)
 CLEAR_UNCLAIMED = Command("""
-UPDATE pipeline.handlers SET retry_at = NULL
-WHERE id = ANY(:ids) AND retry_at IS NOT NULL AND consecutive_failures = 0
+UPDATE pipeline.handlers SET retry_at = NULL, unclaimed_since = NULL
+WHERE id = ANY(:ids) AND unclaimed_since IS NOT NULL
 """)
 
 RESET_HANDLER_FAILURES = Command("""
-UPDATE pipeline.handlers SET consecutive_failures = 0, retry_at = NULL
+UPDATE pipeline.handlers SET consecutive_failures = 0, retry_at = NULL, unclaimed_since = NULL
 WHERE workflow = :workflow AND (consecutive_failures > 0 OR retry_at IS NOT NULL)
 """)
 

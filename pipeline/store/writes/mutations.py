@@ -184,7 +184,8 @@ WITH due AS (
   ORDER BY m.id FOR NO KEY UPDATE OF m SKIP LOCKED
 )
 UPDATE pipeline.mutations m
-SET reconcile_attempts = m.reconcile_attempts + 1, next_reconcile_at = pipeline.clock() + x.delay
+SET reconcile_attempts = m.reconcile_attempts + 1, next_reconcile_at = pipeline.clock() + x.delay,
+    reconcile_deferred_since = NULL
 FROM due, jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, delay interval)
 WHERE m.id = due.id AND x.mutation_id = m.id
 RETURNING m.*, pipeline.clock() AS reconcile_started_at
@@ -197,6 +198,14 @@ UPDATE pipeline.mutations
 SET reconcile_attempts = greatest(0, reconcile_attempts - CASE WHEN :until_quiet THEN 1 ELSE 0 END),
     next_reconcile_at = greatest(next_reconcile_at, pipeline.clock() + CAST(:after AS interval),
                                  CASE WHEN :until_quiet THEN quiet_until END)
+WHERE id = :id AND status = '{MutationStatus.NEEDS_RECONCILE}'
+""")
+
+#: No worker could make the attempt that is due. Since when is kept until an attempt is made.
+DEFER = Command(f"""
+UPDATE pipeline.mutations
+SET next_reconcile_at = greatest(next_reconcile_at, pipeline.clock() + CAST(:after AS interval)),
+    reconcile_deferred_since = coalesce(reconcile_deferred_since, pipeline.clock())
 WHERE id = :id AND status = '{MutationStatus.NEEDS_RECONCILE}'
 """)
 
@@ -244,7 +253,7 @@ WHERE id = ANY(CAST(:ids AS uuid[])) AND status = '{MutationStatus.NEEDS_RECONCI
 TRY_AGAIN = Statement[MutationRow](f"""
 UPDATE pipeline.mutations
 SET status = '{MutationStatus.NEEDS_RECONCILE}', reconcilable = true, reconcile_attempts = 0,
-  next_reconcile_at = pipeline.clock()
+  next_reconcile_at = pipeline.clock(), reconcile_deferred_since = pipeline.clock()
 WHERE id = :id AND status = '{MutationStatus.INDETERMINATE}' AND (reconcilable OR :can_reconcile) RETURNING *
 """)
 

@@ -13,7 +13,14 @@ from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStat
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import RowT, Transaction
 from pipeline.store.literals import AFTER_MUTATION, BEFORE_PREPARED, HELD_INPUT, RESOLVED_MUTATION, sql_list
-from pipeline.store.predicates import IS_AVAILABLE, IS_RETRY_DUE, is_in_next_slice, is_key_free, is_subscribed
+from pipeline.store.predicates import (
+    IS_AVAILABLE,
+    IS_RETRY_DUE,
+    IS_UNCLAIMED,
+    is_in_next_slice,
+    is_key_free,
+    is_subscribed,
+)
 from pipeline.store.rows import (
     ClaimedRunRow,
     NamedRunRow,
@@ -70,7 +77,7 @@ SET phase = {phase}, fence = r.fence + 1, lease_expires_at = pipeline.clock() + 
 FROM free, pipeline.handlers h
 WHERE r.id = free.id AND h.id = r.handler_id
 RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered, h.low_watermark, h.next_run_at,
-          h.retry_at IS NOT NULL AND h.consecutive_failures = 0 AS is_unclaimed,
+          {IS_UNCLAIMED} AS is_unclaimed,
           free.mutation_status, free.mutation_result, greatest(pipeline.clock(), r.created_at) AS now
 """
 
