@@ -28,7 +28,7 @@ def test_every_name_is_a_setting_of_celery(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(loaded(monkeypatch)) - imported <= SETTING_KEYS
 
 
-def test_a_message_is_given_back_until_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_redelivered_until_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     config = loaded(monkeypatch)
     assert config["task_acks_late"]
     assert config["task_reject_on_worker_lost"]

@@ -59,7 +59,7 @@ def test_durations_are_read_in_every_documented_form(text: str, seconds: float) 
 
 
 @pytest.mark.parametrize("text", ["soon", "-5s", "5 weeks", "s", "5s5", "P", "1e3", "9" * 40, "9" * 40 + "d"])
-def test_what_is_not_a_duration_is_refused_with_examples(text: str) -> None:
+def test_text_that_is_no_duration_is_refused_with_examples(text: str) -> None:
     (problem,) = problems(lease=text)
     assert problem.startswith("PIPELINE_LEASE: expected a duration such as 30s, 5m, 1h")
     assert problem.endswith(f"got {text!r}")
@@ -163,7 +163,7 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name() -> None:
         ("max_state_bytes", "-1", "PIPELINE_MAX_STATE_BYTES: expected greater than 0, got '-1'"),
     ],
 )
-def test_an_error_names_the_variable_what_was_expected_and_what_came(name: str, value: str, expected: str) -> None:
+def test_an_error_names_the_variable_the_expected_and_the_found_value(name: str, value: str, expected: str) -> None:
     assert problems(**{name: value}) == (expected,)
 
 

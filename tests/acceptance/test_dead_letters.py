@@ -84,7 +84,7 @@ def strange(theirs: Celery) -> dict[str, int]:
     return {"unreadable": 5, "unknown task": 2, "no task": 1, "invalid": 3}
 
 
-def test_what_cannot_be_read_or_is_unknown_is_kept_as_it_came_and_never_shown(
+def test_unreadable_and_unknown_messages_are_kept_unchanged_and_never_shown(
     shop: Installation, theirs: Celery, broker: redis.Redis
 ) -> None:
     before = scrape(PORT).by("pipeline_dead_letters_total", "kind")

@@ -115,7 +115,7 @@ def test_a_producer_whose_processes_die_runs_once_for_each_slot_whatever_starts_
     had_effects_once(works, expected)
 
 
-def test_what_a_producer_published_is_started_by_its_end_however_rare_the_tick(empty: Installation) -> None:
+def test_events_of_a_producer_are_started_by_its_end_however_rare_the_tick(empty: Installation) -> None:
     works = empty
     works.sweep_nothing()
     works.worker(**WORKS, **RARE, WORKS_TICKS="1")

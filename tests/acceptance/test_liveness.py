@@ -57,5 +57,5 @@ def test_a_worker_and_a_beat_that_wait_for_their_broker_give_signs_of_life_and_f
     assert all(is_alive(file) for file in files)
 
 
-def test_a_process_that_never_gave_a_sign_is_not_alive(tmp_path: Path) -> None:
+def test_a_process_without_a_liveness_file_is_not_alive(tmp_path: Path) -> None:
     assert not is_alive(tmp_path / "nothing")

@@ -142,9 +142,7 @@ def changed(shop: Installation, statement: str) -> None:
         connection.execute(text(_CHANGED.format(statement=statement.format(name=f'"{name}"'))))
 
 
-def test_a_broker_that_takes_nothing_more_keeps_what_it_has(
-    shop: Installation, theirs: Celery, broker: redis.Redis
-) -> None:
+def test_a_full_broker_keeps_the_messages_it_has(shop: Installation, theirs: Celery, broker: redis.Redis) -> None:
     worker = shop.nodes[0]
     broker.config_set("maxmemory-policy", "noeviction")
     said = len(worker.log.read_text())
@@ -160,7 +158,7 @@ def test_a_broker_that_takes_nothing_more_keeps_what_it_has(
     wait_for(lambda: broker.llen("pipeline.dead_letters") == 1, within=60, why="it is kept")
 
 
-def test_what_was_refused_is_listed_sent_back_and_dropped(shop: Installation, broker: redis.Redis) -> None:
+def test_dead_letters_are_listed_sent_back_and_dropped(shop: Installation, broker: redis.Redis) -> None:
     dead_letter_scenario.play(shop)
     wait_for(lambda: broker.hlen("unacked") == 0, why="nothing is left in anybody's hands")
 

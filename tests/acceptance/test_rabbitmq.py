@@ -61,7 +61,7 @@ def test_the_queues_are_of_the_replicated_kind(shop: Installation, broker: Rabbi
     assert {kinds[name] for name in QUEUES} == {"quorum"}
 
 
-def test_what_was_refused_is_listed_sent_back_and_dropped(shop: Installation, broker: Rabbit) -> None:
+def test_dead_letters_are_listed_sent_back_and_dropped(shop: Installation, broker: Rabbit) -> None:
     dead_letter_scenario.play(shop)
     kinds = dict(line.split("\t") for line in broker.tell("list_queues", "name", "type").splitlines())
     assert kinds["pipeline.dead_letters"] == "quorum"

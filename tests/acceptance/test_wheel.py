@@ -45,7 +45,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed
 
 
-def test_the_wheel_carries_migrations_and_celery_settings_and_no_tests(wheel: Path) -> None:
+def test_the_wheel_has_migrations_and_celery_settings_and_no_tests(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"pipeline/celeryconfig.py", "pipeline/py.typed", "pipeline/config.py"} <= names
     for migration in ROOT.joinpath("migrations").rglob("*.py"):

@@ -136,7 +136,7 @@ def test_documents_and_examples_import_public_names_only() -> None:
         ("`pipeline.client.DatabaseClient` and the metric `pipeline.backlog.age`", []),
     ],
 )
-def test_a_private_import_would_be_noticed(text: str, found: list[str]) -> None:
+def test_a_private_import_is_found(text: str, found: list[str]) -> None:
     assert [*_private_imports(text)] == found
 
 

@@ -148,7 +148,7 @@ def test_nothing_is_left_for_later_without_an_issue() -> None:
         (leftovers, "# FIX" + "ME(someone)"),
     ],
 )
-def test_a_bad_habit_would_be_noticed(check: Check, source: str) -> None:
+def test_a_broken_convention_is_found(check: Check, source: str) -> None:
     assert check(source)
 
 

@@ -41,7 +41,7 @@ def test_a_rule_that_follows_others_follows_rules_with_tests_of_their_own() -> N
     } == set()
 
 
-def test_every_id_a_test_carries_is_a_rule(carried: dict[str, list[str]]) -> None:
+def test_every_rule_id_of_a_test_is_a_rule(carried: dict[str, list[str]]) -> None:
     assert set(carried) - set(RULES) == set()
 
 

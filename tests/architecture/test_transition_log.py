@@ -89,7 +89,7 @@ def bad_fields(call: ast.Call) -> list[str]:
         ("tx.log_on_commit('a', message='x', payload=y)", ["message", "payload"]),
     ],
 )
-def test_a_bad_field_would_be_noticed(line: str, bad: list[str]) -> None:
+def test_a_bad_field_is_found(line: str, bad: list[str]) -> None:
     ((call, _),) = announcements(f"def f():\n    {line}\n")
     assert bad_fields(call) == bad
 

@@ -219,7 +219,7 @@ def test_a_worker_that_cannot_reconcile_does_not_end_an_operators_try_again(db: 
     settle(db, run)
 
 
-def test_an_alarm_names_both_sides_however_short_the_workflow_keeps_what_is_done(db: Database) -> None:
+def test_an_alarm_names_both_sides_however_short_the_retention(db: Database) -> None:
     brief = Retention(done=timedelta(hours=1), ledger=timedelta(hours=1))
     shop, run = watched(db, retention=brief)
     first = run.ledger()[0]

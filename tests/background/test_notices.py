@@ -84,7 +84,7 @@ def test_quarantined_events_of_a_handler_are_one_notice(db: Database) -> None:
     assert (receiver.taken(), remembered(db)) == ([], 0)
 
 
-def test_a_crowd_of_notices_that_a_receiver_refuses_keeps_no_other_waiting(db: Database) -> None:
+def test_many_refused_notices_delay_no_other_notice(db: Database) -> None:
     open_breakers(db, 120)
     run = Shop(requires_approval=True).started(db)
     receiver = heard(run)

@@ -67,7 +67,7 @@ def test_a_declined_key_continues_in_order_at_its_wake_time(db: Database, batch:
     assert inputs == sorted(inputs)
 
 
-def test_a_slice_that_is_not_full_is_offered_again_with_what_arrives_behind_it(db: Database) -> None:
+def test_a_slice_that_is_not_full_is_offered_again_with_later_events(db: Database) -> None:
     window = Window(batch=3)
     run = window.shop.inline(db)
     for n in range(5):

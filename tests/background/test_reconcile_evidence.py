@@ -91,7 +91,7 @@ def test_a_call_that_outlives_its_deadline_gets_as_much_time_again_before_absenc
     assert each_once(shop, [0])
 
 
-def test_a_result_that_cannot_be_kept_does_not_keep_what_happened_from_being_known(db: Database) -> None:
+def test_a_result_that_cannot_be_stored_still_makes_the_mutation_applied(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell()

@@ -111,7 +111,7 @@ def acknowledged(run: Inline, id_: UUID) -> None:
     run.sweeps.sessions()
 
 
-def test_what_was_done_again_is_not_taken_for_a_late_effect(db: Database) -> None:
+def test_the_effect_of_the_replacement_run_is_not_taken_for_a_late_effect(db: Database) -> None:
     run, first = done_again(db, Till(by_order))
     assert looked_for(run) == []
     kept = one(db, "SELECT reason, evidence FROM pipeline.audit WHERE act = 'mutation.replacement_effect_found'")
@@ -178,7 +178,7 @@ def test_results_that_cannot_be_compared_are_an_alarm_that_asks_to_count(db: Dat
     acknowledged(run, first.id)
 
 
-def test_what_did_something_else_meanwhile_is_not_taken_for_it(db: Database) -> None:
+def test_another_mutation_of_the_replacement_run_is_not_taken_for_the_late_effect(db: Database) -> None:
     till = Till(by_order)
     run, first = done_again(db, till, then="refund")
     looked_for(run)
@@ -188,7 +188,7 @@ def test_what_did_something_else_meanwhile_is_not_taken_for_it(db: Database) -> 
     acknowledged(run, first.id)
 
 
-def test_what_may_have_been_done_again_is_named_with_how_it_stands(db: Database) -> None:
+def test_an_alarm_names_the_replacement_run_with_its_status(db: Database) -> None:
     till = Till(lambda charges, _: Retry("the search is down") if charges else NotFound())
     till.answers = False
     run, first = done_again(db, till)

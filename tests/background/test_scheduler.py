@@ -200,7 +200,7 @@ def test_nothing_that_a_woken_run_was_shown_is_offered_to_another_before_it_has_
     assert_consumed(run, orders)
 
 
-def test_what_a_woken_run_left_over_is_offered_again_after_it_took_something(db: Database) -> None:
+def test_events_that_a_woken_run_left_are_offered_again_after_it_took_something(db: Database) -> None:
     waiting = Holding(db, 5, shows=1)
     waiting.run.run()
     assert_consumed(waiting.run, waiting.shop.orders)

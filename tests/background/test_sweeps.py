@@ -146,7 +146,9 @@ def test_a_chain_that_broke_is_taken_up_where_it_broke(
     assert [(message.task, message.run_ids) for message in rung] == [(task, (str(run.id),))]
 
 
-def test_a_rescue_starts_what_it_released(sweeps: Sweeps, db: Database, rung: list[DispatchMessage]) -> None:
+def test_a_rescue_starts_a_run_for_the_inputs_it_released(
+    sweeps: Sweeps, db: Database, rung: list[DispatchMessage]
+) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     a_run(db, Phase.PREPARED)

@@ -153,7 +153,7 @@ def test_something_that_is_no_list_of_events_is_refused(db: Database, given: Any
         publish(tx, "shop", given)
 
 
-def test_something_that_is_no_connection_is_refused_with_what_is_expected() -> None:
+def test_an_argument_that_is_no_connection_is_refused_with_the_expected_types() -> None:
     with pytest.raises(InvalidInputError, match=r"through a builtins\.str; expected a Connection or Session"):
         publish("postgresql://somewhere", "shop", [ORDER])
 

@@ -183,7 +183,7 @@ class Sent:
 @pytest.mark.parametrize(
     "payload", [float("nan"), b"\xff", object(), {1, 2}, "\ud800", {"a\0": 1}], ids=lambda value: type(value).__name__
 )
-def test_the_broker_client_refuses_what_the_database_client_refuses(database_url: str, payload: Any) -> None:
+def test_the_broker_client_refuses_the_same_input_as_the_database_client(database_url: str, payload: Any) -> None:
     app = Sent()
     clients = BrokerClient(app), DatabaseClient(database_url)
     for client in clients:

@@ -74,7 +74,7 @@ def test_every_image_has_a_version_or_is_ours(subtests: pytest.Subtests) -> None
             assert name in OURS or IMAGE.fullmatch(SERVICES[name]["image"])
 
 
-def test_what_is_built_here_has_its_files_and_settings_we_accept(subtests: pytest.Subtests) -> None:
+def test_services_built_here_have_their_files_and_accepted_settings(subtests: pytest.Subtests) -> None:
     for name in OURS:
         with subtests.test(name=name):
             build = SERVICES[name]["build"]

@@ -67,7 +67,7 @@ def test_a_command_that_is_named_is_one(subtests: pytest.Subtests) -> None:
 @pytest.mark.parametrize(
     "line", ["pipeline unstick", "pipeline resolve happened x --force", "pipeline maintenance leave"]
 )
-def test_a_command_that_is_none_would_be_noticed(line: str) -> None:
+def test_an_unknown_command_is_found(line: str) -> None:
     if line.endswith("leave"):
         command: Any = whole()
         with pytest.raises(Exception, match="leave"):

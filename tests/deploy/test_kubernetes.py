@@ -52,7 +52,7 @@ PODS = [each for each in WRITTEN if each["kind"] in ("Deployment", "Job")]
 DEPLOYMENTS = [each for each in WRITTEN if each["kind"] == "Deployment"]
 
 
-def test_a_manifest_is_what_kubernetes_expects(subtests: pytest.Subtests) -> None:
+def test_a_manifest_fits_the_schema_of_kubernetes(subtests: pytest.Subtests) -> None:
     for manifest in [each for each in WRITTEN if each["kind"] != "ScaledObject"]:
         for version in VERSIONS:
             with subtests.test(manifest=named(manifest), version=version):
@@ -60,7 +60,7 @@ def test_a_manifest_is_what_kubernetes_expects(subtests: pytest.Subtests) -> Non
 
 
 @needs_kubectl
-def test_what_the_cluster_is_given_is_what_it_expects(subtests: pytest.Subtests) -> None:
+def test_rendered_manifests_fit_the_schemas_of_the_cluster(subtests: pytest.Subtests) -> None:
     for overlay in ["base", "overlays/production"]:
         with subtests.test(overlay=overlay):
             for manifest in built(overlay):
@@ -125,7 +125,7 @@ def test_commands_name_only_variables_that_their_pods_have() -> None:
     assert used == given
 
 
-def test_what_serves_metrics_is_scraped_and_may_be() -> None:
+def test_every_pod_with_metrics_is_scraped_and_its_network_policy_allows_it() -> None:
     (policy,) = [each for each in WRITTEN if each["metadata"]["name"] == "pipeline-scrape"]
     (allowed,) = policy["spec"]["podSelector"]["matchExpressions"]
     ports = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
@@ -148,7 +148,7 @@ def test_every_selector_finds_something() -> None:
         assert set(re.findall(r"app\.kubernetes\.io/component: ([\w-]+)", text)) <= components, named(manifest)
 
 
-def test_workers_are_scaled_by_what_waits() -> None:
+def test_workers_are_scaled_by_waiting_events() -> None:
     (scaled,) = [each for each in WRITTEN if each["kind"] == "ScaledObject"]
     spec = scaled["spec"]
     assert spec["scaleTargetRef"]["name"] in {each["metadata"]["name"] for each in DEPLOYMENTS}

@@ -51,7 +51,7 @@ def test_an_expression_is_promql_and_names_metrics_and_labels_that_exist(subtest
             assert kept <= found, kept
 
 
-def test_an_expression_with_an_unknown_metric_would_be_noticed() -> None:
+def test_an_expression_with_an_unknown_metric_is_found() -> None:
     expression = "max by (kind) (pipeline_attentoin)"
     assert [name for name, _ in promql.selectors(expression) if name not in metrics()] == ["pipeline_attentoin"]
     with pytest.raises(ValueError, match="unclosed"):
@@ -95,7 +95,7 @@ def test_every_data_source_of_a_dashboard_is_provided() -> None:
         assert {provided.get(uid) == kind for kind, uid in named} == {True}
 
 
-def test_panels_of_a_dashboard_have_numbers_of_their_own_and_do_not_lie_on_each_other() -> None:
+def test_panels_of_a_dashboard_have_unique_ids_and_do_not_overlap() -> None:
     for page in PAGES:
         numbers = [panel["id"] for panel in page["panels"]]
         assert len(set(numbers)) == len(numbers)

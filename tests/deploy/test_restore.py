@@ -83,7 +83,7 @@ def test_mutations_in_flight_at_the_restore_point_are_reconciled_and_not_sent_ag
     assert is_whole(restored)
 
 
-def test_what_was_prepared_at_the_restore_point_is_sent_again_under_the_same_key(place: Place) -> None:
+def test_runs_prepared_at_the_restore_point_send_again_under_the_same_key(place: Place) -> None:
     live, mail = place.live, place.shop.mail
     live.publish(place.shop.orders, {"n": 1})
     with live.crash_at(CrashPoint.PREPARE_SAVED):
@@ -95,7 +95,7 @@ def test_what_was_prepared_at_the_restore_point_is_sent_again_under_the_same_key
     assert len({effect.key for effect in mail.effects}) == 1
 
 
-def test_what_was_pending_at_the_restore_point_would_be_done_again_under_another_key(place: Place) -> None:
+def test_events_pending_at_the_restore_point_would_be_done_again_under_another_key(place: Place) -> None:
     live, mail = place.live, place.shop.mail
     live.publish(place.shop.orders, {"n": 1})
     restored = place.backup()

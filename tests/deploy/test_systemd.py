@@ -70,7 +70,7 @@ def test_a_unit_is_hardly_exposed(root: Path, subtests: pytest.Subtests) -> None
             assert float(level[1]) <= MOST_EXPOSED
 
 
-def test_what_a_unit_starts_is_a_command_of_ours(subtests: pytest.Subtests) -> None:
+def test_a_unit_starts_a_command_of_ours(subtests: pytest.Subtests) -> None:
     for unit in UNITS:
         with subtests.test(unit=unit.stem):
             (line,) = values(unit, "ExecStart")

@@ -132,7 +132,7 @@ def test_the_quickstart_works_as_it_is_printed(project: Path, terminal: Terminal
     assert (terminal.folder / "outbox.txt").read_text().count("\n") == 3
 
 
-def test_output_that_differs_from_the_page_would_be_noticed() -> None:
+def test_output_that_differs_from_the_page_is_found() -> None:
     assert matches("event …  [committed]\n", "event 1  [committed]\n")
     assert not matches("event …  [committed]\n", "event 1  [mutating]\n")
     assert not matches("1\n", "2\n")

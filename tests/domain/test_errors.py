@@ -141,7 +141,7 @@ def test_a_message_names_what_was_asked_what_was_found_and_what_is_allowed(
         assert part in str(error)
 
 
-def test_errors_carry_what_they_are_about_as_fields() -> None:
+def test_errors_have_their_subject_as_fields() -> None:
     payload = PayloadError("what", "problem", "expected")
     assert (payload.what, payload.problem, payload.expected) == ("what", "problem", "expected")
     unknown = NotFoundError("run", ONE)

@@ -22,7 +22,7 @@ def raised_by(code: str) -> Exception:
 
 
 @pytest.mark.parametrize(("error", "kind"), SAID.items())
-def test_a_handler_that_names_the_kind_of_its_failure_is_believed(error: type[HandlerError], kind: FailureKind) -> None:
+def test_a_failure_kind_raised_by_a_handler_is_used(error: type[HandlerError], kind: FailureKind) -> None:
     class Special(error):  # type: ignore[misc, valid-type]
         pass
 
@@ -86,7 +86,7 @@ def test_a_rule_of_the_host_that_a_handler_broke_is_a_logic_failure() -> None:
 @pytest.mark.parametrize(
     "error", [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, PipelineError)]
 )
-def test_every_error_of_ours_has_a_kind_and_none_is_mistaken_for_the_worlds(error: type[PipelineError]) -> None:
+def test_every_error_of_ours_has_a_failure_kind_of_its_own(error: type[PipelineError]) -> None:
     expected = next((kind for said, kind in SAID.items() if issubclass(error, said)), FailureKind.LOGIC)
     assert classify(error.__new__(error)).kind is expected
 

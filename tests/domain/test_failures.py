@@ -144,7 +144,7 @@ def test_wrong_code_stops_the_workflow_until_it_changes(standing: RunFacts, inpu
     assert (found.block, found.quarantine, found.delay) == (None, False, timedelta(0))
 
 
-def test_wrong_code_without_inputs_stops_the_workflow_even_where_inputs_would_be_set_aside() -> None:
+def test_wrong_code_without_inputs_stops_the_workflow_even_with_quarantine() -> None:
     standing = replace(BEFORE, on_logic_error=OnLogicError.QUARANTINE, has_inputs=False)
     found = decided(FailureKind.LOGIC, standing)
     assert found.maintenance
@@ -169,7 +169,7 @@ def test_inputs_that_failed_often_enough_are_quarantined_and_the_others_continue
     ("earlier", "block", "delay"),
     [(0, None, 1.0), (1, None, 2.0), (2, None, 3.0), (3, BlockKind.INTERNAL, 0.0), (9, BlockKind.INTERNAL, 0.0)],
 )
-def test_inputs_of_a_run_past_its_mutation_are_never_set_aside(
+def test_inputs_of_a_run_past_its_mutation_are_never_quarantined(
     earlier: int, block: BlockKind | None, delay: float
 ) -> None:
     standing = replace(AFTER, on_logic_error=OnLogicError.QUARANTINE, earlier_failures=earlier)

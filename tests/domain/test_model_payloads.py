@@ -127,7 +127,7 @@ class Opaque(BaseModel):
     it: Mute
 
 
-def test_what_is_no_model_stays_as_it_is() -> None:
+def test_a_payload_that_is_no_model_stays_unchanged() -> None:
     given = {"any": [1, "thing"]}
     assert json_payload(given, what="it") is given
 

@@ -43,7 +43,7 @@ def test_a_resolved_mutation_has_no_exit_and_every_other_has_one() -> None:
     assert {status for status in MutationStatus if not MUTATION_TRANSITIONS[status]} == RESOLVED
 
 
-def test_what_was_sent_is_never_unsent() -> None:
+def test_a_sent_mutation_never_becomes_unsent() -> None:
     assert all(target not in ("pending", "in_flight") for source, target in PAIRS if source != "pending")
 
 

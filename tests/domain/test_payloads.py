@@ -49,7 +49,7 @@ storable = st.recursive(
 
 
 @given(storable)
-def test_every_json_value_that_postgres_takes_is_handed_back_as_it_is(value: Any) -> None:
+def test_every_json_value_that_postgres_accepts_is_returned_unchanged(value: Any) -> None:
     assert checked_json(value, what="payload", limit=MUCH) is value
 
 
@@ -110,7 +110,7 @@ def test_dictionaries_are_accepted(value: Any) -> None:
         ({"a": [1, {"b": {3}}], "c": {4}}, "$.a[1].b is a set"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_with_the_path_to_it(value: Any, problem: str) -> None:
+def test_an_unstorable_value_is_refused_with_its_path(value: Any, problem: str) -> None:
     with pytest.raises(PayloadError) as caught:
         checked_json(value, what="payload of 'm-1'", limit=MUCH)
     assert str(caught.value).startswith(f"payload of 'm-1': {problem}")
@@ -131,7 +131,7 @@ def test_what_cannot_be_stored_is_refused_with_the_path_to_it(value: Any, proble
         lambda: checked_json({"\0" * 200_000: 1}, what="payload", limit=MUCH),
     ],
 )
-def test_a_refusal_repeats_little_of_what_came_and_stays_on_its_line(check: Callable[[], object]) -> None:
+def test_a_refusal_quotes_little_of_the_input_and_stays_on_one_line(check: Callable[[], object]) -> None:
     with pytest.raises(PayloadError) as caught:
         check()
     words = str(caught.value)
@@ -182,7 +182,7 @@ def test_printable_text_of_bounded_length_is_a_name(name: str) -> None:
         ("\ud800", r"topic: '\ud800' has control characters"),
     ],
 )
-def test_what_cannot_be_a_name_is_refused_with_what_came_and_what_was_expected(name: Any, message: str) -> None:
+def test_a_wrong_name_is_refused_with_the_found_and_the_expected_text(name: Any, message: str) -> None:
     with pytest.raises(PayloadError) as caught:
         checked_name(name, what="topic")
     assert str(caught.value).startswith(message)

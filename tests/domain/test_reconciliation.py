@@ -65,7 +65,7 @@ def test_an_unknown_outcome_that_cannot_be_reconciled_is_in_doubt() -> None:
     assert decide(failed(ErrorMeaning.UNKNOWN), BLIND).action is NextAction.DOUBT
 
 
-def test_only_what_happened_carries_a_result() -> None:
+def test_only_an_applied_mutation_has_a_result() -> None:
     assert decide(Applied({"id": 1}), HELD).result == {"id": 1}
     assert decide(Applied({"id": 1}), HELD).reason == ""
     assert decide(NotFound("gone"), HELD).result is None

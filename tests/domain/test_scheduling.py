@@ -119,7 +119,7 @@ def test_a_backoff_holds_everything_until_it_is_over(kind: HandlerKind) -> None:
     assert due_reason(replace(everything, retry_at=NOW), NOW) is not None
 
 
-def test_carrying_forward_comes_first_then_consumers_by_their_oldest_event_then_producers() -> None:
+def test_retries_come_first_then_consumers_by_their_oldest_event_then_producers() -> None:
     queue = [
         ("slot", DueReason.SLOT, PRODUCER),
         ("wake without events", DueReason.WAKE, IDLE),

@@ -179,7 +179,7 @@ def test_of_a_verdict_and_a_skip_at_once_the_first_counts_and_the_commit_consume
     assert event_status(db, done.event_ids[0]) == "consumed"
 
 
-def test_a_skip_against_the_commit_of_the_run_that_carries_forward_is_refused(db: Database) -> None:
+def test_a_skip_against_the_commit_of_the_retry_is_refused(db: Database) -> None:
     run = lapsed_run(db, Phase.EMITTING)
     rescuer.recover_crashed_runs(db)
     retry = claimed_next(db, carried_forward(db, the_run(db, run.id)))

@@ -189,7 +189,7 @@ def test_columns_default_to_the_moved_clock(db: Database) -> None:
     assert row.apart > timedelta(days=9)
 
 
-def test_a_callers_own_connection_decides_what_becomes_true(db: Database, said: Said) -> None:
+def test_changes_and_log_lines_wait_for_the_commit_of_the_callers_connection(db: Database, said: Said) -> None:
     with db.engine.connect() as connection:
         tx = Transaction(connection)
         tx.execute(INSERT, name="theirs")
@@ -268,7 +268,7 @@ class _ServerError(Exception):
         ("54000", False),  # the statement is too large, and stays so
     ],
 )
-def test_an_error_is_transient_by_what_the_server_says(state: str | None, expected: bool) -> None:
+def test_an_error_is_transient_by_its_sqlstate(state: str | None, expected: bool) -> None:
     assert is_transient(DBAPIError("SELECT 1", {}, _ServerError(state))) is expected
     assert is_transient(OperationalError("SELECT 1", {}, _ServerError(state))) is expected
 

@@ -34,12 +34,12 @@ def row(value: Any) -> Any:
         (Decimal("0.10"), "0.10"),
     ],
 )
-def test_a_value_that_json_lacks_travels_as_text_that_postgres_reads(value: Any, text: str) -> None:
+def test_a_value_without_a_json_type_is_stored_as_text_that_postgres_reads(value: Any, text: str) -> None:
     assert row(value) == text
 
 
 @pytest.mark.parametrize("value", [None, True, 1, 0.5, "ü\n", [1, [2]], {"a": {"b": None}}])
-def test_a_json_value_travels_as_it_is(value: Any) -> None:
+def test_a_json_value_is_stored_unchanged(value: Any) -> None:
     assert row(value) == value
 
 
@@ -75,7 +75,7 @@ def test_a_value_without_a_form_in_the_database_is_refused(value: Any) -> None:
         encode_rows([{"value": value}])
 
 
-def test_a_member_of_any_text_enum_travels_as_its_value() -> None:
+def test_a_member_of_any_text_enum_is_stored_as_its_value() -> None:
     class Colour(StrEnum):
         RED = "red"
 

@@ -29,7 +29,7 @@ def test_idle_while_messages_wait_is_borne_for_a_while_and_not_longer(stall: Sta
     [{"taken": 8}, {"busy": True}, {"waiting": False}],
     ids=["took a message", "has work", "nothing waits"],
 )
-def test_any_sign_of_life_starts_the_patience_anew(stall: StallDetector, sign: dict[str, Any]) -> None:
+def test_any_progress_restarts_the_stall_timeout(stall: StallDetector, sign: dict[str, Any]) -> None:
     assert not look(stall, 5.0)
     assert not look(stall, 14.0, **sign)
     assert not look(stall, 16.0, taken=sign.get("taken", 7))

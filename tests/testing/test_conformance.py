@@ -97,7 +97,9 @@ def test_an_honest_connector_passes_every_case_with_its_grade(
 
 
 @pytest.mark.parametrize(("kind", "case", "words"), LIES, ids=[f"{kind.name}-{case}" for kind, case, _ in LIES])
-def test_a_lie_is_named(kind: type[these.Base], case: Case, words: str, world: World, proxy: FaultyProxy) -> None:
+def test_a_false_verdict_is_reported(
+    kind: type[these.Base], case: Case, words: str, world: World, proxy: FaultyProxy
+) -> None:
     for more in (1, 2, 4):
         found = said(subject(kind(proxy.url), world, proxy, timeout=more * TIMEOUT), case)
         if words in found:  # on a busy machine a call may run out of time before it can lie

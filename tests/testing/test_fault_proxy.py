@@ -221,7 +221,7 @@ def test_a_silent_client_ends_a_request_of_any_protocol(echo: tuple[str, int]) -
         assert [seen.data for seen in proxy.requests] == [b"one request", b"another"]
 
 
-def test_a_fault_waits_for_the_request_that_carries_the_effect(echo: tuple[str, int]) -> None:
+def test_a_fault_waits_for_the_request_with_the_effect(echo: tuple[str, int]) -> None:
     with (
         FaultyProxy(*echo, is_complete=is_complete_lines, has_effect=lambda data: b"COMMIT" in data) as proxy,
         socket.create_connection((proxy.host, proxy.port), 30) as line,

@@ -60,7 +60,7 @@ def test_a_run_of_pytest_without_our_fixtures_starts_nothing(tmp_path: Path) -> 
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
-def test_what_a_test_leaves_broken_is_its_failure_and_not_the_next_test_s(tmp_path: Path, urls: dict[str, str]) -> None:
+def test_an_invariant_that_a_test_breaks_fails_that_test_and_not_the_next(tmp_path: Path, urls: dict[str, str]) -> None:
     (tmp_path / "test_broken.py").write_text(BROKEN)
     answer = pytest_in(tmp_path, **urls)
     assert "2 passed, 1 error" in answer.stdout, answer.stdout + answer.stderr

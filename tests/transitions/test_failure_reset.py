@@ -61,7 +61,7 @@ def test_leaving_maintenance_forgets_failures_too(db: Database) -> None:
     assert a_delivery(db, event).failures == 0
 
 
-def test_resuming_leaves_what_was_set_aside_where_it_is(db: Database) -> None:
+def test_resuming_leaves_quarantined_events_in_quarantine(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     with db.transaction() as tx:

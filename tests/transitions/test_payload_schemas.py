@@ -104,7 +104,7 @@ def test_a_model_that_reads_other_text_declares_it_in_its_schema() -> None:
     assert checked(day, "31.12.2026") == date(2026, 12, 31)
 
 
-def test_what_checks_a_schema_is_made_once() -> None:
+def test_the_validator_of_a_schema_is_made_once() -> None:
     schema = payload_schemas.json_schema(RootModel[date])
     payload_schemas.check_payload(schema, "2026-12-31", what="it", topic="orders")
     made = payload_schemas._validator.cache_info().misses

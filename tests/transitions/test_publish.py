@@ -124,7 +124,7 @@ def test_replace_rewrites_an_event_that_no_run_was_offered(db: Database) -> None
     assert (row["payload"], row["title"]) == ({"n": 2}, "two")
 
 
-def test_replace_publishes_what_was_not_there(db: Database) -> None:
+def test_replace_publishes_an_event_that_was_not_there(db: Database) -> None:
     make.a_workflow(db)
     published = publish(db, an_event(), rewrite=True)
     assert (len(published.new), published.replaced) == (1, {})
@@ -172,7 +172,7 @@ def test_an_event_is_delivered_to_every_consumer_of_its_topic_and_to_no_other(db
     assert delivered(db) == {("both", a), ("both", b), ("only-a", a)}
 
 
-def test_what_one_consumer_does_to_an_event_is_no_matter_to_another(db: Database) -> None:
+def test_the_status_of_an_event_for_one_consumer_does_not_affect_another(db: Database) -> None:
     make.a_workflow(db, consumers=("send", "log"))
     (event,) = make.some_events(db, "m-1")
     make.a_run(db, Phase.COMMITTED)
@@ -203,7 +203,7 @@ def test_registering_again_changes_nothing(db: Database, start_at: StartAt) -> N
 
 
 @pytest.mark.broken_on_purpose
-def test_a_handler_gone_from_the_code_is_retired_with_what_it_has_and_gets_nothing_new(db: Database) -> None:
+def test_a_handler_gone_from_the_code_is_retired_with_its_deliveries_and_gets_no_new_ones(db: Database) -> None:
     spec = make.a_workflow(db, consumers=("send", "log"))
     (old,) = make.some_events(db, "m-1")
     register(db, replace(spec, handlers=tuple(handler for handler in spec.handlers if handler.name != "log")))
@@ -238,7 +238,7 @@ def test_a_retired_handler_that_comes_back_continues_where_it_was(db: Database) 
 
 
 @pytest.mark.broken_on_purpose
-def test_a_consumer_that_leaves_a_topic_keeps_what_it_was_handed(db: Database) -> None:
+def test_a_consumer_that_leaves_a_topic_keeps_its_deliveries(db: Database) -> None:
     spec = make.a_workflow(db)
     (old,) = make.some_events(db, "m-1")
     register(db, replace(spec, handlers=(HandlerSpec(name="send", subscribes=(OUT,)), spec.handlers[1])))

@@ -33,9 +33,7 @@ def test_a_replaced_event_wakes_a_consumer_whose_slice_declined_the_old_payload(
 
 @pytest.mark.parametrize("concurrency", [1, 2])
 @pytest.mark.parametrize("phase", [Phase.PENDING, Phase.PREPARING, Phase.PREPARED, Phase.MUTATING])
-def test_an_event_that_a_run_may_have_seen_keeps_what_that_run_saw(
-    db: Database, concurrency: int, phase: Phase
-) -> None:
+def test_an_event_that_a_run_may_have_seen_keeps_its_payload(db: Database, concurrency: int, phase: Phase) -> None:
     a_workflow(db, concurrency=concurrency)
     some_events(db, "m1", payload={"amount": 1})
     a_run(db, phase)

@@ -55,7 +55,7 @@ from tests.factories import (
 from tests.support.transition_steps import prepared, preparing, seen, started
 
 
-def test_a_run_whose_mutation_was_refused_is_not_given_back_but_stopped_by_recovery(db: Database) -> None:
+def test_a_run_whose_mutation_was_refused_is_not_handed_back_but_stopped_by_recovery(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.MUTATING)
@@ -69,7 +69,7 @@ def test_a_run_whose_mutation_was_refused_is_not_given_back_but_stopped_by_recov
     assert (ended.run_id, event_status(db, event)) == (run.id, "pending")
 
 
-def test_carrying_nothing_forward_carries_nothing_forward(db: Database) -> None:
+def test_retrying_no_runs_changes_nothing(db: Database) -> None:
     with db.transaction() as tx:
         assert starts.retry(tx, []).runs == ()
 

@@ -384,6 +384,6 @@ def test_a_retention_that_would_forget_too_soon_is_refused(given: dict[str, Any]
         Retention(**given)
 
 
-def test_a_retention_that_is_none_is_named_in_the_refusal() -> None:
+def test_a_wrong_retention_is_refused_with_its_value() -> None:
     with pytest.raises(DeclarationError, match="retention"):
         Workflow("shop", retention=timedelta(days=1))  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ def test_a_run_cannot_reserve_what_was_offered_to_another(db: Database) -> None:
     assert event_status(db, mine) == "pending"
 
 
-def test_what_a_slice_did_not_use_is_offered_again(db: Database) -> None:
+def test_events_that_a_slice_did_not_take_are_offered_again(db: Database) -> None:
     a_workflow(db, concurrency=2, batch=3)
     ids = some_events(db, "m1", "m2", "m3")
     with db.transaction() as tx:
@@ -171,7 +171,7 @@ def test_a_prepare_may_set_a_wake_time_which_work_clears(db: Database) -> None:
     assert (handler(db).wake_at, handler(db).idle_snapshot) == (None, None)
 
 
-def test_a_watermark_rises_behind_what_is_done_and_never_over_what_is_open(db: Database) -> None:
+def test_a_watermark_rises_behind_done_deliveries_and_never_over_open_ones(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1", "m2")
     a_run(db, Phase.COMMITTED)
@@ -180,7 +180,7 @@ def test_a_watermark_rises_behind_what_is_done_and_never_over_what_is_open(db: D
     assert handler(db).low_watermark == waiting - 1
 
 
-def test_a_quarantined_event_that_is_handed_back_is_found_below_the_watermark(db: Database) -> None:
+def test_a_released_event_is_found_below_the_watermark(db: Database) -> None:
     a_workflow(db)
     aside, _ = some_events(db, "m1", "m2")
     with db.transaction() as tx:
@@ -200,7 +200,7 @@ def test_a_producer_is_not_started_twice(db: Database) -> None:
         assert starts.start(tx, "billing", "poll").runs == ()
 
 
-def test_provenance_names_the_root_events_of_what_a_run_publishes(db: Database) -> None:
+def test_provenance_names_the_root_events_of_published_events(db: Database) -> None:
     a_workflow(db)
     (root,) = some_events(db, "m1")
     run = a_run(db, Phase.EMITTING)

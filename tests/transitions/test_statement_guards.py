@@ -44,7 +44,7 @@ _IN_FLIGHT = text("UPDATE pipeline.mutations SET status = 'in_flight', next_reco
 
 
 @pytest.mark.parametrize("then", ["reserved", "offered", "skipped"])
-def test_a_run_that_stops_does_not_hand_back_what_it_no_longer_has(db: Database, then: str) -> None:
+def test_a_run_that_stops_does_not_release_events_it_no_longer_has(db: Database, then: str) -> None:
     """It gave this part of its slice back unused; meanwhile somebody else decided about it."""
     a_workflow(db, concurrency=3, batch=2)
     used, unused = some_events(db, "m1", "m2")

@@ -260,7 +260,7 @@ def test_a_mutation_is_resolved_only_from_statuses_that_allow_the_verdict(
 
 
 @pytest.mark.parametrize("standing", STANDINGS)
-def test_a_sweep_escalates_and_books_only_what_the_background_is_asking_about(db: Database, standing: str) -> None:
+def test_a_sweep_escalates_and_books_only_mutations_in_reconciliation(db: Database, standing: str) -> None:
     run = a_mutation(db, standing)
     before = contents(db)
     asked = standing == MutationStatus.NEEDS_RECONCILE

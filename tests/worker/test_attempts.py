@@ -29,7 +29,7 @@ def a_shop(retry: MutationRetryPolicy = QUICK, **options: Any) -> Shop:
 
 
 @rule("L-22")
-def test_what_fails_for_now_is_attempted_again_and_counted(db: Database) -> None:
+def test_a_transient_error_is_attempted_again_and_counted(db: Database) -> None:
     shop = a_shop()
     shop.mail.will(Does.FAILS, Does.FAILS)
     run = shop.started(db)
@@ -54,7 +54,7 @@ def test_attempts_end_and_the_run_is_followed_by_a_fresh_one(db: Database) -> No
 
 
 @pytest.mark.parametrize(("does", "status"), [(Does.REFUSES, "failed:logic"), (Does.DENIES, "paused:approval")])
-def test_what_would_fail_again_is_not_attempted_again(db: Database, does: Does, status: str) -> None:
+def test_a_definite_error_is_not_attempted_again(db: Database, does: Does, status: str) -> None:
     shop = a_shop()
     shop.mail.will(does)
     run = shop.started(db)

@@ -90,7 +90,7 @@ def test_every_fifth_run_fails_and_the_others_commit_with_nothing_repeated(
     assert consumed == GOOD
 
 
-def test_the_whole_cohort_travels_in_one_message_each_phase(db: Database) -> None:
+def test_the_whole_cohort_is_one_message_per_phase(db: Database) -> None:
     shop = crowd("never", raiser(LogicError("")), Counter())
     run = shop.started(db, SIZE)
     delivered = []
@@ -230,7 +230,7 @@ LARGE = "x" * 600_000
         pytest.param("next", {"title": "x" * 20_000}, id="a title that is too long"),
     ],
 )
-def test_what_cannot_be_stored_fails_its_own_run_only(db: Database, phase: str, change: dict[str, Any]) -> None:
+def test_an_unstorable_value_fails_its_own_run_only(db: Database, phase: str, change: dict[str, Any]) -> None:
     def prepare(ctx: Any, _: Any) -> PrepareResult:
         plan = take_one(ctx, shop.orders)
         bad = phase == "prepare" and plan.data["n"] == 2
@@ -292,7 +292,7 @@ def _finish(run: Inline, shop: Shop) -> None:
     assert each_once(healthy, range(3))
 
 
-def test_a_slow_handler_travels_in_small_cohorts_once_it_was_seen_to_be_slow(db: Database) -> None:
+def test_a_slow_handler_gets_small_cohorts_after_its_first_runs(db: Database) -> None:
     shop = Shop(concurrency=64)
     run = shop.started(db, 20)
     run.scheduler.per_run = run.runner.durations.per_run

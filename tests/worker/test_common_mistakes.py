@@ -276,7 +276,7 @@ def test_without_knowing_which_event_is_to_blame_a_run_that_saw_many_stops_its_w
     assert the_workflow(run).maintenance
 
 
-def test_older_code_serves_what_it_has_in_common_and_registers_nothing(
+def test_older_code_serves_the_handlers_it_has_and_registers_nothing(
     db: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While a release rolls out, a worker of the old version may be restarted after one of the new has started."""
@@ -294,7 +294,7 @@ def test_older_code_serves_what_it_has_in_common_and_registers_nothing(
     assert {row.handler for row in both.deliveries(new.orders)} == {"Send", "copy"}
 
 
-def test_what_there_is_no_time_for_is_given_back_before_it_is_in_the_ledger(db: Database) -> None:
+def test_runs_without_time_left_are_handed_back_before_they_are_in_the_ledger(db: Database) -> None:
     shop = Shop(concurrency=8)
     policy = WorkerPolicy(mutation_concurrency=1, mutation_budget=timedelta(0))
     run = shop.started(db, 3, policy=policy)

@@ -67,7 +67,7 @@ def test_a_refusal_is_a_failure_of_its_kind(error: Exception, kind: FailureKind)
     assert (judged.action, judged.failure and judged.failure.kind) == (NextAction.FAILED, kind)
 
 
-def test_what_may_be_attempted_again_is_after_a_growing_pause() -> None:
+def test_a_not_now_error_is_attempted_again_after_a_growing_pause() -> None:
     first, second = after(TransientError("busy")), after(TransientError("busy"), attempts=2)
     assert (first.action, first.pause) == (NextAction.RETRY, timedelta(seconds=1))
     assert (second.action, second.pause) == (NextAction.RETRY, timedelta(seconds=2))

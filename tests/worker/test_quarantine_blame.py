@@ -32,7 +32,7 @@ def counted(run: Inline, shop: Shop) -> list[int]:
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_every_event_gets_its_own_runs_before_it_is_set_aside(db: Database, concurrency: int) -> None:
+def test_every_event_gets_its_own_runs_before_it_is_quarantined(db: Database, concurrency: int) -> None:
     tries: Tries = Counter()
 
     def failing(n: int, _: int) -> None:
@@ -45,7 +45,7 @@ def test_every_event_gets_its_own_runs_before_it_is_set_aside(db: Database, conc
     assert_deliveries(run, shop.orders, "quarantined")
 
 
-def test_after_events_were_set_aside_the_next_failure_is_the_first_in_a_row(db: Database) -> None:
+def test_after_a_quarantine_the_next_failure_is_the_first_in_a_row(db: Database) -> None:
     tries: Tries = Counter()
 
     def failing(n: int, count: int) -> None:
@@ -83,7 +83,7 @@ def test_failures_of_prepare_before_do_not_count_against_the_event_that_wrong_co
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_an_event_that_prepare_names_is_counted_and_set_aside_and_the_others_flow(
+def test_an_event_that_prepare_names_is_counted_and_quarantined_and_the_others_continue(
     db: Database, concurrency: int
 ) -> None:
     named: Tries = Counter()
@@ -112,7 +112,7 @@ def test_an_event_that_prepare_names_is_counted_and_set_aside_and_the_others_flo
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_of_the_events_of_a_run_only_the_one_that_mutate_names_is_set_aside(db: Database, concurrency: int) -> None:
+def test_of_the_events_of_a_run_only_the_one_that_mutate_names_is_quarantined(db: Database, concurrency: int) -> None:
     def prepare(ctx: Any, _: Any) -> PrepareResult:
         pending = ctx.peek(shop.orders)
         return PrepareResult(reserve=pending, data={str(event.payload["n"]): event.id for event in pending})
@@ -136,7 +136,7 @@ def test_of_the_events_of_a_run_only_the_one_that_mutate_names_is_set_aside(db: 
     assert counted(run, shop) == [0, 2, 0]
 
 
-def test_what_a_run_was_offered_and_did_not_take_is_not_set_aside_with_what_it_took(db: Database) -> None:
+def test_offered_events_that_a_run_did_not_take_are_not_quarantined_with_it(db: Database) -> None:
     tries: Tries = Counter()
 
     def prepare(ctx: Any, _: Any) -> PrepareResult:

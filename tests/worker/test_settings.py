@@ -9,7 +9,7 @@ def test_a_handler_that_never_ran_takes_no_time() -> None:
     assert HandlerDurations().per_run(1) == timedelta(0)
 
 
-def test_the_slowest_phase_counts_and_what_was_seen_last_counts_most() -> None:
+def test_the_slowest_phase_counts_and_recent_runs_count_most() -> None:
     speeds = HandlerDurations()
     speeds.record(1, "prepare", 0.1)
     speeds.record(1, "next", 2.0)

@@ -46,7 +46,7 @@ def suspended(db: Database, monkeypatch: pytest.MonkeyPatch, *done: Does) -> tup
     return shop, run
 
 
-def test_what_another_machine_did_while_this_one_was_suspended_is_not_done_again(
+def test_work_of_another_machine_during_a_suspension_is_not_done_again(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop, run = suspended(db, monkeypatch)
@@ -68,6 +68,6 @@ def test_a_platform_without_a_suspend_clock_was_never_suspended(monkeypatch: pyt
     assert calls.suspended_seconds() == 0.0
 
 
-def test_a_machine_that_is_awake_sleeps_no_longer_than_before() -> None:
+def test_the_suspended_time_of_a_running_machine_does_not_grow() -> None:
     before = calls.suspended_seconds()
     assert abs(calls.suspended_seconds() - before) < 30.0

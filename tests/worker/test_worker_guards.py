@@ -213,7 +213,7 @@ def test_finished_runs_do_not_wait_for_the_slow_calls_of_their_cohort(db: Databa
     assert_consumed(run, shop.orders)
 
 
-def test_what_a_cohort_has_no_time_for_is_given_back_and_done_later(db: Database) -> None:
+def test_runs_that_a_cohort_has_no_time_for_are_handed_back_and_done_later(db: Database) -> None:
     prepared: list[int] = []
 
     def prepare(ctx: Any, _: Any) -> PrepareResult:
@@ -267,7 +267,7 @@ def test_a_heartbeat_that_finds_the_database_away_beats_again(
     assert len(failed) == 3
 
 
-def test_the_end_of_an_old_claim_leaves_a_newer_one_of_the_same_process_alive(db: Database) -> None:
+def test_the_end_of_an_old_claim_keeps_a_newer_claim_of_the_same_process(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     old = a_run(db, Phase.EMITTING)
@@ -283,7 +283,7 @@ def test_the_end_of_an_old_claim_leaves_a_newer_one_of_the_same_process_alive(db
     leases.hand_back_all()
 
 
-def test_leases_that_are_released_are_given_back_and_need_not_lapse(db: Database) -> None:
+def test_runs_that_are_handed_back_need_not_wait_for_their_lease(db: Database) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.PREPARING)
@@ -363,7 +363,7 @@ def test_a_topic_without_events_was_not_consumed(db: Database) -> None:
     assert_consumed(run, shop.orders, by="Send")
 
 
-def test_a_workflow_that_feeds_itself_for_ever_is_noticed(db: Database) -> None:
+def test_a_workflow_that_feeds_itself_for_ever_is_reported(db: Database) -> None:
     workflow = Workflow("circle")
     rounds = workflow.topic("rounds")
 

@@ -55,7 +55,7 @@ def test_a_consumer_is_known_by_its_class_or_by_the_name_it_is_given() -> None:
     assert list(workflow.consumers) == ["Consumer", "other"]
 
 
-def test_a_decorator_leaves_what_it_decorates_as_it_was() -> None:
+def test_a_decorator_returns_the_decorated_object_unchanged() -> None:
     workflow, orders = a_workflow()
 
     def act(ctx: Any, order: Any) -> Any: ...
@@ -215,7 +215,7 @@ def test_a_topic_that_no_handler_reads_or_feeds_is_refused_with_its_name() -> No
         Registry().add(workflow)
 
 
-def test_a_handler_can_be_annotated_with_what_the_package_offers() -> None:
+def test_a_handler_can_be_annotated_with_the_public_types() -> None:
     import pipeline
 
     names = ["PrepareContext", "MutateContext", "NextContext", "ProducerContext", "Event", "Prepared", "MutationResult"]

@@ -114,7 +114,7 @@ def test_a_worker_that_does_not_know_a_workflow_leaves_its_runs_to_one_that_does
     assert_consumed(knows, shop.orders)
 
 
-def test_a_chain_of_consumers_carries_an_event_through_without_waiting_for_a_tick(db: Database) -> None:
+def test_an_event_passes_a_chain_of_consumers_without_waiting_for_a_tick(db: Database) -> None:
     shop = Shop(concurrency=4)
     archived: list[int] = []
     shop.workflow.effect(shop.receipts, name="archive")(lambda ctx, receipt: archived.append(receipt.payload["n"]))

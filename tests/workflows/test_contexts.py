@@ -87,7 +87,7 @@ def assert_harmless(shop: Shop, run: Inline, phase: str, words: str) -> None:
 
 @rule("L-4", "L-5", "L-6", "L-7", "L-14", "L-16", "L-17", "L-18", "L-28", "L-29", "L-30")
 @pytest.mark.parametrize(("phase", "act", "words"), CASES)
-def test_what_a_phase_must_not_do_is_a_logic_failure_and_does_nothing(
+def test_a_forbidden_call_in_a_phase_is_a_logic_failure_and_does_nothing(
     db: Database, phase: str, act: Act, words: str
 ) -> None:
     shop = in_phase(phase, act)
@@ -178,7 +178,7 @@ PRODUCER: list[tuple[str, Callable[[Any, Topic, Topic], Any], str]] = [
 
 
 @pytest.mark.parametrize(("act", "words"), [pytest.param(act, words, id=name) for name, act, words in PRODUCER])
-def test_what_a_producer_must_not_do_is_a_logic_failure(
+def test_a_forbidden_call_of_a_producer_is_a_logic_failure(
     db: Database, act: Callable[[Any, Topic, Topic], Any], words: str
 ) -> None:
     workflow = Workflow("feed")
@@ -230,6 +230,6 @@ def test_prepare_may_peek_get_and_read_and_has_the_time(db: Database) -> None:
         (ProducerContext, {"publish"}),
     ],
 )
-def test_a_context_offers_exactly_what_its_phase_may_do(kind: type, offers: set[str]) -> None:
+def test_a_context_has_exactly_the_methods_of_its_phase(kind: type, offers: set[str]) -> None:
     methods = {name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))}
     assert methods - {"close"} == offers

@@ -65,7 +65,7 @@ def retired(db: Database) -> set[str]:
         return {row.name for row in work.handlers(tx, "shop") if row.retired}
 
 
-def test_after_a_rollback_a_handler_that_the_newer_version_had_removed_gets_what_is_published(
+def test_after_a_rollback_a_handler_that_the_newer_version_had_removed_gets_new_events(
     db: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = Release({"send": "a", "audit": "a"})
@@ -97,7 +97,7 @@ def test_after_a_rollback_a_consumer_listens_again_to_a_topic_that_the_newer_ver
     assert got(back, good.topics["b"]) == [("m1", "send", "consumed")]
 
 
-def test_what_came_in_between_reaches_a_handler_that_wants_every_event(db: Database) -> None:
+def test_events_published_during_a_handlers_absence_reach_it_with_start_at_earliest(db: Database) -> None:
     good = Release({"send": "a", "audit": "a"}, start_at="earliest")
     good.started(db)
     bad = Release({"send": "a"}, version=2).started(db)
@@ -148,7 +148,7 @@ def test_old_and_new_starting_in_turns_lose_nothing_that_either_needs(db: Databa
         assert [row[1:] for row in got(news, new.topics[topic])] == [(name, "consumed") for name in handlers] * 10
 
 
-def test_a_release_of_the_same_version_that_is_new_takes_away_what_it_no_longer_has(db: Database) -> None:
+def test_a_new_deployment_of_the_same_version_removes_what_it_no_longer_has(db: Database) -> None:
     Release({"send": "a", "audit": "a"}).started(db)
     Release({"send": "a"}).started(db)
     assert retired(db) == {"audit"}
@@ -186,7 +186,7 @@ def test_another_code_version_ends_maintenance_and_an_older_one_takes_nothing_aw
     assert retired(db) == set()
 
 
-def test_a_release_is_known_by_who_listens_to_what_even_if_its_handlers_are_the_same_code() -> None:
+def test_a_change_of_subscriptions_alone_is_a_new_deployment() -> None:
     prints = [
         fingerprint(Release(listens).workflow)
         for listens in ({"send": "a"}, {"send": "b"}, {"send": ["a", "b"]}, {"mail": "a"})

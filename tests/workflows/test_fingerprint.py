@@ -150,7 +150,7 @@ def test_modules_that_import_each_other_and_one_that_cannot_be_read_do_no_harm(p
     assert changed(place, module, "r93round/prices.py")
 
 
-def test_a_file_that_is_none_and_an_import_from_above_everything_do_no_harm(place: Path) -> None:
+def test_a_missing_file_and_a_relative_import_beyond_the_top_do_no_harm(place: Path) -> None:
     written(
         place,
         r93odd__billing=BILLING.format(imports="", body="from ....above import it; import r93odd.folder, r93odd.gone"),

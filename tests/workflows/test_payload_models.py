@@ -77,7 +77,7 @@ class Patch(BaseModel):
         (Patch, {"phone": "7"}, lambda p: p.model_dump(exclude_unset=True), {"phone": "7"}),
     ],
 )
-def test_an_effect_is_given_what_a_consumer_of_three_phases_sees(
+def test_an_effect_gets_the_same_event_as_a_consumer_with_three_phases(
     db: Database, model: type[BaseModel], published: Any, read: Callable[[Any], Any], sent: Any
 ) -> None:
     workflow = Workflow("shop")
@@ -203,9 +203,7 @@ def the_spans(db: Database, **options: Any) -> tuple[Inline, Topic]:
 
 
 @pytest.mark.parametrize("options", [{}, {"concurrency": 4}, {"concurrency": 4, "batch": 10}], ids=str)
-def test_an_event_that_the_model_refuses_is_set_aside_alone_where_the_policy_is_quarantine(
-    db: Database, options: dict[str, Any]
-) -> None:
+def test_an_event_that_the_model_refuses_is_quarantined_alone(db: Database, options: dict[str, Any]) -> None:
     run, spans = the_spans(db, on_logic_error="quarantine", **options)
     run.run_until_idle()
     assert statuses(run, spans) == ["quarantined", "consumed", "consumed"]
