@@ -1,4 +1,4 @@
-"""Rows in any state a test needs, reached through the verbs: a factory cannot build an impossible one."""
+"""Make rows in any state through the transitions, so that no factory makes an impossible row."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -136,7 +136,7 @@ def a_request(run: Any, **options: Any) -> Request:
 
 
 def applied(db: Database, run: Any, result: Any = None) -> Any:
-    """The run after its worker heard that the mutation happened."""
+    """The run after its mutation was applied."""
     with db.transaction() as tx:
         item = AppliedMutation(mutation_id=run.mutation_id, result=result, fence=run.fence)
         mutations.apply(tx, [item]).only()
@@ -162,7 +162,7 @@ def carried_forward(db: Database, run: Any) -> Any:
 
 
 def committed(db: Database, run: Any, *, published: Sequence[NewEvent] = (), **emitted: Any) -> Any:
-    """The run, claimed for ``next`` if nobody holds it, and committed."""
+    """The run, claimed for ``next`` if it has no holder, and committed."""
     if run.lease_expires_at is None:
         run = claimed_next(db, run)
     with db.transaction() as tx:

@@ -1,4 +1,4 @@
-"""Celery's settings: what they must say, and that they follow ours."""
+"""Celery's settings: their values, and that they follow ours."""
 
 import runpy
 import ssl

@@ -1,4 +1,4 @@
-"""Settings: what is read, what is refused, and what is said about it."""
+"""Settings: what is read, what is refused, and with which message."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The ``pipeline`` command as an operator meets it: a real process, its words and its exit code."""
+"""Run the ``pipeline`` command as a real process: its output and its exit code."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Messages that no worker can read or knows the task of: kept as they came, never shown, and a person decides."""
+"""Unreadable messages and unknown tasks are kept unchanged and never shown; an operator decides."""
 
 import base64
 import gzip
@@ -27,7 +27,7 @@ JSON = {"content_type": "application/json", "content_encoding": "utf-8"}
 
 
 def begin(shop: Installation) -> None:
-    """A worker that stays from test to test and hears nothing but what it is sent."""
+    """Start a worker that stays from test to test and receives only what a test sends."""
     shop.sweep_nothing()
     shop.worker(**RARE, PIPELINE_LOG_FORMAT="json", PIPELINE_METRICS_PORT=str(PORT))
 
@@ -67,7 +67,7 @@ def test_a_service_that_pickles_its_own_tasks_publishes_with_our_client(shop: In
 
 
 def strange(theirs: Celery) -> dict[str, int]:
-    """Send one message of every kind that cannot be worked on. Says how many of each kind there are."""
+    """Send one message of every kind that no worker can use; return how many of each kind."""
     for serializer in ("pickle", "yaml"):
         theirs.send_task("pipeline.publish", kwargs=GIVEN, queue="pipeline.schedule", serializer=serializer)
     theirs.send_task("pipeline.publish", kwargs=GIVEN, queue="pipeline.schedule", compression="gzip")

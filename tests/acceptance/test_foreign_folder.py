@@ -1,4 +1,4 @@
-"""A worker started by the `celery` script in a folder of somebody else's: it finds the modules that lie there."""
+"""A worker started by the `celery` script in a user's folder finds the modules there."""
 
 import os
 import subprocess

@@ -30,7 +30,7 @@ WHERE h.name = :handler AND r.status = 'committed'
 
 @pytest.fixture
 def empty(nodes: Installation) -> Installation:
-    """An installation without nodes and without a past, so that nobody has ever rung for its producer."""
+    """An installation without nodes and without history, so that its producer never ran."""
     nodes.workflow = "works"
     return nodes
 
@@ -151,7 +151,7 @@ def test_exactly_the_request_that_an_operator_approved_is_sent(works: Installati
 
 
 def asked(works: Installation) -> dict[str, Any]:
-    """The requests that wait for a person, by event."""
+    """The requests that wait for approval, by event."""
     return {row.params["event"]: row for row in works.ledger() if row.status == "pending"}
 
 

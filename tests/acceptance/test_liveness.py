@@ -1,4 +1,4 @@
-"""What a supervisor's probe looks at: a file that is young as long as the process goes round."""
+"""The liveness file is fresh as long as the process works."""
 
 import shlex
 import subprocess
@@ -16,7 +16,7 @@ PROBE = "test -n \"$(find {file} -newermt '-{seconds} seconds')\""
 
 
 def is_alive(file: Path, seconds: float = 60) -> bool:
-    """What the probe says."""
+    """The result of the probe."""
     return subprocess.run(PROBE.format(file=shlex.quote(str(file)), seconds=seconds), shell=True).returncode == 0
 
 

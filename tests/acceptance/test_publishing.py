@@ -24,7 +24,7 @@ from tests.support.wait import wait_for
 
 
 def begin(shop: Installation) -> None:
-    """A worker that stays from test to test and hears nothing but what it is sent: every sweep is an hour away."""
+    """Start a worker that stays from test to test and receives only what a test sends: every sweep is an hour away."""
     shop.sweep_nothing()
     shop.worker(**RARE)
 
@@ -133,7 +133,7 @@ END $$
 def changed(shop: Installation, statement: str) -> None:
     """Change the database over a connection of its own, and end all others, as a failover does.
 
-    Both at once: nobody comes back for an hour to work that is begun in between and loses its connection.
+    Both at once: work that begins in between and loses its connection would not be repeated for an hour.
     """
     name = make_url(shop.database_url).database
     engine = create_engine(shop.database_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")

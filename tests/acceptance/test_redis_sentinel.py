@@ -59,7 +59,7 @@ class Watched:
         self._asked("sentinel", "SENTINEL SET", "orders", "down-after-milliseconds", str(milliseconds))
 
     def _has_taken_over(self) -> bool:
-        """It says so itself, and the Sentinel sends everybody there."""
+        """The replica reports that it is the primary, and the Sentinel names it."""
         _, port = self._asked("sentinel", "SENTINEL GET-MASTER-ADDR-BY-NAME", "orders")
         return self._asked("replica", "ROLE")[0] == b"master" and int(port) == self.ports["replica"]
 

@@ -39,7 +39,7 @@ Refusal = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def refusal(installation: Installation) -> Iterator[Refusal]:
-    """How a worker ends that should not have started, and what it says."""
+    """The exit code and the last lines of a worker that refuses to start."""
     with subprocess.Popen(
         [sys.executable, "-c", _FORKS], cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as forks:

@@ -1,4 +1,4 @@
-"""Work goes on by its own doorbells: every sweep is an hour away, and nobody waits for one."""
+"""Wake-up messages are enough: every sweep is an hour away, and no run waits for one."""
 
 from datetime import timedelta
 from uuid import uuid4

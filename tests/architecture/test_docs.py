@@ -1,4 +1,4 @@
-"""The documents say what the code says, and every pointer in them points at something."""
+"""The documents agree with the code, and every link and name in them exists."""
 
 import ast
 import re

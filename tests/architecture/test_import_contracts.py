@@ -74,7 +74,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def write(copy: Path, module: str, line: str) -> int:
-    """Add a line to a module of the copy, and say where its last line stands."""
+    """Add a line to a module of the copy; return the number of its last line."""
     file = copy / "pipeline" / module
     text = f"{file.read_text()}\n{line}\n"
     file.write_text(text)

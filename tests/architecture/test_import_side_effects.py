@@ -1,4 +1,4 @@
-"""Importing the package does nothing: no network, no process, no file, no thread, no look at the environment."""
+"""Importing the package does nothing: no network, no process, no file, no thread, no read of the environment."""
 
 import ast
 import json

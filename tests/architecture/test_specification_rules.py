@@ -1,4 +1,4 @@
-"""Every numbered rule is proved by a test, or says plainly that it is not yet."""
+"""Every numbered rule has a test, or its state says that it has none yet."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ SECRET = {"payload", "params", "result", "data", "state", "ui", "error", "eviden
 
 
 def announcements(source: str) -> Iterator[tuple[ast.Call, list[str]]]:
-    """Every call of ``log_on_commit`` with the names it may say."""
+    """Every call of ``log_on_commit`` with the names it may log."""
     module = ast.parse(source)
     for function in functions(module):
         for node in ast.walk(function):
@@ -54,7 +54,7 @@ Announcement = tuple[str, ast.Call, list[str]]
 
 @pytest.fixture(scope="module")
 def announced() -> list[Announcement]:
-    """Every announcement of the package: where it stands, the call, and the names it may say."""
+    """Every logged transition of the package: its location, the call, and the names it may log."""
     return [
         (f"{label(path)}:{call.lineno}", call, said)
         for path in modules("pipeline")
@@ -95,7 +95,7 @@ def test_a_bad_field_is_found(line: str, bad: list[str]) -> None:
 
 
 def is_member(node: ast.expr) -> bool:
-    """Whether it is a member of an enum: one of our own words, whatever the field is called."""
+    """Whether it is a member of an enum: a name of our own, whatever the field is called."""
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id[0].isupper()
 
 

@@ -1,4 +1,4 @@
-"""A look that takes its worker down has a budget like any other: nothing is asked for ever."""
+"""A reconcile attempt that kills its worker is counted like any other, so attempts end."""
 
 from datetime import timedelta
 from typing import Any
@@ -25,7 +25,7 @@ WATCHFUL = ReconcilePolicy(max_attempts=2, monitor_after=(timedelta(minutes=10),
 
 
 class _KilledError(BaseException):
-    """Ends a look as a killed process does: nothing after it runs."""
+    """Ends a reconcile as a killed process does: nothing after it runs."""
 
 
 def _dies(*_: Any) -> Any:
@@ -33,7 +33,7 @@ def _dies(*_: Any) -> Any:
 
 
 def doubted(db: Database, **bounds: Any) -> tuple[Shop, Inline]:
-    """A mutation in doubt, at which only the background can look."""
+    """A mutation in doubt that only the background can reconcile."""
     shop = a_shop(**bounds)
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell()
@@ -43,7 +43,7 @@ def doubted(db: Database, **bounds: Any) -> tuple[Shop, Inline]:
 
 
 def looks_that_kill(run: Inline, monkeypatch: pytest.MonkeyPatch, *, rounds: int, pause: timedelta) -> int:
-    """So many rounds of the background, in which every look takes its worker down; how many did."""
+    """Run so many rounds in which every reconcile kills its worker; return how many did."""
     killed = 0
     with monkeypatch.context() as patch:
         patch.setattr(Reconciler, "_call_reconcile", _dies)
@@ -60,7 +60,7 @@ def looks_that_kill(run: Inline, monkeypatch: pytest.MonkeyPatch, *, rounds: int
 
 
 def settled(db: Database, policy: ReconcilePolicy = WATCHFUL) -> tuple[Shop, Inline]:
-    """A mutation that was not found, settled so, done again, and is still watched."""
+    """A mutation that was not found, resolved so, replaced, and is still monitored."""
     shop = Shop()
     shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=policy)
     shop.mail.will(Does.TIMES_OUT_BEFORE)

@@ -1,4 +1,4 @@
-"""Every look that is due is taken, put off or given to a person: none stands in the way of the others."""
+"""Every due reconcile is done, postponed or escalated; none delays the others."""
 
 from datetime import timedelta
 from typing import Any
@@ -23,7 +23,7 @@ NEVER = BreakerPolicy(min_unknown=1000)
 
 
 def watched(db: Database, orders: int = 1, **switches: Any) -> tuple[Shop, Inline]:
-    """Mutations that were not found, settled so, done again, and are still watched."""
+    """Mutations that were not found, resolved so, replaced, and are still monitored."""
     shop = Shop(on_uncertain="contain", concurrency=20, **switches)
     shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=WATCHFUL, breaker=NEVER)
     shop.mail.will(*[Does.TIMES_OUT_BEFORE] * orders)
@@ -37,7 +37,7 @@ def watched(db: Database, orders: int = 1, **switches: Any) -> tuple[Shop, Inlin
 
 
 def doubted(db: Database, version: int = 2) -> tuple[Shop, Inline]:
-    """A mutation in doubt at which the background has looked once, in vain."""
+    """A mutation in doubt that the background has reconciled once without a verdict."""
     shop = Shop(on_uncertain="contain", concurrency=2, version=version)
     shop.mail = scripted("mail", timeout=timedelta(seconds=30))
     shop.mail.will(Does.TIMES_OUT_BEFORE)

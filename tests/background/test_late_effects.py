@@ -1,4 +1,4 @@
-"""What was settled on weak evidence is looked for again; what surfaces late is an alarm that names both sides."""
+"""Mutations resolved on weak evidence are monitored; a late effect is an alarm that names both sides."""
 
 from datetime import timedelta
 from typing import Any
@@ -23,7 +23,7 @@ WATCHFUL = ReconcilePolicy(max_attempts=1, monitor_after=(timedelta(minutes=10),
 
 
 def settled(db: Database, how: str = "did_not_happen", policy: ReconcilePolicy = WATCHFUL) -> tuple[Shop, Inline, Any]:
-    """A mutation that nobody could find and a person settled; its order was done again if it was not skipped."""
+    """A mutation that was not found and that an operator resolved; its order was replaced if it was not skipped."""
     shop = Shop()
     shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=policy)
     shop.mail.will(Does.TIMES_OUT_BEFORE)
@@ -139,7 +139,7 @@ def test_a_mutation_that_was_not_found_is_monitored_too(db: Database) -> None:
 
 @pytest.mark.broken_on_purpose
 def test_a_late_result_of_a_call_that_was_resolved_as_failed_is_an_alarm(db: Database) -> None:
-    """A process froze with the answer in its hands for so long that a person decided without it."""
+    """A process with the result froze for so long that an operator resolved it."""
     shop = Shop()
     shop.mail = scripted("mail", can_reconcile=False)
     run = shop.started(db)

@@ -1,4 +1,4 @@
-"""People are told of what waits for them, once while it lasts, whatever a receiver makes of other notices."""
+"""Operators are notified once of each open item, whatever a receiver does with other notices."""
 
 import pytest
 
@@ -26,7 +26,7 @@ class Receiver:
         self.told.append(notice)
 
     def taken(self) -> list[tuple[str, str, str]]:
-        """Kind, workflow and subject of what came since the last question."""
+        """Kind, workflow and subject of the notices since the last call."""
         told, self.told = self.told, []
         return [(notice.kind, notice.workflow, notice.subject) for notice in told]
 

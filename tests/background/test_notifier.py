@@ -1,4 +1,4 @@
-"""People are told once of what waits for them, by a receiver that can check who says so."""
+"""Operators are notified once, through a receiver that can check the signature."""
 
 import hmac
 import json
@@ -25,7 +25,7 @@ SECRET = "only we know"
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Keeps what it was sent; answers as the test says."""
+    """Keeps what it was sent; answers as the test sets it."""
 
     got: list[tuple[dict[str, Any], bool]]
     status: int
@@ -38,7 +38,7 @@ class Receiver(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture

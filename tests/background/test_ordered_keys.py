@@ -1,4 +1,4 @@
-"""An ordered key whose head is declined rests, holds up no other key, and goes on where it stood."""
+"""An ordered key whose head is declined waits, delays no other key, and continues in order."""
 
 from datetime import timedelta
 from typing import Any

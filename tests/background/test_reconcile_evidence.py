@@ -1,4 +1,4 @@
-"""What a look proves, and when: too early, too late, from the wrong worker, with words that must not be repeated."""
+"""What a reconcile proves: too early, too late, from the wrong worker, with text that must not be shown."""
 
 import threading
 from datetime import timedelta

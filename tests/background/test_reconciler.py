@@ -1,4 +1,4 @@
-"""What follows when nobody knows whether a mutation happened: a look at once, looks in the background, a person."""
+"""An unknown outcome: one reconcile at once, more in the background, then an operator."""
 
 from collections import Counter
 from datetime import timedelta
@@ -261,7 +261,7 @@ def test_a_retry_verdict_may_ask_for_a_longer_pause(db: Database) -> None:
 
 
 def test_a_late_result_of_a_worker_that_was_taken_for_dead_resolves_the_doubt(db: Database) -> None:
-    """A process that froze past its lease with the answer in its hands knows what nobody else does."""
+    """A process that froze past its lease still has the result."""
     shop = a_shop(can_reconcile=False)
     run = shop.started(db)
 

@@ -1,4 +1,4 @@
-"""Runs that nobody holds are rung for in turns, and the doctor tells a run that waits from one that is forgotten."""
+"""Runs without a holder are redispatched in turn; the doctor tells waiting runs from forgotten ones."""
 
 from collections import Counter
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""A look that cannot tell one request from the next finds what was rightly done again. That is no late effect."""
+"""A reconcile that cannot tell requests apart finds the replacement effect, which is no late effect."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,7 +22,7 @@ Charge = dict[str, Any]
 
 
 class Till(Connector):
-    """Takes charges, of which the first never arrives, and finds them as the test says."""
+    """Takes charges, of which the first never arrives, and finds them as the test sets it."""
 
     name = "till"
 
@@ -59,7 +59,7 @@ class Till(Connector):
 
 
 def by_order(charges: list[Charge], _key: str) -> Verdict:
-    """The last one of this order, whoever asked for it."""
+    """The last one of this order, whichever run requested it."""
     return Applied(charges[-1]["result"]) if charges else NotFound()
 
 
@@ -92,7 +92,7 @@ def done_again(db: Database, till: Till, then: str = "charge") -> tuple[Inline, 
 
 
 def looked_for(run: Inline) -> list[str]:
-    """What the doctor says after the next look of the watch."""
+    """The doctor's findings after the next monitor check."""
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
     run.sweeps.sessions()

@@ -1,4 +1,4 @@
-"""Recovery goes on past what it cannot mend."""
+"""Recovery continues past a run that it cannot rescue."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Scheduler and sweeps: what they start, repair and ring for, one bounded pass at a time."""
+"""Scheduler and sweeps: what they start, repair and dispatch, one bounded pass at a time."""
 
 from datetime import timedelta
 from typing import Any
@@ -37,7 +37,7 @@ from tests.support.table_reads import one, status_of
 
 
 class Mail(Connector):
-    """An outside system whose answer to a look is set by the test."""
+    """An outside system whose verdict is set by the test."""
 
     name = "mail"
     verdict: Any = None
@@ -48,7 +48,7 @@ class Mail(Connector):
 
     @send.reconcile
     def find(self, call: Call, *, to: str) -> Any:
-        """Whatever the test says."""
+        """Return the verdict that the test sets."""
         del call, to
         if isinstance(self.verdict, BaseException):
             raise self.verdict
@@ -77,7 +77,7 @@ def sweeps(db: Database, rung: list[DispatchMessage]) -> Sweeps:
 
 
 def _billing() -> Workflow:
-    """The workflow whose rows the factories make: it must be known here for its mutations to be looked at."""
+    """The workflow whose rows the factories make: it must be known here for its mutations to be reconciled."""
     billing = Workflow("billing")
     billing.effect(billing.topic("in"))(lambda ctx, event: None)
     return billing

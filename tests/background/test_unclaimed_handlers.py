@@ -1,4 +1,4 @@
-"""Places are for runs that somebody can take: what no worker knows, or code has left behind, holds none for ever."""
+"""Runs of unclaimed and retired handlers do not use up the concurrency for ever."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -193,7 +193,7 @@ def old_and_new(*, is_old: bool) -> tuple[Workflow, Topic, Topic]:
 
 
 def skipped(run: Inline) -> tuple[int, dict[str, str]]:
-    """A person does what is suggested: goes on without everything that the retired handler has left."""
+    """Skip all events of the retired handler, as the advice suggests."""
     desk = Quarantine(run.db)
     chosen = desk.entries(QuarantineFilter(workflow="shop", handler="old", is_waiting=True))
     done = desk.act(QuarantineAction.SKIP, chosen, TESTER)

@@ -1,4 +1,4 @@
-"""What the guide grants to a service with a role of its own is enough, and no more than it says."""
+"""The grants of the guide are enough for a service with a role of its own, and no more."""
 
 import os
 import re

@@ -1,8 +1,8 @@
 """For every scenario, a crash at every commit boundary: nothing is lost, nothing happens twice, no orphan.
 
-The walker that dies is replaced by another that is every sweep, the scheduler and a person at once.
+The process that dies is replaced by another that acts as every sweep, the scheduler and the operator.
 Each boundary is tried twice: with the transaction's writes lost, and with them kept. In some scenarios
-the one who mends dies too, at each of its own boundaries, and a third takes over.
+the repairing process dies too, at each of its own boundaries, and a third takes over.
 """
 
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(600)  # thousands of small transactions: minute
 
 @dataclass(frozen=True)
 class Scenario:
-    """A workflow's options, what the world does with the first event, and how the walker behaves."""
+    """A workflow's options, what the outside system does with the first event, and how the process behaves."""
 
     world: tuple[Behaviour, ...] = ()
     workflow: dict[str, Any] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def test_a_second_crash_at_any_boundary_of_the_mending_loses_nothing_and_repeats
 
 
 class Play:
-    """One scenario in a workflow of its own: somebody dies, perhaps another too, and the last one settles all."""
+    """One scenario in a workflow of its own: one process dies, perhaps another too, and the last one finishes."""
 
     def __init__(self, db: Database, scenario: Scenario, label: str) -> None:
         self.db, self.scenario, self.workflow = db, scenario, f"billing-{label}"
@@ -153,7 +153,7 @@ class Play:
         return died
 
     def mends(self, crashing: CrashingDatabase) -> bool:
-        """Settle until the crash; False if there was none."""
+        """Run until idle or until the crash; False if there was none."""
         return self._until_the_crash(crashing, self._walker(crashing).settle)
 
     def settles(self) -> None:

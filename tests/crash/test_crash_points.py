@@ -30,7 +30,7 @@ SIZES = [pytest.param(1, id="alone"), pytest.param(8, id="in a cohort")]
 
 
 def shape(run: Inline) -> list[tuple[Any, ...]]:
-    """What the database says, without ids and times."""
+    """The state of the database, without ids and times."""
     with run.db.transaction() as tx:
         return [tuple(row) for row in tx.all(_SHAPE)]
 

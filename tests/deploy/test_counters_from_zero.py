@@ -1,4 +1,4 @@
-"""What rules watch for steps is told from zero on: of a series that begins with a step, Prometheus sees none."""
+"""Counters that alerts use begin at zero: Prometheus sees no increase in a series that begins above zero."""
 
 import re
 

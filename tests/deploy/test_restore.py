@@ -1,4 +1,4 @@
-"""What a restore to a point in time forgets, and what the guide says to do about it. The world is not restored."""
+"""What a restore to a point in time forgets, and what the guide advises. Outside systems are not restored."""
 
 import os
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _USERS = text("SELECT FROM pg_stat_activity WHERE datname = :name AND backend_ty
 
 
 class Place:
-    """A shop, its database, and a world that remembers what a database may forget."""
+    """A shop, its database, and an outside system that remembers what a database may forget."""
 
     def __init__(self, server_url: str, stack: ExitStack) -> None:
         self.server_url, self.stack = server_url, stack

@@ -26,7 +26,7 @@ MOST_EXPOSED = 2.0
 
 
 def values(path: Path, key: str) -> list[str]:
-    """What a unit says under a key, in order."""
+    """The values of a key in a unit, in order."""
     return re.findall(rf"^{key}=(.*)$", path.read_text(), re.MULTILINE)
 
 
@@ -49,7 +49,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def analyzed(root: Path, *arguments: str) -> str:
-    """What systemd has to say about it."""
+    """The output of systemd-analyze."""
     command = [str(ANALYZE), *arguments[:1], f"--root={root}", *arguments[1:]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr

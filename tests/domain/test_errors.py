@@ -1,4 +1,4 @@
-"""The errors: one tree, drawn where it is defined, and messages a person can act on."""
+"""The errors: one tree, drawn where it is defined, and messages that an operator can act on."""
 
 import inspect
 import pickle

@@ -133,7 +133,7 @@ def test_the_categories_of_the_engine_are_kinds_of_failure(category: ExceptionTy
 
 
 class NotJsonError(OSError, ValueError):
-    """As clients say that the answer of a server is not JSON."""
+    """As clients report a response that is not JSON."""
 
 
 @pytest.mark.parametrize("error", [ssl.SSLCertVerificationError("certificate has expired"), NotJsonError("no")])

@@ -1,4 +1,4 @@
-"""A model is published as whoever has no model would publish it, or refused before anything of it is lost."""
+"""A model is published as the equal plain JSON, or refused before any of it is lost."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -45,7 +45,7 @@ class Bigger(Part):
 
 
 class Mute:
-    """Does not say when two of it are equal."""
+    """Has no equality of its own."""
 
 
 class Order(BaseModel):
@@ -73,7 +73,7 @@ ORDER = {
 
 
 class Named(BaseModel):
-    """Written by another name, for somebody else, than it is read by."""
+    """Written by another name than it is read by."""
 
     order_id: str = Field(serialization_alias="orderId")
 
@@ -120,7 +120,7 @@ class Box(BaseModel):
 
 
 class Opaque(BaseModel):
-    """Holds what JSON has no words for."""
+    """Holds a value that JSON lacks."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

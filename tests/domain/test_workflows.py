@@ -1,4 +1,4 @@
-"""The one word people are shown, for every combination of a person's wish and the system's blocks."""
+"""The shown status, for every combination of the operator's wish and the system's blocks."""
 
 from itertools import combinations
 

@@ -1,7 +1,7 @@
-"""What the verbs should do, written again without a database: the judge of the state machine test.
+"""A model of the transitions without a database: the judge of the state machine test.
 
 Deliberately simple and independent of ``pipeline.domain``: a run knows its phase, whether it is
-moving, who holds it and what it holds; an event knows where it is; the world knows what happened.
+moving, who holds it and what it holds; an event knows where it is; the outside system knows what happened.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""More random steps: approvals, replaced payloads, a person's acts on events, watermarks, whole cohorts."""
+"""More random steps: approvals, replaced payloads, an operator's acts on events, watermarks, whole cohorts."""
 
 from contextlib import nullcontext
 
@@ -59,7 +59,7 @@ class Acts(Lifecycle):
 
     @rule(pick=PICK, act=st.sampled_from(sorted(_ACTS)))
     def act_on_event(self, pick: int, act: str) -> None:
-        """A person decides about one event, unless a run holds it or is being shown it."""
+        """An operator decides about one event, unless a run holds it or is offered it."""
         event = EventId(list(self.names)[pick % len(self.names)])
         verb, needs, becomes = _ACTS[act]
         may = self.model.events[event] in needs and not self._is_offered(event)
@@ -121,7 +121,7 @@ class Acts(Lifecycle):
         return run.holds(item.fence) and run.phase == "emitting"
 
     def settle(self, rounds: int = 200) -> None:
-        """Recover, decide, mend, carry forward, start only what is due: then nothing may be left over."""
+        """Recover, resolve, deploy, retry, start only what is due: then nothing may be left."""
         for number in range(rounds):
             self.everybody_dies_and_is_recovered()
             for run in [run for run in self.model.runs.values() if run.waiting]:

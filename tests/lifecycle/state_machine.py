@@ -1,4 +1,4 @@
-"""The verbs of workers, sweeps and a person as random steps, each compared with the model beside Postgres."""
+"""Transitions of workers, sweeps and an operator as random steps, each compared with the model."""
 
 from collections import Counter
 from dataclasses import replace
@@ -93,7 +93,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule(pick=PICK, steps=st.integers(1, 6), answer=st.sampled_from(["applied", "refused", "silence", "late"]))
     def forward(self, pick: int, steps: int, answer: str) -> None:
-        """A worker that does the natural next thing to a run, a few times: random verbs alone go nowhere."""
+        """Let a worker take the natural next steps of a run: random transitions alone do not get far."""
         moving = [run for run in self.model.runs.values() if run.moving and not run.waiting]
         if not moving:
             self.start(2)
@@ -181,7 +181,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(pick=PICK, applies=st.booleans(), answers=st.booleans())
     @precondition(lambda self: self.tokens)
     def send(self, pick: int, applies: bool, answers: bool) -> None:
-        """The world applies or not, and answers or not. Without an answer the worker just dies."""
+        """The outside system applies or not, and answers or not. Without an answer the worker dies."""
         run, held = self._held(pick)
         if run.ledger != "in_flight" or not run.holds(held.fence) or run.mutation_id in self.happened:
             return
@@ -195,7 +195,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(pick=PICK, applied=st.booleans())
     @precondition(lambda self: self.tokens)
     def late_verdict(self, pick: int, applied: bool) -> None:
-        """A worker reports what it heard, whether or not it still holds the run. It never lies."""
+        """A worker reports a true verdict, whether or not it still holds the run."""
         run, held = self._held(pick)
         if run.mutation_id is not None and (run.mutation_id in self.happened) == applied:
             self._verdict(run, held.fence, applied)
@@ -267,7 +267,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule(pick=PICK, says=st.sampled_from(["truth", "skip"]), recover=st.booleans())
     def clean_up(self, pick: int, says: str, recover: bool) -> None:
-        """What sweeps and persons do one after the other, so that stopped work gets going again."""
+        """Do what sweeps and operators do, one after the other, so that stopped work continues."""
         if recover:
             self.everybody_dies_and_is_recovered()
         self.person(pick, says)

@@ -1,4 +1,4 @@
-"""Random verbs, random crashes, several workers and a person, against a model beside Postgres."""
+"""Random transitions, random crashes, several workers and an operator, against a model."""
 
 from collections.abc import Callable
 from random import Random  # noqa: TID251 - a seeded walk repeats itself exactly
@@ -35,7 +35,7 @@ def test_random_transitions_crashes_and_operators_agree_with_the_model(db: Datab
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_long_walk_of_weighted_transitions_agrees_with_the_model(db: Database, seed: int) -> None:
-    """Hypothesis shrinks well but stays shallow; a long seeded walk reaches runs carried forward many times."""
+    """Hypothesis shrinks well but stays shallow; a long seeded walk reaches runs that were retried many times."""
     chance = Random(seed)
     machine: Acts = type("BoundMachine", (Acts,), {"db": db})()
     machine.begin(

@@ -1,4 +1,4 @@
-"""Who holds a run when two want it: claims, rescues, zombies, and a person."""
+"""Which of two callers gets a run: claims, rescues, late workers and operators."""
 
 from collections.abc import Callable
 from typing import Any
@@ -191,7 +191,7 @@ def test_a_skip_against_the_commit_of_the_retry_is_refused(db: Database) -> None
 
 
 def lapsed_run(db: Database, phase: Phase) -> Any:
-    """A run whose lease has run out and that nobody has recovered yet."""
+    """A run whose lease has lapsed and that was not rescued yet."""
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, phase)

@@ -1,4 +1,4 @@
-"""Commits beside deploys and beside each other: nobody waits in a circle and no state is lost."""
+"""Commits beside deploys and beside each other: no deadlock, and no state is lost."""
 
 from dataclasses import replace
 from typing import Any

@@ -150,7 +150,7 @@ def test_a_watermark_never_passes_an_event_that_a_slow_publisher_has_not_committ
 
 
 def test_a_watermark_waits_for_the_very_first_publisher_as_well(db: Database) -> None:
-    """No transaction began after the slow one: the newest id that anybody can see is its own."""
+    """No transaction began after the slow one: the newest visible id is its own."""
     a_workflow(db)
     with db.transaction() as slow:
         published = events.publish(slow, "billing", [NewEvent(topic=IN, message_id="slow", payload={})])
@@ -164,7 +164,7 @@ def test_a_watermark_waits_for_the_very_first_publisher_as_well(db: Database) ->
 
 
 def test_watermarks_cannot_be_raised_by_a_transaction_that_has_written_already(db: Database) -> None:
-    """Its own id would be older than the horizon it notes, and say nothing about publishers in between."""
+    """Its own id would be older than the horizon it notes, and prove nothing about publishers in between."""
     a_workflow(db)
     with db.transaction() as tx:
         events.publish(tx, "billing", [NewEvent(topic=IN, message_id="m1", payload={})])

@@ -1,4 +1,4 @@
-"""One lock order for all verbs: workflow, run, mutation, events. Proved by holding one and looking at the next."""
+"""One lock order for all transitions: workflow, run, mutation, events. A held row makes the next one wait."""
 
 from collections.abc import Callable
 from typing import Any

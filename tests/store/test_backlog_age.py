@@ -1,4 +1,4 @@
-"""The age of a backlog is of what may be taken now: a workflow that is held back on purpose pages and scales nobody."""
+"""The age of a backlog counts available events only: a held workflow raises no alert and scales no worker."""
 
 from collections.abc import Callable
 from datetime import timedelta

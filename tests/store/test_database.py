@@ -1,4 +1,4 @@
-"""Connections and transactions on a real Postgres: what is said, when, on whose clock, over which connection."""
+"""Connections and transactions on a real Postgres: what is logged, when, on whose clock, over which connection."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ Said = Callable[[], list[str]]
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Said]:
-    """The lines said so far."""
+    """The log lines so far."""
     with caplog.at_level(logging.INFO, logger="pipeline"):
         yield lambda: [record.getMessage().partition(" ")[0] for record in caplog.records]
 

@@ -1,6 +1,6 @@
-"""What people look at stays quick however much is behind it: no list scans a large table, none reads more of it.
+"""Listings stay quick however long the history: no list scans a large table, none reads more of it.
 
-The same look is explained in a database with a short history and in one with a long one.
+The same listing is explained in a database with a short history and in one with a long one.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The statements that look for work do not read what is long done.
+"""The statements that search for work do not read finished work.
 
 A table of finished work only grows. Each statement is explained as it is sent, with real parameters,
 in databases that differ in nothing but how much is behind them: a sequential scan of a large table,
@@ -41,7 +41,7 @@ def ids(things: Any) -> list[str]:
 
 
 def loner(crowd: Crowd) -> dict[str, Any]:
-    """A peek whose watermark does not help: one old event that nobody has settled holds it down."""
+    """A peek whose watermark does not help: one old open event holds it down."""
     return {"handler_id": crowd.handler_id, "topic": IN, "limit": 10, "low_watermark": 0}
 
 
@@ -243,7 +243,7 @@ def crowds(embedded: servers.Servers) -> Iterator[Callable[[str], Crowd]]:
 
 
 def explained(crowd: Crowd, asked: Asked, *, options: str = "") -> dict[str, Any]:
-    """The plan of the very statement a verb sends; whatever running it would change is rolled back."""
+    """The plan of the statement that a transition sends; whatever running it would change is rolled back."""
     statement, params = asked
     with crowd.db.engine.connect() as connection:
         connection.execute(text("SET LOCAL session_replication_role = replica"))  # plans, not what triggers refuse

@@ -1,4 +1,4 @@
-"""The modules that only look: every statement of theirs runs where Postgres refuses to write."""
+"""The modules that only read: every statement of theirs runs in a read-only transaction."""
 
 from collections.abc import Iterator
 from datetime import timedelta

@@ -30,7 +30,7 @@ def pairs() -> Shop:
 
 
 def moved(run: Inline) -> None:
-    """What a dump leaves of a consumer that rests, and of what it rests on."""
+    """What a dump keeps of an idle consumer and its snapshot."""
     with run.db.transaction() as tx:
         tx.execute(text(f"UPDATE pipeline.handlers SET idle_snapshot = '{AHEAD}:{AHEAD}:' WHERE name = 'Send'"))
         tx.execute(text(f"UPDATE pipeline.deliveries SET xid = '{AHEAD - 5}'"))

@@ -1,4 +1,4 @@
-"""Row types say what the tables and the statements return."""
+"""Row types describe what the tables and the statements return."""
 
 import pkgutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The lists of allowed words in the database are the enums of the code, no more and no less."""
+"""The allowed values in the database are the enums of the code, no more and no less."""
 
 import re
 from enum import StrEnum
@@ -54,7 +54,7 @@ def test_every_list_in_the_database_has_its_enum(db: Database) -> None:
 
 
 def test_every_literal_in_a_constraint_is_a_member_of_an_enum(db: Database) -> None:
-    """A rule that names a status nobody can have would never refuse anything."""
+    """A constraint that names an impossible status would never refuse anything."""
     spoken = {member.value for enum in ENUMS.values() for member in enum}
     strays = {
         name: unknown

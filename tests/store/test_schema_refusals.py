@@ -1,6 +1,6 @@
 """What the database refuses by itself, one case per sentence of the schema.
 
-Every case starts from a row that the verbs reached and tries to write past them. The write is rolled
+Every case starts from a row that transitions reached and writes without them. The write is rolled
 back, so the invariants hold afterwards. A constraint without a case fails the last test here.
 """
 
@@ -61,7 +61,7 @@ def carried_forward(db: Database) -> dict[str, Any]:
 
 
 def mended(db: Database) -> dict[str, Any]:
-    """A workflow in maintenance that somebody was asked to mend, paused by a person meanwhile."""
+    """A workflow in maintenance with an open task, paused by an operator meanwhile."""
     keys = fresh(db)
     with db.transaction() as tx:
         workflows.enter_maintenance(tx, "billing", "division by zero")
@@ -88,7 +88,7 @@ in_doubt = blocked = stopped_in(Phase.MUTATING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A row reached by the verbs, a write no verb makes, and the rule that refuses it."""
+    """A row reached by transitions, a write that no transition makes, and the constraint that refuses it."""
 
     refused_by: str
     given: Given

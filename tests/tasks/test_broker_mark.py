@@ -1,4 +1,4 @@
-"""Two installations on one broker would take each other's events: the second to come is told."""
+"""Two installations on one broker would take each other's events: the second one logs an error."""
 
 import logging
 from collections.abc import Iterator

@@ -18,7 +18,7 @@ at_once = partial(mutation, settle=timedelta(0))
 
 
 class Base(Connector):
-    """Where the server is, and what it is told."""
+    """The address of the server, and what is sent to it."""
 
     def __init__(self, url: str) -> None:
         self.url, self.token = url, SecretStr(TOKEN)
@@ -40,7 +40,7 @@ class Base(Connector):
 
 
 class Keyed(Base):
-    """Honours the key. A liar says something else about it in ``sends``."""
+    """Honours the key. A false connector returns something else in ``sends``."""
 
     @at_once(keyed=True)
     def make(self, call: Call, *, what: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Plain(Base):
 
 
 class HonestA(Base):
-    """Keyed, and can be asked. A liar answers something else in ``says``."""
+    """Keyed, and can reconcile. A false connector returns something else in ``says``."""
 
     name = "honest-a"
 
@@ -93,7 +93,7 @@ class HonestB(Base):
 
 
 class HonestC(Keyed):
-    """Keyed, and nobody can be asked."""
+    """Keyed, and cannot reconcile."""
 
     name = "honest-c"
 

@@ -21,7 +21,7 @@ from pipeline.domain.errors import TransientError
 
 
 class World(ThreadingHTTPServer):
-    """What happened, by key. ``hides`` keeps it from those who look, as a search index that lags does."""
+    """What happened, by key. ``hides`` keeps it from a search, as a search index that lags does."""
 
     daemon_threads = True
 
@@ -97,7 +97,7 @@ class Answer:
 
 
 class AnswerError(Exception):
-    """The server did not say yes."""
+    """The server did not respond with success."""
 
     def __init__(self, response: Answer) -> None:
         self.response = response

@@ -1,4 +1,4 @@
-"""The conformance kit passes connectors that tell the truth, and names the lie of those that do not."""
+"""The conformance kit passes true connectors and reports the false verdict of others."""
 
 import threading
 from collections.abc import Callable
@@ -216,7 +216,7 @@ def test_an_index_that_lags_longer_than_the_settle_window_fails(world: World, pr
 
 def test_an_index_that_lags_within_the_settle_window_passes(world: World, proxy: FaultyProxy) -> None:
     class Once(threading.Event):
-        """Whoever looks first does not find it, and everybody after him does."""
+        """The first search does not find it, and every later one does."""
 
         def is_set(self) -> bool:
             was_set = super().is_set()

@@ -1,4 +1,4 @@
-"""The proxy does with connections and requests what it is told, over real sockets."""
+"""The proxy applies its faults to connections and requests, over real sockets."""
 
 import socket
 import threading
@@ -184,7 +184,7 @@ def test_connections_are_refused_while_the_server_is_down(world: World) -> None:
 
 @pytest.fixture
 def echo() -> Iterator[tuple[str, int]]:
-    """A server of no protocol at all: it greets, and says everything back."""
+    """A server of no protocol at all: it greets, and echoes everything."""
     door = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

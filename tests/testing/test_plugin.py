@@ -1,4 +1,4 @@
-"""The fixtures that users get: they work in a project that knows nothing of ours, and disturb nobody else's tests."""
+"""The fixtures that users get: they work in a project of its own, and disturb no other tests."""
 
 import os
 import subprocess

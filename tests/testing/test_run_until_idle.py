@@ -1,4 +1,4 @@
-"""When the test kit calls a workflow at rest: nothing is left to do, whatever the clock goes on to begin."""
+"""When the test kit calls a workflow idle: nothing is left to do, whatever recurs with the clock."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

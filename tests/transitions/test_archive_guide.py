@@ -1,4 +1,4 @@
-"""The recipe by which people empty the archive, run as the guide writes it."""
+"""The recipe that empties the archive, run as the guide prints it."""
 
 import csv
 import io

@@ -107,7 +107,7 @@ def test_an_approved_request_is_not_sent_by_a_worker_whose_lease_has_lapsed(db: 
 
 @pytest.mark.broken_on_purpose
 def test_an_unapproved_request_is_not_sent_even_by_a_run_that_is_wrongly_active(db: Database) -> None:
-    """No verb makes such a run; the guard stands for the day on which one does."""
+    """No transition makes such a run; the guard stands for the day on which one does."""
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.MUTATING, needs_approval=True)

@@ -1,4 +1,4 @@
-"""Whoever mended the cause gets the whole budget again; and one bad row never keeps the others waiting."""
+"""Failures are reset once the cause is fixed, and one bad row never delays the others."""
 
 from datetime import timedelta
 

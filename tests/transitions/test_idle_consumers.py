@@ -1,4 +1,4 @@
-"""A consumer that rests is woken by everything it could not see, and by nothing that it has declined."""
+"""An idle consumer is woken by everything it has not seen, and by nothing that it has declined."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -68,7 +68,7 @@ def test_an_ordered_key_continues_after_an_operator_skipped_or_quarantined_its_f
 def test_an_ordered_key_continues_after_its_first_event_was_quarantined_for_its_failures(
     db: Database, places: int
 ) -> None:
-    """Also when a deploy leaves the workflow one place while both runs are in the air."""
+    """Also when a deploy sets concurrency 1 while both runs are active."""
     spec = a_workflow(db, ordered=True, concurrency=3, on_logic_error="quarantine", failures=QUARANTINE)
     woken = a_woken_run(db)
     first, second = some_events(db, "m1", "m2", key="k")

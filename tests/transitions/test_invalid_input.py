@@ -1,4 +1,4 @@
-"""Bad input through the verbs: a typed error that names what was asked and what is known, and nothing written."""
+"""Bad input to transitions: a typed error that names what was asked and what is known, and nothing written."""
 
 import math
 from collections.abc import Callable
@@ -217,7 +217,7 @@ PLACES: dict[str, str] = {
 
 
 def offered(db: Database, place: str) -> Callable[[Transaction, Any, Limits], object]:
-    """The verb that takes a value at this place, and a run that is ready for it."""
+    """The transition that takes such a value, and a run that is ready for it."""
     make.a_workflow(db)
     if place == "payload":
         return lambda tx, value, limits: events.publish(tx, "billing", [an_event(payload=value)], limits=limits)

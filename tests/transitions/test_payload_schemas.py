@@ -1,4 +1,4 @@
-"""What a schema says about the form of a text is checked where events come in, as the model would read it."""
+"""Formats of a schema are checked where events come in, as the model would read them."""
 
 import re
 from datetime import date, datetime, time, timedelta

@@ -1,4 +1,4 @@
-"""Replacing a payload: only while no run can have seen it, and then everybody sees the new one."""
+"""Replacing a payload: only while no run can have seen it, and then every run sees the new one."""
 
 import pytest
 

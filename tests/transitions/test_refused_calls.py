@@ -97,7 +97,7 @@ def test_a_run_that_was_retried_with_the_same_plan_is_left_out_the_second_time(d
 def test_a_scheduler_that_comes_second_to_a_run_that_waits_starts_nothing_and_does_not_fail(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other scheduler is quicker exactly between this one's look and its act."""
+    """The other scheduler is quicker exactly between this one's read and its write."""
     a_workflow(db, failures=NO_PAUSE)
     some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)

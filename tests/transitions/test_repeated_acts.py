@@ -46,7 +46,7 @@ def test_leaving_maintenance_when_there_is_none_changes_nothing(db: Database) ->
 
 
 def test_a_commit_that_would_not_consume_all_its_inputs_is_refused_whole(db: Database) -> None:
-    """The database lets nobody take an input away; with its guards off, the verb notices."""
+    """The database lets no transition take an input away; with its guards off, the commit notices."""
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.EMITTING)

@@ -1,4 +1,4 @@
-"""Doubt, and what a person may say: quiet periods, escalation, approval, and what is refused."""
+"""Doubt and its resolution by an operator: quiet periods, escalation, approval, and what is refused."""
 
 from datetime import timedelta
 from typing import Any
@@ -225,7 +225,7 @@ def test_the_same_plan_is_tried_again_with_the_same_inputs_where_a_consumer_want
 
 
 def in_doubt(db: Database, **options: Any) -> tuple[Any, EventId]:
-    """A run whose worker vanished while its mutation was in the air."""
+    """A run whose worker vanished while its mutation was in flight."""
     request = {key: options.pop(key) for key in ("settle", "reconcilable") if key in options}
     a_workflow(db, **options)
     (event,) = some_events(db, "m1")

@@ -1,4 +1,4 @@
-"""Letting go of the past: only what nobody waits for, only when its time has come, a page at a time."""
+"""Retention: only what is not open, only after its time, a page at a time."""
 
 import threading
 from collections.abc import Callable
@@ -156,7 +156,7 @@ def test_an_unknown_outcome_keeps_its_run_its_event_and_its_block(db: Database) 
 
 
 def in_doubt(db: Database) -> tuple[Inline, Any]:
-    """A mutation that was sent a thousand days ago, and nobody knows what became of it."""
+    """A mutation that was sent a thousand days ago, and whose outcome is unknown."""
     shop = Shop(retention=MONTH)
     shop.mail = scripted("mail", policy=ReconcilePolicy(max_attempts=1, monitor_after=()))
     shop.mail.will(Does.TIMES_OUT_BEFORE)

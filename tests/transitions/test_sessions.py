@@ -1,4 +1,4 @@
-"""What a session says of its runs when it ends, however many there were and whatever was dropped on the way."""
+"""The count of a session when it ends, however many runs it had and whatever was dropped."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -23,7 +23,7 @@ FROM pipeline.runs r CROSS JOIN generate_series(1, :count)
 
 
 def busy(db: Database, orders: int, **options: Any) -> Inline:
-    """A workflow that has done its orders and has another in the air, so that its session stays open."""
+    """A workflow that has done its orders and has an active run, so that its session stays open."""
     shop = Shop(mutate=lambda ctx, prepared: None, next=lambda ctx, prepared, result: None, concurrency=3, **options)
     run = shop.started(db, orders)
     run.run()

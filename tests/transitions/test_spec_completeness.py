@@ -241,7 +241,7 @@ def test_pausing_and_resuming_touch_nothing_but_the_switch(db: Database) -> None
 
 
 def in_doubt(db: Database) -> tuple[Any, EventId]:
-    """A run whose worker vanished while its mutation was in the air."""
+    """A run whose worker vanished while its mutation was in flight."""
     a_workflow(db)
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.MUTATING)

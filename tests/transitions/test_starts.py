@@ -1,4 +1,4 @@
-"""Which events a run is shown, when a consumer is due, and how many runs may be in the air."""
+"""Which events a run is shown, when a consumer is due, and how many runs may be active."""
 
 from datetime import timedelta
 from typing import Any
@@ -214,7 +214,7 @@ def reserving(run: Any, *ids: EventId) -> PreparedRun:
 
 
 def rest(db: Database) -> None:
-    """A run of the consumer that looks at everything and wants nothing."""
+    """A run of the consumer that sees everything and takes nothing."""
     run = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:
         done = runs.finish_prepare(tx, [PreparedRun(lease=held(run))]).only()

@@ -45,7 +45,7 @@ _IN_FLIGHT = text("UPDATE pipeline.mutations SET status = 'in_flight', next_reco
 
 @pytest.mark.parametrize("then", ["reserved", "offered", "skipped"])
 def test_a_run_that_stops_does_not_release_events_it_no_longer_has(db: Database, then: str) -> None:
-    """It gave this part of its slice back unused; meanwhile somebody else decided about it."""
+    """It released this part of its slice; meanwhile an operator decided about it."""
     a_workflow(db, concurrency=3, batch=2)
     used, unused = some_events(db, "m1", "m2")
     run = prepared(db, preparing(db, started(db)[0]), used)
@@ -107,7 +107,7 @@ def test_an_operator_cannot_act_on_an_event_that_is_offered_to_a_run(db: Databas
 @pytest.mark.broken_on_purpose
 @pytest.mark.parametrize("outcome", ["success", "skipped"])
 def test_a_commit_does_not_consume_what_another_run_has_reserved(db: Database, outcome: str) -> None:
-    """No verb takes the inputs of a run that is moving; the guard stands for the day on which one does."""
+    """No transition takes the inputs of a run that is moving; the guard stands for the day on which one does."""
     a_workflow(db)
     (event,) = some_events(db, "m1")
     run = a_run(db, Phase.EMITTING)
@@ -148,7 +148,7 @@ def test_a_watermark_never_passes_an_event_that_is_still_pending(db: Database) -
 
 @pytest.mark.broken_on_purpose
 def test_a_verdict_found_out_later_counts_only_for_a_mutation_in_doubt(db: Database) -> None:
-    """No verb leaves a stopped run's mutation in flight; the guard stands for the day on which one does."""
+    """No transition leaves a stopped run's mutation in flight; the guard stands for the day on which one does."""
     a_workflow(db)
     some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.MUTATING))

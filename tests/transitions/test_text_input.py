@@ -1,6 +1,6 @@
-"""Words and numbers that come from outside: titles, errors, reasons, evidence, sizes.
+"""Text and numbers that come from outside: titles, errors, reasons, evidence, sizes.
 
-Postgres stores no NUL and no half of a surrogate pair. What a person or a caller hands in is refused
+Postgres stores no NUL and no half of a surrogate pair. Input of an operator or a caller is refused
 by name; what an exception says is recorded all the same, because a run that cannot be stopped for its
 error message is worse than a message with a character replaced.
 """
@@ -203,7 +203,7 @@ def test_a_commit_to_an_unknown_topic_changes_nothing(db: Database) -> None:
 
 
 def test_one_bad_value_in_a_cohort_writes_nothing_for_the_others(db: Database) -> None:
-    """Checked before the statement runs: whoever wants the others to land takes the bad one out first."""
+    """Checked before the statement runs: the caller must remove the bad one first."""
     make.a_workflow(db, concurrency=2)
     make.some_events(db, "m-1", "m-2")
     first, second = (make.a_run(db, Phase.PREPARING) for _ in range(2))

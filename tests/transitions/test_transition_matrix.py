@@ -1,7 +1,7 @@
-"""Every verb from every place a run or a mutation can stand: the moves that exist land, no other changes a row.
+"""Every transition from every state of a run or mutation: the allowed ones succeed, no other changes a row.
 
 The refusal is caught inside the transaction and the transaction commits, so that an unchanged row is
-the verb's doing and not that of a rollback.
+the transition's doing and not that of a rollback.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ PENDING, PREPARING, PREPARED, MUTATING, MUTATED, EMITTING, COMMITTED = Phase
 
 
 def ledger_id(run: Any) -> MutationId:
-    """The run's mutation, or one that nobody knows when it has none yet."""
+    """The run's mutation, or an unknown id when it has none yet."""
     return MutationId(run.mutation_id or uuid4())
 
 
@@ -198,7 +198,7 @@ def test_a_run_stopped_before_its_mutation_is_not_retried(db: Database, phase: P
 
 
 def a_mutation(db: Database, status: str) -> Any:
-    """A run whose mutation stands here; ``approved`` is pending with a person's consent."""
+    """A run whose mutation has this status; ``approved`` is pending with an approval."""
     make.a_workflow(db)
     make.some_events(db, "m-1")
     run = make.a_run(db, MUTATING, needs_approval=status in ("pending", "approved"))

@@ -1,6 +1,6 @@
-"""The tables of moves are the truth about the statements: what the verbs do is in them, and all of it.
+"""The transition tables describe the statements exactly: nothing more, nothing less.
 
-Each road is walked on a real Postgres and every change of phase and status is written down; the set
+Each path is run on a real Postgres and every change of phase and status is written down; the set
 of changes seen must be the set of changes declared.
 """
 

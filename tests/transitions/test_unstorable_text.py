@@ -1,4 +1,4 @@
-"""Text that Postgres cannot hold, handed in where nobody expects it: words of errors, titles, reasons."""
+"""Text that Postgres cannot store, in errors, titles and reasons."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ from tests.support.scripted_consumers import Shop, blocks, statuses
 
 
 def a_shop(**options: Any) -> Shop:
-    """A shop in which orders with ``ask`` are allowed by a person, and order 2 leaves nobody knowing."""
+    """A shop in which orders with ``ask`` need approval, and the outcome of order 2 is unknown."""
 
     def prepare(ctx: Any, _: Any) -> PrepareResult:
         found = ctx.peek(made.orders, limit=1)

@@ -1,4 +1,4 @@
-"""What did not happen this time, as the outside system says, is attempted again inside its run."""
+"""A mutation that did not happen this time is attempted again inside its run."""
 
 import time
 from datetime import timedelta

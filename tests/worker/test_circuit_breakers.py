@@ -33,13 +33,13 @@ def a_shop(breaker: BreakerPolicy = TOUCHY, **bounds: Any) -> Shop:
 
 
 def dark(shop: Shop, times: int = 1000) -> None:
-    """From now on nobody can tell what became of a call; in truth all of them arrive."""
+    """From now on the outcome of each call is unknown; all of them arrive."""
     shop.mail.will(*[Does.TIMES_OUT_AFTER] * times)
     shop.mail.cannot_tell(100_000)
 
 
 def light(shop: Shop) -> None:
-    """From now on calls are answered, and so are looks."""
+    """From now on calls and reconciles are answered."""
     shop.mail._lines.clear()
     shop.mail._undecided = 0
 

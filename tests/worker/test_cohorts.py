@@ -251,7 +251,7 @@ def test_an_unstorable_value_fails_its_own_run_only(db: Database, phase: str, ch
 
 
 class Flaky(Database):
-    """A database that cannot be reached when it is told so."""
+    """A database that a test can make unreachable."""
 
     down = False
 

@@ -1,4 +1,4 @@
-"""What people run into in their first week: reused dicts, deadly events, renamed handlers, raised limits."""
+"""Common mistakes of authors: reused dicts, deadly events, renamed handlers, raised limits."""
 
 # ruff: noqa: ARG002 - the host decides which arguments a handler takes
 

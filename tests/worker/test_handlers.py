@@ -1,4 +1,4 @@
-"""Handlers of every kind, and handlers that misbehave: each classified, visible, and harmless to the rest."""
+"""Handlers of every kind, and handlers that misbehave: each classified, visible, and harmless to the others."""
 
 # ruff: noqa: ARG002 - the host decides which arguments a handler takes
 

@@ -38,7 +38,7 @@ def refused() -> Any:
 
 
 def outcomes(db: Database, end: Callable[[], Any], **switches: Any) -> dict[str, Any]:
-    """Three healthy mutations and one with a strange end, in one cohort; their rows by operation."""
+    """Three healthy mutations and one with an unusual end, in one cohort; their rows by operation."""
 
     class Shop(Connector):
         name = "shop"

@@ -1,4 +1,4 @@
-"""What LIFECYCLE says of mutate and next that only a whole run shows."""
+"""The rules of LIFECYCLE about mutate and next that only a whole run shows."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Somebody's transaction holds what we need and does not end: nobody waits for it for ever, and nothing is lost."""
+"""A foreign transaction holds a lock and does not end: no process waits for ever, and nothing is lost."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

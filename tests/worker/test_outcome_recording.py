@@ -16,7 +16,7 @@ from tests.support.scripted_consumers import Shop
 
 @pytest.fixture
 def narrow(database_url: str) -> Iterator[Database]:
-    """A pool with one connection, for which nobody waits long."""
+    """A pool with one connection and a short wait for it."""
     engine = create_engine(database_url, pool_size=1, max_overflow=0, pool_timeout=0.1)
     yield Database(engine)
     engine.dispose()

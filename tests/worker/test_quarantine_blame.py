@@ -1,4 +1,4 @@
-"""Which events a failure is put down to: those that failed so often are set aside, and no other waits or counts."""
+"""Which events a failure counts against: those that fail often are quarantined, and no other waits or counts."""
 
 from collections import Counter
 from typing import Any
@@ -27,7 +27,7 @@ def a_shop(failing: Any, tries: Tries, **options: Any) -> Shop:
 
 
 def counted(run: Inline, shop: Shop) -> list[int]:
-    """How many failed runs each order is said to have had."""
+    """How many failed runs are recorded for each order."""
     return [row.failures for row in run.deliveries(shop.orders)]
 
 

@@ -1,4 +1,4 @@
-"""A machine that was suspended between ledger and call sends nothing for a run that was settled without it."""
+"""A machine that was suspended between ledger and call sends nothing for a run that was resolved without it."""
 
 import time
 from datetime import timedelta

@@ -36,7 +36,7 @@ PATIENT = FailurePolicy(backoff=Backoff(base=timedelta(minutes=10)))
 
 
 def an_hour(db: Database) -> Leases:
-    """Leases whose own thread does nothing during a test: it beats when the test says so."""
+    """Leases whose own thread does nothing during a test: it sends a heartbeat when the test calls it."""
     return Leases(db, lease=LEASE, every=timedelta(hours=1))
 
 
@@ -61,7 +61,7 @@ class Slow(ConcurrentCalls):
 
 @pytest.fixture
 def failing(db: Database) -> Iterator[Callable[[str, int], list[str]]]:
-    """Let the next so many statements with these words find the database away. Returns those that did."""
+    """Let the next so many statements with this text find the database away. Returns those that did."""
     listeners: list[Any] = []
 
     def fail_on(words: str, times: int) -> list[str]:
@@ -149,7 +149,7 @@ def test_nothing_is_sent_for_a_run_that_another_worker_holds(db: Database) -> No
 
 
 class Post(Connector):
-    """A connector that says what it takes."""
+    """A connector that describes its parameters."""
 
     name = "post"
 
@@ -181,7 +181,7 @@ def test_of_two_reconciles_at_once_one_calls_the_outside_system(db: Database) ->
     other = Reconciler(db, run.registry, lambda: 0.0)
 
     def meanwhile() -> float:
-        """Drawn after the mutation was read and before its look is booked."""
+        """Drawn after the mutation was read and before its reconcile attempt is booked."""
         other.reconcile(MutationId(doubted.id))
         return 0.0
 

@@ -75,7 +75,7 @@ CASES = [pytest.param(phase, act, words, id=f"{phase} {name}") for phase, name, 
 
 
 def assert_harmless(shop: Shop, run: Inline, phase: str, words: str) -> None:
-    """The run failed with these words; nothing was sent or published by it; its event is kept."""
+    """The run failed with this message; nothing was sent or published by it; its event is kept."""
     (failed,) = assert_runs(run, "failed:logic")
     assert words in str(failed.error)
     assert len(shop.mail.effects) == (1 if phase == "next" else 0)

@@ -1,4 +1,4 @@
-"""Workers of several releases start in any order, and nobody's events are taken away."""
+"""Workers of several deployments start in any order, and no handler loses its events."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

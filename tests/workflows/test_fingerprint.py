@@ -34,7 +34,7 @@ def written(place: Path, **files: str) -> None:
 
 
 def changed(place: Path, module: ModuleType, file: str) -> bool:
-    """Whether other words in a file are other code to the workflow of a module."""
+    """Whether other text in a file is new code to the workflow of a module."""
     before = started(module)
     with (place / file).open("a") as opened:
         opened.write("\nMENDED = True\n")

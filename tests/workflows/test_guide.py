@@ -1,4 +1,4 @@
-"""The code in the guides runs, and says of the package what the package does."""
+"""The code in the guides runs, and names every option of the package."""
 
 import re
 from collections.abc import Iterator

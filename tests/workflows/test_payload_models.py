@@ -59,7 +59,7 @@ class Hidden(BaseModel):
 
 
 class Patch(BaseModel):
-    """Tells what was given from what was not."""
+    """Distinguishes given fields from missing ones."""
 
     name: str | None = None
     phone: str | None = None
@@ -115,7 +115,7 @@ def _in_three_phases(topic: Topic, read: Callable[[Any], Any]) -> type:
 
 
 def a_chain(payload: Any) -> tuple[Workflow, Topic, Topic]:
-    """A consumer that publishes what it is told to, to a topic with the model of that."""
+    """A consumer that publishes the given payload to a topic with its model."""
     workflow = Workflow("shop")
     first, second = workflow.topic("first"), workflow.topic("second", schema=type(payload))
 
@@ -172,7 +172,7 @@ def test_a_model_that_would_not_come_back_is_refused_everywhere_before_it_is_los
 
 
 class Span(BaseModel):
-    """Knows more about itself than a schema can say."""
+    """Has a validator that a schema cannot express."""
 
     first: int
     last: int
