@@ -1,10 +1,12 @@
-"""A consumer that does real work: order files from a folder become rows of a database, each once.
+"""Import order files from a folder into a database, each order once.
 
-Every file is an item. A process claims it by moving it into a folder of its own, so several can share
-an inbox; what was claimed by a process that died is put back when another one starts. A good order is
-inserted and its file goes to `done`; one that makes no sense goes to `rejected` with a word about why;
-when the database is busy the order is tried again, and if that does not help its file waits in `later`
-until the next start.
+Every file is an item. A process claims it by moving it into its own folder, so several processes can share an inbox. A
+process that starts puts back the files of a process that died.
+
+- A good order is inserted, and its file goes to `done`.
+- A file that is no order goes to `rejected`, with the reason.
+- If the database is busy, the order is tried again. If that does not help, its file waits in `later` until the next
+  start.
 
     INBOX=orders pipeline consume examples.inbox:ImportOrders
 """
@@ -39,14 +41,14 @@ from pipeline.consumer_engine import (
 
 
 class Order(BaseModel):
-    """What a file must hold."""
+    """The content of a file."""
 
     order: str = Field(min_length=1)
     cents: int = Field(gt=0)
 
 
 class Folder:
-    """A source: files that appear in a folder. One that is claimed is moved aside, and settled by moving it again."""
+    """A source of files in a folder. Claiming a file moves it, and finishing it moves it again."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -59,7 +61,7 @@ class Folder:
             self._put_back(path)
 
     def fetch_transactions(self, batch_size: int, /, **_extra: Any) -> Sequence[Transaction]:
-        """Claim the first files. Renaming decides between two processes that want the same one."""
+        """Claim the first files. If two processes want the same file, the rename lets one of them have it."""
         claimed = []
         for path in sorted(self.home.glob("*.json"))[:batch_size]:
             with suppress(FileNotFoundError):
@@ -69,20 +71,22 @@ class Folder:
         return claimed
 
     def read(self, transaction: Transaction) -> bytes:
-        """What is in a file. Whether it makes sense is not for the source to say."""
+        """Return the bytes of a file. The task decides whether they are an order."""
         return (self.mine / transaction.transaction_id).read_bytes()
 
     def ack_transaction(self, transaction: Transaction, /) -> None:
-        """The file is done."""
+        """Move the file to `done`."""
         self._move(transaction, "done")
 
     def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> None:
-        """The file waits for the next start, or goes to the rejected ones."""
+        """Move the file to `later`, or to `rejected`."""
         self._move(transaction, "later" if requeue else "rejected")
 
     def _own_folder(self) -> Path:
-        """A folder whose lock the system lets go of when this process ends, however it ends. It gets the name that
-        others look for when it is locked, so that nobody takes it for one of a dead process."""
+        """Make a folder with a lock that the system releases when this process ends.
+
+        It is renamed to its final name after it is locked. Another process never takes it for the folder of a dead one.
+        """
         name = uuid.uuid4().hex
         made = self.home / "claimed" / f".{name}"
         made.mkdir()
@@ -96,7 +100,7 @@ class Folder:
     def _put_back_if_dead(self, folder: Path) -> None:
         if folder == self.mine:
             return
-        with suppress(OSError), (folder / "lock").open() as lock:  # it is alive, or another process was quicker
+        with suppress(OSError), (folder / "lock").open() as lock:  # its process is alive, or another process was faster
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for path in folder.glob("*.json"):
                 self._put_back(path)
@@ -104,13 +108,13 @@ class Folder:
             folder.rmdir()
 
     def _put_back(self, path: Path) -> None:
-        with suppress(FileExistsError, FileNotFoundError):  # a newer one of that name goes first
+        with suppress(FileExistsError, FileNotFoundError):  # a newer file of that name goes first
             os.link(path, self.home / path.name)
             path.unlink()
 
 
 class ImportOrders(ConsumerMixin):
-    """Inserts orders; the primary key makes a file that comes twice harmless."""
+    """Insert orders. The primary key makes a file that comes twice harmless."""
 
     policy = ConsumerPolicy(
         loop=ConsumerLoopPolicy(
@@ -127,7 +131,7 @@ class ImportOrders(ConsumerMixin):
             database.execute("CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, cents INTEGER NOT NULL)")
 
     def process_transaction(self, transaction: Transaction) -> int:
-        """Insert one order; how many rows that made."""
+        """Insert one order, and return the number of new rows."""
         try:
             order = Order.model_validate(json.loads(self.source.read(transaction)))
         except ValueError as error:
@@ -141,7 +145,7 @@ class ImportOrders(ConsumerMixin):
         return made
 
     def handle_transaction_exception(self, transaction: Transaction, error: TransactionException) -> None:
-        """Set aside what makes no sense; keep what may work another time."""
+        """Reject a file that is no order. Keep a file whose order may work later."""
         is_wrong = error.category is ExceptionType.BUSINESS
         self.source.nack_transaction(transaction, requeue=not is_wrong)
         if is_wrong:

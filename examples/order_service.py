@@ -1,6 +1,6 @@
-"""A service with tables of its own that publishes in its own transaction.
+"""A service that publishes in its own transaction.
 
-An order and the event that it was paid are written together: both are there, or neither is. Run it with the URL of a
+An order and its event are written together: both are there, or neither is. Run it with the URL of a
 database in which the workflow of `examples/receipts.py` is registered:
 
     python -m examples.order_service postgresql://user:password@host:5432/name pay 4711 a@example.org
@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS orders (
 
 
 def pay(connection: Connection, number: str, email: str) -> bool:
-    """Take the money, so to speak, and say so. Returns whether it was not paid before."""
+    """Record the payment and publish the event. Return False if the order was paid before."""
     taken = connection.execute(
         text("INSERT INTO orders (number, email) VALUES (:number, :email) ON CONFLICT DO NOTHING RETURNING number"),
         {"number": number, "email": email},

@@ -1,7 +1,7 @@
-"""A workflow that sends one receipt for every paid order, through an outside system that counts.
+"""A workflow that sends one receipt for every paid order.
 
-The outside system here is a directory: a mail is a file named by its idempotency key. Real enough to
-kill the worker in the middle of it and to ask afterwards what happened.
+The outside system is a directory: a mail is a file that is named by its idempotency key. A worker can be killed while
+it sends, and the reconcile finds out afterwards what happened.
 """
 
 import os
@@ -17,20 +17,20 @@ OUTBOX = Path(os.environ.get("RECEIPTS_OUTBOX", "outbox"))
 
 
 class OrderPaid(BaseModel):
-    """What the shop publishes."""
+    """The payload that the shop publishes."""
 
     order: str
     email: str
 
 
 class Mail(Connector):
-    """Sends mails into a directory."""
+    """Send mails into a directory."""
 
     name = "mail"
 
     @mutation(timeout=timedelta(seconds=10), settle=timedelta(0))
     def send(self, call: Call, *, to: str, subject: str) -> dict[str, str]:
-        """Write the mail; the same key twice is the same file, opened to append so that a second one would show."""
+        """Write the mail. A second mail with the same key would be a second line of the file."""
         OUTBOX.mkdir(parents=True, exist_ok=True)
         with (OUTBOX / call.idempotency_key.replace(":", "_")).open("a") as file:
             file.write(f"{to}: {subject}\n")
@@ -38,10 +38,12 @@ class Mail(Connector):
 
     @send.reconcile
     def find(self, call: Call, *, to: str, subject: str) -> Verdict:
-        """Look whether the mail is there."""
+        """Find out whether the mail was written."""
         del to, subject
         file = OUTBOX / call.idempotency_key.replace(":", "_")
-        found = file.exists() and file.stat().st_size > 0  # killed between opening and writing, it is there and empty
+        found = (
+            file.exists() and file.stat().st_size > 0
+        )  # a worker that was killed before it wrote leaves an empty file
         return Applied({"message_id": call.idempotency_key}) if found else NotFound()
 
 
@@ -53,7 +55,7 @@ sent = receipts.topic("receipts.sent")
 
 @receipts.consumer(subscribes=[paid], publishes=[sent])
 class SendReceipt:
-    """One order, one mail, one event that says so."""
+    """Send one mail for one order, then publish that it was sent."""
 
     def prepare(self, ctx: Any, state: Any) -> PrepareResult:
         """Take the oldest paid order."""
@@ -72,7 +74,7 @@ class SendReceipt:
         return ctx.mail.send(to=prepared.data["to"], subject=f"Your receipt for {prepared.data['order']}")
 
     def next(self, ctx: Any, prepared: Any, result: Any) -> None:
-        """Say that it was sent."""
+        """Publish that the mail was sent."""
         if result.applied:
             order = prepared.data["order"]
             ctx.publish(sent, message_id=f"receipt:{order}", payload={"mail": result.value["message_id"]})

@@ -1,4 +1,4 @@
-"""The order service publishes if and only if its own commit is there."""
+"""The order service publishes if and only if it commits."""
 
 import subprocess
 import sys
@@ -15,13 +15,13 @@ from pipeline.testing import Inline, scripted
 
 @pytest.fixture
 def run(pipeline_run: Callable[..., Inline]) -> Inline:
-    """The workflow that listens."""
+    """The workflow that consumes paid orders."""
     return pipeline_run(receipts.receipts, connectors=[scripted("mail")])
 
 
 @pytest.fixture
 def database_url(run: Inline) -> str:
-    """The database it listens in, as settings and guides print it."""
+    """The URL of its database, as settings and guides print it."""
     return run.db.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
@@ -50,11 +50,11 @@ def test_an_order_and_its_event_are_written_together_or_not_at_all(run: Inline, 
 def test_the_program_pays_once(run: Inline, database_url: str) -> None:
     command = [sys.executable, "-m", "examples.order_service", database_url, "pay", "4711", "a@example.org"]
     try:
-        said = [
+        outputs = [
             subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent).stdout
             for _ in range(2)
         ]
-        assert said == ["paid\n", "was paid before\n"]
+        assert outputs == ["paid\n", "was paid before\n"]
         assert messages(run) == ["order:4711"]
         run.run()
     finally:
@@ -67,8 +67,6 @@ def test_the_program_pays_once(run: Inline, database_url: str) -> None:
 @pytest.mark.parametrize(
     "arguments", [(), ("postgresql://h/n", "refund", "4714", "a"), ("postgresql://h/n", "pay", "1")]
 )
-def test_what_it_does_not_understand_it_does_not_do(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_print_the_usage(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert order_service.main(arguments) == 2
     assert capsys.readouterr().err.startswith("usage: ")

@@ -1,4 +1,4 @@
-"""Tests of the receipts workflow, as a user would write them: the fixtures come with the package."""
+"""Test the receipts workflow as a user does. The fixtures come with the package."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ ORDER = OrderPaid(order="4711", email="ada@example.org")
 
 @pytest.fixture
 def mail() -> Scripted:
-    """The outside world: it takes the place of the real mail connector."""
+    """The outside system: it replaces the real mail connector."""
     return scripted("mail", mutations=["send"], make_result=lambda effect: {"message_id": effect.key})
 
 

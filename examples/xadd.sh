@@ -3,9 +3,9 @@
 #
 #   examples/xadd.sh 4711 a@example.org
 #
-# The data names the fact as every other way in does, order:4711, so `--message-id-field id` makes a repeat harmless, by
-# whichever way it comes. XADD itself is not idempotent, and when it fails nobody knows whether the entry is there: just
-# run it again.
+# The data names the fact like every other way to publish, order:4711, so `--message-id-field id` makes a repeat
+# harmless, whichever way it comes. XADD itself is not idempotent. After a failure it is unknown whether the entry is
+# there: run it again.
 set -eu
 
 order=${1:?which order}

@@ -1,8 +1,8 @@
-"""Clients for services: the same method whether events go straight to the database or over the broker.
+"""Publish events from a service: to the database, or over the broker, with the same method.
 
-``DatabaseClient`` has committed when it returns, and says what was new. ``BrokerClient`` has handed the
-events to the broker when it returns; a worker publishes them. Both ring, so that nobody waits for a
-tick: the database client through the Celery app of the service, if it is given one.
+``DatabaseClient`` has committed when it returns, and tells which events were new. ``BrokerClient`` has handed the
+events to the broker when it returns; a worker publishes them. Both send a wake-up message, so that the events need not
+wait for the next tick. The database client needs the Celery app of the service for that.
 """
 
 import logging
@@ -31,21 +31,21 @@ EventInputs = Sequence[EventInput | Mapping[str, Any]]
 
 
 class UnavailableError(PipelineError):
-    """What a client speaks to cannot be reached. It is safe to try again: the message ids see to that."""
+    """The database or the broker cannot be reached. Trying again is safe: a message id counts once."""
 
 
 class RefusedError(PipelineError):
-    """The database does not take what it was given. Trying again does not help."""
+    """The database refuses the events. Trying again does not help."""
 
 
 class App(Protocol):
-    """A Celery app, of the service's own."""
+    """The Celery app of the service."""
 
     def send_task(self, name: str, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class DatabaseClient:
-    """Publishes in a transaction of its own. Every call ends within ``timeout``, whatever the database does.
+    """Publish in a transaction of its own. Every call ends within ``timeout``.
 
     A client that was made or used before a fork can be used in the child.
     """
@@ -66,27 +66,27 @@ class DatabaseClient:
         self._pools = {os.getpid(): self._pool()}
 
     def publish(self, workflow: str, events: EventInputs, *, replace: bool = False) -> Receipt:
-        """Publish and commit; then ring, if there is something new and somebody to ring with."""
+        """Publish and commit. Then wake the workflow, if an event is new and the client has a Celery app."""
         try:
             receipt: Receipt = self._bounded.run(self._publish, workflow, events, replace)
         except TimedOutError as error:
             raise UnavailableError(f"The database did not answer in time. {_UNKNOWN}") from error
         except DBAPIError as error:
-            words = describe_error(error)
+            problem = describe_error(error)
             if is_transient(error):
-                raise UnavailableError(f"The database cannot be used: {words}. {_UNKNOWN}") from error
-            raise RefusedError(f"The database refused the events: {words}. Nothing was published.") from error
+                raise UnavailableError(f"The database cannot be used: {problem}. {_UNKNOWN}") from error
+            raise RefusedError(f"The database refused the events: {problem}. Nothing was published.") from error
         if self._app is not None and (receipt.new or receipt.replaced):
             self._notify(workflow)
         return receipt
 
     def close(self) -> None:
-        """Give connections back."""
+        """Close the connections of this process."""
         self._db.dispose()
 
     @property
     def _db(self) -> Database:
-        """The pool of this process. Connections from before a fork are left alone: they are the parent's."""
+        """Return the pool of this process. Connections from before a fork belong to the parent."""
         pid = os.getpid()
         return self._pools.get(pid) or self._pools.setdefault(pid, self._pool())
 
@@ -101,18 +101,18 @@ class DatabaseClient:
         assert self._app is not None
         try:
             self._bounded.send(self._app, "pipeline.schedule", args=[workflow])
-        except Exception as error:  # noqa: BLE001 - the events are there, and the next tick finds them
+        except Exception as error:  # noqa: BLE001 - the events are committed, and the next tick finds them
             log.warning("the broker cannot be reached; the next tick finds the events of %r: %s", workflow, error)
 
 
 class BrokerClient:
-    """Hands events to the broker through the service's own Celery app. Every call ends within ``timeout``."""
+    """Hand events to the broker through the Celery app of the service. Every call ends within ``timeout``."""
 
     def __init__(self, app: App, *, limits: Limits = DEFAULT_LIMITS, timeout: timedelta = _TIMEOUT) -> None:
         self._app, self._limits, self._bounded = app, limits, _BoundedCalls(timeout)
 
     def publish(self, workflow: str, events: EventInputs, *, replace: bool = False) -> None:
-        """Send events on their way. Their form is checked here, their fit to the topic by the worker."""
+        """Send events to the broker. The client checks their form; the worker checks the topic's schema."""
         here = context.current_traceparent()
         messages = [
             event | {"traceparent": event["traceparent"] or here} for event in serialize_events(events, self._limits)
@@ -128,11 +128,11 @@ class BrokerClient:
             ) from error
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this client holds no connection."""
 
 
 class _BoundedCalls:
-    """Calls that end in time. One that does not return is left behind, with its connection."""
+    """Call functions with a time limit. A call that does not return is abandoned, with its connection."""
 
     def __init__(self, timeout: timedelta) -> None:
         self._timeout, self._local = timeout, threading.local()
@@ -143,11 +143,11 @@ class _BoundedCalls:
         return self._local.steps.run(function, *args, limit=self._timeout, what="publish")
 
     def send(self, app: App, name: str, **how: Any) -> None:
-        """Send a task once: a second try is the caller's."""
+        """Send a task once. The caller decides whether to try again."""
 
         def send() -> None:
             with context.preserve_context():
-                # JSON, whatever the service's own tasks use: our workers read nothing else
+                # JSON, whatever serializer the service uses: our workers accept nothing else
                 app.send_task(name, queue=_QUEUE, serializer="json", ignore_result=True, retry=False, **how)
 
         self.run(send)

@@ -1,7 +1,6 @@
-"""Our statements in a transaction of the caller's own psycopg2 connection.
+"""Run statements in the open transaction of the caller's psycopg2 connection.
 
-SQLAlchemy would want to own the connection. Here it only writes the statement; the caller's connection runs it, and
-the caller commits.
+SQLAlchemy only compiles the statement here. The caller's connection runs it, and the caller commits.
 """
 
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ class Psycopg2Transaction(Transaction):
             return touched
 
     def _cursor(self) -> Any:
-        """Plain rows, whatever kind of rows the caller's connection gives by default."""
+        """Open a cursor with plain rows, whatever the caller's connection returns by default."""
         return self._psycopg2_connection.cursor(cursor_factory=extensions.cursor)
 
     def _execute(self, cursor: Any, statement: TextClause, params: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""How other services put events in: inside their own transaction, or through a client of their choice.
+"""Publish events from other services, inside their own transaction.
 
-All ways are idempotent by message id, check the payload against the topic's schema, and say which
-events were new. The event exists if and only if the caller's commit does.
+A publish is idempotent by message id, checks each payload against the topic's schema, and tells which events were new.
+The events exist if and only if the caller commits.
 """
 
 import sys
@@ -24,7 +24,7 @@ from pipeline.transitions import events as event_transitions
 
 @pydantic_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class EventInput(NewEvent):
-    """An event as other services write it. ``message_id`` names the fact: the same fact has the same id."""
+    """An event as a service publishes it. The same fact has the same ``message_id``."""
 
     payload: Any = None
 
@@ -34,10 +34,10 @@ _EVENT_INPUT = TypeAdapter(EventInput)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What a publish did, by message id; a fact that was given twice counts once."""
+    """The result of a publish, by message id. An event that was given twice counts once."""
 
     new: tuple[str, ...] = ()
-    repeated: tuple[str, ...] = ()  #: these were there before
+    repeated: tuple[str, ...] = ()  #: published before
     replaced: tuple[str, ...] = ()
 
 
@@ -49,9 +49,9 @@ def publish(
     replace: bool = False,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Receipt:
-    """Publish in the caller's open transaction: of SQLAlchemy (connection or session) or of psycopg2.
+    """Publish in the open transaction of a SQLAlchemy connection or session, or of psycopg2.
 
-    Nothing is committed here. Ring afterwards, or let the next tick find the events.
+    The caller commits. A wake-up message afterwards saves the wait for the next tick, which finds the events anyway.
     """
     tx = _transaction(connection)
     made = [_to_new_event(event) for event in parse_events(events)]
@@ -66,7 +66,7 @@ def publish(
 
 
 def serialize_events(events: Sequence[EventInput | Mapping[str, Any]], limits: Limits) -> list[dict[str, Any]]:
-    """Events as they travel in a message, each checked as a publish would check it, as far as nobody is asked."""
+    """Convert events for a message, with every check of a publish that needs no database."""
     made = [_to_new_event(event) for event in parse_events(events)]
     event_transitions.event_rows(made, limits)
     return [asdict(event) for event in made]
@@ -115,7 +115,7 @@ def _require_transaction(connection: Any) -> None:
 
 
 def parse_events(events: Sequence[EventInput | Mapping[str, Any]]) -> list[EventInput]:
-    """Events in their form, or an error that names the first that is not."""
+    """Parse events. The error names the first one that is wrong."""
     if isinstance(events, EventInput | Mapping | str | bytes) or not isinstance(events, Iterable):
         raise InvalidInputError(
             f"A {type(events).__name__} was given where a list of events is expected; put a single event into a list."

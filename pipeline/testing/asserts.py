@@ -1,4 +1,4 @@
-"""Assertions about a workflow under test that tell the whole story when they fail."""
+"""Assert about a workflow under test. A failure prints every run and mutation."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ from pipeline.workflows.authoring import Topic
 
 
 def assert_consumed(run: Inline, topic: Topic, *, by: str | None = None) -> None:
-    """Every event of the topic was consumed, by every consumer or by the one that is named."""
+    """Assert that every event of the topic was consumed, by every consumer or by one."""
     assert_deliveries(run, topic, "consumed", by=by)
 
 
 def assert_deliveries(run: Inline, topic: Topic, *statuses: str, by: str | None = None) -> None:
-    """The events of a topic stand like this, oldest first; one status stands for all of them."""
+    """Assert the statuses of a topic's events, oldest first. One status counts for all events."""
     found = [row for row in run.deliveries(topic) if by in (None, row.handler)]
     assert found, f"topic {topic.name!r} has no event for {by or 'any consumer'}"
     expected = list(statuses) if len(statuses) > 1 else [*statuses] * len(found)
@@ -22,7 +22,7 @@ def assert_deliveries(run: Inline, topic: Topic, *statuses: str, by: str | None 
 
 
 def assert_runs(run: Inline, *statuses: str, handler: str | None = None) -> Sequence[NamedRunRow]:
-    """The runs ended like this, oldest first. Returns them."""
+    """Assert the statuses of the runs, oldest first, and return the runs."""
     found = [row for row in run.runs() if handler in (None, row.handler)]
     actual = [row.status for row in found]
     assert actual == list(statuses), f"runs are {actual}, expected {list(statuses)}\n{describe_state(run)}"
@@ -30,7 +30,7 @@ def assert_runs(run: Inline, *statuses: str, handler: str | None = None) -> Sequ
 
 
 def describe_state(run: Inline) -> str:
-    """Runs and ledger in words, one line each."""
+    """Describe runs and mutations, one line each."""
     lines = [
         f"run {row.id} of {row.handler}: {row.phase}, {row.status}{': ' + row.error if row.error else ''}"
         for row in run.runs()

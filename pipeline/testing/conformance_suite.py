@@ -1,9 +1,11 @@
-"""Whether a connector tells the truth about its outcomes, found out by breaking its connections.
+"""Check that a connector reports its outcomes truly, by breaking its connections.
 
-A ``Subject`` is one mutation of a connector that reaches its real server through a ``FaultyProxy``, with a
-count of what really happened. Each case calls it, breaks something, and compares what was said with that
-count: an error that reads "it did not happen" must mean that it did not and will not, a result that it
-happened once, and a reconcile must find what is there and only that.
+A ``Subject`` is one mutation of a connector that reaches its real server through a ``FaultyProxy``, with a count of the
+effects that really happened. Each case calls the mutation, breaks something, and compares the report with the count:
+
+- an error that reads "it did not happen" means that it did not happen and will not happen;
+- a result means that it happened once;
+- a reconcile finds the effect if and only if it is there.
 """
 
 import secrets
@@ -24,7 +26,7 @@ from pipeline.testing.fault_proxy import Fault, FaultyProxy
 
 
 class Case(StrEnum):
-    """One thing that goes wrong, or right."""
+    """One situation that the connector must report truly."""
 
     APPLIED = "applied"
     REFUSED_CONNECTION = "refused-connection"
@@ -34,13 +36,13 @@ class Case(StrEnum):
     TIMEOUT_AFTER_SEND = "timeout-after-send"
     DRIPPING_ANSWER = "dripping-answer"
     ERROR_AFTER_COMMIT = "error-after-commit"  #: HTTP: a 5xx although it happened
-    SLOW_COMMIT = "slow-commit"  #: the effect surfaces after the deadline, within the settle window
+    SLOW_COMMIT = "slow-commit"  #: the effect happens after the deadline, within the settle window
     DUPLICATE = "duplicate"  #: the same call twice
     BUSY = "busy"  #: HTTP: 429 with Retry-After
     TOO_LATE = "too-late"  #: called when its deadline has passed
     RECONCILE_BEFORE = "reconcile-before"  #: nothing was ever sent
     RECONCILE_AFTER = "reconcile-after"  #: it happened
-    RECONCILE_CUT_OFF = "reconcile-cut-off"  #: it happened, and whoever is asked does not answer
+    RECONCILE_CUT_OFF = "reconcile-cut-off"  #: it happened, and the server does not answer the reconcile
 
 
 CASES = tuple(Case)  #: every case, in the order in which they are tried
@@ -51,8 +53,8 @@ CaseStatus = Literal["pass", "fail", "not applicable"]
 class Subject:
     """One operation of a connector whose connections go through the proxy.
 
-    ``effects`` counts what really happened, by idempotency key, past the connector. ``params`` may be made
-    from the key. ``timeout`` and ``settle`` stand in for those of the operation, so that tests are fast.
+    ``effects`` counts what really happened, by idempotency key, without the connector. ``params`` may be a function of
+    the key. ``timeout`` and ``settle`` replace those of the operation, so that tests are fast.
     """
 
     connector: Connector
@@ -62,10 +64,10 @@ class Subject:
     proxy: FaultyProxy
     is_http: bool = True
     timeout: timedelta = timedelta(seconds=1)
-    settle: timedelta | None = None  #: the operation's own unless given
+    settle: timedelta | None = None  #: by default that of the operation
     slack: float = 0.5  #: the share of the timeout by which a call may overrun it
-    result_parts: Collection[str] = ()  #: parts of a result that a reconcile must give back: ``id``, ``body.id``
-    secrets: Collection[str] = ()  #: words that no error may hold, besides the connector's ``SecretStr`` attributes
+    result_parts: Collection[str] = ()  #: parts of a result that a reconcile must return too: ``id``, ``body.id``
+    secrets: Collection[str] = ()  #: texts that no error may contain, besides the connector's ``SecretStr`` attributes
 
     @property
     def declared_operation(self) -> Operation[Any]:
@@ -78,19 +80,19 @@ class Subject:
 
 @dataclass(slots=True, kw_only=True)
 class CaseResult:
-    """How one case went, in words."""
+    """The result of one case, with notes."""
 
     case: Case
     status: CaseStatus = "pass"
     notes: list[str] = field(default_factory=list)
-    is_key_honoured: bool = False  #: the key was seen to be honoured
-    has_found_effect: bool = False  #: a reconcile found what is there
-    has_lied: bool = False  #: a reconcile said what is not so
+    is_key_honoured: bool = False  #: two calls with one key had one effect
+    has_found_effect: bool = False  #: a reconcile found the effect
+    has_lied: bool = False  #: a reconcile returned a wrong verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConformanceReport:
-    """What the cases have shown about one operation."""
+    """The results of the cases for one operation, and its measured grade."""
 
     name: str
     declared_grade: Grade
@@ -98,7 +100,7 @@ class ConformanceReport:
 
     @property
     def measured_grade(self) -> Grade:
-        """The grade that was seen at work."""
+        """Return the grade that the cases have shown."""
         keyed = any(finding.is_key_honoured for finding in self.results)
         if any(finding.has_found_effect for finding in self.results) and not any(
             finding.has_lied for finding in self.results
@@ -107,7 +109,7 @@ class ConformanceReport:
         return Grade.C if keyed else Grade.D
 
     def require(self, grade: Grade | None = None) -> None:
-        """Fail with the whole table unless every case holds and the grade is at least this, and the declared one."""
+        """Raise ``AssertionError`` with the table unless every case passes and the grade is at least this one."""
         wanted = min(grade or self.declared_grade, self.declared_grade)  # A is the best, and the first of the alphabet
         if self.measured_grade > wanted or any(finding.status == "fail" for finding in self.results):
             raise AssertionError(f"expected grade {wanted} and no failure\n{self}")
@@ -117,19 +119,19 @@ class ConformanceReport:
         for finding in self.results:
             first, *more = finding.notes or [""]
             lines.append(f"  {finding.case:<20} {finding.status:<15} {first}".rstrip())
-            lines += [f"{'':<39}{words}" for words in more]
+            lines += [f"{'':<39}{note}" for note in more]
         return "\n".join(lines)
 
 
 def conformance(subject: Subject, cases: Collection[Case] = CASES) -> ConformanceReport:
-    """Try the cases, one after the other, and measure the grade."""
+    """Run the cases, one after the other, and measure the grade."""
     findings = tuple(run_case(subject, case) for case in cases)
     name = f"{subject.connector.name}.{subject.operation}"
     return ConformanceReport(name=name, declared_grade=subject.declared_operation.grade, results=findings)
 
 
 def check_case(subject: Subject, case: Case) -> CaseResult:
-    """Try one case, for a test per case; raises AssertionError that says what was wrong."""
+    """Run one case, for a test per case. Raise ``AssertionError`` with the notes if it fails."""
     finding = run_case(subject, case)
     if finding.status == "fail":
         raise AssertionError(f"{subject.connector.name}.{subject.operation}, {case}: {'; '.join(finding.notes)}")
@@ -137,11 +139,11 @@ def check_case(subject: Subject, case: Case) -> CaseResult:
 
 
 def run_case(subject: Subject, case: Case) -> CaseResult:
-    """Try one case and say how it went."""
+    """Run one case and return its result."""
     if case in _HTTP_ONLY and not subject.is_http:
         return CaseResult(case=case, status="not applicable", notes=["only for HTTP"])
     if case in _RECONCILE_CASES and not subject.declared_operation.can_reconcile:
-        return CaseResult(case=case, status="not applicable", notes=["nobody can be asked"])
+        return CaseResult(case=case, status="not applicable", notes=["the operation has no reconcile"])
     subject.proxy.restore()
     trial = _CaseRun(subject, case)
     try:
@@ -153,7 +155,7 @@ def run_case(subject: Subject, case: Case) -> CaseResult:
 
 @dataclass(slots=True)
 class _CallEnd:
-    """How a call ended. One without a time did not end, and was left behind."""
+    """How a call ended. Without a time it did not end, and was abandoned."""
 
     value: Any = None
     error: BaseException | None = None
@@ -161,35 +163,35 @@ class _CallEnd:
 
 
 class _CaseRun:
-    """One case being tried, with what is noticed on the way."""
+    """A case that is running, with its result so far."""
 
     def __init__(self, subject: Subject, case: Case) -> None:
         self.subject, self.proxy, self.operation = subject, subject.proxy, subject.declared_operation
         self.result = CaseResult(case=case)
         self.settle = self.operation.settle if subject.settle is None else subject.settle
-        self.quiet_until = 0.0  #: before it, not finding something proves nothing
+        self.quiet_until = 0.0  #: before it, absence is no evidence
         self.renew_key()
 
     def renew_key(self) -> None:
-        """Go on with a key that nobody has seen."""
+        """Continue with a new idempotency key."""
         self.key = f"conformance:{self.result.case}:{secrets.token_hex(6)}"
 
     @property
     def effect_count(self) -> int:
-        """How often it really happened."""
+        """Return how often the effect really happened."""
         return self.subject.effects(self.key)
 
     def fail(self, note: str, *, has_lied: bool = False) -> None:
-        """Write down what was not as it was said to be, without credentials."""
+        """Record a failure, with credentials removed."""
         self.result.status, self.result.has_lied = "fail", self.result.has_lied or has_lied
         self.note(self.subject.connector.scrub(note))
 
     def note(self, text: str) -> None:
-        """Write down what is worth knowing, once."""
+        """Record a note, once."""
         self.result.notes += [text] if text not in self.result.notes else []
 
     def send(self, ends_at: float | None = None) -> _CallEnd:
-        """Call the mutation once. Checks what holds for every call, then lets late requests travel on."""
+        """Call the mutation once, check what holds for every call, then let late requests pass."""
         call = Call(idempotency_key=self.key, ends_at=ends_at or Call.within("", self.subject.timeout).ends_at)
         before = len(self.proxy.requests)
         ended, margin = self._call_bounded(self.operation.function, call, "the call")
@@ -205,7 +207,7 @@ class _CaseRun:
         return ended
 
     def reconcile(self) -> Verdict | None:
-        """Ask what became of it. None when nobody can be asked, or the asking failed: that says nothing."""
+        """Reconcile. None if the operation has no reconcile or the reconcile failed: that is no verdict."""
         if self.operation.reconcile_function is None:
             return None
         is_there, counts = self.effect_count > 0, time.monotonic() >= self.quiet_until
@@ -225,7 +227,7 @@ class _CaseRun:
         return ended.value if isinstance(ended.value, Verdict) else None
 
     def check_outcome(self, ended: _CallEnd, expected: int) -> ErrorReading | None:
-        """Compare what was said with what is so, at once and when the settle window is over."""
+        """Compare the report of a call with the effects, at once and after the settle window."""
         reading = self.reading(ended)
         says_no = reading is not None and reading.meaning is not ErrorMeaning.UNKNOWN
         first, verdict = self.effect_count, self.reconcile()
@@ -240,29 +242,29 @@ class _CaseRun:
         elif count > 1:
             self.fail(f"one call happened {count} times")
         elif count != expected and self.result.status == "pass":
-            words = "the proxy's `carries` must pick the request that has the effect, and `effects` must count it"
-            self.fail(f"not staged: it happened {count} times instead of {expected}; {words}")
+            advice = "the proxy's `has_effect` must pick the request that has the effect, and `effects` must count it"
+            self.fail(f"not staged: it happened {count} times instead of {expected}; {advice}")
         return reading
 
     def reading(self, ended: _CallEnd) -> ErrorReading | None:
-        """What the end of a call says; None says that it happened."""
+        """Read the end of a call. None means that it happened."""
         if ended.at is None:
             return ErrorReading(meaning=ErrorMeaning.UNKNOWN)
         return None if ended.error is None else self.operation.reading(ended.error)
 
     def wait_until_settled(self) -> None:
-        """Wait until not finding something proves that it is not there, and late requests have arrived."""
+        """Wait until the settle window is over and late requests have arrived."""
         threading.Event().wait(max(0.0, self.quiet_until - time.monotonic()))
         while any(seen.fault is Fault.COMMITS_LATE and not seen.is_over for seen in self.proxy.requests):
             threading.Event().wait(0.01)
 
     def check_secrets(self, text: str, where: str) -> None:
-        """See that nothing secret stands in what others will read."""
+        """Fail the case if a text that people will read contains a credential."""
         if self.subject.connector.scrub(text) != text or any(word in text for word in self.subject.secrets):
             self.fail(f"a credential stands in {where}, where it would be written down and shown")
 
     def _call_bounded(self, function: Callable[..., Any], call: Call, what: str) -> tuple[_CallEnd, float]:
-        """Run a call as a worker does, and not for ever; with by how much a moment may be mistaken."""
+        """Run a call with a deadline, as a worker does. Return its end and the possible error of its time."""
         made = self.subject.params
         given = self.operation.arguments(self.operation.to_stored_params(made(self.key) if callable(made) else made))
         ended = _CallEnd()
@@ -270,7 +272,7 @@ class _CaseRun:
         def run() -> None:
             try:
                 ended.value = event_loop.await_result(function(self.subject.connector, call, **given))
-            except BaseException as error:  # noqa: BLE001 - whatever it raises is what is looked at
+            except BaseException as error:  # noqa: BLE001 - the case reads whatever the connector raises
                 ended.error = error
             ended.at = time.monotonic()
 
@@ -285,7 +287,7 @@ class _CaseRun:
 
 
 def _run_with_deadline(run: Callable[[], None], until: float) -> float:
-    """Run it beside, until then. By how much a thread woke late: that a machine is busy is not the call's fault."""
+    """Run in a thread, until a time. Return by how much threads woke late, because the machine may be busy."""
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     worst, at = 0.0, time.monotonic()
@@ -306,7 +308,7 @@ def _applied(trial: _CaseRun) -> None:
 def _with_fault(trial: _CaseRun) -> None:
     fault, expected = _FAULT_CASES[trial.result.case]
     delay = trial.settle / 2 if fault is Fault.COMMITS_LATE else trial.subject.timeout / 5
-    for status in (500, 502, 504) if fault is Fault.FAILS_AFTER else (0,):  # a 503 may be a promise that it did not
+    for status in (500, 502, 504) if fault is Fault.FAILS_AFTER else (0,):  # a 503 may mean that it did not happen
         trial.renew_key()
         trial.proxy.will(fault, delay=delay, status=status)
         reading = trial.check_outcome(trial.send(), expected)
@@ -340,9 +342,9 @@ def _too_late(trial: _CaseRun) -> None:
 def _reconcile_before(trial: _CaseRun) -> None:
     verdict = trial.reconcile()
     if trial.effect_count:
-        trial.fail("it happened while reconcile was looking: a reconcile must not send anything", has_lied=True)
+        trial.fail("it happened during the reconcile: a reconcile must not send anything", has_lied=True)
     if not isinstance(verdict, NotFound):
-        trial.note("it never says NotFound: what did not happen stays a question for a person")
+        trial.note("it never returns NotFound: an operator must resolve a mutation that did not happen")
 
 
 def _reconcile_after(trial: _CaseRun) -> None:
@@ -354,9 +356,9 @@ def _reconcile_after(trial: _CaseRun) -> None:
         return
     trial.result.has_found_effect = True
     for part in trial.subject.result_parts:
-        said, found = _part(ended.value, part), _part(verdict.result, part)
-        if said != found:
-            trial.fail(f"the result of the call has {part}={said!r}, that of reconcile has {found!r}")
+        sent, found = _part(ended.value, part), _part(verdict.result, part)
+        if sent != found:
+            trial.fail(f"the result of the call has {part}={sent!r}, that of reconcile has {found!r}")
 
 
 def _reconcile_cut_off(trial: _CaseRun) -> None:
@@ -378,7 +380,7 @@ def _part(value: Any, path: str) -> Any:
 
 _HTTP_ONLY = frozenset({Case.ERROR_AFTER_COMMIT, Case.BUSY})
 _RECONCILE_CASES = frozenset({Case.RECONCILE_BEFORE, Case.RECONCILE_AFTER, Case.RECONCILE_CUT_OFF})
-_FAULT_CASES: Mapping[Case, tuple[Fault, int]] = {  # and how often it happens nevertheless
+_FAULT_CASES: Mapping[Case, tuple[Fault, int]] = {  # with the number of effects
     Case.TIMEOUT_BEFORE_SEND: (Fault.TIMES_OUT_BEFORE, 0),
     Case.RESET_BEFORE_SEND: (Fault.RESETS_BEFORE, 0),
     Case.RESET_AFTER_SEND: (Fault.RESETS_AFTER, 1),

@@ -32,7 +32,7 @@ _DELETE_ALL = "; ".join(
 
 @contextmanager
 def clone_database(server_url: str, name: str) -> Iterator[str]:
-    """A migrated database of this name, dropped at the end. The role must be allowed to create databases."""
+    """Create a migrated database, and drop it at the end. The role must be allowed to create databases."""
     admin = create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     template = f"{TEMPLATE}_{migrate.expected_version()}"
     with admin.connect() as connection:
@@ -50,7 +50,7 @@ def clone_database(server_url: str, name: str) -> Iterator[str]:
 
 
 def delete_all_rows(db: Database) -> None:
-    """Delete every row. Faster than a new clone, and the sequences go on, so no test can lean on an id."""
+    """Delete every row. It is faster than a new clone. Sequences go on, so a test cannot rely on an id."""
     with db.engine.begin() as connection:
         connection.exec_driver_sql(_DELETE_ALL)
 

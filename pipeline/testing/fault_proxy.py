@@ -1,12 +1,11 @@
-"""A proxy that breaks connections on purpose, between a connector and its real server.
+"""Break connections on purpose, with a proxy between a connector and its real server.
 
-``FaultyProxy`` passes bytes on over real sockets until it is told otherwise: ``proxy.will(Fault.RESETS_AFTER)``
-lets the next request reach the server and cuts the line instead of answering. What a server does with a
-request is never imitated; only what the client gets to hear of it is.
+``FaultyProxy`` forwards bytes over real sockets until the test plans a fault. ``proxy.will(Fault.RESETS_AFTER)`` lets
+the next request reach the server and resets the connection instead of answering. The server is always real; only its
+response to the client is changed.
 
-It works for any protocol over TCP. Where one request ends is found by silence, or said by a rule such as
-``http_request``. A protocol that needs several requests for one effect says which of them has it, by
-``carries``; faults are kept for those.
+The proxy works for any protocol over TCP. A request ends after a pause, or where ``is_complete`` finds its end. If one
+effect needs several requests, ``has_effect`` picks the request with the effect, and faults apply to it only.
 """
 
 import contextlib
@@ -24,8 +23,8 @@ from typing import Self
 
 Predicate = Callable[[bytes], bool]
 
-_POLL_INTERVAL = 0.01  #: how soon a waiting line notices that it is wanted
-_SERVER_TIMEOUT = 10.0  #: how long a server may take to answer what was forwarded
+_POLL_INTERVAL = 0.01  #: seconds between two checks of a waiting connection
+_SERVER_TIMEOUT = 10.0  #: seconds that a server may take to answer a request
 
 
 class Fault(StrEnum):
@@ -33,16 +32,16 @@ class Fault(StrEnum):
 
     PASSES = "passes"
     TIMES_OUT_BEFORE = "times out before sending"  #: taken from the client, never forwarded, never answered
-    RESETS_BEFORE = "resets before sending"  #: taken from the client, never forwarded, cut
-    RESETS_AFTER = "resets after sending"  #: forwarded, and cut once the server has answered
+    RESETS_BEFORE = "resets before sending"  #: taken from the client, never forwarded, connection reset
+    RESETS_AFTER = "resets after sending"  #: forwarded, and reset once the server has answered
     TIMES_OUT_AFTER = "times out after sending"  #: forwarded, never answered
-    ANSWERS_LATE = "answers late"  #: forwarded; the answer is kept back for a while
+    ANSWERS_LATE = "answers late"  #: forwarded; the response is delayed
     DRIPS = "drips"  #: forwarded, and answered byte by byte
     COMMITS_LATE = "commits late"  #: forwarded only after the client has given up
-    FAILS_AFTER = "fails after sending"  #: HTTP: forwarded, and answered with a 5xx whatever the server said
+    FAILS_AFTER = "fails after sending"  #: HTTP: forwarded, and answered with a 5xx whatever the server responds
     BUSY = "busy"  #: HTTP: answered with 429 and Retry-After, never forwarded
     UNAVAILABLE = "unavailable"  #: HTTP: answered with 503, never forwarded
-    SENDS_TWICE = "sends twice"  #: forwarded two times, answered once
+    SENDS_TWICE = "sends twice"  #: forwarded twice, answered once
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,12 +52,12 @@ class ProxiedRequest:
     data: bytes
     has_effect: bool
     fault: Fault
-    is_over: bool = False  #: nothing more will be done with it, late as it may be
+    is_over: bool = False  #: the proxy has finished with it, also with a late commit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlannedFault:
-    """What to do with the next request that fits."""
+    """A fault for the next request that matches."""
 
     fault: Fault
     delay: float
@@ -67,7 +66,7 @@ class _PlannedFault:
 
 
 class FaultyProxy:
-    """Stands between a client and the server at ``host`` and ``port``. Use it in a ``with`` statement."""
+    """Forward connections to the server at ``host`` and ``port``, with faults. Use it in a ``with`` statement."""
 
     retry_after = timedelta(seconds=7)  #: what ``BUSY`` asks for
 
@@ -94,7 +93,7 @@ class FaultyProxy:
 
     @property
     def url(self) -> str:
-        """Where to send HTTP requests instead of to the server."""
+        """Return the URL to use instead of the server's."""
         return f"http://{self.host}:{self.port}"
 
     def will(
@@ -104,10 +103,10 @@ class FaultyProxy:
         status: int = 500,
         any_request: bool = False,
     ) -> None:
-        """Do this with the next requests that carry an effect, one after the other, or with any request.
+        """Plan faults for the next requests with an effect, one fault each, or for any requests.
 
-        ``delay`` is for what is late: an answer, each byte that drips, a commit after the client has given up.
-        ``status`` is what ``FAILS_AFTER`` answers with.
+        ``delay`` is that of a late response, of each byte that drips, and of a commit after the client has given up.
+        ``status`` is the status of ``FAILS_AFTER``.
         """
         plans = [
             _PlannedFault(fault=fault, delay=delay.total_seconds(), status=status, any_request=any_request)
@@ -118,13 +117,15 @@ class FaultyProxy:
 
     @property
     def pending_faults(self) -> int:
-        """How many faults no request has met yet."""
+        """Return how many planned faults are left."""
         return len(self._faults)
 
     def refuse_connections(self) -> None:
-        """Be like a server that is down: cut every line, and refuse connections until ``release``."""
+        """Reset every connection, and refuse new ones until ``restore``, like a server that is down."""
         self._stop_accepting()
-        self._listener = _bind(self.port)  # bound and deaf: the port stays ours, and connections to it are refused
+        self._listener = _bind(
+            self.port
+        )  # bound, not listening: the port stays ours, and connections to it are refused
         with self._lock:
             lines = list(self._connections)
         for line in lines:
@@ -133,7 +134,7 @@ class FaultyProxy:
             line.join(_SERVER_TIMEOUT)
 
     def restore(self) -> None:
-        """Forget the script, accept connections, end what is held. A late commit takes its client for gone."""
+        """Drop planned faults, accept connections, release held ones. A late commit no longer waits for its client."""
         with self._lock:
             self._faults.clear()
             for line in self._connections:
@@ -141,7 +142,7 @@ class FaultyProxy:
         self._accept()
 
     def close(self) -> None:
-        """End every line and give the port back."""
+        """End every connection and free the port."""
         self.refuse_connections()
         self._listener.close()
 
@@ -154,10 +155,10 @@ class FaultyProxy:
     def next_fault(
         self, line: "_ProxyConnection", data: bytes, at: float
     ) -> tuple[ProxiedRequest, _PlannedFault | None]:
-        """Write a request down, and take what is to be done with it from the script. Called by the lines."""
+        """Record a request and take its fault from the plan. Connections call this."""
         carries = self.has_effect(data)
         with self._lock:
-            line.released.clear()  # what was released so far, a fault of the script from here on is not
+            line.released.clear()  # an earlier release does not count for a fault that begins now
             fits = bool(self._faults) and (carries or self._faults[0].any_request)
             plan = self._faults.popleft() if fits else None
             seen = ProxiedRequest(at=at, data=data, has_effect=carries, fault=plan.fault if plan else Fault.PASSES)
@@ -165,12 +166,12 @@ class FaultyProxy:
         return seen, plan
 
     def remove(self, line: "_ProxyConnection") -> None:
-        """A line has ended. Called by the lines."""
+        """Forget a connection that has ended. Connections call this."""
         with self._lock:
             self._connections.discard(line)
 
     def _accept(self) -> None:
-        """Let clients in, if nobody does so yet."""
+        """Accept connections, unless a thread does so already."""
         if self._acceptor is None:
             self._listener.listen(64)
             self._listener.settimeout(_POLL_INTERVAL)
@@ -178,10 +179,10 @@ class FaultyProxy:
             self._acceptor.start()
 
     def _stop_accepting(self) -> None:
-        """Let nobody in any more. The porter is waited for: a socket that somebody listens at is not closed."""
-        porter, self._acceptor = self._acceptor, None
-        if porter is not None:
-            porter.join(_SERVER_TIMEOUT)
+        """Stop accepting. Wait for the thread first: a socket that a thread waits for is not closed."""
+        acceptor, self._acceptor = self._acceptor, None
+        if acceptor is not None:
+            acceptor.join(_SERVER_TIMEOUT)
         self._listener.close()
 
     def _accept_loop(self) -> None:
@@ -194,11 +195,11 @@ class FaultyProxy:
 
 
 class _ResetError(Exception):
-    """The client is to see its connection reset."""
+    """The client must see a connection reset."""
 
 
 class _ProxyConnection(threading.Thread):
-    """One connection through the proxy. This thread reads from the client, another one from the server."""
+    """Forward one connection. This thread reads from the client, another thread from the server."""
 
     def __init__(self, proxy: FaultyProxy, client: socket.socket) -> None:
         super().__init__(name="faulty-line", daemon=True)
@@ -206,13 +207,13 @@ class _ProxyConnection(threading.Thread):
         self.server: socket.socket | None = None
         self.reset, self.released = threading.Event(), threading.Event()
         self._answered = threading.Event()
-        self._drops_response = False  #: what the server says is kept from the client
+        self._drops_response = False  #: responses do not reach the client
         self._pause = self._drip = 0.0
         self._is_client_gone = False
         self._response_thread = threading.Thread(target=self._relay_responses, name="faulty-answers", daemon=True)
 
     def run(self) -> None:
-        """Carry requests until either side ends, then leave nothing open."""
+        """Forward requests until either side ends, then close both sockets."""
         try:
             self.server = socket.create_connection(self.proxy.server, timeout=_SERVER_TIMEOUT)
             self.server.settimeout(None)
@@ -247,12 +248,12 @@ class _ProxyConnection(threading.Thread):
                     seen.is_over = True
         assert self.server is not None
         with contextlib.suppress(OSError):
-            self.server.shutdown(socket.SHUT_WR)  # it may have more to say to a client that only stopped sending
+            self.server.shutdown(socket.SHUT_WR)  # the server may still respond to a client that only stopped sending
         while self._response_thread.is_alive() and not self.reset.wait(_POLL_INTERVAL):
             pass
 
     def _apply_fault(self, data: bytes, fault: Fault, plan: _PlannedFault | None) -> None:
-        """Do with a request what the script says."""
+        """Apply the planned fault to a request."""
         match fault:
             case Fault.PASSES:
                 self._forward(data)
@@ -273,7 +274,7 @@ class _ProxyConnection(threading.Thread):
                 self._forward_with_fault(data, plan)
 
     def _forward_with_fault(self, data: bytes, plan: _PlannedFault) -> None:
-        """The faults of requests that reach the server."""
+        """Apply a fault to a request that reaches the server."""
         self._drops_response = plan.fault not in (Fault.ANSWERS_LATE, Fault.DRIPS)
         self._drip = plan.delay if plan.fault is Fault.DRIPS else 0.0
         self._pause = plan.delay if plan.fault is Fault.ANSWERS_LATE else 0.0
@@ -291,7 +292,7 @@ class _ProxyConnection(threading.Thread):
         raise _ResetError
 
     def _request(self) -> tuple[bytes, float]:
-        """One whole request, and when it began; what came so far when the client is gone."""
+        """Read one whole request and its start time. If the client is gone, return the bytes so far."""
         data, at, last = b"", 0.0, 0.0
         while not self._is_whole(data, last):
             piece = self._read_chunk()
@@ -313,7 +314,7 @@ class _ProxyConnection(threading.Thread):
         )
 
     def _read_chunk(self) -> bytes | None:
-        """What the client sent; None when it sent nothing yet, nothing when it is gone."""
+        """Read from the client: None if there is nothing yet, empty if the client is gone."""
         if self.reset.is_set():
             raise _ResetError
         if not select.select([self.client], [], [], _POLL_INTERVAL)[0]:
@@ -324,7 +325,7 @@ class _ProxyConnection(threading.Thread):
             return b""
 
     def _hold_client(self) -> None:
-        """Keep the client waiting until it goes, or is let go. What else it sends is kept from the server."""
+        """Let the client wait until it leaves or is released. Drop what it sends meanwhile."""
         while not (self._is_client_gone or self.released.is_set()):
             self._is_client_gone = self._read_chunk() == b""
 
@@ -339,15 +340,15 @@ class _ProxyConnection(threading.Thread):
             server.recv(1 << 16)
 
     def _respond(self, status: int, headers: str = "") -> None:
-        """Answer in the server's place, and end the line as a server would: the client has all of it."""
-        head = f"HTTP/1.1 {status} said by the proxy\r\n{headers}Content-Length: 0\r\nConnection: close\r\n\r\n"
+        """Respond instead of the server, and close as a server does, after the client has the response."""
+        head = f"HTTP/1.1 {status} from the proxy\r\n{headers}Content-Length: 0\r\nConnection: close\r\n\r\n"
         self.client.sendall(head.encode())
         self.client.shutdown(socket.SHUT_WR)
         self._hold_client()
         raise _ResetError
 
     def _relay_responses(self) -> None:
-        """What the server says goes to the client, unless the script keeps it back."""
+        """Forward responses to the client, unless the fault drops them."""
         assert self.server is not None
         with contextlib.suppress(OSError):
             while data := self.server.recv(1 << 16):
@@ -359,7 +360,7 @@ class _ProxyConnection(threading.Thread):
                         self.client.sendall(piece)
             if not self._drops_response:
                 self.client.shutdown(socket.SHUT_WR)
-        self._answered.set()  # a server that has ended its line will not answer any more
+        self._answered.set()  # a server that has closed its side will not respond any more
 
     def _chunks(self, data: bytes) -> Iterator[bytes]:
         if not self._drip:
@@ -372,7 +373,7 @@ class _ProxyConnection(threading.Thread):
 
 
 def is_complete_http_request(data: bytes) -> bool:
-    """Whether this is a whole HTTP/1.1 request: its head, and the body its head promises."""
+    """Tell whether the data is a whole HTTP/1.1 request: its head, and the body that the head announces."""
     head, gap, body = data.partition(b"\r\n\r\n")
     pairs = (line.partition(b":") for line in head.split(b"\r\n")[1:])
     headers = {name.strip().lower(): value.strip().lower() for name, _, value in pairs}
@@ -383,12 +384,12 @@ def is_complete_http_request(data: bytes) -> bool:
 
 
 def is_complete_lines(data: bytes) -> bool:
-    """Whether this ends with a line's end, as requests of SMTP, IMAP and Redis do."""
+    """Tell whether the data ends with a line end, as requests of SMTP, IMAP and Redis do."""
     return data.endswith(b"\r\n")
 
 
 def is_complete_postgres_messages(data: bytes) -> bool:
-    """Whether this is made of whole messages of a Postgres client."""
+    """Tell whether the data consists of whole messages of a Postgres client."""
     at = 0
     while at + 5 <= len(data):
         kind = 1 if data[at] else 0  # the first message of a connection has no letter in front of its length
@@ -397,7 +398,7 @@ def is_complete_postgres_messages(data: bytes) -> bool:
 
 
 def _bind(port: int) -> socket.socket:
-    door = socket.socket()
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    door.bind(("127.0.0.1", port))
-    return door
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    return listener

@@ -1,8 +1,7 @@
-"""Run a workflow inside a test: no broker, no worker, one message at a time, on a real Postgres.
+"""Run a workflow inside a test: without broker and worker process, on a real Postgres.
 
-The harness is the scheduler, the worker, every sweep and the clock. Messages wait in a list until the
-test lets them through, so a test can drop, double or reorder them, move time, and crash at any
-named point; the code that runs is the code of production.
+The harness takes the place of the scheduler, the worker, the sweeps and the clock, and runs the code of production.
+Messages wait in a list. A test can drop, double or reorder them, move the clock, and crash at a named point.
 """
 
 from collections import deque
@@ -51,18 +50,18 @@ TESTER = Actor(name="tester", reason="the test says so")
 
 
 class WorkerCrash(BaseException):
-    """The worker died at a point the test asked for. Nothing of the workflow can catch it."""
+    """The worker dies at a point that the test chose. The workflow's code cannot catch it."""
 
 
 class _ManualLeases(Leases):
-    """Leases without a thread: in a test time passes when the test says so, and so does a heartbeat."""
+    """Leases without a heartbeat thread: the test decides when time passes."""
 
     def _start(self) -> None:
         return
 
 
 class Inline:
-    """A whole installation in one object."""
+    """Run workflows in this process: scheduler, worker, sweeps and clock in one object."""
 
     def __init__(
         self,
@@ -81,9 +80,9 @@ class Inline:
             self.registry.add(workflow)
         self.policy = policy or WorkerPolicy()
         self.messages: deque[DispatchMessage] = deque()
-        #: What the broker makes of a message that is sent: nothing loses it, two double it.
+        #: What the broker delivers for a message that is sent: none loses it, two double it.
         self.broker: Callable[[DispatchMessage], Iterable[DispatchMessage]] = lambda message: (message,)
-        #: Which of so many waiting messages is delivered next.
+        #: Index of the next message to deliver, from the number of waiting messages.
         self.pick_next: Callable[[int], int] = lambda _: 0
         self._delivering: DispatchMessage | None = None
         self.scheduler = Scheduler(db, self.send, lease=self.policy.lease, max_cohort_size=max_cohort_size)
@@ -99,16 +98,16 @@ class Inline:
         register_workflows(db, self.registry, code_version)
 
     def start_worker(self) -> None:
-        """A new worker: what an earlier one held in memory is gone."""
+        """Start a new worker. The memory of the earlier one is gone."""
         self.leases = _ManualLeases(self.db, lease=self.policy.lease, every=timedelta(hours=1))
         self.runner = Runner(self.db, self.registry, self.leases, self.policy, lambda: 0.0)
 
     def close(self) -> None:
-        """Let the worker's thread end."""
+        """End the worker's thread."""
         self.runner.phases.steps.close()
 
     def publish(self, topic: Topic, *payloads: Any, key: str | None = None, prefix: str = "m") -> None:
-        """Publish payloads as a service would; message ids are ``m1``, ``m2``, … per topic."""
+        """Publish payloads as a service does. Message ids are ``m1``, ``m2``, … per topic."""
         with self.db.transaction() as tx:
             count = len(tx.all(_EVENTS, workflow=topic.workflow, topic=topic.name))
             named = [(f"{prefix}{count + n}", payload) for n, payload in enumerate(payloads, start=1)]
@@ -121,7 +120,7 @@ class Inline:
             events.publish(tx, topic.workflow, new)
 
     def run(self, *, max_messages: int = 10_000) -> None:
-        """Start what is due and deliver messages until nothing is left to do."""
+        """Start the runs that are due and deliver messages until none is left."""
         for _ in range(max_messages):
             if not self.messages:
                 self.scheduler.schedule(self.registry.workflows)
@@ -131,14 +130,14 @@ class Inline:
             message = self.messages[chosen]
             del self.messages[chosen]
             self.deliver(message)
-        raise AssertionError(f"still busy after {max_messages} messages: a workflow that feeds itself?")
+        raise AssertionError(f"still busy after {max_messages} messages: does the workflow publish to its own topic?")
 
     def send(self, message: DispatchMessage) -> None:
         """Hand a message to the broker."""
         self.messages.extend(self.broker(message))
 
     def deliver(self, message: DispatchMessage) -> None:
-        """Deliver one message as a worker receives it; the one that follows it in its chain is sent afterwards."""
+        """Deliver one message as a worker receives it. Then send the next one of its chain."""
         self._delivering = message
         _, *following = chained_tasks(message.task)
         if self._phase(message.task, message.run_ids) and following:
@@ -146,19 +145,19 @@ class Inline:
         self._delivering = None
 
     def advance(self, by: timedelta) -> None:
-        """Move the clock of this database forward, for every connection of the harness."""
+        """Move the clock of the database forward, for every connection of the harness."""
         self.db.advance_clock(by)
 
     def now(self) -> datetime:
-        """What the clock of this database says."""
+        """Return the time of the database's clock."""
         with self.db.transaction() as tx:
             return tx.clock()
 
     def run_until_idle(self, *, max_rounds: int = 20) -> None:
-        """Let time pass and every sweep run until the workflow rests: two rounds in which nothing was left to do.
+        """Move the clock and run every sweep until two rounds in a row find no work.
 
-        One is not enough, because a sweep may have booked work for a little later. What the clock alone begins does
-        not keep it from resting if it comes to its end at once: a producer on its slot, a wake that finds nothing.
+        One round is not enough, because a sweep may have booked work for a little later. Runs that only the clock
+        starts do not count if they end at once: a producer in its slot, a wake-up that finds nothing.
         """
         quiet = 0
         for _ in range(max_rounds):
@@ -172,13 +171,13 @@ class Inline:
             quiet = 0 if self._is_busy() or self._open_work(newest) != before else quiet + 1
             if quiet == 2:
                 return
-        raise AssertionError(f"not at rest after {max_rounds} rounds: work that comes back for ever?")
+        raise AssertionError(f"not idle after {max_rounds} rounds: does some work never end?")
 
     @contextmanager
     def crash_at(self, point: CrashPoint, *, times: int = 1, redeliver: bool = False) -> Iterator[None]:
-        """Let the worker die when it reaches a point; afterwards a new one takes its place.
+        """Let the worker die when it reaches a point. Afterwards a new worker takes its place.
 
-        The message it was working on is lost, or comes back at once with ``redeliver``: brokers do both.
+        The message of the dead worker is lost. With ``redeliver`` it is delivered again at once. Brokers do both.
         """
         left = times
 
@@ -200,7 +199,7 @@ class Inline:
 
     @contextmanager
     def on_crash_points(self, action: Callable[[CrashPoint], None]) -> Iterator[None]:
-        """Do something whenever a worker passes a named point."""
+        """Call a function whenever a worker passes a crash point."""
         before, crash_points.on_reach = crash_points.on_reach, action
         try:
             yield
@@ -208,38 +207,38 @@ class Inline:
             crash_points.on_reach = before
 
     def approve(self, mutation: MutationRow, by: Actor = TESTER) -> None:
-        """A person allows exactly this request."""
+        """Approve exactly this request, as an operator does."""
         with self.db.transaction() as tx:
             resolution.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash)
         self.send(DispatchMessage(task=PhaseTask.MUTATE, run_ids=(str(mutation.run_id),)))
 
     def reject(self, mutation: MutationRow, by: Actor = TESTER) -> None:
-        """A person refuses this request: it is skipped."""
+        """Reject this request, as an operator does: it is skipped."""
         with self.db.transaction() as tx:
             resolution.reject(tx, MutationId(mutation.id), by)
 
     def runs(self) -> Sequence[NamedRunRow]:
-        """Every run, oldest first."""
+        """Return every run, oldest first."""
         with self.db.transaction() as tx:
             return tx.all(_RUNS)
 
     def events(self, topic: Topic) -> Sequence[EventRow]:
-        """Every event of a topic, oldest first."""
+        """Return every event of a topic, oldest first."""
         with self.db.transaction() as tx:
             return tx.all(_EVENTS, workflow=topic.workflow, topic=topic.name)
 
     def deliveries(self, topic: Topic) -> Sequence[NamedDeliveryRow]:
-        """Where each event of a topic stands for each consumer, oldest event first."""
+        """Return the deliveries of a topic's events, oldest event first."""
         with self.db.transaction() as tx:
             return tx.all(_DELIVERIES, workflow=topic.workflow, topic=topic.name)
 
     def ledger(self) -> Sequence[MutationRow]:
-        """Every mutation, oldest first."""
+        """Return every mutation, oldest first."""
         with self.db.transaction() as tx:
             return tx.all(_LEDGER)
 
     def state(self, workflow: Workflow, handler: str) -> Any:
-        """What a handler has returned as its state."""
+        """Return the state that a handler has saved."""
         with self.db.transaction() as tx:
             row = tx.first(_STATE, workflow=workflow.name, name=handler)
         return row and row.state
@@ -271,7 +270,7 @@ class Inline:
         return row.event_id if row else 0
 
     def _open_work(self, newest: int) -> set[tuple[UUID, str]]:
-        """Every run and where it stands, without those that committed at once and took no event up to the newest."""
+        """Return runs with their status. Leave out those that committed at once and took no event up to ``newest``."""
         return {
             (run.id, run.status)
             for run in self.runs()

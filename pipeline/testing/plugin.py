@@ -1,7 +1,7 @@
-"""Fixtures for the tests of workflows, offered to pytest by every installation of this package.
+"""Offer pytest fixtures for tests of workflows. Installing the package is enough.
 
-Fixtures only: nothing is started, connected or changed unless a test asks for one of them. A test that
-asks for ``pipeline_run`` gets a real Postgres, emptied for it, and every invariant is checked after it.
+A server is started only when a test uses one of these fixtures. A test with ``pipeline_run`` gets a real Postgres with
+empty tables, and every invariant is checked after it.
 """
 
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def pipeline_servers(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Servers]":
     """Postgres and Redis: those of ``PIPELINE_DATABASE_URL`` and ``PIPELINE_BROKER_URL``, or embedded ones.
 
-    Embedded servers are shared by all processes of the test run and gone after it.
+    All processes of a test run share the embedded servers, which stop after it.
     """
     from pipeline.embedded import servers
 
@@ -34,7 +34,7 @@ def pipeline_servers(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Serv
 
 @pytest.fixture(scope="session")
 def _pipeline_pool(pipeline_servers: "Servers") -> "Iterator[Database]":
-    """A migrated database of this process's own. The one that the URL names is never written to."""
+    """A migrated database of this process. Tests never write to the database that the URL names."""
     from pipeline.store.database import Database
     from pipeline.testing import databases
 
@@ -56,14 +56,14 @@ def pipeline_db(_pipeline_pool: "Database") -> "Iterator[Database]":
     try:
         with db.transaction() as tx:
             found = databases.invariant_findings(tx)
-        assert found == [], "the test left behind what must never be; see `pipeline doctor`"
+        assert found == [], "the test broke an invariant; see `pipeline doctor`"
     finally:
         databases.delete_all_rows(db)
 
 
 @pytest.fixture
 def pipeline_run(pipeline_db: "Database") -> "Iterator[Callable[..., Inline]]":
-    """``run = pipeline_run(workflow, connectors=[...])``: the workflow, ready to run inside this test."""
+    """Run workflows inside the test: ``run = pipeline_run(workflow, connectors=[...])``."""
     from pipeline.testing.inline import Inline
 
     made: list[Inline] = []

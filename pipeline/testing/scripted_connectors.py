@@ -1,9 +1,8 @@
-"""An outside world for tests: it does what the script says, and remembers what really happened.
+"""Connectors for tests: each call follows a script, and the connector remembers what really happened.
 
-``scripted("mail", mutations=["send"])`` is a connector like any other. Each call follows the next line
-of its script and applies when the script is empty. Effects are remembered by idempotency key, whatever
-the caller was told about them, and a reconcile answers from that memory: the world knows, the worker
-may not.
+``scripted("mail", mutations=["send"])`` makes a connector. Each call follows the next line of its script, and applies
+when the script is empty. The connector remembers effects by idempotency key, whatever the caller learned about them. A
+reconcile reads that memory, as an outside system would.
 """
 
 import threading
@@ -23,15 +22,15 @@ Predicate = Callable[[dict[str, Any]], bool]
 
 
 class Does(StrEnum):
-    """What the world does with one call of a mutation."""
+    """What the outside system does with one call of a mutation."""
 
     APPLIES = "applies"
     REFUSES = "refuses"  #: definitely not applied, and never will be: LogicError
     FAILS = "fails"  #: definitely not applied this time: TransientError
-    DENIES = "denies"  #: definitely not applied, a person must act: AuthError
+    DENIES = "denies"  #: definitely not applied, an operator must act: AuthError
     TIMES_OUT_AFTER = "times out after applying"
     TIMES_OUT_BEFORE = "times out before applying"
-    CRASHES = "crashes"  #: the connector's own code ends with SystemExit after applying
+    CRASHES = "crashes"  #: the connector ends with SystemExit after applying
     HANGS = "hangs after applying"  #: returns only after its deadline
 
 
@@ -48,7 +47,7 @@ _ERRORS: Mapping[Does, Callable[[], BaseException]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEffect:
-    """Something that really happened in the outside world."""
+    """An effect that really happened in the outside system."""
 
     operation: str
     key: str
@@ -57,7 +56,7 @@ class RecordedEffect:
 
 @dataclass(slots=True)
 class _ScriptLine:
-    """Behaviour for the next calls that match."""
+    """What the next calls that match do."""
 
     operation: str | None
     when: Predicate
@@ -65,29 +64,29 @@ class _ScriptLine:
 
 
 class Scripted(Connector):
-    """A connector that follows a script. Made by ``scripted``."""
+    """A connector that follows a script. ``scripted`` makes it."""
 
-    def __init__(self, answer: Callable[[RecordedEffect], Any]) -> None:
-        self.make_result = answer
+    def __init__(self, make_result: Callable[[RecordedEffect], Any]) -> None:
+        self.make_result = make_result
         self.effects: list[RecordedEffect] = []
         self.calls: list[RecordedEffect] = []  #: every call of a mutation, whether it applied or not
-        self.reconciled_keys: list[str] = []  #: the keys that were asked about
+        self.reconciled_keys: list[str] = []  #: the keys of every reconcile
         self._lines: list[_ScriptLine] = []
         self._undecided = 0
         self._lock = threading.Lock()
         self._never = threading.Event()
 
     def will(self, *does: Does, operation: str | None = None, when: Predicate | None = None) -> None:
-        """Let the next matching calls do this, one after the other; ``when`` looks at the parameters."""
+        """Let the next matching calls do this, one after the other. ``when`` reads the parameters."""
         with self._lock:
             self._lines.append(_ScriptLine(operation, when or (lambda _: True), deque(does)))
 
     def cannot_tell(self, times: int = 1) -> None:
-        """Let the next so many looks answer that they cannot tell yet."""
+        """Let the next reconciles return ``Retry``."""
         self._undecided += times
 
     def times(self, **params: Any) -> int:
-        """How often an effect with at least these parameters really happened."""
+        """Return how often an effect with at least these parameters really happened."""
         with self._lock:
             return sum(params.items() <= effect.params.items() for effect in self.effects)
 
@@ -131,10 +130,10 @@ def scripted(
     timeout: timedelta = timedelta(seconds=5),
     **bounds: Any,
 ) -> Scripted:
-    """A connector of this name whose mutations follow a script and whose reads call these functions.
+    """Make a connector whose mutations follow a script and whose reads call these functions.
 
-    ``answer`` makes the result of what was applied. ``bounds`` are those of ``pipeline.mutation``, such as ``settle``
-    and ``policy``. A call that fails is not attempted again inside its run, unless ``retry`` says so.
+    ``make_result`` makes the result of an effect. ``bounds`` are options of ``pipeline.mutation``, such as ``settle``
+    and ``policy``. A call that fails is not attempted again inside its run, unless ``retry`` allows it.
     """
     bounds.setdefault("retry", MutationRetryPolicy(max_attempts=1))
     operations: dict[str, Any] = {read: _read(function) for read, function in (reads or {}).items()}
@@ -162,7 +161,7 @@ def _sender(name: str) -> Callable[..., Any]:
 
 
 def _reconciler(name: str) -> Callable[..., Any]:
-    def look(self: Scripted, call: Call, **_: Any) -> Verdict:
+    def reconcile(self: Scripted, call: Call, **_: Any) -> Verdict:
         return self._reconcile(name, call)
 
-    return look
+    return reconcile

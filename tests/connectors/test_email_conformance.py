@@ -89,7 +89,7 @@ def test_a_mail_of_which_a_copy_is_filed_says_the_truth_and_has_the_grade_it_dec
     report = patient(replace(subject, connector=connector))
     report.require(Grade.B)
     before = next(finding for finding in report.results if finding.case is Case.RECONCILE_BEFORE)
-    assert before.notes == ["it never says NotFound: what did not happen stays a question for a person"]
+    assert before.notes == ["it never returns NotFound: an operator must resolve a mutation that did not happen"]
 
 
 def test_a_mail_of_which_the_server_files_a_copy_says_the_truth_and_has_the_grade_it_declares(

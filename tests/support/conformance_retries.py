@@ -26,7 +26,7 @@ _HASTE = re.compile(
     "|^expected 'not now'"
 )
 #: This too is said of a look that did not end, and of one that ended without an answer.
-_SHY = "it never says NotFound: what did not happen stays a question for a person"
+_SHY = "it never returns NotFound: an operator must resolve a mutation that did not happen"
 #: And this of a second call that did not get as far as its server.
 _MODEST = "the key was honoured, although the operation does not say so"
 #: And this when what makes a thing visible, which may take as long as the window of the subject, stood still.

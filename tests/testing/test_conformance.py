@@ -240,7 +240,7 @@ def test_cases_that_do_not_apply_have_a_reason(world: World, proxy: FaultyProxy)
     found = {case: check_case(plain, case) for case in (Case.BUSY, Case.ERROR_AFTER_COMMIT, Case.RECONCILE_AFTER)}
     assert {finding.status for finding in found.values()} == {"not applicable"}
     assert found[Case.BUSY].notes == ["only for HTTP"]
-    assert found[Case.RECONCILE_AFTER].notes == ["nobody can be asked"]
+    assert found[Case.RECONCILE_AFTER].notes == ["the operation has no reconcile"]
     assert world.requests == []
 
 

@@ -110,5 +110,5 @@ def test_a_workflow_with_repeated_transient_failures_is_not_idle(db: Database, m
     run = Inline(db, [workflow], [mail])
     run.publish(orders, {})
     run.run()
-    with pytest.raises(AssertionError, match="not at rest after 3 rounds"):
+    with pytest.raises(AssertionError, match="not idle after 3 rounds"):
         run.run_until_idle(max_rounds=3)
