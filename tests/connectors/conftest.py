@@ -1,4 +1,4 @@
-"""A bank in a database of its own, and a judge who looks at it from outside."""
+"""A bank in a database of its own, and an observer that reads it from outside."""
 
 from collections.abc import Iterator
 

@@ -79,7 +79,7 @@ class StandIn:
 
     def search(self, query: str) -> dict[str, Any]:
         """The list of what is found."""
-        wanted = [word.partition(":")[2] for word in query.split() if word.startswith("rfc822msgid:")]
+        wanted = [term.partition(":")[2] for term in query.split() if term.startswith("rfc822msgid:")]
         assert "in:sent" in query.split()
         found = [
             {"id": each.id, "threadId": each.id}

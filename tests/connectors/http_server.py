@@ -1,8 +1,8 @@
-"""A real HTTP server that keeps effects by key, and misbehaves when it is told to.
+"""A real HTTP server that keeps effects by key, and misbehaves as a test wants.
 
 ``with world() as it:`` serves charges and customers. ``it.will(...)`` says what happens to the next
-mutations, ``it.looks_will(...)`` to the next reads: each is a function of the exchange. What really
-happened is in ``it.effects``, whatever the caller was told.
+mutations, ``it.reads_will(...)`` to the next reads: each is a function of the exchange. What really
+happened is in ``it.effects``, whatever the caller received.
 """
 
 import functools
@@ -50,13 +50,13 @@ class World:
     closed: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     mutations: deque["Behaviour"] = field(default_factory=deque)
-    looks: deque["Behaviour"] = field(default_factory=deque)
+    reads: deque["Behaviour"] = field(default_factory=deque)
 
     def will(self, *behaviours: "Behaviour") -> None:
         self.mutations.extend(behaviours)
 
-    def looks_will(self, *behaviours: "Behaviour") -> None:
-        self.looks.extend(behaviours)
+    def reads_will(self, *behaviours: "Behaviour") -> None:
+        self.reads.extend(behaviours)
 
     def times(self, key: str) -> int:
         """How often the effect of this key really happened."""
@@ -79,20 +79,20 @@ class Exchange(BaseHTTPRequestHandler):
         self.seen = seen
         with self.world.lock:
             self.world.seen.append(seen)
-            waiting = self.world.looks if self.command == "GET" else self.world.mutations
+            waiting = self.world.reads if self.command == "GET" else self.world.mutations
             behaviour = waiting.popleft() if waiting else answers
         try:
             behaviour(self)
         except OSError:
             self.close_connection = True
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = serve  # noqa: N815 - names that http.server looks for
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = serve  # noqa: N815 - names that http.server calls
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def commit(self) -> tuple[int, Any]:
-        """Really do it, or really look."""
+        """Carry out the request, or read its effect."""
         seen, world = self.seen, self.world
         path = urlsplit(self.path)
         last = unquote(path.path.rsplit("/", 1)[-1])
@@ -183,8 +183,8 @@ def says(status: int, body: bytes = b"{}", **headers: str) -> Behaviour:
     return lambda exchange: exchange.reply(status, body, {name.replace("_", "-"): v for name, v in headers.items()})
 
 
-def once_told(event: threading.Event, then: Behaviour = answers) -> Behaviour:
-    """Take the request in, and go on only when told: a slow commit."""
+def after(event: threading.Event, then: Behaviour = answers) -> Behaviour:
+    """Take the request in, and go on only when released: a slow commit."""
 
     def behaviour(exchange: Exchange) -> None:
         event.wait(120)
@@ -230,7 +230,7 @@ def world(tls: ssl.SSLContext | None = None) -> Iterator[World]:
 
 @contextmanager
 def deaf(*, takes: int) -> Iterator[str]:
-    """A server that takes so many connections and never reads from them; with none, it lets nobody in."""
+    """A server that takes so many connections and never reads from them; with none, it accepts no connection."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
         port = listening.getsockname()[1]
         held: list[socket.socket] = []
@@ -273,14 +273,14 @@ def ask(connector: Connector, operation: str, to: Call | None = None, **params: 
 
 @functools.cache
 def _taken() -> socket.socket:
-    """Bound and deaf for as long as this process lives: nobody else can listen there."""
+    """Bound and deaf for as long as this process lives: no other process can listen there."""
     made = socket.socket()
     made.bind(("127.0.0.1", 0))
     return made
 
 
 def unused_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     return int(_taken().getsockname()[1])
 
 

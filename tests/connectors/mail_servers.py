@@ -205,7 +205,7 @@ def smtp_server(
 
 @dataclass
 class ImapServer:
-    """A running IMAP server, with a client of its own to look at it."""
+    """A running IMAP server, with a client of its own to inspect it."""
 
     port: int
 
@@ -268,7 +268,7 @@ def imap_server(
 
 @contextlib.contextmanager
 def raw_server(talk: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A socket that does with each connection what it is told; its port."""
+    """A socket that treats each connection as the test wants; its port."""
     with socket.create_server((HOST, 0)) as listening:
 
         def serve() -> None:
@@ -351,7 +351,7 @@ def send(connector: Email, *, key: str = KEY, within: float = 20.0, **params: An
 
 def failure(connector: Email, **call: Any) -> BaseException:
     """The error that sending ends with."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one it is, is what the callers look at
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the callers check its type
         send(connector, **call)
     return caught.value
 
@@ -362,7 +362,7 @@ def outcome(connector: Email, **call: Any) -> ErrorMeaning:
 
 
 def unanswered(connector: Email, seconds: float) -> str:
-    """What is said, in time, of a mail whose whole was sent and that no answer came to: nobody knows."""
+    """Return the error of a mail that was sent whole without a reply: the outcome is unknown."""
     began = time.monotonic()
     error = failure(connector, within=seconds)
     assert type(connector).operations()["send"].reading(error).meaning is ErrorMeaning.UNKNOWN
@@ -370,8 +370,8 @@ def unanswered(connector: Email, seconds: float) -> str:
     return str(error)
 
 
-def look(connector: EmailWithSent, key: str = KEY, within: float = 20.0) -> Any:
-    """Look for a mail as the host does."""
+def reconcile(connector: EmailWithSent, key: str = KEY, within: float = 20.0) -> Any:
+    """Reconcile a mail as the worker does."""
     operation = EmailWithSent.operations()["send"]
     assert operation.reconcile_function is not None
     return operation.reconcile_function(

@@ -123,7 +123,7 @@ def inside(bank: Bank, to: Call, then: Step) -> Iterator[tuple["Future[Any]", th
 
 
 def is_blocked(judge: Engine, backend: int) -> bool:
-    """Whether somebody waits for this backend, as Postgres tells."""
+    """Return whether another backend waits for this one, according to Postgres."""
     with judge.connect() as connection:
         asked = text("SELECT 1 FROM pg_stat_activity WHERE :pid = ANY(pg_blocking_pids(pid))")
         return connection.execute(asked, {"pid": backend}).first() is not None
@@ -171,7 +171,7 @@ def cutting(url: str, *, hears: bool) -> Iterator[str]:
 
 
 def outcome(bank: Sql, operation: str, to: Call | None = None, **params: Any) -> tuple[ErrorMeaning, str]:
-    """What the error of this call says, in one word and in its own."""
+    """Return the meaning and the message of this call's error."""
     with pytest.raises((LogicError, TransientError, AuthError, UnknownCommitError)) as caught:
         do(bank, operation, to, **params)
     return type(bank).operations()[operation].reading(caught.value).meaning, str(caught.value)

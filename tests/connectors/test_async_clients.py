@@ -1,4 +1,4 @@
-"""An async connector keeps its client from call to call, whoever calls it."""
+"""An async connector keeps its client from call to call, for every caller."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -64,7 +64,7 @@ def payments() -> Iterator[Payments]:
         server.shutdown()
 
 
-def test_calls_reads_of_handlers_of_both_kinds_and_looks_share_one_client(db: Database, payments: Payments) -> None:
+def test_calls_reads_and_reconciles_share_one_client(db: Database, payments: Payments) -> None:
     workflow = Workflow("billing", concurrency=4)
     orders, refunds = workflow.topic("orders"), workflow.topic("refunds")
 

@@ -10,7 +10,7 @@ from pipeline.domain.errors import InvalidInputError
 
 
 @pytest.mark.parametrize(
-    ("facts", "words"),
+    ("facts", "expected"),
     [
         ({"timeout": 20}, "has timeout 20; expected a timedelta"),
         ({"timeout": timedelta(0)}, "has timeout 0:00:00; expected a positive span"),
@@ -23,13 +23,13 @@ from pipeline.domain.errors import InvalidInputError
         ({"redact": "n"}, "redacts 'n', a text; expected the names in a list"),
     ],
 )
-def test_a_fact_of_the_wrong_kind_is_refused_by_name(facts: dict[str, Any], words: str) -> None:
+def test_an_option_of_the_wrong_type_is_refused_by_name(facts: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
 
         @mutation(**facts)
         def send(self: Any, call: Call, *, n: int) -> None: ...
 
-    assert words in str(caught.value)
+    assert expected in str(caught.value)
     assert "send" in str(caught.value)
 
 
@@ -45,11 +45,11 @@ def _fewer(self: Any, call: Call, *, n: int) -> Verdict: ...  # type: ignore[emp
 def _callless(self: Any, *, n: int, to: str) -> Verdict: ...  # type: ignore[empty-body]
 
 
-@pytest.mark.parametrize("look", [_other, _fewer, _callless])
-def test_a_reconcile_that_does_not_take_what_its_mutation_takes_is_refused(look: Any) -> None:
+@pytest.mark.parametrize("method", [_other, _fewer, _callless])
+def test_a_reconcile_that_does_not_take_what_its_mutation_takes_is_refused(method: Any) -> None:
     send = a_mutation()
     with pytest.raises(InvalidInputError, match="cannot be reconciled by"):
-        send.reconcile(look)
+        send.reconcile(method)
     assert not send.can_reconcile
 
 
@@ -58,14 +58,14 @@ def _some(self: Any, call: Call, *, n: int, **_: Any) -> Verdict: ...  # type: i
 def _more(self: Any, call: Call, *, n: int, to: str, page: int = 1) -> Verdict: ...  # type: ignore[empty-body]
 
 
-@pytest.mark.parametrize("look", [_same, _some, _more])
-def test_a_reconcile_that_takes_what_its_mutation_takes_is_bound_to_it(look: Any) -> None:
+@pytest.mark.parametrize("method", [_same, _some, _more])
+def test_a_reconcile_that_takes_what_its_mutation_takes_is_bound_to_it(method: Any) -> None:
     send = a_mutation()
-    assert send.reconcile(look) is look
+    assert send.reconcile(method) is method
     assert send.can_reconcile
 
 
-def test_what_an_operation_that_takes_anything_is_asked_with_is_not_known_beforehand() -> None:
+def test_the_reconcile_of_an_operation_with_any_parameters_is_not_checked() -> None:
     @mutation()
     def send(self: Any, call: Call, **anything: Any) -> None: ...
 
@@ -73,7 +73,7 @@ def test_what_an_operation_that_takes_anything_is_asked_with_is_not_known_before
     assert send.can_reconcile
 
 
-def test_a_second_reconcile_is_refused_because_it_would_be_asked_for_the_base_class_too() -> None:
+def test_a_second_reconcile_is_refused_because_it_would_change_the_base_class_too() -> None:
     send = a_mutation()
     send.reconcile(_same)
     with pytest.raises(InvalidInputError, match="has the reconcile method _same already"):
@@ -121,7 +121,7 @@ class Again(Overridden):
 @pytest.mark.parametrize(
     ("kind", "verdict"), [(Base, Applied(1)), (Plain, Applied(1)), (Overridden, NotFound("1")), (Again, Retry("1"))]
 )
-def test_a_reconcile_that_a_subclass_overrides_is_the_one_that_is_asked(kind: type[Base], verdict: Verdict) -> None:
-    look = kind.operations()["send"].reconcile_function
-    assert look is not None
-    assert look(kind(), Call.within("key", timedelta(seconds=1)), n=1) == verdict
+def test_a_reconcile_that_a_subclass_overrides_is_the_one_that_is_called(kind: type[Base], verdict: Verdict) -> None:
+    method = kind.operations()["send"].reconcile_function
+    assert method is not None
+    assert method(kind(), Call.within("key", timedelta(seconds=1)), n=1) == verdict

@@ -23,7 +23,18 @@ from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.reconciliation import Applied, ErrorMeaning, NotFound, Retry
 from tests.connectors import mail_servers as servers
 from tests.connectors.http_server import unused_port, with_time
-from tests.connectors.mail_servers import KEY, MAIL, ImapServer, Loop, Script, SmtpServer, look, mailer, outcome, send
+from tests.connectors.mail_servers import (
+    KEY,
+    MAIL,
+    ImapServer,
+    Loop,
+    Script,
+    SmtpServer,
+    mailer,
+    outcome,
+    reconcile,
+    send,
+)
 from tests.support.certificates import certificate_file
 from tests.support.wait import wait_for
 
@@ -91,7 +102,7 @@ def test_everything_may_be_written_in_any_script(smtp: SmtpServer) -> None:
     assert plain.get_content().replace("\r\n", "\n") == "Schöne Grüße\n.\n..\nFrom here\n" + "ü" * 2000 + "\n"
 
 
-def test_lines_that_look_like_the_end_of_the_mail_do_not_end_it(smtp: SmtpServer) -> None:
+def test_a_line_with_a_single_dot_does_not_end_the_mail(smtp: SmtpServer) -> None:
     text = "one\n.\nRSET\nMAIL FROM:<eve@example.org>\n..two\n.three\n"
     send(mailer(smtp.port), text=text)
     [mail] = smtp.handler.received
@@ -124,7 +135,7 @@ def test_a_mail_is_read_back_as_it_was_written_and_nothing_in_it_starts_a_line_o
 
 
 @pytest.mark.parametrize(
-    ("params", "words"),
+    ("params", "expected"),
     [
         ({"to": []}, "wrong to: Value error, it is empty"),
         ({"to": ""}, "wrong to: Value error, address 1: it is not a mail address"),
@@ -142,14 +153,14 @@ def test_a_mail_is_read_back_as_it_was_written_and_nothing_in_it_starts_a_line_o
         ({"headers": {"Content-Type": "text/html"}}, "is written by the connector"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_before_anything_is_written_down(params: dict[str, Any], words: str) -> None:
+def test_a_mail_that_cannot_be_sent_is_refused_before_it_is_stored(params: dict[str, Any], expected: str) -> None:
     with pytest.raises(LogicError) as caught:
         OPERATION.to_stored_params(MAIL | params)
-    assert words in str(caught.value)
+    assert expected in str(caught.value)
     assert "s3cret" not in str(caught.value), "who is hidden is not named"
 
 
-def test_parameters_that_nobody_checked_are_refused_as_well(smtp: SmtpServer) -> None:
+def test_unchecked_parameters_are_refused_as_well(smtp: SmtpServer) -> None:
     call = Call.within(KEY, timedelta(seconds=5))
     wrong: list[dict[str, Any]] = [{"to": "bob"}, {"to": []}, {"text": "\ud800"}, {"headers": {"To": "x"}}]
     for params in (*wrong, {"subject": "a\nBcc: b@c.d"}):
@@ -158,7 +169,7 @@ def test_parameters_that_nobody_checked_are_refused_as_well(smtp: SmtpServer) ->
     assert smtp.handler.received == []
 
 
-def test_people_are_shown_who_gets_a_mail_about_what_and_no_more() -> None:
+def test_operators_see_recipients_and_subject_and_no_more() -> None:
     params = OPERATION.to_stored_params(MAIL | {"bcc": "eve@example.org", "html": "<p>private</p>"})
     assert OPERATION.title(params) == "Mail to ann@example.org: Your order"
     assert {name for name, value in OPERATION.redact_params(params).items() if value == "•••"} == {
@@ -185,9 +196,7 @@ def test_people_are_shown_who_gets_a_mail_about_what_and_no_more() -> None:
     ],
     ids=str,
 )
-def test_an_answer_says_that_it_did_not_happen_and_whether_to_try_again_or_says_nothing(
-    smtp: SmtpServer, script: Script, expected: ErrorMeaning
-) -> None:
+def test_a_reply_means_refused_or_not_now_or_unknown(smtp: SmtpServer, script: Script, expected: ErrorMeaning) -> None:
     smtp.handler.script = script
     assert outcome(mailer(smtp.port)) is expected
     assert smtp.handler.times(KEY) == 0
@@ -195,7 +204,7 @@ def test_an_answer_says_that_it_did_not_happen_and_whether_to_try_again_or_says_
 
 @pytest.mark.parametrize("takes", [True, False], ids=["taken", "not-taken"])
 @pytest.mark.parametrize("after", ["cut", "hang", "drip"])
-def test_without_an_answer_to_the_whole_mail_nobody_knows(smtp: SmtpServer, after: str, takes: bool) -> None:
+def test_without_a_reply_to_the_whole_mail_the_outcome_is_unknown(smtp: SmtpServer, after: str, takes: bool) -> None:
     smtp.handler.script = Script(after=after, takes=takes)
 
     def unanswered(seconds: float) -> None:
@@ -206,7 +215,7 @@ def test_without_an_answer_to_the_whole_mail_nobody_knows(smtp: SmtpServer, afte
     with_time(unanswered)
 
 
-def test_one_refused_recipient_keeps_the_mail_from_everybody_and_is_named_unless_hidden(smtp: SmtpServer) -> None:
+def test_one_refused_recipient_stops_the_mail_to_all_and_is_named_unless_in_bcc(smtp: SmtpServer) -> None:
     refusals = {"bob@example.org": "450 later", "eve@example.org": "550 5.1.1 <eve@example.org> unknown"}
     smtp.handler.script = Script(recipients=refusals)
     error = servers.failure(mailer(smtp.port), cc="bob@example.org", bcc=HIDDEN_TOO)
@@ -219,7 +228,7 @@ def test_one_refused_recipient_keeps_the_mail_from_everybody_and_is_named_unless
     assert "DATA" not in smtp.handler.commands
 
 
-def test_a_server_that_is_not_there_or_a_time_that_is_over_means_not_now(smtp: SmtpServer) -> None:
+def test_an_unreachable_server_or_a_passed_deadline_means_not_now(smtp: SmtpServer) -> None:
     assert outcome(mailer(smtp.port), within=0.0) is ErrorMeaning.NOT_NOW
     assert smtp.handler.commands == []
     assert outcome(mailer(unused_port())) is ErrorMeaning.NOT_NOW
@@ -227,7 +236,7 @@ def test_a_server_that_is_not_there_or_a_time_that_is_over_means_not_now(smtp: S
     assert outcome(nowhere) is ErrorMeaning.NOT_NOW
 
 
-def test_a_server_that_does_not_take_leave_does_not_make_the_news_of_a_sent_mail_late(smtp: SmtpServer) -> None:
+def test_a_server_that_ignores_quit_does_not_delay_the_result(smtp: SmtpServer) -> None:
     smtp.handler.script = Script(leaves=False)
     began = time.monotonic()
     assert send(mailer(smtp.port), within=90.0)["reply"].startswith("250")
@@ -235,7 +244,7 @@ def test_a_server_that_does_not_take_leave_does_not_make_the_news_of_a_sent_mail
 
 
 @pytest.mark.parametrize("talk", [servers.dripping, servers.silent], ids=["dripping", "silent"])
-def test_a_server_that_never_gets_anywhere_is_left_in_time_and_nothing_happened(talk: Any) -> None:
+def test_a_hanging_server_is_left_by_the_deadline_and_nothing_was_sent(talk: Any) -> None:
     with servers.raw_server(talk) as port:
         for tls in (Tls.NONE, Tls.IMPLICIT):
             began = time.monotonic()
@@ -244,25 +253,25 @@ def test_a_server_that_never_gets_anywhere_is_left_in_time_and_nothing_happened(
 
 
 @pytest.mark.parametrize("talk", [servers.unencrypted_smtp, servers.unencrypted_imap], ids=["smtp", "imap"])
-def test_a_tls_handshake_that_never_comes_is_left_in_time(talk: Any) -> None:
+def test_a_hanging_tls_handshake_is_left_by_the_deadline(talk: Any) -> None:
     with servers.raw_server(talk) as port:
         began = time.monotonic()
         if talk is servers.unencrypted_smtp:
             assert outcome(mailer(port, tls=Tls.STARTTLS), within=0.4) is ErrorMeaning.NOT_NOW
         else:
-            assert isinstance(look(servers.with_sent(unused_port(), port, tls=Tls.STARTTLS), within=0.4), Retry)
+            assert isinstance(reconcile(servers.with_sent(unused_port(), port, tls=Tls.STARTTLS), within=0.4), Retry)
         assert time.monotonic() - began < 40
 
 
 def test_a_mail_that_is_larger_than_the_server_takes_is_refused_and_a_large_one_arrives(loop: Loop) -> None:
     with servers.smtp_server(loop, data_size_limit=8_000_000) as server:
         assert outcome(mailer(server.port), text="ü" * 3_000_000, within=90.0) is ErrorMeaning.REFUSED
-        assert "MAIL" not in server.handler.commands, "the size is said before anything is sent"
+        assert "MAIL" not in server.handler.commands, "the size is announced before anything is sent"
         send(mailer(server.port), text="x" * 5_000_000, within=90.0)
         assert len(server.handler.received[0].raw) > 5_000_000
 
 
-def test_a_login_is_used_and_a_wrong_one_is_a_matter_for_a_person_who_does_not_see_it(smtp: SmtpServer) -> None:
+def test_a_login_is_used_and_a_wrong_one_is_denied_without_showing_it(smtp: SmtpServer) -> None:
     assert send(mailer(smtp.port, username=servers.USER, password=SecretStr(servers.PASSWORD)))
     wrong = mailer(smtp.port, username=servers.USER, password=SecretStr("wr0ng-one"))
     error = servers.failure(wrong)
@@ -271,7 +280,7 @@ def test_a_login_is_used_and_a_wrong_one_is_a_matter_for_a_person_who_does_not_s
     assert "wr0ng-one" not in f"{error!r} {wrong!r} {vars(wrong)} {error.__cause__!r}"
 
 
-def test_a_server_without_login_or_encryption_is_a_matter_for_a_person(loop: Loop) -> None:
+def test_a_server_without_login_or_encryption_is_denied(loop: Loop) -> None:
     with servers.smtp_server(loop, authenticator=None, auth_exclude_mechanism=["LOGIN", "PLAIN"]) as server:
         assert (
             outcome(mailer(server.port, username=servers.USER, password=SecretStr(servers.PASSWORD)))
@@ -297,15 +306,15 @@ def test_encrypted_connections_work_for_both_servers_if_the_certificate_is_trust
         place = Smtp(host=servers.HOST, port=smtp.port, tls=tls, ca_file=str(cert))
         trusting = EmailWithSent(smtp=place, sender="shop@example.com", sent=sent, **login)
         assert send(trusting)["filed"] is True
-        assert isinstance(look(trusting), Applied)
+        assert isinstance(reconcile(trusting), Applied)
         smtp.handler.script = Script(after="drip")
         with_time(lambda seconds: servers.unanswered(trusting, seconds))
         smtp.handler.script = Script()
-        assert outcome(mailer(smtp.port, tls=tls)) is ErrorMeaning.DENIED, "nobody vouches for the certificate"
+        assert outcome(mailer(smtp.port, tls=tls)) is ErrorMeaning.DENIED, "the certificate is not trusted"
         assert smtp.handler.times(KEY) == 2
 
 
-def test_without_a_folder_of_sent_mail_nobody_can_be_asked_and_with_one_somebody_can() -> None:
+def test_only_with_a_folder_of_sent_mail_the_connector_can_reconcile() -> None:
     assert (OPERATION.can_reconcile, OPERATION.grade) == (False, Grade.D)
     assert (WITH_SENT.can_reconcile, WITH_SENT.grade) == (True, Grade.B)
     assert WITH_SENT.settle == timedelta(minutes=2)
@@ -323,9 +332,9 @@ def test_a_sent_mail_is_filed_by_us_and_found_again_even_from_another_domain(
     assert result["filed"] is True
     [copy] = imap.copies(wire)
     assert copy["Message-ID"] == result["message_id"]
-    assert look(connector) == Applied(result | {"reply": ""})
+    assert reconcile(connector) == Applied(result | {"reply": ""})
     connector.sender = Mailbox.parse("shop@moved.example")
-    assert isinstance(look(connector), Applied)
+    assert isinstance(reconcile(connector), Applied)
 
 
 def test_a_copy_that_cannot_be_filed_does_not_turn_a_sent_mail_into_an_error(
@@ -334,14 +343,14 @@ def test_a_copy_that_cannot_be_filed_does_not_turn_a_sent_mail_into_an_error(
     for sent in ({"folder": "Nowhere"}, {"password": SecretStr("wr0ng-one")}, {"port": unused_port()}):
         connector = servers.with_sent(smtp.port, imap.port, **sent)
         assert send(connector)["filed"] is False
-        assert isinstance(look(connector), Retry)
+        assert isinstance(reconcile(connector), Retry)
     assert smtp.handler.times(KEY) == 3
     assert "no copy could be filed" in caplog.text
     assert "wr0ng-one" not in caplog.text
 
 
 @pytest.mark.parametrize("talk", [servers.dripping, servers.silent], ids=["dripping", "silent"])
-def test_a_folder_that_never_answers_leaves_time_to_say_that_the_mail_was_sent(smtp: SmtpServer, talk: Any) -> None:
+def test_a_hanging_folder_leaves_time_to_report_that_the_mail_was_sent(smtp: SmtpServer, talk: Any) -> None:
     with servers.raw_server(talk) as port:
         connector = servers.with_sent(smtp.port, port)
 
@@ -352,13 +361,13 @@ def test_a_folder_that_never_answers_leaves_time_to_say_that_the_mail_was_sent(s
 
         with_time(news)
         began = time.monotonic()
-        assert isinstance(look(connector, within=0.3), Retry)
+        assert isinstance(reconcile(connector, within=0.3), Retry)
         assert time.monotonic() - began < 40
 
 
-def test_a_search_without_a_finding_is_not_taken_for_absence(smtp: SmtpServer) -> None:
+def test_a_search_without_a_result_is_no_evidence_of_absence(smtp: SmtpServer) -> None:
     with servers.raw_server(servers.wordless) as port:
-        verdict = look(servers.with_sent(smtp.port, port, file_sent=False))
+        verdict = reconcile(servers.with_sent(smtp.port, port, file_sent=False))
         assert isinstance(verdict, Retry)
         assert "did not say what it found" in verdict.reason
 
@@ -368,23 +377,23 @@ def test_a_missing_copy_proves_nothing_where_we_file_and_absence_where_the_serve
 ) -> None:
     smtp.handler.script = Script(after="cut", takes=True)
     assert outcome(servers.with_sent(smtp.port, imap.port)) is ErrorMeaning.UNKNOWN
-    verdict = look(servers.with_sent(smtp.port, imap.port))
+    verdict = reconcile(servers.with_sent(smtp.port, imap.port))
     assert isinstance(verdict, Retry)
     assert "proves nothing" in verdict.reason
     filing = servers.with_sent(smtp.port, imap.port, file_sent=False)
-    assert isinstance(look(filing), NotFound)
+    assert isinstance(reconcile(filing), NotFound)
     imap.file("Sent", smtp.handler.received[0].raw)
-    assert isinstance(look(filing, key="another"), NotFound)
-    assert look(filing) == Applied({"message_id": smtp.handler.received[0].message["Message-ID"], "reply": ""})
+    assert isinstance(reconcile(filing, key="another"), NotFound)
+    assert reconcile(filing) == Applied({"message_id": smtp.handler.received[0].message["Message-ID"], "reply": ""})
     smtp.handler.script = Script()
     assert "filed" not in send(filing, key="another")
     assert len(imap.copies("Sent")) == 1, "a server that files needs no second copy"
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "expected"),
     [
-        ({"sender": "nobody"}, "The sender 'nobody' cannot be used"),
+        ({"sender": "noaddress"}, "The sender 'noaddress' cannot be used"),
         ({"smtp": {"host": "mx", "tls": "ssl"}}, "expected 'starttls', 'implicit', 'none'"),
         ({"smtp": {"host": "smtp://mx"}}, "not the name of a host"),
         ({"username": servers.USER}, "only one half"),
@@ -396,9 +405,9 @@ def test_a_missing_copy_proves_nothing_where_we_file_and_absence_where_the_serve
         ),
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_once(settings: dict[str, Any], words: str) -> None:
+def test_settings_that_cannot_work_are_refused_at_once(settings: dict[str, Any], expected: str) -> None:
     usual = dict[str, Any](smtp={"host": "mx.example.com"}, sender="shop@example.com") | settings
-    with pytest.raises(InvalidInputError, match=words):
+    with pytest.raises(InvalidInputError, match=expected):
         Email(**usual | {"smtp": Smtp(**usual["smtp"])})
 
 
@@ -412,4 +421,4 @@ def test_the_example_of_the_reference_works(project: Path, smtp: SmtpServer, ima
     exec(code.replace("os.environ", "environ"), names | {"environ": {"MAIL_PASSWORD": servers.PASSWORD}}, names)
     connector = names["email"]
     assert send(connector)["filed"] is True
-    assert isinstance(look(connector), Applied)
+    assert isinstance(reconcile(connector), Applied)

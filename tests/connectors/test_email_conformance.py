@@ -78,13 +78,11 @@ class Filing(list[Received]):
         self.imap.file("Sent", mail.raw)
 
 
-def test_a_mail_says_the_truth_and_has_the_grade_it_declares(subject: Subject) -> None:
+def test_a_mail_conforms_to_its_declared_grade(subject: Subject) -> None:
     patient(subject).require(Grade.D)
 
 
-def test_a_mail_of_which_a_copy_is_filed_says_the_truth_and_has_the_grade_it_declares(
-    subject: Subject, imap: ImapServer
-) -> None:
+def test_a_mail_with_a_filed_copy_conforms_to_its_declared_grade(subject: Subject, imap: ImapServer) -> None:
     connector = with_sent(subject.proxy.port, imap.port)
     report = patient(replace(subject, connector=connector))
     report.require(Grade.B)
@@ -92,7 +90,7 @@ def test_a_mail_of_which_a_copy_is_filed_says_the_truth_and_has_the_grade_it_dec
     assert before.notes == ["it never returns NotFound: an operator must resolve a mutation that did not happen"]
 
 
-def test_a_mail_of_which_the_server_files_a_copy_says_the_truth_and_has_the_grade_it_declares(
+def test_a_mail_with_a_copy_filed_by_the_server_conforms_to_its_declared_grade(
     subject: Subject, smtp: SmtpServer, imap: ImapServer
 ) -> None:
     smtp.handler.received = Filing(imap)

@@ -49,7 +49,7 @@ KNOWN: list[tuple[BaseException, ErrorMeaning]] = [
     (sqlalchemy.exc.ProgrammingError("SELEC", {}, Exception("syntax error")), ErrorMeaning.REFUSED),
     (raised_from(RuntimeError("wrapped"), ConnectionRefusedError()), ErrorMeaning.NOT_NOW),
 ]
-#: These clients follow redirects, or try again, by themselves: an earlier request may have been heard.
+#: These clients follow redirects, or try again, by themselves: an earlier request may have arrived.
 FOLLOWING: list[BaseException] = [
     httpx.ConnectError("refused"),
     httpx.ConnectTimeout("too slow"),
@@ -84,21 +84,21 @@ UNKNOWN: list[BaseException] = [
 
 
 @pytest.mark.parametrize(("error", "outcome"), KNOWN, ids=lambda value: repr(value)[:60])
-def test_what_cannot_have_happened_or_was_refused_is_known(error: BaseException, outcome: ErrorMeaning) -> None:
+def test_an_unsent_or_refused_request_has_a_definite_reading(error: BaseException, outcome: ErrorMeaning) -> None:
     assert read_error(error).meaning is outcome
 
 
 @pytest.mark.parametrize("error", UNKNOWN, ids=lambda value: repr(value)[:60])
-def test_what_may_have_happened_is_unknown(error: BaseException) -> None:
+def test_a_request_that_may_have_arrived_is_unknown(error: BaseException) -> None:
     assert read_error(error).meaning is ErrorMeaning.UNKNOWN
 
 
 @pytest.mark.parametrize("error", FOLLOWING, ids=lambda value: repr(value)[:60])
-def test_a_connection_that_a_client_which_follows_redirects_did_not_get_proves_nothing(error: BaseException) -> None:
+def test_a_connection_error_of_a_client_that_follows_redirects_is_unknown(error: BaseException) -> None:
     assert read_error(error).meaning is ErrorMeaning.UNKNOWN
 
 
-def test_a_refusal_of_an_earlier_attempt_says_nothing_about_a_later_one() -> None:
+def test_a_refusal_of_an_earlier_attempt_does_not_decide_about_a_later_one() -> None:
     error: BaseException = RuntimeError("never")
     try:
         try:
@@ -110,13 +110,13 @@ def test_a_refusal_of_an_earlier_attempt_says_nothing_about_a_later_one() -> Non
     assert read_error(error).meaning is ErrorMeaning.UNKNOWN
 
 
-def test_an_answer_that_came_after_a_redirect_says_nothing_about_what_was_asked_first() -> None:
+def test_a_response_after_a_redirect_is_unknown() -> None:
     error = answered(404)
     error.response.history = [httpx.Response(303)]
     assert read_error(error).meaning is ErrorMeaning.UNKNOWN
 
 
-def test_a_retry_after_that_is_a_date_is_read_by_the_clock_of_whoever_sent_it() -> None:
+def test_a_retry_after_date_counts_from_the_date_of_the_response() -> None:
     error = answered(429, retry_after="Tue, 01 Jan 2030 00:01:00 GMT", date="Tue, 01 Jan 2030 00:00:00 GMT")
     assert read_error(error).after == timedelta(minutes=1)
 
@@ -144,11 +144,11 @@ def test_a_pause_that_is_asked_for_is_part_of_the_reading() -> None:
         ("inf", None),
     ],
 )
-def test_a_retry_after_is_seconds_or_a_date_and_nonsense_is_nothing(value: Any, expected: Any) -> None:
+def test_a_retry_after_is_seconds_or_a_date_and_anything_else_is_ignored(value: Any, expected: Any) -> None:
     assert retry_after(value, now=datetime(2030, 1, 1, tzinfo=UTC)) == expected
 
 
-def test_a_date_without_a_clock_to_compare_it_with_is_nothing() -> None:
+def test_a_retry_after_date_without_a_response_date_is_ignored() -> None:
     assert retry_after("Tue, 01 Jan 2030 00:01:00 GMT") is None
 
 

@@ -1,4 +1,4 @@
-"""Async operations of one process share one event loop, and code that blocks it keeps nobody else waiting."""
+"""Async operations of one process share one event loop, and code that blocks it delays no other operation."""
 
 import asyncio
 import contextvars
@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.connectors import event_loop
 
-ASKED: contextvars.ContextVar[str] = contextvars.ContextVar("asked", default="nobody")
+ASKED: contextvars.ContextVar[str] = contextvars.ContextVar("asked", default="none")
 
 
 async def where() -> asyncio.AbstractEventLoop:
@@ -29,7 +29,7 @@ def beside(act: Callable[[], Any]) -> Any:
     return only
 
 
-def test_every_thread_and_every_other_loop_is_answered_in_the_same_loop() -> None:
+def test_operations_of_all_threads_and_loops_run_in_the_same_loop() -> None:
     async def awaits() -> asyncio.AbstractEventLoop:
         found = await event_loop.await_result_async(where())
         assert found is not asyncio.get_running_loop()
@@ -39,12 +39,12 @@ def test_every_thread_and_every_other_loop_is_answered_in_the_same_loop() -> Non
     assert found == [found[0]] * 3
 
 
-def test_an_answer_that_is_there_already_is_the_answer() -> None:
+def test_a_result_that_is_no_awaitable_is_returned() -> None:
     assert event_loop.await_result(7) == 7
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
-def test_whatever_an_operation_raises_is_raised_to_whoever_asked_and_the_loop_goes_on(error: BaseException) -> None:
+def test_an_error_of_an_operation_is_raised_to_its_caller_and_the_loop_goes_on(error: BaseException) -> None:
     async def raises() -> None:
         raise error
 
@@ -54,7 +54,7 @@ def test_whatever_an_operation_raises_is_raised_to_whoever_asked_and_the_loop_go
     assert event_loop.await_result(where()) is before
 
 
-def test_an_operation_runs_in_the_context_of_whoever_asked() -> None:
+def test_an_operation_runs_in_the_context_of_its_caller() -> None:
     async def asks() -> str:
         return ASKED.get()
 
@@ -62,7 +62,7 @@ def test_an_operation_runs_in_the_context_of_whoever_asked() -> None:
     assert event_loop.await_result(asks()) == "the caller"
 
 
-def test_an_answer_that_takes_too_long_is_cancelled() -> None:
+def test_an_operation_that_takes_too_long_is_cancelled() -> None:
     ended = threading.Event()
 
     async def hangs() -> None:
@@ -76,7 +76,7 @@ def test_an_answer_that_takes_too_long_is_cancelled() -> None:
     assert ended.is_set()
 
 
-def test_whoever_comes_while_the_loop_is_blocked_gets_a_new_one_and_is_asked_once(
+def test_an_operation_during_a_blocked_loop_runs_once_in_a_new_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     blocked, over, began = threading.Event(), threading.Event(), []

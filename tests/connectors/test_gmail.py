@@ -49,13 +49,13 @@ def send(connector: Gmail, *, within: float = 20.0, key: str = KEY, **params: An
     return run(OPERATION.function, connector, within, key, params)
 
 
-def look(connector: Gmail, *, within: float = 20.0, key: str = KEY) -> Any:
+def reconcile(connector: Gmail, *, within: float = 20.0, key: str = KEY) -> Any:
     assert OPERATION.reconcile_function is not None
     return run(OPERATION.reconcile_function, connector, within, key, {})
 
 
 def reading(connector: Gmail, **call: Any) -> ErrorReading:
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one it is, is what the callers look at
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the callers check its type
         send(connector, **call)
     assert TOKEN not in f"{caught.value!r} {caught.value.__cause__!r}"
     return OPERATION.reading(caught.value)
@@ -63,24 +63,24 @@ def reading(connector: Gmail, **call: Any) -> ErrorReading:
 
 def test_a_mail_is_sent_with_our_message_id_and_found_by_it(api: StandIn) -> None:
     connector = gmail(api)
-    assert isinstance(look(connector), NotFound)
+    assert isinstance(reconcile(connector), NotFound)
     result = send(connector, cc=["Bob <bob@example.org>"], bcc="eve@example.org", html="<p>Grüße</p>", subject="Grüße")
     [kept] = api.mails
     assert result == {"id": kept.id, "threadId": kept.id, "message_id": kept.message["Message-ID"]}
     assert re.fullmatch(r"<[0-9a-f]{40}@example\.com>", kept.message["Message-ID"])
     assert kept.message["X-Idempotency-Key"] == KEY
     assert (kept.message["Bcc"], kept.message["Subject"]) == ("eve@example.org", "Grüße"), "Gmail reads whom to send to"
-    assert look(connector) == Applied(result)
-    assert isinstance(look(connector, key="another"), NotFound)
+    assert reconcile(connector) == Applied(result)
+    assert isinstance(reconcile(connector, key="another"), NotFound)
 
 
-def test_the_operation_can_be_asked_about_and_allows_for_a_search_that_lags(api: StandIn) -> None:
+def test_the_operation_can_reconcile_and_its_settle_window_covers_the_search_lag(api: StandIn) -> None:
     assert (OPERATION.grade, OPERATION.settle) == (Grade.B, timedelta(minutes=2))
     api.indexes_at_once = False
     send(gmail(api))
-    assert isinstance(look(gmail(api)), NotFound), "which counts only once the two minutes are over"
+    assert isinstance(reconcile(gmail(api)), NotFound), "which counts only once the two minutes are over"
     api.index()
-    assert isinstance(look(gmail(api)), Applied)
+    assert isinstance(reconcile(gmail(api)), Applied)
 
 
 def test_a_subclass_may_allow_more_time_for_the_search() -> None:
@@ -118,7 +118,7 @@ DATED = {"retry-after": "Thu, 01 Jan 2026 00:01:00 GMT", "date": "Thu, 01 Jan 20
     ],
     ids=str,
 )
-def test_an_answer_says_what_became_of_the_mail_or_that_nobody_knows(
+def test_a_response_gives_the_outcome_of_the_mail_or_unknown(
     api: StandIn, fault: Fault, outcome: ErrorMeaning, after: int | None
 ) -> None:
     api.faults.append(fault)
@@ -130,30 +130,30 @@ def test_an_answer_says_what_became_of_the_mail_or_that_nobody_knows(
 
 
 @rule("R-19")
-def test_a_mail_without_an_answer_is_found_if_it_was_taken(api: StandIn) -> None:
+def test_a_mail_without_a_response_is_found_if_it_was_accepted(api: StandIn) -> None:
     for commits, verdict in ((False, NotFound), (True, Applied)):
         api.faults.append(Fault(commits=commits))
         assert reading(gmail(api)).meaning is ErrorMeaning.UNKNOWN
-        assert isinstance(look(gmail(api)), verdict)
+        assert isinstance(reconcile(gmail(api)), verdict)
 
 
 @pytest.mark.parametrize("fault", [Fault(drips=True, commits=True), Fault(hangs=True)], ids=["dripping", "silent"])
-def test_a_server_that_never_finishes_is_left_in_time(api: StandIn, fault: Fault) -> None:
+def test_a_hanging_server_is_left_by_the_deadline(api: StandIn, fault: Fault) -> None:
     def unanswered(seconds: float) -> None:
         api.faults.clear()
         api.faults.extend([fault, fault])
         began = time.monotonic()
         assert reading(gmail(api), within=seconds).meaning is ErrorMeaning.UNKNOWN
-        assert isinstance(look(gmail(api), within=0.5), Retry)
+        assert isinstance(reconcile(gmail(api), within=0.5), Retry)
         assert time.monotonic() - began < 40
 
     with_time(unanswered)
 
 
-def test_what_never_reached_the_server_did_not_happen(api: StandIn) -> None:
+def test_a_request_that_never_reached_the_server_did_not_happen(api: StandIn) -> None:
     nowhere = gmail(api, base_url=f"http://127.0.0.1:{unused_port()}")
     assert reading(nowhere).meaning is ErrorMeaning.NOT_NOW
-    assert isinstance(look(nowhere), Retry)
+    assert isinstance(reconcile(nowhere), Retry)
     assert reading(gmail(api), within=0.0).meaning is ErrorMeaning.NOT_NOW
     with servers.raw_server(servers.silent) as port:  # no handshake, so nothing of the mail goes out
         assert reading(gmail(api, base_url=f"https://127.0.0.1:{port}"), within=0.5).meaning is ErrorMeaning.NOT_NOW
@@ -177,9 +177,9 @@ def test_what_never_reached_the_server_did_not_happen(api: StandIn) -> None:
     ],
     ids=str,
 )
-def test_only_a_clear_answer_is_taken_for_absence(api: StandIn, fault: Fault) -> None:
+def test_only_a_complete_empty_list_is_evidence_of_absence(api: StandIn, fault: Fault) -> None:
     api.faults.append(fault)
-    verdict = look(gmail(api))
+    verdict = reconcile(gmail(api))
     assert isinstance(verdict, Retry)
     assert verdict.after == (timedelta(seconds=17) if fault.headers else None)
 
@@ -192,7 +192,7 @@ def test_a_token_may_be_made_anew_for_each_request(api: StandIn) -> None:
     assert TOKEN not in f"{connector!r} {vars(connector)}"
 
 
-def test_a_token_that_cannot_be_had_or_used_sends_nothing_and_is_not_repeated(api: StandIn) -> None:
+def test_a_missing_or_unusable_token_sends_nothing_and_is_not_shown(api: StandIn) -> None:
     def broken() -> str:
         raise RuntimeError(f"refresh of {TOKEN} failed")
 
@@ -205,20 +205,20 @@ def test_a_token_that_cannot_be_had_or_used_sends_nothing_and_is_not_repeated(ap
         (lambda: f"{TOKEN}\nX: y", ErrorMeaning.DENIED),
     ):
         assert reading(gmail(api, token=token)).meaning is outcome
-        verdict = look(gmail(api, token=token))
+        verdict = reconcile(gmail(api, token=token))
         assert isinstance(verdict, Retry)
         assert TOKEN not in verdict.reason
     assert api.requests == []
 
 
-def test_words_of_the_server_are_repeated_without_the_token(api: StandIn) -> None:
+def test_messages_of_the_server_are_repeated_without_the_token(api: StandIn) -> None:
     api.faults.append(Fault(400, "badRequest", message=f"bad header Bearer {TOKEN}\nand so on" + "!" * 1000))
     with pytest.raises(LogicError, match="bad header Bearer ••• and so on") as caught:
         send(gmail(api, token=lambda: TOKEN))
     assert len(str(caught.value)) < 400
 
 
-def test_bad_input_is_refused_before_anything_is_written_down_and_people_see_no_more_than_they_should() -> None:
+def test_bad_input_is_refused_before_it_is_stored_and_redacted_for_operators() -> None:
     wrong: list[dict[str, Any]] = [{"to": []}, {"to": "ann"}, {"subject": "a\nb"}, {"headers": {"Bcc": "eve@x.org"}}]
     for params in wrong:
         with pytest.raises(LogicError):
@@ -243,12 +243,12 @@ def test_a_large_mail_in_any_script_arrives_whole(api: StandIn) -> None:
         ({"domain": "ids.example"}, "ids.example"),
     ],
 )
-def test_the_domain_of_the_message_id_is_as_settled_as_it_can_be(
+def test_the_domain_of_the_message_id_comes_from_the_settings(
     api: StandIn, settings: dict[str, Any], domain: str
 ) -> None:
     connector = gmail(api, **settings)
     assert send(connector)["message_id"].endswith(f"@{domain}>")
-    assert isinstance(look(connector), Applied)
+    assert isinstance(reconcile(connector), Applied)
 
 
 @pytest.mark.parametrize(
@@ -268,10 +268,10 @@ def test_the_example_of_the_reference_works(project: Path, api: StandIn, monkeyp
     names: dict[str, Any] = {}
     exec(code.replace("sender=", f'base_url="{api.url}", sender='), names)
     assert send(names["gmail"])["id"]
-    assert isinstance(look(names["gmail"]), Applied)
+    assert isinstance(reconcile(names["gmail"]), Applied)
 
 
-def test_a_certificate_that_is_not_trusted_is_a_matter_for_a_person_and_nothing_is_sent(api: StandIn) -> None:
+def test_an_untrusted_certificate_is_denied_and_nothing_is_sent(api: StandIn) -> None:
     serving, _ = contexts()
     with world(serving) as other:
         assert reading(gmail(api, base_url=other.url)).meaning is ErrorMeaning.DENIED
@@ -290,7 +290,7 @@ def test_the_proxy_of_the_environment_is_used_unless_the_host_is_excepted(
     assert reading(gmail(api, base_url=behind)).meaning is ErrorMeaning.NOT_NOW
 
 
-def test_a_refusal_that_asks_for_time_says_how_much(api: StandIn) -> None:
+def test_a_refusal_with_retry_after_has_its_pause(api: StandIn) -> None:
     api.faults.append(Fault(429, "rateLimitExceeded", QUOTA))
     with pytest.raises(TransientError) as caught:
         send(gmail(api))

@@ -33,7 +33,7 @@ def api() -> Iterator[StandIn]:
         thread.join()
 
 
-def test_a_mail_says_the_truth_and_has_the_grade_it_declares(api: StandIn) -> None:
+def test_a_mail_conforms_to_its_declared_grade(api: StandIn) -> None:
     place = urlsplit(api.url)
     with FaultyProxy(place.hostname or "", place.port or 0, is_complete=is_complete_http_request) as proxy:
         subject = Subject(

@@ -106,7 +106,7 @@ def test_the_same_key_twice_is_one_effect_and_the_header_has_the_name_it_is_give
     assert "idempotency-key" not in outside.seen[-1].headers
 
 
-def test_a_key_that_no_header_can_carry_is_quoted_and_found_again(crm: Crm, outside: World) -> None:
+def test_a_key_that_no_header_can_carry_is_quoted_and_found_by_reconcile(crm: Crm, outside: World) -> None:
     strange = call("büro 100%:1\n")
     do(crm, "charge", strange)
     assert outside.seen[-1].headers["idempotency-key"] == "b%C3%BCro%20100%25:1%0A"
@@ -122,7 +122,7 @@ def test_a_path_parameter_stays_one_piece_of_the_path(crm: Crm, outside: World, 
 
 
 @pytest.mark.parametrize(
-    ("operation", "params", "word"),
+    ("operation", "params", "name"),
     [
         ("upsert", {}, "id"),
         ("upsert", {"id": ""}, "id"),
@@ -135,9 +135,9 @@ def test_a_path_parameter_stays_one_piece_of_the_path(crm: Crm, outside: World, 
     ],
 )
 def test_parameters_that_do_not_fit_are_refused_before_anything_is_sent(
-    crm: Crm, outside: World, operation: str, params: dict[str, Any], word: str
+    crm: Crm, outside: World, operation: str, params: dict[str, Any], name: str
 ) -> None:
-    with pytest.raises(LogicError, match=f"{operation} was given a wrong {word}"):
+    with pytest.raises(LogicError, match=f"{operation} was given a wrong {name}"):
         do(crm, operation, **params)
     assert outside.seen == []
 
@@ -154,7 +154,7 @@ def test_a_missing_path_parameter_is_refused_even_without_the_check(crm: Crm, ou
     assert outside.seen == []
 
 
-def test_a_request_whose_lookup_could_not_be_asked_is_not_sent(crm: Crm, outside: World) -> None:
+def test_a_request_whose_lookup_could_not_be_built_is_not_sent(crm: Crm, outside: World) -> None:
     with pytest.raises(LogicError, match=r"json.customer is missing"):
         do(crm, "send", json={"other": 1})
     assert outside.seen == []
@@ -190,7 +190,7 @@ def test_typed_parameters_and_a_typed_body_arrive_as_json(crm: Crm, outside: Wor
         (server.breaks_off, ErrorReading(meaning=ErrorMeaning.UNKNOWN)),
     ],
 )
-def test_an_error_says_what_is_known(
+def test_an_error_has_the_reading_of_its_status(
     crm: Crm, outside: World, behaviour: server.Behaviour, expected: ErrorReading
 ) -> None:
     outside.will(behaviour)
@@ -198,7 +198,7 @@ def test_an_error_says_what_is_known(
     assert len(outside.seen) == 1
 
 
-def test_a_retry_after_that_names_an_instant_counts_from_the_date_of_the_answer(crm: Crm, outside: World) -> None:
+def test_a_retry_after_with_an_instant_counts_from_the_date_of_the_response(crm: Crm, outside: World) -> None:
     date, later = "Wed, 21 Oct 2026 07:28:00 GMT", "Wed, 21 Oct 2026 07:28:30 GMT"
 
     def busy(exchange: server.Exchange) -> None:
@@ -211,7 +211,7 @@ def test_a_retry_after_that_names_an_instant_counts_from_the_date_of_the_answer(
     assert reading(crm, "charge").after == timedelta(seconds=30)
 
 
-def test_an_operation_says_itself_what_its_statuses_mean(crm: Crm, outside: World) -> None:
+def test_an_operation_declares_the_meaning_of_its_statuses(crm: Crm, outside: World) -> None:
     outside.will(server.says(409, b'{"id": 1}'), server.says(422), server.says(503, Retry_After="3"), server.says(500))
     assert do(crm, "note", id=1)["body"] == {"id": 1}
     assert reading(crm, "note", id=1).meaning is ErrorMeaning.UNKNOWN
@@ -227,7 +227,7 @@ def test_no_redirect_is_followed(crm: Crm, outside: World, status: int) -> None:
     assert outside.effects == []
 
 
-def test_where_nobody_listens_nothing_was_sent() -> None:
+def test_at_a_closed_port_nothing_was_sent() -> None:
     crm = Crm(f"http://127.0.0.1:{server.unused_port()}", token=SecretStr(TOKEN))
     assert reading(crm, "charge").meaning is ErrorMeaning.NOT_NOW
     nowhere = Crm("http://no-such-host.invalid", token=SecretStr(TOKEN))
@@ -238,7 +238,7 @@ def test_where_nobody_listens_nothing_was_sent() -> None:
 @pytest.mark.parametrize(
     "behaviour", [server.is_silent, server.drips_head, server.drips_body], ids=["silent", "drips head", "drips body"]
 )
-def test_a_call_ends_by_its_deadline_whatever_the_server_does(
+def test_a_call_ends_by_its_deadline_for_every_behaviour_of_the_server(
     crm: Crm, outside: World, behaviour: server.Behaviour
 ) -> None:
     def unanswered(seconds: float) -> None:
@@ -249,7 +249,7 @@ def test_a_call_ends_by_its_deadline_whatever_the_server_does(
         assert 0.8 * seconds < time.monotonic() - began < 40
 
     with_time(unanswered)
-    outside.looks_will(behaviour)
+    outside.reads_will(behaviour)
     began = time.monotonic()
     assert isinstance(ask(crm, "charge", call(seconds=0.5)), Retry)
     assert time.monotonic() - began < 40
@@ -275,14 +275,14 @@ def test_a_server_that_stops_reading_is_not_waited_for_beyond_the_deadline() -> 
     with_time(unread)
 
 
-def test_a_server_that_lets_nobody_in_costs_no_more_than_the_deadline() -> None:
+def test_a_server_that_accepts_no_connection_costs_no_more_than_the_deadline() -> None:
     with server.deaf(takes=0) as url:
         began = time.monotonic()
         assert reading(Crm(url), "charge", call(seconds=0.5)).meaning is ErrorMeaning.NOT_NOW
         assert time.monotonic() - began < 40
 
 
-def test_a_name_that_takes_too_long_to_look_up_costs_no_more_than_the_deadline(
+def test_a_slow_name_lookup_costs_no_more_than_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     never = threading.Event()

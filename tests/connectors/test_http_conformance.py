@@ -58,7 +58,7 @@ def subject(outside: World) -> Iterator[Subject]:
 
 
 @pytest.mark.parametrize("operation", DECLARED)
-def test_every_operation_says_the_truth_and_has_the_grade_it_declares(subject: Subject, operation: str) -> None:
+def test_every_operation_conforms_to_its_declared_grade(subject: Subject, operation: str) -> None:
     if operation == "upsert":
         subject = replace(
             subject, operation=operation, params=lambda key: {"id": key, "json": {"a": 1}}, result_parts=[]

@@ -1,4 +1,4 @@
-"""What the connector http finds out, keeps and hides; and what it refuses to be told."""
+"""What the connector http reconciles, keeps and hides; and which declarations it refuses."""
 
 import gzip
 import multiprocessing
@@ -72,7 +72,7 @@ def shop(outside: World, shops: Callable[..., Shop]) -> Shop:
     return shops(outside.url, token=SecretStr(TOKEN))
 
 
-def test_a_lookup_finds_what_was_done_in_the_shape_the_sender_would_have_had(shop: Shop, outside: World) -> None:
+def test_a_lookup_returns_the_result_in_the_shape_of_the_senders_result(shop: Shop, outside: World) -> None:
     outside.will(server.resets_after)
     with pytest.raises(UnclearResponseError):
         do(shop, "charge", json={"cents": 5})
@@ -88,12 +88,12 @@ def test_a_lookup_finds_what_was_done_in_the_shape_the_sender_would_have_had(sho
     assert outside.times("billing:1") == 1
 
 
-def test_what_is_not_there_is_not_found(shop: Shop) -> None:
+def test_a_missing_effect_is_not_found(shop: Shop) -> None:
     assert isinstance(ask(shop, "charge"), NotFound)
     assert ask(shop, "rename", id="c1") == NotFound("GET /customers/{id} answered 404")
 
 
-def test_a_lookup_may_compare_what_is_there_with_what_was_sent(shop: Shop, outside: World) -> None:
+def test_a_lookup_may_compare_the_found_object_with_the_request(shop: Shop, outside: World) -> None:
     outside.customers["c1"] = {"name": "old"}
     assert isinstance(ask(shop, "change", id="c1", json={"name": "new"}), NotFound)
     assert isinstance(ask(shop, "change", id="c1", json={"name": "old"}), Applied)
@@ -110,7 +110,7 @@ def test_a_lookup_may_compare_what_is_there_with_what_was_sent(shop: Shop, outsi
         lambda body: (item for item in body["items"]),
     ],
 )
-def test_a_found_that_gives_something_empty_other_than_none_says_nothing(
+def test_a_found_that_returns_something_empty_other_than_none_means_retry(
     outside: World, found: Callable[[Any], Any]
 ) -> None:
     class Searching(Http):
@@ -125,17 +125,17 @@ def test_a_found_that_gives_something_empty_other_than_none_says_nothing(
 
 
 def test_a_slow_commit_is_not_found_at_first_and_found_later(shop: Shop, outside: World) -> None:
-    told = threading.Event()
+    released = threading.Event()
 
     def slow(seconds: float) -> None:
         outside.mutations.clear()
-        outside.will(server.once_told(told))
+        outside.will(server.after(released))
         with pytest.raises(UnclearResponseError):
             do(shop, "charge", call(seconds=seconds))
 
     with_time(slow)
     assert isinstance(ask(shop, "charge"), NotFound)
-    told.set()
+    released.set()
     wait_for(lambda: isinstance(ask(shop, "charge"), Applied))
 
 
@@ -154,10 +154,10 @@ def test_a_slow_commit_is_not_found_at_first_and_found_later(shop: Shop, outside
         ("rename", server.says(200, b"[]")),
     ],
 )
-def test_whatever_is_no_clear_answer_to_a_lookup_is_none(
+def test_an_unclear_response_to_a_lookup_means_retry(
     shop: Shop, outside: World, operation: str, behaviour: server.Behaviour
 ) -> None:
-    outside.looks_will(behaviour)
+    outside.reads_will(behaviour)
     params: dict[str, Any] = {"id": "c1"} if operation == "rename" else {}
     verdict = ask(shop, operation, **params)
     assert isinstance(verdict, Retry)
@@ -165,12 +165,12 @@ def test_whatever_is_no_clear_answer_to_a_lookup_is_none(
     assert TOKEN not in verdict.reason
 
 
-def test_a_lookup_that_comes_too_often_says_when_to_come_again(shop: Shop, outside: World) -> None:
-    outside.looks_will(server.says(429, Retry_After="9"))
+def test_a_rate_limited_lookup_has_the_pause_of_retry_after(shop: Shop, outside: World) -> None:
+    outside.reads_will(server.says(429, Retry_After="9"))
     assert ask(shop, "charge").after == timedelta(seconds=9)
 
 
-def test_a_read_answers_also_that_nothing_is_there(shop: Shop, outside: World) -> None:
+def test_a_read_returns_a_404_as_a_result(shop: Shop, outside: World) -> None:
     assert do(shop, "find", id="c1")["status"] == 404
     outside.customers["c1"] = {"name": "x"}
     assert do(shop, "find", id="c1")["body"] == {"name": "x"}
@@ -189,13 +189,13 @@ def test_a_read_answers_also_that_nothing_is_there(shop: Shop, outside: World) -
 def test_a_read_that_fails_leaves_nothing_in_doubt(
     shop: Shop, outside: World, behaviour: server.Behaviour, kind: type[Exception]
 ) -> None:
-    outside.looks_will(behaviour)
+    outside.reads_will(behaviour)
     with pytest.raises(kind):
         do(shop, "find", id="c1")
 
 
-def test_a_read_without_an_answer_leaves_nothing_in_doubt(shop: Shop, outside: World) -> None:
-    outside.looks_will(server.is_silent)
+def test_a_read_without_a_response_leaves_nothing_in_doubt(shop: Shop, outside: World) -> None:
+    outside.reads_will(server.is_silent)
     with pytest.raises(TransientError):
         do(shop, "glance", id="c1")
 
@@ -227,7 +227,7 @@ def test_of_a_huge_body_only_the_beginning_is_kept(shop: Shop, outside: World) -
         assert len(result["body"]) == shop.max_body
 
 
-def test_an_untrusted_certificate_is_a_matter_for_a_person(shops: Callable[..., Shop]) -> None:
+def test_an_untrusted_certificate_is_denied(shops: Callable[..., Shop]) -> None:
     serving, trusting = contexts()
     with world(serving) as outside:
         with pytest.raises(AuthError, match="Nothing was sent"):
@@ -245,7 +245,7 @@ def test_an_untrusted_certificate_is_a_matter_for_a_person(shops: Callable[..., 
         with_time(unanswered)
 
 
-def test_a_handshake_that_never_ends_costs_no_more_than_the_deadline(shops: Callable[..., Shop]) -> None:
+def test_a_hanging_handshake_costs_no_more_than_the_deadline(shops: Callable[..., Shop]) -> None:
     with server.deaf(takes=1) as url, pytest.raises(TransientError, match="Nothing was sent"):
         do(shops(url.replace("http:", "https:")), "charge", call(seconds=0.4))
 
@@ -268,7 +268,7 @@ def test_credentials_go_out_and_are_never_shown(outside: World, shops: Callable[
     assert TOKEN not in f"{denied.value!r} {token!r} {vars(token)!r}"
 
 
-def test_an_answer_may_not_repeat_what_the_operation_hides(shop: Shop, outside: World) -> None:
+def test_an_error_does_not_repeat_redacted_values_of_a_response(shop: Shop, outside: World) -> None:
     outside.will(server.says(400, b'{"bad": "4111-1111"}'), server.says(400, b'{"bad": "cents"}'))
     with pytest.raises(LogicError) as hidden:
         do(shop, "secretly", json={"card": "4111-1111"})
@@ -299,9 +299,7 @@ class Blocking(httpx.Auth):
         yield request
 
 
-def test_an_auth_that_blocks_holds_up_no_other_call_and_its_time_counts(
-    outside: World, shops: Callable[..., Shop]
-) -> None:
+def test_a_blocking_auth_delays_no_other_call_and_its_time_counts(outside: World, shops: Callable[..., Shop]) -> None:
     auth = Blocking()
     blocked, other = shops(outside.url, auth=auth), shops(outside.url)
     late = call("late", seconds=0.3)
@@ -326,7 +324,7 @@ def test_a_request_that_http_does_not_allow_is_refused_and_nothing_is_sent(
     assert outside.seen == []
 
 
-def test_an_answer_that_was_compressed_against_our_wish_is_read(shop: Shop, outside: World) -> None:
+def test_a_compressed_response_is_read_although_not_requested(shop: Shop, outside: World) -> None:
     plain = b'{"text": "' + b"x" * 1000 + b'"}'
     outside.will(server.says(200, gzip.compress(plain), Content_Encoding="gzip"))
     assert do(shop, "charge")["body"] == {"text": "x" * 1000}
@@ -336,7 +334,7 @@ def test_an_answer_that_was_compressed_against_our_wish_is_read(shop: Shop, outs
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "expected"),
     [
         ("api.example.com", "expected one like"),
         ("//api.example.com", "expected one like"),
@@ -348,8 +346,8 @@ def test_an_answer_that_was_compressed_against_our_wish_is_read(shop: Shop, outs
         ("https://me:hunter2@host", "credentials in its base URL"),
     ],
 )
-def test_a_base_url_that_cannot_be_used_is_refused(url: str, words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words) as caught:
+def test_a_base_url_that_cannot_be_used_is_refused(url: str, expected: str) -> None:
+    with pytest.raises(InvalidInputError, match=expected) as caught:
         Shop(url)
     assert "hunter2" not in str(caught.value)
 
@@ -363,14 +361,14 @@ def test_a_base_url_that_cannot_be_used_is_refused(url: str, words: str) -> None
         {"headers": {"Authorization": "Bearer abcdef"}},
     ],
 )
-def test_credentials_that_cannot_travel_or_would_show_are_refused(settings: dict[str, Any]) -> None:
+def test_credentials_that_cannot_be_sent_or_would_be_shown_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError) as caught:
         Shop("https://host", **settings)
     assert "abcdef" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("declare", "words"),
+    ("declare", "expected"),
     [
         (lambda: get("things"), "cannot be used"),
         (lambda: get("/things?x=1"), "cannot be used"),
@@ -386,8 +384,8 @@ def test_credentials_that_cannot_travel_or_would_show_are_refused(settings: dict
         (lambda: post("/things", statuses={42: "applied"}), "expected a status"),
     ],
 )
-def test_a_declaration_that_cannot_work_is_refused_where_it_stands(declare: Callable[[], Any], words: str) -> None:
-    with pytest.raises(InvalidInputError, match=re.escape(words)):
+def test_an_invalid_declaration_is_refused_at_its_line(declare: Callable[[], Any], expected: str) -> None:
+    with pytest.raises(InvalidInputError, match=re.escape(expected)):
         declare()
 
 

@@ -17,7 +17,7 @@ from pipeline.testing import Inline
 
 
 class Provider(ThreadingHTTPServer):
-    """Charges, and sends whoever asked to another place."""
+    """Charges, and redirects the caller to another place."""
 
     def __init__(self, elsewhere: str) -> None:
         super().__init__(("127.0.0.1", 0), _Charging)
@@ -44,7 +44,7 @@ class _Charging(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def nobody() -> Iterator[str]:
+def closed_port() -> Iterator[str]:
     """An address where every connection is refused, for as long as this lasts."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -93,8 +93,8 @@ def started(db: Database, url: str, operation: str) -> Inline:
 
 
 @pytest.mark.parametrize("elsewhere", ["refuses", "myapp://charged"])
-def test_what_fails_after_a_redirect_is_a_doubt_and_is_not_done_again(db: Database, elsewhere: str) -> None:
-    with nobody() as dead, provider(dead if elsewhere == "refuses" else elsewhere) as server:
+def test_a_failure_after_a_redirect_is_in_doubt_and_not_repeated(db: Database, elsewhere: str) -> None:
+    with closed_port() as dead, provider(dead if elsewhere == "refuses" else elsewhere) as server:
         run = started(db, server.url, "charge")
         for _ in range(3):
             run.advance(timedelta(minutes=15))
@@ -105,8 +105,8 @@ def test_what_fails_after_a_redirect_is_a_doubt_and_is_not_done_again(db: Databa
     assert (row.status, row.attempts) == ("indeterminate", 1)
 
 
-def test_an_operation_that_follows_no_redirects_may_say_that_a_refused_connection_did_nothing(db: Database) -> None:
-    with nobody() as dead:
+def test_an_operation_without_redirects_may_read_a_refused_connection_as_not_done(db: Database) -> None:
+    with closed_port() as dead:
         run = started(db, dead, "charge_once")
     (row,) = run.ledger()
     assert (row.status, row.resolved_by, row.attempts) == ("failed", "call", 3)

@@ -30,7 +30,7 @@ class Payments(Connector):
 
     @read
     def find(self, *, order: str) -> dict[str, Any]:
-        """A look."""
+        """Reconcile."""
         return {"order": order}
 
     @mutation(keyed=True, redact=["card"], shows="Charge {cents} cents for {order} to {card}")
@@ -69,7 +69,7 @@ CHARGE = Payments.operations()["charge"]
 AT = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-def test_parameters_are_written_down_as_json_and_given_back_with_their_types() -> None:
+def test_parameters_are_stored_as_json_and_read_back_with_their_types() -> None:
     written = CHARGE.to_stored_params(
         {"order": "o1", "cents": 5, "at": AT, "fee": Decimal("0.10"), "to": Address(city="Rome")}
     )
@@ -86,7 +86,7 @@ def test_parameters_are_written_down_as_json_and_given_back_with_their_types() -
 
 
 @pytest.mark.parametrize(
-    ("params", "words"),
+    ("params", "expected"),
     [
         ({"order": "o1"}, "a wrong cents: Field required; it takes: order, cents, card, at, fee, to"),
         ({"order": "o1", "cents": "many"}, "a wrong cents: Input should be a valid integer"),
@@ -94,18 +94,18 @@ def test_parameters_are_written_down_as_json_and_given_back_with_their_types() -
         ({"order": "o1", "cents": 1, "to": {"city": 7}}, "a wrong to.city"),
     ],
 )
-def test_parameters_that_do_not_fit_are_refused_by_name(params: dict[str, Any], words: str) -> None:
-    with pytest.raises(LogicError, match=words):
+def test_parameters_that_do_not_fit_are_refused_by_name(params: dict[str, Any], expected: str) -> None:
+    with pytest.raises(LogicError, match=expected):
         CHARGE.to_stored_params(params)
 
 
-def test_a_refusal_does_not_repeat_what_was_given() -> None:
+def test_a_refusal_does_not_repeat_the_parameters() -> None:
     with pytest.raises(LogicError) as caught:
         CHARGE.to_stored_params({"order": "o1", "cents": "4111 1111 1111 1111"})
     assert "4111" not in str(caught.value)
 
 
-def test_an_operation_that_takes_anything_is_given_it_as_it_is() -> None:
+def test_an_operation_with_any_parameters_gets_them_unchanged() -> None:
     note = Payments.operations()["note"]
     assert note.arguments(note.to_stored_params({"a": 1, "b": {"c": [2]}})) == {"a": 1, "b": {"c": [2]}}
 
@@ -130,23 +130,23 @@ def test_a_credential_inside_a_parameter_is_refused_too() -> None:
         def pay(self: Any, call: Call, *, cards: list[Card]) -> None: ...
 
 
-def test_redacting_what_an_operation_does_not_take_is_refused() -> None:
+def test_redacting_an_unknown_parameter_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="redacts 'card', which it does not take"):
         mutation(redact=["card"])(lambda self, call, *, order: None)
 
 
-def test_people_see_a_line_and_parameters_without_what_is_redacted() -> None:
+def test_operators_see_a_title_and_parameters_without_redacted_values() -> None:
     params = CHARGE.to_stored_params({"order": "o1", "cents": 5, "card": "4111"})
     assert CHARGE.title(params) == "Charge 5 cents for o1 to •••"
     assert CHARGE.redact_params(params)["card"] == "•••"
     assert Payments.operations()["note"].title({"a": 1}) == "a=1"
 
 
-def test_what_is_said_is_scrubbed_of_credentials() -> None:
+def test_messages_are_scrubbed_of_credentials() -> None:
     assert Payments().scrub("denied: Bearer sk_live_4711") == "denied: Bearer •••"
 
 
-def test_the_grade_says_how_well_an_outcome_can_be_known() -> None:
+def test_the_grade_follows_from_key_and_reconcile() -> None:
     operations = Payments.operations()
     grades = {name: operation.grade for name, operation in operations.items() if operation.is_mutation}
     assert grades == {"charge": Grade.A, "note": Grade.D, "refund": Grade.C}
@@ -179,14 +179,14 @@ class Priced(BaseModel):
 def price(self: Any, call: Call, *, item: Priced, note: str = "today") -> None: ...
 
 
-def test_validators_run_once_whatever_is_written_down() -> None:
+def test_validators_run_once_at_the_call() -> None:
     written = price.to_stored_params({"item": {"amount": 5}})
     assert written == {"item": {"amount": 5}, "note": "today"}
     assert price.to_stored_params(written) == written
     assert price.arguments(written)["item"].cents == 500
 
 
-def test_a_model_that_was_given_is_written_so_that_it_can_be_read_back() -> None:
+def test_a_model_parameter_is_stored_so_that_it_can_be_read_back() -> None:
     @mutation()
     def keep(self: Any, call: Call, *, item: Aliased) -> None: ...
 
@@ -205,19 +205,19 @@ class Aliased(BaseModel):
         return f"{self.cents} cents"
 
 
-def test_a_reader_of_errors_that_fails_itself_has_told_nothing() -> None:
+def test_an_errors_function_that_fails_means_unknown() -> None:
     @mutation(errors=lambda error: 1 / 0)  # type: ignore[arg-type,return-value]
     def send(self: Any, call: Call) -> None: ...
 
     assert send.reading(LogicError("no")).meaning is ErrorMeaning.UNKNOWN
 
 
-def test_what_is_redacted_is_cleaned_out_of_words_whatever_its_type() -> None:
+def test_redacted_values_of_any_type_are_removed_from_texts() -> None:
     @mutation(redact=["card"])
     def pay(self: Any, call: Call, *, card: dict[str, Any]) -> None: ...
 
-    said = "no account 41112222 for Ada Lovelace"
-    assert pay.redact_text(said, {"card": {"number": 41112222, "names": ["Ada Lovelace"]}}) == "no account ••• for •••"
+    text = "no account 41112222 for Ada Lovelace"
+    assert pay.redact_text(text, {"card": {"number": 41112222, "names": ["Ada Lovelace"]}}) == "no account ••• for •••"
 
 
 def test_a_call_knows_how_long_it_may_still_take() -> None:
@@ -264,12 +264,14 @@ class Inherited(Guarded):
     "secret",
     ["of-the-class", "in-a-slot", "in-settings", "in-a-list", "in-a-data-class", "in-settings-and-longer"],
 )
-def test_words_are_scrubbed_of_a_credential_wherever_the_connector_keeps_it(connector: Connector, secret: str) -> None:
+def test_messages_are_scrubbed_of_credentials_wherever_the_connector_keeps_them(
+    connector: Connector, secret: str
+) -> None:
     assert connector.scrub(f"POST /charge?key={secret} timed out") == "POST /charge?key=••• timed out"
 
 
 @pytest.mark.parametrize(
-    ("shows", "words"),
+    ("shows", "expected"),
     [
         ("Charge {cents:.2f}", "{cents:.2f}"),
         ("Charge {cnets}", "'cnets'"),
@@ -281,32 +283,30 @@ def test_words_are_scrubbed_of_a_credential_wherever_the_connector_keeps_it(conn
         ("Charge {order:{cents}}", "{order:{cents}}"),
     ],
 )
-def test_a_line_for_people_that_could_not_be_put_together_is_refused_where_it_is_declared(
-    shows: str, words: str
-) -> None:
+def test_a_shows_text_that_cannot_be_formatted_is_refused_at_its_declaration(shows: str, expected: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
 
         @mutation(shows=shows)
         def charge(self: Any, call: Call, *, order: str, cents: int) -> None: ...
 
-    assert words in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_a_line_for_people_may_shape_the_words_it_shows() -> None:
+def test_a_shows_text_may_format_its_values() -> None:
     @mutation(shows="{order!r:>6} {cents:.2} {{}}")
     def charge(self: Any, call: Call, *, order: str, cents: int) -> None: ...
 
     assert charge.title({"order": "o1", "cents": 1234}) == "  'o1' 12 {}"
 
 
-def test_a_line_for_people_of_an_operation_that_takes_anything_leaves_out_what_it_was_not_given() -> None:
+def test_a_shows_text_leaves_out_missing_parameters_of_an_open_operation() -> None:
     @mutation(shows="Note {a} {b}")
     def note(self: Any, call: Call, **anything: Any) -> None: ...
 
     assert note.title({"a": 1}) == "Note 1 "
 
 
-def test_a_line_for_people_that_fails_all_the_same_is_the_list_of_parameters() -> None:
+def test_a_shows_text_that_fails_later_becomes_the_list_of_parameters() -> None:
     @mutation()
     def charge(self: Any, call: Call, *, order: str) -> None: ...
 

@@ -45,14 +45,14 @@ def test_the_same_key_gives_the_same_result_and_does_nothing_again(bank: Bank, j
     assert outcome(bank, "run")[0] is ErrorMeaning.REFUSED  # the key of another operation
 
 
-def test_a_key_that_nobody_used_is_not_found(bank: Bank, judge: Engine) -> None:
+def test_an_unused_key_is_not_found(bank: Bank, judge: Engine) -> None:
     assert isinstance(ask(bank, "book", account="a", cents=5), NotFound)
     assert count(judge, "pipeline_effects") == 0
     do(bank, "book", account="a", cents=5)
     assert count(judge) == 1
 
 
-def test_of_many_callers_with_one_key_exactly_one_does_it(bank: Bank, judge: Engine) -> None:
+def test_of_many_callers_with_one_key_exactly_one_has_the_effect(bank: Bank, judge: Engine) -> None:
     with ThreadPoolExecutor(8) as threads:
         ended = list(threads.map(lambda _: do(bank, "book", call("k"), account="a", cents=5), range(24)))
     assert ended == [{"key": "k", "cents": 5}] * 24
@@ -73,7 +73,7 @@ def test_a_second_caller_waits_for_the_first(bank: Bank, judge: Engine, commits:
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["it commits", "it fails"])
-def test_whoever_asks_waits_for_an_open_transaction(bank: Bank, judge: Engine, commits: bool) -> None:
+def test_a_reconcile_waits_for_an_open_transaction(bank: Bank, judge: Engine, commits: bool) -> None:
     with ThreadPoolExecutor(1) as thread, inside(bank, call("k", 20), ends(commits)) as (_, go_on, backend):
         verdict = thread.submit(ask, bank, "run", call("k", 20))
         wait_for(lambda: is_blocked(judge, backend[0]))
@@ -83,7 +83,7 @@ def test_whoever_asks_waits_for_an_open_transaction(bank: Bank, judge: Engine, c
     assert count(judge) == int(commits)
 
 
-def test_whoever_asks_and_cannot_wait_longer_is_told_to_ask_again(bank: Bank, judge: Engine) -> None:
+def test_a_reconcile_that_cannot_wait_longer_means_retry(bank: Bank, judge: Engine) -> None:
     with inside(bank, call("k", 90), ends(True)) as (first, go_on, _):
         began = time.monotonic()
         assert isinstance(ask(bank, "run", call("k", 0.6)), Retry)
@@ -94,13 +94,13 @@ def test_whoever_asks_and_cannot_wait_longer_is_told_to_ask_again(bank: Bank, ju
     assert isinstance(ask(bank, "run", call("k", -1)), Retry)
 
 
-def test_a_second_caller_who_cannot_wait_longer_does_not_know(bank: Bank) -> None:
+def test_a_second_caller_that_cannot_wait_longer_is_in_doubt(bank: Bank) -> None:
     other = Bank(engine=bank.engine)
 
     def impatient(seconds: float) -> None:
-        word, words = outcome(other, "run", call("k", seconds))
-        assert word is ErrorMeaning.UNKNOWN
-        assert "may be carrying out the same call" in words
+        meaning, message = outcome(other, "run", call("k", seconds))
+        assert meaning is ErrorMeaning.UNKNOWN
+        assert "may be carrying out the same call" in message
 
     with inside(bank, call("k", 90), ends(True)):
         with_time(impatient)
@@ -109,14 +109,14 @@ def test_a_second_caller_who_cannot_wait_longer_does_not_know(bank: Bank) -> Non
 @pytest.mark.parametrize(
     ("at", "is_worked"), [("INSERT INTO pipeline_effects", False), ("UPDATE pipeline_effects", True)]
 )
-def test_a_key_that_is_held_after_the_deadline_is_given_back(
+def test_a_key_that_is_claimed_after_the_deadline_is_rolled_back(
     bank: Bank, judge: Engine, at: str, is_worked: bool
 ) -> None:
     worked: list[bool] = []
     frozen: list[Call] = []
 
     def freeze(*args: Any) -> None:
-        """The process stands still before it looks at the clock."""
+        """The process stands still before it reads the clock."""
         if at in args[2] and frozen:
             threading.Event().wait(frozen.pop().remaining.total_seconds() + 0.1)
 
@@ -159,7 +159,7 @@ def test_work_that_takes_too_long_is_stopped_at_the_deadline(bank: Bank, judge: 
     assert isinstance(ask(bank, "run", call("k")), NotFound)
 
 
-def test_a_client_that_goes_silent_loses_its_transaction_soon_after_the_deadline(bank: Bank, judge: Engine) -> None:
+def test_an_idle_client_loses_its_transaction_soon_after_the_deadline(bank: Bank, judge: Engine) -> None:
     def silent(seconds: float) -> None:
         with inside(bank, call("k", seconds), ends(True)) as (first, go_on, _):
             assert isinstance(ask(bank, "run", call("k", 60)), NotFound)

@@ -67,12 +67,12 @@ def subject(embedded: Servers) -> Iterator[Subject]:
 
 
 #: The driver waits for the answer to COMMIT without a limit of its own, so a server that falls silent there keeps the
-#: call past its deadline. A worker leaves such a call behind and asks what became of it; what it is told must be true.
+#: call past its deadline. A worker abandons such a call and reconciles it; the verdict must be true.
 SILENT = {Case.TIMEOUT_BEFORE_SEND, Case.TIMEOUT_AFTER_SEND, Case.DRIPPING_ANSWER, Case.SLOW_COMMIT}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in SILENT])
-def test_a_booking_says_the_truth(subject: Subject, case: Case) -> None:
+def test_a_booking_conforms(subject: Subject, case: Case) -> None:
     if case is Case.RECONCILE_CUT_OFF:
         subject = replace(subject, timeout=timedelta(seconds=1))  # the driver counts a connection's time in whole ones
     finding = patiently(subject, case)
@@ -80,7 +80,7 @@ def test_a_booking_says_the_truth(subject: Subject, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", sorted(SILENT))
-def test_a_booking_says_the_truth_when_the_server_falls_silent_at_commit(subject: Subject, case: Case) -> None:
+def test_a_booking_conforms_when_the_server_stops_responding_at_commit(subject: Subject, case: Case) -> None:
     finding = run_case(subject, case)
     if beside_the_deadline(finding):  # it may have had too little time to get as far as COMMIT
         finding = run_case(replace(subject, timeout=MORE * subject.timeout), case)
@@ -89,7 +89,7 @@ def test_a_booking_says_the_truth_when_the_server_falls_silent_at_commit(subject
 
 
 def beside_the_deadline(finding: CaseResult) -> list[str]:
-    return [words for words in finding.notes if "past its deadline" not in words]
+    return [note for note in finding.notes if "past its deadline" not in note]
 
 
 def test_a_booking_has_the_grade_it_declares(subject: Subject) -> None:

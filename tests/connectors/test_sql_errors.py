@@ -1,4 +1,4 @@
-"""What the connector sql makes of errors and broken lines, and what it refuses to be told."""
+"""What the connector sql makes of errors and broken lines, and which settings it refuses."""
 
 import multiprocessing
 import re
@@ -44,42 +44,44 @@ def fails(connection: Connection, _: Call) -> None:
     ],
     ids=["check", "syntax", "data", "at commit", "no json", "a bug", "no right", "another chosen", "ended", "undone"],
 )
-def test_what_goes_wrong_before_the_commit_did_not_happen(
+def test_an_error_before_the_commit_means_not_done(
     bank: Bank, judge: Engine, step: Step, expected: ErrorMeaning
 ) -> None:
     bank.step = step
-    word, words = outcome(bank, "run", call("k"))
-    assert word is expected
-    assert words.startswith(("bank.run", "result of bank.run"))
-    assert "secret-account" not in words
+    meaning, message = outcome(bank, "run", call("k"))
+    assert meaning is expected
+    assert message.startswith(("bank.run", "result of bank.run"))
+    assert "secret-account" not in message
     assert isinstance(ask(bank, "run", call("k")), NotFound)
     assert (count(judge), count(judge, "pipeline_effects")) == (0, 0)
 
 
-def test_a_function_that_commits_by_itself_is_found_out_and_its_effect_is_found(bank: Bank, judge: Engine) -> None:
+def test_a_function_that_commits_by_itself_is_in_doubt_and_reconcile_finds_its_effect(
+    bank: Bank, judge: Engine
+) -> None:
     def step(connection: Connection, _: Call) -> None:
         booking(connection)
         connection.commit()
 
     bank.step = step
-    word, words = outcome(bank, "run", call("k"))
-    assert word is ErrorMeaning.UNKNOWN
-    assert "ended its own transaction" in words
+    meaning, message = outcome(bank, "run", call("k"))
+    assert meaning is ErrorMeaning.UNKNOWN
+    assert "ended its own transaction" in message
     assert ask(bank, "run", call("k")) == Applied(None)
     assert count(judge) == 1
 
 
-def test_errors_do_not_show_what_is_hidden(bank: Bank) -> None:
+def test_errors_do_not_show_redacted_values(bank: Bank) -> None:
     class Typed(Bank):
         @transaction(redact=["account"])
         def misuse(self, connection: Connection, call: Call, *, account: str) -> None:  # noqa: ARG002
             connection.execute(text("SELECT CAST(:account AS integer)"), {"account": account})
 
     typed = Typed(engine=bank.engine)
-    word, words = outcome(typed, "misuse", account="4111-1111")
-    assert word is ErrorMeaning.REFUSED
-    assert "invalid input syntax" in words
-    assert "4111" not in words
+    meaning, message = outcome(typed, "misuse", account="4111-1111")
+    assert meaning is ErrorMeaning.REFUSED
+    assert "invalid input syntax" in message
+    assert "4111" not in message
 
 
 def test_a_backend_killed_in_the_middle_did_nothing(bank: Bank, judge: Engine) -> None:
@@ -92,7 +94,7 @@ def test_a_backend_killed_in_the_middle_did_nothing(bank: Bank, judge: Engine) -
     assert count(judge) == 0
 
 
-def test_a_backend_killed_at_commit_leaves_a_doubt_that_a_look_settles(bank: Bank, judge: Engine) -> None:
+def test_a_backend_killed_at_commit_leaves_a_doubt_that_a_reconcile_resolves(bank: Bank, judge: Engine) -> None:
     bank.step = lambda c, _: c.execute(text("INSERT INTO slow VALUES (1)")) and None
     with ThreadPoolExecutor(1) as thread:
         ended = thread.submit(do, bank, "run", call("k", 20))
@@ -105,44 +107,44 @@ def test_a_backend_killed_at_commit_leaves_a_doubt_that_a_look_settles(bank: Ban
 
 
 @pytest.mark.parametrize("hears", [True, False], ids=["COMMIT arrived", "COMMIT was lost"])
-def test_a_line_cut_at_commit_leaves_a_doubt_that_a_look_settles(
+def test_a_connection_cut_at_commit_leaves_a_doubt_that_a_reconcile_resolves(
     bank: Bank, url: str, judge: Engine, hears: bool
 ) -> None:
     with cutting(url, hears=hears) as through:
         cut = Bank(through)
-        word, words = outcome(cut, "book", call("k"), account="a", cents=5)
+        meaning, message = outcome(cut, "book", call("k"), account="a", cents=5)
         cut.engine.dispose()
-    assert word is ErrorMeaning.UNKNOWN
-    assert "COMMIT was sent" in words
+    assert meaning is ErrorMeaning.UNKNOWN
+    assert "COMMIT was sent" in message
     verdict = ask(bank, "book", call("k"), account="a", cents=5)
     assert verdict == Applied({"key": "k", "cents": 5}) if hears else isinstance(verdict, NotFound)
     assert count(judge) == int(hears)
 
 
-def test_where_nobody_listens_nothing_was_done(url: str) -> None:
+def test_at_a_closed_port_nothing_was_done(url: str) -> None:
     away = Bank(make_url(url).set(port=unused_port()).render_as_string(hide_password=False))
-    word, words = outcome(away, "book", account="a", cents=5)
-    assert word is ErrorMeaning.NOT_NOW
-    assert str(make_url(url).password) not in words
+    meaning, message = outcome(away, "book", account="a", cents=5)
+    assert meaning is ErrorMeaning.NOT_NOW
+    assert str(make_url(url).password) not in message
     assert isinstance(ask(away, "book", account="a", cents=5), Retry)
     with pytest.raises(TransientError):
         do(away, "total", account="a")
 
 
-def test_a_wrong_password_is_a_matter_for_a_person_and_stays_hidden(url: str) -> None:
+def test_a_wrong_password_is_denied_and_stays_hidden(url: str) -> None:
     wrong = Bank(SecretStr(make_url(url).set(password="hunter2hunter2").render_as_string(hide_password=False)))
-    word, words = outcome(wrong, "book", account="a", cents=5)
-    assert word is ErrorMeaning.DENIED, words
+    meaning, message = outcome(wrong, "book", account="a", cents=5)
+    assert meaning is ErrorMeaning.DENIED, message
     assert isinstance(ask(wrong, "book", account="a", cents=5), Retry)
-    assert "hunter2" not in f"{words} {wrong!r} {vars(wrong)!r} {wrong.engine!r}"
+    assert "hunter2" not in f"{message} {wrong!r} {vars(wrong)!r} {wrong.engine!r}"
     assert "hunter2" not in wrong.scrub("it was hunter2hunter2")
 
 
-def test_without_the_table_nothing_is_done_and_it_is_said_how_to_make_it(url: str, judge: Engine) -> None:
+def test_without_the_table_nothing_is_done_and_the_error_names_the_remedy(url: str, judge: Engine) -> None:
     elsewhere = Bank(url, schema="elsewhere")
-    word, words = outcome(elsewhere, "book", account="a", cents=5)
-    assert word is ErrorMeaning.REFUSED
-    assert "create_effects_table" in words
+    meaning, message = outcome(elsewhere, "book", account="a", cents=5)
+    assert meaning is ErrorMeaning.REFUSED
+    assert "create_effects_table" in message
     assert count(judge) == 0
     assert isinstance(ask(elsewhere, "book", account="a", cents=5), Retry)
     with judge.begin() as connection:
@@ -184,7 +186,7 @@ def test_a_forked_process_makes_connections_of_its_own(bank: Bank, judge: Engine
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: Bank(), "one of the two"),
         (lambda: Bank("sqlite://", engine=create_engine("sqlite://")), "one of the two"),
@@ -193,8 +195,8 @@ def test_a_forked_process_makes_connections_of_its_own(bank: Bank, judge: Engine
         (lambda: query(lambda self, *, cents: None), "expected `def` with"),
     ],
 )
-def test_what_cannot_work_is_refused_where_it_stands(make: Callable[[], Any], words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words) as caught:
+def test_an_invalid_declaration_is_refused_at_its_line(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         make()
     assert "hunter2" not in str(caught.value)
 
@@ -207,7 +209,7 @@ def test_an_async_function_is_refused() -> None:
         transaction()(later)
 
 
-def test_other_databases_do_it_once_too(tmp_path: Path) -> None:
+def test_other_databases_have_one_effect_per_key_too(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'target.db'}")
     create_effects_table(engine)
     with engine.begin() as connection:

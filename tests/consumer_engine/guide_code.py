@@ -83,7 +83,7 @@ def run(home: Path) -> LoopReport:
         return task.consume_transactions(policy=load_policy(Path("policy.toml"), os.environ))
 
 
-def test_an_empty_file_is_wrong_and_stays_so(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_business_failure(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     at = datetime(2030, 1, 1, tzinfo=UTC)
     outcome = CountLines(tmp_path).start_processing(Transaction(transaction_id="a.txt", payload="", created_at=at))

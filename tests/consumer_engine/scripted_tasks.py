@@ -1,4 +1,4 @@
-"""A task and a source that do what a script says, in both variants of the engine, and remember everything."""
+"""A task and a source that follow a script, in both variants of the engine, and record everything."""
 
 import asyncio
 import threading
@@ -75,7 +75,7 @@ class Script:
     peak: int = 0
     overlaps: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
-    told: Callable[[ItemOutcome], Any] = lambda _: None  #: hears every outcome when the loop tells it
+    on_outcome: Callable[[ItemOutcome], Any] = lambda _: None  #: called with every outcome
     over: threading.Event = field(default_factory=threading.Event)  #: set when the loop has ended
 
     def will(self, step: Step, transaction_id: str, *does: Does) -> "Script":
@@ -166,7 +166,7 @@ class Awaited(AsyncConsumerMixin):
         is_done = False
         try:
             if does.takes:
-                await slept(does)
+                await sleep_as_scripted(does)
             is_done = True
             return self.script.settle(does)
         finally:
@@ -184,7 +184,7 @@ class Awaited(AsyncConsumerMixin):
         return await self._call(Step.EXCEPTION, transaction)
 
 
-async def slept(does: Does) -> None:
+async def sleep_as_scripted(does: Does) -> None:
     ends_at = time.monotonic() + does.takes
     while (rest := ends_at - time.monotonic()) > 0 and not (does.until and does.until.is_set()):
         try:
@@ -221,7 +221,7 @@ class Batches:
         given = self._next(batch_size, extra)
         if not isinstance(given, Does):
             return given
-        await slept(given)
+        await sleep_as_scripted(given)
         return self._settle(given)
 
     def _settle(self, given: Does) -> Any:
@@ -261,13 +261,13 @@ class ThreadsRun:
     name = "threads"
 
     def task(self, script: Script, telemetry: Telemetry = PROCESS_WIDE) -> Any:
-        return _watched(Threaded(script), telemetry)
+        return _with_telemetry(Threaded(script), telemetry)
 
     def consume(self, task: Any, **arguments: Any) -> LoopReport:
         try:
             report: LoopReport = task.consume_transactions(**arguments)
         finally:
-            _say_over(task)
+            _mark_over(task)
         return report
 
     def process(self, task: Any, transaction: Transaction) -> ItemOutcome:
@@ -279,7 +279,7 @@ class AsyncRun:
     name = "asyncio"
 
     def task(self, script: Script, telemetry: Telemetry = PROCESS_WIDE) -> Any:
-        return _watched(Awaited(script), telemetry)
+        return _with_telemetry(Awaited(script), telemetry)
 
     def consume(self, task: Any, **arguments: Any) -> LoopReport:
         async def run() -> LoopReport:
@@ -287,7 +287,7 @@ class AsyncRun:
                 report: LoopReport = await task.consume_transactions(**arguments)
             finally:
                 self.orphans = [one for one in asyncio.all_tasks() if one is not asyncio.current_task()]
-                _say_over(task)
+                _mark_over(task)
             return report
 
         return asyncio.run(run())
@@ -297,12 +297,12 @@ class AsyncRun:
         return outcome
 
 
-def _say_over(task: Any) -> None:
+def _mark_over(task: Any) -> None:
     if isinstance(task, Threaded | Awaited):
         task.script.over.set()
 
 
-def _watched(task: Any, telemetry: Telemetry) -> Any:
+def _with_telemetry(task: Any, telemetry: Telemetry) -> Any:
     task.telemetry = telemetry
     return task
 
@@ -348,7 +348,7 @@ def policy(
 
 
 @dataclass
-class Ran:
+class ScriptRun:
     """A whole run: what the script remembers, the outcomes, and the time it took."""
 
     script: Script
@@ -364,32 +364,32 @@ class Ran:
         return [outcome.status for outcome in self.outcomes]
 
 
-def ran(
+def run_script(
     variant: Run,
     script: Script,
     source: Batches,
     policy: ConsumerPolicy,
     telemetry: Telemetry = PROCESS_WIDE,
     task: Any = None,
-) -> Ran:
+) -> ScriptRun:
     """Run a script to its end; an error of the loop is kept, not raised."""
-    run = Ran(script, source, task=task or variant.task(script, telemetry))
+    run = ScriptRun(script, source, task=task or variant.task(script, telemetry))
     begun = time.monotonic()
 
-    def hear(outcome: ItemOutcome) -> None:
+    def record(outcome: ItemOutcome) -> None:
         run.outcomes.append(outcome)
-        script.told(outcome)
+        script.on_outcome(outcome)
 
     try:
-        run.report = variant.consume(run.task, source=source, policy=policy, on_outcome=hear)
-    except Exception as error:  # noqa: BLE001 - the test looks at it
+        run.report = variant.consume(run.task, source=source, policy=policy, on_outcome=record)
+    except Exception as error:  # noqa: BLE001 - the test checks it
         run.error = error
     run.seconds = time.monotonic() - begun
     return run
 
 
 def with_time(run: Callable[[float], T], had_time: Callable[[T], bool]) -> T:
-    """What comes of a bound that is long enough for what has to happen within it."""
+    """Run with a bound that is long enough for the events within it."""
     made = run(FAIR)
     for bound in LONGER:
         if had_time(made):

@@ -19,7 +19,7 @@ from tests.support.rule import rule
 from tests.support.wait import wait_for
 
 SOON = timedelta(seconds=30)
-WORD: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="unset")
+VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def never() -> Any:
     gate.set()
 
 
-def test_a_step_returns_what_its_function_returns_awaited_if_need_be(steps: StepRunner) -> None:
+def test_a_step_returns_the_awaited_value_of_its_function(steps: StepRunner) -> None:
     async def later(value: int) -> int:
         await asyncio.sleep(0)
         return value
@@ -58,7 +58,7 @@ def test_a_step_raises_what_its_function_raises_and_the_next_step_works(
     assert steps.run(lambda: "fine", limit=SOON, what="it") == "fine"
 
 
-def test_a_step_that_hangs_is_left_behind_within_its_limit(steps: StepRunner, never: threading.Event) -> None:
+def test_a_step_that_hangs_is_abandoned_at_its_limit(steps: StepRunner, never: threading.Event) -> None:
     begun = time.monotonic()
     with pytest.raises(TimedOutError, match=r"send did not return within 0\.05 s"):
         steps.run(never.wait, limit=timedelta(seconds=0.05), what="send")
@@ -68,7 +68,7 @@ def test_a_step_that_hangs_is_left_behind_within_its_limit(steps: StepRunner, ne
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
-def test_a_step_without_any_time_is_late(steps: StepRunner, never: threading.Event, seconds: int) -> None:
+def test_a_step_with_a_limit_of_zero_times_out(steps: StepRunner, never: threading.Event, seconds: int) -> None:
     _, error = steps.attempt(never.wait, limit=timedelta(seconds=seconds), what="Poll.read")
     assert isinstance(error, TimedOutError)
 
@@ -89,9 +89,9 @@ def test_a_step_makes_no_span_that_could_show_the_text_of_its_error(
     assert spans.get_finished_spans() == ()
 
 
-def test_a_step_sees_the_context_of_its_caller(steps: StepRunner) -> None:
-    WORD.set("mine")
-    assert steps.run(WORD.get, limit=SOON, what="it") == "mine"
+def test_a_step_has_the_context_of_its_caller(steps: StepRunner) -> None:
+    VARIABLE.set("mine")
+    assert steps.run(VARIABLE.get, limit=SOON, what="it") == "mine"
 
 
 def test_steps_one_after_the_other_share_a_thread_that_ends_with_them() -> None:
@@ -122,7 +122,7 @@ def everything(calls: ConcurrentCalls) -> list[FinishedCall]:
     return found
 
 
-def test_calls_run_side_by_side_and_all_their_answers_come() -> None:
+def test_calls_run_concurrently_and_all_their_results_arrive() -> None:
     calls = ConcurrentCalls()
     together = threading.Barrier(10, timeout=30)
     for key in range(10):
@@ -131,7 +131,7 @@ def test_calls_run_side_by_side_and_all_their_answers_come() -> None:
     calls.close()
 
 
-def test_a_call_that_fails_is_answered_with_its_error() -> None:
+def test_a_call_that_fails_returns_its_error() -> None:
     calls = ConcurrentCalls()
     calls.start("a", lambda: 1 / 0, ends_at=time.monotonic() + 30)
     (item,) = everything(calls)
@@ -139,7 +139,7 @@ def test_a_call_that_fails_is_answered_with_its_error() -> None:
     calls.close()
 
 
-def test_a_call_past_its_deadline_is_reported_and_its_late_answer_dropped(never: threading.Event) -> None:
+def test_a_call_past_its_deadline_is_reported_and_its_late_result_dropped(never: threading.Event) -> None:
     calls = ConcurrentCalls()
     calls.start("slow", never.wait, ends_at=time.monotonic() + 0.05)
     (item,) = everything(calls)
@@ -162,14 +162,14 @@ def test_threads_are_kept_for_later_calls_and_end_when_closed() -> None:
     wait_for(lambda: threading.active_count() <= before)
 
 
-def test_the_thread_of_steps_that_nobody_closed_ends_with_them() -> None:
+def test_the_thread_of_an_unclosed_step_runner_ends_with_it() -> None:
     steps = StepRunner()
     thread = steps.run(threading.current_thread, limit=SOON, what="it")
     del steps
     wait_for(lambda: not thread.is_alive())
 
 
-def test_the_threads_of_calls_that_nobody_closed_end_with_them() -> None:
+def test_the_threads_of_unclosed_calls_end_with_them() -> None:
     calls = ConcurrentCalls()
     calls.start("it", threading.current_thread, ends_at=time.monotonic() + 30)
     (finished,) = calls.wait(30)

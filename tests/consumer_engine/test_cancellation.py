@@ -33,7 +33,7 @@ from tests.consumer_engine.scripted_tasks import (
     item,
     items,
     policy,
-    ran,
+    run_script,
 )
 from tests.support.rule import rule
 from tests.support.wait import wait_for
@@ -65,7 +65,7 @@ def cancel_this() -> None:
 
 def cancel_the_others() -> None:
     for task in asyncio.all_tasks():
-        if task is not asyncio.current_task() and "_live" in repr(task.get_coro()):
+        if task is not asyncio.current_task() and "_item_task" in repr(task.get_coro()):
             task.cancel()
 
 
@@ -92,7 +92,7 @@ def test_code_that_cancels_tasks_fails_for_its_item_at_most_and_every_item_is_se
 @pytest.mark.parametrize("timeout", [None, 60.0])
 def test_a_fetch_that_cancels_itself_has_failed(timeout: float | None) -> None:
     source = Batches(Does(act=cancel_this))
-    run = ran(AsyncRun(), Script(), source, policy(fetch=RetryPolicy(timeout=timeout)))
+    run = run_script(AsyncRun(), Script(), source, policy(fetch=RetryPolicy(timeout=timeout)))
     assert isinstance(run.error, FetchException)
 
 
@@ -103,7 +103,7 @@ def test_an_error_that_python_closes_generators_with_is_a_failure_when_a_task_ra
     variant: Run, timeout: float | None
 ) -> None:
     script = Script().will_process("t-0", Does(raises=GeneratorExit()))
-    run = ran(variant, script, Cut(items(2)), policy(process=RetryPolicy(timeout=timeout)))
+    run = run_script(variant, script, Cut(items(2)), policy(process=RetryPolicy(timeout=timeout)))
     assert (run.error, run.statuses) == (None, [ItemStatus.EXCEPTION, ItemStatus.SUCCESS])
 
 
@@ -118,7 +118,7 @@ def test_python_can_close_a_call_whose_event_loop_is_gone() -> None:
     closed.close()  # RuntimeError if it went on
 
 
-def test_a_person_who_interrupts_the_main_thread_ends_the_loop() -> None:
+def test_a_keyboard_interrupt_in_the_main_thread_ends_the_loop() -> None:
     with pytest.raises(KeyboardInterrupt):
         ThreadsRun().consume(
             ThreadsRun().task(Script()), source=Batches(Does(raises=KeyboardInterrupt())), policy=policy()
@@ -129,7 +129,7 @@ def test_a_person_who_interrupts_the_main_thread_ends_the_loop() -> None:
 
 
 @check("E5")
-def test_what_is_open_when_the_caller_breaks_the_loop_gets_no_handler(variant: Run) -> None:
+def test_no_handler_begins_for_open_items_after_the_caller_breaks_the_loop(variant: Run) -> None:
     script = Script()
     script.will_process("t-0", Does(takes=60, until=Begun(script, 2)))
     script.will_process("t-1", Does(takes=60, until=script.over, is_stubborn=True))
@@ -144,7 +144,7 @@ def test_what_is_open_when_the_caller_breaks_the_loop_gets_no_handler(variant: R
     assert [each for each in script.begun if each[1] == "t-1"] == [("process", "t-1")]
 
 
-def test_async_code_of_a_task_with_threads_is_cancelled_when_its_time_is_up() -> None:
+def test_async_code_of_a_threaded_task_is_cancelled_at_its_timeout() -> None:
     ends: list[str] = []
 
     class Mixed(ConsumerMixin):
@@ -162,7 +162,7 @@ def test_async_code_of_a_task_with_threads_is_cancelled_when_its_time_is_up() ->
     wait_for(lambda: len(task._state.in_flight) == 0)
 
 
-def test_code_that_never_heeds_its_cancellation_holds_up_the_end_of_a_loop_for_a_moment_only() -> None:
+def test_code_that_ignores_its_cancellation_delays_the_end_of_a_loop_only_for_a_moment() -> None:
     for chosen in (
         policy(timeout=0.1),
         policy(timeout=0.1, process=RetryPolicy(timeout=60)),
@@ -195,7 +195,7 @@ def ended_at_once() -> Iterator[asyncio.AbstractEventLoop]:
         loop.close()
 
 
-def test_whoever_tells_a_loop_something_after_its_event_loop_was_closed_is_not_harmed() -> None:
+def test_a_signal_to_a_loop_whose_event_loop_is_closed_is_ignored() -> None:
     task = AsyncRun().task(Script())
 
     async def made() -> AsyncioDriver:
@@ -227,11 +227,11 @@ def test_an_idle_thread_keeps_nothing_of_its_last_item(timeout: float | None) ->
     task = ThreadsRun().task(script)
     script.results = _Nowhere()
 
-    def look() -> Any:
+    def observe() -> Any:
         wait_for(lambda: len(watched) == 0)
         seen.append(len(watched))
 
-    source = Batches([made("t-0"), made("t-1")], Does(act=look))
+    source = Batches([made("t-0"), made("t-1")], Does(act=observe))
     task.consume_transactions(source=source, policy=policy(concurrency=2, process=RetryPolicy(timeout=timeout)))
     assert seen == [0]
 
@@ -240,7 +240,7 @@ class _Nowhere(dict):  # type: ignore[type-arg]
     def __setitem__(self, *_: object) -> None: ...
 
 
-def test_two_threads_that_ask_a_task_first_find_the_same_guard() -> None:
+def test_two_threads_that_use_a_task_first_get_the_same_state() -> None:
     class Slow(dict):  # type: ignore[type-arg]
         def get(self, *_: Any) -> None:  # both have looked before one has written
             ready.wait(30)

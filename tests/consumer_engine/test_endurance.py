@@ -73,14 +73,14 @@ def test_a_thousand_calls_with_limits_share_their_threads(variant: Run) -> None:
     script = Script()
     task = variant.task(script)
 
-    def look(_: object) -> None:
+    def observe(_: object) -> None:
         seen[0] = max(seen[0], threading.active_count())
 
     limited = policy(concurrency=4, size=50, process=RetryPolicy(timeout=30), transaction_timeout=60)
     source = Endless(1000)
     tracemalloc.start()
     try:
-        variant.consume(task, source=source, policy=limited, on_outcome=look)
+        variant.consume(task, source=source, policy=limited, on_outcome=observe)
     finally:
         tracemalloc.stop()
     assert seen[0] - before <= 2 * 4  # a worker and the thread beside it

@@ -1,4 +1,4 @@
-"""What is said of failures: their type, their place and how an item ended, but never what an item holds."""
+"""Messages about failures: type, place and the end of an item, but never its payload."""
 
 import logging
 from typing import Any
@@ -21,14 +21,14 @@ from tests.consumer_engine.scripted_tasks import (
     Batches,
     Cut,
     Does,
-    Ran,
     Run,
     Script,
+    ScriptRun,
     check,
     item,
     items,
     policy,
-    ran,
+    run_script,
     with_time,
 )
 from tests.consumer_engine.test_telemetry import Watch, attributes, watch
@@ -45,7 +45,7 @@ class SilentError(TransactionException):
     """Cannot say what happened."""
 
     def __str__(self) -> str:
-        raise ValueError("no words")
+        raise ValueError("no message")
 
 
 @rule("E-29")
@@ -60,76 +60,76 @@ def test_a_failure_is_logged_with_its_type_and_its_place_and_in_one_line(
     script.will_process("a\nERROR root: all is lost", Does(raises=ValueError("no")))
     script.will(Step.EXCEPTION, "t-2", Does(raises=OSError("no disk")))
     batch = [*items(3), item("a\nERROR root: all is lost")]
-    ran(variant, script, Batches(batch), policy())
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert all("\n" not in line for line in told)
-    for words in (
+    run_script(variant, script, Batches(batch), policy())
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert all("\n" not in line for line in lines)
+    for expected in (
         "transaction t-0 failed (system): KeyError: 'customer' (scripted_tasks.py:",
         "transaction t-1 failed (system): ValueError: one ERROR root: all is lost (scripted_tasks.py:",
         "transaction t-2 failed (business): no stock (scripted_tasks.py:",
         "the exception handler failed for transaction t-2 (system): OSError: no disk (scripted_tasks.py:",
         "transaction 'a\\nERROR root: all is lost' failed (system): ValueError: no (scripted_tasks.py:",
     ):
-        assert any(words in line for line in told), (words, told)
-    assert "in settle" in caplog.text  # the way it came, for who looks closer
+        assert any(expected in line for line in lines), (expected, lines)
+    assert "in settle" in caplog.text  # the traceback, at level debug
 
 
 @rule("E-29")
 @check("E26")
 @pytest.mark.parametrize("step", [Step.PROCESS, Step.SUCCESS])
-def test_an_item_whose_time_is_up_between_attempts_says_why_the_last_of_them_failed(
+def test_a_timeout_between_attempts_names_the_failure_of_the_last_attempt(
     variant: Run, step: Step, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     again = RetryPolicy(max_attempts=5, backoff=3600)
 
-    def limited(bound: float) -> Ran:
+    def limited(bound: float) -> ScriptRun:
         script = Script(always={step: Does(raises=ConnectionError("db.internal:\nconnection refused"))})
         chosen = policy(process=again, success=again, transaction_timeout=bound)
-        return ran(variant, script, Cut(items(1)), chosen)
+        return run_script(variant, script, Cut(items(1)), chosen)
 
     run = with_time(limited, lambda run: "refused" in str(getattr(run.outcomes[0].error, "__cause__", "")))
     error = "ConnectionError: db.internal: connection refused (scripted_tasks.py:"
-    words = f"the timeout of a transaction; the last attempt: {error}"
+    expected = f"the timeout of a transaction; the last attempt: {error}"
     *_, warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "transaction t-0 failed (timeout): t-0 was not done within" in warned
-    assert words in warned
-    assert words in str(run.outcomes[0].error)
-    assert "in settle" in caplog.text  # the way it came, for who looks closer
+    assert expected in warned
+    assert expected in str(run.outcomes[0].error)
+    assert "in settle" in caplog.text  # the traceback, at level debug
 
 
 @rule("E-34")
 @check("E26")
-def test_what_pydantic_shows_of_an_input_stays_out_of_logs_and_spans(
+def test_the_input_of_a_pydantic_error_stays_out_of_logs_and_spans(
     variant: Run, watch: Watch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     payload = {"cents": "hunter2"}
     script = Script().will_process("t-0", Does(act=lambda: Order.model_validate(payload)))
-    run = ran(variant, script, Cut(items(1)), policy(), watch.telemetry)
+    run = run_script(variant, script, Cut(items(1)), policy(), watch.telemetry)
     assert "ValidationError: Order does not fit; cents: Input should be a valid integer" in caplog.text
-    told = [caplog.text, str(run.outcomes[0].error), *(span.to_json() for span in watch.spans)]
-    assert [words for words in told if "hunter2" in words] == []
+    texts = [caplog.text, str(run.outcomes[0].error), *(span.to_json() for span in watch.spans)]
+    assert [text for text in texts if "hunter2" in text] == []
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
 @check("E24")
-def test_an_error_that_cannot_say_what_happened_is_a_failure_like_any_other(
+def test_an_error_without_a_readable_message_is_a_failure_like_any_other(
     variant: Run, is_watched: bool, watch: Watch
 ) -> None:
     script = Script(always={Step.PROCESS: Does(raises=SilentError("x"))})
-    run = ran(variant, script, Cut(items(2)), policy(), **({"telemetry": watch.telemetry} if is_watched else {}))
+    run = run_script(variant, script, Cut(items(2)), policy(), **({"telemetry": watch.telemetry} if is_watched else {}))
     assert (run.error, run.report.failed) == (None, 2)
     assert "SilentError, whose message cannot be read" in error_message(script.errors[0][1])
 
 
 @rule("E-3", "E-23")
 @check("E24")
-def test_the_spans_of_items_and_loops_say_how_they_ended(variant: Run) -> None:
-    def limited(bound: float) -> tuple[Watch, Ran]:
+def test_the_spans_of_items_and_loops_have_their_status(variant: Run) -> None:
+    def limited(bound: float) -> tuple[Watch, ScriptRun]:
         script = Script().will_process("t-1", Does(raises=ValueError("x" * 900))).will_process("t-2", Does(takes=60))
         watch, chosen = Watch(), policy(process=RetryPolicy(timeout=bound))
-        return watch, ran(variant, script, Cut(items(3)), chosen, watch.telemetry)
+        return watch, run_script(variant, script, Cut(items(3)), chosen, watch.telemetry)
 
     watch, _ = with_time(limited, lambda made: made[1].report.step_timeouts == 1)
     ended = {attributes(span)["transaction_id"]: span for span in watch.named("start_processing")}
@@ -146,9 +146,9 @@ def test_the_spans_of_items_and_loops_say_how_they_ended(variant: Run) -> None:
 @rule("E-3")
 @check("E24")
 def test_a_loop_that_breaks_is_marked_on_its_span(variant: Run, watch: Watch) -> None:
-    broken = ran(variant, Script(), Batches(Does(raises=OSError("refused"))), policy(), watch.telemetry)
+    broken = run_script(variant, Script(), Batches(Does(raises=OSError("refused"))), policy(), watch.telemetry)
     slow = Script().will_process("t-0", Does(takes=20))
-    late = ran(variant, slow, Cut(items(1)), policy(timeout=0.1), watch.telemetry)
+    late = run_script(variant, slow, Cut(items(1)), policy(timeout=0.1), watch.telemetry)
     assert (type(broken.error), type(late.error)) == (FetchException, ConsumerLoopTimeoutException)
     marked = [attributes(span) for span in watch.named("consume_transactions")]
     assert [each["exception.category"] for each in marked] == ["system", "timeout"]
@@ -157,14 +157,14 @@ def test_a_loop_that_breaks_is_marked_on_its_span(variant: Run, watch: Watch) ->
 
 @check("E13")
 def test_step_timeouts_are_counted_among_the_failed(variant: Run) -> None:
-    def limited(bound: float) -> Ran:
+    def limited(bound: float) -> ScriptRun:
         script = Script().will_process("t-0", Does(takes=60)).will_process("t-1", Does(raises=ValueError("no")))
-        return ran(variant, script, Cut(items(2)), policy(process=RetryPolicy(timeout=bound)))
+        return run_script(variant, script, Cut(items(2)), policy(process=RetryPolicy(timeout=bound)))
 
     run = with_time(limited, lambda run: run.report.step_timeouts == 1)
     assert (run.report.failed, run.report.step_timeouts, run.report.timed_out) == (2, 1, 0)
 
 
-def test_one_is_not_many() -> None:
+def test_one_item_is_written_in_the_singular() -> None:
     said_so: Any = [quantity(number, noun) for number, noun in ((1, "item"), (2, "item"), (1, "batch"), (0, "batch"))]
     assert said_so == ["1 item", "2 items", "1 batch", "0 batches"]

@@ -41,4 +41,4 @@ def test_the_code_of_the_guide_does_what_it_says(page: str, tmp_path: Path, monk
         assert (report.succeeded, report.failed) == (1, 1)
         assert [path.name for path in (tmp_path / name / "done").iterdir()] == ["a.txt"]
         assert [path.name for path in (tmp_path / name / "rejected").iterdir()] == ["empty.txt"]
-    guide_code.test_an_empty_file_is_wrong_and_stays_so(tmp_path / "threads")
+    guide_code.test_an_empty_file_is_a_business_failure(tmp_path / "threads")

@@ -1,4 +1,4 @@
-"""The inbox at work: in this process, from the shell, and with a process that is told to end."""
+"""The inbox at work: in this process, from the shell, and with a process that gets SIGTERM."""
 
 import json
 import signal
@@ -65,7 +65,7 @@ def test_every_order_becomes_one_row_and_every_file_finds_its_place(inbox: Path)
     assert claimed(inbox) == []
 
 
-def test_an_order_is_tried_again_while_the_database_is_busy(inbox: Path, request: pytest.FixtureRequest) -> None:
+def test_an_order_is_retried_while_the_database_is_busy(inbox: Path, request: pytest.FixtureRequest) -> None:
     task = ImportOrders(inbox)
     with closing(sqlite3.connect(inbox / "orders.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -79,7 +79,7 @@ def test_an_order_is_tried_again_while_the_database_is_busy(inbox: Path, request
     assert ImportOrders(inbox).consume_transactions().succeeded == 2
 
 
-def test_from_the_shell_it_says_what_it_did(inbox: Path) -> None:
+def test_the_command_prints_its_counts(inbox: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "--limit", "5", "--json"],
         cwd=ROOT,
@@ -90,27 +90,27 @@ def test_from_the_shell_it_says_what_it_did(inbox: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["processed"], told["succeeded"], told["ending"]) == (5, 5, "limit reached")
+    output = json.loads(done.stdout)
+    assert (output["processed"], output["succeeded"], output["ending"]) == (5, 5, "limit reached")
     assert len(rows(inbox)) == 5
 
 
 @pytest.mark.usefixtures("patient")
-def test_told_to_end_it_settles_what_it_has_and_the_next_one_goes_on(inbox: Path) -> None:
+def test_after_sigterm_it_settles_its_items_and_the_next_process_continues(inbox: Path) -> None:
     environ = {"INBOX": str(inbox), "PATH": "/bin", "CONSUME_LOOP__STREAMING": "true", "CONSUME_LOOP__BATCH__SIZE": "2"}
     with subprocess.Popen(COMMAND, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
         wait_for(lambda: list((inbox / "done").glob("*.json")), within=90)
         process.send_signal(signal.SIGTERM)
-        told, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-    assert "Ended: stopped" in told
+    assert "Ended: stopped" in output
     assert claimed(inbox) == []
     ImportOrders(inbox).consume_transactions()
     assert rows(inbox) == [f"o-{number}" for number in range(20)]
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_file_that_is_no_text_is_rejected_and_holds_up_no_other(inbox: Path) -> None:
+def test_a_file_that_is_not_text_is_rejected_and_delays_no_other(inbox: Path) -> None:
     (inbox / "0.json").write_bytes(b"\xff\xfe")
     report = ImportOrders(inbox).consume_transactions()
     assert (report.succeeded, report.failed) == (21, 3)
@@ -126,7 +126,7 @@ def test_the_same_order_with_another_amount_is_rejected(inbox: Path) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_two_processes_share_an_inbox_and_only_the_dead_lose_what_they_claimed(inbox: Path) -> None:
+def test_two_processes_share_an_inbox_and_only_a_dead_one_loses_its_claims(inbox: Path) -> None:
     hold = "import sys; from pathlib import Path; from examples.inbox import Folder; "
     hold += "Folder(Path(sys.argv[1])).fetch_transactions(4); print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen(

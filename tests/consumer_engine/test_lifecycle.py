@@ -27,14 +27,14 @@ from tests.consumer_engine.scripted_tasks import (
     Batches,
     Cut,
     Does,
-    Ran,
     Run,
     Script,
+    ScriptRun,
     check,
     item,
     items,
     policy,
-    ran,
+    run_script,
     with_time,
 )
 from tests.support.rule import rule
@@ -55,7 +55,7 @@ def counts(script: Script, transaction_id: str = "t-0") -> tuple[int, int, int]:
 @check("E5", "E6")
 def test_a_returned_value_goes_to_the_success_handler_once_and_nowhere_else(variant: Run) -> None:
     script = Script().will_process("t-0", Does(returns=42))
-    run = ran(variant, script, Cut(items(1)), policy())
+    run = run_script(variant, script, Cut(items(1)), policy())
     assert counts(script) == (1, 1, 0)
     assert script.results == {"t-0": 42}
     (outcome,) = run.outcomes
@@ -65,9 +65,9 @@ def test_a_returned_value_goes_to_the_success_handler_once_and_nowhere_else(vari
 
 @rule("E-4", "E-11", "E-26", "E-27")
 @check("E7")
-def test_a_business_failure_is_not_tried_again_and_goes_straight_to_the_exception_handler(variant: Run) -> None:
+def test_a_business_failure_is_not_retried_and_goes_straight_to_the_exception_handler(variant: Run) -> None:
     script = Script().will_process("t-0", Does(raises=BUSINESS))
-    run = ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=5)))
+    run = run_script(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=5)))
     assert counts(script) == (1, 0, 1)
     ((transaction_id, error),) = script.errors
     assert (transaction_id, error.category, error.transaction_id) == ("t-0", ExceptionType.BUSINESS, "t-0")
@@ -90,11 +90,11 @@ def test_a_business_failure_is_not_tried_again_and_goes_straight_to_the_exceptio
     ids=repr,
 )
 @check("E8")
-def test_other_failures_are_tried_until_the_budget_is_spent_and_then_handled_once(
+def test_other_failures_are_retried_until_attempts_are_spent_and_then_handled_once(
     variant: Run, raised: BaseException, category: ExceptionType
 ) -> None:
     script = Script().will_process("t-0", Does(raises=raised))
-    run = ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=4)))
+    run = run_script(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=4)))
     assert counts(script) == (4, 0, 1)
     ((_, error),) = script.errors
     assert (error.category, error.transaction_id) == (category, "t-0")
@@ -105,19 +105,19 @@ def test_other_failures_are_tried_until_the_budget_is_spent_and_then_handled_onc
 
 @rule("E-12")
 @check("E8")
-def test_an_attempt_that_succeeds_ends_the_tries(variant: Run) -> None:
+def test_a_successful_attempt_is_the_last(variant: Run) -> None:
     script = Script().will_process("t-0", Does(raises=SYSTEM), Does(raises=SYSTEM), Does(returns="at last"))
-    run = ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=9)))
+    run = run_script(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=9)))
     assert counts(script) == (3, 1, 0)
     assert (run.statuses, run.outcomes[0].value) == ([ItemStatus.SUCCESS], "at last")
 
 
 @rule("E-14", "E-27", "E-30")
 @check("E9")
-def test_a_failing_success_handler_uses_its_own_budget_and_processing_is_not_repeated(variant: Run) -> None:
+def test_a_failing_success_handler_has_its_own_attempts_and_processing_is_not_repeated(variant: Run) -> None:
     script = Script().will(Step.SUCCESS, "t-0", Does(raises=OSError("no disk")))
     budgets = policy(process=RetryPolicy(max_attempts=7), success=RetryPolicy(max_attempts=3))
-    run = ran(variant, script, Cut(items(1)), budgets)
+    run = run_script(variant, script, Cut(items(1)), budgets)
     assert counts(script) == (1, 3, 1)
     assert isinstance(script.errors[0][1].__cause__, OSError)
     assert run.statuses == [ItemStatus.EXCEPTION]
@@ -125,18 +125,18 @@ def test_a_failing_success_handler_uses_its_own_budget_and_processing_is_not_rep
 
 @rule("E-14", "E-11")
 @check("E9")
-def test_a_business_failure_of_the_success_handler_is_not_tried_again(variant: Run) -> None:
+def test_a_business_failure_of_the_success_handler_is_not_retried(variant: Run) -> None:
     script = Script().will(Step.SUCCESS, "t-0", Does(raises=BUSINESS))
-    ran(variant, script, Cut(items(1)), policy(success=RetryPolicy(max_attempts=5)))
+    run_script(variant, script, Cut(items(1)), policy(success=RetryPolicy(max_attempts=5)))
     assert counts(script) == (1, 1, 1)
 
 
 @rule("E-15", "E-29")
 @check("E10")
-def test_a_failing_exception_handler_is_tried_by_its_policy_and_its_last_error_comes_back(variant: Run) -> None:
+def test_a_failing_exception_handler_is_retried_by_its_policy_and_its_last_error_is_reported(variant: Run) -> None:
     script = Script().will_process("t-0", Does(raises=BUSINESS))
     script.will(Step.EXCEPTION, "t-0", Does(raises=OSError("first")), Does(raises=OSError("last")))
-    run = ran(variant, script, Cut(items(3)), policy(exception=RetryPolicy(max_attempts=2)))
+    run = run_script(variant, script, Cut(items(3)), policy(exception=RetryPolicy(max_attempts=2)))
     assert counts(script) == (1, 0, 2)
     first = run.outcomes[0]
     assert first.handler_error is not None
@@ -150,9 +150,9 @@ def test_a_failing_exception_handler_is_tried_by_its_policy_and_its_last_error_c
 
 @rule("E-15", "E-29")
 @check("E10")
-def test_what_an_exception_handler_could_not_do_is_said_aloud(variant: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_failure_of_an_exception_handler_is_logged(variant: Run, caplog: pytest.LogCaptureFixture) -> None:
     script = Script().will_process("t-0", Does(raises=BUSINESS)).will(Step.EXCEPTION, "t-0", Does(raises=BUSINESS))
-    ran(variant, script, Cut(items(1)), policy(exception=RetryPolicy(max_attempts=5)))
+    run_script(variant, script, Cut(items(1)), policy(exception=RetryPolicy(max_attempts=5)))
     assert counts(script) == (1, 0, 1)
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
     assert "the exception handler failed for transaction t-0" in caplog.text
@@ -160,7 +160,7 @@ def test_what_an_exception_handler_could_not_do_is_said_aloud(variant: Run, capl
 
 @rule("E-2", "E-30")
 @check("E11")
-def test_every_step_has_a_budget_of_its_own(variant: Run) -> None:
+def test_every_step_has_its_own_attempts(variant: Run) -> None:
     script = Script().will_process("t-0", Does(raises=SYSTEM), Does(raises=SYSTEM), Does())
     script.will(Step.SUCCESS, "t-0", Does(raises=SYSTEM)).will(Step.EXCEPTION, "t-0", Does(raises=SYSTEM))
     failing = Does(raises=OSError("busy"))
@@ -171,7 +171,7 @@ def test_every_step_has_a_budget_of_its_own(variant: Run) -> None:
         success=RetryPolicy(max_attempts=4),
         exception=RetryPolicy(max_attempts=2),
     )
-    run = ran(variant, script, source, budgets)
+    run = run_script(variant, script, source, budgets)
     assert run.error is None
     assert counts(script) == (3, 4, 2)
     assert run.outcomes[0].attempts == {Step.PROCESS: 3, Step.SUCCESS: 4, Step.EXCEPTION: 2}
@@ -180,16 +180,14 @@ def test_every_step_has_a_budget_of_its_own(variant: Run) -> None:
 @rule("E-1", "E-27")
 @pytest.mark.parametrize("slow", [Step.SUCCESS, Step.EXCEPTION])
 @check("E12")
-def test_a_handler_that_has_begun_settles_the_item_also_when_the_time_of_the_transaction_is_up(
-    variant: Run, slow: Step
-) -> None:
-    def slowly(bound: float) -> Ran:
+def test_a_handler_that_has_begun_settles_the_item_after_the_transaction_timeout(variant: Run, slow: Step) -> None:
+    def slowly(bound: float) -> ScriptRun:
         script = Script().will(slow, "t-0", Does(takes=bound + 0.4))
         if slow is Step.EXCEPTION:
             script.will_process("t-0", Does(raises=BUSINESS))
-        return ran(variant, script, Cut(items(1)), policy(transaction_timeout=bound))
+        return run_script(variant, script, Cut(items(1)), policy(transaction_timeout=bound))
 
-    def had_time(run: Ran) -> bool:  # its handler began before the time was up
+    def had_time(run: ScriptRun) -> bool:  # its handler began before the time was up
         return all(error.category is ExceptionType.BUSINESS for _, error in run.script.errors)
 
     run = with_time(slowly, had_time)
@@ -202,11 +200,11 @@ def test_a_handler_that_has_begun_settles_the_item_also_when_the_time_of_the_tra
 
 @rule("E-27")
 @check("E12")
-def test_a_success_handler_that_failed_is_not_tried_again_when_the_time_is_up(variant: Run) -> None:
-    def slowly(bound: float) -> Ran:
+def test_a_success_handler_that_failed_is_not_retried_after_the_timeout(variant: Run) -> None:
+    def slowly(bound: float) -> ScriptRun:
         script = Script().will(Step.SUCCESS, "t-0", Does(takes=bound + 0.3, raises=SYSTEM))
         chosen = policy(transaction_timeout=bound, success=RetryPolicy(max_attempts=9))
-        return ran(variant, script, Cut(items(1)), chosen)
+        return run_script(variant, script, Cut(items(1)), chosen)
 
     run = with_time(slowly, lambda run: run.script.count(Step.SUCCESS) == 1)
     script = run.script
@@ -217,7 +215,7 @@ def test_a_success_handler_that_failed_is_not_tried_again_when_the_time_is_up(va
 
 
 @check("E5")
-def test_one_item_can_be_worked_on_without_a_loop(variant: Run) -> None:
+def test_one_item_can_be_processed_without_a_loop(variant: Run) -> None:
     script = (
         Script().will_process("t-0", Does(raises=SYSTEM), Does(returns=1)).will_process("t-1", Does(raises=BUSINESS))
     )
@@ -231,18 +229,18 @@ def test_one_item_can_be_worked_on_without_a_loop(variant: Run) -> None:
 
 
 @check("E13")
-def test_code_can_see_its_attempt_and_how_long_it_has(variant: Run) -> None:
+def test_code_can_read_its_attempt_and_the_time_left(variant: Run) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    def look() -> None:
+    def observe() -> None:
         attempt = current_attempt()
         assert attempt.remaining is not None
         seen.append(
             (attempt.step, attempt.number, attempt.transaction_id, 0 < attempt.remaining <= 60, attempt.is_over)
         )
 
-    script = Script().will_process("t-0", Does(act=look, raises=SYSTEM), Does(act=look))
-    ran(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=2, timeout=60)))
+    script = Script().will_process("t-0", Does(act=observe, raises=SYSTEM), Does(act=observe))
+    run_script(variant, script, Cut(items(1)), policy(process=RetryPolicy(max_attempts=2, timeout=60)))
     assert seen == [(Step.PROCESS, 1, "t-0", True, False), (Step.PROCESS, 2, "t-0", True, False)]
     with pytest.raises(LookupError):
         current_attempt()
@@ -252,14 +250,14 @@ def test_a_task_for_asyncio_with_a_plain_function_is_refused_before_anything_is_
     variant, source = AsyncRun(), Cut(items(1))
     task = variant.task(Script())
     task.process_transaction = lambda transaction: None
-    run = ran(variant, task.script, source, policy(), task=task)
+    run = run_script(variant, task.script, source, policy(), task=task)
     assert isinstance(run.error, InvalidInputError)
     assert "is not async; expected `async def`" in str(run.error)
     assert source.asked == []
 
 
 @rule("E-1", "E-28")
-def test_every_decision_is_a_function_of_facts() -> None:
+def test_every_decision_is_a_pure_function() -> None:
     assert [(step, failed, next_step(step, failed=failed)) for step in list(Step)[1:] for failed in (False, True)] == [
         (Step.PROCESS, False, Step.SUCCESS),
         (Step.PROCESS, True, Step.EXCEPTION),
@@ -284,7 +282,7 @@ def test_a_pause_is_decided_by_the_number_of_the_attempt_and_the_kind_of_its_fai
 
 
 @rule("E-8", "E-18")
-def test_what_to_fetch_and_how_long_to_rest_is_decided_by_counts() -> None:
+def test_fetch_sizes_and_pauses_follow_from_counts() -> None:
     loop = ConsumerLoopPolicy(limit=7, batch={"size": 3})
     assert [fetch_size(loop, taken) for taken in (0, 3, 6, 7, 9)] == [3, 3, 1, 0, 0]
     assert fetch_size(ConsumerLoopPolicy(), 10**9) == 1
@@ -295,7 +293,7 @@ def test_what_to_fetch_and_how_long_to_rest_is_decided_by_counts() -> None:
 
 @rule("E-27")
 @check("E12")
-def test_an_item_that_the_loop_gave_up_first_gets_no_handler_however_its_processing_ends(variant: Run) -> None:
+def test_an_item_that_the_loop_gave_up_gets_no_handler(variant: Run) -> None:
     """Driven by hand, so that the loop gives up exactly between the end of processing and the handler."""
     for answer in (CallResult("value"), CallResult(error=BUSINESS)):
         task = variant.task(Script())
@@ -312,7 +310,7 @@ def test_an_item_that_the_loop_gave_up_first_gets_no_handler_however_its_process
 
 @rule("E-22")
 @check("E23")
-def test_a_single_item_of_a_task_that_was_asked_to_end_is_settled_without_pauses(variant: Run) -> None:
+def test_a_single_item_is_settled_without_pauses_after_a_stop_request(variant: Run) -> None:
     script = Script().will_process("t-0", Does(raises=SYSTEM), Does(raises=SYSTEM), Does())
     task = variant.task(script)
     task.policy = policy(process=RetryPolicy(max_attempts=3, backoff=60))

@@ -18,14 +18,14 @@ from tests.consumer_engine.scripted_tasks import (
     Begun,
     Cut,
     Does,
-    Ran,
     Run,
     Script,
+    ScriptRun,
     check,
     item,
     items,
     policy,
-    ran,
+    run_script,
     with_time,
 )
 from tests.support.rule import rule
@@ -38,14 +38,14 @@ FAILING = Does(raises=OSError("busy"))
 @check("E17")
 def test_an_empty_fetch_ends_a_loop_that_does_not_stream(variant: Run) -> None:
     source = Cut(items(5))
-    run = ran(variant, Script(), source, policy(size=2))
+    run = run_script(variant, Script(), source, policy(size=2))
     assert (run.report.processed, run.report.ending, run.report.batches) == (5, Ending.NOTHING_LEFT, 3)
     assert source.asked == [2, 2, 2, 2]
 
 
 @rule("E-7", "E-18", "E-22")
 @check("E17")
-def test_a_loop_that_streams_rests_by_the_formula_and_starts_over_when_something_comes(variant: Run) -> None:
+def test_a_streaming_loop_pauses_by_the_formula_and_starts_over_after_an_item(variant: Run) -> None:
     """Both variants ask the same generator; here time is an argument, so that the pauses can be compared exactly."""
     nothing: list[Transaction] = []
     given: list[Any] = [nothing, nothing, nothing, nothing, items(1), nothing, nothing, FAILING, FAILING, nothing]
@@ -62,7 +62,7 @@ def pretended(task: Any, given: list[Any], chosen: Any) -> list[float]:
     hooks = task._setup(chosen, lambda _: None)
     hooks.context.clock = lambda: now
     looping = run_loop(Loop(setup=hooks, ends_at=None, post=lambda _: None))
-    heard: list[Any] = []
+    arrived: list[Any] = []
     request = next(looping)
     while True:
         answer: Any = None
@@ -71,9 +71,9 @@ def pretended(task: Any, given: list[Any], chosen: Any) -> list[float]:
                 answer = answers.pop(0)
                 answer = CallResult(error=answer.raises) if isinstance(answer, Does) else CallResult(answer)
             case Start(started):
-                heard = [ItemDone(each, _lived(hooks, each)) for each in started]
+                arrived = [ItemDone(each, _outcome_of(hooks, each)) for each in started]
             case Pause(seconds) | Wait(seconds):
-                answer, heard = heard, []
+                answer, arrived = arrived, []
                 if not answer:
                     waits.append(seconds or 0.0)
                     now += seconds or 0.0
@@ -85,7 +85,7 @@ def pretended(task: Any, given: list[Any], chosen: Any) -> list[float]:
             return waits
 
 
-def _lived(hooks: Any, each: Any) -> Any:
+def _outcome_of(hooks: Any, each: Any) -> Any:
     living = run_item(hooks, each)
     try:
         next(living)
@@ -97,20 +97,20 @@ def _lived(hooks: Any, each: Any) -> Any:
 
 @rule("E-18")
 @check("E17")
-def test_a_loop_that_streams_rests_in_real_time_too(variant: Run) -> None:
+def test_a_streaming_loop_pauses_in_real_time_too(variant: Run) -> None:
     nothing: list[Transaction] = []
     source = Batches(nothing, nothing, items(1))
     empty = EmptyQueuePolicy(backoff=0.1, backoff_multiplier=2)
-    run = ran(variant, Script(), source, policy(streaming=True, empty=empty, limit=1))
+    run = run_script(variant, Script(), source, policy(streaming=True, empty=empty, limit=1))
     assert (run.report.processed, run.report.ending) == (1, Ending.LIMIT)
     assert 0.3 <= run.seconds < 30  # 0.1 and 0.2
 
 
 @rule("E-18")
 @check("E17")
-def test_a_loop_that_streams_is_never_hot_by_default(variant: Run) -> None:
+def test_a_streaming_loop_pauses_by_default(variant: Run) -> None:
     source = Cut([])
-    run = ran(variant, Script(), source, policy(streaming=True, timeout=0.5))
+    run = run_script(variant, Script(), source, policy(streaming=True, timeout=0.5))
     assert isinstance(run.error, ConsumerLoopTimeoutException)
     assert len(source.asked) == 1
 
@@ -119,32 +119,32 @@ def test_a_loop_that_streams_is_never_hot_by_default(variant: Run) -> None:
 @check("E18")
 def test_a_limit_is_exact_across_batches_and_nothing_is_fetched_beyond_it(variant: Run) -> None:
     source = Cut(items(100))
-    run = ran(variant, Script(), source, policy(limit=7, size=3, concurrency=4))
+    run = run_script(variant, Script(), source, policy(limit=7, size=3, concurrency=4))
     assert (run.report.processed, run.report.ending) == (7, Ending.LIMIT)
     assert (source.asked, len(source.line)) == ([3, 3, 1], 93)
 
 
 @rule("E-8")
 @check("E18")
-def test_a_limit_below_the_size_of_a_batch_asks_for_no_more_than_that(variant: Run) -> None:
+def test_a_limit_below_the_batch_size_bounds_the_fetch(variant: Run) -> None:
     source = Cut(items(20))
-    run = ran(variant, Script(), source, policy(limit=5, size=10))
+    run = run_script(variant, Script(), source, policy(limit=5, size=10))
     assert (run.report.processed, source.asked, len(source.line)) == (5, [5], 15)
 
 
 @rule("E-8")
 @pytest.mark.parametrize("streaming", [False, True])
 @check("E18")
-def test_a_limit_of_nothing_fetches_nothing(variant: Run, streaming: bool) -> None:
+def test_a_limit_of_0_fetches_nothing(variant: Run, streaming: bool) -> None:
     source = Cut(items(3))
-    run = ran(variant, Script(), source, policy(limit=0, streaming=streaming))
+    run = run_script(variant, Script(), source, policy(limit=0, streaming=streaming))
     assert (run.report.processed, run.report.ending, source.asked) == (0, Ending.LIMIT, [])
 
 
 @rule("E-8")
 @check("E18")
 def test_failed_items_count_towards_the_limit(variant: Run) -> None:
-    run = ran(variant, Script(always={Step.PROCESS: FAILING}), Cut(items(9)), policy(limit=4, size=3))
+    run = run_script(variant, Script(always={Step.PROCESS: FAILING}), Cut(items(9)), policy(limit=4, size=3))
     assert (run.report.failed, run.report.succeeded, run.report.processed) == (4, 0, 4)
 
 
@@ -153,7 +153,7 @@ def test_failed_items_count_towards_the_limit(variant: Run) -> None:
 def test_a_fetch_is_attempted_by_its_policy_and_then_ends_the_loop_with_its_cause(variant: Run) -> None:
     cause = OSError("connection refused")
     source = Batches(items(2), *[Does(raises=cause)] * 3)
-    run = ran(variant, Script(), source, policy(fetch=RetryPolicy(max_attempts=3), size=2))
+    run = run_script(variant, Script(), source, policy(fetch=RetryPolicy(max_attempts=3), size=2))
     assert isinstance(run.error, FetchException)
     assert not isinstance(run.error, FetchTimeoutException)
     assert run.error.__cause__ is cause
@@ -165,36 +165,36 @@ def test_a_fetch_is_attempted_by_its_policy_and_then_ends_the_loop_with_its_caus
 
 @rule("E-16")
 @check("E19")
-def test_a_fetch_that_works_again_is_not_held_against_its_source(variant: Run) -> None:
+def test_a_fetch_that_succeeds_on_retry_does_not_end_the_loop(variant: Run) -> None:
     source = Batches(FAILING, items(1), FAILING, items(1, start=1), FAILING)
-    run = ran(variant, Script(), source, policy(fetch=RetryPolicy(max_attempts=2), size=1))
+    run = run_script(variant, Script(), source, policy(fetch=RetryPolicy(max_attempts=2), size=1))
     assert (run.error, run.report.processed) == (None, 2)
 
 
 @rule("E-17", "E-29")
 @pytest.mark.parametrize("given", [7, [object()], iter([1]), {"a": 1}], ids=["number", "object", "iterator", "dict"])
 @check("E19")
-def test_what_is_no_list_of_items_is_refused_by_name(variant: Run, given: Any) -> None:
-    run = ran(variant, Script(), Batches(Does(returns=given)), policy())
+def test_a_fetch_result_that_is_not_a_list_of_items_is_refused_by_type(variant: Run, given: Any) -> None:
+    run = run_script(variant, Script(), Batches(Does(returns=given)), policy())
     assert isinstance(run.error, FetchException)
     assert "expected a list of Transaction" in str(run.error)
 
 
 @check("E19")
-def test_the_source_gets_the_further_arguments_of_the_policy_whatever_they_are_called(variant: Run) -> None:
+def test_the_source_gets_the_extra_arguments_of_the_policy_under_any_name(variant: Run) -> None:
     source = Cut(items(1))
-    run = ran(variant, Script(), source, policy(extra={"name": "q", "message": "m", "block": 5}))
+    run = run_script(variant, Script(), source, policy(extra={"name": "q", "message": "m", "block": 5}))
     assert run.error is None
     assert source.extra[0] == {"name": "q", "message": "m", "block": 5}
 
 
 @rule("E-8", "E-19")
 @check("E20")
-def test_no_more_items_than_allowed_are_worked_on_at_once_and_all_places_are_used(variant: Run) -> None:
+def test_exactly_as_many_items_as_the_concurrency_are_processed_at_once(variant: Run) -> None:
     script = Script()
     for number in range(24):  # four by four: none of them ends before all four have begun
         script.will_process(f"t-{number}", Does(takes=30, until=Begun(script, number // 4 * 4 + 4)))
-    run = ran(variant, script, Cut(items(24)), policy(concurrency=4, size=24))
+    run = run_script(variant, script, Cut(items(24)), policy(concurrency=4, size=24))
     assert script.peak == 4
     assert run.report.succeeded == 24
     assert run.seconds < 30
@@ -202,16 +202,16 @@ def test_no_more_items_than_allowed_are_worked_on_at_once_and_all_places_are_use
 
 @rule("E-19")
 @check("E20")
-def test_a_slow_item_does_not_keep_the_other_places_of_its_batch_idle(variant: Run) -> None:
-    told, others = list[ItemOutcome](), threading.Event()
+def test_a_slow_item_does_not_keep_the_other_workers_of_its_batch_idle(variant: Run) -> None:
+    outcomes, others = list[ItemOutcome](), threading.Event()
 
     def tell(outcome: ItemOutcome) -> None:
-        told.append(outcome)
-        if len(told) == 11:
+        outcomes.append(outcome)
+        if len(outcomes) == 11:
             others.set()
 
-    script = Script(told=tell).will_process("t-0", Does(takes=30, until=others))
-    run = ran(variant, script, Cut(items(12)), policy(concurrency=2, size=12))
+    script = Script(on_outcome=tell).will_process("t-0", Does(takes=30, until=others))
+    run = run_script(variant, script, Cut(items(12)), policy(concurrency=2, size=12))
     assert run.outcomes[-1].transaction.transaction_id == "t-0"
     assert run.report.succeeded == 12
     assert run.seconds < 30
@@ -223,7 +223,7 @@ def test_two_items_of_one_id_never_overlap_and_both_are_settled(variant: Run) ->
     script = Script(always={Step.PROCESS: Does(takes=0.05)})
     same = item("same")
     batch = [same, item("same"), item("other"), same]
-    run = ran(variant, script, Batches(batch), policy(concurrency=4))
+    run = run_script(variant, script, Batches(batch), policy(concurrency=4))
     assert script.overlaps == 0
     assert script.count(Step.PROCESS, "same") == 3
     assert run.report.succeeded == 4
@@ -231,27 +231,27 @@ def test_two_items_of_one_id_never_overlap_and_both_are_settled(variant: Run) ->
 
 @rule("E-5")
 @check("E21")
-def test_a_batch_full_of_one_id_is_worked_on_one_after_the_other_in_a_reasonable_time(variant: Run) -> None:
+def test_a_batch_of_one_id_is_processed_serially_in_a_reasonable_time(variant: Run) -> None:
     script = Script()
-    run = ran(variant, script, Batches([item("same") for _ in range(300)]), policy(concurrency=8, size=300))
+    run = run_script(variant, script, Batches([item("same") for _ in range(300)]), policy(concurrency=8, size=300))
     assert (run.report.succeeded, script.overlaps) == (300, 0)
     assert run.seconds < 30
 
 
 @rule("E-5")
 @check("E21")
-def test_an_id_stays_taken_until_code_that_was_left_behind_has_ended_also_in_the_next_batch(variant: Run) -> None:
-    def held(bound: float) -> Ran:
+def test_an_id_stays_taken_until_an_abandoned_call_has_ended_also_in_the_next_batch(variant: Run) -> None:
+    def held(bound: float) -> ScriptRun:
         other = threading.Event()
 
         def tell(outcome: ItemOutcome) -> None:
             if outcome.transaction.transaction_id == "t-1":
                 other.set()
 
-        script = Script(told=tell)
+        script = Script(on_outcome=tell)
         script.will_process("t-0", Does(takes=60, until=other, is_stubborn=True), Does())
         source = Batches([item("t-0")], [item("t-0"), item("t-1")])
-        return ran(variant, script, source, policy(concurrency=4, size=2, process=RetryPolicy(timeout=bound)))
+        return run_script(variant, script, source, policy(concurrency=4, size=2, process=RetryPolicy(timeout=bound)))
 
     run = with_time(held, lambda run: run.report.succeeded == 2)
     script = run.script
@@ -268,17 +268,15 @@ def test_an_id_stays_taken_until_code_that_was_left_behind_has_ended_also_in_the
 
 @rule("E-25", "E-29")
 @check("E22")
-def test_a_batch_above_what_was_asked_for_is_noticed_and_none_of_it_dropped(
-    variant: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = ran(variant, Script(), Batches(items(7)), policy(size=2))
+def test_an_oversized_batch_is_logged_and_processed_whole(variant: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run = run_script(variant, Script(), Batches(items(7)), policy(size=2))
     assert (run.report.succeeded, run.report.fetched) == (7, 7)
     assert "the source gave 7 items instead of at most 2" in caplog.text
 
 
 @rule("E-25")
 @check("E22")
-def test_a_batch_is_worked_on_whole_in_its_order_before_the_next_is_fetched(variant: Run) -> None:
+def test_a_batch_is_processed_whole_and_in_order_before_the_next_fetch(variant: Run) -> None:
     script = Script()
     seen: list[int] = []
     source = Cut(items(6))
@@ -289,14 +287,14 @@ def test_a_batch_is_worked_on_whole_in_its_order_before_the_next_is_fetched(vari
         return original(batch_size, extra)
 
     source._next = noted  # type: ignore[method-assign]
-    ran(variant, script, source, policy(size=2, concurrency=1))
+    run_script(variant, script, source, policy(size=2, concurrency=1))
     assert seen == [0, 2, 4, 6]
     assert [each for step, each in script.begun if step is Step.PROCESS] == [f"t-{n}" for n in range(6)]
 
 
 @rule("E-29")
 @check("E5")
-def test_an_error_of_whoever_listens_to_outcomes_ends_the_loop_and_is_not_swallowed(variant: Run) -> None:
+def test_an_error_of_on_outcome_ends_the_loop_and_is_raised(variant: Run) -> None:
     def refuse(_: Any) -> None:
         raise RuntimeError("no more")
 
@@ -310,24 +308,24 @@ def test_an_error_of_whoever_listens_to_outcomes_ends_the_loop_and_is_not_swallo
 
 @rule("E-24")
 @check("E15")
-def test_an_outcome_that_comes_with_the_end_of_time_still_counts(variant: Run) -> None:
+def test_an_outcome_that_arrives_at_the_loop_timeout_still_counts(variant: Run) -> None:
     """Driven by hand, so that one item ends exactly when the loop gives up and the other does not."""
-    now, told = 0.0, list[Any]()
+    now, outcomes = 0.0, list[Any]()
     hooks: Any = variant.task(Script())._setup(policy(timeout=5), lambda _: None)
     hooks.context.clock = lambda: now
-    loop = Loop(setup=hooks, ends_at=5.0, post=lambda _: None, on_outcome=told.append)
+    loop = Loop(setup=hooks, ends_at=5.0, post=lambda _: None, on_outcome=outcomes.append)
     looping = run_loop(loop)
     assert type(next(looping)) is Invoke
     first, second = looping.send(CallResult(items(2))).items
     assert looping.send(None) == Wait(5.0)
-    ended = ItemDone(first, _lived(hooks, first))
+    ended = ItemDone(first, _outcome_of(hooks, first))
     now = 5.0
     assert looping.send([]) == Wait(0.0)
     assert loop.context.is_over  # from here on nothing is attempted again
     assert type(looping.send([ended])) is Abandon
     with pytest.raises(ConsumerLoopTimeoutException, match="settled: 1 item, left unacknowledged: 1"):
         looping.send(None)
-    assert [(outcome.transaction, outcome.status) for outcome in told] == [
+    assert [(outcome.transaction, outcome.status) for outcome in outcomes] == [
         (first.transaction, ItemStatus.SUCCESS),
         (second.transaction, ItemStatus.UNFINISHED),
     ]

@@ -35,7 +35,18 @@ from pipeline.consumer_engine.sources import AcknowledgingSource
 from pipeline.consumer_engine.transactions import Transaction
 from pipeline.domain.errors import PipelineError
 from pipeline.domain.policies import Policy
-from tests.consumer_engine.scripted_tasks import NOON, Batches, Cut, Does, Script, check, item, items, policy, ran
+from tests.consumer_engine.scripted_tasks import (
+    NOON,
+    Batches,
+    Cut,
+    Does,
+    Script,
+    check,
+    item,
+    items,
+    policy,
+    run_script,
+)
 from tests.support.rule import rule
 
 MODELS = [
@@ -133,7 +144,7 @@ def test_pauses_follow_the_formula_and_reach_their_cap(
 
 
 @rule("E-33")
-def test_the_arguments_for_a_source_cannot_be_changed_behind_the_policy() -> None:
+def test_the_arguments_for_a_source_cannot_be_changed_after_the_policy_is_built() -> None:
     given: dict[str, Any] = {"topics": ["a"]}
     made = FetchPolicy(extra=given)
     given["topics"].append("b")
@@ -156,7 +167,7 @@ def test_e1_arguments_that_do_not_survive_json_are_refused_and_not_shown(argumen
     assert FetchPolicy.model_validate_json(fine.model_dump_json()) == fine
 
 
-def test_what_is_given_to_a_policy_or_an_item_is_not_in_the_words_of_a_refusal() -> None:
+def test_the_error_of_a_refused_policy_or_item_does_not_show_its_input() -> None:
     refused: list[Callable[[], Any]] = [
         lambda: FetchPolicy(extra="hunter2"),
         lambda: ConsumerPolicy.model_validate({"steps": {"fetch": {"extra": "hunter2"}}}),
@@ -171,7 +182,7 @@ def test_what_is_given_to_a_policy_or_an_item_is_not_in_the_words_of_a_refusal()
 
 
 @rule("E-35")
-def test_e2_an_item_is_read_only_as_deep_as_it_goes() -> None:
+def test_e2_an_item_is_read_only_at_every_depth() -> None:
     payload = {"lines": [{"sku": "a"}], "tags": {"x"}}
     made = item("t-1", payload, metadata={"queue": {"name": "q"}}, source="shop")
     payload["lines"].append({})  # type: ignore[attr-defined]
@@ -217,7 +228,7 @@ def test_e2_the_time_of_an_item_is_kept_in_utc_and_its_payload_stays_out_of_logs
 
 
 @check("E3")
-def test_any_object_that_gives_out_items_is_a_source_and_one_that_can_is_acknowledged(variant: Any) -> None:
+def test_any_object_that_gives_out_items_is_a_source_and_an_acknowledging_one_is_acknowledged(variant: Any) -> None:
     class Acked(Cut):
         def __init__(self) -> None:
             super().__init__(items(3))
@@ -227,7 +238,7 @@ def test_any_object_that_gives_out_items_is_a_source_and_one_that_can_is_acknowl
             self.acked.append(transaction.transaction_id)
 
         def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> None:
-            raise AssertionError(f"nobody asked for it: {transaction} {requeue}")
+            raise AssertionError(f"it was not requested: {transaction} {requeue}")
 
     source, script = Acked(), Script()
     script.will_process("t-1", Does(raises=ValueError("no")))
@@ -237,7 +248,7 @@ def test_any_object_that_gives_out_items_is_a_source_and_one_that_can_is_acknowl
     task.source = source
     assert isinstance(source, AcknowledgingSource)
     assert not isinstance(Batches(), AcknowledgingSource)
-    run = ran(variant, script, source, policy(), task=task)
+    run = run_script(variant, script, source, policy(), task=task)
     assert (run.error, run.report.succeeded, run.report.failed) == (None, 2, 1)
     assert source.acked == ["t-0", "t-2"]
 
@@ -254,7 +265,7 @@ def test_e4_every_error_of_the_engine_has_a_category_and_is_one_of_ours() -> Non
 
 
 @rule("E-13")
-def test_e4_a_wrapped_error_keeps_its_cause_and_names_it_when_it_says_nothing() -> None:
+def test_e4_a_wrapped_error_keeps_its_cause_and_names_it_if_it_has_no_message() -> None:
     cause = ValueError()
     made = as_transaction_exception(cause, "t-1")
     assert (made.category, made.transaction_id, made.__cause__, str(made)) == ("system", "t-1", cause, "ValueError()")

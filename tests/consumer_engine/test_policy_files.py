@@ -64,7 +64,7 @@ def test_e1_a_policy_reads_the_same_from_the_environment() -> None:
     assert policy_files.load_policy(None, ENVIRON) == WANTED
 
 
-def test_the_environment_has_the_last_word_over_the_file_and_the_file_over_the_task(tmp_path: Path) -> None:
+def test_the_environment_overrides_the_file_and_the_file_overrides_the_task(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text("[loop]\nlimit = 5\ntimeout = 9\n")
     base = ConsumerPolicy.model_validate({"loop": {"limit": 1, "streaming": True}, "name": "mine"})
     made = policy_files.load_policy(tmp_path / "p.toml", {"CONSUME_LOOP__TIMEOUT": "none"}, base)
@@ -73,15 +73,15 @@ def test_the_environment_has_the_last_word_over_the_file_and_the_file_over_the_t
 
 def test_arguments_for_the_source_are_merged_one_by_one_and_never_shown(tmp_path: Path) -> None:
     base = ConsumerPolicy.model_validate({"steps": {"fetch": {"extra": {"old": 1, "TopicName": "a"}}}})
-    (tmp_path / "p.toml").write_text('[steps.fetch.extra]\nblock_ms = 5\nwords = ["a"]\npassword = "hunter2"\n')
-    environ = {"STREAM": "orders", "TOPICNAME": "b", "BLOCK_MS": "9", "WORDS": "x", "N": "7"}
+    (tmp_path / "p.toml").write_text('[steps.fetch.extra]\nblock_ms = 5\ntext = ["a"]\npassword = "hunter2"\n')
+    environ = {"STREAM": "orders", "TOPICNAME": "b", "BLOCK_MS": "9", "TEXT": "x", "N": "7"}
     named = {f"CONSUME_STEPS__FETCH__EXTRA__{name}": text for name, text in environ.items()}
     made = policy_files.load_policy(tmp_path / "p.toml", named, base)
     assert made.steps.fetch.extra == {
         "old": 1,
         "TopicName": "b",
         "block_ms": 9,
-        "words": "x",
+        "text": "x",
         "password": "hunter2",
         "stream": "orders",
         "n": "7",
@@ -94,7 +94,7 @@ def test_arguments_for_the_source_are_merged_one_by_one_and_never_shown(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "expected"),
     [
         ({"LOOP__LIMIT": "abc"}, "The environment cannot be used: CONSUME_LOOP__LIMIT (loop.limit): expected a whole"),
         ({"FOO": "1"}, "CONSUME_FOO (foo) is not a field"),
@@ -106,17 +106,17 @@ def test_arguments_for_the_source_are_merged_one_by_one_and_never_shown(tmp_path
     ],
 )
 def test_a_wrong_value_in_the_environment_is_blamed_on_its_variable(
-    tmp_path: Path, environ: dict[str, str], words: str
+    tmp_path: Path, environ: dict[str, str], expected: str
 ) -> None:
     (tmp_path / "p.toml").write_text("[loop]\nlimit = 5\n")
     with pytest.raises(PolicyError) as caught:
         policy_files.load_policy(tmp_path / "p.toml", {f"CONSUME_{name}": text for name, text in environ.items()})
-    assert words in str(caught.value)
+    assert expected in str(caught.value)
     assert "p.toml" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "expected"),
     [
         ("p.toml", "loop = [", "cannot be used"),
         ("p.yaml", "a: [", "cannot be used"),
@@ -136,11 +136,11 @@ def test_a_wrong_value_in_the_environment_is_blamed_on_its_variable(
         ("p.toml", "[loop.concurrency]\nvalue = 5\nmax = 2", "value is 5; expected at least 1 and at most 2"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_by_name(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_the_problem_of_a_file_names_the_file(tmp_path: Path, name: str, text: str, expected: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(PolicyError) as caught:
         policy_files.load_policy(tmp_path / name, {})
-    assert words in str(caught.value)
+    assert expected in str(caught.value)
     assert "Nothing was started" in str(caught.value)
 
 

@@ -34,7 +34,7 @@ def test_the_defaults_are_the_ones_users_have_built_on() -> None:
 
 
 @rule("E-37")
-def test_the_words_that_dashboards_and_alerts_are_built_on_stay() -> None:
+def test_the_values_that_dashboards_and_alerts_use_stay() -> None:
     assert [member.value for member in Step] == ["fetch", "process", "success", "exception"]
     assert [member.value for member in ItemStatus] == ["success", "exception", "timeout", "unfinished"]
     assert [member.value for member in ExceptionType] == ["business", "system", "timeout"]

@@ -9,11 +9,11 @@ import pytest
 from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin
 from pipeline.consumer_engine.transactions import Transaction
 from pipeline.domain.errors import InvalidInputError
-from tests.consumer_engine.scripted_tasks import AsyncRun, Cut, Run, Script, check, item, items, policy, ran
+from tests.consumer_engine.scripted_tasks import AsyncRun, Cut, Run, Script, check, item, items, policy, run_script
 
 
 class Acked(Cut):
-    """A source that is told what is done, and no more than that."""
+    """A source that can acknowledge, and nothing more."""
 
     def __init__(self, count: int = 1) -> None:
         super().__init__(items(count))
@@ -44,7 +44,7 @@ def bare(variant: Run) -> Any:
 
 
 @check("E3")
-def test_an_item_is_acknowledged_to_the_source_that_gave_it_out_and_to_no_other(variant: Run) -> None:
+def test_an_item_is_acknowledged_only_at_the_source_that_gave_it_out(variant: Run) -> None:
     given, own = Acked(), Acked()
     alone, other = bare(variant), bare(variant)
     other.source = own
@@ -59,7 +59,7 @@ def test_an_item_is_acknowledged_to_the_source_that_gave_it_out_and_to_no_other(
 
 
 @check("E3")
-def test_a_source_that_counts_nothing_is_still_the_source(variant: Run) -> None:
+def test_a_source_of_length_0_is_still_the_source(variant: Run) -> None:
     source, own = Empty(), Acked()
     task = bare(variant)
     task.source = own
@@ -67,7 +67,7 @@ def test_a_source_that_counts_nothing_is_still_the_source(variant: Run) -> None:
     assert (source.acked, own.asked) == (["t-0"], [])
 
 
-def test_a_handler_that_is_called_by_hand_acknowledges_to_the_source_of_its_task() -> None:
+def test_a_handler_that_is_called_directly_acknowledges_at_the_source_of_its_task() -> None:
     threaded, awaited = Threaded(), Awaited()
     threaded.source = awaited.source = source = Acked()
     threaded.handle_transaction_success(item("t-0"), None)
@@ -86,23 +86,23 @@ class Async:
 
 
 @check("E3")
-def test_what_cannot_work_is_refused_in_a_sentence_before_anything_is_fetched(variant: Run) -> None:
+def test_a_task_that_cannot_work_is_refused_before_anything_is_fetched(variant: Run) -> None:
     is_async = isinstance(variant, AsyncRun)
     wrong: Any = Sync() if is_async else Async()
     unwritten: Any = AsyncConsumerMixin() if is_async else ConsumerMixin()
     source = Acked()
 
-    async def told(_: Any) -> None: ...
+    async def listener(_: Any) -> None: ...
 
     refused: list[tuple[Any, dict[str, Any], str]] = [
         (bare(variant), {"source": wrong}, "ConsumerMixin" if is_async else "AsyncConsumerMixin"),
         (bare(variant), {"source": "x"}, "is of type str; expected an object with fetch_transactions"),
         (bare(variant), {}, "has no source"),
         (unwritten, {"source": source}, "process_transaction"),
-        (bare(variant), {"source": source, "on_outcome": told}, "on_outcome"),
+        (bare(variant), {"source": source, "on_outcome": listener}, "on_outcome"),
     ]
-    for task, arguments, words in refused:
-        with pytest.raises(InvalidInputError, match=words):
+    for task, arguments, expected in refused:
+        with pytest.raises(InvalidInputError, match=expected):
             variant.consume(task, **{"policy": policy(), **arguments})
     assert source.asked == []
     plain: Any = Async() if is_async else Sync()
@@ -120,9 +120,7 @@ HOOKS: dict[str, Any] = {
 
 @check("E3")
 @pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_that_cannot_be_called_with_what_it_is_given_is_refused_before_anything_is_fetched(
-    variant: Run, name: str
-) -> None:
+def test_a_hook_with_other_arguments_is_refused_before_anything_is_fetched(variant: Run, name: str) -> None:
     task, source = variant.task(Script()), Acked()
     setattr(task, name, HOOKS[name])
     with pytest.raises(InvalidInputError, match=rf"{name} of \w+ cannot be called with \(transaction"):
@@ -191,7 +189,7 @@ class _Called:
 def test_async_code_is_known_by_its_outermost_function(hook: Any, is_fine: bool) -> None:
     task: Any = Awaited()
     task.process_transaction = hook
-    run = ran(AsyncRun(), Script(), Cut(items(1)), policy(), task=task)
+    run = run_script(AsyncRun(), Script(), Cut(items(1)), policy(), task=task)
     assert (run.error is None, run.report.succeeded) == (is_fine, int(is_fine))
 
 
@@ -200,7 +198,7 @@ def test_the_arguments_of_a_source_are_not_shown_when_it_is_refused() -> None:
         def fetch_transactions_async(self, _: int, /, **__: Any) -> Any:
             return []
 
-    run = ran(AsyncRun(), Script(), Plain([]), policy(extra={"password": "hunter2"}))
+    run = run_script(AsyncRun(), Script(), Plain([]), policy(extra={"password": "hunter2"}))
     assert "fetch_transactions_async" in str(run.error)
     assert "hunter2" not in str(run.error)
 

@@ -20,14 +20,14 @@ from tests.consumer_engine.scripted_tasks import (
     Batches,
     Cut,
     Does,
-    Ran,
     Run,
     Script,
+    ScriptRun,
     check,
     item,
     items,
     policy,
-    ran,
+    run_script,
 )
 from tests.support.rule import rule
 from tests.support.wait import wait_for
@@ -36,7 +36,7 @@ from tests.support.wait import wait_for
 SOON, BODY = 40, 60
 
 
-def asked(variant: Run, script: Script, source: Batches, chosen: Any, when: Callable[[], Any], **how: Any) -> Ran:
+def asked(variant: Run, script: Script, source: Batches, chosen: Any, when: Callable[[], Any], **how: Any) -> ScriptRun:
     """Run, and ask to end from another thread once ``when`` holds; ``then`` is set when that is done."""
     task = variant.task(script)
     then = how.pop("then", threading.Event())
@@ -49,14 +49,14 @@ def asked(variant: Run, script: Script, source: Batches, chosen: Any, when: Call
     asking = threading.Thread(target=ask)
     asking.start()
     try:
-        return ran(variant, script, source, chosen, task=task)
+        return run_script(variant, script, source, chosen, task=task)
     finally:
         asking.join()
 
 
 @rule("E-24")
 @check("E23")
-def test_a_rest_after_an_empty_fetch_ends_when_the_task_is_asked(variant: Run) -> None:
+def test_a_pause_after_an_empty_fetch_ends_on_a_stop_request(variant: Run) -> None:
     source = Cut([])
     run = asked(
         variant,
@@ -71,7 +71,7 @@ def test_a_rest_after_an_empty_fetch_ends_when_the_task_is_asked(variant: Run) -
 
 
 @check("E23")
-def test_what_was_fetched_is_settled_and_nothing_more_is_fetched(variant: Run) -> None:
+def test_fetched_items_are_settled_and_nothing_more_is_fetched(variant: Run) -> None:
     was_asked = threading.Event()
     script = Script(always={Step.PROCESS: Does(takes=BODY, until=was_asked)})
     source = Cut(items(50))
@@ -92,7 +92,7 @@ def test_pauses_between_attempts_are_cut_short_but_the_attempts_are_made(variant
 
 
 @check("E23")
-def test_a_fetch_that_fails_is_not_attempted_again_once_the_task_is_asked(variant: Run) -> None:
+def test_a_failed_fetch_is_not_retried_after_a_stop_request(variant: Run) -> None:
     source = Batches(*[Does(raises=OSError("busy"))] * 9)
     retry = RetryPolicy(max_attempts=9, backoff=60)
     run = asked(variant, Script(), source, policy(fetch=retry), lambda: source.asked)
@@ -102,7 +102,7 @@ def test_a_fetch_that_fails_is_not_attempted_again_once_the_task_is_asked(varian
 
 
 @check("E23")
-def test_items_that_arrive_while_the_task_is_asked_are_settled(variant: Run) -> None:
+def test_items_that_arrive_during_a_stop_request_are_settled(variant: Run) -> None:
     was_asked = threading.Event()
     source = Batches(Does(takes=BODY, until=was_asked, returns=items(2)), items(2, start=2))
     run = asked(variant, Script(), source, policy(), lambda: source.asked, then=was_asked)
@@ -112,7 +112,7 @@ def test_items_that_arrive_while_the_task_is_asked_are_settled(variant: Run) -> 
 @rule("E-24")
 @pytest.mark.parametrize("now", [False, True])
 @check("E19", "E23")
-def test_the_wait_for_a_fetch_with_a_limit_ends_soon_after_the_task_is_asked_and_is_no_error(
+def test_the_wait_for_a_bounded_fetch_ends_soon_after_a_stop_request_without_an_error(
     variant: Run, now: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = Batches(Does(takes=BODY, returns=items(1)))
@@ -124,7 +124,7 @@ def test_the_wait_for_a_fetch_with_a_limit_ends_soon_after_the_task_is_asked_and
 
 
 @check("E23")
-def test_a_fetch_with_a_limit_that_is_nearly_done_is_not_lost_when_the_task_is_asked(
+def test_a_bounded_fetch_that_is_nearly_done_is_not_lost_on_a_stop_request(
     variant: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.consumer_engine.lifecycle.GRACE", float(BODY))
@@ -138,13 +138,13 @@ def test_a_fetch_with_a_limit_that_is_nearly_done_is_not_lost_when_the_task_is_a
 @rule("E-24")
 @pytest.mark.parametrize("limit", [None, 0.4])
 @check("E19", "E23")
-def test_a_fetch_that_fails_or_is_late_after_the_task_was_asked_is_given_up_and_said(
+def test_a_fetch_that_fails_or_is_late_after_a_stop_request_is_given_up_and_logged(
     variant: Run, limit: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = variant.task(Script())
     fails = Does(takes=0.1 if limit is None else BODY, raises=OSError("the client is closing"))
     source = AsksFirst(task, fails)
-    run = ran(variant, task.script, source, policy(fetch=RetryPolicy(timeout=limit)), task=task)
+    run = run_script(variant, task.script, source, policy(fetch=RetryPolicy(timeout=limit)), task=task)
     assert (run.error, run.report.ending) == (None, Ending.STOPPED)
     assert "gave up its fetch after a stop request" in caplog.text
     assert ("the client is closing" in caplog.text) is (limit is None)
@@ -162,18 +162,18 @@ class AsksFirst(Batches):
         return super()._next(batch_size, extra)
 
 
-def test_with_asyncio_a_fetch_without_a_limit_is_left_too_when_the_task_is_asked_to_end_now() -> None:
+def test_with_asyncio_stop_now_also_cancels_a_fetch_without_a_limit() -> None:
     source = Batches(Does(takes=BODY))
     run = asked(AsyncRun(), Script(), source, policy(), lambda: source.asked, now=True)
     assert (run.error, run.report.ending, run.seconds < SOON) == (None, Ending.STOPPED, True)
 
 
 @check("E23")
-def test_asked_to_end_now_during_a_fetch_a_task_starts_nothing_of_what_it_brings(variant: Run) -> None:
+def test_stop_now_during_a_fetch_starts_none_of_its_items(variant: Run) -> None:
     script, chosen = Script(), policy(concurrency=4)
     task = variant.task(script)
     source = Batches(Does(act=lambda: task.stop(now=True), returns=items(4)))
-    run = ran(variant, script, source, chosen, task=task)
+    run = run_script(variant, script, source, chosen, task=task)
     assert script.begun == []
     if variant.name == "threads":  # with asyncio the fetch itself is left
         assert (run.report.unfinished, run.report.fetched) == (4, 4)
@@ -182,7 +182,7 @@ def test_asked_to_end_now_during_a_fetch_a_task_starts_nothing_of_what_it_brings
 
 
 @check("E23")
-def test_the_pauses_of_a_single_item_end_when_the_task_is_asked(variant: Run) -> None:
+def test_the_pauses_of_a_single_item_end_on_a_stop_request(variant: Run) -> None:
     script = Script().will_process("t-0", Does(raises=OSError("busy")), Does(returns=1))
     task = variant.task(script)
     task.policy = policy(process=RetryPolicy(max_attempts=2, backoff=60))
@@ -192,19 +192,19 @@ def test_the_pauses_of_a_single_item_end_when_the_task_is_asked(variant: Run) ->
     assert time.monotonic() - begun < SOON
 
 
-def test_a_task_asked_to_end_now_stays_so_and_nobody_listens_when_the_loop_has_ended() -> None:
-    heard: list[int] = []
+def test_stop_now_stays_and_a_finished_loop_leaves_no_listener() -> None:
+    received: list[int] = []
     stop = StopToken()
-    with stop.subscribe(lambda: heard.append(1)):
+    with stop.subscribe(lambda: received.append(1)):
         stop.request(now=True)
         stop.request()
     assert stop.is_immediate
     stop.request()
-    assert heard == [1, 1]
+    assert received == [1, 1]
 
 
 @check("E21", "E23")
-def test_items_that_wait_for_another_of_their_id_are_settled_too(variant: Run) -> None:
+def test_deferred_items_are_settled_too_after_a_stop_request(variant: Run) -> None:
     was_asked = threading.Event()
     script = Script(always={Step.PROCESS: Does(takes=BODY, until=was_asked)})
     same = [item("same") for _ in range(4)]
@@ -214,7 +214,7 @@ def test_items_that_wait_for_another_of_their_id_are_settled_too(variant: Run) -
 
 
 @check("E23")
-def test_asked_to_end_now_a_task_leaves_what_it_has(variant: Run) -> None:
+def test_stop_now_leaves_the_open_items(variant: Run) -> None:
     freed = threading.Event()
     script = Script(always={Step.PROCESS: Does(takes=BODY, until=freed)})
     run = asked(variant, script, Cut(items(9)), policy(concurrency=2, size=5), lambda: len(script.begun) == 2, now=True)
@@ -229,29 +229,29 @@ def test_asked_to_end_now_a_task_leaves_what_it_has(variant: Run) -> None:
 
 
 @check("E23")
-def test_a_task_that_was_asked_before_it_began_does_nothing_however_often_it_was_asked(variant: Run) -> None:
+def test_a_task_with_a_stop_request_before_its_start_does_nothing(variant: Run) -> None:
     script, source = Script(), Cut(items(3))
     task = variant.task(script)
     task.stop()
     task.stop()
-    run = ran(variant, script, source, policy(), task=task)
+    run = run_script(variant, script, source, policy(), task=task)
     assert (run.report.processed, run.report.ending, source.asked) == (0, Ending.STOPPED, [])
 
 
-def test_signals_ask_politely_the_first_time_and_then_now_and_their_handlers_come_back() -> None:
+def test_the_first_signal_stops_the_second_stops_now_and_the_handlers_are_restored() -> None:
     class Asked:
         def __init__(self) -> None:
-            self.heard = StopToken()
+            self.received = StopToken()
 
         def stop(self, *, now: bool = False) -> None:
-            self.heard.request(now=now)
+            self.received.request(now=now)
 
     task, before = Asked(), signal.getsignal(signal.SIGTERM)
     with stopped_by_signals(task):
         signal.raise_signal(signal.SIGTERM)
-        assert (task.heard.is_requested, task.heard.is_immediate) == (True, False)
+        assert (task.received.is_requested, task.received.is_immediate) == (True, False)
         signal.raise_signal(signal.SIGINT)
-        assert task.heard.is_immediate
+        assert task.received.is_immediate
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -264,8 +264,8 @@ from pipeline.consumer_engine.policies import ConsumerPolicy
 from pipeline.consumer_engine.consumer import stopped_by_signals
 from pipeline.consumer_engine.transactions import Transaction
 
-def tell(word):
-    sys.stdout.write(word + "\\n"); sys.stdout.flush()
+def tell(text):
+    sys.stdout.write(text + "\\n"); sys.stdout.flush()
 
 def batch():
     return [Transaction(transaction_id=str(n), created_at=datetime(2030, 1, 1, tzinfo=UTC)) for n in range(3)]
@@ -308,9 +308,7 @@ tell(f"{report.succeeded} {report.ending}")
 
 @pytest.mark.parametrize("wait", ["at work", "at rest"])
 @check("E23")
-def test_a_real_process_settles_what_it_has_when_it_gets_sigterm(
-    variant: Run, wait: str, project: Path, tmp_path: Path
-) -> None:
+def test_a_real_process_settles_its_items_after_sigterm(variant: Run, wait: str, project: Path, tmp_path: Path) -> None:
     held = tmp_path / "held"  # as long as it is there, nothing ends
     if wait == "at work":
         held.touch()

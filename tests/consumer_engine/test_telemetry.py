@@ -23,19 +23,19 @@ from tests.consumer_engine.scripted_tasks import (
     Batches,
     Cut,
     Does,
-    Ran,
     Run,
     Script,
+    ScriptRun,
     check,
     item,
     items,
     policy,
-    ran,
+    run_script,
     with_time,
 )
 from tests.support.rule import rule
 
-WORD: ContextVar[str] = ContextVar("word", default="unset")
+VARIABLE: ContextVar[str] = ContextVar("variable", default="unset")
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -95,7 +95,7 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 def test_spans_form_the_tree_of_the_specification_in_both_modes(variant: Run, watch: Watch, streaming: bool) -> None:
     script = Script().will_process("t-1", Does(raises=ValueError("no")))
     limits: dict[str, Any] = {"streaming": True, "limit": 2} if streaming else {}
-    ran(variant, script, Cut(items(2)), policy(**limits), watch.telemetry)
+    run_script(variant, script, Cut(items(2)), policy(**limits), watch.telemetry)
     tree = Counter((parent_of(span, watch.spans), span.name) for span in watch.spans)
     fetches = 1 if streaming else 2
     assert tree == Counter(
@@ -117,10 +117,10 @@ def test_spans_form_the_tree_of_the_specification_in_both_modes(variant: Run, wa
 
 @rule("E-21", "E-22", "E-23")
 @check("E24")
-def test_every_attempt_has_a_span_that_says_which_it_was_and_why_it_failed(variant: Run, watch: Watch) -> None:
+def test_every_attempt_has_a_span_with_its_number_and_its_failure(variant: Run, watch: Watch) -> None:
     script = Script().will_process("t-0", Does(raises=ValueError("first")), Does(raises=ValueError("second")), Does())
     retry = RetryPolicy(max_attempts=3, timeout=60, backoff=0.01, backoff_multiplier=3, backoff_cap=2)
-    ran(variant, script, Cut(items(1)), policy(process=retry), watch.telemetry)
+    run_script(variant, script, Cut(items(1)), policy(process=retry), watch.telemetry)
     tried = sorted(watch.named("process.attempt"), key=lambda span: span.start_time or 0)
     assert [attributes(span)["attempt"] for span in tried] == [0, 1, 2]
     assert attributes(tried[1]) == {
@@ -146,11 +146,9 @@ def test_every_attempt_has_a_span_that_says_which_it_was_and_why_it_failed(varia
 
 @rule("E-32", "E-35")
 @check("E24")
-def test_items_worked_on_at_once_have_spans_of_their_own_and_nothing_is_current_afterwards(
-    variant: Run, watch: Watch
-) -> None:
+def test_concurrent_items_have_their_own_spans_and_no_span_stays_current(variant: Run, watch: Watch) -> None:
     script = Script(always={Step.PROCESS: Does(takes=0.02)})
-    ran(variant, script, Cut(items(12)), policy(concurrency=4), watch.telemetry)
+    run_script(variant, script, Cut(items(12)), policy(concurrency=4), watch.telemetry)
     by_id = {span.context.span_id: span for span in watch.spans}
     for span in watch.spans:
         own = attributes(span).get("transaction_id")
@@ -168,21 +166,21 @@ def test_code_finds_the_span_of_its_attempt_and_the_context_of_its_caller(
 ) -> None:
     seen: list[tuple[int, str]] = []
 
-    def look() -> None:
-        seen.append((trace.get_current_span().get_span_context().span_id, WORD.get()))
+    def observe() -> None:
+        seen.append((trace.get_current_span().get_span_context().span_id, VARIABLE.get()))
 
     retry = RetryPolicy(max_attempts=2, timeout=timeout)
-    script = Script(always={Step.SUCCESS: Does(act=look)}).will_process(
-        "t-0", Does(act=look, raises=ValueError("x")), Does(act=look)
+    script = Script(always={Step.SUCCESS: Does(act=observe)}).will_process(
+        "t-0", Does(act=observe, raises=ValueError("x")), Does(act=observe)
     )
     budgets = policy(process=retry, success=retry, fetch=retry)
-    token = WORD.set("mine")
+    token = VARIABLE.set("mine")
     try:
-        ran(variant, script, Batches(Does(act=look, returns=items(1))), budgets, watch.telemetry)
+        run_script(variant, script, Batches(Does(act=observe, returns=items(1))), budgets, watch.telemetry)
     finally:
-        WORD.reset(token)
+        VARIABLE.reset(token)
     names = {span.context.span_id: span.name for span in watch.spans}
-    assert [(names[span], word) for span, word in seen] == [
+    assert [(names[span], value) for span, value in seen] == [
         ("fetch.attempt", "mine"),
         ("process.attempt", "mine"),
         ("process.attempt", "mine"),
@@ -192,22 +190,22 @@ def test_code_finds_the_span_of_its_attempt_and_the_context_of_its_caller(
 
 @rule("E-35")
 @check("E25")
-def test_what_one_item_puts_into_its_context_the_next_one_does_not_see(variant: Run) -> None:
+def test_a_context_variable_of_one_item_is_not_visible_to_the_next(variant: Run) -> None:
     seen: list[str] = []
 
     def leave() -> None:
-        seen.append(WORD.get())
-        WORD.set("left by another")
+        seen.append(VARIABLE.get())
+        VARIABLE.set("left by another")
 
     script = Script(always={Step.PROCESS: Does(act=leave)})
-    ran(variant, script, Cut(items(3)), policy(concurrency=1))
+    run_script(variant, script, Cut(items(3)), policy(concurrency=1))
     assert seen == ["unset"] * 3
 
 
 @check("E24")
 def test_the_trace_that_made_an_item_is_linked(variant: Run, watch: Watch) -> None:
     batch = [item("t-0", traceparent=TRACEPARENT), item("t-1", traceparent="not one")]
-    ran(variant, Script(), Batches(batch), policy(), watch.telemetry)
+    run_script(variant, Script(), Batches(batch), policy(), watch.telemetry)
     linked = {attributes(span)["transaction_id"]: span.links for span in watch.named("start_processing")}
     assert [f"{link.context.trace_id:032x}" for link in linked["t-0"]] == [TRACEPARENT.split("-")[1]]
     assert list(linked["t-1"]) == []
@@ -224,12 +222,12 @@ def test_nothing_secret_is_in_spans_metrics_or_logs(
     script = Script(always={Step.SUCCESS: Does(returns=secret)}).will_process("t-0", Does(raises=ValueError("no")))
     script.will_process("t-1", Does(takes=0.2)).will_process("t-2", Does(returns=secret))
     chosen = policy(size=2, extra={"password": secret, "name": secret}, process=RetryPolicy(timeout=0.1))
-    run = ran(variant, script, Batches(batch), chosen, watch.telemetry)
+    run = run_script(variant, script, Batches(batch), chosen, watch.telemetry)
     assert (run.error, run.source.extra[0]["password"]) == (None, secret)
-    told = [span.to_json() for span in watch.spans] + [str(watch.values(name)) for name in METRICS]
-    told += [str(record.__dict__) for record in caplog.records] + [str(run.report), repr(run.outcomes[0].error)]
+    texts = [span.to_json() for span in watch.spans] + [str(watch.values(name)) for name in METRICS]
+    texts += [str(record.__dict__) for record in caplog.records] + [str(run.report), repr(run.outcomes[0].error)]
     assert len(caplog.records) > 2
-    assert [words for words in told if secret in words] == []
+    assert [text for text in texts if secret in text] == []
 
 
 @rule("E-3")
@@ -282,21 +280,21 @@ def counted(variant: Run, bound: float) -> Watch:
         concurrency=2,
     )
     watch = Watch()
-    ran(variant, script, Batches([*items(5), item("t-4"), item("t-5")]), chosen, watch.telemetry)
+    run_script(variant, script, Batches([*items(5), item("t-4"), item("t-5")]), chosen, watch.telemetry)
     return watch
 
 
 @rule("E-3")
 @check("E15", "E27")
-def test_rests_and_the_time_of_the_loop_are_counted_and_what_was_in_flight_is_not_any_more(
+def test_pauses_and_loop_timeouts_are_counted_and_in_flight_returns_to_0(
     variant: Run,
 ) -> None:
-    def rested(bound: float) -> tuple[Watch, Ran]:
+    def pauses_of(bound: float) -> tuple[Watch, ScriptRun]:
         watch, script = Watch(), Script().will_process("t-0", Does(takes=60))
         chosen = policy(streaming=True, timeout=bound, empty=EmptyQueuePolicy(backoff=0.05))
-        return watch, ran(variant, script, Batches([], items(1)), chosen, watch.telemetry)
+        return watch, run_script(variant, script, Batches([], items(1)), chosen, watch.telemetry)
 
-    watch, _ = with_time(rested, lambda made: made[1].script.count(Step.PROCESS) == 1)
+    watch, _ = with_time(pauses_of, lambda made: made[1].script.count(Step.PROCESS) == 1)
     assert watch.values("pipeline.consumer_engine.timeouts") == {("loop",): 1}
     assert watch.values("pipeline.consumer_engine.backoff") == {("empty",): pytest.approx(0.05)}
     assert watch.values("pipeline.consumer_engine.transactions") == {("unfinished",): 1}
@@ -310,8 +308,8 @@ def test_no_context_is_detached_where_it_was_not_attached(
 ) -> None:
     """OpenTelemetry complains in its log when a span is closed in another context than it was opened in."""
     script = Script(always={Step.PROCESS: Does(takes=0.3)})
-    ran(variant, script, Cut(items(6)), policy(concurrency=3, timeout=0.1), watch.telemetry)
-    ran(variant, script, Cut(items(3)), policy(concurrency=3, transaction_timeout=0.1), watch.telemetry)
+    run_script(variant, script, Cut(items(6)), policy(concurrency=3, timeout=0.1), watch.telemetry)
+    run_script(variant, script, Cut(items(3)), policy(concurrency=3, transaction_timeout=0.1), watch.telemetry)
     threading.Event().wait(0.5)
     assert [record for record in caplog.records if record.name.startswith("opentelemetry")] == []
 
@@ -322,6 +320,6 @@ def test_the_names_of_spans_and_metrics_are_those_of_the_reference(project: Any)
     assert wanted - set(re.findall(r"`([\w. ]+)`", page)) == set()
 
 
-def test_nothing_is_built_when_nobody_listens() -> None:
+def test_nothing_is_built_without_a_provider() -> None:
     observer = Telemetry().observer("Task")
     assert (observer.is_traced, observer.is_metered) == (False, False)

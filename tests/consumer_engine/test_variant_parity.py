@@ -15,13 +15,13 @@ from tests.consumer_engine.scripted_tasks import (
     VARIANTS,
     Batches,
     Does,
-    Ran,
     Run,
     Script,
+    ScriptRun,
     check,
     items,
     policy,
-    ran,
+    run_script,
     with_time,
 )
 from tests.support.rule import rule
@@ -56,7 +56,7 @@ budgets = st.fixed_dictionaries({step.value: st.integers(1, 3) for step in Step}
 fetches = st.lists(st.sampled_from(["batch", "batch", "plain", "system", "business", "late"]), max_size=4)
 
 
-def told(run: Ran) -> Any:
+def trace_of(run: ScriptRun) -> Any:
     """Everything that is not time: what was called in which order, how every item ended, how the loop ended."""
     ends = [
         (
@@ -80,7 +80,7 @@ def follow(
     limit: int | None = None,
     *,
     timeout: float,
-) -> Ran:
+) -> ScriptRun:
     followed = Script()
     for (number, step), kinds in script.items():
         followed.will(step, f"t-{number}", *[does(kind, followed.over) for kind in kinds])
@@ -94,7 +94,7 @@ def follow(
         name: RetryPolicy(max_attempts=most, timeout=timeout if name in late else ENOUGH)
         for name, most in budget.items()
     }
-    return ran(variant, followed, Batches(*given_out), policy(size=2, limit=limit, **retries))
+    return run_script(variant, followed, Batches(*given_out), policy(size=2, limit=limit, **retries))
 
 
 @rule("E-4", "E-28")
@@ -104,7 +104,9 @@ def test_e28_both_variants_do_the_same_on_any_script(
     script: Calls, budget: dict[str, int], plan: list[str], limit: int | None
 ) -> None:
     for timeout in TIMEOUTS:
-        threads, coroutines = (told(follow(each, script, budget, plan, limit, timeout=timeout)) for each in VARIANTS)
+        threads, coroutines = (
+            trace_of(follow(each, script, budget, plan, limit, timeout=timeout)) for each in VARIANTS
+        )
         if threads == coroutines:
             break
     assert threads == coroutines
@@ -116,13 +118,13 @@ def test_a_policy_is_the_same_after_a_run_and_a_run_is_the_same_the_second_time(
     script: Calls = {(0, Step.PROCESS): ["system", "late", "returns"], (1, Step.PROCESS): ["business"]}
     budget = {"fetch": 2, "process": 3, "success": 1, "exception": 1}
     first, second = with_time(
-        lambda bound: [told(follow(variant, script, budget, ["system", "batch"], timeout=bound)) for _ in range(2)],
+        lambda bound: [trace_of(follow(variant, script, budget, ["system", "batch"], timeout=bound)) for _ in range(2)],
         lambda both: bool(both[0] == both[1]),
     )
     assert first == second
     chosen = policy(extra={"a": {"b": [1]}}, process=RetryPolicy(max_attempts=2))
     before = chosen.model_dump_json()
-    ran(variant, Script(), Batches(items(3)), chosen)
+    run_script(variant, Script(), Batches(items(3)), chosen)
     assert chosen.model_dump_json() == before
 
 

@@ -16,7 +16,7 @@ _NUMBERS = count()
 
 @pytest.fixture
 def place(embedded: servers.Servers, worker_id: str) -> Iterator[Place]:
-    """A stream that nobody else uses, on the Redis that all tests share."""
+    """A stream of this test alone, on the Redis that all tests share."""
     with redis.Redis.from_url(embedded.broker_url, protocol=2) as raw:
         found = Place(embedded.broker_url, f"ingest-{worker_id}-{next(_NUMBERS)}", raw)
         yield found
@@ -31,7 +31,7 @@ def _quiet_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def quiet(_quiet_url: str) -> Iterator[Place]:
-    """A stream on a Redis that nobody else talks to, so that what is asked of it can be counted."""
+    """A stream on a Redis of this test alone, so that its commands can be counted."""
     with redis.Redis.from_url(_quiet_url, protocol=2) as raw:
         found = Place(_quiet_url, f"quiet-{next(_NUMBERS)}", raw)
         yield found
@@ -39,10 +39,10 @@ def quiet(_quiet_url: str) -> Iterator[Place]:
 
 
 @pytest.fixture
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Path]]:
+def killable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Path]]:
     """A stream on a Redis that may be killed, and the home of that Redis."""
     home = tmp_path_factory.mktemp("redis")
     with own_broker(home) as url, redis.Redis.from_url(url, protocol=2) as raw:
-        found = Place(url, "mortal", raw)
+        found = Place(url, "killable", raw)
         yield found, home
         found.close()

@@ -37,18 +37,18 @@ _COUNT = Statement[Any]("SELECT count(*) FROM pipeline.events WHERE workflow = '
 
 @dataclass
 class Program:
-    """A process that was started, and its words."""
+    """A process that was started, and its output."""
 
     process: "subprocess.Popen[str]"
     log: Path
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def wait_until_reading(self) -> "Program":
-        wait_for(lambda: " as " in self.said or self.process.poll() is not None, within=60, why=self.said)
-        assert self.process.poll() is None, self.said
+        wait_for(lambda: " as " in self.output or self.process.poll() is not None, within=60, why=self.output)
+        assert self.process.poll() is None, self.output
         return self
 
     def kill(self) -> None:
@@ -80,11 +80,11 @@ class Programs:
         return self.start("ingest", *to, "--block-ms", "300", *options, url=url, **environ)
 
     def recover(self, *options: str) -> str:
-        """`pipeline ingest recover --once`, and its words."""
+        """`pipeline ingest recover --once`, and its output."""
         to = ("--stream", self.place.stream, "--workflow", "billing", "--topic", IN)
         program = self.start("ingest", "recover", *to, "--once", "--claim-idle-ms", str(STALE // 2), *options)
-        assert program.process.wait(60) == 0, program.said
-        return program.said
+        assert program.process.wait(60) == 0, program.output
+        return program.output
 
     def start(self, *arguments: str, url: str | None = None, **more: str) -> Program:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
@@ -96,10 +96,8 @@ class Programs:
             **more,
         }
         log = self.home / f"{len(self.started)}.log"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [*self.program, *arguments], env=environ, stdout=output, stderr=output, text=True
-            )
+        with log.open("w") as file:
+            process = subprocess.Popen([*self.program, *arguments], env=environ, stdout=file, stderr=file, text=True)
         self.started.append(Program(process, log))
         return self.started[-1]
 

@@ -50,13 +50,13 @@ class Place:
         added: Any = self.raw.xadd(self.stream, fields)
         return str(added.decode())
 
-    def add_pairs(self, *words: bytes) -> str:
+    def add_pairs(self, *parts: bytes) -> str:
         """An entry that may have a name twice, as no dictionary can."""
         ask: Any = self.raw.execute_command
-        return str(ask("XADD", self.stream, "*", *words).decode())
+        return str(ask("XADD", self.stream, "*", *parts).decode())
 
     def version(self) -> int:
-        """Which Redis this is as far as clients are concerned, whoever made it."""
+        """Which Redis this is as far as clients are concerned, in whichever fixture it was made."""
         info: Any = self.raw.info("server")
         return int(info["redis_version"].split(".")[0])
 
@@ -66,9 +66,9 @@ class Place:
         return {row["message_id"].decode(): row["consumer"].decode() for row in rows}
 
     def undelivered(self, group: str = GROUP) -> int:
-        """Entries that nobody of the group was given yet; counted here, since older servers do not say.
+        """Entries that the group was not given yet; counted here, because older servers do not report it.
 
-        A group that nobody made yet was given nothing.
+        A group that does not exist yet was given nothing.
         """
         groups: Any = self.raw.xinfo_groups(self.stream)
         last = {row["name"]: row["last-delivered-id"] for row in groups}.get(group.encode(), b"0-0")
@@ -80,7 +80,7 @@ class Place:
         return self.undelivered(group) == 0 and not self.pending(group)
 
     def calls(self, *commands: str) -> dict[str, int]:
-        """How often each command was asked of this Redis, by anybody."""
+        """How often each command was sent to this Redis."""
         stats: Any = self.raw.info("commandstats")
         return {name: stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in commands}
 
@@ -124,7 +124,7 @@ class Place:
 
 
 class Ledger:
-    """A database that remembers what was asked of it, and fails where it is told to."""
+    """A database that records its calls, and fails where the test wants it."""
 
     def __init__(self, *, fails: str = "", error: BaseException | None = None, undo_fails: bool = False) -> None:
         self.trace: list[str] = []

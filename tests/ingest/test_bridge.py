@@ -120,11 +120,11 @@ def add(place: Place, content: dict[str, Any] | bytes) -> str:
 
 
 @pytest.mark.parametrize("kind", POISON)
-def test_an_entry_that_cannot_be_an_event_surfaces_and_stays_pending_and_the_rest_is_published(
+def test_an_entry_that_cannot_be_an_event_is_raised_and_stays_pending_and_the_rest_is_published(
     place: Place, db: Database, kind: str
 ) -> None:
     bridge = poisonable(place, db)
-    content, words = POISON[kind]
+    content, expected = POISON[kind]
     place.add({"id": "before"})
     bad = add(place, content)
     place.add({"id": "after"})
@@ -132,7 +132,7 @@ def test_an_entry_that_cannot_be_an_event_surfaces_and_stays_pending_and_the_res
         one_turn(bridge)
     (entry,) = caught.value.entries
     assert entry.id == bad
-    assert words in entry.problem
+    assert expected in entry.problem
     assert not entry.problem.endswith("."), "it stands in a sentence"
     assert "Nothing was" not in entry.problem, "the rest of the batch was published"
     assert entry.fields == tuple(place.raw.xrange(place.stream, bad, bad)[0][1].items())  # type: ignore[index,union-attr]
@@ -140,7 +140,7 @@ def test_an_entry_that_cannot_be_an_event_surfaces_and_stays_pending_and_the_res
     assert list(place.pending()) == [bad]
 
 
-def test_what_fits_the_schema_is_published(place: Place, db: Database) -> None:
+def test_a_payload_that_matches_the_schema_is_published(place: Place, db: Database) -> None:
     bridge = poisonable(place, db)
     place.add({"kind": "checked", "order": "1", "cents": 5, "id": "fits"})
     one_turn(bridge)
@@ -152,7 +152,9 @@ def named(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().split()[1] for record in caplog.records if record.name == "pipeline.ingest"]
 
 
-def test_poison_may_be_left_behind_aloud(place: Place, db: Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_with_leave_an_unusable_entry_is_logged_and_the_loop_goes_on(
+    place: Place, db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
     bridge = poisonable(place, db, OnPoison.LEAVE)
     bad = [add(place, content) for content, _ in POISON.values()]
     place.add({"id": "good"})
@@ -176,7 +178,7 @@ def test_every_poison_entry_of_a_batch_is_named_and_the_error_counts_them(
     assert bad[0] not in caught.value.summary
 
 
-def test_one_poison_entry_is_told_in_the_singular(place: Place, db: Database) -> None:
+def test_one_poison_entry_is_written_in_the_singular(place: Place, db: Database) -> None:
     bridge = poisonable(place, db)
     add(place, {"kind": "nowhere"})
     with pytest.raises(PoisonError, match=r"^1 entry of stream .*receipts\.sent\)\. It stays pending: .* park it with"):
@@ -255,14 +257,14 @@ def test_an_entry_that_is_parked_is_copied_with_its_origin_and_no_longer_pending
 
 
 @pytest.mark.parametrize("entry", ["nonsense", "-", "1-1\n", "1-1"])
-def test_what_cannot_be_parked_is_said_and_nothing_changes(place: Place, entry: str) -> None:
+def test_an_entry_that_cannot_be_parked_is_refused_and_nothing_changes(place: Place, entry: str) -> None:
     queue = place.queue()
     with pytest.raises(InvalidInputError):
         parking.park(queue, entry)
     assert not place.raw.exists(f"{place.stream}:parked")
 
 
-def test_an_entry_whose_parking_place_cannot_be_written_stays_pending(place: Place) -> None:
+def test_an_entry_whose_parking_stream_cannot_be_written_stays_pending(place: Place) -> None:
     (entry,) = place.add({"n": 1})
     queue = place.queue()
     queue.read()
@@ -289,7 +291,7 @@ def test_an_error_of_the_database_leaves_the_batch_pending_and_is_raised(place: 
 
 @pytest.fixture
 def commits_fail(db: Database) -> Iterator[None]:
-    """Whoever adds an event gets as far as the commit, and there Postgres says no."""
+    """Make Postgres refuse the commit of every new event."""
     with db.transaction() as tx:
         tx.execute(
             text("""
@@ -314,7 +316,7 @@ def test_nothing_is_acknowledged_when_the_commit_fails(place: Place, db: Databas
     assert (published(db), bridge.counts.published) == ({}, 0)
 
 
-def test_what_went_stale_is_published_once_by_a_recovery(place: Place, db: Database) -> None:
+def test_a_stale_entry_is_published_once_by_a_recovery(place: Place, db: Database) -> None:
     bridge = a_bridge(place, db)
     entries = place.add({"n": 1}, {"n": 2})
     place.queue("dead", max_read_count=10).read()

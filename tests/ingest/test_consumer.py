@@ -1,4 +1,4 @@
-"""The loop: one message at a time, acknowledged only when asked, stopped when told, and no failure hidden."""
+"""The loop: one message at a time, acknowledged only by ack, stopped by stop, and every failure raised."""
 
 import os
 import signal
@@ -52,13 +52,13 @@ def test_q6_next_returns_one_message_or_none_and_drops_nothing(place: Place) -> 
 
 
 @pytest.mark.parametrize("block_ms", [0, -1, 1.0, "5", True])
-def test_q6_a_wait_that_redis_would_take_for_something_else_is_refused(place: Place, block_ms: Any) -> None:
+def test_q6_a_block_of_0_or_less_is_refused(place: Place, block_ms: Any) -> None:
     with pytest.raises(ValueError, match="block_ms is"):
         place.consumer().next(block_ms=block_ms)
 
 
 @rule("Q-7")
-def test_q6_an_idle_time_costs_as_many_reads_as_fit_into_it_and_nothing_else(quiet: Place) -> None:
+def test_q6_an_idle_loop_sends_only_its_blocking_reads(quiet: Place) -> None:
     consumer = quiet.consumer(block_ms=250)
     quiet.raw.config_resetstat()
     began = time.monotonic()
@@ -74,7 +74,7 @@ def test_q6_an_idle_time_costs_as_many_reads_as_fit_into_it_and_nothing_else(qui
 
 
 @rule("Q-14")
-def test_q6_after_stop_next_is_none_at_once_and_asks_redis_nothing(quiet: Place) -> None:
+def test_q6_after_stop_next_is_none_at_once_without_a_command(quiet: Place) -> None:
     quiet.add({"n": 1})
     consumer = quiet.consumer()
     consumer.stop()
@@ -113,7 +113,7 @@ def test_q7_iteration_passes_every_error_on(place: Place) -> None:
 
 
 @rule("Q-10")
-def test_q8_nothing_is_acknowledged_unless_somebody_asks(place: Place) -> None:
+def test_q8_nothing_is_acknowledged_without_a_call_of_ack(place: Place) -> None:
     entries = place.add({"n": 1}, {"n": 2}, {"n": 3})
     consumer = place.consumer()
     first = consumer.next()
@@ -191,8 +191,8 @@ def test_q12_a_client_killed_in_mid_block_is_an_error_at_once_and_the_loop_ends(
 
 
 @rule("Q-18", "Q-8")
-def test_q12_a_redis_killed_in_mid_block_is_an_error_at_once(mortal: tuple[Place, Path]) -> None:
-    place, home = mortal
+def test_q12_a_redis_killed_in_mid_block_is_an_error_at_once(killable: tuple[Place, Path]) -> None:
+    place, home = killable
     consumer = place.consumer(block_ms=60_000)
     loop = in_thread(consumer.next)
     place.wait_until_blocked()
@@ -204,7 +204,7 @@ def test_q12_a_redis_killed_in_mid_block_is_an_error_at_once(mortal: tuple[Place
 
 
 def connected(place: Place) -> QueueConsumer:
-    """With so little room a server that is only slow may look like a frozen one already."""
+    """With so short a margin a slow server may already count as frozen."""
     try:
         return place.consumer(block_ms=100, late_ms=0)
     except QueueError as error:
@@ -212,9 +212,9 @@ def connected(place: Place) -> QueueConsumer:
 
 
 def test_q12_a_redis_that_freezes_is_an_error_when_the_block_is_well_over(
-    mortal: tuple[Place, Path], monkeypatch: pytest.MonkeyPatch
+    killable: tuple[Place, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, home = mortal
+    place, home = killable
     monkeypatch.setattr("pipeline.ingest.redis_client.READ_MARGIN", 1.0)
     consumer = wait_for(lambda: connected(place))
     found = servers.status(home)
@@ -244,7 +244,7 @@ def test_q12_a_connection_lost_before_the_acknowledgement_is_an_error_and_nothin
 
 
 @rule("Q-13", "Q-21")
-def test_q13_the_loop_never_looks_at_pending_entries_nor_at_the_backlog(quiet: Place) -> None:
+def test_q13_the_loop_never_reads_pending_entries_nor_the_backlog(quiet: Place) -> None:
     quiet.add(*({"n": n} for n in range(10)))
     quiet.queue("dead").read()
     quiet.make_stale()
@@ -287,7 +287,7 @@ def test_q18_consumers_of_a_group_share_the_messages_and_another_group_sees_them
 
 
 @rule("Q-12", "Q-18")
-def test_q12_after_a_failure_nothing_is_remembered_and_a_new_call_asks_afresh(place: Place) -> None:
+def test_q12_after_a_failure_no_state_is_kept_and_a_new_call_reads_again(place: Place) -> None:
     consumer = place.consumer()
     place.kill_client()
     with pytest.raises(QueueError):

@@ -113,7 +113,7 @@ def variant(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_what_is_processed_is_acknowledged_and_what_failed_stays_pending(place: Place, variant: str) -> None:
+def test_a_processed_item_is_acknowledged_and_a_failed_one_stays_pending(place: Place, variant: str) -> None:
     place.queue()
     entries = place.add(*({"n": n, "fails": n == 3} for n in range(25)))
     task = consume(place, variant, ROOMY)
@@ -131,13 +131,13 @@ def test_an_item_carries_its_entry_and_the_time_it_was_added(place: Place) -> No
     assert entry == b"1700000000123-5"
 
 
-def test_an_entry_with_an_id_from_beyond_the_calendar_is_an_item_all_the_same(place: Place) -> None:
+def test_an_entry_with_an_id_past_the_year_9999_is_still_an_item(place: Place) -> None:
     place.raw.xadd(place.stream, {"data": "{}"}, id=f"{2**63}-1")
     (item,) = StreamSource(a_queue(place), a_policy()).fetch_transactions(1)
     assert item.created_at.year == 9999
 
 
-def test_a_consumer_that_recovers_is_given_what_was_left_behind_and_nothing_new(place: Place, variant: str) -> None:
+def test_a_recovering_consumer_gets_stale_entries_and_no_new_ones(place: Place, variant: str) -> None:
     place.queue()
     place.add({"n": 1}, {"n": 2})
     place.queue("dead", max_read_count=2).read()
@@ -148,7 +148,7 @@ def test_a_consumer_that_recovers_is_given_what_was_left_behind_and_nothing_new(
     assert place.pending() == {}
 
 
-def test_good_items_that_come_with_a_bad_entry_are_worked_on_before_the_error_is_raised(
+def test_good_items_of_a_batch_with_an_unusable_entry_are_processed_before_the_error(
     place: Place, variant: str
 ) -> None:
     place.queue()
@@ -162,7 +162,9 @@ def test_good_items_that_come_with_a_bad_entry_are_worked_on_before_the_error_is
 
 
 @pytest.mark.parametrize("good", [0, 1])
-def test_a_bad_entry_ends_the_loop_however_many_attempts_a_fetch_has(place: Place, variant: str, good: int) -> None:
+def test_an_unusable_entry_ends_the_loop_whatever_the_attempts_of_a_fetch(
+    place: Place, variant: str, good: int
+) -> None:
     place.queue()
     bad = place.add_raw({b"data": b"bad"})
     place.add(*({"n": n} for n in range(good)))
@@ -173,7 +175,7 @@ def test_a_bad_entry_ends_the_loop_however_many_attempts_a_fetch_has(place: Plac
     assert list(place.pending()) == [bad]
 
 
-def test_an_item_that_is_given_up_is_parked_and_one_that_is_not_stays_pending(place: Place) -> None:
+def test_nack_without_requeue_parks_an_item_and_with_requeue_leaves_it_pending(place: Place) -> None:
     place.queue()
     first, second = place.add({"n": 1}, {"n": 2})
     source = StreamSource(place.queue(max_read_count=2), a_policy(size=2))
@@ -215,25 +217,25 @@ def test_a_fetch_takes_no_arguments_but_how_long_to_wait(place: Place) -> None:
         (a_policy(size=1, limit=99, process=THRICE, success=THRICE, exception=THRICE), 3 * (3 + 2 + 4)),
     ],
 )
-def test_the_longest_life_of_an_item_follows_from_the_policy(policy: ConsumerPolicy, seconds: float) -> None:
+def test_the_longest_processing_time_follows_from_the_policy(policy: ConsumerPolicy, seconds: float) -> None:
     assert max_processing_time(policy) == seconds
 
 
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("limit", [0.5, 1, 2, 3.5, 9, None])
 @pytest.mark.parametrize("retry", [ONE_SECOND, THRICE])
-def test_no_item_lives_longer_than_the_longest_life_however_its_code_dawdles(
+def test_no_item_takes_longer_than_the_longest_processing_time(
     retry: RetryPolicy, limit: float | None, late: bool
 ) -> None:
     policy = a_policy(size=1, value=1, limit=limit, process=retry, success=retry, exception=retry)
-    lives = [dawdled(policy, too_late_first=first, is_late=late) for first in range(retry.max_attempts + 1)]
+    lives = [longest_processing(policy, too_late_first=first, is_late=late) for first in range(retry.max_attempts + 1)]
     assert max(lives) <= max_processing_time(policy)
     is_tight = late and retry.max_attempts == 1  # pauses that are cut make the others live less
     assert not is_tight or max(lives) > max_processing_time(policy) - 0.1, "and one lives almost as long"
 
 
-def dawdled(policy: ConsumerPolicy, *, too_late_first: int, is_late: bool) -> float:
-    """Live an item by hand, with a clock that moves only while code runs or rests, and say how long it took.
+def longest_processing(policy: ConsumerPolicy, *, too_late_first: int, is_late: bool) -> float:
+    """Process an item with a clock that moves only while code runs or pauses; return its duration.
 
     So many attempts at processing are too late, the next returns at the last moment; handlers are all too late,
     or return at the last moment.
@@ -260,31 +262,31 @@ def dawdled(policy: ConsumerPolicy, *, too_late_first: int, is_late: bool) -> fl
 
 
 @pytest.mark.parametrize("recovers", [False, True])
-def test_a_claim_idle_time_within_the_longest_life_is_refused(place: Place, recovers: bool) -> None:
+def test_a_claim_idle_time_below_the_longest_processing_time_is_refused(place: Place, recovers: bool) -> None:
     with pytest.raises(InvalidInputError, match="expected at least 20000"):
         StreamSource(a_queue(place, claim_idle_ms=19_999), BOUNDED, recovers=recovers)
     StreamSource(a_queue(place, claim_idle_ms=20_000), BOUNDED, recovers=recovers)
 
 
-def test_items_that_may_take_for_ever_can_be_read_and_never_recovered(place: Place) -> None:
+def test_items_without_a_bounded_processing_time_can_be_read_but_not_recovered(place: Place) -> None:
     StreamSource(a_queue(place), a_policy())
     with pytest.raises(InvalidInputError, match="does not bound the processing time"):
         StreamSource(a_queue(place, claim_idle_ms=10**9), a_policy(limit=5), recovers=True)
 
 
-def test_a_success_handler_without_a_timeout_of_its_own_cannot_be_recovered_from(place: Place) -> None:
+def test_a_success_handler_without_a_timeout_cannot_be_used_with_recovery(place: Place) -> None:
     queue = a_queue(place, claim_idle_ms=10**9)
     with pytest.raises(InvalidInputError, match="expected timeouts for success and exception, and "):
         StreamSource(queue, a_policy(limit=1, process=ONE_SECOND, exception=ONE_SECOND), recovers=True)
     StreamSource(queue, a_policy(limit=1, success=ONE_SECOND, exception=ONE_SECOND), recovers=True)
 
 
-def test_a_fetch_that_would_be_given_up_before_its_read_returns_is_refused(place: Place) -> None:
+def test_a_fetch_timeout_below_its_block_is_refused(place: Place) -> None:
     with pytest.raises(InvalidInputError, match="expected a longer timeout"):
         StreamSource(a_queue(place, block_ms=1_000), a_policy(fetch=ONE_SECOND))
 
 
-def test_a_batch_that_no_read_can_bring_is_refused(place: Place) -> None:
+def test_a_batch_above_max_read_count_is_refused(place: Place) -> None:
     with pytest.raises(InvalidInputError, match="expected a max_read_count of 10 or more"):
         StreamSource(place.queue(), a_policy())
     with pytest.raises(InvalidInputError, match="expected a max_read_count of 10 or more"):
@@ -293,7 +295,7 @@ def test_a_batch_that_no_read_can_bring_is_refused(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block_ms", "words"),
+    ("block_ms", "expected"),
     [
         (4_000, "expected a longer timeout"),
         (60_000, "needs a socket timeout"),
@@ -301,19 +303,17 @@ def test_a_batch_that_no_read_can_bring_is_refused(place: Place) -> None:
         ("1", "expected a whole number"),
     ],
 )
-def test_how_long_a_policy_lets_a_fetch_wait_is_checked_like_the_queues_own(
-    place: Place, block_ms: Any, words: str
-) -> None:
+def test_block_ms_of_a_policy_is_checked_like_that_of_the_queue(place: Place, block_ms: Any, expected: str) -> None:
     policy = a_policy(fetch=RetryPolicy(timeout=2), extra={"block_ms": block_ms})
-    with pytest.raises(InvalidInputError, match=words):
+    with pytest.raises(InvalidInputError, match=expected):
         StreamSource(a_queue(place, block_ms=1_000), policy)
 
 
-def test_a_shorter_wait_of_the_policy_makes_room_for_a_short_fetch(place: Place) -> None:
+def test_a_shorter_block_ms_of_the_policy_allows_a_shorter_fetch_timeout(place: Place) -> None:
     StreamSource(a_queue(place, block_ms=5_000), a_policy(fetch=ONE_SECOND, extra={"block_ms": 500}))
 
 
-def test_entries_that_were_trimmed_are_raised_by_a_consumer_that_recovers_after_the_rest(place: Place) -> None:
+def test_a_recovering_consumer_raises_trimmed_entries_after_the_rest(place: Place) -> None:
     queue = a_queue(place, claim_idle_ms=20_000)
     gone, kept = place.add({"n": 1}, {"n": 2})
     queue.read()

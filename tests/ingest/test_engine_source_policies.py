@@ -67,7 +67,7 @@ def consume(place: Place, variant: str, policy: ConsumerPolicy, *, made_for: Con
 
 
 @pytest.mark.parametrize(
-    ("policy", "words"),
+    ("policy", "expected"),
     [
         pytest.param(a_policy(limit=61), "expected at least 126000", id="a longer life"),
         pytest.param(a_policy(size=2), "expected at least 245000", id="a bigger batch"),
@@ -76,17 +76,17 @@ def consume(place: Place, variant: str, policy: ConsumerPolicy, *, made_for: Con
     ],
 )
 @pytest.mark.parametrize("recovers", [False, True])
-def test_a_loop_with_a_policy_that_its_stream_cannot_bear_is_refused_before_anything_is_fetched(
-    place: Place, variant: str, policy: ConsumerPolicy, words: str, recovers: bool
+def test_a_loop_whose_policy_does_not_fit_its_stream_is_refused_before_anything_is_fetched(
+    place: Place, variant: str, policy: ConsumerPolicy, expected: str, recovers: bool
 ) -> None:
     place.queue()
     place.add({"n": 1})
-    with pytest.raises(InvalidInputError, match=words):
+    with pytest.raises(InvalidInputError, match=expected):
         consume(place, variant, policy, recovers=recovers)
     assert not place.pending()
 
 
-def test_a_loop_with_its_own_policy_or_a_shorter_life_goes_on(place: Place, variant: str) -> None:
+def test_a_loop_with_its_own_policy_or_a_shorter_processing_time_runs(place: Place, variant: str) -> None:
     place.queue()
     place.add({"n": 1})
     assert consume(place, variant, OWN) == 1
@@ -94,14 +94,14 @@ def test_a_loop_with_its_own_policy_or_a_shorter_life_goes_on(place: Place, vari
     assert consume(place, variant, a_policy(limit=30)) == 1
 
 
-def test_a_stream_whose_items_never_had_an_end_is_still_read_without_one(place: Place, variant: str) -> None:
+def test_a_source_without_a_bounded_policy_accepts_unbounded_loops(place: Place, variant: str) -> None:
     place.queue()
     place.add({"n": 1})
     assert consume(place, variant, a_policy(limit=None), made_for=a_policy(limit=None)) == 1
 
 
 class Picky:
-    """A source of somebody's own, with a condition of its own."""
+    """A custom source with its own check_policy."""
 
     def __init__(self) -> None:
         self.asked: list[ConsumerPolicy] = []
@@ -131,12 +131,12 @@ def loop(source: Picky, variant: str, policy: ConsumerPolicy) -> None:
         asyncio.run(AsyncTask().consume_transactions(source=source, policy=policy))
 
 
-def test_a_source_of_your_own_is_asked_once_with_the_policy_of_the_loop(variant: str) -> None:
+def test_a_custom_source_checks_the_policy_of_the_loop_once(variant: str) -> None:
     source = Picky()
     loop(source, variant, OWN)
     assert source.asked == [OWN]
 
 
-def test_a_condition_that_is_async_is_refused_since_nobody_awaits_it(variant: str) -> None:
+def test_an_async_check_policy_is_refused(variant: str) -> None:
     with pytest.raises(InvalidInputError, match="expected a plain function"):
         loop(Later(), variant, OWN)

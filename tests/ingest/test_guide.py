@@ -25,7 +25,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def commands(project: Path) -> list[list[str]]:
-    """Every `pipeline ingest …` of the guide and of the deployment files, without its first two words."""
+    """Every `pipeline ingest …` of the guide and of the deployment files, without its first two arguments."""
     guide = project / "docs/guides/ingest-a-stream.md"
     lines = [line for block in blocks(guide, "sh") for line in block.splitlines() if line.startswith("pipeline ingest")]
     lines += [unit["ExecStart"].replace("$INGEST_OPTIONS", "--message-id-field id") for unit in units(project)]
@@ -34,7 +34,7 @@ def commands(project: Path) -> list[list[str]]:
 
 
 def units(project: Path) -> list[SectionProxy]:
-    """What systemd is told of ingest and recovery."""
+    """Return the systemd units of ingest and recovery."""
     found = []
     for path in sorted((project / "deploy/systemd").glob("pipeline-ingest*.service")):
         unit = ConfigParser(interpolation=None)
@@ -44,7 +44,7 @@ def units(project: Path) -> list[SectionProxy]:
 
 
 def services(project: Path) -> list[dict[str, Any]]:
-    """What compose is told of ingest and recovery."""
+    """Return the compose services of ingest and recovery."""
     every = yaml.safe_load((project / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
     return [service for name, service in every.items() if name.startswith("ingest")]
 
@@ -122,11 +122,11 @@ def test_every_page_and_example_names_the_same_fact_in_the_same_way(project: Pat
     """A team that adds the stream as a second way in must not get two events of one order."""
     pages = ["docs/guides/publish-events.md", "docs/guides/ingest-a-stream.md", "examples/xadd.sh"]
     pages += ["deploy/systemd/ingest-orders.env.example"]
-    words = {page: (project / page).read_text(encoding="utf-8") for page in pages}
-    fields = {word for text in words.values() for word in re.findall(r"--message-id-field,? (\w+)", text)}
+    texts = {page: (project / page).read_text(encoding="utf-8") for page in pages}
+    fields = {name for text in texts.values() for name in re.findall(r"--message-id-field,? (\w+)", text)}
     assert fields == {"id"}
     component = (project / "deploy/kubernetes/components/ingest/kustomization.yaml").read_text(encoding="utf-8")
     assert "INGEST_MESSAGE_ID_FIELD=id" in component
-    assert '"message_id": "order:4711"' in words["docs/guides/publish-events.md"]
-    assert '"id": "order:4711"' in words["docs/guides/ingest-a-stream.md"]
-    assert '\\"id\\": \\"order:$order\\"' in words["examples/xadd.sh"]
+    assert '"message_id": "order:4711"' in texts["docs/guides/publish-events.md"]
+    assert '"id": "order:4711"' in texts["docs/guides/ingest-a-stream.md"]
+    assert '\\"id\\": \\"order:$order\\"' in texts["examples/xadd.sh"]

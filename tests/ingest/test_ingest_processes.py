@@ -42,14 +42,14 @@ def named(place: Place, entries: list[str]) -> dict[str, int]:
     return {f"{place.stream}:{entry}": 1 for entry in entries}
 
 
-def test_its_lines_are_written_as_the_settings_say(run: Programs, place: Place, db: Database) -> None:
+def test_its_log_lines_follow_the_settings(run: Programs, place: Place, db: Database) -> None:
     place.add({"n": 1})
     place.add_raw({"data": "{"})
     program = run.ingest("--on-poison", "leave", PIPELINE_LOG_FORMAT="json", PIPELINE_LOG_LEVEL="info")
     wait_until_published(db, 1)
-    wait_for(lambda: "cannot be used" in program.said)
+    wait_for(lambda: "cannot be used" in program.output)
     assert program.stop() == 0
-    lines = [json.loads(line) for line in program.said.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in program.output.splitlines() if line.startswith("{")]
     assert [line["events"] for line in lines if line.get("transition") == "event.published"] == [1]
     assert [line["level"] for line in lines if "cannot be used" in line["message"]] == ["error"]
 
@@ -61,7 +61,7 @@ def test_q17_killed_between_commit_and_acknowledgement_it_is_recovered_with_one_
     entries = place.add(*({"n": n} for n in range(50)))
     with held_at(place.url, b"XACK") as line:
         first = run.ingest(url=line.url)
-        assert line.is_held.wait(60), first.said
+        assert line.is_held.wait(60), first.output
         first.kill()
     assert published(db) == named(place, entries)
     assert list(place.pending(GROUP)) == entries
@@ -72,7 +72,7 @@ def test_q17_killed_between_commit_and_acknowledgement_it_is_recovered_with_one_
 
 
 @rule("Q-23")
-def test_q17_killed_between_read_and_commit_nothing_is_there_until_it_is_recovered(
+def test_q17_killed_between_read_and_commit_nothing_is_published_until_a_recovery(
     run: Programs, place: Place, db: Database
 ) -> None:
     entries = place.add(*({"n": n} for n in range(50)))
@@ -112,30 +112,30 @@ def test_a_database_that_drops_the_connection_ends_it_and_the_batch_stays_pendin
         pid = wait_for(lambda: held_back(db), within=60)[0]
         with db.transaction() as tx:
             tx.all(Statement[Any]("SELECT pg_terminate_backend(:pid)"), pid=pid)
-        assert program.process.wait(40) == 3, program.said
-    assert "Traceback" not in program.said
+        assert program.process.wait(40) == 3, program.output
+    assert "Traceback" not in program.output
     assert (published(db), list(place.pending(GROUP))) == ({}, entries)
 
 
 @rule("Q-6")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_in_the_middle_of_the_work_ends_it_in_order_with_nothing_left_in_hand(
+def test_a_signal_during_work_ends_it_in_order_with_nothing_pending(
     run: Programs, place: Place, db: Database, number: int
 ) -> None:
     place.add(*({"n": n} for n in range(2000)))
     program = run.patient().ingest("--batch", "20")
     wait_until_published(db, 100)
-    assert program.stop(number) == 0, program.said
+    assert program.stop(number) == 0, program.output
     count = len(published(db))
-    assert f"{count} published, 0 published before, 0 not usable" in program.said
+    assert f"{count} published, 0 published before, 0 not usable" in program.output
     assert place.pending(GROUP) == {}
     assert max(published(db).values()) == 1
 
 
-def test_an_idle_one_ends_within_its_block_and_says_that_nothing_came(run: Programs) -> None:
+def test_an_idle_process_ends_within_its_block_and_prints_zero_counts(run: Programs) -> None:
     program = run.ingest("--block-ms", "500").wait_until_reading()
     assert program.stop() == 0
-    assert "0 published, 0 published before, 0 not usable" in program.said
+    assert "0 published, 0 published before, 0 not usable" in program.output
 
 
 def test_a_signal_before_the_first_read_ends_it_in_order_with_nothing_read(
@@ -147,18 +147,16 @@ def test_a_signal_before_the_first_read_ends_it_in_order_with_nothing_read(
         program = run.ingest()
         wait_for(lambda: held_back(db), within=60)
         program.process.send_signal(signal.SIGTERM)
-    assert program.process.wait(40) == 0, program.said
-    assert "0 published, 0 published before, 0 not usable" in program.said
+    assert program.process.wait(40) == 0, program.output
+    assert "0 published, 0 published before, 0 not usable" in program.output
     assert (published(db), place.pending(GROUP)) == ({}, {})
 
 
-def test_a_stream_that_somebody_deletes_ends_it_with_75_and_a_new_start_goes_on(
-    run: Programs, place: Place, db: Database
-) -> None:
+def test_a_deleted_stream_ends_it_with_75_and_a_new_start_continues(run: Programs, place: Place, db: Database) -> None:
     program = run.ingest().wait_until_reading()
     place.raw.delete(place.stream)
-    assert program.process.wait(40) == EXIT_RESTART, program.said
-    assert "Check both names" in program.said
+    assert program.process.wait(40) == EXIT_RESTART, program.output
+    assert "Check both names" in program.output
     entries = place.add({"n": 1})
     run.ingest()
     wait_until_published(db, 1)
@@ -167,9 +165,9 @@ def test_a_stream_that_somebody_deletes_ends_it_with_75_and_a_new_start_goes_on(
 
 @rule("Q-18")
 def test_q12_a_redis_killed_in_mid_block_ends_it_with_75_and_a_new_start_goes_on(
-    mortal: tuple[Place, Path], db: Database, database_url: str, tmp_path: Path
+    killable: tuple[Place, Path], db: Database, database_url: str, tmp_path: Path
 ) -> None:
-    place, home = mortal
+    place, home = killable
     a_workflow(db)
     with programs(place, database_url, tmp_path) as run:
         program = run.ingest("--block-ms", "60000").wait_until_reading()
@@ -177,9 +175,9 @@ def test_q12_a_redis_killed_in_mid_block_ends_it_with_75_and_a_new_start_goes_on
         found = servers.status(home)
         assert found is not None
         os.kill(found.pids["redis"], signal.SIGKILL)
-        assert program.process.wait(30) == EXIT_RESTART, program.said  # half of its block
-        assert "Redis failed to read" in program.said
-        assert "Traceback" not in program.said
+        assert program.process.wait(30) == EXIT_RESTART, program.output  # half of its block
+        assert "Redis failed to read" in program.output
+        assert "Traceback" not in program.output
         wait_for(lambda: _is_back(place))
         place.add({"n": 1})
         run.ingest()
@@ -197,9 +195,9 @@ def test_poison_ends_it_with_65_and_the_next_start_goes_on_behind_it(run: Progra
     good = place.add({"n": 1})
     bad = place.add_raw({b"data": b"not json"})
     first = run.ingest()
-    assert first.process.wait(60) == 65, first.said
-    assert bad in first.said
-    assert "pipeline ingest park" in first.said
+    assert first.process.wait(60) == 65, first.output
+    assert bad in first.output
+    assert "pipeline ingest park" in first.output
     good += place.add({"n": 2})
     second = run.ingest()
     wait_until_published(db, 2)
@@ -225,7 +223,7 @@ def test_two_services_that_race_with_the_same_message_ids_make_one_event_each(
     wait_for(lambda: place.is_done(GROUP) and other.is_done(GROUP), within=30)
     assert [program.stop() for program in both] == [0, 0]
     assert published(db) == dict.fromkeys(ids, 1)
-    assert sum(int(program.said.splitlines()[-1].split()[0]) for program in both) == 1000
+    assert sum(int(program.output.splitlines()[-1].split()[0]) for program in both) == 1000
     other.close()
 
 
@@ -248,7 +246,7 @@ def test_q18_three_processes_share_thousands_of_messages_and_each_event_is_there
     assert [program.process.wait(40) for program in three] == [0, 0, 0]
     found = published(db)
     assert (len(found), set(found.values())) == (count, {1})
-    shares = [int(program.said.splitlines()[-1].split()[0]) for program in three]
+    shares = [int(program.output.splitlines()[-1].split()[0]) for program in three]
     assert sum(shares) == count
     assert all(shares), f"each had a share: {shares}"
 

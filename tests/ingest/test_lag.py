@@ -1,4 +1,4 @@
-"""How far a stream has been read, asked over a connection of its own, by whoever does not want to wait for it."""
+"""The gauges of a stream's backlog, read over a connection of their own within a limited time."""
 
 import threading
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Asking(NoOpMeter):
-    """Asks every gauge when it is told to, and waits for the answer; the SDK gives up after ten seconds."""
+    """Collects every gauge on request; the SDK itself gives up after ten seconds."""
 
     def __init__(self) -> None:
         super().__init__("tests")
@@ -57,7 +57,7 @@ def gauges(place: Place, *, lag: int, pending: int) -> dict[str, object]:
 
 
 class Scripted:
-    """Looks that find, fail or hang as a test says, and are counted."""
+    """Backlog reads that succeed, fail or hang as a test wants, and are counted."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -80,21 +80,21 @@ class Scripted:
         )
 
 
-def test_each_scrape_is_told_how_it_stands_now(place: Place, scrape: Scrape) -> None:
+def test_each_scrape_reads_the_present_backlog(place: Place, scrape: Scrape) -> None:
     place.add({"n": 1}, {"n": 2})
     assert scrape() == gauges(place, lag=2, pending=0)
     place.queue().read()
     assert scrape() == gauges(place, lag=1, pending=1)
 
 
-def test_a_stream_that_is_gone_tells_nothing_and_one_that_is_back_is_told_again(place: Place, scrape: Scrape) -> None:
+def test_a_missing_stream_has_no_gauges_until_it_is_back(place: Place, scrape: Scrape) -> None:
     place.raw.delete(place.stream)
     assert scrape() == {}
     place.queue()
     assert scrape() == gauges(place, lag=0, pending=0)
 
 
-def test_a_look_does_not_wait_for_a_read_that_waits(place: Place, scrape: Scrape) -> None:
+def test_a_scrape_does_not_wait_for_a_blocking_read(place: Place, scrape: Scrape) -> None:
     reading = in_thread(place.queue(block_ms=3_600_000).read)
     place.wait_until_blocked()
     assert scrape() == gauges(place, lag=0, pending=0)
@@ -103,7 +103,7 @@ def test_a_look_does_not_wait_for_a_read_that_waits(place: Place, scrape: Scrape
     assert len(reading.outcome()) == 1
 
 
-def test_a_look_closes_its_connection(quiet: Place) -> None:
+def test_a_backlog_read_closes_its_connection(quiet: Place) -> None:
     config, before = quiet.queue().config, _connections(quiet)
     for _ in range(3):
         assert read_backlog(quiet.url, config).length == 0
@@ -115,34 +115,34 @@ def test_a_redis_that_is_not_there_is_a_failure_of_the_queue(place: Place) -> No
         read_backlog("redis://127.0.0.1:1/0", place.queue().config)
 
 
-def test_one_look_serves_both_gauges_and_the_next_scrape_has_its_own() -> None:
-    look = Scripted()
-    looks = BacklogReader(look)
-    assert [_waiting(looks, name) for name in (LAG, PENDING, LAG, PENDING)] == [1, 1, 2, 2]
-    assert look.count == 2
+def test_one_backlog_read_serves_both_gauges_of_a_scrape() -> None:
+    read = Scripted()
+    reader = BacklogReader(read)
+    assert [_waiting(reader, name) for name in (LAG, PENDING, LAG, PENDING)] == [1, 1, 2, 2]
+    assert read.count == 2
 
 
-def test_a_look_that_fails_is_not_repeated_for_the_other_gauge() -> None:
-    look = Scripted()
-    look.fails, looks = True, BacklogReader(look)
-    assert [looks.stats_for(LAG), looks.stats_for(PENDING), look.count] == [None, None, 1]
-    look.fails = False
-    assert _waiting(looks, LAG) == 2
+def test_a_failed_backlog_read_is_not_repeated_for_the_other_gauge() -> None:
+    read = Scripted()
+    read.fails, reader = True, BacklogReader(read)
+    assert [reader.stats_for(LAG), reader.stats_for(PENDING), read.count] == [None, None, 1]
+    read.fails = False
+    assert _waiting(reader, LAG) == 2
 
 
-def test_a_look_that_hangs_is_waited_for_once_and_no_other_begins_until_it_ends(
+def test_a_hanging_backlog_read_is_waited_for_once_and_no_other_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    look = Scripted()
-    looks = BacklogReader(look)
-    look.may_end.clear()
+    read = Scripted()
+    reader = BacklogReader(read)
+    read.may_end.clear()
     monkeypatch.setattr(lag, "SCRAPE_TIMEOUT", 0.01)
-    assert [looks.stats_for(name) for name in (LAG, PENDING)] == [None, None]
-    wait_for(lambda: look.count == 1)
-    assert [looks.stats_for(name) for name in (LAG, PENDING)] == [None, None]
+    assert [reader.stats_for(name) for name in (LAG, PENDING)] == [None, None]
+    wait_for(lambda: read.count == 1)
+    assert [reader.stats_for(name) for name in (LAG, PENDING)] == [None, None]
     monkeypatch.setattr(lag, "SCRAPE_TIMEOUT", ENOUGH)
-    look.may_end.set()
-    wait_for(lambda: _waiting(looks, LAG) == 2, why="the second look of all")
+    read.may_end.set()
+    wait_for(lambda: _waiting(reader, LAG) == 2, why="the second read")
 
 
 def _connections(place: Place) -> int:
@@ -150,6 +150,6 @@ def _connections(place: Place) -> int:
     return len(rows)
 
 
-def _waiting(looks: BacklogReader, name: str) -> int | None:
-    stats = looks.stats_for(name)
+def _waiting(reader: BacklogReader, name: str) -> int | None:
+    stats = reader.stats_for(name)
     return None if stats is None else stats.lag

@@ -1,4 +1,4 @@
-"""Two ways into one topic: nobody waits for each other in a circle, and nobody waits for ever."""
+"""Two ways into one topic: no deadlock, and no wait without end."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def a_bridge(place: Place, db: Database, **options: Any) -> Bridge:
 
 @contextmanager
 def holding(db: Database, *ids: str) -> Iterator[None]:
-    """Somebody published these and has not ended, as a process that froze."""
+    """Publish these in a transaction that stays open, as a frozen process would."""
     with db.engine.connect() as connection, connection.begin():
         events.publish(
             Transaction(connection), "billing", [NewEvent(topic=IN, message_id=id_, payload={}) for id_ in ids]
@@ -46,7 +46,7 @@ def holding(db: Database, *ids: str) -> Iterator[None]:
 
 @contextmanager
 def when_it_fails(db: Database, act: Callable[[], None]) -> Iterator[None]:
-    """Act in the last moment of a statement that fails: whoever asked for it has not been told yet."""
+    """Act after a statement has failed and before its caller gets the error."""
 
     def on_error(_: object) -> None:
         act()
@@ -59,7 +59,7 @@ def when_it_fails(db: Database, act: Callable[[], None]) -> Iterator[None]:
 
 
 def stale(place: Place, ids: list[str]) -> list[str]:
-    """Entries with these message ids that somebody read and left."""
+    """Entries with these message ids that a consumer read and left pending."""
     reader = place.queue("dead", max_read_count=500)
     entries = place.add(*({"id": id_} for id_ in ids))
     reader.read()
@@ -90,7 +90,7 @@ def test_two_batches_with_the_same_ids_in_opposite_order_and_a_bad_entry_in_each
     other.close()
 
 
-def test_a_batch_of_new_entries_waits_for_another_transaction_so_long_and_no_longer(place: Place, db: Database) -> None:
+def test_a_batch_waits_for_another_transaction_for_a_limited_time(place: Place, db: Database) -> None:
     a_workflow(db)
     bridge = a_bridge(place, db)
     entries = place.add({"id": "a"}, {"id": "b"})
@@ -99,7 +99,7 @@ def test_a_batch_of_new_entries_waits_for_another_transaction_so_long_and_no_lon
     assert (published(db), list(place.pending())) == ({}, entries)
 
 
-def test_a_recovery_publishes_what_nobody_holds_and_leaves_the_rest_pending(
+def test_a_recovery_publishes_unlocked_entries_and_leaves_the_rest_pending(
     place: Place, db: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_workflow(db)
@@ -117,7 +117,7 @@ def test_a_recovery_publishes_what_nobody_holds_and_leaves_the_rest_pending(
     assert (set(published(db)), place.pending()) == (set(ids), {})
 
 
-def test_a_recovery_that_is_asked_to_stop_while_it_waits_tries_nothing_further(place: Place, db: Database) -> None:
+def test_a_recovery_that_is_stopped_during_a_wait_attempts_nothing_further(place: Place, db: Database) -> None:
     a_workflow(db)
     entries = stale(place, ["a", "b", "c"])
     bridge = a_bridge(place, db)
@@ -126,7 +126,7 @@ def test_a_recovery_that_is_asked_to_stop_while_it_waits_tries_nothing_further(p
     assert (published(db), list(place.pending()), bridge.counts.locked) == ({}, entries, 3)
 
 
-def test_a_recovery_does_not_look_for_held_entries_for_ever(
+def test_a_recovery_probes_for_locked_entries_a_limited_number_of_times(
     place: Place, db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_workflow(db)

@@ -41,7 +41,7 @@ class Traced(RedisStreamsQueue):
 
 
 class Worker:
-    """A consumer or a recovery over one traced queue, with a handler that does as it is told."""
+    """A consumer or a recovery over one traced queue, with a handler that follows a script."""
 
     def __init__(self, place: Place, ledger: Ledger, *, recovers: bool) -> None:
         queue = place.queue()
@@ -72,7 +72,7 @@ def recovers(request: pytest.FixtureRequest) -> bool:
 
 def a_message(place: Place, *, stale: bool) -> str:
     """One entry, new or left behind by a consumer that died."""
-    place.queue("nobody")
+    place.queue("absent")
     (entry,) = place.add({"n": 1})
     if stale:
         place.queue("dead").read()
@@ -171,8 +171,8 @@ def test_q10_an_acknowledgement_that_fails_leaves_the_commit_and_the_message_pen
     assert list(pending) == [entry]
 
 
-def test_q10_stop_in_a_handler_lets_the_message_in_hand_finish(place: Place) -> None:
-    place.queue("nobody")
+def test_q10_stop_in_a_handler_lets_the_current_message_finish(place: Place) -> None:
+    place.queue("absent")
     entries = place.add({"n": 1}, {"n": 2})
     worker = Worker(place, Ledger(), recovers=False)
     worker.run()
@@ -181,7 +181,7 @@ def test_q10_stop_in_a_handler_lets_the_message_in_hand_finish(place: Place) -> 
     assert place.undelivered() == 1
 
 
-def test_q14_a_recovery_waits_without_hurry_and_stops_in_the_middle_of_it(quiet: Place) -> None:
+def test_q14_a_recovery_polls_slowly_and_stops_during_a_wait(quiet: Place) -> None:
     runner, ledger = RecoveryRunner(quiet.queue()), Ledger()
     quiet.raw.config_resetstat()
     loop = in_thread(lambda: runner.run(lambda *_: None, ledger, every_ms=60_000))
@@ -211,7 +211,7 @@ def test_q14_a_recovery_holds_one_message_at_a_time_and_works_until_none_is_stal
 
 
 def test_q14_a_poisoned_entry_ends_a_recovery_and_stays_pending(place: Place) -> None:
-    place.queue("nobody")
+    place.queue("absent")
     bad = place.add_raw({b"data": b"bad"})
     with pytest.raises(PoisonError):
         place.queue("dead").read()

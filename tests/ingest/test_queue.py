@@ -78,7 +78,7 @@ def test_q3_a_group_that_cannot_be_created_is_a_queue_error_with_its_cause(place
     assert isinstance(caught.value.__cause__, redis.ResponseError)
 
 
-def test_q3_a_name_that_is_wrong_is_told_from_a_redis_that_failed(place: Place) -> None:
+def test_q3_a_wrong_name_is_distinguished_from_a_failure_of_redis(place: Place) -> None:
     queue = place.queue()
     place.raw.delete(place.stream)
     with pytest.raises(NoStreamError, match="Check both names"):
@@ -95,12 +95,14 @@ def test_q3_a_name_that_is_wrong_is_told_from_a_redis_that_failed(place: Place) 
     ["NOGROUP No such key 'orders' or consumer group 'g'", "UNBLOCKED the stream key no longer exists"],
     ids=["7.2 and later", "older"],
 )
-def test_q3_a_stream_deleted_under_a_waiting_read_is_told_alike_by_every_server(place: Place, answer: str) -> None:
+def test_q3_a_stream_deleted_during_a_blocking_read_is_the_same_error_on_every_server(
+    place: Place, answer: str
+) -> None:
     with pytest.raises(NoStreamError, match="Check both names"), place.queue().translate_errors("read"):
         raise redis.ResponseError(answer)
 
 
-def test_q3_a_stream_that_was_deleted_is_not_brought_back_behind_anybodys_back(place: Place) -> None:
+def test_q3_a_deleted_stream_is_not_created_again_silently(place: Place) -> None:
     queue = place.queue()
     place.raw.delete(place.stream)
     for _ in range(2):
@@ -131,13 +133,13 @@ def test_q5_what_is_enqueued_is_what_is_read_and_an_acknowledgement_may_be_repea
 
 
 @pytest.mark.parametrize("payload", [{"n": float("nan")}, {"n": {1}}, {"text": "\ud800"}, [1], "text"], ids=ascii)
-def test_q5_what_is_no_json_object_is_not_enqueued(place: Place, payload: Any) -> None:
+def test_q5_a_payload_that_is_not_a_json_object_is_not_enqueued(place: Place, payload: Any) -> None:
     with pytest.raises(QueueError, match="Nothing was added"):
         place.queue().enqueue(payload)
     assert place.raw.xlen(place.stream) == 0
 
 
-def test_q5_what_is_nested_more_deeply_than_python_writes_is_not_enqueued(place: Place) -> None:
+def test_q5_a_payload_that_is_nested_too_deeply_is_not_enqueued(place: Place) -> None:
     payload: dict[str, Any] = {}
     for _ in range(100_000):
         payload = {"n": payload}
@@ -159,7 +161,7 @@ def test_q5_an_entry_of_another_shape_is_named_with_its_fields_and_stays_pending
     assert list(place.pending()) == [entry]
 
 
-def test_q5_a_name_that_is_there_twice_is_no_entry_and_both_values_are_kept(place: Place) -> None:
+def test_q5_an_entry_with_a_duplicate_field_is_unusable_and_both_values_are_kept(place: Place) -> None:
     entry = place.add_pairs(b"data", b'{"a": 1}', b"data", b'{"a": 2}')
     with pytest.raises(PoisonError, match="its fields are data, data") as caught:
         place.queue().read()
@@ -171,40 +173,40 @@ def test_q5_a_name_that_is_there_twice_is_no_entry_and_both_values_are_kept(plac
     "fields",
     [
         [b"x" * 500_000, b"1"],
-        [word for n in range(20_000) for word in (f"field{n}".encode(), b"1")],
+        [part for n in range(20_000) for part in (f"field{n}".encode(), b"1")],
         [b"\x1b[31mRED\r\nERROR it is forged", b"1"],
         [b"data", b'{"' + b"k" * 100_000 + b'": 1, "' + b"k" * 100_000 + b'": 2}'],
         [b"data", b'{"\\u001b[31m\\n": 1, "\\u001b[31m\\n": 2}'],
     ],
     ids=["a long name", "many names", "a name that forges a line", "a long key", "a key that forges a line"],
 )
-def test_q5_what_is_said_of_an_entry_is_short_and_stays_on_its_line(place: Place, fields: list[bytes]) -> None:
+def test_q5_the_description_of_an_entry_is_short_and_one_line(place: Place, fields: list[bytes]) -> None:
     place.add_pairs(*fields)
     with pytest.raises(PoisonError) as caught:
         place.queue().read()
-    words = str(caught.value)
-    assert (len(words) < 800, words.isprintable()) == (True, True), words[:1000]
+    text = str(caught.value)
+    assert (len(text) < 800, text.isprintable()) == (True, True), text[:1000]
 
 
-def test_q5_of_many_fields_a_few_are_named_and_the_rest_is_counted(place: Place) -> None:
-    place.add_pairs(*(word for n in range(200) for word in (b"f%d" % n, b"1")))
+def test_q5_of_many_fields_a_few_are_named_and_the_others_are_counted(place: Place) -> None:
+    place.add_pairs(*(part for n in range(200) for part in (b"f%d" % n, b"1")))
     with pytest.raises(PoisonError, match="its fields are f0, f1, f2, f3, f4, 195 more; expected exactly one, data"):
         place.queue().read()
 
 
-def test_q5_the_problem_of_an_entry_is_short_and_stays_on_its_line_whoever_says_it() -> None:
+def test_q5_the_problem_of_an_entry_is_short_and_one_line() -> None:
     problem = PoisonEntry("1-0", (), "forged\r\n\x1b[31m" + "x" * 10_000).problem
     assert (len(problem) < 350, problem.isprintable(), problem[:9]) == (True, True, "forged\\r\\")
 
 
-def test_q5_an_acknowledgement_of_nothing_asks_redis_nothing(quiet: Place) -> None:
+def test_q5_an_empty_acknowledgement_sends_no_command(quiet: Place) -> None:
     queue = quiet.queue()
     before = quiet.calls("xack")
     queue.ack()
     assert quiet.calls("xack") == before
 
 
-def test_q5_good_entries_that_were_read_with_a_bad_one_travel_with_the_error(place: Place) -> None:
+def test_q5_good_entries_of_a_read_with_a_bad_one_come_with_the_error(place: Place) -> None:
     first, _ = place.add({"n": 1}), place.add_raw({b"data": b"bad"})
     last = place.add({"n": 2})
     queue = place.queue(max_read_count=10)
@@ -253,7 +255,7 @@ def test_q13_a_claim_is_bounded_and_takes_its_own_entries_too(place: Place) -> N
     assert [message.id for message in queue.claim_stale(count=3)] == entries[1:4]
 
 
-def test_q13_one_bad_entry_in_a_claim_costs_no_good_one(place: Place) -> None:
+def test_q13_an_unusable_entry_in_a_claim_loses_no_good_one(place: Place) -> None:
     (good,) = place.add({"n": 1})
     bad = place.add_raw({b"data": b"bad"})
     with pytest.raises(PoisonError):
@@ -277,7 +279,7 @@ def test_q13_of_many_that_claim_at_once_one_gets_each_entry(place: Place) -> Non
     assert sorted(message.id for claim in claims for message in claim) == sorted(entries)
 
 
-def test_q13_entries_that_were_trimmed_away_are_named_and_cost_no_good_one(place: Place) -> None:
+def test_q13_trimmed_entries_are_named_and_lose_no_good_one(place: Place) -> None:
     first, kept, last = place.add({"n": 1}, {"n": 2}, {"n": 3})
     place.queue("dead", max_read_count=3).read()
     place.make_stale()
@@ -288,15 +290,15 @@ def test_q13_entries_that_were_trimmed_away_are_named_and_cost_no_good_one(place
     assert [message.id for message in caught.value.messages] == [kept]
 
 
-def test_q13_an_entry_that_somebody_else_claimed_first_is_not_taken_for_lost(place: Place) -> None:
+def test_q13_an_entry_that_another_consumer_claimed_first_is_not_reported_as_lost(place: Place) -> None:
     entries = place.add({"n": 1}, {"n": 2})
     place.queue("dead", max_read_count=2).read()
     place.make_stale()
     slow = place.queue("slow")
-    look = slow.pending
+    pending = slow.pending
 
     def overtaken(count: int, *, min_idle_ms: int | None = None) -> Any:
-        found = look(count, min_idle_ms=min_idle_ms)
+        found = pending(count, min_idle_ms=min_idle_ms)
         place.queue("quick").claim_stale(count=2)
         return found
 
@@ -305,7 +307,7 @@ def test_q13_an_entry_that_somebody_else_claimed_first_is_not_taken_for_lost(pla
     assert place.pending() == dict.fromkeys(entries, "quick")
 
 
-def test_q13_a_server_that_answers_a_claim_with_nothing_for_an_entry_is_understood() -> None:
+def test_q13_a_null_in_the_reply_to_a_claim_is_understood() -> None:
     """As Redis 6.2 does where an entry is gone."""
     assert entries_of([None, [b"1-0", [b"data", b"{}"]]]) == [(b"1-0", ((b"data", b"{}"),))]
 
@@ -352,7 +354,7 @@ def test_q16_reads_acknowledgements_and_claims_are_counted_by_the_queue(place: P
     assert all(point.attributes == {"stream": place.stream} for point in found.values())
 
 
-def test_q16_what_redis_refused_is_not_counted(place: Place, metered: Any) -> None:
+def test_q16_a_refused_command_is_not_counted(place: Place, metered: Any) -> None:
     meter, counted = metered
     queue = place.queue(meter=meter)
     place.raw.delete(place.stream)
@@ -363,7 +365,7 @@ def test_q16_what_redis_refused_is_not_counted(place: Place, metered: Any) -> No
     assert counted() == {}
 
 
-def test_q16_a_meter_that_fails_harms_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_q16_a_failing_meter_does_not_reach_the_caller(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = MeterProvider(shutdown_on_exit=False).get_meter("test")
 
     def broken(*_: Any) -> None:

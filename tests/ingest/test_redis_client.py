@@ -84,7 +84,7 @@ def test_q2_a_message_is_frozen_and_says_how_often_it_was_delivered(place: Place
 
 
 @rule("Q-18")
-def test_q4_a_port_where_nobody_listens_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_q4_a_closed_port_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Any] = []
     really = socket.socket.connect
 
@@ -101,7 +101,7 @@ def test_q4_a_port_where_nobody_listens_fails_at_once(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "expected"),
     [
         ("redis://:s3cret@127.0.0.1:port/0", "cannot be used"),
         ("redis://:s3cret/x@127.0.0.1:6379/0", "cannot be used"),
@@ -111,15 +111,15 @@ def test_q4_a_port_where_nobody_listens_fails_at_once(monkeypatch: pytest.Monkey
         ("redis://:s3cret@127.0.0.1:6379/0?max_connections=-1", "an option that cannot be used"),
     ],
 )
-def test_q4_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words) as caught:
+def test_q4_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, expected: str) -> None:
+    with pytest.raises(InvalidInputError, match=expected) as caught:
         connect_redis(url)
     assert "s3cret" not in str(caught.value)
     assert caught.value.__suppress_context__
 
 
 @rule("Q-18")
-def test_q4_what_the_url_says_about_the_broker_does_not_change_how_a_stream_is_read(place: Place) -> None:
+def test_q4_options_of_the_url_for_the_broker_do_not_change_how_a_stream_is_read(place: Place) -> None:
     options = "socket_timeout=1&decode_responses=true&retry_on_timeout=true&health_check_interval=5&protocol=3"
     client = connect_redis(f"{place.url}?{options}&client_name=shop", longest_block_ms=200)
     config = QueueConfig(stream=place.stream, group="g", consumer="c", block_ms=200)
@@ -128,11 +128,13 @@ def test_q4_what_the_url_says_about_the_broker_does_not_change_how_a_stream_is_r
     client.close()
 
 
-def test_q4_a_connection_that_is_half_open_is_noticed_by_the_kernel(place: Place) -> None:
+def test_q4_tcp_keepalive_detects_a_half_open_connection(place: Place) -> None:
     client = connect_redis(place.url)
     connection: Any = client.connection
     assert connection._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    assert client.get_connection_kwargs()["socket_keepalive"] is True, "said, whatever the library's default is"
+    assert client.get_connection_kwargs()["socket_keepalive"] is True, (
+        "set explicitly, whatever the default of the library"
+    )
     client.close()
 
 
@@ -163,7 +165,7 @@ def behind_a_file(place: Place, path: Path) -> Iterator[str]:
         relay.join()
 
 
-def test_q4_a_redis_behind_a_socket_in_a_folder_is_read_like_any_other(place: Place, tmp_path: Path) -> None:
+def test_q4_a_redis_on_a_unix_socket_works(place: Place, tmp_path: Path) -> None:
     config = QueueConfig(stream=place.stream, group="g", consumer="c", block_ms=200)
     with behind_a_file(place, tmp_path / "r") as url, connect_redis(url, longest_block_ms=30_000) as client:
         queue = RedisStreamsQueue(client, config)
@@ -172,18 +174,18 @@ def test_q4_a_redis_behind_a_socket_in_a_folder_is_read_like_any_other(place: Pl
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere/redis.sock"])
-def test_q4_a_socket_that_is_not_there_is_a_redis_that_cannot_be_reached(path: str) -> None:
+def test_q4_a_missing_unix_socket_is_an_unreachable_redis(path: str) -> None:
     with pytest.raises(QueueError, match="cannot be reached"):
         connect_redis(f"unix://{path}")
 
 
-def test_q4_the_names_that_celery_takes_for_checking_certificates_will_do() -> None:
+def test_q4_celerys_names_for_certificate_checks_are_accepted() -> None:
     with pytest.raises(QueueError, match="refused"):
         connect_redis("rediss://127.0.0.1:1/0?ssl_cert_reqs=CERT_REQUIRED")
 
 
 @pytest.mark.parametrize("block_ms", [100, 5_200])  # by its own default, redis-py would give up after 5 s
-def test_q4_an_idle_read_takes_as_long_as_it_was_told_to(quiet: Place, block_ms: int) -> None:
+def test_q4_an_idle_read_takes_as_long_as_its_block(quiet: Place, block_ms: int) -> None:
     consumer = quiet.consumer(block_ms=block_ms)
     before, began = quiet.calls("xreadgroup")["xreadgroup"], time.monotonic()
     assert consumer.next() is None
@@ -213,7 +215,7 @@ def test_q4_a_client_that_hides_failures_or_cuts_reads_short_is_refused(
 
 
 @pytest.mark.parametrize("unsaid", HONEST)
-def test_q4_what_is_left_to_the_library_is_refused(place: Place, unsaid: str) -> None:
+def test_q4_an_option_left_to_the_library_default_is_refused(place: Place, unsaid: str) -> None:
     given = {name: value for name, value in HONEST.items() if name != unsaid}
     config = QueueConfig(stream=place.stream, group="g", consumer="c", block_ms=100)
     with (
@@ -224,12 +226,12 @@ def test_q4_what_is_left_to_the_library_is_refused(place: Place, unsaid: str) ->
 
 
 @pytest.mark.parametrize("timeout", [10, None])
-def test_q4_an_honest_client_of_ones_own_will_do(place: Place, timeout: int | None) -> None:
+def test_q4_a_suitable_client_of_the_caller_is_accepted(place: Place, timeout: int | None) -> None:
     config = QueueConfig(stream=place.stream, group="g", consumer="c")
     with redis.Redis.from_url(place.url, **{**HONEST, "socket_timeout": timeout}) as careful:
         assert RedisStreamsQueue(careful, config).read(block_ms=20) == []
 
 
-def test_q4_a_single_read_may_not_outwait_the_socket(place: Place) -> None:
+def test_q4_a_read_may_not_block_longer_than_the_socket_timeout(place: Place) -> None:
     with pytest.raises(ValueError, match="larger longest_block_ms"):
         place.consumer(block_ms=200).next(block_ms=60_000)

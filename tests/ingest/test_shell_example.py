@@ -69,6 +69,8 @@ def test_an_order_added_from_a_shell_twice_is_one_event(place: Place, db: Databa
     "arguments",
     [(), ("4711",), ('47"11', "a@example.org"), ("4711", "a\\@example.org"), ("47\n11", "a"), ("4711", "a\tb")],
 )
-def test_what_would_not_be_json_is_not_added(place: Place, project: Path, cli: str, arguments: tuple[str, ...]) -> None:
+def test_a_value_that_would_not_be_json_is_not_added(
+    place: Place, project: Path, cli: str, arguments: tuple[str, ...]
+) -> None:
     assert xadd(project, place, cli, *arguments).returncode == 2
     assert not place.raw.exists(place.stream)

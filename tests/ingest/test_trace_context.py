@@ -18,11 +18,11 @@ OTHER = "00-1bf7651916cd43dd8448eb211c80319c-c7ad6b7169203331-01"
 DATA = b'{"to": "a"}'
 
 
-def published(place: Place, db: Database, *words: bytes) -> tuple[object, object]:
+def published(place: Place, db: Database, *parts: bytes) -> tuple[object, object]:
     """The payload and the trace of the event that an entry with these fields became."""
     a_workflow(db)
     bridge = Bridge(place.queue(max_read_count=10), db, Route(workflow="billing", topic=IN))
-    place.add_pairs(*words)
+    place.add_pairs(*parts)
     bridge.read_once(block_ms=50)
     assert not place.pending()
     with db.transaction() as tx:
@@ -31,7 +31,7 @@ def published(place: Place, db: Database, *words: bytes) -> tuple[object, object
 
 
 @pytest.mark.parametrize(
-    "words",
+    "parts",
     [
         pytest.param((b"data", DATA, b"traceparent", TRACE.encode()), id="after the data"),
         pytest.param((b"traceparent", TRACE.encode(), b"data", DATA), id="before the data"),
@@ -39,9 +39,9 @@ def published(place: Place, db: Database, *words: bytes) -> tuple[object, object
     ],
 )
 def test_a_field_of_the_entry_names_its_trace_and_is_no_part_of_the_payload(
-    place: Place, db: Database, words: tuple[bytes, ...]
+    place: Place, db: Database, parts: tuple[bytes, ...]
 ) -> None:
-    assert published(place, db, *words) == ({"to": "a"}, TRACE)
+    assert published(place, db, *parts) == ({"to": "a"}, TRACE)
 
 
 def test_the_field_of_the_entry_counts_more_than_a_key_of_the_payload(place: Place, db: Database) -> None:
@@ -50,12 +50,12 @@ def test_the_field_of_the_entry_counts_more_than_a_key_of_the_payload(place: Pla
 
 
 @pytest.mark.parametrize("value", [b"", b"junk", b"\xff\xfe", TRACE.encode() * 1_000])
-def test_what_is_no_trace_is_left_out_and_never_costs_an_event(place: Place, db: Database, value: bytes) -> None:
+def test_an_invalid_traceparent_is_ignored_and_loses_no_event(place: Place, db: Database, value: bytes) -> None:
     assert published(place, db, b"data", DATA, b"traceparent", value) == ({"to": "a"}, None)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "parts",
     [
         pytest.param((b"data", DATA, b"baggage", b"a=1"), id="another field"),
         pytest.param((b"traceparent", TRACE.encode()), id="no data"),
@@ -64,22 +64,18 @@ def test_what_is_no_trace_is_left_out_and_never_costs_an_event(place: Place, db:
         ),
     ],
 )
-def test_any_other_field_a_missing_one_and_one_that_is_there_twice_stay_poison(
-    place: Place, words: tuple[bytes, ...]
-) -> None:
-    entry = place.add_pairs(*words)
+def test_another_a_missing_and_a_duplicate_field_are_unusable(place: Place, parts: tuple[bytes, ...]) -> None:
+    entry = place.add_pairs(*parts)
     with pytest.raises(PoisonError, match=r"its fields are .*; expected exactly one, data"):
         place.queue().read()
     assert list(place.pending()) == [entry]
 
 
-def test_an_entry_that_was_read_well_and_cannot_be_an_event_is_told_with_all_its_fields(
-    place: Place, db: Database
-) -> None:
+def test_an_entry_that_cannot_be_an_event_is_reported_with_all_its_fields(place: Place, db: Database) -> None:
     a_workflow(db)
     bridge = Bridge(place.queue(max_read_count=10), db, Route(workflow="billing", topic=IN, topic_field="to"))
     pairs = ((b"data", DATA), (b"traceparent", TRACE.encode()))
-    place.add_pairs(*(word for pair in pairs for word in pair))
+    place.add_pairs(*(part for pair in pairs for part in pair))
     with pytest.raises(PoisonError) as caught:
         bridge.read_once(block_ms=50)
     assert caught.value.entries[0].fields == pairs
