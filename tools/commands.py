@@ -190,8 +190,8 @@ def _type_section(kind: type) -> str:
     meaning = (kind.__doc__ or "").strip().partition("\n")[0]
     bases = [base for base in reversed(kind.__mro__) if is_dataclass(base)]
     fields = [field for base in bases for field in _fields(base)]
-    rows = ((code(name), code(spelled), words) for name, spelled, words in fields)
-    return f"### {kind.__name__}\n\n{meaning}\n\n" + table(["field", "type", "meaning"], rows)
+    lines = (f"- `{name}: {spelled}`" + (f": {text}" if text else "") for name, spelled, text in fields)
+    return f"### {kind.__name__}\n\n{meaning}\n\n" + "\n".join(lines)
 
 
 def _fields(kind: type) -> Iterator[tuple[str, str, str]]:

@@ -320,17 +320,21 @@ def _error_lines(kind: type[BaseException], depth: int) -> list[str]:
 
 
 def _table(each: Table) -> str:
-    columns = ((code(c.name), _type(c), "" if c.nullable else "required", code(_default(c))) for c in each.columns)
+    columns = [_column(column) for column in each.columns]
     refused = [row for constraint in _sorted_constraints(each.constraints) if (row := _constraint(constraint))]
     indexes = [_index(index) for index in sorted(each.indexes, key=lambda index: str(index.name))]
-    parts = [table(["column", "type", "", "default"], columns)]
-    parts += [table(["refuses", "unless"], refused)] if refused else []
+    parts = ["\n".join(columns)]
+    parts += (
+        ["Refused unless:\n\n" + "\n".join(f"- {name}: {condition}" for name, condition in refused)] if refused else []
+    )
     parts += [table(["index", "on", "where"], indexes)] if indexes else []
     return section(each.name, *parts)
 
 
-def _type(column: Column[object]) -> str:
-    return code(column.type.compile(dialect=_POSTGRES).lower())
+def _column(column: Column[object]) -> str:
+    kind = column.type.compile(dialect=_POSTGRES).lower()
+    default = f", default {code(_default(column))}" if _default(column) else ""
+    return f"- `{column.name} {kind}`{' or null' if column.nullable else ''}{default}"
 
 
 def _default(column: Column[object]) -> str:
