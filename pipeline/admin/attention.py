@@ -157,7 +157,7 @@ def _handlers(tx: Transaction) -> Iterator[AttentionItem]:
 
 
 def _unserved_handler(row: ListedHandlerRow) -> Iterator[AttentionItem]:
-    """Yield a handler with work left that is not in the code any more, or that no running worker knows."""
+    """Yield a handler with work left that is retired, or that no running worker knows."""
     left = row.waiting + row.reserved
     events = quantity(left, "event") if left else quantity(row.stopped, "run")
     events_commands = tuple(

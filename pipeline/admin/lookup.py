@@ -62,7 +62,7 @@ def find_id(tx: Transaction, text: str, noun: str) -> UUID:
 
 
 def id_range(text: str) -> tuple[UUID, UUID] | None:
-    """Return the smallest and the largest id with these first digits; None if it cannot be an id."""
+    """Return the smallest and the largest id with these first digits; None if impossible."""
     digits = text.strip().lower().replace("-", "")
     if not _MIN_DIGITS <= len(digits) <= _UUID_DIGITS or not set(digits) <= set("0123456789abcdef"):
         return None

@@ -132,7 +132,7 @@ class Planner:
     def _existing_run(
         self, consumer: Consumer, run: Any, row: UnsentRunRow, offered: Sequence[PendingEventRow]
     ) -> PlannedRun | None:
-        """Plan an existing run from its phase on: without a plan, with a plan, or with its request."""
+        """Plan an existing run from its phase on: unprepared, prepared, or with its request."""
         if row.phase in (Phase.PENDING, Phase.PREPARING):
             return self._new_run(run.workflow, consumer, run, offered)[0]
         message_ids = tuple(row.message_ids or ())

@@ -75,7 +75,7 @@ def _by_column(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, list
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the rows of a CSV file with a header or of JSON lines, by the suffix; in UTF-8."""
+    """Read the rows of a CSV file with a header, or of JSON lines, in UTF-8."""
     if path.suffix not in (".csv", ".jsonl", ".ndjson"):
         raise InvalidInputError(f"{path.name} is neither .csv nor .jsonl; expected an export in one of these formats.")
     try:

@@ -239,7 +239,7 @@ class Resolutions:
 
     @contextmanager
     def _traced_transaction(self, mutation_id: UUID, act: str, by: Actor) -> Iterator[Transaction]:
-        """Open a transaction for one act of an operator; with tracing on, also a span in the run's trace."""
+        """Open a transaction for one act of an operator. With tracing on, add a span to the run's trace."""
         with ExitStack() as last:
             if spans.is_on():
                 with self.db.transaction() as tx:
@@ -264,7 +264,7 @@ class Resolutions:
     def _shared_values(
         self, name: str, connector: str | None, asked: Mapping[UUID, str], recent: int
     ) -> tuple[set[str], bool]:
-        """Return the values that other mutations have which may have happened, and whether the ledger has more rows.
+        """Return the values of other mutations that may have happened, and whether the ledger has more rows.
 
         Mutations of all workflows and operations count: a provider's export does not know these.
         """

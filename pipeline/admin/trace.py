@@ -57,7 +57,7 @@ class Trace:
 
 
 def trace(db: Database, text: str, *, recent: int = RECENT, max_nodes: int = MAX_NODES) -> Trace:
-    """Return the trees of the one thing that the text identifies; raise if there is none, or several."""
+    """Return the trees of the thing that the text identifies; raise if unknown or ambiguous."""
     with db.transaction() as tx:
         found = matches(tx, text, recent=recent)
         if not found:

@@ -196,7 +196,7 @@ def _operations_in_ledger(database: Database, known: Registry, recent: int) -> l
 
 
 def _warn_unknown_operations(others: Sequence[tuple[str, str]], known: Registry) -> None:
-    """Warn of missing code: an operator who opens all breakers must know that the list may be incomplete."""
+    """Warn of missing code: the list may be incomplete for an operator who opens all breakers."""
     is_here = bool(known.connectors or known.workflows)
     if not is_here and not others:
         raise InvalidInputError(

@@ -142,7 +142,7 @@ def _instantiate(name: str, kind: type[Task]) -> Task:
 
 
 def _own_error(what: str, error: PipelineError) -> Exception:
-    """Show an error of our own, which holds no secrets; an unavailable Redis exits with 75, to be started again."""
+    """Show an error of our own, which holds no secrets. An unavailable Redis exits with 75, to be restarted."""
     message = f"{what}{_location(error)}: {error}"
     if isinstance(error, QueueError) and not isinstance(error, NoStreamError):
         typer.echo(message, err=True)

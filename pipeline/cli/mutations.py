@@ -187,7 +187,7 @@ def reject(
     by: common.By = "",
     as_json: common.AsJson = False,
 ) -> None:
-    """Reject a request that was not sent yet, also an approved one: it is never sent, its events are skipped."""
+    """Reject a request that was not sent yet, also an approved one. Its events are skipped."""
     wake_ups, who = common.WakeUps(), _require_reason(common.actor(by, reason))
     resolutions = _resolutions(context, wake_ups)
     mutation_id = _find_id(resolutions, mutation)

@@ -153,7 +153,7 @@ def _batches(reads: Iterable[tuple[list[bytes], bool]], topic: str) -> Batches:
 
 
 def _lines_at_once(stream: BufferedReader) -> Iterator[tuple[list[bytes], bool]]:
-    """Yield the whole lines of each read, and whether the next may take long: the read was not full."""
+    """Yield the whole lines of each read. A read that was not full means that the next may take long."""
     rest = bytearray()
     while data := stream.read1(_CHUNK):
         whole, end, begun = data.rpartition(b"\n")  # at line feeds only: a carriage return may be part of a line

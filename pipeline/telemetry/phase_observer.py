@@ -70,7 +70,7 @@ _OBSERVER: ContextVar[PhaseObserver | None] = ContextVar("pipeline_phase_observe
 
 @contextmanager
 def observe(phase: str, claimed: Sequence[Any], *, task: str, ignored: int) -> Iterator[None]:
-    """Observe a phase of the runs that a message claimed; ``ignored`` runs of it could not be claimed."""
+    """Observe a phase of the runs that a message claimed. It could not claim ``ignored`` others."""
     if ignored and metrics.is_on():
         metrics.record("pipeline.deliveries.ignored", {"task": task}, ignored)
     if not claimed or not (metrics.is_on() or spans.is_on()):

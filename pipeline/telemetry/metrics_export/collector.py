@@ -69,7 +69,7 @@ def push_reader(endpoint: str) -> export.MetricReader:
 
 class _PeriodicReader(export.PeriodicExportingMetricReader):
     def _at_fork_reinit(self) -> None:
-        """Start no thread in a copy that a fork made: the process that made the reader exports its counts."""
+        """Start no thread in the copy of a fork: the parent exports these counts."""
 
 
 class _HandoverExporter(export.MetricExporter):

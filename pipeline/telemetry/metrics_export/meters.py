@@ -1,4 +1,4 @@
-"""Export the metrics of a process: to an endpoint that Prometheus scrapes, or over OTLP to a collector.
+"""Export the metrics of a process: scraped by Prometheus, or pushed over OTLP to a collector.
 
 The SDK is imported only when the export begins. A process that forks opens a channel first. Its children count
 separately and hand over their counts; the process that answers scrapes adds them up.

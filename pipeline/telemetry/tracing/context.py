@@ -57,7 +57,7 @@ def run_span_context(run: Any, flags: TraceFlags = _SAMPLED) -> SpanContext:
 
 
 def own_trace_id(run: Any) -> int | None:
-    """Return the trace id of a run if its trace began with it or with a run that it retries; else None."""
+    """Return the trace id of a run whose trace began with it or with its retried run; else None."""
     outer = parse_traceparent(run.traceparent)
     if outer is None:
         number: int = run.id.int

@@ -1,4 +1,4 @@
-"""Make spans that are exported in one step when they end, which is cheaper than the SDK's open spans.
+"""Make spans that are exported in one step at their end, cheaper than the SDK's spans.
 
 Code inside a span finds its context as the current one, so that its own spans become children; it cannot add
 attributes. Ids are chosen here, because the id of a run's span is known before the span exists.
@@ -86,7 +86,7 @@ class Span:
 
 
 def trace_flags(trace_id: int, name: str) -> TraceFlags:
-    """Return whether a trace that begins with a run is sampled; the same in all processes with the same sampler."""
+    """Return whether a trace that begins with a run is sampled. All processes with the same sampler agree."""
     return TraceFlags(TraceFlags.SAMPLED if _sink().samples(trace_id, name) else TraceFlags.DEFAULT)
 
 
