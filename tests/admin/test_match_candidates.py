@@ -1,4 +1,4 @@
-"""A parameter answers for a question only where nothing else in the ledger is known by the same."""
+"""A parameter matches a mutation only if no other mutation of the ledger shares it."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -29,13 +29,13 @@ def _workflows(db: Database) -> None:
 
 
 def sent(db: Database, to: object = "ada", *, workflow: str = "billing", **request: Any) -> Any:
-    """A run whose mail to somebody is on its way."""
+    """Create a run whose mail is in flight."""
     some_events(db, f"order {uuid4()}", workflow=workflow)
     return a_run(db, Phase.MUTATING, workflow=workflow, params={"to": to}, **request)
 
 
-def a_question(db: Database, to: object = "ada", **request: Any) -> Any:
-    """A mail to somebody that nobody can know about."""
+def an_indeterminate_mutation(db: Database, to: object = "ada", **request: Any) -> Any:
+    """Create an indeterminate mail."""
     return stopped(db, sent(db, to, reconcilable=False, **request), FailureKind.TRANSIENT)
 
 
@@ -67,7 +67,7 @@ def in_flight(db: Database, run: Any) -> None:
 
 
 def answered(db: Database, only: MutationFilter | None = None, **bounds: int) -> list[str]:
-    """Who is answered by an export that has one row for each of them."""
+    """Return the mutations that an export with one row for each of them resolves."""
     asked = Resolutions(db).match_candidates("params.to", only, **bounds)
     rows = [{"to": value} for value in sorted({item.value for item in asked})]
     return [item.mutation.connector for item in provider_export.preview(asked, rows, "to").resolutions]
@@ -78,65 +78,65 @@ LATE = pytest.param(surfaced, marks=pytest.mark.broken_on_purpose)
 
 @pytest.mark.parametrize("became", [applied, in_flight, doubted, skipped, LATE])
 @pytest.mark.parametrize("workflow", ["billing", "letters"])
-def test_what_may_have_happened_to_another_of_any_workflow_is_not_taken_for_this_one(
+def test_a_value_is_shared_with_mutations_of_any_workflow_that_may_have_happened(
     db: Database, became: Made, workflow: str
 ) -> None:
-    a_question(db)
+    an_indeterminate_mutation(db)
     became(db, sent(db, workflow=workflow))
     for only in (None, MutationFilter(workflow="billing"), MutationFilter(connector="mail", operation="send")):
         assert answered(db, only) == []
 
 
-def test_another_question_outside_of_what_was_asked_for_shares_it_as_well(db: Database) -> None:
-    a_question(db)
-    a_question(db, workflow="letters", operation="remind")
+def test_a_value_is_shared_with_mutations_outside_the_filter(db: Database) -> None:
+    an_indeterminate_mutation(db)
+    an_indeterminate_mutation(db, workflow="letters", operation="remind")
     assert answered(db, MutationFilter(workflow="billing")) == []
     assert answered(db, MutationFilter(connector="mail", operation="send")) == []
     assert answered(db, MutationFilter(workflow="billing"), limit=1) == []
 
 
-def test_of_two_questions_the_first_is_known_as_shared_when_the_second_is_cut_off(db: Database) -> None:
+def test_a_value_is_shared_with_a_mutation_beyond_the_limit(db: Database) -> None:
     for n in range(2):
-        a_question(db, operation=f"send{n}")
+        an_indeterminate_mutation(db, operation=f"send{n}")
     (first, _) = Resolutions(db).match_candidates("params.to")
     assert first.is_shared
 
 
 @pytest.mark.parametrize("became", [refused, absent])
-def test_what_is_known_not_to_have_happened_shares_nothing(db: Database, became: Made) -> None:
-    a_question(db)
+def test_a_mutation_that_did_not_happen_shares_no_value(db: Database, became: Made) -> None:
+    an_indeterminate_mutation(db)
     became(db, sent(db))
     assert answered(db) == ["mail"]
 
 
-def test_other_connectors_share_a_value_unless_one_was_named(db: Database) -> None:
-    a_question(db)
+def test_other_connectors_share_a_value_unless_one_is_selected(db: Database) -> None:
+    an_indeterminate_mutation(db)
     applied(db, sent(db, connector="pay"))
     assert answered(db) == []
     assert answered(db, MutationFilter(connector="mail")) == ["mail"]
 
 
 def test_values_are_compared_as_they_are_matched(db: Database) -> None:
-    a_question(db, 1.5)
+    an_indeterminate_mutation(db, 1.5)
     applied(db, sent(db, "1.5\t"))
-    a_question(db, "bob")
+    an_indeterminate_mutation(db, "bob")
     applied(db, sent(db, None))
     assert answered(db) == ["mail"]
 
 
-def test_the_ledger_is_looked_through_page_by_page(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_is_searched_page_by_page(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PAGE_SIZE", 2)
     applied(db, sent(db))
     for n in range(3):
         applied(db, sent(db, f"bob {n}"))
-    a_question(db)
-    a_question(db, "cy")
+    an_indeterminate_mutation(db)
+    an_indeterminate_mutation(db, "cy")
     assert len(answered(db)) == 1
 
 
-def test_where_the_ledger_reaches_further_back_than_was_looked_nothing_is_answered(db: Database) -> None:
+def test_no_mutation_is_matched_while_older_rows_of_the_ledger_were_not_searched(db: Database) -> None:
     applied(db, sent(db, "bob"))
-    a_question(db)
+    an_indeterminate_mutation(db)
     (near,) = Resolutions(db).match_candidates("params.to", recent=1)
     assert (near.is_shared, near.is_partial) == (True, True)
     assert answered(db, recent=1) == []

@@ -1,4 +1,4 @@
-"""What a workflow would send, without reserving or sending anything."""
+"""Plan what a workflow would send, without reserving or sending anything."""
 
 from datetime import timedelta
 from typing import Any
@@ -25,7 +25,7 @@ SELECT (SELECT count(*) FROM pipeline.runs) AS runs, (SELECT count(*) FROM pipel
 
 
 def plan(run: Inline, **options: Any) -> list[PlannedRun]:
-    """A plan that is seen to change nothing."""
+    """Plan, and check that nothing changed."""
     with run.db.transaction() as tx:
         before = tx.first(Statement[Any](_EVERYTHING))
     planned = Planner(run.db, run.registry, step_limit=timedelta(seconds=30)).plan("shop", **options)
@@ -35,7 +35,7 @@ def plan(run: Inline, **options: Any) -> list[PlannedRun]:
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_plan_lists_exactly_the_requests_that_then_go_out(db: Database, concurrency: int) -> None:
+def test_a_plan_lists_exactly_the_requests_that_are_then_sent(db: Database, concurrency: int) -> None:
     shop = Shop(concurrency=concurrency)
     run = shop.started(db, 5)
     planned = plan(run)
@@ -61,7 +61,7 @@ def test_a_plan_takes_batches_as_the_scheduler_would(db: Database) -> None:
     assert [item.params for item in planned] == [{"n": 2}, {"n": 2}, {"n": 1}]
 
 
-def test_a_plan_says_what_would_stop_and_goes_on(db: Database) -> None:
+def test_a_plan_names_a_run_that_would_stop_and_continues(db: Database) -> None:
     def mutate(ctx: Any, prepared: Any) -> Any:
         return ctx.mail.send(n=1 // prepared.data["n"])
 
@@ -71,22 +71,22 @@ def test_a_plan_says_what_would_stop_and_goes_on(db: Database) -> None:
     assert problems[1:] == ["", ""]
 
 
-def test_a_plan_ends_when_prepare_wants_nothing_more(db: Database) -> None:
+def test_a_plan_ends_when_prepare_reserves_nothing(db: Database) -> None:
     shop = Shop(prepare=lambda ctx, _: PrepareResult.nothing())
     assert plan(shop.started(db, 3)) == []
 
 
-def test_a_plan_is_as_long_as_asked_for(db: Database) -> None:
+def test_a_plan_ends_at_its_limit(db: Database) -> None:
     assert len(plan(Shop(concurrency=4).started(db, 5), limit=2)) == 2
 
 
-def test_a_run_that_asks_for_nothing_and_one_that_asks_for_approval_are_shown_as_such(db: Database) -> None:
+def test_a_plan_marks_runs_without_request_and_runs_that_need_approval(db: Database) -> None:
     quiet = Shop(mutate=lambda ctx, prepared: None, requires_approval=True)
     (item,) = plan(quiet.started(db))
     assert (item.request, item.needs_approval) == ("", False)
 
 
-def test_what_is_redacted_is_not_in_a_plan(db: Database) -> None:
+def test_redacted_parameters_are_not_in_a_plan(db: Database) -> None:
     shop = Shop(prepare=lambda ctx, _: take_one(ctx, shop.orders), requires_approval=True)
     shop.mail = scripted("mail", redact=frozenset({"n"}))
     (item,) = plan(shop.started(db))
@@ -94,13 +94,13 @@ def test_what_is_redacted_is_not_in_a_plan(db: Database) -> None:
     assert "0" not in item.title
 
 
-def test_a_workflow_nobody_knows_is_refused_with_those_that_are_known(db: Database) -> None:
+def test_an_unknown_workflow_is_refused_with_the_known_ones(db: Database) -> None:
     run = Shop().inline(db)
     with pytest.raises(NotFoundError, match="shop"):
         Planner(db, run.registry, step_limit=timedelta(seconds=30)).plan("shopp")
 
 
-def test_a_plan_also_shows_what_waits_behind_an_open_breaker(db: Database) -> None:
+def test_a_plan_includes_runs_that_wait_for_an_open_breaker(db: Database) -> None:
     shop = Shop(concurrency=4)
     run = shop.started(db, 3)
     with db.transaction() as tx:
@@ -119,7 +119,7 @@ def test_a_plan_also_shows_what_waits_behind_an_open_breaker(db: Database) -> No
     assert len(plan(run, limit=3)) == 3
 
 
-def test_a_plan_also_shows_runs_that_were_started_and_not_prepared_yet(db: Database) -> None:
+def test_a_plan_includes_runs_that_are_not_prepared_yet(db: Database) -> None:
     shop = Shop(concurrency=4)
     run = shop.started(db, 2)
     with db.transaction() as tx:
@@ -130,13 +130,13 @@ def test_a_plan_also_shows_runs_that_were_started_and_not_prepared_yet(db: Datab
     ]
 
 
-def test_a_plan_also_shows_requests_that_wait_to_be_allowed_or_were_allowed(db: Database) -> None:
+def test_a_plan_includes_pending_and_approved_requests(db: Database) -> None:
     shop = Shop(requires_approval=True, concurrency=4)
     shop.mail = scripted("mail", redact=frozenset({"n"}))
     run = shop.started(db, 2)
     run.run()
-    desk = Resolutions(db, run.registry)
-    desk.approve(desk.pending_approvals()[0], ADA)
+    resolutions = Resolutions(db, run.registry)
+    resolutions.approve(resolutions.pending_approvals()[0], ADA)
     planned = plan(run)
     assert sorted(item.message_ids for item in planned) == [("m1",), ("m2",)]
     assert sorted((item.needs_approval, item.is_waiting) for item in planned) == [(False, True), (True, True)]
@@ -146,7 +146,7 @@ def test_a_plan_also_shows_requests_that_wait_to_be_allowed_or_were_allowed(db: 
     assert [item.problem for item in gone] == ["mail.send is not known here"] * 2
 
 
-def test_a_plan_also_shows_a_plan_that_is_tried_again(db: Database) -> None:
+def test_a_plan_includes_a_prepared_run_that_is_retried(db: Database) -> None:
     shop = Shop(after_failed_mutation="mutate", concurrency=4)
     shop.mail.will(Does.REFUSES)
     run = shop.started(db)
@@ -154,7 +154,7 @@ def test_a_plan_also_shows_a_plan_that_is_tried_again(db: Database) -> None:
     assert [(item.message_ids, item.params, item.is_waiting) for item in plan(run)] == [(("m1",), {"n": 0}, True)]
 
 
-def test_what_was_sent_is_no_part_of_a_plan(db: Database) -> None:
+def test_sent_requests_are_not_in_a_plan(db: Database) -> None:
     shop = Shop(concurrency=4, on_uncertain="contain")
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell(9)

@@ -1,4 +1,4 @@
-"""The ``pipeline`` command inside the test's process: what it prints, and how it ends."""
+"""Run the ``pipeline`` command inside the test's process."""
 
 import json
 import re
@@ -21,7 +21,7 @@ _AGE = re.compile(r"\b\d+[smh]\b *")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said."""
+    """What a command printed, and its exit code."""
 
     code: int
     out: str
@@ -64,7 +64,7 @@ def pipeline(
         monkeypatch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as ended:
             main(arguments)
-        said = capsys.readouterr()
-        return Answer(int(ended.value.code or 0), said.out, said.err)
+        output = capsys.readouterr()
+        return Answer(int(ended.value.code or 0), output.out, output.err)
 
     return run

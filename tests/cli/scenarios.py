@@ -1,4 +1,4 @@
-"""What the command line is shown in these tests, reached through the verbs."""
+"""States of the database for tests of the command line, reached through transitions."""
 
 from datetime import timedelta
 from typing import Any
@@ -14,15 +14,15 @@ from tests.factories import IN, OUT, SOMEBODY, a_run, committed, held, some_even
 
 
 def a_done_order(db: Database, message_id: str = "order-1", workflow: str = "billing") -> Any:
-    """An order whose mail was sent and whose receipt was published; the run that did it."""
+    """Create a committed run of an order, with its mail sent and its receipt published."""
     some_events(db, message_id, workflow=workflow)
     run = a_run(db, Phase.EMITTING, workflow=workflow)
     receipt = NewEvent(topic=OUT, message_id=f"receipt of {message_id}", payload={})
     return committed(db, run, published=[receipt])
 
 
-def a_question(db: Database, message_id: str = "order-1", **request: Any) -> Any:
-    """A mutation that nobody can know about."""
+def an_indeterminate_mutation(db: Database, message_id: str = "order-1", **request: Any) -> Any:
+    """Create an indeterminate mutation."""
     some_events(db, message_id)
     run = a_run(db, Phase.MUTATING, reconcilable=False, **request)
     stopped(db, run, FailureKind.TRANSIENT)
@@ -31,8 +31,8 @@ def a_question(db: Database, message_id: str = "order-1", **request: Any) -> Any
     return row
 
 
-def a_request_to_allow(db: Database, message_id: str = "order-1") -> Any:
-    """A mutation that waits to be allowed."""
+def a_pending_approval(db: Database, message_id: str = "order-1") -> Any:
+    """Create a mutation that waits for approval."""
     some_events(db, message_id)
     run = a_run(db, Phase.MUTATING, needs_approval=True)
     assert run.status == "paused:approval"
@@ -40,8 +40,8 @@ def a_request_to_allow(db: Database, message_id: str = "order-1") -> Any:
 
 
 def a_late_effect(db: Database, message_id: str = "order-1") -> Any:
-    """A mutation that happened after all; its event is pending again."""
-    row = a_question(db, message_id)
+    """Create a mutation with a late effect; its event is pending again."""
+    row = an_indeterminate_mutation(db, message_id)
     later = Database(db.engine, clock_offset=timedelta(hours=1))
     with later.transaction() as tx:
         item = FailedMutation(mutation_id=MutationId(row.id), error="not found", evidence=Evidence.ABSENCE)
@@ -51,8 +51,8 @@ def a_late_effect(db: Database, message_id: str = "order-1") -> Any:
     return surfaced
 
 
-def an_event_aside(db: Database, message_id: str = "order-1", reason: str = "no such customer") -> EventId:
-    """An event that was set aside."""
+def a_quarantined_event(db: Database, message_id: str = "order-1", reason: str = "no such customer") -> EventId:
+    """Quarantine an event."""
     (event,) = some_events(db, message_id)
     with db.transaction() as tx:
         events.quarantine(tx, "billing", "send", event, Actor(name="ada", reason=reason))
@@ -60,7 +60,7 @@ def an_event_aside(db: Database, message_id: str = "order-1", reason: str = "no 
 
 
 def a_blocked_workflow(db: Database, message_id: str = "order-1") -> Any:
-    """A run whose credentials were refused; it holds its workflow back."""
+    """Create a run whose credentials were refused, which blocks its workflow."""
     some_events(db, message_id)
     run = a_run(db, Phase.PREPARED)
     failure = Failure(kind=FailureKind.AUTH, message="the mail server said 401")
@@ -70,7 +70,7 @@ def a_blocked_workflow(db: Database, message_id: str = "order-1") -> Any:
 
 
 def without_handlers(db: Database, name: str = "billing") -> None:
-    """The workflow as code has it that lost its consumer."""
+    """Register the workflow without its consumer."""
     spec = WorkflowSpec(
         name=name,
         topics=(TopicSpec(name=IN), TopicSpec(name=OUT)),

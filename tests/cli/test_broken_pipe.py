@@ -1,4 +1,4 @@
-"""A command whose output nobody reads any more ends quietly, and never with a code that means something else."""
+"""A command whose reader left exits quietly, with an exit code of its own."""
 
 import os
 import subprocess
@@ -13,13 +13,13 @@ from tests.factories import a_workflow, some_events
 _COMMAND = "from pipeline.cli.main import main; main()"
 
 
-def unread(*words: str, database_url: str) -> tuple[int, str]:
-    """How a command ends whose reader left before it said a word, and what it says to people."""
+def unread(*arguments: str, database_url: str) -> tuple[int, str]:
+    """Return exit code and stderr of a command whose reader left before its first output."""
     end, begin = os.pipe()
     os.close(end)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _COMMAND, *words],
+            [sys.executable, "-c", _COMMAND, *arguments],
             env={**os.environ, "PIPELINE_DATABASE_URL": database_url},
             stdout=begin,
             stderr=subprocess.PIPE,
@@ -33,21 +33,21 @@ def unread(*words: str, database_url: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         pytest.param(("events",), id="a list"),
         pytest.param(("events", "--json"), id="JSON"),
         pytest.param(("--help",), id="help"),
     ],
 )
-def test_a_command_whose_reader_left_ends_quietly_as_if_by_the_signal(
-    db: Database, database_url: str, words: tuple[str, ...]
+def test_a_command_whose_reader_left_exits_quietly_with_141(
+    db: Database, database_url: str, arguments: tuple[str, ...]
 ) -> None:
     a_workflow(db)
     some_events(db, "order-1")
-    assert unread(*words, database_url=database_url) == (EXIT_BROKEN_PIPE, "")
+    assert unread(*arguments, database_url=database_url) == (EXIT_BROKEN_PIPE, "")
 
 
-def test_the_code_is_documented_and_no_other() -> None:
+def test_the_exit_code_is_documented_and_unique() -> None:
     assert EXIT_BROKEN_PIPE == 141
     assert "reader" in EXIT_CODES[EXIT_BROKEN_PIPE]

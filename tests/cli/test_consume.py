@@ -1,4 +1,4 @@
-"""``pipeline consume``: what it runs, what it says, and how it ends."""
+"""``pipeline consume``: tasks, reports and exit codes."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from pipeline.consumer_engine.transactions import Transaction
 
 
 class Numbers:
-    """Gives out so many items."""
+    """Return ``count`` items."""
 
     def __init__(self, count=4, error=None):
         self.left, self.error = count, error
@@ -86,19 +86,19 @@ class Halfway(Good):
             threading.Event().wait(0.02)
 
 
-class Heard:
+class StopMarker:
     def stop(self, *, now=False):
         super().stop(now=now)
         Path("asked").touch()
 
 
-class Hanging(Heard, Good):
+class Hanging(StopMarker, Good):
     def process_transaction(self, transaction):
         Path("begun").touch()
         threading.Event().wait(60)
 
 
-class Stubborn(Heard, Async):
+class Stubborn(StopMarker, Async):
     async def process_transaction(self, transaction):
         Path("begun").touch()
         while True:
@@ -108,7 +108,7 @@ class Stubborn(Heard, Async):
                 pass
 
 
-class Threads(Heard, Async):
+class Threads(StopMarker, Async):
     async def process_transaction(self, transaction):
         Path("begun").touch()
         await asyncio.to_thread(threading.Event().wait, 60)
@@ -182,7 +182,7 @@ nothing = object()
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with tasks in it, which the shell is in."""
+    """Change to a folder with tasks."""
     (tmp_path / f"tasks_{tmp_path.name}.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -197,8 +197,13 @@ def consumed(here: Path, name: str, *options: str, environ: dict[str, str] | Non
 def test_a_task_of_either_variant_or_an_object_is_run_to_its_end(here: Path, name: str) -> None:
     done = consumed(here, name, "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert (told["processed"], told["succeeded"], told["ending"], told["problem"]) == (4, 4, "nothing left", None)
+    output = json.loads(done.stdout)
+    assert (output["processed"], output["succeeded"], output["ending"], output["problem"]) == (
+        4,
+        4,
+        "nothing left",
+        None,
+    )
 
 
 def test_options_outrank_the_environment_and_that_outranks_the_file(here: Path) -> None:
@@ -214,7 +219,7 @@ def test_options_outrank_the_environment_and_that_outranks_the_file(here: Path) 
     assert json.loads(by_option.stdout)["batches"] == 2
 
 
-def test_failed_items_are_counted_and_are_an_error_only_when_that_is_asked_for(here: Path) -> None:
+def test_failed_items_are_counted_and_are_an_error_only_with_strict(here: Path) -> None:
     done = consumed(here, "Bad")
     assert done.exit_code == 0
     assert "4 settled in 4 batches: 0 succeeded, 4 failed, 0 timed out, 0 left. Ended: nothing left." in done.stdout
@@ -223,23 +228,23 @@ def test_failed_items_are_counted_and_are_an_error_only_when_that_is_asked_for(h
 
 
 @pytest.mark.parametrize(
-    ("name", "environ", "words"),
+    ("name", "environ", "message"),
     [
         ("Broken", {}, "Broken cannot fetch: connection refused"),
         ("Hanging", {"CONSUME_LOOP__TIMEOUT": "0.2"}, "Hanging was not done within 0.2 s"),
     ],
 )
-def test_a_loop_that_breaks_ends_with_one_and_says_why(
-    here: Path, name: str, environ: dict[str, str], words: str
+def test_a_loop_that_breaks_exits_with_1_and_the_reason(
+    here: Path, name: str, environ: dict[str, str], message: str
 ) -> None:
     done = consumed(here, name, environ=environ)
     assert done.exit_code == 1
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Ended: broken." in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("no-colon", "names no task; expected module:Task"),
         ("nowhere:Task", "cannot be imported"),
@@ -248,24 +253,24 @@ def test_a_loop_that_breaks_ends_with_one_and_says_why(
         ("json:JSONDecoder", "is the class JSONDecoder; expected a ConsumerMixin or an AsyncConsumerMixin"),
     ],
 )
-def test_what_is_no_task_is_refused_by_name(name: str, words: str) -> None:
+def test_a_name_that_is_no_task_is_refused(name: str, message: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         find_task(name)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
-def said_by_main(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What wrong usage is answered with: one sentence on stderr, and 2."""
+def usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the sentence on stderr of wrong usage, which exits with 2."""
     with pytest.raises(SystemExit) as caught:
         main(["consume", *arguments])
-    told = capsys.readouterr()
-    assert (caught.value.code, told.out) == (2, "")
-    assert "Traceback" not in told.err
-    return told.err
+    output = capsys.readouterr()
+    assert (caught.value.code, output.out) == (2, "")
+    assert "Traceback" not in output.err
+    return output.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["Homeless"], "Homeless has no source"),
         (["Good", "--policy", "gone.toml"], "No such file"),
@@ -278,26 +283,26 @@ def said_by_main(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> st
     ],
 )
 def test_a_task_or_a_policy_that_cannot_work_is_wrong_usage(
-    here: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    here: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = said_by_main([f"tasks_{here.name}:{arguments[0]}", *arguments[1:]], capsys)
-    assert words in told
-    assert "hunter2" not in told
+    output = usage_error([f"tasks_{here.name}:{arguments[0]}", *arguments[1:]], capsys)
+    assert message in output
+    assert "hunter2" not in output
 
 
-def test_items_that_nobody_settled_are_said_and_end_with_one(here: Path) -> None:
+def test_items_whose_exception_handler_failed_are_reported_and_exit_with_1(here: Path) -> None:
     done = consumed(here, "Unhandled")
     assert done.exit_code == 1
     assert "4 failed, 0 timed out, 0 left, 4 not settled: the exception handler failed too." in done.stdout
 
 
-def test_attempts_that_were_too_long_are_told_apart_in_the_summary(here: Path) -> None:
+def test_step_timeouts_are_counted_separately_in_the_summary(here: Path) -> None:
     done = consumed(here, "Late", "--limit", "1", environ={"CONSUME_STEPS__PROCESS__RETRY__TIMEOUT": "0.1"})
     assert "1 settled in 1 batch: 0 succeeded, 1 failed (1 in the timeout of a step), 0 timed out" in done.stdout
 
 
 def on_a_terminal(here: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
-    """The command as a person sees it, and the other end of the terminal."""
+    """Start the command in a terminal; return also the other end of the terminal."""
     mine, its = pty.openpty()
     command = [str(Path(sys.executable).parent / "pipeline"), "consume", f"tasks_{here.name}:{name}"]
     environ = {"PATH": "/bin", "TERM": "xterm", "COLUMNS": "100", "CONSUME_LOOP__BATCH__SIZE": "4"}
@@ -307,7 +312,7 @@ def on_a_terminal(here: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
 
 
 def read(terminal: int, until: str = "") -> str:
-    """What is shown until the other end is closed, or until these words were."""
+    """Read the terminal until it is closed, or until this text appears."""
     text = b""
     while not until or until.encode() not in text:
         try:
@@ -320,7 +325,7 @@ def read(terminal: int, until: str = "") -> str:
     return text.decode(errors="replace")
 
 
-def test_on_a_terminal_a_line_tells_how_far_it_is(here: Path) -> None:
+def test_a_terminal_shows_a_line_of_progress(here: Path) -> None:
     (here / "held").touch()  # the third item waits until the line was seen
     process, terminal = on_a_terminal(here, "Halfway")
     assert "2 settled · 0 failed" in read(terminal, until="2 settled · 0 failed")
@@ -332,8 +337,8 @@ def test_on_a_terminal_a_line_tells_how_far_it_is(here: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_settles_what_was_fetched_and_ends_well(here: Path, number: int) -> None:
-    (here / "held").touch()  # nothing ends before it was told to
+def test_a_signal_finishes_the_fetched_items_and_exits_with_0(here: Path, number: int) -> None:
+    (here / "held").touch()  # no item ends before the signal
     process, terminal = on_a_terminal(here, "Slow")
     wait_for(lambda: (here / "begun").exists(), within=90)
     process.send_signal(number)
@@ -345,7 +350,7 @@ def test_a_signal_settles_what_was_fetched_and_ends_well(here: Path, number: int
 
 
 @pytest.mark.parametrize("name", ["Hanging", "Stubborn", "Threads"])
-def test_a_second_signal_leaves_what_hangs_and_says_so(here: Path, name: str) -> None:
+def test_a_second_signal_leaves_hanging_items_and_reports_them(here: Path, name: str) -> None:
     process, terminal = on_a_terminal(here, name)
     wait_for(lambda: (here / "begun").exists(), within=90)
     begun = time.monotonic()
@@ -359,11 +364,11 @@ def test_a_second_signal_leaves_what_hangs_and_says_so(here: Path, name: str) ->
     assert "4 left. Ended: stopped." in shown
 
 
-def test_a_signal_during_a_fetch_with_a_limit_ends_well(here: Path) -> None:
+def test_a_signal_during_a_fetch_with_a_limit_exits_with_0(here: Path) -> None:
     environ = {"PATH": "/bin", "CONSUME_STEPS__FETCH__RETRY__TIMEOUT": "40"}
     command = [str(Path(sys.executable).parent / "pipeline"), "consume", f"tasks_{here.name}:Fetching"]
     with subprocess.Popen(command, cwd=here, env=environ, stdout=subprocess.PIPE, text=True) as process:
         wait_for(lambda: (here / "begun").exists(), within=90)
         process.send_signal(signal.SIGTERM)
-        told, _ = process.communicate(timeout=50)
-    assert (process.returncode, "Ended: stopped." in told) == (0, True)
+        output, _ = process.communicate(timeout=50)
+    assert (process.returncode, "Ended: stopped." in output) == (0, True)

@@ -1,4 +1,4 @@
-"""``pipeline consume`` of a module that cannot be imported or a task that cannot be made: what is said of it."""
+"""``pipeline consume``: errors of modules that cannot be imported and tasks that cannot be created."""
 
 import sys
 from pathlib import Path
@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.main import main
-from tests.cli.test_consume import said_by_main
+from tests.cli.test_consume import usage_error
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that the shell is in."""
+    """Change to an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("x = (", "'(' was never closed (wrong_"),
         ("import json\nraise RuntimeError('password=hunter2')", "raised RuntimeError (wrong_"),
@@ -27,13 +27,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_module_that_cannot_be_imported_is_wrong_usage_and_the_line_is_named(
-    here: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]
+    here: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / f"wrong_{here.name}.py").write_text(text)
-    told = said_by_main([f"wrong_{here.name}:Task"], capsys)
-    assert words in told
-    assert f"wrong_{here.name}.py:{text.count(chr(10)) + 1})" in told
-    assert "hunter2" not in told
+    output = usage_error([f"wrong_{here.name}:Task"], capsys)
+    assert message in output
+    assert f"wrong_{here.name}.py:{text.count(chr(10)) + 1})" in output
+    assert "hunter2" not in output
 
 
 AWAY = """
@@ -50,21 +50,21 @@ class Late(ConsumerMixin):
 
 
 @pytest.mark.parametrize("text", [AWAY, f"{AWAY}\nconnect_redis(URL)\n"], ids=["made", "imported"])
-def test_a_task_whose_redis_is_away_says_so_and_asks_to_be_started_again(
+def test_a_task_whose_redis_is_down_exits_with_75_to_be_restarted(
     here: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / f"away_{here.name}.py").write_text(text)
     with pytest.raises(SystemExit) as caught:
         main(["consume", f"away_{here.name}:Late"])
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert caught.value.code == 75
     line = next(n for n, line in reversed([*enumerate(text.splitlines(), start=1)]) if "connect_redis(URL)" in line)
-    assert f"(away_{here.name}.py:{line}): Redis cannot be reached: " in told
-    assert "hunter2" not in told
+    assert f"(away_{here.name}.py:{line}): Redis cannot be reached: " in output
+    assert "hunter2" not in output
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (
             "from pipeline.ingest import connect_redis\nconnect_redis('amqp://x')",
@@ -73,10 +73,10 @@ def test_a_task_whose_redis_is_away_says_so_and_asks_to_be_started_again(
         ("from pathlib import Path\nPath('/proc/nope').read_text()", "raised FileNotFoundError ("),
     ],
 )
-def test_the_line_that_is_named_is_somebodys_own_and_what_we_say_ourselves_is_shown(
-    here: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]
+def test_the_named_line_is_user_code_and_our_own_error_text_is_shown(
+    here: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / f"odd_{here.name}.py").write_text(text)
-    told = said_by_main([f"odd_{here.name}:Task"], capsys)
-    assert words in told
-    assert f"(odd_{here.name}.py:2)" in told
+    output = usage_error([f"odd_{here.name}:Task"], capsys)
+    assert message in output
+    assert f"(odd_{here.name}.py:2)" in output

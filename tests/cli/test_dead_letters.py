@@ -1,4 +1,4 @@
-"""Messages that workers refused, in the list of what waits for a person: the broker is asked, and not waited for."""
+"""Dead letters in the list of attention items; a silent broker is not waited for."""
 
 import functools
 import socket
@@ -18,13 +18,13 @@ Ask = Callable[[str], None]
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Let the broker at this address be asked."""
+    """Use the broker at this address."""
     return lambda url: monkeypatch.setattr(dead_letter, "app", Celery(broker=url))
 
 
 @pytest.fixture
 def two(embedded: servers.Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A broker with two refused messages. It answers: whoever asks has time to hear it."""
+    """Start a broker with two dead letters; the time limit for its answer is long."""
     monkeypatch.setattr(dead_letter, "dead_letter_depth", functools.partial(dead_letter.dead_letter_depth, 60.0))
     url = embedded.broker_url.rpartition("/")[0] + "/9"
     with redis.Redis.from_url(url) as broker:
@@ -33,7 +33,7 @@ def two(embedded: servers.Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         broker.delete("pipeline.dead_letters")
 
 
-def test_refused_messages_wait_for_a_person_with_the_command_to_type(pipeline: Pipeline, ask: Ask, two: str) -> None:
+def test_dead_letters_wait_for_an_operator_with_the_commands_to_type(pipeline: Pipeline, ask: Ask, two: str) -> None:
     ask(two)
     (item,) = pipeline("attention", "--json").json
     assert (item["kind"], item["subject"], item["commands"][0]) == (
@@ -42,28 +42,28 @@ def test_refused_messages_wait_for_a_person_with_the_command_to_type(pipeline: P
         "pipeline dead-letters list",
     )
     assert item["reason"].startswith("2 messages")
-    said = pipeline("attention", "--check")
-    assert (said.code, "\n    pipeline dead-letters list\n" in said.out) == (4, True)
+    output = pipeline("attention", "--check")
+    assert (output.code, "\n    pipeline dead-letters list\n" in output.out) == (4, True)
 
 
-def test_a_queue_that_nobody_wrote_to_is_nothing_to_tell(pipeline: Pipeline, ask: Ask, two: str) -> None:
+def test_a_queue_without_messages_is_not_listed(pipeline: Pipeline, ask: Ask, two: str) -> None:
     ask(two.rpartition("/")[0] + "/8")
-    said = pipeline("attention")
-    assert (said.code, said.out, said.err) == (0, "Nothing waits for an operator.\n", "")
+    output = pipeline("attention")
+    assert (output.code, output.out, output.err) == (0, "Nothing waits for an operator.\n", "")
 
 
-def test_a_broker_that_cannot_be_asked_is_said_and_the_rest_is_shown(pipeline: Pipeline, ask: Ask) -> None:
+def test_an_unreachable_broker_is_a_warning_and_the_other_items_are_listed(pipeline: Pipeline, ask: Ask) -> None:
     ask("redis://127.0.0.1:1/0")
-    said = pipeline("attention")
-    assert (said.code, said.out) == (0, "Nothing waits for an operator.\n")
-    assert "The broker did not answer, so refused messages are unknown" in said.err
+    output = pipeline("attention")
+    assert (output.code, output.out) == (0, "Nothing waits for an operator.\n")
+    assert "The broker did not answer, so refused messages are unknown" in output.err
 
 
 def test_a_broker_that_never_answers_is_not_waited_for(pipeline: Pipeline, ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         ask(f"redis://127.0.0.1:{mute.getsockname()[1]}/0")
         began = time.monotonic()
-        said = pipeline("attention")
+        output = pipeline("attention")
         took = time.monotonic() - began
-    assert "The broker did not answer" in said.err
+    assert "The broker did not answer" in output.err
     assert took < 40

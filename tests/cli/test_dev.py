@@ -1,4 +1,4 @@
-"""``pipeline dev`` as real processes: it works, what dies is brought back, and nothing is left behind."""
+"""``pipeline dev`` as real processes: it restarts crashed ones and leaves none behind."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ WITHIN = 60
 
 
 class Dev:
-    """A running ``pipeline dev``, in a session of its own as in a terminal."""
+    """A running ``pipeline dev``, in its own session as in a terminal."""
 
     def __init__(self, home: Path, place: Path, *options: str) -> None:
         clean = clean_environ()
@@ -40,15 +40,15 @@ class Dev:
             )
         self.seen: set[int] = set()
 
-    def wait_for(self, words: str, times: int = 1) -> None:
-        def said() -> bool:
-            if self.log.read_text().count(words) >= times:
+    def wait_for(self, text: str, times: int = 1) -> None:
+        def is_printed() -> bool:
+            if self.log.read_text().count(text) >= times:
                 return True
             if self.process.poll() is not None:
                 raise RuntimeError(f"it ended with {self.process.returncode}: {self._tail()}")
             return False
 
-        wait_for(said, within=WITHIN, why=f"{words!r} said {times} times")
+        wait_for(is_printed, within=WITHIN, why=f"{text!r} printed {times} times")
 
     def family(self) -> set[int]:
         """Every process that descends from it or from the servers' supervisor, remembered for afterwards."""
@@ -68,8 +68,8 @@ class Dev:
     def worker(self) -> int:
         """The parent of the worker's pool."""
         for pid in self.family():
-            words = _command(pid)
-            if " worker " in words and _parent(pid) == self.process.pid:
+            text = _command(pid)
+            if " worker " in text and _parent(pid) == self.process.pid:
                 return pid
         raise AssertionError(f"no worker among {[_command(pid) for pid in self.family()]}")
 
@@ -110,7 +110,7 @@ def _parent(pid: int) -> int:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Whichever test comes first makes the servers and migrates; the other finds them as a person does on day two."""
+    """Share the data directory: the first test creates the servers, the second finds them."""
     found = tmp_path_factory.mktemp("dev") / "home"
     yield found
     servers.remove(found)
@@ -118,7 +118,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def started() -> Iterator[list[Dev]]:
-    """What a test starts; whatever it does, all of it is gone afterwards."""
+    """Kill every ``pipeline dev`` that a test started."""
     every: list[Dev] = []
     yield every
     for dev in every:
@@ -130,7 +130,7 @@ def started() -> Iterator[list[Dev]]:
 
 
 @pytest.mark.timeout(240)
-def test_it_works_brings_back_what_dies_and_leaves_nothing_behind(
+def test_it_works_restarts_crashed_processes_and_leaves_none_behind(
     home: Path, tmp_path: Path, started: list[Dev]
 ) -> None:
     dev = Dev(home, tmp_path, "examples.receipts", "--flower-port", str(processes.free_port()))
@@ -154,7 +154,7 @@ def test_it_works_brings_back_what_dies_and_leaves_nothing_behind(
 
 
 @pytest.mark.timeout(240)
-def test_nothing_lives_on_when_it_is_killed(home: Path, tmp_path: Path, started: list[Dev]) -> None:
+def test_no_process_survives_when_it_is_killed(home: Path, tmp_path: Path, started: list[Dev]) -> None:
     dev = Dev(home, tmp_path, "examples.receipts", "--no-flower", "--concurrency", "1")
     started.append(dev)
     dev.wait_for(" ready.")

@@ -1,4 +1,4 @@
-"""The doctor's words and exit code, whatever it finds."""
+"""``pipeline doctor``: findings and exit codes."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.cli.conftest import Pipeline
 from tests.factories import a_run, a_workflow, some_events, stopped
 
 
-def test_a_healthy_database_gets_a_clean_bill(db: Database, pipeline: Pipeline) -> None:
+def test_a_healthy_database_has_no_findings(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     some_events(db, "m1", "m2")
     a_run(db, Phase.COMMITTED)
@@ -24,7 +24,7 @@ def test_a_healthy_database_gets_a_clean_bill(db: Database, pipeline: Pipeline) 
 
 
 @pytest.mark.broken_on_purpose
-def test_a_broken_promise_is_named_with_its_row_and_what_to_do_and_exits_1(db: Database, pipeline: Pipeline) -> None:
+def test_a_broken_invariant_is_named_with_its_row_and_advice_and_exits_1(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING))
@@ -32,15 +32,15 @@ def test_a_broken_promise_is_named_with_its_row_and_what_to_do_and_exits_1(db: D
         tx.execute(text("UPDATE pipeline.runs SET retry_pending = false WHERE id = :id"), id=run.id)
     done = pipeline("doctor")
     assert done.code == 1
-    for words in ("no-orphaned-reservation", f"event {event}", str(run.id), "do not edit the rows"):
-        assert words in " ".join(done.out.split())
+    for part in ("no-orphaned-reservation", f"event {event}", str(run.id), "do not edit the rows"):
+        assert part in " ".join(done.out.split())
     as_json = pipeline("doctor", "--json")
     assert as_json.code == 1
     (finding,) = json.loads(as_json.out)
     assert (finding["severity"], finding["subject"]) == ("broken", f"event {event}")
 
 
-def test_overdue_work_is_shown_and_is_not_a_broken_promise(db: Database, pipeline: Pipeline) -> None:
+def test_overdue_work_is_listed_and_is_not_a_broken_invariant(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     run = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:

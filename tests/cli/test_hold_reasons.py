@@ -1,4 +1,4 @@
-"""What waits says what it waits for: an open breaker, an approval in the only place, or a workflow held back."""
+"""Runs and workflows name what they wait for: a breaker, an approval, a pause."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.factories import a_run, a_workflow, applied, some_events, stopped
 
 
 class Care:
-    """A workflow whose mail needs a word first, with a second consumer that needs none."""
+    """A workflow with a consumer that needs approval, and one that does not."""
 
     def __init__(self, db: Database, concurrency: int = 1) -> None:
         self.mail = scripted("mail", mutations=("send", "cancel"))
@@ -44,17 +44,17 @@ def _consumer(workflow: Workflow, topic: Topic, name: str, **options: Any) -> No
 
 
 @pytest.fixture
-def rung(monkeypatch: pytest.MonkeyPatch) -> list[DispatchMessage]:
-    """The doorbells that commands ring."""
-    heard: list[DispatchMessage] = []
+def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[DispatchMessage]:
+    """The messages that commands dispatch."""
+    sent: list[DispatchMessage] = []
 
     def send(message: DispatchMessage, hops: int = 0) -> bool:
         del hops
-        heard.append(message)
+        sent.append(message)
         return True
 
     monkeypatch.setattr(messages, "dispatch", send)
-    return heard
+    return sent
 
 
 def opened(pipeline: Pipeline, operation: str = "mail.send") -> None:
@@ -67,7 +67,7 @@ def closed(pipeline: Pipeline, operation: str = "mail.send") -> Answer:
 
 @pytest.fixture(autouse=True)
 def code(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline) -> None:
-    """These workflows are made here; a shell has none of them."""
+    """Hide the workflows' code from the command."""
     del pipeline
     monkeypatch.setenv("PIPELINE_WORKFLOWS", "")
 
@@ -77,28 +77,28 @@ def test_a_run_behind_an_open_breaker_names_it_and_how_to_close_it(db: Database,
     opened(pipeline)
     care.publish(care.plain)
     (row,) = care.waiting()
-    told = pipeline("runs", str(row.id), "--json").json["advice"]
-    assert "mail.send" in told["text"]
-    assert "outage" in told["text"]
-    assert told["commands"][0] == 'pipeline breaker close mail.send -m "why"'
+    output = pipeline("runs", str(row.id), "--json").json["advice"]
+    assert "mail.send" in output["text"]
+    assert "outage" in output["text"]
+    assert output["commands"][0] == 'pipeline breaker close mail.send -m "why"'
     closed(pipeline)
     assert "breaker" not in pipeline("runs", str(row.id), "--json").json["advice"]["text"]
     care.run.run_until_idle()
     assert len(care.mail.effects) == 1
 
 
-def test_closing_a_breaker_rings_at_once_for_the_runs_that_waited_before_it(
-    db: Database, pipeline: Pipeline, rung: list[DispatchMessage]
+def test_closing_a_breaker_dispatches_the_runs_that_waited_for_it_at_once(
+    db: Database, pipeline: Pipeline, dispatched: list[DispatchMessage]
 ) -> None:
     care = Care(db, concurrency=8)
     opened(pipeline)
     care.publish(care.plain, 3)
     waiting = {str(row.id) for row in care.waiting()}
     assert len(waiting) == 3
-    told = closed(pipeline)
-    assert "3 runs that may have waited" in told.out
-    assert "Workers were notified." in told.out
-    assert {(message.task, id_) for message in rung for id_ in message.run_ids} == {
+    output = closed(pipeline)
+    assert "3 runs that may have waited" in output.out
+    assert "Workers were notified." in output.out
+    assert {(message.task, id_) for message in dispatched for id_ in message.run_ids} == {
         ("pipeline.mutate", id_) for id_ in waiting
     }
     care.run.sweeps.tick()
@@ -108,33 +108,31 @@ def test_closing_a_breaker_rings_at_once_for_the_runs_that_waited_before_it(
     assert (again["is_changed"], again["is_notified"]) == (False, None)
 
 
-def test_an_approved_request_behind_a_breaker_is_said_to_wait_for_it(
-    db: Database, pipeline: Pipeline, rung: list[DispatchMessage]
+def test_an_approved_request_names_the_open_breaker_it_waits_for(
+    db: Database, pipeline: Pipeline, dispatched: list[DispatchMessage]
 ) -> None:
     care = Care(db)
     care.publish(care.asked)
     opened(pipeline)
     (mutation,) = care.run.ledger()
-    told = pipeline("approve", str(mutation.id), "-m", "fine", "--unseen")
-    assert "as soon as the breaker of mail.send is closed (outage)" in told.out
+    output = pipeline("approve", str(mutation.id), "-m", "fine", "--unseen")
+    assert "as soon as the breaker of mail.send is closed (outage)" in output.out
     care.run.run()
     for command in ("mutations", "runs"):
         about = str(mutation.id if command == "mutations" else mutation.run_id)
         advice = pipeline(command, about, "--json").json["advice"]
         assert "breaker" in advice["text"]
         assert advice["commands"] == ['pipeline breaker close mail.send -m "why"']
-    rung.clear()
+    dispatched.clear()
     closed(pipeline)
-    assert [message.run_ids for message in rung] == [(str(mutation.run_id),)]
+    assert [message.run_ids for message in dispatched] == [(str(mutation.run_id),)]
     advice = pipeline("mutations", str(mutation.id), "--json").json["advice"]
     assert advice["text"] == "It was approved; a worker sends it."
     care.run.run_until_idle()
     assert len(care.mail.effects) == 1
 
 
-def test_a_request_that_waits_for_a_word_in_the_only_place_is_why_nothing_starts(
-    db: Database, pipeline: Pipeline
-) -> None:
+def test_a_pending_approval_blocks_a_workflow_with_concurrency_1(db: Database, pipeline: Pipeline) -> None:
     care = Care(db)
     care.publish(care.asked)
     care.publish(care.plain, 2)
@@ -152,9 +150,7 @@ def test_a_request_that_waits_for_a_word_in_the_only_place_is_why_nothing_starts
     assert pipeline("workflows", "--json").json[0]["reason"] == ""
 
 
-def test_with_several_places_a_request_that_waits_for_a_word_holds_nobody_back(
-    db: Database, pipeline: Pipeline
-) -> None:
+def test_a_pending_approval_does_not_block_a_workflow_with_higher_concurrency(db: Database, pipeline: Pipeline) -> None:
     care = Care(db, concurrency=2)
     care.publish(care.asked)
     assert pipeline("workflows", "--json").json[0]["reason"] == ""
@@ -162,8 +158,8 @@ def test_with_several_places_a_request_that_waits_for_a_word_holds_nobody_back(
     care.run.run_until_idle()
 
 
-def test_places_that_are_all_held_before_an_open_breaker_are_why_nothing_starts(
-    db: Database, pipeline: Pipeline, rung: list[DispatchMessage]
+def test_runs_that_wait_for_an_open_breaker_use_the_whole_concurrency(
+    db: Database, pipeline: Pipeline, dispatched: list[DispatchMessage]
 ) -> None:
     care = Care(db, concurrency=2)
     opened(pipeline)
@@ -175,32 +171,32 @@ def test_places_that_are_all_held_before_an_open_breaker_are_why_nothing_starts(
     closed(pipeline)
     assert pipeline("workflows", "--json").json[0]["reason"] == ""
     care.run.run_until_idle()
-    assert rung
+    assert dispatched
 
 
-def test_what_a_held_workflow_keeps_from_going_on_says_why_and_what_lets_it(db: Database, pipeline: Pipeline) -> None:
+def test_a_run_of_a_held_workflow_names_the_reason_and_the_command(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     some_events(db, "order-1")
     run = stopped(db, applied(db, a_run(db, Phase.MUTATING)), FailureKind.TRANSIENT)
     assert run.retry_pending
     pipeline("pause", "billing", "-m", "stock-taking")
-    told = pipeline("runs", str(run.id), "--json").json["advice"]
-    assert "paused by ada: stock-taking" in told["text"]
-    assert told["commands"] == ['pipeline resume billing -m "why"']
+    output = pipeline("runs", str(run.id), "--json").json["advice"]
+    assert "paused by ada: stock-taking" in output["text"]
+    assert output["commands"] == ['pipeline resume billing -m "why"']
     pipeline("resume", "billing")
     pipeline("maintenance", "enter", "billing", "-m", "wrong tax rate")
-    told = pipeline("runs", str(run.id), "--json").json["advice"]
-    assert "maintenance: wrong tax rate" in told["text"]
-    assert told["commands"] == ['pipeline maintenance exit billing -m "why"']
+    output = pipeline("runs", str(run.id), "--json").json["advice"]
+    assert "maintenance: wrong tax rate" in output["text"]
+    assert output["commands"] == ['pipeline maintenance exit billing -m "why"']
     pipeline("maintenance", "exit", "billing", "-m", "mended")
 
 
-def test_an_approved_request_of_a_paused_workflow_says_that_it_waits_for_it(db: Database, pipeline: Pipeline) -> None:
+def test_an_approved_request_of_a_paused_workflow_names_the_pause(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    row = scenarios.a_request_to_allow(db)
+    row = scenarios.a_pending_approval(db)
     pipeline("approve", str(row.id), "--unseen")
     pipeline("pause", "billing", "-m", "stock-taking")
-    told = pipeline("mutations", str(row.id), "--json").json["advice"]
-    assert "paused by ada: stock-taking" in told["text"]
-    assert told["commands"] == ['pipeline resume billing -m "why"']
+    output = pipeline("mutations", str(row.id), "--json").json["advice"]
+    assert "paused by ada: stock-taking" in output["text"]
+    assert output["commands"] == ['pipeline resume billing -m "why"']
     pipeline("resume", "billing")

@@ -1,4 +1,4 @@
-"""Where a limit cuts something off, the command says so: nobody takes the first of many for all of them."""
+"""A command says when its limit cut off items."""
 
 import json
 
@@ -12,17 +12,17 @@ from tests.cli.conftest import Pipeline
 from tests.factories import a_workflow, some_events
 
 
-def three_aside(db: Database) -> None:
+def three_quarantined_events(db: Database) -> None:
     a_workflow(db)
     for n in range(3):
-        scenarios.an_event_aside(db, f"order-{n}")
+        scenarios.a_quarantined_event(db, f"order-{n}")
 
 
 @pytest.mark.parametrize("verb", ["release", "skip"])
 def test_an_act_on_the_first_of_many_says_that_there_are_more_and_ends_with_1(
     db: Database, pipeline: Pipeline, verb: str
 ) -> None:
-    three_aside(db)
+    three_quarantined_events(db)
     act = ("quarantine", verb, "--workflow", "billing", "--limit", "2", "-m", "mended", "--yes")
     first = pipeline(*act)
     assert first.code == 1
@@ -33,34 +33,34 @@ def test_an_act_on_the_first_of_many_says_that_there_are_more_and_ends_with_1(
     assert pipeline("quarantine", "list").out == "No event is quarantined.\n"
 
 
-def test_a_look_at_the_first_of_many_says_so_and_ends_well(db: Database, pipeline: Pipeline) -> None:
-    three_aside(db)
+def test_a_list_of_the_first_of_many_says_so_and_exits_with_0(db: Database, pipeline: Pipeline) -> None:
+    three_quarantined_events(db)
     seen = pipeline("quarantine", "release", "--workflow", "billing", "--limit", "2")
     assert (seen.code, "the oldest 2 events to be released; there are more" in seen.out) == (0, True)
 
 
-def test_a_program_hears_that_there_are_more(db: Database, pipeline: Pipeline) -> None:
-    three_aside(db)
+def test_json_says_that_there_are_more(db: Database, pipeline: Pipeline) -> None:
+    three_quarantined_events(db)
     act = ("quarantine", "release", "--workflow", "billing", "-m", "mended", "--yes", "--json", "--limit")
     first = pipeline(*act, "2")
-    told = json.loads(first.out)
-    assert (first.code, told["is_more"], len(told["updated"])) == (1, True, 2)
+    result = json.loads(first.out)
+    assert (first.code, result["is_more"], len(result["updated"])) == (1, True, 2)
     assert pipeline(*act, "2").json["is_more"] is False
 
 
 def test_events_that_are_named_are_all_acted_on_whatever_the_limit(db: Database, pipeline: Pipeline) -> None:
-    three_aside(db)
+    three_quarantined_events(db)
     ids = [str(each["event_id"]) for each in pipeline("quarantine", "list", "--json").json]
     done = pipeline("quarantine", "release", *ids, "--limit", "1", "-m", "mended", "--yes")
     assert (done.code, "3 released, 0 refused" in done.out) == (0, True)
 
 
 def test_the_title_of_a_list_says_when_it_is_not_all(db: Database, pipeline: Pipeline) -> None:
-    three_aside(db)
+    three_quarantined_events(db)
     some_events(db, "order-4")
 
-    def title(*words: str) -> str:
-        return pipeline(*words).out.partition("\n")[0]
+    def title(*arguments: str) -> str:
+        return pipeline(*arguments).out.partition("\n")[0]
 
     assert title("quarantine", "list", "--limit", "2") == "the oldest 2 events; there are more"
     assert title("quarantine", "list", "--limit", "3") == "3 events"
@@ -69,7 +69,7 @@ def test_the_title_of_a_list_says_when_it_is_not_all(db: Database, pipeline: Pip
     assert len(pipeline("events", "--limit", "2", "--json").json) == 2
 
 
-def test_runs_and_mutations_say_it_too(db: Database, pipeline: Pipeline) -> None:
+def test_lists_of_runs_and_mutations_say_when_they_are_not_complete(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db, concurrency=9)
     for n in range(3):
         scenarios.a_done_order(db, f"order-{n}")
@@ -80,13 +80,13 @@ def test_runs_and_mutations_say_it_too(db: Database, pipeline: Pipeline) -> None
     assert pipeline(*applied, "3").out.startswith("3 applied\n")
 
 
-def test_many_questions_are_settled_in_parts_that_say_that_there_are_more(
+def test_many_mutations_are_resolved_in_parts_that_say_that_there_are_more(
     db: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mutations, "_MAX_AT_ONCE", 2)
     a_workflow(db, concurrency=9, on_uncertain=OnUncertain.CONTAIN)
     for n in range(3):
-        scenarios.a_question(db, f"order-{n}")
+        scenarios.an_indeterminate_mutation(db, f"order-{n}")
     assert pipeline("mutations", "--limit", "2").out.startswith("the oldest 2 indeterminate; there are more\n")
     act = ("resolve", "happened", "--workflow", "billing", "-m", "seen", "--yes")
     first = pipeline(*act)
@@ -98,7 +98,7 @@ def test_many_questions_are_settled_in_parts_that_say_that_there_are_more(
 def test_attention_names_the_kinds_of_which_there_are_more(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db, concurrency=9)
     for n in range(3):
-        scenarios.a_request_to_allow(db, f"order-{n}")
+        scenarios.a_pending_approval(db, f"order-{n}")
     seen = pipeline("attention", "--limit", "2").out
     assert seen.startswith("2 items wait for an operator, oldest first; there are more of: approval.\n")
     assert len(pipeline("attention", "--limit", "2", "--json").json) == 2

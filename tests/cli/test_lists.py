@@ -1,4 +1,4 @@
-"""Lists and single things, as a person reads them and as a program does."""
+"""Lists and details, as text and as JSON."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ shop     active, maintenance  AA     1/4   0        AA                   1      
 
 
 def three_workflows(db: Database) -> None:
-    """One held back by a block, one by a person, one in maintenance with a run in the air."""
+    """Create a blocked, a paused, and a workflow in maintenance with an active run."""
     a_workflow(db)
     scenarios.a_blocked_workflow(db)
     a_workflow(db, "mails")
@@ -49,14 +49,14 @@ def three_workflows(db: Database) -> None:
 
 
 @pytest.mark.parametrize(("columns", "expected"), [(80, WORKFLOWS_AT_80), (130, WORKFLOWS_AT_130)])
-def test_workflows_are_listed_with_how_they_stand_and_why(
+def test_workflows_are_listed_with_status_and_reason(
     db: Database, pipeline: Pipeline, columns: int, expected: str
 ) -> None:
     three_workflows(db)
     assert pipeline("workflows", columns=columns).plain() == expected
 
 
-def test_workflows_are_told_to_programs_in_the_same_words(db: Database, pipeline: Pipeline) -> None:
+def test_the_json_of_workflows_has_the_same_texts(db: Database, pipeline: Pipeline) -> None:
     three_workflows(db)
     found = {each["name"]: each for each in pipeline("workflows", "--json").json}
     assert (found["billing"]["status"], found["billing"]["waiting"]) == ("error", 1)
@@ -73,14 +73,12 @@ def test_one_workflow_is_shown_with_handlers_topics_blocks_and_acts(db: Database
     three_workflows(db)
     assert pipeline("pause", "billing", "-m", "wait").code == 0
     shown = pipeline("workflows", "show", "billing", columns=80)
-    for words in ("orders.paid    send", "send  consumer  0     1", "approval", "workflow.pause  ada", "wait"):
-        assert words in shown.out
+    for text in ("orders.paid    send", "send  consumer  0     1", "approval", "workflow.pause  ada", "wait"):
+        assert text in shown.out
     assert shown.plain() == pipeline("workflows", "billing", columns=80).plain()
 
 
-def test_a_name_that_is_not_known_is_answered_with_the_one_that_may_have_been_meant(
-    db: Database, pipeline: Pipeline
-) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_known_name(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     for command in (
         ("workflows", "biling"),
@@ -99,11 +97,11 @@ def test_a_name_that_is_not_known_is_answered_with_the_one_that_may_have_been_me
     assert "Did you mean 'orders.paid'?" in pipeline("events", "--workflow", "billing", "--topic", "order.paid").err
 
 
-def test_whoever_has_no_code_sees_what_waits_without_what_the_code_would_explain(
+def test_without_the_workflows_code_parameters_are_hidden(
     db: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_workflow(db)
-    row = scenarios.a_question(db)
+    row = scenarios.an_indeterminate_mutation(db)
     monkeypatch.setenv("PIPELINE_WORKFLOWS", "not.there")
     found = pipeline("mutations", str(row.id))
     assert (found.code, "Requests are shown without their parameters." in found.err) == (0, True)
@@ -118,8 +116,8 @@ def test_a_shell_completes_commands_and_the_names_of_workflows(
     a_workflow(db)
     asked = {"_PIPELINE_COMPLETE": "complete_bash", "PIPELINE_DATABASE_URL": database_url}
 
-    def offered(words: str, number: int) -> list[str]:
-        given = {**os.environ, **asked, "COMP_WORDS": words, "COMP_CWORD": str(number)}
+    def offered(text: str, number: int) -> list[str]:
+        given = {**os.environ, **asked, "COMP_WORDS": text, "COMP_CWORD": str(number)}
         done = subprocess.run([PIPELINE], env=given, capture_output=True, text=True, timeout=60, check=False)
         return done.stdout.split()
 
@@ -127,7 +125,7 @@ def test_a_shell_completes_commands_and_the_names_of_workflows(
     assert offered("pipeline pause bil", 2) == ["billing"]
 
 
-def test_nothing_to_show_is_said_in_a_sentence(db: Database, pipeline: Pipeline) -> None:
+def test_an_empty_list_is_a_sentence(db: Database, pipeline: Pipeline) -> None:
     del db
     assert pipeline("workflows").out.startswith("No workflow is registered yet.")
     assert pipeline("runs").out == "No such run.\n"
@@ -152,7 +150,7 @@ UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU  committed              AA   billing/send""
 def test_runs_are_listed_newest_first_and_filtered(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db, concurrency=9, on_uncertain="contain")
     done = scenarios.a_done_order(db)
-    scenarios.a_question(db, "order-2")
+    scenarios.an_indeterminate_mutation(db, "order-2")
     some_events(db, "order-3")
     failed = stopped(db, a_run(db, Phase.PREPARED))
     assert pipeline("runs", columns=80).plain() == RUNS_AT_80
@@ -161,8 +159,8 @@ def test_runs_are_listed_newest_first_and_filtered(db: Database, pipeline: Pipel
     assert [run["id"] for run in pipeline("runs", "--status", "committed", "--json").json] == [str(done.id)]
     assert pipeline("runs", "--status", "active", "--json").json == []
     assert len(pipeline("runs", "--limit", "1", "--json").json) == 1
-    looked = pipeline("runs", "--status", "committed", "--recent", "1")
-    assert "Only the newest 1 runs were searched; --recent searches more." in looked.out
+    found = pipeline("runs", "--status", "committed", "--recent", "1")
+    assert "Only the newest 1 runs were searched; --recent searches more." in found.out
 
 
 RUN_AT_80 = """\
@@ -206,18 +204,18 @@ def test_one_run_is_shown_with_its_inputs_outputs_mutation_timeline_and_what_is_
     a_workflow(db)
     run = scenarios.a_done_order(db)
     assert pipeline("runs", str(run.id), columns=80).plain() == RUN_AT_80
-    told = pipeline("runs", "show", str(run.id)[:23], "--json").json
-    assert (told["run"]["id"], told["mutation"]["status"]) == (str(run.id), "applied")
-    assert [moment["description"] for moment in told["timeline"]][-1] == "committed"
-    assert told["advice"] == {"text": "Nothing. It is done.", "commands": []}
+    shown_json = pipeline("runs", "show", str(run.id)[:23], "--json").json
+    assert (shown_json["run"]["id"], shown_json["mutation"]["status"]) == (str(run.id), "applied")
+    assert [moment["description"] for moment in shown_json["timeline"]][-1] == "committed"
+    assert shown_json["advice"] == {"text": "Nothing. It is done.", "commands": []}
 
 
-def test_a_stopped_run_says_what_to_type(db: Database, pipeline: Pipeline) -> None:
+def test_a_stopped_run_names_the_command_to_type(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     blocked = scenarios.a_blocked_workflow(db)
-    told = pipeline("runs", str(blocked.id), "--json").json
-    assert told["advice"]["commands"] == ['pipeline resume billing -m "why"']
-    assert [moment["description"] for moment in told["timeline"]][-2:] == ["stopped", "workflow blocked"]
+    shown_json = pipeline("runs", str(blocked.id), "--json").json
+    assert shown_json["advice"]["commands"] == ['pipeline resume billing -m "why"']
+    assert [moment["description"] for moment in shown_json["timeline"]][-2:] == ["stopped", "workflow blocked"]
     assert pipeline("resume", "billing", "-m", "new key").code == 0
     assert pipeline("runs", str(blocked.id), "--json").json["advice"]["commands"] == []
     failed = stopped(db, a_run(db, Phase.PREPARED), FailureKind.LOGIC)
@@ -225,7 +223,7 @@ def test_a_stopped_run_says_what_to_type(db: Database, pipeline: Pipeline) -> No
     assert advice["commands"] == ['pipeline maintenance exit billing -m "why"']
 
 
-def test_an_id_that_is_none_or_not_there_or_of_several_is_refused_with_what_was_expected(
+def test_a_malformed_unknown_or_ambiguous_id_is_refused_with_what_was_expected(
     db: Database, pipeline: Pipeline
 ) -> None:
     a_workflow(db, concurrency=9)
@@ -260,8 +258,12 @@ def test_events_are_found_by_workflow_topic_status_key_and_message_id(db: Databa
     assert ids("--key", "ada") == ["order-2"]
     assert ids("--message-id", "order-1") == ["order-1"]
     assert ids("--message-id", "order-1", "--status", "pending") == []
-    told = pipeline("events", str(waits), "--json").json
-    assert (told["event"]["key"], told["payload"], told["deliveries"][0]["status"]) == ("ada", None, "pending")
+    shown_json = pipeline("events", str(waits), "--json").json
+    assert (shown_json["event"]["key"], shown_json["payload"], shown_json["deliveries"][0]["status"]) == (
+        "ada",
+        None,
+        "pending",
+    )
     assert pipeline("events", str(waits), "--payload", "--json").json["payload"] == {"n": 0}
 
 
@@ -270,13 +272,13 @@ def test_one_event_is_shown_with_its_deliveries_and_what_each_caused(db: Databas
     run = scenarios.a_done_order(db)
     event = run.event_ids[0]
     shown = pipeline("events", "show", str(event), columns=80).out
-    for words in ("send: consumed", str(run.id), "receipt of order-1", "count: pending"):
-        assert words in shown
+    for text in ("send: consumed", str(run.id), "receipt of order-1", "count: pending"):
+        assert text in shown
     deliveries = pipeline("events", str(event), "--json").json["deliveries"]
     assert {each["handler"]: len(each["runs"]) for each in deliveries} == {"count": 0, "send": 1}
 
 
-def test_an_event_that_a_run_let_go_still_names_that_run(db: Database, pipeline: Pipeline) -> None:
+def test_an_event_names_also_a_run_that_released_it(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     (event,) = some_events(db, "order-1")
     stopped(db, a_run(db, Phase.PREPARED), FailureKind.LOGIC)

@@ -1,4 +1,4 @@
-"""What a person types is done, kept in the audit, and said; what follows from it is rung for."""
+"""Acts of an operator: done, audited, reported, and workers notified."""
 
 import os
 import subprocess
@@ -36,24 +36,24 @@ def test_a_workflow_is_paused_and_resumed_with_who_and_why(db: Database, pipelin
     assert "billing continues." in pipeline("resume", "billing", "-m", "done").out
     assert status_of(db) == "active"
     assert audited(db) == [("workflow.pause", "bob", "stock-taking"), ("workflow.resume", "ada", "done")]
-    told = pipeline("pause", "billing", "--json").json
-    assert (told["workflow"], told["is_changed"], told["is_notified"]) == ("billing", True, None)
+    output = pipeline("pause", "billing", "--json").json
+    assert (output["workflow"], output["is_changed"], output["is_notified"]) == ("billing", True, None)
     pipeline("resume", "billing")
 
 
-def test_resuming_lifts_what_waits_for_a_person_and_is_refused_over_an_unknown_outcome(
+def test_resume_lifts_blocks_for_operators_and_is_refused_over_an_unknown_outcome(
     db: Database, pipeline: Pipeline
 ) -> None:
     a_workflow(db)
     scenarios.a_blocked_workflow(db)
     assert "1 block was lifted" in pipeline("resume", "billing", "-m", "new password").out
-    row = scenarios.a_question(db, "order-2")
+    row = scenarios.an_indeterminate_mutation(db, "order-2")
     refused = pipeline("resume", "billing", "-m", "go on")
     assert (refused.code, str(row.id) in refused.err) == (2, True)
     assert "Settle it first" in refused.err
 
 
-def test_maintenance_is_entered_with_a_reason_and_left_by_a_person(db: Database, pipeline: Pipeline) -> None:
+def test_maintenance_is_entered_with_a_reason_and_ended_by_an_operator(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     assert "gave no reason" in pipeline("maintenance", "enter", "billing").err
     assert workflow_row(db).maintenance is False
@@ -68,12 +68,12 @@ def test_maintenance_is_entered_with_a_reason_and_left_by_a_person(db: Database,
     assert acts == ["workflow.enter_maintenance", "workflow.resume", "workflow.exit_maintenance"]
 
 
-def test_a_request_is_shown_and_then_allowed_exactly_as_it_was_shown(db: Database, pipeline: Pipeline) -> None:
+def test_a_request_is_shown_and_then_approved_exactly_as_shown(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    row = scenarios.a_request_to_allow(db)
-    told = pipeline("mutations", str(row.id), "--json").json
-    assert told["mutation"]["request_hash"] == row.request_hash
-    assert told["advice"]["commands"][0] == f'pipeline approve {row.id} -m "why"'
+    row = scenarios.a_pending_approval(db)
+    output = pipeline("mutations", str(row.id), "--json").json
+    assert output["mutation"]["request_hash"] == row.request_hash
+    assert output["advice"]["commands"][0] == f'pipeline approve {row.id} -m "why"'
     done = pipeline("approve", str(row.id)[:30], "-m", "within budget")
     assert (done.code, f"{row.id}: approved" in done.out) == (0, True), done.err
     assert the_mutation(db, row.id).approved_by == "ada"
@@ -84,9 +84,9 @@ def test_a_request_is_shown_and_then_allowed_exactly_as_it_was_shown(db: Databas
     assert "approved" in pipeline("mutations", str(row.id)).out
 
 
-def test_a_request_is_refused_with_a_reason_and_its_events_are_skipped(db: Database, pipeline: Pipeline) -> None:
+def test_a_request_is_rejected_with_a_reason_and_its_events_are_skipped(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    row = scenarios.a_request_to_allow(db)
+    row = scenarios.a_pending_approval(db)
     assert "gave no reason" in pipeline("reject", str(row.id)).err
     done = pipeline("reject", str(row.id), "-m", "not this customer", "--json").json
     assert (done["mutation"], done["act"]) == (str(row.id), "rejected")
@@ -95,13 +95,13 @@ def test_a_request_is_refused_with_a_reason_and_its_events_are_skipped(db: Datab
     assert event_status(db, event) == "skipped"
 
 
-def test_a_question_is_answered_and_the_answer_says_what_follows(db: Database, pipeline: Pipeline) -> None:
+def test_a_mutation_is_resolved_and_the_consequence_is_printed(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db, concurrency=9, on_uncertain="contain")
-    row = scenarios.a_question(db)
+    row = scenarios.an_indeterminate_mutation(db)
     done = pipeline("resolve", "happened", str(row.id)[:30], "-m", "seen in the log", "--result", '{"id": 7}')
     assert done.out.startswith(f"{row.id}: happened\n`next` runs with that result")
     assert the_mutation(db, row.id).result == {"id": 7}
-    other = scenarios.a_question(db, "order-2")
+    other = scenarios.an_indeterminate_mutation(db, "order-2")
     shown = pipeline("resolve", "skip", "--workflow", "billing", "-m", "old", "--json").json
     assert (shown["is_done"], shown["resolutions"]) == (False, [{"mutation": str(other.id), "kind": "skip"}])
     taken = pipeline("resolve", "skip", "--workflow", "billing", "-m", "old", "--yes", "--json").json
@@ -109,7 +109,7 @@ def test_a_question_is_answered_and_the_answer_says_what_follows(db: Database, p
 
 
 @pytest.mark.broken_on_purpose
-def test_a_late_effect_is_acknowledged_and_not_spoken_of_any_more(db: Database, pipeline: Pipeline) -> None:
+def test_an_acknowledged_late_effect_is_no_longer_reported(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     row = scenarios.a_late_effect(db)
     (item,) = pipeline("attention", "--json").json
@@ -121,20 +121,20 @@ def test_a_late_effect_is_acknowledged_and_not_spoken_of_any_more(db: Database, 
     assert "Cannot acknowledge" in pipeline("acknowledge", str(row.id), "-m", "again").err
 
 
-def test_an_event_that_moved_meanwhile_is_refused_by_name_and_the_others_are_done(
+def test_an_event_that_changed_meanwhile_is_refused_and_the_others_are_done(
     db: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_workflow(db)
-    first, second = (scenarios.an_event_aside(db, f"order-{n}") for n in (1, 2))
-    look = Quarantine.entries
+    first, second = (scenarios.a_quarantined_event(db, f"order-{n}") for n in (1, 2))
+    entries = Quarantine.entries
 
-    def looked_too_early(desk: Quarantine, which: QuarantineFilter, *, limit: int = 100) -> list[QuarantineEntry]:
-        found = look(desk, which, limit=limit)
+    def outdated_entries(client: Quarantine, which: QuarantineFilter, *, limit: int = 100) -> list[QuarantineEntry]:
+        found = entries(client, which, limit=limit)
         with db.transaction() as tx:
             events.release(tx, "billing", "send", first, SOMEBODY)
         return found
 
-    monkeypatch.setattr(Quarantine, "entries", looked_too_early)
+    monkeypatch.setattr(Quarantine, "entries", outdated_entries)
     done = pipeline("quarantine", "release", "--workflow", "billing", "--handler", "send", "-m", "mended", "--yes")
     assert done.code == 1
     assert "1 released, 1 refused" in done.out
@@ -142,11 +142,9 @@ def test_an_event_that_moved_meanwhile_is_refused_by_name_and_the_others_are_don
     assert event_status(db, second) == "pending"
 
 
-def test_events_set_aside_are_shown_first_and_then_handed_back_or_gone_on_without(
-    db: Database, pipeline: Pipeline
-) -> None:
+def test_quarantined_events_are_shown_first_and_then_released_or_skipped(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    first, second, third = (scenarios.an_event_aside(db, f"order-{n}") for n in (1, 2, 3))
+    first, second, third = (scenarios.a_quarantined_event(db, f"order-{n}") for n in (1, 2, 3))
     listed = pipeline("quarantine", "list", columns=80)
     assert "no such customer" in listed.out
     assert [each["event_id"] for each in pipeline("quarantine", "list", "--json").json] == [first, second, third]
@@ -165,7 +163,7 @@ def test_events_set_aside_are_shown_first_and_then_handed_back_or_gone_on_withou
     assert "event.release" in pipeline("events", str(first)).out
 
 
-def test_a_waiting_event_is_set_aside_or_skipped_for_one_consumer(db: Database, pipeline: Pipeline) -> None:
+def test_a_waiting_event_is_quarantined_or_skipped_for_one_consumer(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db, consumers=("send", "count"))
     first, second = some_events(db, "order-1", "order-2")
     of = ("--workflow", "billing", "--handler", "count")
@@ -178,17 +176,17 @@ def test_a_waiting_event_is_set_aside_or_skipped_for_one_consumer(db: Database, 
     assert "There is no event '999999'" in pipeline("quarantine", "release", "999999", "--yes", "-m", "x").err
 
 
-def test_what_becomes_due_is_rung_for_at_once_and_a_broker_that_is_away_is_said(
+def test_workers_are_notified_at_once_and_an_unreachable_broker_is_reported(
     db: Database, database_url: str, tmp_path: Path
 ) -> None:
     a_workflow(db)
-    row = scenarios.a_request_to_allow(db)
+    row = scenarios.a_pending_approval(db)
     with own_broker(tmp_path / "broker") as broker_url, redis.Redis.from_url(broker_url) as client:
-        told = typed(database_url, broker_url, "resume", "billing")
+        output = typed(database_url, broker_url, "resume", "billing")
         approved = typed(database_url, broker_url, "approve", str(row.id), "-m", "fine", "--unseen")
         rung = [client.llen(queue) for queue in ("pipeline.schedule", "pipeline.mutate")]
-    assert ("Workers were notified." in told.stdout, "Workers were notified." in approved.stdout) == (True, True), (
-        told.stderr
+    assert ("Workers were notified." in output.stdout, "Workers were notified." in approved.stdout) == (True, True), (
+        output.stderr
     )
     assert rung == [1, 1]
     away = typed(database_url, "redis://127.0.0.1:1/0", "resume", "billing")
@@ -203,11 +201,11 @@ def typed(database_url: str, broker_url: str, *arguments: str) -> subprocess.Com
     return subprocess.run([PIPELINE, *arguments], env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_every_kind_of_thing_that_waits_is_listed_with_the_command_to_type(db: Database, pipeline: Pipeline) -> None:
+def test_every_kind_of_waiting_item_is_listed_with_its_commands(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db, concurrency=9, on_uncertain="contain")
-    question = scenarios.a_question(db)
-    request = scenarios.a_request_to_allow(db, "order-2")
-    aside = scenarios.an_event_aside(db, "order-3")
+    indeterminate = scenarios.an_indeterminate_mutation(db)
+    request = scenarios.a_pending_approval(db, "order-2")
+    aside = scenarios.a_quarantined_event(db, "order-3")
     scenarios.a_blocked_workflow(db, "order-4")
     with db.transaction() as tx:
         workflows.enter_maintenance(tx, "billing", "wrong tax rate", Actor(name="ada"))
@@ -217,7 +215,7 @@ def test_every_kind_of_thing_that_waits_is_listed_with_the_command_to_type(db: D
     assert kinds == ["indeterminate", "approval", "quarantined", "blocked", "maintenance", "breaker"]
     commands = [item["commands"][-1] for item in items]
     assert commands == [
-        f'pipeline resolve skip {question.id} -m "why"',
+        f'pipeline resolve skip {indeterminate.id} -m "why"',
         f'pipeline reject {request.id} -m "why"',
         'pipeline quarantine skip --workflow billing --handler send -m "why"',
         'pipeline resume billing -m "why"',
@@ -234,7 +232,7 @@ def test_every_kind_of_thing_that_waits_is_listed_with_the_command_to_type(db: D
 
 
 @pytest.mark.broken_on_purpose
-def test_events_of_a_handler_that_is_gone_and_broken_promises_wait_for_a_person_too(
+def test_events_of_a_retired_handler_and_broken_invariants_wait_for_an_operator(
     db: Database, pipeline: Pipeline
 ) -> None:
     a_workflow(db)

@@ -1,4 +1,4 @@
-"""What an operator reads is plain: no line of somebody else's, nothing twice, ages that say what they count."""
+"""Output is plain: no faked lines, no repetition, clear ages."""
 
 import logging
 
@@ -10,9 +10,9 @@ from tests.cli.conftest import Pipeline
 from tests.factories import a_workflow
 
 
-def test_the_words_of_an_outside_system_cannot_pass_for_a_line_of_the_list(db: Database, pipeline: Pipeline) -> None:
+def test_an_outside_systems_error_cannot_fake_a_line_of_the_list(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    scenarios.an_event_aside(db)
+    scenarios.a_quarantined_event(db)
     pipeline("maintenance", "enter", "billing", "-m", "wrong\n\nblocked  run 7 of billing\n    rm -rf /")
     shown = pipeline("attention").out
     assert "wrong\\n\\nblocked  run 7 of billing\\n    rm -rf /" in shown
@@ -24,15 +24,15 @@ def test_an_operation_without_a_title_is_named_once(
     db: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_workflow(db)
-    scenarios.a_request_to_allow(db)
+    scenarios.a_pending_approval(db)
     assert "  mail.send: Mail to someone@example.org: waits for approval\n" in pipeline("attention").out
     monkeypatch.setenv("PIPELINE_WORKFLOWS", "")
     assert "  mail.send: waits for approval\n" in pipeline("attention").out
 
 
-def test_the_age_of_what_was_set_aside_is_said_to_be_that_of_its_oldest_event(db: Database, pipeline: Pipeline) -> None:
+def test_the_age_of_quarantined_events_is_that_of_the_oldest(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    scenarios.an_event_aside(db)
+    scenarios.a_quarantined_event(db)
     (line,) = [line for line in pipeline("attention").out.splitlines() if line.startswith("quarantined")]
     assert "handler send of billing  oldest " in line
     assert "  for " not in line
@@ -49,7 +49,7 @@ def test_breakers_are_listed_with_ages(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("command", [("breaker", "open", "mail.send", "-m", "outage"), ("doctor",)])
-def test_the_log_lines_of_a_command_are_not_for_the_person_who_typed_it(
+def test_a_command_prints_no_log_lines(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(logging.getLogger("pipeline"), "handlers", [])
@@ -58,17 +58,17 @@ def test_the_log_lines_of_a_command_are_not_for_the_person_who_typed_it(
     pipeline("breaker", "close", "mail.send")
 
 
-def test_an_act_on_a_read_only_database_names_the_primary_and_does_not_ask_to_be_repeated(
+def test_an_act_on_a_replica_names_the_primary_and_does_not_ask_to_be_repeated(
     db: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_workflow(db)
     monkeypatch.setenv("PGOPTIONS", "-c default_transaction_read_only=on")
     assert pipeline("workflows").code == 0
-    told = pipeline("pause", "billing", "-m", "stock-taking")
-    assert (told.code, told.out) == (3, "")
-    assert "read-only, as a standby is" in told.err
-    assert "the primary" in told.err
-    assert "repeat it" not in told.err
+    output = pipeline("pause", "billing", "-m", "stock-taking")
+    assert (output.code, output.out) == (3, "")
+    assert "read-only, as a standby is" in output.err
+    assert "the primary" in output.err
+    assert "repeat it" not in output.err
 
 
 def test_the_help_says_which_acts_need_a_reason(pipeline: Pipeline) -> None:

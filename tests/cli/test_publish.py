@@ -1,4 +1,4 @@
-"""``pipeline publish``: what goes in, what is told, and what stays when something is wrong in the middle."""
+"""``pipeline publish``: input, reports, and events that stay after an error."""
 
 import io
 import json
@@ -48,14 +48,14 @@ def published(db: Database) -> int:
         return int(tx.all(Statement[Any]("SELECT count(*) FROM pipeline.events"))[0][0])
 
 
-def test_json_names_what_was_new_and_what_was_there(run: Run) -> None:
+def test_json_lists_new_and_repeated_message_ids(run: Run) -> None:
     run("1", "--message-id", "l1")
     found = json.loads(run("--file", "-", "--json", given=lines(3)).stdout)
     assert (found["new"], found["repeated"], found["replaced"]) == (["l0", "l2"], ["l1"], [])
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "message"),
     [
         ("{", "Line 703 is no JSON"),
         ('{"payload": 1}', "Line 703: message_id: Field required"),
@@ -66,18 +66,18 @@ def test_json_names_what_was_new_and_what_was_there(run: Run) -> None:
     ],
     ids=["broken", "nameless", "list", "deep", "latin", "nan"],
 )
-def test_a_bad_line_is_named_by_its_number_and_what_went_before_is_told_and_stays(
-    run: Run, db: Database, bad: str | bytes, words: str
+def test_a_bad_line_is_named_by_its_number_and_events_before_it_stay(
+    run: Run, db: Database, bad: str | bytes, message: str
 ) -> None:
     given = lines(702).encode() + (bad if isinstance(bad, bytes) else bad.encode()) + b"\n"
     done = run("--file", "-", given=given)
     assert isinstance(done.exception, InvalidInputError | PayloadError)
-    assert words in str(done.exception)
+    assert message in str(done.exception)
     assert "500 new, 0 repeated, 0 replaced before this error; they stay" in done.stderr
     assert published(db) == 500
 
 
-def test_an_interruption_tells_what_went_before(run: Run, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_reports_the_events_before_it(run: Run, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_parse_json", interrupted_at(1200, command._parse_json))
     done = run("--file", "-", given=lines(2000))
     assert "1000 new, 0 repeated, 0 replaced before this error; they stay" in done.stderr
@@ -93,7 +93,7 @@ def interrupted_at(number: int, read: Callable[..., Any]) -> Callable[..., Any]:
     return reads
 
 
-def test_a_file_with_a_mark_at_its_start_carriage_returns_and_empty_lines_is_fine(
+def test_a_file_with_byte_order_mark_carriage_returns_and_empty_lines_is_read(
     run: Run, db: Database, tmp_path: Path
 ) -> None:
     file = tmp_path / "orders.jsonl"
@@ -103,7 +103,7 @@ def test_a_file_with_a_mark_at_its_start_carriage_returns_and_empty_lines_is_fin
 
 
 @pytest.mark.parametrize("name", ["nowhere.jsonl", ""], ids=["no file", "a folder"])
-def test_what_cannot_be_read_is_named(run: Run, tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(run: Run, tmp_path: Path, name: str) -> None:
     done = run("--file", str(tmp_path / name))
     assert isinstance(done.exception, InvalidInputError)
     assert "cannot be read" in str(done.exception)
@@ -120,7 +120,7 @@ def test_the_largest_payload_is_that_of_the_settings(run: Run) -> None:
     assert run(json.dumps("x" * 400_000), "--message-id", "x", PIPELINE_MAX_PAYLOAD_BYTES="500000").exit_code == 0
 
 
-def test_what_came_through_a_pipe_is_published_and_rung_for_while_more_may_come(
+def test_lines_of_a_pipe_are_published_and_notified_while_the_pipe_is_open(
     run: Run, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rung: list[int] = []
@@ -137,7 +137,7 @@ def test_what_came_through_a_pipe_is_published_and_rung_for_while_more_may_come(
 
 
 @pytest.mark.parametrize("size", [1, 7, 65_536])
-def test_lines_are_given_as_they_are_however_they_come(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_the_same_for_every_size_of_reads(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(given: bytes) -> list[bytes]:
         stream: Any = io.BytesIO(given)
         return [line for lines, _ in command._lines_at_once(stream) for line in lines]
@@ -149,7 +149,7 @@ def test_lines_are_given_as_they_are_however_they_come(size: int, monkeypatch: p
     assert read(b"") == []
 
 
-def test_a_file_is_rung_for_once_and_not_for_each_read(
+def test_a_file_notifies_workers_once_and_not_for_each_read(
     run: Run, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rung: list[int] = []

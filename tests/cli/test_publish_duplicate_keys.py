@@ -1,4 +1,4 @@
-"""What is published from a shell has every key once: of two values for one key nobody knows which was meant."""
+"""``pipeline publish`` refuses JSON objects with duplicate keys."""
 
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,13 @@ def test_a_line_with_a_key_twice_is_refused_by_its_number(
     a_workflow(db)
     file = tmp_path / "events.jsonl"
     file.write_text(f'{{"message_id": "good", "payload": {{}}}}\n{line}\n')
-    said = pipeline("publish", "billing", IN, "--file", str(file))
-    assert (said.code, f"Line 2 is no JSON: the key '{key}' is there twice" in said.err) == (2, True)
+    output = pipeline("publish", "billing", IN, "--file", str(file))
+    assert (output.code, f"Line 2 is no JSON: the key '{key}' is there twice" in output.err) == (2, True)
     assert published(db) == []
 
 
 def test_a_payload_with_a_key_twice_is_refused(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    said = pipeline("publish", "billing", IN, '{"n": 1, "n": 2}', "--message-id", "a")
-    assert (said.code, "the key 'n' is there twice" in said.err) == (2, True)
+    output = pipeline("publish", "billing", IN, '{"n": 1, "n": 2}', "--message-id", "a")
+    assert (output.code, "the key 'n' is there twice" in output.err) == (2, True)
     assert published(db) == []

@@ -1,4 +1,4 @@
-"""The desk on the command line: what waits is listed, settled with a reason, and shown before it happens."""
+"""Resolve mutations on the command line: list, preview, resolve with a reason."""
 
 import json
 from datetime import timedelta
@@ -15,7 +15,7 @@ from tests.support import unanswered_mail_workflow
 
 @pytest.fixture
 def run(db: Database) -> Inline:
-    """Three letters whose mail nobody knows about, and one that waits."""
+    """Create three indeterminate mutations and one pending event."""
     made = Inline(db, [unanswered_mail_workflow.counter], [unanswered_mail_workflow.mail])
     made.publish(unanswered_mail_workflow.letters, *({"to": f"{name}@example.org"} for name in ("ada", "bob", "cy")))
     made.run()
@@ -27,16 +27,16 @@ def listed(pipeline: Pipeline, *options: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_waits_is_listed_without_what_is_redacted(run: Inline, pipeline: Pipeline) -> None:
+def test_unresolved_mutations_are_listed_redacted(run: Inline, pipeline: Pipeline) -> None:
     shown = pipeline("mutations")
     assert "Mail to ada@example.org" in shown.out
     assert "3 indeterminate" in shown.out
-    assert "secret words" not in shown.out + json.dumps(listed(pipeline))
+    assert "secret text" not in shown.out + json.dumps(listed(pipeline))
     assert listed(pipeline, "--status", "applied") == []
     _settle(run)
 
 
-def test_one_is_settled_with_a_reason_and_refused_without(run: Inline, pipeline: Pipeline) -> None:
+def test_a_mutation_is_resolved_with_a_reason_and_refused_without(run: Inline, pipeline: Pipeline) -> None:
     first = listed(pipeline)[0]["id"]
     refused = pipeline("resolve", "happened", first)
     assert (refused.code, "gave no reason" in refused.err) == (2, True)
@@ -49,7 +49,7 @@ def test_one_is_settled_with_a_reason_and_refused_without(run: Inline, pipeline:
     _settle(run)
 
 
-def test_many_are_shown_first_and_settled_when_asked_to(run: Inline, pipeline: Pipeline) -> None:
+def test_many_mutations_are_shown_first_and_resolved_with_yes(run: Inline, pipeline: Pipeline) -> None:
     nothing = pipeline("resolve", "skip", "-m", "old")
     assert "No mutation was selected" in nothing.err
     preview = pipeline("resolve", "skip", "--operation", "mail.send", "-m", "old")
@@ -60,7 +60,7 @@ def test_many_are_shown_first_and_settled_when_asked_to(run: Inline, pipeline: P
     run.run_until_idle()
 
 
-def test_an_export_settles_what_it_lists(run: Inline, pipeline: Pipeline, tmp_path: Path) -> None:
+def test_an_export_resolves_the_mutations_it_lists(run: Inline, pipeline: Pipeline, tmp_path: Path) -> None:
     export = tmp_path / "sent.csv"
     export.write_text("recipient,id\nada@example.org,1\nzoe@example.org,2\n")
     given = (
@@ -81,7 +81,7 @@ def test_an_export_settles_what_it_lists(run: Inline, pipeline: Pipeline, tmp_pa
     _settle(run)
 
 
-def test_an_export_answers_nothing_where_older_rows_of_the_ledger_were_not_looked_at(
+def test_an_export_resolves_nothing_while_older_rows_of_the_ledger_were_not_searched(
     run: Inline, pipeline: Pipeline, tmp_path: Path
 ) -> None:
     export = tmp_path / "sent.csv"
@@ -106,16 +106,14 @@ def test_an_export_answers_nothing_where_older_rows_of_the_ledger_were_not_looke
 def test_connectors_are_listed_with_their_grades(pipeline: Pipeline) -> None:
     done = pipeline("connectors", "--json")
     assert [(row["operation"], row["grade"]) for row in done.json] == [("folders", "read"), ("send", "C")]
-    said = pipeline("connectors").out
-    assert "2 operations" in said
-    assert "C: an operator must resolve an unknown outcome; a request that arrives twice counts once." in said
-    assert "a new run sends under a new key" in said
-    assert "\nD: " not in said
+    output = pipeline("connectors").out
+    assert "2 operations" in output
+    assert "C: an operator must resolve an unknown outcome; a request that arrives twice counts once." in output
+    assert "a new run sends under a new key" in output
+    assert "\nD: " not in output
 
 
-def test_whoever_may_say_that_it_did_not_happen_is_told_that_a_new_run_sends_under_a_new_key(
-    db: Database, pipeline: Pipeline
-) -> None:
+def test_did_not_happen_warns_that_a_new_run_sends_under_a_new_key(db: Database, pipeline: Pipeline) -> None:
     run = Inline(
         Database(db.engine, clock_offset=timedelta(hours=-1)),
         [unanswered_mail_workflow.counter],
@@ -129,7 +127,7 @@ def test_whoever_may_say_that_it_did_not_happen_is_told_that_a_new_run_sends_und
     assert "a new run sends it under a new key." in done.out, done.err
 
 
-def test_a_plan_prints_what_would_go_out(db: Database, pipeline: Pipeline) -> None:
+def test_a_plan_prints_the_requests_that_would_be_sent(db: Database, pipeline: Pipeline) -> None:
     run = Inline(db, [unanswered_mail_workflow.counter], [unanswered_mail_workflow.mail])
     run.publish(unanswered_mail_workflow.letters, {"to": "ada@example.org"}, {"to": "bob@example.org"})
     done = pipeline("plan", "counter", "--json")
@@ -166,6 +164,6 @@ def test_a_breaker_is_opened_listed_and_closed(pipeline: Pipeline) -> None:
 
 
 def _settle(run: Inline) -> None:
-    """Leave nothing behind that an invariant would speak of."""
+    """Resolve everything, so that no invariant is overdue."""
     run.advance(timedelta(seconds=1))
     run.run_until_idle()

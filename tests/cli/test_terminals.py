@@ -1,4 +1,4 @@
-"""Text from outside on a terminal, a database of another version, and folders that cannot be used."""
+"""Control characters, other schema versions, and unusable folders."""
 
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from tests.support.scripted_consumers import Shop
     ("given", "seen"),
     [("a\x1b[2Jb", "a\\x1b[2Jb"), ("a\rb", "a\\x0db"), ("a\x9bb", "a\\x9bb"), ("a\tb\nc é", "a\tb\\nc é"), (7, "7")],
 )
-def test_what_would_move_a_cursor_is_spelt_out(given: object, seen: str) -> None:
+def test_control_characters_are_escaped(given: object, seen: str) -> None:
     assert printable(given) == seen
 
 
-def test_the_words_of_an_error_clear_no_screen(db: Database, pipeline: Pipeline) -> None:
+def test_an_error_message_cannot_clear_the_screen(db: Database, pipeline: Pipeline) -> None:
     def fail(*_: object) -> None:
         raise LogicError("evil \x1b[2J\x1b]0;title\x07")
 

@@ -1,4 +1,4 @@
-"""One frame of everything, printed or live."""
+"""``pipeline top``: one frame, or live."""
 
 import os
 import pty
@@ -31,10 +31,10 @@ billing   paused  0/1   0        AA      R.R   R.R
 1 item waits for an operator; `pipeline attention` lists the commands"""
 
 
-def test_one_frame_has_workflows_rates_and_what_waits(db: Database, pipeline: Pipeline) -> None:
+def test_one_frame_has_workflows_rates_and_attention_items(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     scenarios.a_done_order(db)
-    row = scenarios.a_question(db, "order-2")
+    row = scenarios.an_indeterminate_mutation(db, "order-2")
     frame = pipeline("top", "--once", columns=80)
     title, _, rest = frame.plain().partition("\n\n")
     assert "1 workflow" in title
@@ -42,11 +42,11 @@ def test_one_frame_has_workflows_rates_and_what_waits(db: Database, pipeline: Pi
     assert rest.replace("0.1", "R.R").replace("0.0", "R.R").startswith(AT_80)
     wide = pipeline("top", "--once", columns=140).out
     assert "reconciliation: division by zero" in wide
-    told = pipeline("top", "--json").json
-    assert told["throughput"]["billing"]["committed"] > 0
-    assert told["throughput"]["billing"]["published"] > 0
-    assert [item["subject"] for item in told["attention"]] == [f"mutation {row.id}"]
-    assert "tick" in told["late_sweeps"]
+    output = pipeline("top", "--json").json
+    assert output["throughput"]["billing"]["committed"] > 0
+    assert output["throughput"]["billing"]["published"] > 0
+    assert [item["subject"] for item in output["attention"]] == [f"mutation {row.id}"]
+    assert "tick" in output["late_sweeps"]
 
 
 def test_a_narrow_terminal_cuts_and_folds_no_id(db: Database, database_url: str) -> None:

@@ -1,4 +1,4 @@
-"""From whatever a person knows to where it began, and from there to all that followed."""
+"""``pipeline trace``: from any id up to the roots and down to all effects."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.support.table_reads import rows
 
 
 def two_steps(db: Database) -> tuple[Any, Any]:
-    """An order, the run that sent its receipt, and the run that filed the receipt."""
+    """Create an order, the run that sent its receipt, and the run that filed it."""
     spec = WorkflowSpec(
         name="billing",
         topics=(TopicSpec(name=IN), TopicSpec(name=OUT), TopicSpec(name="filed")),
@@ -41,14 +41,14 @@ def a_filed_receipt(db: Database) -> Any:
 
 
 def shape(node: dict[str, Any]) -> Any:
-    """A tree as kinds alone."""
+    """Reduce a tree to the kinds of its nodes."""
     return {node["kind"]: [shape(child) for child in node["children"]]}
 
 
 WHOLE = {"event": [{"run": [{"mutation": []}, {"event": [{"run": [{"event": []}]}]}]}]}
 
 
-def test_everything_an_input_caused_is_shown_from_wherever_one_starts(db: Database, pipeline: Pipeline) -> None:
+def test_the_whole_tree_is_shown_from_every_starting_point(db: Database, pipeline: Pipeline) -> None:
     first, second = two_steps(db)
     (event,) = first.event_ids
     for asked, noun in (
@@ -60,10 +60,10 @@ def test_everything_an_input_caused_is_shown_from_wherever_one_starts(db: Databa
         (str(first.mutation_id), "mutation"),
         (f"run:{first.id}", "mutation"),
     ):
-        told = pipeline("trace", asked, "--json").json
-        (root,) = told["roots"]
+        output = pipeline("trace", asked, "--json").json
+        (root,) = output["roots"]
         assert shape(root) == WHOLE, asked
-        assert told["match"]["noun"] == noun or asked.startswith("run:"), asked
+        assert output["match"]["noun"] == noun or asked.startswith("run:"), asked
         assert marks(root) == 1, asked
     drawn = pipeline("trace", "order-1", columns=80).out
     assert drawn.splitlines()[0].endswith("[send: consumed]  <- this")
@@ -75,16 +75,16 @@ def marks(node: dict[str, Any]) -> int:
     return int(node["is_match"]) + sum(marks(child) for child in node["children"])
 
 
-def test_a_result_is_found_by_what_the_outside_system_called_it(db: Database, pipeline: Pipeline) -> None:
+def test_a_mutation_is_found_by_the_outside_systems_id(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
-    row = scenarios.a_question(db)
+    row = scenarios.an_indeterminate_mutation(db)
     given = '{"charge": {"id": "ch_123", "number": 77001}}'
     assert pipeline("resolve", "happened", str(row.id), "-m", "seen", "--result", given).code == 0
     for asked in ("ch_123", "external:77001", f"key:run:{row.run_id}"):
         assert pipeline("trace", asked, "--json").json["match"]["id"] == str(row.id), asked
 
 
-def test_runs_that_let_an_event_go_are_in_its_tree(db: Database, pipeline: Pipeline) -> None:
+def test_runs_that_released_an_event_are_in_its_tree(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     some_events(db, "order-1")
     failed = stopped(db, a_run(db, Phase.PREPARED))
@@ -94,7 +94,7 @@ def test_runs_that_let_an_event_go_are_in_its_tree(db: Database, pipeline: Pipel
     assert [child["id"] for child in root["children"]] == [str(failed.id), str(done.id)]
 
 
-def test_a_run_whose_inputs_are_no_longer_kept_is_where_its_tree_begins(db: Database, pipeline: Pipeline) -> None:
+def test_a_run_whose_inputs_were_deleted_is_a_root(db: Database, pipeline: Pipeline) -> None:
     first, second = two_steps(db)
     for table, column in (("deliveries", "event_id"), ("events", "id")):
         rows(db, f"DELETE FROM pipeline.{table} WHERE {column} = :id RETURNING {column}", id=first.event_ids[0])
@@ -105,7 +105,7 @@ def test_a_run_whose_inputs_are_no_longer_kept_is_where_its_tree_begins(db: Data
     assert "1 input no longer kept" in pipeline("runs", str(first.id)).out
 
 
-def test_what_is_several_things_or_nothing_is_said(db: Database, pipeline: Pipeline) -> None:
+def test_ambiguous_and_unknown_ids_are_refused(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db)
     a_workflow(db, "mails")
     (event,) = some_events(db, "order-1")
@@ -119,7 +119,7 @@ def test_what_is_several_things_or_nothing_is_said(db: Database, pipeline: Pipel
     assert (nothing.code, "There is no event, message, run" in nothing.err) == (2, True)
 
 
-def test_a_large_tree_is_cut_where_the_caller_says(db: Database, pipeline: Pipeline) -> None:
+def test_a_large_tree_is_cut_at_the_limit(db: Database, pipeline: Pipeline) -> None:
     two_steps(db)
     short = pipeline("trace", "order-1", "--limit", "2")
     assert "There is more; --limit shows it." in short.out

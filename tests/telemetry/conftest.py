@@ -12,6 +12,6 @@ __all__ = ["_patient", "_servers", "installation"]
 
 @pytest.fixture
 def seen() -> Iterator[Seen]:
-    """Somebody listens, and what he hears can be asked for."""
+    """Record spans in memory."""
     with seeing() as found:
         yield found

@@ -1,4 +1,4 @@
-"""What runs do with events is said and counted like what people do with them."""
+"""Transitions of events by runs are logged and counted like those by operators."""
 
 import logging
 from typing import Any
@@ -11,11 +11,11 @@ from tests.support.recorded_metrics import counting
 from tests.support.scripted_consumers import Shop, at_once
 
 
-def said(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
+def logged(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
     return [record for record in caplog.records if getattr(record, "transition", None) == name]
 
 
-def test_an_event_that_the_system_sets_aside_is_a_warning_with_its_id_and_the_run_that_did(
+def test_an_event_that_a_run_quarantines_is_logged_as_a_warning_with_both_ids(
     db: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any) -> Any:
@@ -26,7 +26,7 @@ def test_an_event_that_the_system_sets_aside_is_a_warning_with_its_id_and_the_ru
     with counting() as counted, caplog.at_level(logging.WARNING, logger="pipeline"):
         run.run()
         assert counted.one("pipeline.transitions", transition="event.quarantined", workflow="shop") == 1
-    (line,) = said(caplog, "event.quarantined")
+    (line,) = logged(caplog, "event.quarantined")
     (delivery,) = run.deliveries(shop.orders)
     last = max(row.id for row in run.runs() if row.status == RunStatus.FAILED_LOGIC)
     assert line.levelno == logging.WARNING
@@ -34,7 +34,7 @@ def test_an_event_that_the_system_sets_aside_is_a_warning_with_its_id_and_the_ru
     assert (line.workflow, line.handler) == ("shop", "Send")
 
 
-def test_events_that_a_run_publishes_are_counted_and_said_with_its_id_and_repeats_are_not(
+def test_events_that_a_run_publishes_are_counted_and_logged_without_repeats(
     db: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     def next_(ctx: Any, prepared: Any, _outcome: Any) -> None:
@@ -46,6 +46,6 @@ def test_events_that_a_run_publishes_are_counted_and_said_with_its_id_and_repeat
     with counting() as counted, caplog.at_level(logging.INFO, logger="pipeline"):
         run.run()
         assert counted.one("pipeline.transitions", transition="event.published", workflow="shop") == 5
-    lines = said(caplog, "event.published")
+    lines = logged(caplog, "event.published")
     assert {line.run_id for line in lines} == {row.id for row in run.runs() if row.event_ids}
     assert sorted((line.events, line.repeats) for line in lines) == [(2, 1), (3, 0)]

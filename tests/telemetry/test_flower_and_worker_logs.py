@@ -1,4 +1,4 @@
-"""What people see of a worker without traces: Flower, and lines of JSON. Payloads are in neither."""
+"""Flower and JSON log lines of a worker, without payloads."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ class Watched(NamedTuple):
 
 @pytest.fixture(scope="module")
 def watched(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """A worker with events and JSON lines, a beat, and Flower behind a password; three orders are done."""
+    """Start a worker with JSON logs, beat, and Flower with a password; complete three orders."""
     home = tmp_path_factory.mktemp("watched")
     with (
         databases.clone_database(embedded.database_url, f"watched_{os.getpid()}_{home.name}") as url,
@@ -53,7 +53,7 @@ def watched(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory)
 
 
 def _publish(found: Installation) -> None:
-    """From an app of a service's own: with our client, and without any import of ours."""
+    """Publish from another Celery app: with our client, and without our package."""
     app = Celery(broker=found.broker_url)
     orders: list[dict[str, Any]] = [
         {"topic": "orders", "message_id": f"m{n}", "payload": {"card": SECRET}} for n in range(3)
@@ -70,7 +70,7 @@ def _done(found: Installation) -> bool:
 
 
 def _listens(flower: Node, watched: Watched) -> bool:
-    """Whether Flower has seen a sweep: it answers some time before it begins to listen to events."""
+    """Return whether Flower has seen a sweep: it answers before it receives events."""
     if flower.process.poll() is not None:
         raise RuntimeError(flower.log.read_text())
     try:
@@ -107,7 +107,7 @@ def test_flower_shows_which_runs_of_which_handler_a_task_carries_and_no_payload(
 
 @pytest.mark.parametrize("path", ["/", "/api/tasks", "/api/workers"])
 @pytest.mark.parametrize("account", ["", "operator:guess"])
-def test_flower_shows_nothing_to_whoever_has_no_password(watched: Watched, path: str, account: str) -> None:
+def test_flower_shows_nothing_without_a_password(watched: Watched, path: str, account: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         _got(watched, path, account)
     with refused.value:
@@ -141,7 +141,7 @@ def test_the_lines_of_beat_are_json_as_well(watched: Watched) -> None:
     assert all({"time", "level", "message"} <= set(line) for line in lines)
 
 
-def test_without_an_endpoint_no_process_of_a_worker_imports_what_traces(watched: Watched) -> None:
+def test_without_an_endpoint_no_process_of_a_worker_imports_the_tracing_sdk(watched: Watched) -> None:
     imported = watched.worker.log.read_text()
     assert "opentelemetry.trace" in imported  # what is imported is seen
     for name in ("sdk.trace", "instrumentation", "exporter"):  # the client of Redis imports the SDK of metrics
@@ -149,6 +149,6 @@ def test_without_an_endpoint_no_process_of_a_worker_imports_what_traces(watched:
 
 
 def _lines(node: Node) -> list[dict[str, Any]]:
-    """The lines of a node's log that are JSON; what Celery prints before it logs is not, nor is half a line."""
+    """Return the JSON lines of a node's log; Celery's banner and incomplete lines are skipped."""
     whole = node.log.read_text().rpartition("\n")[0]
     return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]

@@ -1,4 +1,4 @@
-"""Lines of logs in their two forms: one JSON object each, or for people."""
+"""Log lines as JSON and as text."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ RUN = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 
 
 def line(message: str = "done", *args: Any, exc_info: Any = None, **fields: Any) -> dict[str, Any]:
-    record = logging.LogRecord("somebody", logging.INFO, __file__, 1, message, args, exc_info)
+    record = logging.LogRecord("library", logging.INFO, __file__, 1, message, args, exc_info)
     record.__dict__.update(fields)
     text = logs.JsonFormatter().format(record)
     assert "\n" not in text
@@ -23,9 +23,9 @@ def line(message: str = "done", *args: Any, exc_info: Any = None, **fields: Any)
     return found
 
 
-def test_a_line_says_when_how_urgent_who_and_what() -> None:
+def test_a_line_has_time_level_logger_and_message() -> None:
     found = line("%d runs", 3)
-    assert (found["level"], found["logger"], found["message"]) == ("info", "somebody", "3 runs")
+    assert (found["level"], found["logger"], found["message"]) == ("info", "library", "3 runs")
     assert datetime.fromisoformat(found["time"]).tzinfo == UTC
 
 
@@ -43,21 +43,21 @@ def test_an_exception_is_in_its_line() -> None:
     assert "two\nlines" in found["stack"]
 
 
-def test_structures_beside_a_line_are_left_out_because_they_may_be_arguments_of_tasks() -> None:
+def test_structures_in_extra_fields_are_dropped_as_they_may_be_arguments_of_tasks() -> None:
     assert "data" not in line(data={"kwargs": "{'card': 4242}"})
 
 
-def test_what_others_put_beside_their_lines_is_bounded() -> None:
+def test_extra_fields_are_bounded() -> None:
     found = line("x" * 10_000, long="y" * 10_000, **{f"field{n}": n for n in range(1000)})
     assert len(found) <= logs.MAX_FIELDS + 10
     assert len(json.dumps(found)) < 8_000
 
 
-def test_a_field_cannot_pass_itself_off_as_part_of_the_line() -> None:
+def test_an_extra_field_cannot_overwrite_a_standard_field() -> None:
     assert line(level="critical", time="never", logger="root")["level"] == "info"
 
 
-def test_what_json_has_no_word_for_is_written_as_text() -> None:
+def test_values_that_json_lacks_are_written_as_text() -> None:
     assert line("%s", float("nan"))["message"] == "nan"
     assert line(ratio=float("inf"))["ratio"] == "inf"
     assert line("caf\u00e9 \ud800")["message"] == "caf\u00e9 ?"
@@ -75,9 +75,9 @@ def test_a_line_written_inside_a_span_names_its_trace(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\x85", "\u2028", "\f"])
-def test_no_text_can_pass_for_a_line_of_its_own(end: str) -> None:
-    said = f"LogicError: no{end}run.committed run_id=1"
-    record = logging.LogRecord("x", 20, "", 1, "%s", (said,), None)
+def test_no_text_can_fake_a_log_line(end: str) -> None:
+    text = f"LogicError: no{end}run.committed run_id=1"
+    record = logging.LogRecord("x", 20, "", 1, "%s", (text,), None)
     pretty = logs.PrettyFormatter(logging.Formatter("%(message)s")).format(record)
     assert pretty == "LogicError: no\n    run.committed run_id=1"
     assert len(logs.JsonFormatter().format(record).splitlines()) == 1
@@ -88,25 +88,25 @@ def test_a_line_that_names_its_own_trace_keeps_it(seen: Seen) -> None:
         assert line(trace_id="abc", span_id="def")["trace_id"] == "abc"
 
 
-def test_without_a_trace_a_pretty_line_is_what_it_was() -> None:
+def test_without_a_trace_a_pretty_line_is_unchanged() -> None:
     usual = logging.Formatter("%(levelname)s %(message)s")
     record = logging.LogRecord("x", 20, "", 1, "done", (), None)
     assert logs.PrettyFormatter(usual).format(record) == usual.format(record)
 
 
 @pytest.mark.parametrize("form", ["json", "pretty"])
-def test_a_handler_that_is_dressed_twice_is_dressed_once(form: str) -> None:
+def test_setting_the_format_twice_changes_nothing(form: str) -> None:
     handler = logging.StreamHandler()
     logs.set_format([handler], form)
     logs.set_format([handler], form)
     assert not isinstance(getattr(handler.formatter, "usual", None), logs.PrettyFormatter)
 
 
-@pytest.mark.parametrize(("asked", "said"), [("DEBUG", "INFO"), ("INFO", "INFO"), ("ERROR", "ERROR")])
-def test_what_celery_says_of_every_message_is_never_said_below_the_level_that_was_asked_for(
-    asked: str, said: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("level", "effective"), [("DEBUG", "INFO"), ("INFO", "INFO"), ("ERROR", "ERROR")])
+def test_celerys_loggers_of_task_arguments_never_go_below_info(
+    level: str, effective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "QUIET_LOGGERS", ("asked", "asked.quiet"))
-    logging.getLogger("asked").setLevel(asked)
+    logging.getLogger("asked").setLevel(level)
     logs.set_level(None)
-    assert logging.getLevelName(logging.getLogger("asked.quiet").getEffectiveLevel()) == said
+    assert logging.getLevelName(logging.getLogger("asked.quiet").getEffectiveLevel()) == effective

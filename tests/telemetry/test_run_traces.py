@@ -1,4 +1,4 @@
-"""The shape of a run's trace: what is in it, under what, linked to what, whatever happens to the run."""
+"""The trace of a run: its spans, parents and links."""
 
 import logging
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def publish_from(db: Database, shop: Shop, n: int, traceparent: str | None = OUT
         publish(tx, "shop", [event])
 
 
-def test_a_run_that_nobody_traced_before_is_one_trace_named_by_its_id_under_a_root(db: Database, seen: Seen) -> None:
+def test_a_run_of_an_untraced_event_is_one_trace_named_by_its_id(db: Database, seen: Seen) -> None:
     run = Shop().started(db)
     run.run()
     (row,) = [row for row in run.runs() if row.event_ids]
@@ -61,7 +61,7 @@ def test_a_run_that_nobody_traced_before_is_one_trace_named_by_its_id_under_a_ro
     )
 
 
-def test_a_phase_and_a_call_say_what_they_are_about(db: Database, seen: Seen) -> None:
+def test_a_phase_and_a_call_have_their_attributes(db: Database, seen: Seen) -> None:
     run = Shop().started(db)
     run.run()
     call = seen.one("mail.send")
@@ -87,7 +87,7 @@ def test_a_run_of_an_event_from_outside_is_in_the_trace_of_its_publisher(
     assert root.parent.span_id == OUTER_SPAN
 
 
-def test_whoever_publishes_inside_a_span_need_not_name_it(db: Database, seen: Seen) -> None:
+def test_an_event_published_inside_a_span_belongs_to_its_trace(db: Database, seen: Seen) -> None:
     shop = Shop()
     run = shop.inline(db)
     with seen.tracer.start_as_current_span("checkout") as checkout:
@@ -154,7 +154,7 @@ def test_runs_of_one_cohort_stay_in_their_own_traces_and_the_task_is_linked(db: 
         assert all((here.trace_id, here.span_id) in linked(span) for span in of_runs)
 
 
-def test_a_run_that_carries_another_on_stays_in_its_trace_under_it(db: Database, seen: Seen) -> None:
+def test_a_retry_is_in_the_trace_of_the_run_it_retries(db: Database, seen: Seen) -> None:
     failures = iter([TransientError("not yet")])
 
     def flaky(ctx: Any, prepared: Any, result: Any) -> None:
@@ -192,7 +192,7 @@ def test_a_retry_of_a_run_that_began_its_trace_stays_in_it_too(db: Database, see
     assert {trace_of(span) for span in roots} == {rows[0].id.int}
 
 
-def test_looks_in_the_background_are_in_the_trace_of_the_run_they_are_about(db: Database, seen: Seen) -> None:
+def test_background_reconcile_attempts_are_in_the_trace_of_their_run(db: Database, seen: Seen) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell(2)
@@ -202,11 +202,14 @@ def test_looks_in_the_background_are_in_the_trace_of_the_run_they_are_about(db: 
     run.run_until_idle()
     assert about(seen.one("mail.send"), "call.verdict") == ("reconcile",)
     assert about(seen.one("mail.send.reconcile"), "call.verdict") == ("doubt",)
-    looks = seen.named("reconcile")
-    assert [about(look, "call.verdict", "reconcile.attempt") for look in looks] == [("retry", 1), ("applied", 2)]
+    attempts = seen.named("reconcile")
+    assert [about(attempt, "call.verdict", "reconcile.attempt") for attempt in attempts] == [
+        ("retry", 1),
+        ("applied", 2),
+    ]
     stopped, carried = [span for span in seen.named("run") if trace_of(span) == OUTER_TRACE]
-    assert {trace_of(look) for look in looks} == {OUTER_TRACE}
-    assert {look.parent and look.parent.span_id for look in looks} == {span_id(stopped)}
+    assert {trace_of(attempt) for attempt in attempts} == {OUTER_TRACE}
+    assert {attempt.parent and attempt.parent.span_id for attempt in attempts} == {span_id(stopped)}
     assert about(carried, "run.status", "mutation.outcome") == ("committed", "success")
 
 
@@ -247,7 +250,7 @@ def test_reads_of_a_handler_are_under_its_phase(db: Database, seen: Seen) -> Non
     assert ("mail.find.read", "prepare") in seen.shape()
 
 
-def test_a_failed_phase_says_the_kind_of_its_failure_and_nothing_of_its_words(db: Database, seen: Seen) -> None:
+def test_a_failed_phase_shows_the_kind_of_its_failure_and_not_its_message(db: Database, seen: Seen) -> None:
     def prepare(ctx: Any, _: Any) -> Any:
         raise TransientError("card 4242 4242")
 
@@ -259,7 +262,7 @@ def test_a_failed_phase_says_the_kind_of_its_failure_and_nothing_of_its_words(db
     assert "4242" not in seen.text()
 
 
-def test_an_attempt_that_did_not_happen_and_the_one_that_did_are_two_calls(db: Database, seen: Seen) -> None:
+def test_each_attempt_of_a_mutation_is_a_call_span(db: Database, seen: Seen) -> None:
     shop = a_shop(retry=MutationRetryPolicy(max_attempts=2, backoff=Backoff(base=timedelta(0), cap=timedelta(0))))
     shop.mail.will(Does.FAILS)
     shop.started(db).run()
@@ -285,7 +288,7 @@ def test_a_trace_that_its_caller_did_not_sample_is_not_recorded(db: Database, se
 
 
 @pytest.mark.parametrize("junk", ["not one", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", OUTSIDE.upper()])
-def test_what_is_no_traceparent_is_kept_and_means_nothing(db: Database, seen: Seen, junk: str) -> None:
+def test_a_malformed_traceparent_is_stored_and_ignored(db: Database, seen: Seen, junk: str) -> None:
     shop = Shop()
     run = shop.inline(db)
     publish_from(db, shop, 1, junk)
@@ -294,7 +297,7 @@ def test_what_is_no_traceparent_is_kept_and_means_nothing(db: Database, seen: Se
     assert any(about(span, "mutation.outcome") == ("success",) for span in seen.named("run"))
 
 
-def test_lines_about_a_run_name_its_trace(db: Database, seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_about_a_run_name_its_trace(db: Database, seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
     shop = Shop()
     run = shop.inline(db)
     publish_from(db, shop, 1)
@@ -307,7 +310,7 @@ def test_lines_about_a_run_name_its_trace(db: Database, seen: Seen, caplog: pyte
     assert vars(first)["trace_id"] == f"{OUTER_TRACE:032x}"
 
 
-def test_a_person_s_answer_is_in_the_trace_of_the_run(db: Database, seen: Seen) -> None:
+def test_an_operators_resolution_is_in_the_trace_of_the_run(db: Database, seen: Seen) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     shop.mail.cannot_tell(100)
@@ -330,7 +333,7 @@ def test_a_person_s_answer_is_in_the_trace_of_the_run(db: Database, seen: Seen) 
     assert about(carried, "run.status") == ("committed",)
 
 
-def test_every_span_and_attribute_there_is_is_on_the_page_about_them(db: Database, seen: Seen) -> None:
+def test_every_span_and_attribute_is_documented(db: Database, seen: Seen) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
     run = shop.started(db)
@@ -357,7 +360,7 @@ def test_a_ratio_of_runs_is_sampled_although_their_ids_are_not_evenly_spread(rat
 
 
 class Broken(SpanProcessor):
-    """A listener that somebody else set up, and that fails whatever it is told."""
+    """A span processor of the user that always fails."""
 
     def on_start(self, *_: Any, **__: Any) -> None:
         raise RuntimeError("no room")
@@ -373,7 +376,7 @@ def theirs(processor: Any) -> TracerProvider:
 
 
 @pytest.mark.parametrize("made", [export.tracer_provider, theirs], ids=["ours", "theirs"])
-def test_a_listener_that_fails_costs_its_spans_and_no_run(db: Database, made: Callable[[Any], Any]) -> None:
+def test_a_failing_span_processor_does_not_fail_a_run(db: Database, made: Callable[[Any], Any]) -> None:
     run = Shop().started(db, orders=2)
     spans.use_provider(made(Broken()))
     try:

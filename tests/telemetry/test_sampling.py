@@ -1,4 +1,4 @@
-"""Which spans are kept back: by the sampler, and by the switches that everybody knows."""
+"""Which spans the sampler and the standard variables drop."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_a_retry_is_sampled_as_the_run_that_began_its_trace(db: Database, ratio:
     assert len([span for span in found.named("run") if about(span, "mutation.outcome") == ("success",)]) == runs
 
 
-def test_a_sampler_that_is_always_off_keeps_back_what_a_caller_sampled_too(db: Database) -> None:
+def test_an_always_off_sampler_drops_spans_of_sampled_callers_too(db: Database) -> None:
     found = Seen()
     found.provider.sampler = export.rotated_id_sampler(ALWAYS_OFF)
     spans.use_provider(found.provider)
@@ -54,9 +54,7 @@ def test_a_sampler_that_is_always_off_keeps_back_what_a_caller_sampled_too(db: D
 
 
 @pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "True"), ("OTEL_TRACES_EXPORTER", "none")])
-def test_the_standard_switches_keep_tracing_from_beginning(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_the_standard_variables_turn_tracing_off(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     assert export.start("http://127.0.0.1:1", process_wide=False) is None
     assert not spans.is_on()

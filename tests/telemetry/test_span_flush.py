@@ -1,4 +1,4 @@
-"""The last spans of a process: sent when a collector is there, and waited for by nobody when it is away."""
+"""The last spans of a process: flushed if the collector runs, dropped if it is down."""
 
 import os
 import socket
@@ -23,9 +23,9 @@ print(*sent)
 
 
 def ended(endpoint: str) -> tuple[str, str]:
-    """Whether a traced process waited at its end until all was sent or given up, and what it said to its parent.
+    """Return whether a traced process waited at its end for its spans, and what it printed.
 
-    An exporter that finds nobody goes on for half a minute here, and is given ten.
+    An exporter without a collector retries for half a minute here, and gets ten seconds.
     """
     environ = {**os.environ, "OTEL_EXPORTER_OTLP_TIMEOUT": "3600"}
     command = [sys.executable, "-c", _END, endpoint]
@@ -34,32 +34,32 @@ def ended(endpoint: str) -> tuple[str, str]:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
-    """An endpoint at which nobody listens, nor can."""
+def unreachable() -> Iterator[str]:
+    """Return an endpoint at which nothing can listen."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def test_a_process_whose_collector_is_away_ends_at_once_and_says_nothing_about_it(nobody: str) -> None:
-    assert ended(nobody) == ("", "")
+def test_a_process_whose_collector_is_down_ends_at_once_without_a_warning(unreachable: str) -> None:
+    assert ended(unreachable) == ("", "")
 
 
-def test_a_collector_that_is_there_gets_the_last_spans() -> None:
-    heard = threading.Event()
+def test_a_running_collector_gets_the_last_spans() -> None:
+    received = threading.Event()
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            heard.set()
+            received.set()
             self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nobody wants to know."""
+            """Log nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        told = ended(f"http://127.0.0.1:{server.server_port}")
+        result = ended(f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
-    assert (heard.is_set(), told) == (True, ("all", ""))
+    assert (received.is_set(), result) == (True, ("all", ""))

@@ -1,4 +1,4 @@
-"""Spans of tasks and messages: linked, not joined, without a word of what was in them, and none left behind."""
+"""Spans of tasks and messages: linked, without payloads, and none stays current."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +32,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
             CeleryInstrumentor().uninstrument()  # type: ignore[no-untyped-call]
 
 
-def test_the_span_of_a_message_that_could_not_be_sent_is_not_left_behind(traced: Seen) -> None:
+def test_the_span_of_a_message_that_could_not_be_sent_does_not_stay_current(traced: Seen) -> None:
     app = Celery(broker="redis://127.0.0.1:1/0", broker_transport_options={"max_retries": 0})
 
     def publish(**_: Any) -> None:
@@ -47,7 +47,7 @@ def test_the_span_of_a_message_that_could_not_be_sent_is_not_left_behind(traced:
     assert SECRET not in traced.text()
 
 
-def test_a_task_that_fails_shows_the_kind_of_its_error_and_not_its_words(traced: Seen) -> None:
+def test_a_failed_task_shows_the_type_of_its_error_and_not_its_message(traced: Seen) -> None:
     app = Celery(broker="memory://")
 
     def fails(**_: Any) -> None:
@@ -62,7 +62,7 @@ def test_a_task_that_fails_shows_the_kind_of_its_error_and_not_its_words(traced:
     assert SECRET not in traced.text()
 
 
-def test_a_task_begins_a_trace_of_its_own_linked_to_whoever_sent_it(traced: Seen) -> None:
+def test_a_task_has_its_own_trace_linked_to_its_sender(traced: Seen) -> None:
     app = Celery(broker="memory://")
 
     def works(**_: Any) -> None:

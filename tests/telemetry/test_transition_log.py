@@ -1,4 +1,4 @@
-"""What the system says about itself: only known transitions, as structured lines."""
+"""The transition log: only known transitions, as structured lines."""
 
 import logging
 import re
@@ -25,13 +25,13 @@ def test_a_transition_is_one_line_with_its_fields_beside_it(caplog: pytest.LogCa
     assert fields == {"transition": "run.started", "run_id": 7, "workflow": "billing"}
 
 
-def test_a_name_that_is_not_in_the_table_is_refused_and_not_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_transition_is_refused_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(LookupError, match=r"'run\.exploded' is not a transition"):
         transition_log.write("run.exploded", {})
     assert caplog.records == []
 
 
-def test_a_line_that_nobody_listens_to_costs_nothing_but_a_look(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_below_the_log_level_is_not_written(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="pipeline"):
         transition_log.write("run.started", {"run_id": 7})
     assert caplog.records == []
@@ -40,12 +40,12 @@ def test_a_line_that_nobody_listens_to_costs_nothing_but_a_look(caplog: pytest.L
 @pytest.mark.parametrize("name", TRANSITIONS)
 def test_a_transition_is_named_by_its_noun_and_a_verb_in_the_past(name: str) -> None:
     assert re.fullmatch(r"(event|run|mutation|workflow|session|breaker)\.[a-z]+(_[a-z]+)?", name)
-    verb = name.split(".")[1].removesuffix("_again").split("_")[-1]
-    assert verb.endswith("ed") or verb in {"mutating", "sent"}
+    verb = name.split(".")[1].removesuffix("_late").removesuffix("_back").split("_")[-1]
+    assert verb.endswith("ed") or verb in {"mutating", "sent", "found"}
 
 
 @pytest.mark.parametrize(("name", "meaning"), TRANSITIONS.items())
-def test_a_transition_says_what_it_means_to_whoever_reads_the_log(name: str, meaning: str) -> None:
+def test_a_transition_has_a_meaning_for_the_operator(name: str, meaning: str) -> None:
     assert len(meaning.split()) >= 3
     assert not meaning.endswith(".")
     assert name not in meaning

@@ -1,4 +1,4 @@
-"""What real workers send to a collector, whatever pool they have and however their processes end."""
+"""Spans of real workers at a collector, for each pool and end of a process."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def collector() -> Iterator[Collector]:
 
 
 def traced(collector: Collector, name: str) -> dict[str, str]:
-    """The environment of a worker whose spans go out by the flush of a process that ends, and in no other way."""
+    """Return an environment in which spans are sent only when a process ends."""
     return {
         **PATIENT,
         "PIPELINE_OTLP_ENDPOINT": collector.endpoint,
@@ -32,7 +32,7 @@ def traced(collector: Collector, name: str) -> dict[str, str]:
 
 
 def assert_complete(collector: Collector, rows: Sequence[Any]) -> None:
-    """Every span of every run is there, under the one root of its trace."""
+    """Check that every span of every run is there, under the one root of its trace."""
     by_name = {name: {span.trace_id.hex(): span for span in collector.spans(name)} for name in PER_RUN}
     for row in rows:
         assert [name for name in PER_RUN if row.id.hex not in by_name[name]] == []
@@ -42,7 +42,7 @@ def assert_complete(collector: Collector, rows: Sequence[Any]) -> None:
 
 
 def consuming(installation: Installation) -> list[Any]:
-    """The runs that consumed something."""
+    """Return the runs that consumed events."""
     return [run for run in installation.runs() if run.event_ids]
 
 
@@ -63,7 +63,7 @@ def test_nothing_is_lost_when_children_are_recycled_after_every_task(
     assert {headers.get("x-tenant") for headers in collector.headers} == {"blue"}
 
 
-def test_a_trace_goes_on_from_worker_to_worker_of_other_pools(installation: Installation, collector: Collector) -> None:
+def test_a_trace_continues_across_workers_of_other_pools(installation: Installation, collector: Collector) -> None:
     first, then = "pipeline.prepare,pipeline.schedule", "pipeline.mutate,pipeline.next"
     nodes = [
         installation.worker("--pool=threads", "--concurrency=4", "-Q", first, **traced(collector, "threads")),

@@ -1,4 +1,4 @@
-"""An installation whose workers are counted and traced: nothing happens in it but what a test wants to happen."""
+"""An installation for tests of metrics and traces, without beat."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -38,14 +38,14 @@ def _servers(embedded: servers.Servers, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def installation(_servers: Installation) -> Iterator[Installation]:
-    """Without nodes, orders, messages or shut gates, however the test before it ended."""
+    """Reset the installation: no nodes, orders, messages or closed gates."""
     _servers.begin_anew()
     yield _servers
     _servers.end_nodes()
 
 
 def publish(installation: Installation, count: int) -> None:
-    """Publish orders and ring for them: no beat runs here, and whoever stands in for it takes his time."""
+    """Publish orders and notify workers: no beat runs here, and the watchdog replaces it late."""
     installation.publish(count)
     with Celery(broker=installation.broker_url, set_as_current=False) as outside:
         outside.send_task(
@@ -54,7 +54,7 @@ def publish(installation: Installation, count: int) -> None:
 
 
 def wait_until_done(installation: Installation) -> None:
-    """Until every order has been followed by the event that says so."""
+    """Wait until every order is committed."""
     wait_for(lambda: _done(installation), within=80, every=0.1, why="all orders done")
 
 

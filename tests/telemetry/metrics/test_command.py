@@ -33,13 +33,13 @@ def test_once_prints_every_gauge_as_prometheus_reads_it(db: Database, pipeline: 
     assert set(seen.kinds.values()) == {"gauge"}
 
 
-def test_without_a_place_to_answer_it_says_what_is_missing(pipeline: Pipeline) -> None:
+def test_without_a_port_it_names_what_is_missing(pipeline: Pipeline) -> None:
     answer = pipeline("metrics")
     assert answer.code == 2
     assert "expected --port, PIPELINE_METRICS_PORT or --once" in answer.err
 
 
-def test_it_answers_until_it_is_asked_to_stop_and_refuses_a_port_that_is_taken(db: Database, database_url: str) -> None:
+def test_it_answers_until_it_is_stopped_and_refuses_a_port_that_is_taken(db: Database, database_url: str) -> None:
     a_workflow(db)
     port = free_port()
     environ = {**os.environ, "PIPELINE_DATABASE_URL": database_url}
@@ -55,9 +55,7 @@ def test_it_answers_until_it_is_asked_to_stop_and_refuses_a_port_that_is_taken(d
         assert served.wait(40) == 0
 
 
-def test_ingest_tells_how_far_its_stream_has_been_read(
-    db: Database, place: Place, database_url: str, tmp_path: Path
-) -> None:
+def test_ingest_exports_the_lag_of_its_stream(db: Database, place: Place, database_url: str, tmp_path: Path) -> None:
     a_workflow(db)
     port = free_port()
     place.add({"n": 1}, {"n": 2})
@@ -75,7 +73,7 @@ def test_ingest_tells_how_far_its_stream_has_been_read(
         assert program.stop() == 0
 
 
-def test_an_ingest_whose_read_waits_for_an_hour_answers_whoever_asks_meanwhile(
+def test_an_ingest_answers_scrapes_while_its_read_blocks_for_an_hour(
     db: Database, place: Place, database_url: str, tmp_path: Path
 ) -> None:
     a_workflow(db)
@@ -90,7 +88,7 @@ def test_an_ingest_whose_read_waits_for_an_hour_answers_whoever_asks_meanwhile(
 
 
 def with_gauges(port: int) -> Scraped:
-    """An answer with what Redis tells. It is left out where Redis does not tell it in time."""
+    """Scrape until the gauges of Redis are there; they are missing while Redis is slow."""
 
     def ask() -> Scraped:
         seen = answering(port, within=30)

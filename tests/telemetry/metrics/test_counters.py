@@ -1,4 +1,4 @@
-"""What is counted, by whom, and how often: once for each thing that has become true."""
+"""Counters and histograms: each transition is counted once."""
 
 import re
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def test_several_events_of_one_publish_are_several(db: Database, counted: Counte
     assert transitions(counted, "event.published") == [5]
 
 
-def test_what_is_rolled_back_was_never_counted(db: Database, counted: Counted) -> None:
+def test_transitions_that_are_rolled_back_are_not_counted(db: Database, counted: Counted) -> None:
     Shop().inline(db)
     new = [NewEvent(topic="orders", message_id="1", payload={"n": 1})]
 
@@ -101,7 +101,7 @@ def test_a_run_that_stops_is_counted_by_status_and_its_phase_has_failed(db: Data
     assert counted.by("pipeline.phase.duration", "phase", "result")["mutate", "failed"] == 1
 
 
-def test_each_attempt_of_a_call_is_timed_by_what_it_came_to(db: Database, counted: Counted) -> None:
+def test_each_attempt_of_a_call_is_timed_by_its_outcome(db: Database, counted: Counted) -> None:
     shop = Shop(failures=at_once())
     shop.mail.will(Does.FAILS, Does.APPLIES)
     run = shop.started(db)
@@ -112,15 +112,15 @@ def test_each_attempt_of_a_call_is_timed_by_what_it_came_to(db: Database, counte
     assert transitions(counted, "mutation.applied") == [1]
 
 
-def test_a_doubt_is_looked_into_and_counted_until_it_is_certain(db: Database, counted: Counted) -> None:
+def test_reconcile_attempts_are_counted_until_the_mutation_is_resolved(db: Database, counted: Counted) -> None:
     shop = a_shop()
     shop.mail.will(Does.TIMES_OUT_AFTER)
-    shop.mail.cannot_tell(2)  # the look at once, and the first one of the background
+    shop.mail.cannot_tell(2)  # the immediate reconcile attempt, and the first in the background
     run = shop.started(db)
     run.run()
     run.run_until_idle()
-    looks = counted.by("pipeline.reconcile.attempts", "connector", "operation", "verdict")
-    assert looks == {("mail", "send", "retry"): 2, ("mail", "send", "applied"): 1}
+    attempts = counted.by("pipeline.reconcile.attempts", "connector", "operation", "verdict")
+    assert attempts == {("mail", "send", "retry"): 2, ("mail", "send", "applied"): 1}
     assert counted.by("pipeline.mutation.duration", "outcome") == {("unknown",): 1}
     assert counted.by("pipeline.mutation.time_to_resolution", "verdict") == {("applied",): 1}
     assert transitions(counted, "mutation.doubted", "mutation.applied") == [1, 1]
@@ -130,7 +130,7 @@ def test_a_doubt_is_looked_into_and_counted_until_it_is_certain(db: Database, co
     ("answer", "verdict"),
     [(ResolutionKind.HAPPENED, "applied"), (ResolutionKind.DID_NOT_HAPPEN, "failed"), (ResolutionKind.SKIP, "skipped")],
 )
-def test_the_time_from_doubt_to_certainty_is_measured_whoever_settles_it(
+def test_the_time_from_doubt_to_resolution_is_measured_for_every_resolver(
     db: Database, counted: Counted, answer: ResolutionKind, verdict: str
 ) -> None:
     shop = Shop(on_uncertain="contain")
@@ -149,7 +149,7 @@ def test_the_time_from_doubt_to_certainty_is_measured_whoever_settles_it(
     run.run_until_idle()
 
 
-def test_a_message_that_comes_again_is_counted_by_the_runs_it_finds_done(db: Database, counted: Counted) -> None:
+def test_a_redelivered_message_counts_the_runs_it_cannot_claim(db: Database, counted: Counted) -> None:
     run = Shop().started(db)
     run.run()
     (done,) = [row for row in run.runs() if row.event_ids]
@@ -176,7 +176,7 @@ def test_a_run_that_lost_its_worker_is_a_rescue(db: Database, counted: Counted) 
 
 
 def everything(db: Database) -> None:
-    """Make each metric of the runs say something."""
+    """Make each metric of runs have a value."""
     policy = ReconcilePolicy(max_attempts=3)
     shop = Shop(concurrency=8, on_uncertain="contain", on_logic_error="quarantine")
     shop.mail = scripted("mail", policy=policy, timeout=timedelta(seconds=30))
@@ -198,7 +198,7 @@ def everything(db: Database) -> None:
         dead_letter.count_dead_letter(kind)
 
 
-def test_every_metric_of_runs_is_really_counted_with_the_labels_of_the_table(db: Database, counted: Counted) -> None:
+def test_every_metric_of_runs_is_counted_with_the_labels_of_the_table(db: Database, counted: Counted) -> None:
     everything(db)
     rows = counted.rows()
     ours = {each for each in METRICS.values() if each.kind in (COUNTER, HISTOGRAM) and _is_of_runs(each.name)}
@@ -233,7 +233,7 @@ def test_names_for_prometheus_carry_their_unit_and_kind() -> None:
         assert about.kind == GAUGE or about.labels
 
 
-def test_when_nobody_counts_nothing_is_kept(db: Database) -> None:
+def test_without_a_provider_nothing_is_counted(db: Database) -> None:
     assert not metrics.is_on()
     with db.transaction() as tx:
         tx.count_on_commit("pipeline.rescues", {"workflow": "shop"})

@@ -1,4 +1,4 @@
-"""How numbers get from one process to another, and from there to whoever asks."""
+"""Metrics from child to parent process, and from there to a scrape."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def shown(*values: Value) -> Scraped:
     return Scraped(server.exposition(values))
 
 
-def test_sums_and_buckets_are_added_up_and_never_go_back() -> None:
+def test_sums_and_buckets_are_added_up_and_never_decrease() -> None:
     added = MetricTotals()
     added.add([a_sum(kind="a"), a_sum(kind="b", value=2), a_histogram(1, 0, 2)])
     added.add([a_sum(kind="a", value=3), a_histogram(0, 1, 1)])
@@ -52,7 +52,7 @@ def test_sums_and_buckets_are_added_up_and_never_go_back() -> None:
     assert seen.kinds == {"things": "counter", "waits_seconds": "histogram"}
 
 
-def test_a_level_of_a_process_that_is_gone_is_gone_with_it() -> None:
+def test_an_up_down_counter_ends_with_its_process() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     added = MetricTotals()
@@ -61,7 +61,7 @@ def test_a_level_of_a_process_that_is_gone_is_gone_with_it() -> None:
     assert shown(*added.values()).sum("in_flight") == 2
 
 
-def test_more_series_than_are_kept_are_dropped_and_said_once(
+def test_series_beyond_the_limit_are_dropped_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(collector, "MAX_SERIES", 3)
@@ -80,7 +80,7 @@ def channel() -> Iterator[MetricChannel]:
     found.close()
 
 
-def test_what_is_too_large_for_one_datagram_goes_in_parts(
+def test_values_too_large_for_one_datagram_are_sent_in_parts(
     channel: MetricChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collector, "MAX_DATAGRAM_BYTES", 2_000)
@@ -89,34 +89,34 @@ def test_what_is_too_large_for_one_datagram_goes_in_parts(
     assert drained(channel) == {series.labels: numbers[0] for series, numbers in sent}
 
 
-def test_a_channel_nobody_empties_refuses_and_nothing_of_it_is_lost_or_sent_twice(channel: MetricChannel) -> None:
-    told, left = 0, list[Value]()
+def test_a_full_channel_refuses_and_nothing_is_lost_or_sent_twice(channel: MetricChannel) -> None:
+    sent, left = 0, list[Value]()
     while not left:
-        told += 1
+        sent += 1
         left = [*channel.send([a_sum()])]
     before = drained(channel)
     assert channel.send(left) == []
     after = drained(channel)
-    assert sum(before.values()) + sum(after.values()) == told
+    assert sum(before.values()) + sum(after.values()) == sent
     assert sum(after.values()) == 1
 
 
 def drained(channel: MetricChannel) -> dict[Any, Any]:
-    """Everything that is in a channel."""
+    """Read everything from a channel."""
     added = MetricTotals()
     channel.receiver.setblocking(False)
     channel.receive(added)
     return {series.labels: numbers[0] for series, numbers in added.values()}
 
 
-def test_handlers_may_count_by_themselves_and_libraries_that_watch_themselves_are_left_out() -> None:
+def test_metrics_of_handlers_are_exported_and_those_of_the_sdk_are_not() -> None:
     counted = Counted()
     counted.provider.get_meter("shop").create_counter("shop.orders").add(2, {"kind": "large"})
     counted.provider.get_meter("opentelemetry.instrumentation.celery").create_counter("runtime").add(1)
     assert [(row.name, row.value) for row in counted.rows()] == [("shop.orders", 2)]
 
 
-def test_a_label_that_cannot_be_sent_silences_nobody() -> None:
+def test_a_label_that_cannot_be_encoded_does_not_fail_the_scrape() -> None:
     assert shown(a_sum(odd="\udce9"), a_sum("others")).samples == {
         "things_total": [({"odd": "?"}, 1)],
         "others_total": [({}, 1)],
@@ -134,7 +134,7 @@ def settings() -> Settings:
 
 @pytest.fixture
 def served(settings: Settings) -> Iterator[MetricsExport]:
-    """A process that forks keeps its provider to itself, so that this one can be used by other tests."""
+    """Serve as a forking process does, which sets no process-wide provider."""
     found = MetricsExport(settings, is_forking=True)
     found.open_channel()
     found.begin()
@@ -142,7 +142,7 @@ def served(settings: Settings) -> Iterator[MetricsExport]:
     found.end()
 
 
-def test_an_endpoint_answers_in_the_form_that_is_asked_for_and_only_at_its_path(served: MetricsExport) -> None:
+def test_an_endpoint_answers_in_the_requested_format_and_only_at_its_path(served: MetricsExport) -> None:
     port = served.settings.metrics_port
     assert port is not None
     assert served.channel is not None
@@ -175,7 +175,7 @@ def test_a_port_that_becomes_free_is_taken(monkeypatch: pytest.MonkeyPatch, capl
     ("port", "asked", "pushed"),
     [(None, "", True), (9464, "", False), (9464, "otlp", True), (None, "none", False)],
 )
-def test_numbers_are_pushed_where_nothing_is_scraped_or_where_it_is_asked_for(
+def test_metrics_are_pushed_if_nothing_is_scraped_or_if_requested(
     monkeypatch: pytest.MonkeyPatch, port: int | None, asked: str, pushed: bool
 ) -> None:
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", asked)
@@ -183,15 +183,15 @@ def test_numbers_are_pushed_where_nothing_is_scraped_or_where_it_is_asked_for(
     assert not is_pushed(Settings(metrics_port=port))
 
 
-def test_a_port_without_what_serves_it_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_without_the_exporter_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meters, "find_spec", lambda name: None if name == "prometheus_client" else object())
     meters.require_exporter(Settings())
     with pytest.raises(SettingsError, match=r"PIPELINE_METRICS_PORT: .*pip install 'pipeline\[otel\]'"):
         meters.require_exporter(Settings(metrics_port=1))
 
 
-def test_a_copy_that_a_fork_made_hands_nothing_over(channel: MetricChannel) -> None:
-    """The SDK starts its thread anew in the copy; then both would tell what was counted before the fork."""
+def test_the_copy_of_a_reader_in_a_fork_hands_nothing_over(channel: MetricChannel) -> None:
+    """The SDK restarts its thread in a fork; then counts from before the fork would be sent twice."""
     provider = collector.meter_provider([collector.handover_reader(channel)])
     provider.get_meter("shop").create_counter("shop.orders").add(2)
     pid = os.fork()

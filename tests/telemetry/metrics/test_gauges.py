@@ -1,4 +1,4 @@
-"""Gauges say how things stand in the database, however they came to stand so."""
+"""Gauges equal the state of the database."""
 
 import socket
 import threading
@@ -37,24 +37,24 @@ Found = dict[str, dict[tuple[str, ...], float]]
 
 
 def read(db: Database, later: timedelta = timedelta(0)) -> Found:
-    """Every gauge by its labels, in the order of the table."""
+    """Read every gauge by its labels, in the order of the table."""
     found: Found = {}
     for name, labels, value in gauges.read(Database(db.engine, clock_offset=db.clock_offset + later)):
         assert tuple(labels) == METRICS[name].labels
         key = tuple(labels.values())
-        assert key not in found.setdefault(name, {}), f"{name} {key} is told twice"
+        assert key not in found.setdefault(name, {}), f"{name} {key} is exported twice"
         found[name][key] = float(value)
     return found
 
 
-def test_an_empty_installation_has_nothing_that_waits(db: Database) -> None:
+def test_an_empty_installation_has_no_attention_items(db: Database) -> None:
     found = read(db)
     assert found["pipeline.leases"] == {("held",): 0, ("lapsed",): 0}
     assert set(found["pipeline.attention"].values()) == {0}
     assert "pipeline.runs" not in found
 
 
-def test_the_backlog_is_counted_by_consumer_and_is_as_old_as_what_may_be_taken(db: Database) -> None:
+def test_the_backlog_of_a_consumer_is_as_old_as_its_oldest_available_event(db: Database) -> None:
     a_workflow(db, consumers=("send", "file"))
     aside, *_ = some_events(db, "old", "new", "newer")
     found = read(db, HOUR)
@@ -84,8 +84,8 @@ def test_a_consumer_of_several_topics_has_a_backlog_for_each(db: Database) -> No
 
 
 @pytest.mark.parametrize("topics", [1, 2])
-def test_an_event_that_its_consumer_was_shown_and_did_not_take_grows_old(db: Database, topics: int) -> None:
-    """It may not be taken before something changes, so the age of the backlog says nothing of it."""
+def test_the_age_of_a_declined_event_is_measured(db: Database, topics: int) -> None:
+    """It is not available, so the age of the backlog does not include it."""
     workflow = Workflow("shop", concurrency=4)
     subscribed = [workflow.topic(f"topic{n}") for n in range(topics)]
 
@@ -114,7 +114,7 @@ def test_an_event_that_its_consumer_was_shown_and_did_not_take_grows_old(db: Dat
     assert read(run.db, HOUR)["pipeline.backlog.declined.age"][of] == 0
 
 
-def test_events_that_are_offered_to_a_run_wait_but_may_not_be_taken(db: Database) -> None:
+def test_events_offered_to_a_run_wait_but_are_not_available(db: Database) -> None:
     a_workflow(db, concurrency=4)
     some_events(db, "a", "b")
     with db.transaction() as tx:
@@ -133,9 +133,9 @@ def test_a_lease_is_held_until_it_lapses(db: Database) -> None:
     assert read(db, HOUR)["pipeline.leases"] == {("held",): 0, ("lapsed",): 1}
 
 
-def test_an_unsettled_mutation_is_as_old_as_its_doubt_and_its_run_is_not_over(db: Database) -> None:
+def test_an_unresolved_mutation_is_as_old_as_its_doubt_and_its_run_is_not_over(db: Database) -> None:
     a_workflow(db)
-    scenarios.a_question(db)
+    scenarios.an_indeterminate_mutation(db)
     found = read(db, HOUR)
     what = ("mail", "send", "indeterminate")
     assert found["pipeline.mutations.open"] == {what: 1}
@@ -144,7 +144,7 @@ def test_an_unsettled_mutation_is_as_old_as_its_doubt_and_its_run_is_not_over(db
     assert found["pipeline.attention"]["indeterminate",] == 1
 
 
-def test_a_breaker_is_open_until_somebody_closes_it(db: Database) -> None:
+def test_a_breaker_is_open_until_an_operator_closes_it(db: Database) -> None:
     with db.transaction() as tx:
         breakers.open_by_operator(tx, ("mail", "send"), SOMEBODY)
     assert read(db)["pipeline.breakers.open"] == {("mail", "send"): 1}
@@ -153,7 +153,7 @@ def test_a_breaker_is_open_until_somebody_closes_it(db: Database) -> None:
     assert read(db)["pipeline.breakers.open"] == {("mail", "send"): 0}
 
 
-def test_a_workflow_is_in_one_status_and_maintenance_stands_beside_it(db: Database) -> None:
+def test_a_workflow_has_one_status_and_maintenance_beside_it(db: Database) -> None:
     for name in ("calm", "paused", "mended"):
         a_workflow(db, name)
     a_workflow(db)
@@ -172,14 +172,14 @@ def test_a_workflow_is_in_one_status_and_maintenance_stands_beside_it(db: Databa
     assert len(found) == 16
 
 
-def test_a_sweep_that_nobody_rings_for_gets_older(db: Database) -> None:
+def test_the_age_of_a_sweep_that_does_not_run_grows(db: Database) -> None:
     with db.transaction() as tx:
         assert sweeps.take_slot(tx, "tick", timedelta(seconds=5))
     assert read(db)["pipeline.sweeps.age"]["tick",] < 60
     assert 3600 <= read(db, HOUR)["pipeline.sweeps.age"]["tick",] < 3700
 
 
-def test_the_last_look_of_the_doctor_is_told_by_invariant_with_zeros(db: Database) -> None:
+def test_the_doctors_last_findings_are_exported_by_invariant_with_zeros(db: Database) -> None:
     run = Shop().started(db)
     with run.crash_at(CrashPoint.PREPARE_CLAIMED):
         run.run()
@@ -198,13 +198,13 @@ def test_the_last_look_of_the_doctor_is_told_by_invariant_with_zeros(db: Databas
 
 
 @pytest.mark.broken_on_purpose  # an effect that surfaced late is a finding until a person has seen to it
-def test_what_waits_for_a_person_is_what_the_command_line_lists(db: Database) -> None:
+def test_the_attention_gauge_counts_what_the_command_line_lists(db: Database) -> None:
     for name in ("billing", "mended", "gone"):
         a_workflow(db, name, concurrency=8, on_uncertain=OnUncertain.CONTAIN)
     scenarios.a_late_effect(db, "late")
-    scenarios.an_event_aside(db, "aside")
-    scenarios.a_request_to_allow(db, "letter")
-    scenarios.a_question(db, "question")
+    scenarios.a_quarantined_event(db, "aside")
+    scenarios.a_pending_approval(db, "letter")
+    scenarios.an_indeterminate_mutation(db, "question")
     scenarios.a_blocked_workflow(db, "blocked")
     some_events(db, "left", workflow="gone")
     scenarios.without_handlers(db, "gone")
@@ -212,12 +212,12 @@ def test_what_waits_for_a_person_is_what_the_command_line_lists(db: Database) ->
         workflows.enter_maintenance(tx, "mended", "wrong code")
         breakers.open_by_operator(tx, ("mail", "send"), SOMEBODY)
     listed = Counter(item.kind for item in attention.items(Resolutions(db)))
-    told = {kind: value for (kind,), value in read(db)["pipeline.attention"].items() if value}
-    assert told == dict(listed)
-    assert len(told) == 8
+    gauges_by_kind = {kind: value for (kind,), value in read(db)["pipeline.attention"].items() if value}
+    assert gauges_by_kind == dict(listed)
+    assert len(gauges_by_kind) == 8
 
 
-def test_reading_gauges_can_change_nothing(db: Database) -> None:
+def test_gauges_are_read_in_a_read_only_transaction(db: Database) -> None:
     with db.engine.begin() as connection:
         tx = Transaction(connection)
         reads_gauges.limit_reads(tx)
@@ -225,7 +225,7 @@ def test_reading_gauges_can_change_nothing(db: Database) -> None:
             breakers.open_by_operator(tx, ("mail", "send"), SOMEBODY)
 
 
-def test_however_many_ask_the_database_is_read_once_in_a_while(db: Database) -> None:
+def test_the_database_is_read_at_most_once_per_period(db: Database) -> None:
     begun: list[object] = []
 
     def note(connection: object) -> None:
@@ -247,15 +247,15 @@ def test_however_many_ask_the_database_is_read_once_in_a_while(db: Database) -> 
 
 @pytest.fixture
 def silence() -> Iterator[int]:
-    """A port that takes calls and says nothing."""
+    """Open a port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
-    for thread in threading.enumerate():  # whoever called hears now that nobody answers, and says so in the log
+    for thread in threading.enumerate():  # their connections are closed now, which they log
         if thread.name == "pipeline-gauges":
             thread.join(30)
 
 
-def test_a_database_that_is_away_or_says_nothing_keeps_nobody_waiting(silence: int) -> None:
+def test_a_scrape_does_not_wait_for_a_database_that_is_down_or_silent(silence: int) -> None:
     for port in (1, silence):
         away = Gauges(Database.connect_unpooled(f"postgresql+psycopg2://127.0.0.1:{port}/none"), timeout=0.3)
         found = away.snapshot()
@@ -275,9 +275,7 @@ def test_a_scrape_waits_for_a_silent_database_once_and_not_for_each_gauge(silenc
     assert sum(wait >= 0.29 for wait in waits) < len(waits) / 2
 
 
-def test_while_somebody_holds_the_tables_what_was_said_last_counts(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_tables_are_locked_the_last_values_are_reused(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     a_workflow(db)
     asked = Gauges(db, max_age=0.0)
     asked._refresh()
@@ -290,8 +288,8 @@ def test_while_somebody_holds_the_tables_what_was_said_last_counts(
     assert asked._values["pipeline.workflows"] == before["pipeline.workflows"]
 
 
-def test_gauges_that_cannot_be_read_are_told_by_their_age(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Postgres answers, so it is not away; without the age nothing would tell that every other alert is blind."""
+def test_the_age_of_gauges_grows_while_they_cannot_be_read(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Postgres answers, so it is up; only the age shows that no other alert over gauges can fire."""
     minute = [0.0]
     monkeypatch.setattr(gauges, "time", SimpleNamespace(monotonic=lambda: minute[0] * 60.0))
     asked = Gauges(db, max_age=0.0)
@@ -310,7 +308,7 @@ def test_gauges_that_cannot_be_read_are_told_by_their_age(db: Database, monkeypa
     assert asked.age() == 0
 
 
-def test_the_age_of_gauges_is_served_beside_them_also_when_the_database_is_away(silence: int) -> None:
+def test_the_age_of_gauges_is_served_also_when_the_database_is_down(silence: int) -> None:
     reader = collector.pull_reader()
     provider = collector.meter_provider([reader])
     away = Gauges(Database.connect_unpooled(f"postgresql+psycopg2://127.0.0.1:{silence}/none"), timeout=0.3)
@@ -320,9 +318,7 @@ def test_the_age_of_gauges_is_served_beside_them_also_when_the_database_is_away(
     provider.shutdown()
 
 
-def test_what_was_read_before_the_database_ran_out_of_time_is_told(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gauges_read_before_a_timeout_are_exported(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     a_workflow(db)
     slow = text("SELECT pg_sleep(60), :limit")
     monkeypatch.setattr(reads_gauges, "BACKLOG", slow)

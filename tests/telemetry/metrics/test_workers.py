@@ -1,4 +1,4 @@
-"""What the endpoint of a real worker says equals what the database says, however its processes come and go."""
+"""The metrics of a real worker equal the database, however its processes start and end."""
 
 import os
 import signal
@@ -22,8 +22,8 @@ from tests.telemetry.metrics.conftest import PATIENT, publish, wait_until_done
 pytestmark = pytest.mark.timeout(300)
 
 
-def told(installation: Installation) -> dict[str, int]:
-    """What the database knows of what workers count."""
+def expected_counts(installation: Installation) -> dict[str, int]:
+    """Return from the database what workers count."""
     (row,) = installation.ask("""
         SELECT count(*) FILTER (WHERE status = 'committed') AS committed,
                count(*) FILTER (WHERE status = 'committed' AND event_ids <> '{}') AS with_inputs,
@@ -36,7 +36,7 @@ def told(installation: Installation) -> dict[str, int]:
 
 
 def counted(seen: Scraped) -> dict[str, int]:
-    """The same, as an endpoint tells it."""
+    """Return the same from an endpoint."""
 
     def transition(name: str) -> float:
         return seen.sum("pipeline_transitions_total", transition=name, workflow="shop")
@@ -56,17 +56,17 @@ def counted(seen: Scraped) -> dict[str, int]:
 
 @contextmanager
 def watched(port: int) -> Iterator[list[str]]:
-    """Scrape all the while, and remember whatever went back."""
+    """Scrape continuously, and record each counter that decreased."""
     ending, fell, best = threading.Event(), list[str](), dict[object, float]()
 
-    def look() -> None:
+    def scrape_forever() -> None:
         while not ending.wait(0.1):
             for series, value in scrape(port).growing():
                 if value < best.get(series, 0.0):
                     fell.append(f"{series}: {best[series]} then {value}")
                 best[series] = value
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=scrape_forever)
     thread.start()
     try:
         yield fell
@@ -75,12 +75,12 @@ def watched(port: int) -> Iterator[list[str]]:
         thread.join()
 
 
-def test_the_sums_of_recycled_and_killed_children_equal_what_the_database_says(installation: Installation) -> None:
-    port, before = free_port(), told(installation)
+def test_the_sums_of_recycled_and_killed_children_equal_the_database(installation: Installation) -> None:
+    port, before = free_port(), expected_counts(installation)
     options = ("--pool=prefork", "--concurrency=2", "--max-tasks-per-child=3")
     node = installation.worker(*options, PIPELINE_METRICS_PORT=str(port), **PATIENT)
     answering(port, within=60)
-    wait_for(lambda: begun_at_zero(scrape(port)))
+    wait_for(lambda: starts_at_zero(scrape(port)))
     with watched(port) as fell:
         first = set(node.children())
         publish(installation, 12)
@@ -103,20 +103,20 @@ def test_the_sums_of_recycled_and_killed_children_equal_what_the_database_says(i
     assert node.stop() == 0
 
 
-def begun_at_zero(seen: Scraped) -> bool:
-    """What alerts rate has a value before anything has happened: they see no step of a series that begins with one."""
+def starts_at_zero(seen: Scraped) -> bool:
+    """Return whether alerted counters start at 0: Prometheus sees no increase in a first value."""
     assert seen.by("pipeline_transitions_total", "transition", "workflow").get(("mutation.escalated", "shop")) == 0
     assert seen.by("pipeline_rescues_total", "workflow").get("shop") == 0
     return True
 
 
 def held(installation: Installation) -> list[Any]:
-    """Runs with an order that a worker is at."""
+    """Return the runs that a worker holds."""
     return [run for run in installation.runs() if run.lease_expires_at and run.event_ids]
 
 
 def phases_and_gauges_agree(port: int, known: dict[str, int]) -> bool:
-    """A phase is counted a moment after the commit that ends it, and the gauges of a busy database are late."""
+    """Compare; a phase is counted shortly after its commit, and gauges of a busy database are late."""
     seen = scrape(port)
     assert known["crashed"] == 1
     assert seen.sum("pipeline_phase_duration_seconds_count", phase="next", result="done") == known["committed"]
@@ -126,8 +126,8 @@ def phases_and_gauges_agree(port: int, known: dict[str, int]) -> bool:
     return True
 
 
-def test_an_endpoint_answers_while_its_database_is_away(installation: Installation) -> None:
-    port, before = free_port(), told(installation)
+def test_an_endpoint_answers_while_its_database_is_down(installation: Installation) -> None:
+    port, before = free_port(), expected_counts(installation)
     installation.worker("--pool=threads", "--concurrency=4", PIPELINE_METRICS_PORT=str(port), **PATIENT)
     publish(installation, 3)
     wait_until_done(installation)
@@ -141,18 +141,18 @@ def test_an_endpoint_answers_while_its_database_is_away(installation: Installati
     wait_for(lambda: scrape(port).sum("pipeline_database_up") == 1, every=0.2)
 
 
-def test_a_port_that_is_taken_keeps_no_worker_from_working(installation: Installation) -> None:
+def test_a_worker_works_although_its_port_is_taken(installation: Installation) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
         node = installation.worker("--pool=solo", PIPELINE_METRICS_PORT=str(port), **PATIENT)
         publish(installation, 1)
         wait_until_done(installation)
-        said = f"metrics cannot be served on port {port} of 0.0.0.0: another process has it"
-        wait_for(lambda: said in node.log.read_text())
+        warning = f"metrics cannot be served on port {port} of 0.0.0.0: another process has it"
+        wait_for(lambda: warning in node.log.read_text())
 
 
-def test_where_nothing_is_scraped_every_process_sends_its_numbers_to_the_collector(installation: Installation) -> None:
-    before = told(installation)
+def test_without_a_port_every_process_pushes_its_metrics_to_the_collector(installation: Installation) -> None:
+    before = expected_counts(installation)
     with collecting() as collector:
         node = installation.worker(
             "--pool=prefork",
@@ -171,7 +171,7 @@ def test_where_nothing_is_scraped_every_process_sends_its_numbers_to_the_collect
         assert {name for _, name in collector.numbers} >= {"pipeline.workflows", "pipeline.phase.duration"}
 
 
-def test_without_a_port_or_an_endpoint_nothing_of_it_is_imported() -> None:
+def test_without_a_port_or_an_endpoint_the_sdk_is_not_imported() -> None:
     wanted = "pipeline.tasks.signals, pipeline.tasks.phases, pipeline.cli.metrics, pipeline.background.sweeps"
     exports = "pipeline.telemetry.metrics_export"
     names = f"opentelemetry.sdk, prometheus_client, {exports}.collector, {exports}.server"
@@ -181,8 +181,8 @@ def test_without_a_port_or_an_endpoint_nothing_of_it_is_imported() -> None:
 
 
 def since(installation: Installation, before: dict[str, int]) -> dict[str, int]:
-    """What the database has come to know since."""
-    return {name: value - before[name] for name, value in told(installation).items()}
+    """Return what the database has counted since."""
+    return {name: value - before[name] for name, value in expected_counts(installation).items()}
 
 
 def agree(installation: Installation, port: int, before: dict[str, int]) -> None:
@@ -197,7 +197,7 @@ def agree(installation: Installation, port: int, before: dict[str, int]) -> None
 
 @contextmanager
 def away(installation: Installation) -> Iterator[None]:
-    """Nobody gets to the database."""
+    """Make the database unreachable."""
     installation.db.dispose()
     url = make_url(installation.database_url)
     engine = create_engine(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
