@@ -8,6 +8,8 @@ process said so.
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -68,7 +70,15 @@ class Node:
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self.name, self.log = name, log
-        self.process = forked_python.start(module, arguments, environ=environ, output=log)
+        self.process: forked_python.ForkedProcess | subprocess.Popen[bytes]
+        if "PYTHONPROFILEIMPORTTIME" not in environ:
+            self.process = forked_python.start(module, arguments, environ=environ, output=log)
+            return
+        command = [sys.executable, "-m", module, *arguments]  # a fork would not show its imports
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, env=dict(environ), cwd=PROJECT, stdout=output, stderr=output, start_new_session=True
+            )
 
     def wait_until_ready(self, sign: str = " ready.") -> None:
         wait_for(lambda: sign in self.log.read_text() or self._ended(), within=90, why=f"{self.name} ready")
