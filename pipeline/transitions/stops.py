@@ -5,7 +5,7 @@ the doubt about a mutation in the air, the pause before the next try, the sessio
 maintenance flag. What follows is decided by ``domain.failures.decide``; this module writes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -18,7 +18,7 @@ from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import storable_text
 from pipeline.domain.policies import FailurePolicy
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase
-from pipeline.domain.values import RunFailure
+from pipeline.domain.values import RunFailure, RunLease
 from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain
 from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.rows import NamedRunRow, RunFactsRow, RunRow
@@ -71,6 +71,14 @@ def rescue(
     rows = [{"run": run_id, "fence": None} for run_id in ids]
     failure = Failure(kind=FailureKind.CRASH, message=message, error_type="WorkerLost")
     return _stop(tx, rows, dict.fromkeys(ids, failure), jitter)
+
+
+def lock_workflows(tx: Transaction, leases: Iterable[RunLease]) -> None:
+    """Lock the workflows of runs that this transaction stops after it has written something else.
+
+    A stop locks the workflow of its run. Called first, this keeps the lock order.
+    """
+    tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(lease.run_id) for lease in leases])
 
 
 def withdraw_unclaimed(tx: Transaction, ids: Sequence[UUID]) -> tuple[NamedRunRow, ...]:

@@ -107,6 +107,8 @@ class Runner:
             silent = [lease_of(item.run) for item in asked if item.request is None]
             if silent or failed or rest:
                 with self.db.transaction() as tx:
+                    if failed:
+                        stops.lock_workflows(tx, (item.lease for item in failed))
                     if silent:
                         runs.no_mutation(tx, silent)
                     ended = self._stop_and_hand_back(tx, failed, rest)
@@ -259,6 +261,8 @@ class Runner:
         with self.db.transaction() as tx:
             if lock_wait is not None:
                 tx.set_lock_timeout(lock_wait)
+            if failed:
+                stops.lock_workflows(tx, (item.lease for item in failed))
             landing: BatchResult[RunRow] = verb(tx, items) if items else BatchResult(updated=())
             refused = [
                 RunFailure(lease=item.lease, failure=classify(landing.refused[item.lease.run_id]))

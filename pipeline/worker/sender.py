@@ -190,6 +190,13 @@ class MutationSender:
 
     def _write(self, tx: Transaction, ended: Sequence[_DecidedCall]) -> tuple[Sequence[UUID], Sequence[StoppedRun]]:
         """Record outcomes and stop the runs that did not get theirs. Returns the others, and these."""
+        stopped = [
+            RunFailure(lease=flight.lease, failure=judged.failure)
+            for flight, judged in ended
+            if judged.failure is not None
+        ]
+        if stopped:
+            stops.lock_workflows(tx, (item.lease for item in stopped))
         applied = [
             worker_calls.applied_mutation(flight, judged, self.policy.limits)
             for flight, judged in ended
@@ -200,11 +207,6 @@ class MutationSender:
             worker_calls.failed_mutation(flight, judged) for flight, judged in ended if judged.action in _FAILED_ACTIONS
         ]
         too_early = mutations.fail(tx, refused).refused if refused else {}
-        stopped = [
-            RunFailure(lease=flight.lease, failure=judged.failure)
-            for flight, judged in ended
-            if judged.failure is not None
-        ]
         gone = stops.stop(tx, stopped, jitter=self.jitter()).updated if stopped else ()
         doubted = [f for f, j in ended if j.action is NextAction.DOUBT or f.mutation.id in too_early]
         for name, flight in {

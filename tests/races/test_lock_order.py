@@ -1,17 +1,24 @@
-"""One lock order for all transitions: workflow, run, mutation, events. A held row makes the next one wait."""
+"""One lock order for all transitions: by the text of statements, by whole transactions, and by holding rows."""
 
+import importlib
 from collections.abc import Callable
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
+from sqlalchemy import TextClause
 
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
+from pipeline.domain.lock_order import is_in_lock_order
 from pipeline.domain.states import Evidence, Phase
 from pipeline.domain.values import AppliedMutation, FailedMutation, RunFailure, RunOutput
+from pipeline.store import writes
 from pipeline.store.database import Database, Transaction
 from pipeline.store.statements import Statement
+from pipeline.testing import Does
 from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops, workflows
+from pipeline.worker.crash_points import CrashPoint
 from tests.factories import (
     LEASE,
     SOMEBODY,
@@ -27,6 +34,8 @@ from tests.factories import (
     the_run,
 )
 from tests.support.concurrent_transactions import meanwhile, wait_until_blocked_by
+from tests.support.row_locks import locked_tables, recorded_locks
+from tests.support.scripted_consumers import Shop
 
 Act = Callable[[Transaction, Any], object]
 
@@ -137,3 +146,45 @@ def test_neither_a_publisher_nor_a_committing_worker_waits_for_the_workflow(db: 
         with db.transaction() as tx:
             (run,) = runs.claim_next(tx, [run.id], lease_duration=LEASE, worker="w").claimed
             runs.commit(tx, [RunOutput(lease=held(run))]).only()
+
+
+def statements() -> dict[str, str]:
+    """Every statement of the store's writes that locks rows."""
+    modules = [importlib.import_module(f"{writes.__name__}.{found.name}") for found in iter_modules(writes.__path__)]
+    return {
+        f"{module.__name__.rpartition('.')[2]}.{name}": str(value)
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, TextClause) and locked_tables(str(value))
+    }
+
+
+def test_every_statement_locks_in_the_order() -> None:
+    found = {name: locked_tables(sql) for name, sql in statements().items()}
+    assert len(found) > 25, "the locks are found"
+    assert found["mutations.APPLY"] == ["runs", "mutations"]
+    assert {name: tables for name, tables in found.items() if not is_in_lock_order(tables)} == {}
+
+
+def test_a_statement_against_the_order_would_be_noticed() -> None:
+    wrong = (
+        "WITH a AS (SELECT 1 FROM pipeline.mutations m JOIN pipeline.runs r ON true FOR NO KEY UPDATE OF m, r) SELECT"
+    )
+    assert locked_tables(wrong) == ["mutations", "runs"]
+    assert not is_in_lock_order(locked_tables(wrong))
+    nested = "SELECT 1 FROM pipeline.runs r WHERE EXISTS (SELECT FROM pipeline.blocks b) ORDER BY r.id FOR UPDATE"
+    assert locked_tables(nested) == ["runs"]
+
+
+def test_whole_transactions_lock_in_the_order(db: Database) -> None:
+    shop = Shop(on_uncertain="contain", concurrency=4)
+    shop.mail.will(Does.TIMES_OUT_BEFORE, Does.TIMES_OUT_AFTER, Does.REFUSES)
+    shop.mail.cannot_tell(2)
+    with recorded_locks(db) as transactions:
+        run = shop.started(db, 6)
+        with run.crash_at(CrashPoint.PREPARE_RAN):
+            run.run()
+        run.run_until_idle()
+        run.sweeps.retention()
+    assert {tuple(tables) for tables in transactions if not is_in_lock_order(tables)} == set()
+    assert {table for tables in transactions for table in tables} >= {"workflows", "runs", "mutations", "handlers"}

@@ -1,0 +1,67 @@
+"""Which rows a statement locks explicitly, read from its SQL."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import event
+
+from pipeline.domain.lock_order import LOCK_ORDER
+from pipeline.store.database import Database
+
+_LOCK = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?UPDATE\b(?:\s+OF\s+(\w+(?:\s*,\s*\w+)*))?")
+_TABLE = re.compile(r"\bpipeline\.(\w+)(?:\s+(?:AS\s+)?(?!WHERE|JOIN|LEFT|ORDER|FOR|ON|SET)(\w+))?")
+
+
+def locked_tables(sql: str) -> list[str]:
+    """Tables of the order whose rows a statement locks with FOR UPDATE, as its text names them."""
+    found = []
+    for lock in _LOCK.finditer(sql):
+        named = (match.groups() for match in _TABLE.finditer(_same_level(sql[: lock.start()])))
+        tables = [(table, alias) for table, alias in named if table in LOCK_ORDER]
+        names = {alias or table: table for table, alias in tables}
+        found += [names[name.strip()] for name in lock[1].split(",")] if lock[1] else [table for table, _ in tables]
+    return found
+
+
+def _same_level(before: str) -> str:
+    """The text of the SELECT that ends here, without what stands in brackets."""
+    depth, kept = 0, []
+    for char in reversed(before):
+        depth += (char == ")") - (char == "(")
+        if depth < 0:
+            break
+        if depth == 0:
+            kept.append(char)
+    return "".join(reversed(kept))
+
+
+@contextmanager
+def recorded_locks(db: Database) -> Iterator[list[list[str]]]:
+    """For each transaction, the tables it locks explicitly, in order."""
+    transactions: list[list[str]] = []
+    current: dict[Any, list[str]] = {}
+
+    def begin(connection: Any) -> None:
+        transactions.append(current.setdefault(connection.connection.dbapi_connection, []))
+
+    def end(connection: Any) -> None:
+        current.pop(connection.connection.dbapi_connection, None)
+
+    def execute(connection: Any, _: Any, statement: str, *__: Any) -> None:
+        current.setdefault(connection.connection.dbapi_connection, []).extend(locked_tables(statement))
+
+    listeners: list[tuple[str, Callable[..., None]]] = [
+        ("begin", begin),
+        ("commit", end),
+        ("rollback", end),
+        ("before_cursor_execute", execute),
+    ]
+    for name, listener in listeners:
+        event.listen(db.engine, name, listener)
+    try:
+        yield transactions
+    finally:
+        for name, listener in listeners:
+            event.remove(db.engine, name, listener)
