@@ -196,7 +196,7 @@ def _signal(send: Callable[[int, int], None], pid: int, what: signal.Signals) ->
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return a function for the child, so that the kernel ends it when its parent dies."""
+    """Return a function by which the kernel ends the child with its parent."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl

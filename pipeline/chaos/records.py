@@ -93,7 +93,7 @@ def progress(db: Database, workflow: str) -> Progress:
 
 
 def lost_run_counts(db: Database, workflow: str) -> tuple[int, int]:
-    """Count the runs that lost their worker, and those of them with a mutation in the ledger."""
+    """Count the runs that lost their worker, and how many had a mutation."""
     with db.transaction() as tx:
         row = tx.first(_LOST_RUNS, workflow=workflow)
     assert row is not None

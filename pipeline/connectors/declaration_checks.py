@@ -64,7 +64,7 @@ def reconcile_problem(function: Callable[..., Any], names: Collection[str]) -> s
 
 
 def overriding_method(cls: type, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of this class that overrides the given one, or the given one itself."""
+    """Return the method of this class that overrides the given one, or the given one itself."""
     name = _function_name(function)
     is_method = any(vars(base).get(name) is function for base in cls.__mro__)
     found = inspect.getattr_static(cls, name, None) if is_method else None

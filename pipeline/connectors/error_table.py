@@ -65,7 +65,7 @@ def read_status(status: int, after: str | None = None, date: str | None = None) 
 
 
 def bounded_pause(value: Any) -> timedelta | None:
-    """A requested pause, from a timedelta or seconds, between zero and one day. None if it cannot be read."""
+    """Return a requested pause, from a timedelta or seconds, between zero and one day. None if it cannot be read."""
     try:
         wait = value if isinstance(value, timedelta) else timedelta(seconds=float(value))
     except (TypeError, ValueError, OverflowError):
@@ -74,7 +74,7 @@ def bounded_pause(value: Any) -> timedelta | None:
 
 
 def retry_after(value: str | None, *, now: datetime | None = None) -> timedelta | None:
-    """How long a Retry-After asks to wait, in seconds or as a date. None if it cannot be read."""
+    """Return how long a Retry-After asks to wait, in seconds or as a date. None if it cannot be read."""
     if not value:
         return None
     seconds = bounded_pause(value)
@@ -97,7 +97,7 @@ def _by_status(status: int, response: Any) -> ErrorReading:
 
 
 def _by_name(kind: type[BaseException]) -> ErrorMeaning | None:
-    """The meaning of an exception type. None if the table does not know it; then its cause may be known."""
+    """Return the meaning of an exception type. None if the table does not know it; then its cause may be known."""
     for each in kind.__mro__:
         module = each.__module__.partition("._")[0]
         if known := _MEANING_BY_NAME.get(f"{module}.{each.__qualname__}"):
@@ -108,7 +108,7 @@ def _by_name(kind: type[BaseException]) -> ErrorMeaning | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and the causes it was raised from, since libraries wrap the errors of sockets.
+    """Yield the error and its causes: libraries wrap the errors of sockets.
 
     ``__context__`` is not followed: it may be the refusal of an earlier attempt, and a later attempt may have arrived.
     """

@@ -30,7 +30,7 @@ async def await_result_async(value: Awaitable[Any]) -> Any:
 def _submit(
     value: Awaitable[Any], timeout: timedelta | None = None, loop: "ProcessLoop | None" = None
 ) -> "Future[Any]":
-    """Start an awaitable in the loop, or in a new loop if the present one is blocked."""
+    """Start an awaitable in the loop; in a new one if it is blocked."""
     owner = loop or _process_loop
     while True:
         running, task = owner.get(), _LoopTask(value, timeout)
@@ -73,7 +73,7 @@ class _LoopTask:
 
 
 class ProcessLoop:
-    """An event loop in its own thread, created when it is first needed and again after a fork."""
+    """An event loop in its own thread, created on first use and after a fork."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -93,7 +93,7 @@ class Gmail(mail.Mailer):
         return self._verdict(call, response.body)
 
     def _verdict(self, call: Call, body: Any) -> Verdict:
-        """The verdict of a search. Only a complete and empty list means that the mail is not there."""
+        """Return the verdict of a search. Only a complete and empty list means that the mail is not there."""
         if not isinstance(body, dict):
             return Retry("Gmail did not answer with a list of messages")
         found = body.get("messages", [])
@@ -134,7 +134,7 @@ class Gmail(mail.Mailer):
         return token
 
     def _message(self, response: HttpResponse) -> str:
-        """The status and the API's message in one line."""
+        """Return the status and the API's message in one line."""
         return self.scrub(single_line(f"{response.status} {_error(response).get('message', '')}"))
 
     def _own_domain(self) -> str:
@@ -154,12 +154,12 @@ def _reading(response: HttpResponse) -> ErrorReading:
 
 
 def _error(response: HttpResponse) -> dict[str, Any]:
-    """The API's description of an error; empty when there is none."""
+    """Return the API's description of an error; empty when there is none."""
     error = response.body.get("error") if isinstance(response.body, dict) else None
     return error if isinstance(error, dict) else {}
 
 
 def _environment_proxy(base_url: str) -> str | None:
-    """The proxy that the environment names for this URL."""
+    """Return the proxy that the environment names for this URL."""
     parts = urlsplit(base_url)
     return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)

@@ -49,7 +49,7 @@ class Call:
 
     @classmethod
     def within(cls, idempotency_key: str, limit: timedelta) -> Self:
-        """A call whose deadline is ``limit`` from now."""
+        """Return a call whose deadline is ``limit`` from now."""
         return cls(idempotency_key=idempotency_key, ends_at=time.monotonic() + limit.total_seconds())
 
     @property
@@ -134,7 +134,7 @@ class Operation(Generic[F]):
         return tuple(self.signature.parameters)[2 if self.is_mutation else 1 :]
 
     def to_stored_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters as they are stored: as JSON, with today's defaults. Refuses those that do not fit.
+        """Return the parameters as they are stored: as JSON, with today's defaults. Refuses those that do not fit.
 
         The values of the caller are stored, not the results of validators. Validators run once, at the call.
         """
@@ -145,7 +145,7 @@ class Operation(Generic[F]):
         return written
 
     def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of the function: the stored parameters, read from JSON into the declared types."""
+        """Return the arguments of the function: the stored parameters, read from JSON into the declared types."""
         fitting = self._validate(params)
         return {name: getattr(fitting, name) for name in (*type(fitting).model_fields, *(fitting.model_extra or ()))}
 
@@ -160,11 +160,11 @@ class Operation(Generic[F]):
             return ErrorReading(meaning=ErrorMeaning.UNKNOWN)
 
     def redact_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters with the redacted values hidden."""
+        """Return the parameters with the redacted values hidden."""
         return {name: HIDDEN if name in self.redact else value for name, value in params.items()}
 
     def redact_text(self, text: str, params: Mapping[str, Any]) -> str:
-        """The text without the values of redacted parameters."""
+        """Return the text without the values of redacted parameters."""
         for name in self.redact:
             for value in leaf_texts(params.get(name)):
                 if len(value) > 3:  # shorter values are part of ordinary text
@@ -180,7 +180,7 @@ class Operation(Generic[F]):
         return ", ".join(f"{name}={value}" for name, value in seen.items())
 
     def _to_json(self, name: str, value: Any) -> Any:
-        """A value as JSON. Without a declared type it must be JSON already, which is checked later."""
+        """Return a value as JSON. Without a declared type it must be JSON already, which is checked later."""
         known = self.model.model_fields.get(name)
         if known is None or known.annotation is Any:
             return value
@@ -262,7 +262,7 @@ class Connector:
 
     @classmethod
     def operations(cls) -> dict[str, Operation[Any]]:
-        """All operations by name. They are collected once per class."""
+        """Return all operations by name. They are collected once per class."""
         known = cls.__dict__.get("_operations")
         if known is None:
             found = (inspect.getattr_static(cls, name) for name in dir(cls))
@@ -271,7 +271,7 @@ class Connector:
         return known
 
     def scrub(self, text: str) -> str:
-        """The text without this connector's credentials."""
+        """Return the text without this connector's credentials."""
         for secret in secret_values(self):
             text = text.replace(secret, HIDDEN)
         return text
@@ -284,7 +284,7 @@ def _redacted_names(function: Callable[..., Any], redact: Collection[str]) -> fr
 
 
 def _for_class(cls: type, operation: Operation[Any]) -> Operation[Any]:
-    """The operation with the reconcile method that this class has under that name."""
+    """Return the operation with the reconcile method that this class has under that name."""
     method = operation.reconcile_function and overriding_method(cls, operation.reconcile_function)
     if method is operation.reconcile_function or method is None:
         return operation
@@ -294,14 +294,14 @@ def _for_class(cls: type, operation: Operation[Any]) -> Operation[Any]:
 
 
 def _holds_secret(kind: Any) -> bool:
-    """Whether an annotation is or contains a type for credentials."""
+    """Return whether an annotation is or contains a type for credentials."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return any(_holds_secret(known.annotation) for known in kind.model_fields.values())
     return kind in (SecretStr, SecretBytes) or any(_holds_secret(inner) for inner in get_args(kind))
 
 
 def leaf_texts(value: Any) -> Iterator[str]:
-    """Every text and number inside a value, as text. Empty text is left out."""
+    """Yield every text and number inside a value, as text. Empty text is left out."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -312,12 +312,12 @@ def leaf_texts(value: Any) -> Iterator[str]:
 
 
 def _display_text(value: Any) -> str:
-    """A value as text for one line; a list as its members."""
+    """Return a value as text for one line; a list as its members."""
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
 def _params_model(function: Callable[..., Any], signature: inspect.Signature, skip: int) -> type[BaseModel]:
-    """The parameters of an operation as a model. Refuses credentials, which belong to the connector."""
+    """Return the parameters of an operation as a model. Refuses credentials, which belong to the connector."""
     hints = inspect.get_annotations(function, eval_str=True)
     fields: dict[str, Any] = {}
     extra = "forbid"

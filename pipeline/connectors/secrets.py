@@ -13,14 +13,14 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 
 def secret_values(holder: object) -> list[str]:
-    """Every credential of an object as text, the longest first. One may be part of another."""
+    """Return every credential of an object as text, the longest first. One may be part of another."""
     seen = {id(holder)}
     found = {text for part in _parts(holder) for text in _secrets_in(part, seen)}
     return sorted(found - {""}, key=lambda text: (-len(text), text))
 
 
 def _secrets_in(value: Any, seen: set[int]) -> Iterator[str]:
-    """The credentials inside a value. Each object is visited once, since objects may refer to each other."""
+    """Yield the credentials inside a value. Each object is visited once, since objects may refer to each other."""
     if isinstance(value, SecretStr | SecretBytes | Secret):
         secret = value.get_secret_value()
         yield secret.decode(errors="replace") if isinstance(secret, bytes) else str(secret)
@@ -40,7 +40,7 @@ def _members(value: Any) -> list[Any]:
 
 
 def _parts(holder: object) -> list[Any]:
-    """The values of an object's own attributes, of its slots, and of its class."""
+    """Return the values of an object's own attributes, of its slots, and of its class."""
     parts = list(getattr(holder, "__dict__", {}).values())
     for kind in type(holder).__mro__:
         for name, value in list(vars(kind).items()):

@@ -145,7 +145,7 @@ class Attempt:
 
     @property
     def source(self) -> Any:
-        """The source of the item, or the task's source for an item that was passed in."""
+        """The source of the item; for an item passed in, the task's source."""
         return self._context.source
 
     def end(self) -> None:
@@ -289,7 +289,7 @@ def _count(
 def _pause_before_retry(
     context: EngineContext, spec: StepSpec, subject: StepTarget, pause: float
 ) -> Generator[Request, Any, None]:
-    """Wait before the next attempt, at most until the deadline, and not after a stop request."""
+    """Wait before the next attempt, at most until the deadline or a stop request."""
     if pause <= 0 or context.stop.is_requested or context.is_over:
         return
     if subject.ends_at is not None and spec.is_timed:

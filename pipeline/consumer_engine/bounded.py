@@ -101,7 +101,7 @@ class StepRunner:
         self._thread: _StepThread | None = None
 
     def run(self, function: Callable[..., Any], *args: Any, limit: timedelta, what: str) -> Any:
-        """Return the value of the function, awaited if needed, or raise its error or a timeout."""
+        """Return the awaited value of the function, or raise its error or a timeout."""
         value, error = self.attempt(function, *args, limit=limit, what=what)
         if error is not None:
             raise error
@@ -346,7 +346,7 @@ class InFlight:
             wake()
 
     def has_worker(self, transaction_id: str) -> bool:
-        """Return whether a worker of any loop of the task holds the id, not only an abandoned call."""
+        """Return whether a worker holds the id, not only an abandoned call."""
         with self._lock:
             return self._holders.get(transaction_id, 0) > self._abandoned.get(transaction_id, 0)
 

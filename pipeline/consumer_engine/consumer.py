@@ -316,7 +316,7 @@ def stopped_by_signals(task: Stoppable) -> Iterator[None]:
 
 
 def _require_policy_accepted(task: object, source: Any, policy: ConsumerPolicy) -> None:
-    """Let the source check the policy that the loop runs with, wherever the policy came from."""
+    """Let the source check the policy that the loop runs with."""
     if not isinstance(source, PolicyCheckingSource):
         return
     if _is_async(source.check_policy):

@@ -92,9 +92,9 @@ class WorkItem(StepTarget):
         self._in_flight = in_flight
 
     def claim(self) -> bool:
-        """Return whether the caller is the first to settle the item, and so the only one.
+        """Return whether the caller is the first to settle the item.
 
-        Either its worker claims it by entering a handler, or the loop by giving it up.
+        Either its worker claims it by entering a handler, or the loop by giving it up. No other claim succeeds.
         """
         return self._claimed.acquire(blocking=False)
 

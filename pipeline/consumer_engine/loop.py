@@ -45,7 +45,7 @@ log = logging.getLogger("pipeline.consumer_engine")
 
 
 class Start(NamedTuple):
-    """Process these items in this order, each as soon as a worker is free, and report them."""
+    """Process these items in order, each when a worker is free, and report them."""
 
     items: list[WorkItem]
 
@@ -112,7 +112,7 @@ class _LoopTimedOut(Exception):  # noqa: N818 - control flow, not an error
 
 
 class _StopNow(Exception):  # noqa: N818 - control flow, not an error
-    """A stop request said now."""
+    """A stop request with ``now``."""
 
 
 class _TooManyAbandoned(Exception):  # noqa: N818 - control flow, not an error

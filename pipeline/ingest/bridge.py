@@ -77,7 +77,7 @@ def qualified_entry_id(message: QueueMessage) -> str:
 
 
 def require_short_stream(stream: str) -> None:
-    """Refuse a stream whose name leaves no room for an entry's id in a message id."""
+    """Refuse a stream whose name is too long to be part of a message id."""
     try:
         checked_name(f"{stream}:{'9' * _LONGEST_ENTRY_ID}", what="stream")
     except PayloadError as error:

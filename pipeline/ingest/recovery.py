@@ -14,7 +14,7 @@ _POLL_EVERY = 0.1  #: seconds between checks of the stop flag
 
 
 class RecoveryRunner:
-    """Claims stale messages one at a time, so that none becomes stale again in a queue."""
+    """Claims stale messages one at a time, so that none becomes stale while waiting."""
 
     def __init__(self, queue: RedisStreamsQueue) -> None:
         self._queue = queue

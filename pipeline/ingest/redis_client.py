@@ -2,7 +2,7 @@
 
 With its defaults, redis-py 8 gives up on a quiet connection after five seconds and retries ten times
 before it raises. A read that blocks for five seconds would take most of a minute, and a dead server
-would look like a slow one. A pool would also replace a dropped connection silently, so the client holds
+would seem slow. A pool would also replace a dropped connection silently, so the client holds
 one connection.
 """
 

@@ -237,7 +237,7 @@ def test_q18_three_processes_share_thousands_of_messages_and_each_event_is_there
     three = [run.patient().ingest(*options, "--consumer", f"c{n}", url=url) for n in range(3)]
     for program in three:
         program.wait_until_reading()
-    wait_for(lambda: blocked(place) == 3, within=60)  # whoever waits is given one of the first entries
+    wait_for(lambda: blocked(place) == 3, within=60)  # each waiting process gets one of the first entries
     fill(place, count)
     wait_until_published(db, count, within=90 + count / 500)
     wait_for(lambda: place.is_done(GROUP), within=30)

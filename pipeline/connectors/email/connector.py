@@ -1,4 +1,4 @@
-"""Send mail over SMTP, and reconcile by the folder of sent mail if there is one.
+"""Send mail over SMTP, and reconcile by a folder of sent mail.
 
 ``Email`` relies on the reply of the SMTP server. Without a reply the outcome stays unknown.
 ``EmailWithSent`` searches the folder of sent mail for the Message-ID. A copy proves that the mail was sent. A missing

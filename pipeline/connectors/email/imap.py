@@ -52,7 +52,7 @@ class Imap:
             )
 
     def has_message(self, part_of_id: str, ends_at: float) -> bool:
-        """Whether the folder has a mail whose Message-ID contains this."""
+        """Return whether the folder has a mail whose Message-ID contains this."""
         with _session(self, ends_at) as client:
             _require_ok(client.select(_encode_folder(self.folder), readonly=True), f"cannot open {self.folder!r}")
             found = _require_ok(client.uid("SEARCH", "HEADER", "Message-ID", f'"{part_of_id}"'), "cannot search")
@@ -120,7 +120,7 @@ def _quote(text: str) -> str:
 
 
 def _encode_folder(name: str) -> str:
-    """The name of a folder in IMAP's encoding: parts beyond ASCII in modified base64."""
+    """Return the name of a folder in IMAP's encoding: parts beyond ASCII in modified base64."""
 
     def run(found: re.Match[str]) -> str:
         packed = base64.b64encode(found[0].encode("utf-16-be")).rstrip(b"=").decode().replace("/", ",")

@@ -168,12 +168,12 @@ class MailMessage:
 
 
 def message_id(key: str, domain: str) -> str:
-    """The Message-ID for an idempotency key. It is always the same for one key."""
+    """Return the Message-ID for an idempotency key. It is always the same for one key."""
     return f"<{local_id(key)}@{domain}>"
 
 
 def local_id(key: str) -> str:
-    """The part of the Message-ID that does not change when the sender moves to another domain."""
+    """Return the part of the Message-ID that does not depend on the domain."""
     return hashlib.sha256(key.encode()).hexdigest()[:40]
 
 

@@ -1,4 +1,4 @@
-"""Send a mail to an SMTP server, and know exactly when it may have been accepted.
+"""Send a mail to an SMTP server, and know when it may have been accepted.
 
 The server delivers nothing before it has received the single dot that ends a mail. So an error before the dot means
 that nothing happened. After the dot only the server's reply says what happened. Without a reply the outcome is
@@ -78,7 +78,7 @@ class _SmtpClient(smtplib.SMTP):
             self.ehlo_or_helo_if_needed()
 
     def log_in(self, login: Login | None) -> None:
-        """Log in by one mechanism only, since some servers disconnect after the first login that fails.
+        """Log in by one mechanism only: some servers disconnect after a failed login.
 
         The server's reply is not repeated in errors, since it may contain the password.
         """
@@ -158,7 +158,7 @@ class _SmtpClient(smtplib.SMTP):
         raise _refusal_error(code, redact(single_line(reply)), f"{self.server} refused the mail")
 
     def quit_quickly(self) -> None:
-        """Send QUIT within little of the time that is left, so that the result of a sent mail is not late."""
+        """Send QUIT within a short time, so that the result is not late."""
         left = self.ends_at - time.monotonic()
         if isinstance(self.sock, BoundedSocket):
             self.sock.ends_at = time.monotonic() + min(1.0, left / 4)
@@ -191,7 +191,7 @@ def _errors_before_send(place: ServerAddress, redact: Redact) -> Iterator[None]:
 
 
 def _refusal_error(code: int, reply: str, what: str) -> HandlerError:
-    """The error for a negative reply."""
+    """Return the error for a negative reply."""
     message = f"{what} ({f'{code} {reply}'.strip()}); nothing was sent." if reply else f"{what}."
     if code in _NO_ACCESS:
         return AuthError(message)
@@ -199,7 +199,7 @@ def _refusal_error(code: int, reply: str, what: str) -> HandlerError:
 
 
 def _reply_codes(code: int, reply: bytes | str) -> str:
-    """The codes of a reply, without its text."""
+    """Return the codes of a reply, without its text."""
     found = _ENHANCED.match(single_line(reply))
     return f"{code} {found[0]}" if found else str(code)
 

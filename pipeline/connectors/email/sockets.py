@@ -79,7 +79,7 @@ def checked_login(server: ServerAddress, username: str | None, password: SecretS
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine."""
+    """Return whether a host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -124,7 +124,7 @@ class _BoundedTlsSocket(BoundedSocket, ssl.SSLSocket):
 
 
 def tls_context(server: ServerAddress, ends_at: float) -> ssl.SSLContext:
-    """The TLS context for a server. It checks certificates, and its sockets keep the deadline."""
+    """Return the TLS context for a server. It checks certificates, and its sockets keep the deadline."""
     made = ssl.create_default_context(cafile=server.ca_file)
     made.sslsocket_class = type("BoundedTlsSocket", (_BoundedTlsSocket,), {"ends_at": ends_at})
     return made

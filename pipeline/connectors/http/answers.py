@@ -38,12 +38,12 @@ class HttpResponse:
         return 200 <= self.status < 300
 
     def result(self) -> dict[str, Any]:
-        """The result as the ledger stores it."""
+        """Return the result as the ledger stores it."""
         cut = {"truncated": True} if self.is_truncated else {}
         return {"status": self.status, "body": self.body, "headers": self.headers, **cut}
 
     def snippet(self) -> str:
-        """The beginning of the body, for an error."""
+        """Return the beginning of the body, for an error."""
         text = self.body if isinstance(self.body, str) else json.dumps(self.body, ensure_ascii=False)
         return f": {single_line(text[: _SNIPPET * 2], _SNIPPET)}" if self.body not in (None, "") else ""
 
@@ -95,7 +95,7 @@ def raise_for_reading(reading: ErrorReading, message: str) -> NoReturn:
 
 
 def _body(raw: bytes, response: httpx.Response, *, is_cut: bool) -> Any:
-    """The body as JSON if the response declares it and it is valid, else as text. None if empty."""
+    """Return the body: valid JSON if declared, else text, None if empty."""
     if not raw:
         return None
     if "json" in response.headers.get("content-type", "").lower() and not is_cut:

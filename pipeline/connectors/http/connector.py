@@ -110,7 +110,7 @@ class Http(Connector):
         self._connections.close()
 
     def scrub(self, text: str) -> str:
-        """The text without this connector's credentials, including those in headers."""
+        """Return the text without this connector's credentials, including those in headers."""
         for secret in self._secrets():
             text = text.replace(secret, HIDDEN)
         return super().scrub(text)
@@ -149,7 +149,7 @@ class Http(Connector):
                 raise exchange.failure(error, self.scrub(message)) from None
 
     def _client(self, exchange: Exchange) -> httpx.Client:
-        """A client for one call, so that the next call gets none of its cookies."""
+        """Return a client for one call, so that the next call gets none of its cookies."""
         headers = {"Accept": "application/json, */*;q=0.5", "Accept-Encoding": "identity"}
         headers |= {name: _reveal(value) for name, value in self.headers.items()}
         if self.token:
@@ -165,7 +165,7 @@ class Http(Connector):
 
 
 def header_key(call: Call) -> str:
-    """The idempotency key for a header. Characters that a header cannot carry are percent-encoded."""
+    """Return the idempotency key for a header. Characters that a header cannot carry are percent-encoded."""
     return quote(call.idempotency_key, safe=_KEY_CHARACTERS)
 
 
@@ -176,7 +176,7 @@ def _template_values(params: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _verdict(operation: HttpOperation, response: HttpResponse, sent: Mapping[str, Any]) -> Verdict:
-    """The verdict of a lookup that was answered. Found is what ``found`` returns, or else a single object."""
+    """Return the verdict of a lookup that was answered. Found is what ``found`` returns, or else a single object."""
     assert operation.lookup is not None
     line = operation.lookup.template.request_line
     if operation.found is None:

@@ -38,7 +38,7 @@ class Connections:
         self._transports: dict[asyncio.AbstractEventLoop, httpx.AsyncHTTPTransport] = {}
 
     def transport(self) -> httpx.AsyncHTTPTransport:
-        """The transport of the running loop. It never retries. If no connection is free, it opens one."""
+        """Return the transport of the running loop. It never retries. If no connection is free, it opens one."""
         loop, (count, seconds) = asyncio.get_running_loop(), _IDLE
         if loop not in self._transports:
             limits = httpx.Limits(max_keepalive_connections=count if self._keep else 0, keepalive_expiry=seconds)
@@ -125,7 +125,7 @@ class Exchange(httpx.BaseTransport):
 
 
 def _is_untrusted(error: BaseException | None) -> bool:
-    """Whether an error comes from a certificate that is not trusted."""
+    """Return whether an error comes from a certificate that is not trusted."""
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__  # httpcore clears the cause of its errors
     return error is not None

@@ -51,7 +51,7 @@ class RequestTemplate:
         return all_parameters(self.path, *self.query.values())
 
     def fill(self, sent: Mapping[str, Any]) -> HttpRequest:
-        """The request for these values. Raises LogicError if one is missing."""
+        """Return the request for these values. Raises LogicError if one is missing."""
         body = sent.get("json")
         if self.key_field:
             if not isinstance(body, dict | None):

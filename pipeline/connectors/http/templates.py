@@ -63,7 +63,7 @@ class Template:
         object.__setattr__(self, "uses_key", "key" in holes)
 
     def fill(self, values: Mapping[str, Any], *, as_path: bool) -> str:
-        """The text with these values. In a path each value is quoted, including slashes."""
+        """Return the text with these values. In a path each value is quoted, including slashes."""
         return _PLACEHOLDER.sub(lambda match: _placeholder_text(match[1].partition(":")[0], values, as_path), self.text)
 
 
@@ -75,7 +75,7 @@ def checked_path(text: str) -> Template:
 
 
 def value_at(values: Mapping[str, Any], name: str) -> Any:
-    """The value with this name or dotted path. None if there is none."""
+    """Return the value with this name or dotted path. None if there is none."""
     found: Any = values
     for part in name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -83,7 +83,7 @@ def value_at(values: Mapping[str, Any], name: str) -> Any:
 
 
 def all_parameters(*templates: Template) -> dict[str, Any]:
-    """The parameters of all these templates."""
+    """Return the parameters of all these templates."""
     return {name: kind for template in templates for name, kind in template.parameters.items()}
 
 

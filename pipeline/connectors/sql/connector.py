@@ -1,4 +1,4 @@
-"""Write effects to a SQL database, each with its key in one transaction, so every outcome can be found out.
+"""Write effects to a SQL database, so that every outcome can be reconciled.
 
 An operation is a function of an open transaction. The connector writes its key to the table ``pipeline_effects`` in
 the same transaction. The same key a second time returns the stored result. A reconcile waits for a transaction that
@@ -48,9 +48,10 @@ class SqlMutationOptions(TypedDict, total=False):
 
 
 def transaction(**facts: Unpack[SqlMutationOptions]) -> Callable[[Callable[..., Any]], Operation[Any]]:
-    """Mark a method ``(self, connection, call, *, …)`` that works in one transaction and returns JSON.
+    """Mark a method ``(self, connection, call, *, …)`` that works in one transaction.
 
-    It must not commit or roll back. It is a mutation of grade A: its key is honoured, and it can be reconciled.
+    It returns JSON, and must not commit or roll back. It is a mutation of grade A: its key is honoured, and it can be
+    reconciled.
     """
 
     def mark(function: Callable[..., Any]) -> Operation[Any]:
@@ -151,7 +152,7 @@ class Sql(Connector):
 
 
 def _set_connect_timeouts(_: Any, __: Any, ___: Any, given: dict[str, Any]) -> None:
-    """Bound the time to connect by the call's deadline, and detect a server that is gone."""
+    """Bound the time to connect by the deadline, and detect a dead server."""
     call = CURRENT_CALL.get()
     given.setdefault("tcp_user_timeout", _TCP_USER_TIMEOUT_MS)
     given.setdefault("connect_timeout", max(1, math.ceil(call.remaining.total_seconds())) if call else 10)

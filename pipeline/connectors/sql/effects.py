@@ -28,7 +28,7 @@ TABLE_NAME = "pipeline_effects"
 
 
 def effects_table(schema: str | None = None) -> Table:
-    """The table for SQLAlchemy. You may use it in your own migrations."""
+    """Return the table for SQLAlchemy. You may use it in your own migrations."""
     return Table(
         TABLE_NAME,
         MetaData(),
@@ -66,6 +66,6 @@ def store_result(connection: Connection, table: Table, key: str, result: Any) ->
 
 
 def find_effect(connection: Connection, table: Table, key: str) -> tuple[str, Any] | None:
-    """The committed operation of this key and its result. None if there is none."""
+    """Return the committed operation of this key and its result. None if there is none."""
     row = connection.execute(select(table.c.operation, table.c.result).where(table.c.key == key)).first()
     return None if row is None else (row[0], row[1])

@@ -38,7 +38,7 @@ class ErrorText:
         self.name, self.hidden = name, hidden
 
     def describe(self, error: BaseException) -> str:
-        """The database's message. Hidden values are replaced where they are whole tokens."""
+        """Return the database's message. Hidden values are replaced where they are whole tokens."""
         message = _first_line(error)
         for value in self.hidden:
             message = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", HIDDEN, message)
@@ -46,7 +46,7 @@ class ErrorText:
 
 
 def error_before_commit(error: Exception, texts: ErrorText) -> HandlerError:
-    """The error for a transaction that was rolled back."""
+    """Return the error for a transaction that was rolled back."""
     if isinstance(error, HandlerError):
         return error
     code, text, message = _sqlstate(error), texts.describe(error), _first_line(error)
@@ -61,7 +61,7 @@ def error_before_commit(error: Exception, texts: ErrorText) -> HandlerError:
 
 
 def error_at_claim(error: Exception, texts: ErrorText) -> Exception:
-    """The error for a key that could not be claimed. Another transaction may hold it and may still commit."""
+    """Return the error for a key that could not be claimed. Another transaction may hold it and may still commit."""
     definite = error_before_commit(error, texts)
     if not isinstance(definite, TransientError):
         return definite
@@ -69,7 +69,7 @@ def error_at_claim(error: Exception, texts: ErrorText) -> Exception:
 
 
 def error_at_commit(error: Exception, texts: ErrorText) -> Exception:
-    """The error for a COMMIT that failed."""
+    """Return the error for a COMMIT that failed."""
     is_broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if _sqlstate(error) in _RETRYABLE_CODES or (isinstance(error, _REFUSALS) and not is_broken):
         return error_before_commit(error, texts)
@@ -77,14 +77,14 @@ def error_at_commit(error: Exception, texts: ErrorText) -> Exception:
 
 
 def _first_line(error: BaseException) -> str:
-    """The type of an error and its first line. Later lines repeat values, and SQLAlchemy adds parameters."""
+    """Return the type of an error and its first line. Later lines repeat values, and SQLAlchemy adds parameters."""
     own = getattr(error, "orig", None) or error
     first = next(iter(str(own).strip().splitlines()), "").partition("[SQL")[0].strip()
     return f"{type(own).__name__}: {first}".removesuffix(": ")
 
 
 def _sqlstate(error: BaseException) -> str | None:
-    """The SQLSTATE of an error, if the driver has it."""
+    """Return the SQLSTATE of an error, if the driver has it."""
     own = getattr(error, "orig", None)
     found = getattr(own, "pgcode", None) or getattr(own, "sqlstate", None)
     return found if isinstance(found, str) else None

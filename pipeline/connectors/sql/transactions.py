@@ -108,7 +108,7 @@ def open_connection(engine: Engine, call: Call, texts: ErrorText) -> Iterator[Co
 
 
 def set_timeouts(connection: Connection, left: timedelta) -> None:
-    """Let the server end a statement, a wait for a lock, or a transaction whose client is idle."""
+    """Let the server end a statement, a lock wait or an idle transaction."""
     if connection.dialect.name == "postgresql":
         statement, idle = (max(1, round(span.total_seconds() * 1000)) for span in (left, left + _GRACE))
         connection.exec_driver_sql(
@@ -161,7 +161,7 @@ def _execute(connection: Connection, table: Table, call: Call, work: Work, texts
 
 
 def _stored_result(connection: Connection, table: Table, call: Call, texts: ErrorText) -> Any:
-    """The stored result of this key. It is committed, since otherwise the claim would have succeeded."""
+    """Return the stored result of this key. It is committed, since otherwise the claim would have succeeded."""
     try:
         with connection.begin():
             set_timeouts(connection, call.remaining)
