@@ -8,7 +8,7 @@ from uuid import UUID
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.states import Evidence, Phase
+from pipeline.domain.states import Evidence, Phase, PhaseTask
 from pipeline.domain.values import (
     Actor,
     AppliedMutation,
@@ -172,7 +172,7 @@ def committed(db: Database, run: Any, *, published: Sequence[NewEvent] = (), **e
 
 def claimed_next(db: Database, run: Any) -> Any:
     with db.transaction() as tx:
-        (row,) = runs.claim_next(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (row,) = runs.claim(tx, PhaseTask.NEXT, [run.id], lease_duration=LEASE, worker="w").claimed
     return row
 
 
@@ -189,7 +189,7 @@ def a_delivery(db: Database, event_id: EventId, handler: str = "send", workflow:
 
 
 def _prepare(tx: Transaction, run: Any, _: dict[str, Any]) -> None:
-    runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="w")
+    runs.claim(tx, PhaseTask.PREPARE, [run.id], lease_duration=LEASE, worker="w")
 
 
 def _reserve(tx: Transaction, run: Any, _: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ def _reserve(tx: Transaction, run: Any, _: dict[str, Any]) -> None:
     pinned = PreparedRun(lease=held(run), reservations=(Reservation(topic=IN, ids=ids),) if ids else ())
     runs.finish_prepare(tx, [pinned]).only()
     if ids:
-        runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w")
+        runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w")
 
 
 def _mutate(tx: Transaction, run: Any, request: dict[str, Any]) -> None:
@@ -211,7 +211,7 @@ def _apply(tx: Transaction, run: Any, _: dict[str, Any]) -> None:
 
 
 def _emit(tx: Transaction, run: Any, _: dict[str, Any]) -> None:
-    assert runs.claim_next(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+    assert runs.claim(tx, PhaseTask.NEXT, [run.id], lease_duration=LEASE, worker="w").claimed
 
 
 def _commit(tx: Transaction, run: Any, _: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from pipeline.background import rescuer
 from pipeline.domain.ids import EventId, Fence, RunId
+from pipeline.domain.states import PhaseTask
 from pipeline.domain.values import (
     Actor,
     AppliedMutation,
@@ -98,14 +99,14 @@ class Walkthrough:
             (run,) = starts.start(tx, self.workflow, "send_receipt").runs
         self._add_row(f"order {order} is paid: a run starts", run.id)
         with self.db.transaction() as tx:
-            (run,) = runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="demo").claimed
+            (run,) = runs.claim(tx, PhaseTask.PREPARE, [run.id], lease_duration=LEASE, worker="demo").claimed
             seen = work.reservable_events(tx, run, PAID, limit=1)
             ids = tuple(EventId(event.id) for event in seen)
             pinned = PreparedRun(lease=_lease(run), reservations=(Reservation(topic=PAID, ids=ids),))
             runs.finish_prepare(tx, [pinned]).only()
         self._add_row("prepare pins its input", run.id)
         with self.db.transaction() as tx:
-            (run,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="demo").claimed
+            (run,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="demo").claimed
             mutations.begin_mutation(tx, [_request(run, order)]).only()
         self._add_row("mutate asks, the ledger knows first", run.id)
         with self.db.transaction() as tx:
@@ -118,7 +119,7 @@ class Walkthrough:
 
     def _emit(self, run_id: UUID) -> None:
         with self.db.transaction() as tx:
-            (run,) = runs.claim_next(tx, [run_id], lease_duration=LEASE, worker="demo").claimed
+            (run,) = runs.claim(tx, PhaseTask.NEXT, [run_id], lease_duration=LEASE, worker="demo").claimed
             receipt = NewEvent(topic=SENT, message_id=f"receipt:{run.event_ids[0]}", payload={})
             runs.commit(tx, [RunOutput(lease=_lease(run), events=(receipt,))]).only()
         self._add_row("next publishes and commits", run_id)

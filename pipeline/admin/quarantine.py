@@ -13,7 +13,7 @@ from pipeline.domain.values import Actor, EventHeader, header_of
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
 from pipeline.store.rows import EventDeliveryRow, EventDeliveryStatusRow
-from pipeline.transitions import events, retired
+from pipeline.transitions import events
 
 
 class QuarantineAction(StrEnum):
@@ -111,7 +111,7 @@ class Quarantine:
 _ACTIONS = {
     QuarantineAction.ADD: events.quarantine,
     QuarantineAction.RELEASE: events.release,
-    QuarantineAction.SKIP: retired.skip,
+    QuarantineAction.SKIP: events.skip_with_run,
 }
 
 

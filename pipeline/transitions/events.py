@@ -11,17 +11,21 @@ from uuid import UUID
 
 from pipeline.domain.errors import IllegalTransitionError, NotFoundError
 from pipeline.domain.ids import EventId
-from pipeline.domain.payloads import checked_json, checked_name
-from pipeline.domain.states import DeliveryStatus
+from pipeline.domain.payloads import checked_json, checked_name, storable_text
+from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, Limits, NewEvent, checked_header
 from pipeline.store.database import Transaction, encode_row_parts
 from pipeline.store.reads import work
-from pipeline.store.rows import DeliveryRow, PublishedEventRow
+from pipeline.store.rows import DeliveryRow, PublishedEventRow, RunRow, RunWithMutationRow
 from pipeline.store.statements import Statement
 from pipeline.store.writes import events as event_store
+from pipeline.store.writes import mutations as mutation_store
+from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import workflows as workflow_store
 from pipeline.telemetry.tracing import context
 from pipeline.transitions import audit, payload_schemas
+
+_NOT_IN_DOUBT = (MutationStatus.PENDING, MutationStatus.APPLIED, MutationStatus.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,40 @@ def release(tx: Transaction, workflow: str, handler: str, event_id: EventId, by:
     return _act_on_delivery(tx, event_store.RELEASE_ONE, target, by, "release", [DeliveryStatus.QUARANTINED])
 
 
+def skip_with_run(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> None:
+    """Skip an event for an operator, and end the run of a retired handler that holds it.
+
+    Runs of a handler that is gone from the code use no capacity, but their inputs stay reserved until the handler
+    comes back under its name or an operator ends them. All inputs of the run end with it: they are consumed if its
+    mutation happened, else skipped. A request that was not sent is void. Refused
+
+    - while the outcome of its mutation is unknown,
+    - while its request waits for approval,
+    - while a worker holds the run.
+    """
+    key = {"workflow": workflow, "handler": handler, "event_id": event_id}
+    found = tx.first(run_store.RUN_OF_RETIRED_HANDLER, **key)
+    if found is None:
+        skip(tx, workflow, handler, event_id, by)
+        return
+    tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(found.id)])
+    run = tx.first(run_store.LOCK_RUN_OF_RETIRED_HANDLER, id=found.id)
+    if run is None:
+        return  # ended meanwhile, and all its inputs with it
+    _refuse_unresolved_run(run, event_id)
+    for row in run_store.execute_ids(tx, mutation_store.VOID, [run.id]):
+        tx.log_on_commit("mutation.failed", run_id=run.id, mutation_id=row.id, workflow=workflow, resolved_by="void")
+    reason = storable_text(by.reason or f"its handler is gone from the code; skipped by {by.name}")
+    ended = tx.first(run_store.END_RUN_OF_RETIRED_HANDLER, id=run.id, error=reason)
+    assert ended is not None
+    _end_inputs_of_run(tx, ended, happened=run.mutation_status == MutationStatus.APPLIED)
+    audit.record(tx, by, "event.skip", workflow=workflow, run_id=run.id, event_id=event_id)
+    tx.log_on_commit(
+        "run.stopped", run_id=run.id, workflow=workflow, handler=handler, phase=ended.phase, status=ended.status
+    )
+    tx.log_on_commit("event.skipped", workflow=workflow, handler=handler, event_id=event_id, actor=by.name)
+
+
 def event_rows(events: Sequence[NewEvent], limits: Limits, *, run_id: UUID | None = None) -> list[dict[str, Any]]:
     """Checked rows for the insert: nothing is written unless every event can be.
 
@@ -164,6 +202,26 @@ def _act_on_delivery(
     audit.record(tx, by, f"event.{verb}", workflow=workflow, event_id=event_id)
     tx.log_on_commit(_TRANSITION_NAMES[verb], workflow=workflow, handler=handler, event_id=event_id, actor=by.name)
     return done
+
+
+def _end_inputs_of_run(tx: Transaction, run: RunRow, *, happened: bool) -> None:
+    if happened:
+        run_store.execute_ids(tx, event_store.CONSUME_INPUTS, [run.id])
+        return
+    kept = {"run": run.id, "handler_id": run.handler_id, "events": run.event_ids, "quarantine": False}
+    for row in event_store.release_inputs(tx, [kept]):
+        tx.first(event_store.SKIP_ONE, event_id=row.event_id, handler_id=run.handler_id)
+
+
+def _refuse_unresolved_run(run: RunWithMutationRow, event_id: EventId) -> None:
+    asks = run.status == RunStatus.PAUSED_APPROVAL and run.finished_at is None
+    unknown = run.mutation_status is not None and run.mutation_status not in _NOT_IN_DOUBT
+    if run.lease_expires_at is None and not asks and not unknown:
+        return
+    doubt = f"mutation {run.mutation_id} is {run.mutation_status or MutationStatus.PENDING}"
+    found = f"held by run {run.id}, which " + ("a worker has" if run.lease_expires_at else f"waits: {doubt}")
+    allowed = ["answered first: reject its request, or resolve its mutation"]
+    raise IllegalTransitionError("event", event_id, verb="skip", found=found, allowed=allowed)
 
 
 _TRANSITION_NAMES = {"skip": "event.skipped", "quarantine": "event.quarantined", "release": "event.released"}

@@ -15,7 +15,7 @@ from uuid import UUID
 from pipeline.domain.errors import IllegalTransitionError, OutdatedCodeError, PipelineError
 from pipeline.domain.ids import RunId
 from pipeline.domain.payloads import checked_json
-from pipeline.domain.states import MutationOutcome, Phase, RunStatus
+from pipeline.domain.states import MutationOutcome, Phase, PhaseTask, RunStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, PreparedRun, RunLease, RunOutput
 from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import work
@@ -50,24 +50,42 @@ class Claimer(TypedDict):
     known_handlers: NotRequired[run_store.KnownHandlers]
 
 
-def claim_prepare(tx: Transaction, ids: Sequence[UUID], **claimer: Unpack[Claimer]) -> Claims:
-    """Take consumer runs to select their inputs."""
-    return _claim(tx, run_store.CLAIM_PREPARE, ids, Phase.PREPARING, claimer)
+#: What each task claims, and the phase in which it works.
+_CLAIMS: Mapping[PhaseTask, tuple[Statement[ClaimedRunRow], Phase]] = {
+    PhaseTask.PREPARE: (run_store.CLAIM_PREPARE, Phase.PREPARING),
+    PhaseTask.MUTATE: (run_store.CLAIM_MUTATE, Phase.MUTATING),
+    PhaseTask.NEXT: (run_store.CLAIM_NEXT, Phase.EMITTING),
+    PhaseTask.PRODUCE: (run_store.CLAIM_PRODUCE, Phase.PREPARING),
+}
 
 
-def claim_produce(tx: Transaction, ids: Sequence[UUID], **claimer: Unpack[Claimer]) -> Claims:
-    """Take producer runs."""
-    return _claim(tx, run_store.CLAIM_PRODUCE, ids, Phase.PREPARING, claimer)
+def claim(tx: Transaction, task: PhaseTask, ids: Sequence[UUID], **claimer: Unpack[Claimer]) -> Claims:
+    """Claim those of these runs that a phase task can work on.
 
-
-def claim_mutate(tx: Transaction, ids: Sequence[UUID], **claimer: Unpack[Claimer]) -> Claims:
-    """Take runs that have inputs and may ask for a mutation, or whose request was approved."""
-    return _claim(tx, run_store.CLAIM_MUTATE, ids, Phase.MUTATING, claimer)
-
-
-def claim_next(tx: Transaction, ids: Sequence[UUID], **claimer: Unpack[Claimer]) -> Claims:
-    """Take runs whose outcome is known, or that had nothing to do, to emit and commit."""
-    return _claim(tx, run_store.CLAIM_NEXT, ids, Phase.EMITTING, claimer)
+    - ``prepare``: runs of consumers that have not selected their inputs;
+    - ``mutate``: runs with inputs that may request a mutation, or whose request was approved;
+    - ``next``: runs whose outcome is known, or that have no inputs;
+    - ``produce``: runs of producers.
+    """
+    statement, target = _CLAIMS[task]
+    worker, known = claimer["worker"], claimer.get("known_handlers")
+    claimed = run_store.claim(tx, statement, ids, claimer["lease_duration"], worker, known)
+    mine = {row.id for row in claimed}
+    missing = [id_ for id_ in ids if id_ not in mine]
+    found = work.runs(tx, missing) if missing else ()
+    passed = tuple(RunId(row.id) for row in found if _is_past(row, target))
+    left = tuple(RunId(id_) for id_ in missing if id_ not in passed)
+    strange = tuple(RunId(row.id) for row in run_store.requeue_unknown(tx, left, known))
+    for row in claimed:
+        tx.log_on_commit(
+            "run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=worker
+        )
+    resting = sorted({row.handler_id for row in claimed if row.is_unclaimed})
+    if resting:  # a worker knows them after all
+        tx.all(handler_store.LOCK_HANDLER_STATES, ids=resting)
+        tx.execute(handler_store.CLEAR_UNCLAIMED, ids=resting)
+    idle = sum(_has_nothing_to_mutate(row, target) for row in found)
+    return Claims(claimed=tuple(claimed), passed=passed, unavailable=left, unknown_handler=strange, idle_count=idle)
 
 
 def finish_prepare(
@@ -153,29 +171,6 @@ def expire_leases_of_process(tx: Transaction, worker: str) -> tuple[RunId, ...]:
 def mark_dispatched(tx: Transaction, ids: Sequence[UUID]) -> tuple[RunId, ...]:
     """Remember that a message was sent for runs nobody holds, so that the sweep waits before it repeats."""
     return tuple(RunId(row.id) for row in run_store.execute_ids(tx, run_store.MARK_DISPATCHED, ids))
-
-
-def _claim(
-    tx: Transaction, statement: Statement[ClaimedRunRow], ids: Sequence[UUID], target: Phase, claimer: Claimer
-) -> Claims:
-    worker, known = claimer["worker"], claimer.get("known_handlers")
-    claimed = run_store.claim(tx, statement, ids, claimer["lease_duration"], worker, known)
-    mine = {row.id for row in claimed}
-    missing = [id_ for id_ in ids if id_ not in mine]
-    found = work.runs(tx, missing) if missing else ()
-    passed = tuple(RunId(row.id) for row in found if _is_past(row, target))
-    left = tuple(RunId(id_) for id_ in missing if id_ not in passed)
-    strange = tuple(RunId(row.id) for row in run_store.requeue_unknown(tx, left, known))
-    for row in claimed:
-        tx.log_on_commit(
-            "run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=worker
-        )
-    resting = sorted({row.handler_id for row in claimed if row.is_unclaimed})
-    if resting:  # a worker knows them after all
-        tx.all(handler_store.LOCK_HANDLER_STATES, ids=resting)
-        tx.execute(handler_store.CLEAR_UNCLAIMED, ids=resting)
-    idle = sum(_has_nothing_to_mutate(row, target) for row in found)
-    return Claims(claimed=tuple(claimed), passed=passed, unavailable=left, unknown_handler=strange, idle_count=idle)
 
 
 def _is_past(row: RunRow, target: Phase) -> bool:

@@ -83,7 +83,7 @@ class Runner:
 
     def prepare(self, ids: Sequence[UUID]) -> PhaseResult:
         """Select and pin inputs."""
-        with self._claim(PhaseTask.PREPARE, runs.claim_prepare, ids, CrashPoint.PREPARE_CLAIMED) as claims:
+        with self._claim(PhaseTask.PREPARE, ids, CrashPoint.PREPARE_CLAIMED) as claims:
             offered = self.phases.slices(claims.claimed)
             plans, failed, rest = self._call_each(
                 claims.claimed,
@@ -100,7 +100,7 @@ class Runner:
 
     def mutate(self, ids: Sequence[UUID], dispatch_next: DispatchNext) -> PhaseResult:
         """Ask for mutations and carry them out. Runs that waited long enough for slow ones are handed on early."""
-        with self._claim(PhaseTask.MUTATE, runs.claim_mutate, ids, CrashPoint.MUTATE_CLAIMED) as claims:
+        with self._claim(PhaseTask.MUTATE, ids, CrashPoint.MUTATE_CLAIMED) as claims:
             fresh = [run for run in claims.claimed if run.mutation_id is None]
             approved = [MutationToSend(run=run, request=None) for run in claims.claimed if run.mutation_id is not None]
             asked, failed, rest = self._call_each(fresh, self._request_mutation, MutationToSend, PhaseTask.MUTATE)
@@ -126,7 +126,7 @@ class Runner:
 
     def next(self, ids: Sequence[UUID]) -> PhaseResult:
         """Publish what follows, consume the inputs, commit."""
-        with self._claim(PhaseTask.NEXT, runs.claim_next, ids, CrashPoint.NEXT_CLAIMED) as claims:
+        with self._claim(PhaseTask.NEXT, ids, CrashPoint.NEXT_CLAIMED) as claims:
             emitted, failed, rest = self._call_each(claims.claimed, self.phases.next, RunOutput, PhaseTask.NEXT)
             reach(CrashPoint.NEXT_RAN)
             merge, alone = self._merges(claims.claimed), {run.handler_id for run in claims.claimed}
@@ -143,7 +143,7 @@ class Runner:
 
     def produce(self, ids: Sequence[UUID]) -> PhaseResult:
         """Run producers."""
-        with self._claim(PhaseTask.PRODUCE, runs.claim_produce, ids, CrashPoint.PRODUCE_CLAIMED) as claims:
+        with self._claim(PhaseTask.PRODUCE, ids, CrashPoint.PRODUCE_CLAIMED) as claims:
             made, failed, rest = self._call_each(
                 claims.claimed,
                 lambda run: self.phases.produce(run, run.next_run_at or run.now),
@@ -155,14 +155,13 @@ class Runner:
         return _phase_result(claims, [])
 
     @contextmanager
-    def _claim(
-        self, task: PhaseTask, verb: Callable[..., Claims], ids: Sequence[UUID], point: CrashPoint
-    ) -> Iterator[Claims]:
+    def _claim(self, task: PhaseTask, ids: Sequence[UUID], point: CrashPoint) -> Iterator[Claims]:
         """Hold runs for a phase. However it ends, they are extended no longer, so that a rescuer can find them."""
         with ExitStack() as last:
             with self.db.transaction() as tx:
-                claims = verb(
+                claims = runs.claim(
                     tx,
+                    task,
                     ids,
                     lease_duration=self.policy.lease,
                     worker=process_name(),

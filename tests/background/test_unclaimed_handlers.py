@@ -16,7 +16,7 @@ from pipeline.store.reads import invariants, work
 from pipeline.store.writes.workflows import LOCK_WORKFLOWS
 from pipeline.testing import Inline, scripted
 from pipeline.testing.inline import TESTER
-from pipeline.transitions import retired, stops
+from pipeline.transitions import events, stops
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.concurrent_transactions import raced
 from tests.support.scripted_consumers import take_one
@@ -267,7 +267,7 @@ def test_two_operators_who_skip_the_same_event_of_a_retired_handler_do_it_once(d
     run = Inline(db, [old_and_new(is_old=False)[0]], [scripted("mail")])
     run.reject(run.ledger()[0])
     (event,) = [row.event_id for row in run.deliveries(b)]
-    both = [lambda tx: retired.skip(tx, "shop", "old", event, TESTER)] * 2
+    both = [lambda tx: events.skip_with_run(tx, "shop", "old", event, TESTER)] * 2
     assert raced(db, *both).result() is None
     assert stands(run, b, "old") == {"skipped"}
 

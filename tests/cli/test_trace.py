@@ -3,7 +3,7 @@
 from typing import Any
 
 from pipeline.domain.ids import EventId
-from pipeline.domain.states import Phase
+from pipeline.domain.states import Phase, PhaseTask
 from pipeline.domain.values import HandlerSpec, NewEvent, PreparedRun, Reservation, TopicSpec, WorkflowSpec
 from pipeline.store.database import Database
 from pipeline.store.reads import work
@@ -31,11 +31,11 @@ def two_steps(db: Database) -> tuple[Any, Any]:
 def a_filed_receipt(db: Database) -> Any:
     with db.transaction() as tx:
         (run,) = starts.start(tx, "billing", "file").runs
-        (run,) = runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.PREPARE, [run.id], lease_duration=LEASE, worker="w").claimed
         (event,) = work.reservable_events(tx, run, OUT, limit=1)
         reserved = Reservation(topic=OUT, ids=(EventId(event.id),))
         runs.finish_prepare(tx, [PreparedRun(lease=held(run), reservations=(reserved,))]).only()
-        (run,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed
         runs.no_mutation(tx, [held(run)]).only()
     return committed(db, the_run(db, run.id), published=[NewEvent(topic="filed", message_id="filed-1", payload={})])
 

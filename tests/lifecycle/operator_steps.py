@@ -82,7 +82,7 @@ class Acts(Lifecycle):
         everyone = list(self.model.runs.values())
         expected = {run.id for run in everyone if run.can_claim(phase)}
         with self.db.transaction() as tx:
-            claims = CLAIM[phase](tx, [RunId(run.id) for run in everyone], lease_duration=LEASE, worker="w")
+            claims = runs.claim(tx, CLAIM[phase], [RunId(run.id) for run in everyone], lease_duration=LEASE, worker="w")
         assert {row.id for row in claims.claimed} == expected
         for row in claims.claimed:
             run = self.model.runs[row.id]

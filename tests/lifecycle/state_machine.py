@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId
-from pipeline.domain.states import Evidence
+from pipeline.domain.states import Evidence, PhaseTask
 from pipeline.domain.values import (
     AppliedMutation,
     FailedMutation,
@@ -51,7 +51,7 @@ from tests.support.table_reads import rows
 
 PICK = st.integers(min_value=0, max_value=10_000)
 KINDS = st.sampled_from([FailureKind.TRANSIENT, FailureKind.LOGIC, FailureKind.AUTH])
-CLAIM = {"prepare": runs.claim_prepare, "mutate": runs.claim_mutate, "next": runs.claim_next}
+CLAIM = {"prepare": PhaseTask.PREPARE, "mutate": PhaseTask.MUTATE, "next": PhaseTask.NEXT}
 
 
 class Lifecycle(RuleBasedStateMachine):
@@ -125,7 +125,7 @@ class Lifecycle(RuleBasedStateMachine):
     def _claim(self, run: ModelRun, phase: str) -> bool:
         with self.db.transaction() as tx:
             expected = run.can_claim(phase) and not (run.phase == "mutating" and _is_off(tx))
-            claims = CLAIM[phase](tx, [RunId(run.id)], lease_duration=LEASE, worker="w")
+            claims = runs.claim(tx, CLAIM[phase], [RunId(run.id)], lease_duration=LEASE, worker="w")
         assert bool(claims.claimed) == expected
         if expected:
             self.model.claimed(run, phase)

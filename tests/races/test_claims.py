@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.background import rescuer
 from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
-from pipeline.domain.states import Evidence, Phase, RunStatus
+from pipeline.domain.states import Evidence, Phase, PhaseTask, RunStatus
 from pipeline.domain.values import AppliedMutation, FailedMutation, PreparedRun, RunFailure, RunLease, RunOutput
 from pipeline.store.database import Database, Transaction
 from pipeline.transitions import mutations, resolution, runs, stops
@@ -32,9 +32,9 @@ from tests.factories import (
 from tests.support.concurrent_transactions import raced
 
 CLAIMS = {
-    Phase.PENDING: runs.claim_prepare,
-    Phase.PREPARED: runs.claim_mutate,
-    Phase.MUTATED: runs.claim_next,
+    Phase.PENDING: PhaseTask.PREPARE,
+    Phase.PREPARED: PhaseTask.MUTATE,
+    Phase.MUTATED: PhaseTask.NEXT,
 }
 
 
@@ -46,13 +46,13 @@ def test_of_two_claims_of_one_run_one_gets_it(db: Database, phase: Phase) -> Non
     if run.lease_expires_at:
         with db.transaction() as tx:
             runs.hand_back(tx, [held(run)]).only()
-    claim = CLAIMS[phase]
+    task = CLAIMS[phase]
     with db.transaction() as first:
-        mine = claim(first, [run.id], lease_duration=LEASE, worker="one")
+        mine = runs.claim(first, task, [run.id], lease_duration=LEASE, worker="one")
         with db.transaction() as second:
-            theirs = claim(second, [run.id], lease_duration=LEASE, worker="two")
+            theirs = runs.claim(second, task, [run.id], lease_duration=LEASE, worker="two")
     with db.transaction() as tx:
-        later = claim(tx, [run.id], lease_duration=LEASE, worker="two")
+        later = runs.claim(tx, task, [run.id], lease_duration=LEASE, worker="two")
     assert [row.worker for row in mine.claimed] == ["one"]
     assert (theirs.claimed, theirs.unavailable) == ((), (run.id,))
     assert (later.claimed, later.unavailable) == ((), (run.id,))

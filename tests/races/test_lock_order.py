@@ -11,7 +11,7 @@ from sqlalchemy import TextClause
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.lock_order import is_in_lock_order
-from pipeline.domain.states import Evidence, Phase
+from pipeline.domain.states import Evidence, Phase, PhaseTask
 from pipeline.domain.values import AppliedMutation, FailedMutation, RunFailure, RunOutput
 from pipeline.store import writes
 from pipeline.store.database import Database, Transaction
@@ -144,7 +144,7 @@ def test_neither_a_publisher_nor_a_committing_worker_waits_for_the_workflow(db: 
         some_events(db, "m2")
         run = applied(db, run)
         with db.transaction() as tx:
-            (run,) = runs.claim_next(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+            (run,) = runs.claim(tx, PhaseTask.NEXT, [run.id], lease_duration=LEASE, worker="w").claimed
             runs.commit(tx, [RunOutput(lease=held(run))]).only()
 
 

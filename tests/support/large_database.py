@@ -14,6 +14,7 @@ from sqlalchemy import text
 
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence, RunId
+from pipeline.domain.states import PhaseTask
 from pipeline.domain.values import AppliedMutation, NewEvent, PreparedRun, Reservation, RunFailure, RunLease
 from pipeline.domain.workflows import OnUncertain
 from pipeline.store.database import Database, encode_rows
@@ -122,19 +123,21 @@ class Crowd:
         with self.db.transaction() as tx:
             self.started = [run.id for run in starts.start(tx, WORKFLOW, "send", count=200).runs]
         with self.db.transaction() as tx:
-            self.preparing = runs.claim_prepare(tx, self.started[:160], lease_duration=LEASE, worker="w").claimed
-            runs.claim_prepare(tx, self.started[160:170], lease_duration=LAPSED, worker="w")
+            self.preparing = runs.claim(
+                tx, PhaseTask.PREPARE, self.started[:160], lease_duration=LEASE, worker="w"
+            ).claimed
+            runs.claim(tx, PhaseTask.PREPARE, self.started[160:170], lease_duration=LAPSED, worker="w")
         with self.db.transaction() as tx:
             plans = [_plan(run) for run in self.preparing[:140]]
             self.prepared = [run.id for run in runs.finish_prepare(tx, plans).updated]
         with self.db.transaction() as tx:
-            self.taken = runs.claim_mutate(tx, self.prepared[:110], lease_duration=LEASE, worker="w").claimed
+            self.taken = runs.claim(tx, PhaseTask.MUTATE, self.prepared[:110], lease_duration=LEASE, worker="w").claimed
             self.mutating = mutations.begin_mutation(tx, [a_request(run) for run in self.taken[:90]]).updated
         with self.db.transaction() as tx:
             known = [AppliedMutation(mutation_id=row.id, fence=Fence(row.fence)) for row in self.mutating[:60]]
             self.mutated = [row.run_id for row in mutations.apply(tx, known).updated]
         with self.db.transaction() as tx:
-            self.emitting = runs.claim_next(tx, self.mutated[:40], lease_duration=LEASE, worker="w").claimed
+            self.emitting = runs.claim(tx, PhaseTask.NEXT, self.mutated[:40], lease_duration=LEASE, worker="w").claimed
         self._stop_some()
 
     def _stop_some(self) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from pipeline.background.scheduler import facts_of
 from pipeline.domain.ids import EventId
 from pipeline.domain.scheduling import DueReason, due_reason
+from pipeline.domain.states import PhaseTask
 from pipeline.domain.values import NewEvent, PreparedRun, Reservation
 from pipeline.store.database import Database
 from pipeline.store.reads import work
@@ -31,7 +32,7 @@ def started(db: Database, count: int = 1, **options: Any) -> list[Any]:
 def preparing(db: Database, run: Any) -> Any:
     """The run, claimed for prepare."""
     with db.transaction() as tx:
-        (row,) = runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (row,) = runs.claim(tx, PhaseTask.PREPARE, [run.id], lease_duration=LEASE, worker="w").claimed
     return row
 
 
@@ -57,7 +58,7 @@ def rested(db: Database, run: Any, **options: Any) -> Any:
 def done(db: Database, run: Any) -> Any:
     """The prepared run, taken through a mutate that asks for nothing, and committed."""
     with db.transaction() as tx:
-        (row,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (row,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed
         runs.no_mutation(tx, [held(row)]).only()
     return committed(db, the_run(db, run.id))
 

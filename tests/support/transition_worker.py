@@ -14,7 +14,7 @@ from pipeline.background.scheduler import facts_of
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.scheduling import due_reason
-from pipeline.domain.states import Evidence, MutationStatus, Phase, Resolver
+from pipeline.domain.states import Evidence, MutationStatus, Phase, PhaseTask, Resolver
 from pipeline.domain.values import (
     Actor,
     AppliedMutation,
@@ -74,7 +74,7 @@ class Walker:
         if not self.produces:
             return
         with self.db.transaction() as tx:
-            claims = runs.claim_produce(tx, [run_id], lease_duration=LEASE, worker="w").claimed
+            claims = runs.claim(tx, PhaseTask.PRODUCE, [run_id], lease_duration=LEASE, worker="w").claimed
         for run in claims:
             made = tuple(NewEvent(topic=IN, message_id=f"p{n}", payload={}) for n in range(self.produces))
             slot = run.now + timedelta(days=365)
@@ -83,7 +83,7 @@ class Walker:
 
     def _prepare(self, run_id: UUID) -> None:
         with self.db.transaction() as tx:
-            claims = runs.claim_prepare(tx, [run_id], lease_duration=LEASE, worker="w").claimed
+            claims = runs.claim(tx, PhaseTask.PREPARE, [run_id], lease_duration=LEASE, worker="w").claimed
         for run in claims:
             with self.db.transaction() as tx:
                 if self.prepare_fails:
@@ -98,7 +98,7 @@ class Walker:
 
     def _mutate(self, run_id: UUID) -> None:
         with self.db.transaction() as tx:
-            claims = runs.claim_mutate(tx, [run_id], lease_duration=LEASE, worker="w").claimed
+            claims = runs.claim(tx, PhaseTask.MUTATE, [run_id], lease_duration=LEASE, worker="w").claimed
         for run in claims:
             with self.db.transaction() as tx:
                 if run.phase == Phase.MUTATING:
@@ -127,7 +127,7 @@ class Walker:
 
     def _next(self, run_id: UUID) -> None:
         with self.db.transaction() as tx:
-            claims = runs.claim_next(tx, [run_id], lease_duration=LEASE, worker="w").claimed
+            claims = runs.claim(tx, PhaseTask.NEXT, [run_id], lease_duration=LEASE, worker="w").claimed
         for run in claims:
             with self.db.transaction() as tx:
                 if self.next_fails:

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from pipeline.background import rescuer
 from pipeline.domain.errors import StaleWriteError
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.states import Phase
+from pipeline.domain.states import Phase, PhaseTask
 from pipeline.store.database import Database
 from pipeline.transitions import mutations, resolution, runs, starts, workflows
 from tests.factories import (
@@ -80,11 +80,11 @@ def test_an_approved_request_is_not_sent_while_its_workflow_is_switched_off(db: 
         else:
             workflows.enter_maintenance(tx, "billing", "broken code")
         resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
-        assert runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed == ()
+        assert runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed == ()
     with db.transaction() as tx:
         workflows.exit_maintenance(tx, "billing", SOMEBODY)
         workflows.resume(tx, "billing", SOMEBODY)
-        (run,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed
         mutations.send(tx, [held(run)]).only()
     committed(db, applied(db, the_run(db, run.id)))
 
@@ -95,7 +95,7 @@ def test_an_approved_request_is_not_sent_by_a_worker_whose_lease_has_lapsed(db: 
     run = a_run(db, Phase.MUTATING, needs_approval=True)
     with db.transaction() as tx:
         resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
-        (run,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed
     db.advance_clock(LEASE + timedelta(seconds=1))
     with pytest.raises(StaleWriteError, match="not leased"), db.transaction() as tx:
         mutations.send(tx, [held(run)]).only()
@@ -136,7 +136,7 @@ def test_an_approved_request_that_takes_longer_than_a_lease_keeps_its_run_until_
     run = a_run(db, Phase.MUTATING, needs_approval=True, timeout=LEASE * 3)
     with db.transaction() as tx:
         resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
-        (run,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed
         mutations.send(tx, [held(run)]).only()
     db.advance_clock(LEASE * 2)
     assert rescuer.recover_crashed_runs(db) == ()

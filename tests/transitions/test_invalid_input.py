@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.domain.errors import NotFoundError, PayloadError, ReservationError
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId
-from pipeline.domain.states import Evidence, Phase
+from pipeline.domain.states import Evidence, Phase, PhaseTask
 from pipeline.domain.values import (
     Actor,
     AppliedMutation,
@@ -149,8 +149,8 @@ def test_unknown_runs_and_mutations_in_a_sweep_are_left_out(db: Database) -> Non
     make.a_workflow(db)
     before = contents(db)
     with db.transaction() as tx:
-        for claim in (runs.claim_prepare, runs.claim_produce, runs.claim_mutate, runs.claim_next):
-            claims = claim(tx, [NOBODY], lease_duration=LEASE, worker="w")
+        for task in PhaseTask:
+            claims = runs.claim(tx, task, [NOBODY], lease_duration=LEASE, worker="w")
             assert (claims.claimed, claims.passed, claims.unavailable) == ((), (), (RunId(NOBODY),))
         assert runs.mark_dispatched(tx, [NOBODY]) == ()
         assert stops.rescue(tx, [NOBODY]) == ()

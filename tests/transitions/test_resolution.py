@@ -14,7 +14,7 @@ from pipeline.domain.errors import (
 )
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId, Fence
-from pipeline.domain.states import Evidence, Phase, RunStatus
+from pipeline.domain.states import Evidence, Phase, PhaseTask, RunStatus
 from pipeline.domain.values import Actor, FailedMutation
 from pipeline.domain.workflows import WorkflowStatus
 from pipeline.store.database import Database
@@ -68,7 +68,7 @@ def test_an_operator_may_resolve_it_as_happened_at_any_time_and_next_gets_the_re
         resolution.happened(tx, run.mutation_id, SOMEBODY, result={"id": "r-9"})
     retry = carried_forward(db, the_run(db, run.id))
     with db.transaction() as tx:
-        (claimed,) = runs.claim_next(tx, [retry.id], lease_duration=LEASE, worker="w").claimed
+        (claimed,) = runs.claim(tx, PhaseTask.NEXT, [retry.id], lease_duration=LEASE, worker="w").claimed
     assert (claimed.mutation_status, claimed.mutation_result) == ("applied", {"id": "r-9"})
     committed(db, claimed)
     assert event_status(db, event) == "consumed"
@@ -145,11 +145,11 @@ def test_a_mutation_that_its_worker_still_holds_cannot_be_resolved(db: Database,
 def test_an_approved_request_is_sent_exactly_as_it_was_approved(db: Database) -> None:
     run, event = waiting_for_approval(db)
     with db.transaction() as tx:
-        assert runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed == ()
+        assert runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed == ()
         approved = resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
     assert (approved.approved_by, approved.status) == ("ada", "pending")
     with db.transaction() as tx:
-        (claimed,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (claimed,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed
         sent = mutations.send(tx, [held(claimed)]).only()
     assert (sent.status, sent.params, sent.id) == ("in_flight", {"to": "someone@example.org"}, run.mutation_id)
     committed(db, applied(db, the_run(db, run.id)))
@@ -188,7 +188,7 @@ def test_an_approved_run_whose_worker_dies_before_sending_releases_its_inputs(db
     run, event = waiting_for_approval(db)
     with db.transaction() as tx:
         resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
-        runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w")
+        runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w")
     db.advance_clock(LEASE + TIMEOUT)
     (ended,) = rescuer.recover_crashed_runs(db)
     assert (ended.decision.status, event_status(db, event)) == (RunStatus.CRASHED, "pending")

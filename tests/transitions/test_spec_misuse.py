@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from pipeline.background import rescuer
 from pipeline.domain.errors import IllegalTransitionError, StaleWriteError
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.states import Phase
+from pipeline.domain.states import Phase, PhaseTask
 from pipeline.domain.values import NewEvent, PreparedRun, Reservation, RunOutput
 from pipeline.store.database import Database
 from pipeline.transitions import events, mutations, resolution, runs, starts
@@ -124,14 +124,14 @@ def test_mutate_is_relaunched_only_after_its_mutation_definitely_failed(db: Data
     rescuer.recover_crashed_runs(db)
     with db.transaction() as tx:
         assert starts.retry(tx, [run.id]).runs == (), "the outcome is unknown"
-        assert runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w2").claimed == ()
+        assert runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w2").claimed == ()
     with db.transaction() as tx:
         resolution.did_not_happen(tx, run.mutation_id, SOMEBODY)
     retry = carried_forward(db, the_run(db, run.id))
     assert (retry.phase, retry.prepare_result, retry.event_ids) == ("prepared", run.prepare_result, [event])
     assert (retry.mutation_id, retry.mutation_outcome) == (None, "")
     with db.transaction() as tx:
-        (claimed,) = runs.claim_mutate(tx, [retry.id], lease_duration=LEASE, worker="w2").claimed
+        (claimed,) = runs.claim(tx, PhaseTask.MUTATE, [retry.id], lease_duration=LEASE, worker="w2").claimed
         mutations.begin_mutation(tx, [a_request(claimed)]).only()
     assert event_status(db, event) == "reserved"
 

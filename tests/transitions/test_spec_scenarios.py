@@ -4,7 +4,7 @@ from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.states import MutationOutcome, Phase, RunStatus
+from pipeline.domain.states import MutationOutcome, Phase, PhaseTask, RunStatus
 from pipeline.domain.values import NewEvent, PreparedRun, RunOutput
 from pipeline.domain.workflows import BlockKind, DesiredStatus, WorkflowStatus, workflow_status
 from pipeline.store.database import Database
@@ -172,7 +172,7 @@ def test_scenario_9_empty_reservations_skip_mutate_and_next_still_runs(db: Datab
     run = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:
         prepared = runs.finish_prepare(tx, [PreparedRun(lease=held(run))]).only()
-        assert runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed == ()
+        assert runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed == ()
     assert (prepared.phase, prepared.event_ids) == (Phase.PREPARED, [])
     done = committed(db, prepared)
     assert (done.status, done.mutation_outcome) == (RunStatus.COMMITTED, MutationOutcome.NONE)
@@ -225,7 +225,7 @@ def test_scenario_12_a_producer_that_fails_touches_no_event(db: Database) -> Non
     (event,) = some_events(db, "m1")
     with db.transaction() as tx:
         (run,) = starts.start(tx, "billing", "poll").runs
-        (run,) = runs.claim_produce(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.PRODUCE, [run.id], lease_duration=LEASE, worker="w").claimed
     run = stopped(db, run)
     assert (run.status, run.retry_pending) == (RunStatus.FAILED_LOGIC, False)
     assert session_of(db, run).result == "failed"

@@ -9,7 +9,7 @@ from pipeline.domain.errors import ReservationError
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.states import Phase
+from pipeline.domain.states import Phase, PhaseTask
 from pipeline.domain.values import NewEvent, PreparedRun, Reservation
 from pipeline.store.database import Database
 from pipeline.store.reads import work
@@ -61,7 +61,7 @@ def test_a_run_cannot_reserve_what_was_offered_to_another(db: Database) -> None:
     mine, theirs = some_events(db, "m1", "m2")
     with db.transaction() as tx:
         cohort = starts.start(tx, "billing", "send", count=2).runs
-        (first,) = runs.claim_prepare(tx, [cohort[0].id], lease_duration=LEASE, worker="w").claimed
+        (first,) = runs.claim(tx, PhaseTask.PREPARE, [cohort[0].id], lease_duration=LEASE, worker="w").claimed
         choice = PreparedRun(lease=held(first), reservations=(Reservation(topic=IN, ids=(mine, theirs)),))
         landing = runs.finish_prepare(tx, [choice])
     with pytest.raises(ReservationError, match=f"event {theirs}: it was offered to another run"):
@@ -74,7 +74,7 @@ def test_events_that_a_slice_did_not_take_are_offered_again(db: Database) -> Non
     ids = some_events(db, "m1", "m2", "m3")
     with db.transaction() as tx:
         (run,) = starts.start(tx, "billing", "send", count=2).runs
-        (run,) = runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.PREPARE, [run.id], lease_duration=LEASE, worker="w").claimed
         runs.finish_prepare(tx, [reserving(run, ids[1])]).only()
         (other,) = starts.start(tx, "billing", "send").runs
     assert other.offered == [ids[0], ids[2]]
@@ -91,9 +91,9 @@ def test_events_of_one_key_are_offered_to_one_run_at_a_time_in_order(db: Databas
         assert starts.start(tx, "billing", "send", count=8).runs == (), "a2 waits for a1"
     with db.transaction() as tx:
         run: RunRow
-        (run,) = runs.claim_prepare(tx, [cohort[0].id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.PREPARE, [cohort[0].id], lease_duration=LEASE, worker="w").claimed
         run = runs.finish_prepare(tx, [reserving(run, a1)]).only()
-        (run,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed
         run = runs.no_mutation(tx, [held(run)]).only()
         assert starts.start(tx, "billing", "send", count=8).runs == (), "a1 is reserved"
     committed(db, run)
@@ -109,7 +109,7 @@ def test_an_ordered_key_waits_while_its_first_event_backs_off(db: Database) -> N
     (other,) = some_events(db, "b1", key="b")
     with db.transaction() as tx:
         cohort = starts.start(tx, "billing", "send", count=1).runs
-        (run,) = runs.claim_prepare(tx, [cohort[0].id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.PREPARE, [cohort[0].id], lease_duration=LEASE, worker="w").claimed
     stopped(db, run, FailureKind.TRANSIENT)
     with db.transaction() as tx:
         assert [run.offered for run in starts.start(tx, "billing", "send", count=8).runs] == [[other]]
@@ -135,7 +135,9 @@ def test_a_released_event_wakes_an_idle_consumer(db: Database) -> None:
     some_events(db, "m1", "m2")
     with db.transaction() as tx:
         both = starts.start(tx, "billing", "send", count=2).runs
-        first, second = runs.claim_prepare(tx, [run.id for run in both], lease_duration=LEASE, worker="w").claimed
+        first, second = runs.claim(
+            tx, PhaseTask.PREPARE, [run.id for run in both], lease_duration=LEASE, worker="w"
+        ).claimed
         runs.finish_prepare(tx, [PreparedRun(lease=held(second))]).only()
     assert not is_unseen(db), "one event is offered, the other was declined"
     stopped(db, first, FailureKind.CRASH)
@@ -147,7 +149,7 @@ def test_a_slice_that_was_declined_is_offered_again_with_the_next_new_event(db: 
     (old,) = some_events(db, "m1")
     with db.transaction() as tx:
         (run,) = starts.start(tx, "billing", "send").runs
-        (run,) = runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.PREPARE, [run.id], lease_duration=LEASE, worker="w").claimed
         runs.finish_prepare(tx, [PreparedRun(lease=held(run))]).only()
     assert a_delivery(db, old).declined
     assert not is_unseen(db)

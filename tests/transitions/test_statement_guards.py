@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from pipeline.domain.errors import IllegalTransitionError, ReservationError, UnresolvedError
 from pipeline.domain.failures import FailureKind
-from pipeline.domain.states import Phase
+from pipeline.domain.states import Phase, PhaseTask
 from pipeline.domain.values import AppliedMutation, HandlerSpec, NewEvent, RunOutput
 from pipeline.domain.workflows import OnUncertain, StartAt
 from pipeline.store.database import Database
@@ -58,7 +58,7 @@ def test_a_run_that_stops_does_not_release_events_it_no_longer_has(db: Database,
             prepared(db, preparing(db, other), unused)
     before = a_delivery(db, unused)
     with db.transaction() as tx:
-        (claimed,) = runs.claim_mutate(tx, [run.id], lease_duration=timedelta(minutes=1), worker="w").claimed
+        (claimed,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=timedelta(minutes=1), worker="w").claimed
     stopped(db, claimed, FailureKind.TRANSIENT)
     assert a_delivery(db, unused) == before
     assert event_status(db, used) == "pending"

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.domain.errors import IllegalTransitionError, NotFoundError, PipelineError, StaleWriteError
 from pipeline.domain.ids import Fence, MutationId
-from pipeline.domain.states import Evidence, MutationStatus, Phase
+from pipeline.domain.states import Evidence, MutationStatus, Phase, PhaseTask
 from pipeline.domain.values import AppliedMutation, FailedMutation, PreparedRun, RunFailure, RunLease, RunOutput
 from pipeline.store.database import Database, Transaction
 from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops
@@ -129,30 +129,28 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("phase", Phase)
-@pytest.mark.parametrize("position", range(3), ids=["claim_prepare", "claim_mutate", "claim_next"])
+@pytest.mark.parametrize("position", range(3), ids=["prepare", "mutate", "next"])
 def test_a_claim_takes_passes_on_or_leaves_a_run_by_its_phase(db: Database, position: int, phase: Phase) -> None:
     run = a_run(db, phase)
     if phase in (PREPARING, PREPARED, EMITTING):
         with db.transaction() as tx:
             runs.hand_back(tx, [make.held(run)]).only()
     before = contents(db)
-    claim = (runs.claim_prepare, runs.claim_mutate, runs.claim_next)[position]
+    task = (PhaseTask.PREPARE, PhaseTask.MUTATE, PhaseTask.NEXT)[position]
     with db.transaction() as tx:
-        claims = claim(tx, [run.id], lease_duration=LEASE, worker="other")
+        claims = runs.claim(tx, task, [run.id], lease_duration=LEASE, worker="other")
     found = {"claimed": [row.id for row in claims.claimed], "passed": [*claims.passed], "left": [*claims.unavailable]}
     assert {name for name, ids in found.items() if ids} == {CLAIMS[phase][position]}
     assert (contents(db) != before) == (CLAIMS[phase][position] == "claimed")
 
 
 @pytest.mark.parametrize("phase", [PREPARING, PREPARED, MUTATING, EMITTING])
-@pytest.mark.parametrize("claim", [runs.claim_prepare, runs.claim_mutate, runs.claim_next, runs.claim_produce])
-def test_no_claim_takes_a_run_that_a_worker_holds(
-    db: Database, claim: Callable[..., runs.Claims], phase: Phase
-) -> None:
+@pytest.mark.parametrize("task", PhaseTask)
+def test_no_claim_takes_a_run_that_a_worker_holds(db: Database, task: PhaseTask, phase: Phase) -> None:
     run = a_run(db, phase)
     before = contents(db)
     with db.transaction() as tx:
-        assert claim(tx, [run.id], lease_duration=LEASE, worker="other").claimed == ()
+        assert runs.claim(tx, task, [run.id], lease_duration=LEASE, worker="other").claimed == ()
     assert contents(db) == before
 
 
@@ -161,7 +159,7 @@ def test_a_consumer_s_run_is_never_claimed_to_produce(db: Database, phase: Phase
     run = a_run(db, phase)
     before = contents(db)
     with db.transaction() as tx:
-        assert runs.claim_produce(tx, [run.id], lease_duration=LEASE, worker="w").claimed == ()
+        assert runs.claim(tx, PhaseTask.PRODUCE, [run.id], lease_duration=LEASE, worker="w").claimed == ()
     assert contents(db) == before
 
 
@@ -170,7 +168,7 @@ def test_a_producers_run_has_no_transition_of_a_consumer(db: Database, verb: str
     make.a_workflow(db)
     with db.transaction() as tx:
         (run,) = starts.start(tx, "billing", "poll").runs
-        (run,) = runs.claim_produce(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.PRODUCE, [run.id], lease_duration=LEASE, worker="w").claimed
     before = contents(db)
     with db.transaction() as tx, pytest.raises(PipelineError) as refusal:
         WORKER[verb][0](tx, run)
@@ -282,7 +280,7 @@ def test_an_approval_of_another_request_is_refused_as_stale(db: Database) -> Non
 def test_only_an_approved_mutation_is_sent_and_only_by_its_holder(db: Database) -> None:
     run = a_mutation(db, "approved")
     with db.transaction() as tx:
-        (claimed,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (claimed,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed
         refused = mutations.send(tx, [RunLease(claimed.id, Fence(claimed.fence - 1))]).refused
         assert isinstance(refused[claimed.id], StaleWriteError)
         assert mutations.send(tx, [make.held(claimed)]).only().status == MutationStatus.IN_FLIGHT

@@ -19,6 +19,7 @@ from pipeline.domain.states import (
     RUN_STATUS_TRANSITIONS,
     Evidence,
     Phase,
+    PhaseTask,
 )
 from pipeline.domain.values import FailedMutation, PreparedRun, RunOutput
 from pipeline.store.database import Database
@@ -113,7 +114,7 @@ def has_nothing_to_do(db: Database, workflow: str) -> None:
 def produces(db: Database, workflow: str) -> None:
     with db.transaction() as tx:
         (run,) = starts.start(tx, workflow, "poll").runs
-        (run,) = runs.claim_produce(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (run,) = runs.claim(tx, PhaseTask.PRODUCE, [run.id], lease_duration=LEASE, worker="w").claimed
         runs.commit_producer(tx, [RunOutput(lease=held(run))]).only()
 
 
@@ -174,7 +175,7 @@ def waits_for_approval(db: Database, workflow: str) -> None:
     run = a_run(db, Phase.MUTATING, workflow=workflow, needs_approval=True)
     with db.transaction() as tx:
         resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
-        (claimed,) = runs.claim_mutate(tx, [run.id], lease_duration=LEASE, worker="w").claimed
+        (claimed,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed
         mutations.send(tx, [held(claimed)]).only()
     committed(db, applied(db, the_run(db, run.id)))
     run = a_run(db, Phase.MUTATING, workflow=workflow, needs_approval=True)

@@ -16,7 +16,7 @@ from pipeline.config import Settings
 from pipeline.consumer_engine.bounded import ConcurrentCalls
 from pipeline.domain.ids import MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.domain.states import Phase
+from pipeline.domain.states import Phase, PhaseTask
 from pipeline.store.database import Database
 from pipeline.testing import Does, Inline, assert_consumed, assert_runs
 from pipeline.transitions import runs
@@ -292,7 +292,7 @@ def test_runs_that_are_handed_back_need_not_wait_for_their_lease(db: Database) -
     leases.hand_back_all()
     assert the_run(db, run.id).lease_expires_at is None
     with db.transaction() as tx:
-        assert runs.claim_prepare(tx, [run.id], lease_duration=LEASE, worker="another").claimed
+        assert runs.claim(tx, PhaseTask.PREPARE, [run.id], lease_duration=LEASE, worker="another").claimed
 
 
 def test_a_database_that_is_away_is_not_tried_run_by_run(
