@@ -1,23 +1,23 @@
-# One command per chore; `make` alone lists them. Needs nothing but make and Python 3.11 or later.
+# One command per task; `make` alone lists them. Needs only make and Python 3.11 or later.
 
 PYTHON ?=
 # More than there are cores: most tests wait for real processes.
 JOBS ?= 4
-# The order of the tests. The same commit gets the same answer; `make test SEED=2` draws another order.
+# Seed of the order of the tests: the same commit has the same order; `make test SEED=2` uses another one.
 SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 READY := $(VENV)/.ready
 PYTEST_OPTIONS := -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED)
-# The tests whose answer could depend on the version of Postgres or Redis.
+# The tests whose result could depend on the version of Postgres or Redis.
 SERVER_TESTS := $(addprefix tests/,embedded ingest migrations races store transitions background admin client worker tasks acceptance)
 REDIS_BIN ?=
 POSTGRES_BIN ?=
-# The engine's tests look at threads, memory and clocks: in processes of their own nobody else's get in their way.
+# The engine's tests measure threads, memory and time: they run in separate processes, without other tests.
 NOT_ENGINE := --ignore=tests/consumer_engine
 ENGINE := -n 2 --randomly-seed=$(SEED) tests/consumer_engine
-# Hundreds of Python processes start during the tests: each would compile the package again if none may keep bytecode.
+# Hundreds of Python processes start during the tests: without kept bytecode each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 PATHS := pipeline tests migrations examples tools celeryconfig.py
 
@@ -43,7 +43,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-check: fmt-check lint type contracts coverage ## everything CI asks for
+check: fmt-check lint type contracts coverage ## everything that CI checks
 
 test: setup ## all tests; starts the Postgres and the Redis of the locked wheels
 	$(PY) -m pytest $(PYTEST_OPTIONS) $(NOT_ENGINE)
@@ -69,13 +69,13 @@ fmt: setup ## format the code and repair what the linter can
 fmt-check: setup
 	$(BIN)/ruff format --check $(PATHS)
 
-lint: setup ## look for mistakes and bad habits
+lint: setup ## run the linter
 	$(BIN)/ruff check $(PATHS)
 
 type: setup ## check the types
 	$(BIN)/mypy
 
-contracts: setup ## check who may import whom
+contracts: setup ## check which packages import which
 	$(BIN)/lint-imports
 
 docs: setup ## write the generated pages again
@@ -84,7 +84,7 @@ docs: setup ## write the generated pages again
 migrate: setup ## bring the database of PIPELINE_DATABASE_URL up to date
 	$(BIN)/pipeline db upgrade
 
-demo: setup ## a running system, a workload, and a true summary
+demo: setup ## run a whole system with a workload and print a summary
 	$(PY) -m tools.demo
 
 RESOLVE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url

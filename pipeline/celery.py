@@ -1,6 +1,6 @@
 """The Celery app: `celery -A pipeline worker`, `beat` or `flower`.
 
-Importing this module reads nothing and connects to nothing; the settings are loaded when Celery first asks.
+Importing this module reads nothing and connects to nothing; Celery loads the settings when it first needs one.
 """
 
 import runpy
@@ -15,9 +15,9 @@ from pipeline.config import EXIT_UNSAFE, SettingsError
 
 
 def _settings() -> dict[str, Any]:
-    """The values of `celeryconfig.py`, which a wheel carries inside the package and a checkout beside it.
+    """Return the values of `celeryconfig.py`: inside the package in a wheel, beside it in a checkout.
 
-    It is found by its place and not by its name: a project that uses us may have a `celeryconfig` too.
+    It is loaded by its path, not by its name: a project that uses Pipeline may have its own `celeryconfig`.
     """
     package = Path(__file__).parent
     places = (package / "celeryconfig.py", package.parent / "celeryconfig.py")
@@ -32,7 +32,7 @@ def _settings() -> dict[str, Any]:
 
 
 class _SettingsExit(click.ClickException):
-    """Ends a `celery` command with the problem alone: a traceback would bury it."""
+    """Ends a `celery` command with the problems and without a traceback."""
 
     exit_code = EXIT_UNSAFE
 

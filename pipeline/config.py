@@ -1,8 +1,8 @@
-"""Settings: read once from `PIPELINE_*` variables, checked as a whole, then frozen and handed down.
+"""Settings: read once from `PIPELINE_*` variables, checked as a whole, then frozen and passed on.
 
-A process with a wrong setting does not start. It is told every problem at once, each with the variable, what
-was expected and what came; passwords are in none of these messages. A `PIPELINE_*` variable that
-nothing reads is a problem too, since a misspelt name would otherwise quietly leave a default in force.
+A process with a wrong setting does not start. Its error lists every problem with the variable, what was expected and
+what was found. Passwords are in none of these messages. A `PIPELINE_*` variable that nothing reads is a problem too:
+a misspelt name would otherwise leave a default in force.
 """
 
 import re
@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, TypeAdap
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "PIPELINE_"
-#: how long a task may go on after its time limit asked it to stop, before its process is ended
+#: time between the soft time limit of a task and the end of its process
 TIME_LIMIT_GRACE = timedelta(seconds=15)
 DURATION = "a duration such as 30s, 5m, 1h, 1m30s, PT30S or a number of seconds"
 DATABASE_URL = "postgresql://user:password@host:5432/name"
@@ -28,10 +28,10 @@ UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _ISO = TypeAdapter(timedelta)
 
-EXIT_UNSAFE = 78  #: how a process ends that must not start like this: a person has to change something first
-EXIT_ATTENTION = 4  #: how a command ends that was asked to check, when something waits for a person
-EXIT_RESTART = 75  #: how a process ends that should be started again: a new start may cure what is wrong
-_EXPECTED = {  #: what a field wants, by the kind of error that pydantic gives
+EXIT_UNSAFE = 78  #: exit code of a process that must not start: an operator must change something first
+EXIT_ATTENTION = 4  #: exit code of a check that found something that waits for an operator
+EXIT_RESTART = 75  #: exit code of a process that should be started again: a restart may help
+_EXPECTED = {  #: what a field expects, by pydantic's type of error
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dict_type": "a table",
@@ -47,7 +47,7 @@ _EXPECTED = {  #: what a field wants, by the kind of error that pydantic gives
 
 
 class SettingsError(ValueError):
-    """The environment cannot be used; `problems` has one sentence for each thing that is wrong with it."""
+    """The settings cannot be used; `problems` has one sentence for each problem."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -55,7 +55,7 @@ class SettingsError(ValueError):
 
 
 class SettingRow(NamedTuple):
-    """One setting as a person reads it; secrets are masked."""
+    """One setting as text; secrets are masked."""
 
     variable: str
     value: str
@@ -64,7 +64,7 @@ class SettingRow(NamedTuple):
 
 
 class _ContradictionError(ValueError):
-    """Settings that are fine each by itself and cannot hold together."""
+    """Settings that are valid alone and contradict each other."""
 
     def __init__(self, found: list[tuple[frozenset[str], str]]) -> None:
         self.found = found
@@ -88,7 +88,7 @@ def _duration(value: object) -> object:
 
 
 def _within(least: str, most: str) -> AfterValidator:
-    """The range in which a duration makes sense."""
+    """Return a check that a duration is in a range."""
 
     def check(value: timedelta) -> timedelta:
         if not _ISO.validate_python(_duration(least)) <= value <= _ISO.validate_python(_duration(most)):
@@ -102,13 +102,13 @@ def _split_url(value: str, expected: str) -> SplitResult:
     try:
         parts = urlsplit(value)
         _ = parts.port
-    except ValueError:  # its text could quote a piece of the password
+    except ValueError:  # its text could quote a part of the password
         raise ValueError(f"expected {expected}, with special characters of user and password percent-encoded") from None
     return parts
 
 
 def database_url_of(value: str) -> str:
-    """The URL of a Postgres, whichever of its spellings was given, for the driver we ship."""
+    """Return the URL of a Postgres for our driver; it accepts every spelling of the scheme."""
     parts = _split_url(value, DATABASE_URL)
     if parts.scheme not in ("postgres", "postgresql", "postgresql+psycopg2"):
         raise ValueError(f"expected {DATABASE_URL}")
@@ -133,7 +133,7 @@ def _notify_url(value: str) -> str:
 
 def _otlp_endpoint(value: str) -> str:
     parts = _split_url(value, OTLP_ENDPOINT)
-    is_too_long = parts.path.rstrip("/").endswith(("/v1/traces", "/v1/metrics"))  # they are added to it
+    is_too_long = parts.path.rstrip("/").endswith(("/v1/traces", "/v1/metrics"))  # the exporter adds them
     if value and (parts.scheme not in ("http", "https") or not parts.hostname or is_too_long):
         raise ValueError(f"expected {OTLP_ENDPOINT}")
     return value
@@ -158,9 +158,9 @@ PositiveInt = Annotated[int, Field(gt=0)]
 
 
 class Settings(BaseSettings):
-    """Everything that can be set from outside; the field `lease` is the variable `PIPELINE_LEASE`.
+    """Every setting of a process; the field `lease` is the variable `PIPELINE_LEASE`.
 
-    Building one by hand reads no environment; `load` alone does.
+    Only `load` reads the environment.
     """
 
     model_config = SettingsConfigDict(
@@ -170,31 +170,33 @@ class Settings(BaseSettings):
     database_url: Annotated[str, AfterValidator(database_url_of)] = Field(
         default="postgresql+psycopg2://localhost/pipeline",
         repr=False,
-        description="the Postgres database that holds the truth",
+        description="the Postgres database that holds all state",
     )
     broker_url: Annotated[str, AfterValidator(_broker_url)] = Field(
         default="redis://localhost:6379/0",
         repr=False,
         description="the broker that carries Celery's messages: a Redis number or virtual host of this database's own",
     )
-    broker_primary: str = Field(default="", description="what Redis Sentinel calls the Redis to use; with sentinel://")
+    broker_primary: str = Field(
+        default="", description="name of the primary Redis at Redis Sentinel; only with sentinel://"
+    )
     workflows: Annotated[tuple[str, ...], BeforeValidator(_modules), AfterValidator(_importable)] = Field(
         default=(), description="modules that define workflows, separated by commas"
     )
     code_version: str = Field(
         default="",
-        description="the release of your code, such as a commit: another one ends maintenance; "
-        "unset: the source files of the packages with handlers tell",
+        description="the version of your code, such as a commit: a new version ends maintenance; "
+        "unset: derived from the source files of the packages with handlers",
     )
     lease: DurationFrom1s = Field(
-        default=timedelta(seconds=60), description="how long a run belongs to a worker that gives no sign of life"
+        default=timedelta(seconds=60), description="how long a run belongs to a worker that does not renew its lease"
     )
     heartbeat: DurationFrom100ms = Field(
-        default=timedelta(seconds=15), description="how often a working worker renews its leases"
+        default=timedelta(seconds=15), description="how often a worker renews its leases"
     )
     visibility_timeout: Annotated[Duration, _within("1s", "7d")] = Field(
         default=timedelta(minutes=10),
-        description="after which time the Redis broker delivers a message again that nobody acknowledged",
+        description="after which time the Redis broker delivers an unacknowledged message again",
     )
     prepare_time_limit: DurationFrom1s = Field(
         default=timedelta(seconds=60), description="time for the prepare task of one cohort"
@@ -206,14 +208,14 @@ class Settings(BaseSettings):
         default=timedelta(seconds=60), description="time for the next task of one cohort"
     )
     mutation_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
-        default=50, description="mutations a worker process has in the air at once"
+        default=50, description="mutations that a worker process sends at the same time, at most"
     )
     max_cohort_size: Annotated[int, Field(ge=1, le=1000)] = Field(
-        default=50, description="runs that travel together at most, when there is a backlog"
+        default=50, description="runs in one cohort, at most, when there is a backlog"
     )
     redispatch_after: DurationFrom100ms = Field(
         default=timedelta(seconds=60),
-        description="how long a run may wait for a worker before its message is sent again",
+        description="how long a run may wait for a worker before its task is dispatched again",
     )
     stall_timeout: DurationFrom1s = Field(
         default=timedelta(seconds=60),
@@ -221,13 +223,13 @@ class Settings(BaseSettings):
     )
     tick: Annotated[Duration, _within("100ms", "1h")] = Field(
         default=timedelta(seconds=5),
-        description="how often beat looks for what is due; the periods of all other sweeps grow and shrink with it",
+        description="how often beat dispatches the tick; the periods of all other sweeps are proportional to it",
     )
     notify_url: Annotated[str, AfterValidator(_notify_url)] = Field(
-        default="", repr=False, description="where notices for people are posted; unset: they are only logged"
+        default="", repr=False, description="where notices for operators are posted; unset: they are only logged"
     )
     notify_secret: SecretStr = Field(
-        default=SecretStr(""), description="what posted notices are signed with; needed with a URL"
+        default=SecretStr(""), description="secret that signs posted notices; required with a URL"
     )
     step_time_limit: DurationFrom100ms = Field(
         default=timedelta(seconds=30), description="time for one call of one handler"
@@ -241,28 +243,30 @@ class Settings(BaseSettings):
         default=1024 * 1024, description="largest result of a prepare phase, as JSON"
     )
     liveness_file: Path | None = Field(
-        default=None, description="a file that workers, beat and ingest touch every few seconds, for probes; one each"
+        default=None,
+        description="a file that a worker, beat or ingest touches every few seconds, for probes; one per process",
     )
     otlp_endpoint: Annotated[str, AfterValidator(_otlp_endpoint)] = Field(
         default="",
         repr=False,
-        description="the OTLP collector for spans, and numbers that nobody scrapes, over HTTP; unset: nothing is sent",
+        description="the OTLP collector (HTTP) for spans, and for metrics if no metrics port is set; unset: none",
     )
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
-        default=None, description="where workers, ingest and consume answer Prometheus; unset: they do not"
+        default=None, description="port on which workers, ingest and consume serve Prometheus; unset: none"
     )
     metrics_host: str = Field(
-        default="0.0.0.0",  # noqa: S104 - whoever scrapes is seldom on the same machine
-        description="the address of the interface they answer on",
+        default="0.0.0.0",  # noqa: S104 - Prometheus is seldom on the same machine
+        description="address of the interface of the metrics port",
     )
     log_format: Literal["pretty", "json"] = Field(
-        default="pretty", description="how workers, beat and ingest write lines: for people, or one JSON object each"
+        default="pretty",
+        description="format of log lines of workers, beat and ingest: text, or one JSON object per line",
     )
     log_level: Literal["debug", "info", "warning", "error"] | None = Field(
-        default=None, description="from which level on our own lines are said; unset: what `--loglevel` says"
+        default=None, description="lowest level of our own log lines; unset: the value of `--loglevel`"
     )
     home: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
-        default=Path(".pipeline"), description="where the embedded servers keep their data and their logs"
+        default=Path(".pipeline"), description="folder of the data and logs of the embedded servers"
     )
     postgres_bin: Path | None = Field(
         default=None, description="directory of the postgres and initdb to embed; unset: those of the locked wheel"
@@ -279,12 +283,12 @@ class Settings(BaseSettings):
         *_others: PydanticBaseSettingsSource,
         **_more: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments only: the environment is read once, by `load`, and not behind anybody's back."""
+        """Use arguments only: `load` alone reads the environment, once."""
         return (init_settings,)
 
     @classmethod
     def load(cls, environ: Mapping[str, str]) -> Self:
-        """Read the settings, or say everything that is wrong with them. An empty variable counts as unset."""
+        """Read the settings, or raise an error with every problem. An empty variable counts as unset."""
         fields = {f"{PREFIX}{name.upper()}": name for name in cls.model_fields}
         given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
         problems = [_unknown_setting(name, cls.model_fields) for name in given if name not in fields]
@@ -305,7 +309,7 @@ class Settings(BaseSettings):
         return self
 
     def describe(self) -> list[SettingRow]:
-        """Every setting with its value, its default and its meaning, for people."""
+        """Return every setting with its value, its default and its meaning."""
         return [
             SettingRow(_variable(name), _display(getattr(self, name)), _display(field.default), field.description or "")
             for name, field in type(self).model_fields.items()
@@ -313,7 +317,7 @@ class Settings(BaseSettings):
 
 
 def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
-    """What cannot hold together, with the names of the fields it is about."""
+    """Yield each contradiction with the names of its fields."""
     if settings.heartbeat * 2 >= settings.lease:
         yield (
             frozenset({"heartbeat", "lease"}),
@@ -331,7 +335,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
         yield (
             frozenset({"notify_url", "notify_secret"}),
             f"{_variable('notify_secret')}: expected a secret beside {_variable('notify_url')}, so that the receiver "
-            "can tell our notices from anybody's, got nothing",
+            "can check who sent a notice, got nothing",
         )
     for name in ("prepare_time_limit", "next_time_limit"):
         if settings.step_time_limit * 2 > getattr(settings, name):
@@ -353,10 +357,10 @@ def _contradictions(settings: Settings) -> Iterator[tuple[frozenset[str], str]]:
 
 
 def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
-    """One sentence per problem: first the values that are wrong, then those that contradict each other."""
+    """Return one sentence per problem: first wrong values, then contradictions."""
     wrong = {str(each["loc"][0]): expectation(each) for each in error.errors() if each["loc"]}
     sentences = [_sentence(name, expected, str(values[name])) for name, expected in wrong.items()]
-    if wrong:  # only the rest can be compared
+    if wrong:  # only valid values can be compared
         try:
             Settings(**{name: value for name, value in values.items() if name not in wrong})
         except ValidationError as rest:
@@ -364,12 +368,12 @@ def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
     for each in error.errors():
         contradiction = each.get("ctx", {}).get("error")
         if isinstance(contradiction, _ContradictionError):
-            sentences += [said for names, said in contradiction.found if names.isdisjoint(wrong)]
+            sentences += [sentence for names, sentence in contradiction.found if names.isdisjoint(wrong)]
     return sentences
 
 
 def expectation(error: Any) -> str:
-    """Say what pydantic expected of a value, in the same words for settings and for policies."""
+    """Return what pydantic expected of a value, with the same text for settings and for policies."""
     if wanted := _EXPECTED.get(error["type"]):
         return f"expected {wanted}"
     return str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected", 1)
@@ -381,7 +385,7 @@ def _sentence(name: str, expected: str, value: str) -> str:
 
 
 def _kind_of_url(value: str) -> str:
-    """What can be said about a wrong URL: anything after the scheme may be a piece of a password."""
+    """Describe a wrong URL by its scheme only: the rest may be a part of a password."""
     scheme, separator, _ = value.partition("://")
     return f"{scheme}://…" if separator and re.fullmatch(r"[\w+.-]+", scheme) else "something that is not a URL"
 
@@ -396,7 +400,7 @@ def _variable(name: str) -> str:
 
 
 def _display(value: object) -> str:
-    """A value as one would write it into the environment, without its secrets."""
+    """Return a value as it is written in the environment, without secrets."""
     match value:
         case None:
             return ""

@@ -1,4 +1,4 @@
-"""Beat's clock, beside which its process gives signs of life."""
+"""Celery's beat scheduler with a liveness file."""
 
 import os
 import threading
@@ -11,7 +11,10 @@ from pipeline.worker import liveness
 
 
 class LivenessScheduler(PersistentScheduler):  # type: ignore[misc]  # celery ships no types
-    """Celery's own scheduler. Its signs wait for no broker, and end when its process is frozen or gone."""
+    """Celery's own scheduler, and a thread that touches the liveness file.
+
+    The thread waits for no broker. It stops when the process is frozen or gone.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         file = Settings.load(os.environ).liveness_file

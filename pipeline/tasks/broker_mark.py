@@ -1,7 +1,7 @@
-"""Whose broker this is: a mark in Redis names the database whose workers were there first.
+"""Detect that two databases share one broker, by a key in Redis that names the first database.
 
-The queues have fixed names. Workers of two databases on one Redis number would take each other's events,
-each into its own database, and nobody would notice. RabbitMQ has no place for such a mark.
+The queues have fixed names. Workers of two databases on one Redis number would take each other's events, each into its
+own database, without an error. RabbitMQ has no place for such a key.
 """
 
 import logging
@@ -16,19 +16,19 @@ OWNER_KEY = "pipeline.database"
 
 
 def check_broker_owner(db: Database, broker_url: str) -> None:
-    """Say it loudly when the broker bears the mark of another database. Whatever cannot be asked is not answered."""
+    """Log an error when the broker belongs to another database. Without an answer nothing is checked."""
     if broker_url.startswith("amqp"):
         return
     try:
         with db.transaction() as tx:
             ours = identity(tx)
         found = _broker_owner(ours)
-    except Exception as error:  # noqa: BLE001 - a worker that can do its work does it all the same
-        log.info("whether another installation uses this broker cannot be told: %s", error)
+    except Exception as error:  # noqa: BLE001 - the check must not keep a worker from its work
+        log.info("cannot check whether another installation uses this broker: %s", error)
         return
     if found != ours:
         log.error(
-            "this broker bears the mark of another database: expected %s, found %s. Workers of both take each other's "
+            "this broker belongs to another database: expected %s, found %s. Workers of both take each other's "
             "events, each into its own database. Give every database a Redis number of its own (PIPELINE_BROKER_URL). "
             "If it is the same database and has moved, delete the key %s from this Redis and start again",
             ours,
@@ -38,7 +38,7 @@ def check_broker_owner(db: Database, broker_url: str) -> None:
 
 
 def _broker_owner(ours: str) -> str:
-    """The mark that is there; ours, if there was none."""
+    """Set the key to our database unless it exists, and return its value."""
     with app.connection_for_write(connect_timeout=2) as connection, connection.channel() as channel:
         client: Any = channel.client
         client.set(OWNER_KEY, ours, nx=True)

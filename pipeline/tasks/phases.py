@@ -1,6 +1,6 @@
-"""The tasks of a run: ids in, one call, no logic and no retry. The state machine owns retry.
+"""The Celery tasks of a run. They take ids and make one call; the state machine owns logic and retry.
 
-Each is safe to deliver twice, late, or not at all: it claims what it may and leaves the rest alone.
+Each is safe to deliver twice, late, or not at all: it claims the runs that it may claim and ignores the others.
 """
 
 import functools
@@ -31,17 +31,17 @@ def mutate(self: Any, ids: list[str], hops: int = 0) -> None:
 @app.task(name=PhaseTask.NEXT.value, bind=True)
 def next_(self: Any, ids: list[str], hops: int = 0) -> None:
     """Publish, consume and commit; then start what became due."""
-    ran = current_process().runner.next(_uuids(ids))
-    _continue_chain(self, ran, hops)
-    current_process().scheduler.schedule(ran.workflows)
+    result = current_process().runner.next(_uuids(ids))
+    _continue_chain(self, result, hops)
+    current_process().scheduler.schedule(result.workflows)
 
 
 @app.task(name=PhaseTask.PRODUCE.value, bind=True)
 def produce(self: Any, ids: list[str], hops: int = 0) -> None:
     """Run producers; then start what became due."""
-    ran = current_process().runner.produce(_uuids(ids))
-    _continue_chain(self, ran, hops)
-    current_process().scheduler.schedule(ran.workflows)
+    result = current_process().runner.produce(_uuids(ids))
+    _continue_chain(self, result, hops)
+    current_process().scheduler.schedule(result.workflows)
 
 
 @app.task(name="pipeline.schedule")
@@ -50,10 +50,10 @@ def schedule(workflow: str) -> None:
     current_process().scheduler.schedule([workflow])
 
 
-def _continue_chain(task: Any, ran: PhaseResult, hops: int) -> None:
-    """Let the chain go on with what is left of the cohort; with nothing left it ends here."""
-    messages.redispatch_unknown(PhaseTask(task.name), ran.unknown_handler_runs, hops)
-    if not ran.continuing:
+def _continue_chain(task: Any, result: PhaseResult, hops: int) -> None:
+    """Continue the chain with the runs that are left of the cohort, or end it when none is left."""
+    messages.redispatch_unknown(PhaseTask(task.name), result.unknown_handler_runs, hops)
+    if not result.continuing:
         task.request.chain = None
 
 

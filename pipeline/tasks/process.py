@@ -1,4 +1,4 @@
-"""What a worker process works with, made once per process and never carried across a fork."""
+"""The objects of a worker process, made once per process and never carried across a fork."""
 
 import os
 import secrets
@@ -30,10 +30,9 @@ class WorkerProcess:
     @cached_property
     def db(self) -> Database:
         settings = self.settings
-        wait = min(
-            LOCK_TIMEOUT, settings.lease / 4
-        )  # a write that waits for a lock must not cost its runs their leases
-        return Database.connect(settings.database_url, pool_size=settings.pool_size, lock_timeout=wait)
+        # a write that waits for a lock must not cost its runs their leases
+        lock_timeout = min(LOCK_TIMEOUT, settings.lease / 4)
+        return Database.connect(settings.database_url, pool_size=settings.pool_size, lock_timeout=lock_timeout)
 
     @cached_property
     def registry(self) -> Registry:
@@ -99,7 +98,7 @@ _processes: dict[int, WorkerProcess] = {}
 
 
 def current_process() -> WorkerProcess:
-    """The host of this process; a forked child gets one of its own."""
+    """Return the objects of this process; a forked child gets its own."""
     pid = os.getpid()
     if pid not in _processes:
         _processes.clear()

@@ -1,8 +1,10 @@
-"""The task by which services publish over the broker, from any Celery app: no import of ours is needed.
+"""The task by which services publish over the broker, from any Celery app without an import of ours.
 
-Here the message is the only copy of an event, so it is never dropped. While the database cannot be
-used it is sent again; what can never be published, whatever is wrong with it, is moved to the queue
-``pipeline.dead_letters`` for a person to see. A message that cannot be sent on goes back to the broker.
+Here the message is the only copy of an event, so it is never dropped:
+
+- While the database cannot be used, the message is sent again.
+- A message that can never be published is moved to the queue ``pipeline.dead_letters`` for an operator.
+- A message that cannot be sent on goes back to the broker.
 """
 
 import logging
@@ -26,14 +28,14 @@ from pipeline.telemetry.tracing import context
 log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE = 60
-_TRACE_HEADERS = ("traceparent", "tracestate")  #: headers that say whose trace an event belongs to
+_TRACE_HEADERS = ("traceparent", "tracestate")  #: headers of the trace that an event belongs to
 
 
 @app.task(name="pipeline.publish", bind=True, Request="pipeline.tasks.publish:RedactedRequest")
 def publish(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]] | None:
-    """``publish(workflow, events, replace=False)``: publish and ring. Repeating it changes nothing.
+    """Publish and wake the workflow: ``publish(workflow, events, replace=False)``. Repeating it changes nothing.
 
-    Takes whatever comes, so that a call with wrong arguments is refused and not lost.
+    It accepts any arguments, so that a call with wrong ones becomes a dead letter and is not lost.
     """
     try:
         with context.join_trace(self.request.get("traceparent")):
@@ -43,7 +45,7 @@ def publish(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]] | None
     except (DBAPIError, TimeoutError) as error:
         log.warning("events cannot be published now; they are sent again: %s", error)
         _resend(self, countdown=min(2**self.request.retries, _LONGEST_PAUSE), retries=self.request.retries + 1)
-    except Exception as error:  # noqa: BLE001 - it is kept with its reason, whatever it is
+    except Exception as error:  # noqa: BLE001 - the message is kept with the reason, whatever the error
         _dead_letter(self, error)
     else:
         return {"new": [*receipt.new], "repeated": [*receipt.repeated], "replaced": [*receipt.replaced]}
@@ -67,25 +69,25 @@ def _bound_arguments(args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _dead_letter(task: Any, error: Exception) -> None:
-    words = f"{type(error).__name__}: {error}"[:1000]
-    log.error("events cannot be published and were moved to %s: %s", DEAD_LETTER_QUEUE, words)
+    reason = f"{type(error).__name__}: {error}"[:1000]
+    log.error("events cannot be published and were moved to %s: %s", DEAD_LETTER_QUEUE, reason)
     _resend(
-        task, queue=DEAD_LETTER_QUEUE, headers={REASON_HEADER: words, KIND_HEADER: str(DeadLetterKind.UNPUBLISHABLE)}
+        task, queue=DEAD_LETTER_QUEUE, headers={REASON_HEADER: reason, KIND_HEADER: str(DeadLetterKind.UNPUBLISHABLE)}
     )
     dead_letter.count_dead_letter(DeadLetterKind.UNPUBLISHABLE)
 
 
 def _resend(task: Any, *, headers: Mapping[str, str] | None = None, **how: Any) -> None:
-    """Send the same message on, in its trace. If the broker does not take it, it keeps the one it has."""
+    """Send the same message on, in its trace. If the broker refuses it, the received message is requeued."""
     given = task.request
     carried = {name: given.get(name) for name in _TRACE_HEADERS if isinstance(given.get(name), str)} | dict(
         headers or {}
     )
     named = dict(zip(("workflow", "events"), given.args or (), strict=False)) | (given.kwargs or {})
-    said = publish_repr(named.get("workflow"), named.get("events"))
+    summary = publish_repr(named.get("workflow"), named.get("events"))
     try:
-        with context.join_trace(given.get("traceparent")):  # or whoever traces messages would write its own over it
-            task.apply_async(given.args, given.kwargs, ignore_result=True, headers=carried, **how, **said)
+        with context.join_trace(given.get("traceparent")):  # else an instrumentation of messages would replace it
+            task.apply_async(given.args, given.kwargs, ignore_result=True, headers=carried, **how, **summary)
     except Exception as error:
         raise Reject(error, requeue=True) from error
 

@@ -1,4 +1,4 @@
-"""What happens when a worker starts, forks, loses a child and stops."""
+"""Celery signals: what a worker does when it starts, forks and stops."""
 
 import logging
 import sys
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @signals.worker_init.connect
 def check_startup(sender: Any, **_: Any) -> None:
-    """Refuse to start unsafe; then tell the database which workflows there are."""
+    """Refuse an unsafe start; then register the workflows in the database."""
     here = current_process()
     try:
         pool = getattr(sender.pool_cls, "__module__", "")
@@ -30,16 +30,16 @@ def check_startup(sender: Any, **_: Any) -> None:
         telemetry.open_metrics(here.settings, pool)
         require_safe(here.db, here.registry, here.settings, pool=pool)
         register_workflows(here.db, here.registry, here.settings.code_version)
-    except Exception as error:  # noqa: BLE001 - Celery would log it and start a worker that cannot do anything
+    except Exception as error:  # noqa: BLE001 - Celery would log it and start a worker that can do nothing
         _exit(error)
     here.db.dispose()
 
 
 def _exit(error: Exception) -> NoReturn:
-    """With the code that says whether a new start may help, or a person has to change something first."""
+    """Exit with the code for a restart, or with the code for an operator who must change something first."""
     if is_transient(error):
-        said = describe_error(error) if isinstance(error, DBAPIError) else error
-        sys.stderr.write(f"the database cannot be used right now; start this worker again:\n{said}\n")
+        message = describe_error(error) if isinstance(error, DBAPIError) else error
+        sys.stderr.write(f"the database cannot be used right now; start this worker again:\n{message}\n")
         sys.exit(EXIT_RESTART)
     sys.stderr.write(f"{error}\n")
     sys.exit(EXIT_UNSAFE)
@@ -47,7 +47,7 @@ def _exit(error: Exception) -> NoReturn:
 
 @signals.worker_process_init.connect
 def start_child(**_: Any) -> None:
-    """A child opens connections of its own."""
+    """Start tracing and metrics in a child of the pool."""
     telemetry.start_tracing(current_process().settings.otlp_endpoint)
     telemetry.start_child_metrics(current_process().registry.workflows)
 
@@ -55,20 +55,20 @@ def start_child(**_: Any) -> None:
 @signals.worker_process_shutdown.connect
 @signals.worker_shutdown.connect
 def shut_down(**_: Any) -> None:
-    """Give back what is still held, so that nobody waits for leases to lapse."""
+    """Hand back the runs of this process, so that they need not wait for their leases to lapse."""
     try:
         current_process().leases.hand_back_all()
     except SQLAlchemyError as error:
-        log.warning("runs could not be given back; their leases will lapse: %s", error)
-    numbers = threading.Thread(target=telemetry.stop_metrics, name="pipeline-stop-metrics", daemon=True)
-    numbers.start()  # beside the spans: a collector that does not answer is waited for once
+        log.warning("runs could not be handed back; their leases will lapse: %s", error)
+    stopping = threading.Thread(target=telemetry.stop_metrics, name="pipeline-stop-metrics", daemon=True)
+    stopping.start()  # beside the spans: one wait for a collector that does not answer
     telemetry.stop_tracing()
-    numbers.join()
+    stopping.join()
 
 
 @signals.worker_ready.connect
 def start_background_threads(sender: Any, **_: Any) -> None:
-    """Start the guardian: it watches over this worker from its main process."""
+    """Start metrics, tracing and the watchdog of this worker in its main process."""
     forks = "prefork" in type(sender.pool).__module__
     telemetry.start_tracing(current_process().settings.otlp_endpoint, forks=forks)
     telemetry.start_metrics(current_process().settings, current_process().registry.workflows)
@@ -79,7 +79,7 @@ def start_background_threads(sender: Any, **_: Any) -> None:
 @signals.after_setup_logger.connect
 @signals.after_setup_task_logger.connect
 def format_logs(logger: logging.Logger, **_: Any) -> None:
-    """Let Celery's own lines look like ours. Its handlers stay, and with them its options for logging."""
+    """Give Celery's log lines our format. Its handlers stay, and with them its logging options."""
     settings = current_process().settings
     logs.set_format(logger.handlers, settings.log_format)
     logs.set_level(settings.log_level)

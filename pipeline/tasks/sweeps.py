@@ -1,4 +1,4 @@
-"""The tasks that beat rings for, and one for each mutation in doubt."""
+"""The Celery tasks of the sweeps, sent by beat, and of one reconcile attempt."""
 
 from uuid import UUID
 
@@ -9,13 +9,13 @@ from pipeline.tasks.process import current_process
 
 @app.task(name="pipeline.sweep")
 def sweep(name: str) -> None:
-    """Run one sweep, unless somebody else has just run it."""
+    """Run one sweep, unless another worker has just run it."""
     current_process().sweeps.run(name)
 
 
 @app.task(name="pipeline.reconcile")
 def reconcile(mutation_id: str) -> None:
-    """Ask the outside system about one mutation."""
+    """Reconcile one mutation with the outside system."""
     current_process().sweeps.reconcile_one(MutationId(UUID(mutation_id)))
 
 

@@ -1,7 +1,8 @@
-"""A thread of the worker's main process that sees what the worker itself cannot.
+"""A watchdog thread in the main process of a worker.
 
-It recovers at once what a dead child held, stands in for a beat that is gone, and ends a worker whose
-consumer no longer takes messages: alive to every supervisor, and of no use to anybody.
+- It recovers at once the runs of a dead child.
+- It dispatches the sweeps while beat is gone.
+- It ends a worker whose consumer takes no messages any more. To a supervisor such a worker looks healthy.
 """
 
 import logging
@@ -28,15 +29,18 @@ _STOP_GRACE_SECONDS = 10.0  #: seconds between asking the worker to stop and end
 
 
 class StallDetector:
-    """Decides whether a worker has stopped consuming: idle for too long although messages wait for it."""
+    """Decide whether a worker has stopped consuming: idle for too long although messages wait."""
 
-    def __init__(self, patience: timedelta) -> None:
-        self.timeout = patience.total_seconds()
+    def __init__(self, timeout: timedelta) -> None:
+        self.timeout = timeout.total_seconds()
         self._since: float | None = None
         self._taken = -1
 
     def observe(self, *, taken: int, is_busy: bool, has_waiting: bool, now: float) -> bool:
-        """Take note of a moment: messages taken so far, whether some are being worked on, whether others wait."""
+        """Record one observation and return whether the worker is stalled.
+
+        ``taken`` counts the messages so far, ``is_busy`` says that one is in work, ``has_waiting`` that others wait.
+        """
         idle = has_waiting and not is_busy and taken == self._taken
         self._taken = taken
         if not idle:
@@ -48,7 +52,7 @@ class StallDetector:
 
 
 class Watchdog:
-    """Looks every second, and at what costs a query every fifth."""
+    """Checks the children every second, and every fifth time what costs a query."""
 
     def __init__(self, here: WorkerProcess, pool: Any, every: float = 1.0) -> None:
         self.process, self.pool, self.every = here, pool, every
@@ -73,29 +77,29 @@ class Watchdog:
                     log.exception("the watchdog failed to %s and goes on", duty.__name__)
 
     def recover_dead_children(self) -> None:
-        """Recover at once what a child held that is gone."""
+        """Recover at once the runs of a child that is gone."""
         now = self._pids()
         for pid in self._children - now:
             self.process.sweeps.recover_process(process_name(pid))
         self._children = now
 
     def dispatch_late_sweeps(self) -> None:
-        """Ring for sweeps that beat has not rung for; the slot keeps several stand-ins from doing it twice."""
-        lives = timedelta(seconds=time.monotonic() - self._started_at)
+        """Dispatch sweeps that beat has not dispatched; the slot of a sweep lets one worker run it."""
+        uptime = timedelta(seconds=time.monotonic() - self._started_at)
         with self.process.db.transaction() as tx:
             idle = work.overdue_sweeps(tx, self.process.sweeps.periods)
-            late = work.overdue_sweeps(tx, self.process.sweeps.periods, since=lives)
+            late = work.overdue_sweeps(tx, self.process.sweeps.periods, since=uptime)
         if late:
             log.warning("beat is late with %s: this worker dispatches them; is beat running?", ", ".join(late))
-        for name in idle:  # one that never ran is rung for at once, and beat blamed for it only later
+        for name in idle:  # one that never ran is dispatched at once; the warning about beat comes later
             messages.dispatch_sweep(name)
 
     def exit_if_stalled(self) -> None:
         """End this worker if it takes no messages although some wait for it."""
-        stops = state.should_stop is not None or state.should_terminate is not None
+        is_stopping = state.should_stop is not None or state.should_terminate is not None
         stalled = self.stall.observe(
             taken=sum(state.total_count.values()),
-            is_busy=bool(stops or state.active_requests or state.reserved_requests),
+            is_busy=bool(is_stopping or state.active_requests or state.reserved_requests),
             has_waiting=_has_waiting_messages(),
             now=time.monotonic(),
         )
@@ -119,14 +123,14 @@ class Watchdog:
 
 
 def start_watchdog(process: WorkerProcess, pool: Any) -> None:
-    """Watch over this worker until its process ends. Its signs of life wait for no server, so they are given apart."""
+    """Start the watchdog, and the thread that touches the liveness file; that thread waits for no server."""
     threading.Thread(target=Watchdog(process, pool).run, name="pipeline-watchdog", daemon=True).start()
     if process.settings.liveness_file is not None:
         threading.Thread(target=liveness.touch_forever, args=(process.settings.liveness_file,), daemon=True).start()
 
 
 def _has_waiting_messages() -> bool:
-    """Whether a queue that this worker consumes holds messages nobody has taken; not while the broker is away."""
+    """Return whether a queue of this worker holds waiting messages; False while the broker is away."""
     with app.connection_for_read(connect_timeout=2) as connection:
         try:
             return any(_queue_depth(connection, queue) for queue in list(app.amqp.queues.consume_from))
