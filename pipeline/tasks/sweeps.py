@@ -17,9 +17,3 @@ def sweep(name: str) -> None:
 def reconcile(mutation_id: str) -> None:
     """Reconcile one mutation with the outside system."""
     current_process().sweeps.reconcile_one(MutationId(UUID(mutation_id)))
-
-
-@app.task(name="pipeline.forsake")
-def recover_process(worker: str) -> None:
-    """Recover what a process held that is known to be gone."""
-    current_process().sweeps.recover_process(worker)
