@@ -1,7 +1,7 @@
-"""What a user writes: workflows, topics, consumers and producers.
+"""Declare workflows, topics, consumers and producers.
 
-Everything that can be wrong with a declaration is refused when the module is imported, with the
-file and the line of the declaration; nothing is registered by half.
+A wrong declaration raises an error when its module is imported, with the file and the line of the declaration. Nothing
+is registered in part.
 """
 
 import inspect
@@ -29,7 +29,7 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class DeclarationError(InvalidInputError):
-    """A workflow that cannot work, and the line that says so."""
+    """A declaration is wrong; the message names its file and line."""
 
     def __init__(self, problem: str, where: str) -> None:
         self.problem, self.where = problem, where
@@ -48,7 +48,7 @@ class Topic:
 
 @dataclass(frozen=True, kw_only=True)
 class Consumer(ConsumerOptions):
-    """A declared consumer: its instance, what it may see and publish, and its policies."""
+    """A declared consumer: its instance, its topics and its policies."""
 
     name: str
     instance: Any
@@ -57,14 +57,14 @@ class Consumer(ConsumerOptions):
 
     @property
     def merge(self) -> Callable[[Any, Any], Any] | None:
-        """How a returned state is folded into the current one, where the consumer says so."""
+        """The function that merges a returned state into the current one; None without one."""
         found: Callable[[Any, Any], Any] | None = getattr(self.instance, "merge", None)
         return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Producer(HandlerOptions):
-    """A declared producer: its function, what it may publish, and when it runs."""
+    """A declared producer: its function, its topics and its schedule."""
 
     name: str
     function: Callable[..., Any]
@@ -74,7 +74,7 @@ class Producer(HandlerOptions):
 
 
 class Workflow:
-    """A set of handlers that share topics, and the switch that pauses them."""
+    """A set of handlers that share topics and are paused together."""
 
     def __init__(
         self,
@@ -102,13 +102,13 @@ class Workflow:
 
     @property
     def overlap_reason(self) -> str | None:
-        """Why a run may end after one that began later, in words; None if it may not."""
+        """Why a run may end after one that began later, as text; None if it may not."""
         if not can_overtake(self.concurrency, self.on_uncertain):
             return None
-        return f"runs {self.concurrency} at once" if self.concurrency > 1 else "goes on past a doubt"
+        return f"runs {self.concurrency} at once" if self.concurrency > 1 else "continues while an outcome is in doubt"
 
     def topic(self, name: str, schema: type[BaseModel] | None = None) -> Topic:
-        """Declare a topic; with a model, every payload is checked against it."""
+        """Declare a topic; with a schema, every payload is checked against it."""
         where = _declaration_site()
         _check_declaration(lambda: checked_name(name, what="topic"), where)
         if name in self.topics:
@@ -141,7 +141,7 @@ class Workflow:
         return declare
 
     def effect(self, topic: Topic, **options: Unpack[declaration_checks.ConsumerKeywords]) -> Callable[[F], F]:
-        """Declare the common case in one function: one event, at most one mutation."""
+        """Declare a function that takes one event and requests at most one mutation as a consumer."""
         where = _declaration_site()
         if not isinstance(topic, Topic):
             raise DeclarationError(f"effect was given {topic!r}; expected @workflow.effect(topic)", where)
@@ -167,7 +167,7 @@ class Workflow:
         publishes: Iterable[Topic] = (),
         **options: Unpack[declaration_checks.ProducerKeywords],
     ) -> Callable[[F], F]:
-        """Declare a function that runs on a schedule and publishes what it finds."""
+        """Declare a function that runs on a schedule and publishes events."""
         where = _declaration_site()
         _refuse_bare(bare, "producer(every=timedelta(...))", where)
         published = _topic_tuple(publishes, where)
@@ -214,8 +214,10 @@ class Workflow:
         self.consumers[name] = Consumer(
             name=name, instance=instance, subscribes=subscribes, publishes=publishes, **options
         )
-        asks = instance.function if isinstance(instance, EffectConsumer) else instance.mutate
-        declaration_checks.warn_after_request(asks, name if isinstance(instance, EffectConsumer) else f"{name}.mutate")
+        function = instance.function if isinstance(instance, EffectConsumer) else instance.mutate
+        declaration_checks.warn_after_request(
+            function, name if isinstance(instance, EffectConsumer) else f"{name}.mutate"
+        )
 
     def _refuse_duplicate_handler(self, name: str, where: str) -> None:
         _check_declaration(lambda: checked_name(name, what="handler name"), where)
@@ -240,7 +242,7 @@ def _refuse_bare(bare: tuple[Any, ...], expected: str, where: str) -> None:
 
 
 def _topic_tuple(topics: Any, where: str) -> tuple[Topic, ...]:
-    """The topics of a list, read once: a generator has nothing left for the second time."""
+    """Return the topics of an iterable, read once: a generator is empty the second time."""
     if isinstance(topics, Topic | str) or not isinstance(topics, Iterable):
         raise DeclarationError(f"{topics!r} was given where a list of topics is expected", where)
     return tuple(topics)
@@ -256,13 +258,13 @@ def _instance(cls: Any, name: str, where: str) -> Any:
 
 
 class EffectConsumer:
-    """The consumer behind ``Workflow.effect``: takes the oldest event and asks for what the function asks for."""
+    """The consumer behind ``Workflow.effect``: it passes the oldest event to the function."""
 
     def __init__(self, topic: Topic, function: Callable[..., Any]) -> None:
         self.topic, self.function = topic, function
 
     def prepare(self, ctx: Any, state: Any) -> PrepareResult:
-        """Reserve the oldest pending event and keep it in the plan: mutate reads nothing."""
+        """Reserve the oldest pending event and store it in the plan, because mutate may not read."""
         del state
         pending = ctx.peek(self.topic, limit=1)
         if not pending:
@@ -270,16 +272,16 @@ class EffectConsumer:
         return PrepareResult(reserve=pending, data=serialize_event(pending[0]))
 
     def mutate(self, ctx: Any, prepared: Any) -> Any:
-        """Hand the pinned event to the function."""
+        """Call the function with the stored event."""
         return self.function(ctx, deserialize_event(self.topic, prepared.data))
 
     def next(self, ctx: Any, prepared: Any, result: Any) -> None:
-        """Nothing follows."""
+        """Publish nothing."""
         del ctx, prepared, result
 
 
 def serialize_event(event: Event) -> dict[str, Any]:
-    """An event as it can be kept in a plan: as it was published, because the model reads it again from there."""
+    """Return an event as JSON for the plan, with the payload as published: the model parses it again."""
     return header_of(event) | {
         "id": event.id,
         "payload": event.raw_payload,
@@ -288,9 +290,9 @@ def serialize_event(event: Event) -> dict[str, Any]:
 
 
 def deserialize_event(topic: Topic, data: dict[str, Any]) -> Event:
-    """The event that was kept in a plan, its payload read by the topic's model once."""
-    created_at = data.get("created_at")  # plans of earlier code have none
-    header = {name: data[name] for name in HEADER_FIELDS if name in data}  # nor fields that were added later
+    """Return the event of a plan, its payload parsed by the topic's model."""
+    created_at = data.get("created_at")  # absent in plans of earlier code
+    header = {name: data[name] for name in HEADER_FIELDS if name in data}  # as are fields that were added later
     return Event(
         **header | {"topic": topic.name},
         id=data["id"],
@@ -301,12 +303,12 @@ def deserialize_event(topic: Topic, data: dict[str, Any]) -> Event:
 
 
 def parse_payload(topic: Topic, payload: Any) -> Any:
-    """A payload as the topic's model, where it has one. It reads a copy: a validator may change what it is given."""
+    """Parse a payload with the topic's model, if it has one. A validator may change its input, so it gets a copy."""
     return topic.schema.model_validate(deepcopy(payload)) if topic.schema else payload
 
 
 def _declaration_site() -> str:
-    """File and line of the declaration: the first frame outside this module."""
+    """Return file and line of the declaration: the first frame outside this module."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
@@ -330,5 +332,5 @@ def _choice(kind: type[E], option: str, value: Any, where: str) -> E:
 
 
 def workflows_of(module: str) -> list[Workflow]:
-    """Every workflow that a module holds."""
+    """Return every workflow of a module."""
     return [value for value in vars(sys.modules[module]).values() if isinstance(value, Workflow)]

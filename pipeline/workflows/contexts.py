@@ -1,8 +1,7 @@
-"""What each phase may do, and nothing else.
+"""The contexts of the phases: each offers what its phase may do, and nothing else.
 
-What a phase must not do is absent from its context. A context works only while its phase runs: kept
-and used later, from a thread or from another phase, it refuses. A violation fails the run even if
-the handler swallows the error.
+A context works only while its phase runs. Used later, from a thread or from another phase, it raises an error. Such a
+violation fails the run even if the handler catches the error.
 """
 
 import asyncio
@@ -26,23 +25,23 @@ from pipeline.telemetry.tracing import spans
 from pipeline.workflows.authoring import Topic, parse_payload
 from pipeline.workflows.handler_types import Event, RequestedMutation
 
-#: What belongs to another phase, for whoever looks for it in this one.
+#: Hints for methods that another phase has.
 _OTHER_PHASE_HINTS = {
-    "peek": "Events are looked at in prepare; pass what you need on in data",
-    "get_by_ids": "Events are looked at in prepare; pass what you need on in data",
+    "peek": "Events are read in prepare; pass what you need on in data",
+    "get_by_ids": "Events are read in prepare; pass what you need on in data",
     "publish": "Events are published in next, or by a producer",
 }
-#: What a context has of its own: a connector of such a name could not be reached.
+#: Attributes of a context: a connector with such a name could not be reached.
 RESERVED_NAMES = frozenset({*_OTHER_PHASE_HINTS, "now", "violation", "close", "requested", "published"})
 _IDS_END = 2**63  #: ids of events are positive and fit into eight bytes
 
-#: The context of the phase that runs here. A violation counts against it, whichever context was misused.
+#: The context of the running phase. It records a violation, whichever context was misused.
 CURRENT_CONTEXT: ContextVar["Context | None"] = ContextVar("pipeline_current_context", default=None)
 _TOPIC_HINT = "Pass the topic that workflow.topic(...) returned"
 
 
 class EventReader(Protocol):
-    """How a prepare looks at its topics."""
+    """Reads events of the topics for a prepare."""
 
     def peek(self, topic: str, limit: int) -> Sequence[Any]: ...
 
@@ -51,7 +50,7 @@ class EventReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextInputs:
-    """What every context is made from."""
+    """The arguments that every context takes."""
 
     now: datetime
     connectors: dict[str, Connector]
@@ -59,7 +58,7 @@ class ContextInputs:
 
 
 class Context:
-    """Open while its phase runs; remembers the first thing it had to refuse."""
+    """Open while its phase runs; keeps the first violation."""
 
     def __init__(self, phase: str, given: ContextInputs) -> None:
         self._phase, self._connectors, self._limits = phase, given.connectors, given.limits
@@ -68,7 +67,7 @@ class Context:
         self.violation: PhaseViolationError | None = None
 
     def close(self) -> None:
-        """The phase is over."""
+        """Refuse all further use: the phase is over."""
         self._is_open = False
 
     def _refuse(self, what: str, hint: str) -> NoReturn:
@@ -90,10 +89,8 @@ class Context:
         connector = self._connectors.get(name)
         if connector is None:
             known = ", ".join(sorted(self._connectors)) or "none"
-            instead = (
-                _OTHER_PHASE_HINTS.get(name) or f"There is no such operation or connector; connectors are: {known}"
-            )
-            self._refuse(f"ctx.{name} was used", instead)
+            hint = _OTHER_PHASE_HINTS.get(name) or f"There is no such operation or connector; connectors are: {known}"
+            self._refuse(f"ctx.{name} was used", hint)
         return _ConnectorProxy(connector, self._call_operation)
 
     def _call_operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
@@ -102,7 +99,7 @@ class Context:
 
 
 class _ConnectorProxy:
-    """``ctx.mail``: its attributes are the connector's operations, as far as the phase allows them."""
+    """The value of ``ctx.mail``: its attributes are the operations of the connector that the phase allows."""
 
     def __init__(self, connector: Connector, act: Callable[[Connector, Operation[Any], dict[str, Any]], Any]) -> None:
         self._connector, self._call_operation = connector, act
@@ -124,7 +121,7 @@ class _ConnectorProxy:
 
 
 def _read(connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
-    """What a read found. A handler that is not async itself need not know whether the connector is."""
+    """Call a read and return its result. A handler that is not async may use an async connector."""
     span = phase_observer.start_read(connector.name, operation.name)
     try:
         with spans.activate(span):
@@ -141,15 +138,15 @@ def _read(connector: Connector, operation: Operation[Any], params: dict[str, Any
 
 
 async def _await_read(value: Any, span: Any) -> Any:
-    """An answer that an async handler waits for itself."""
+    """Await the result of a read in the event loop of an async handler."""
     try:
         with spans.activate(span):
-            answer = await event_loop.await_result_async(value)
+            result = await event_loop.await_result_async(value)
     except BaseException as error:
         spans.end_span(span, error=error)
         raise
     spans.end_span(span)
-    return answer
+    return result
 
 
 def _is_in_loop() -> bool:
@@ -161,7 +158,7 @@ def _is_in_loop() -> bool:
 
 
 class PrepareContext(Context):
-    """Looks: at subscribed topics, and at outside systems."""
+    """Reads subscribed topics and outside systems."""
 
     def __init__(self, given: ContextInputs, topics: Sequence[Topic], reader: EventReader) -> None:
         super().__init__("prepare", given)
@@ -169,14 +166,14 @@ class PrepareContext(Context):
         self._reader = reader
 
     def peek(self, topic: Topic, limit: int = 100) -> list[Event]:
-        """Pending events of a subscribed topic, oldest first."""
+        """Return pending events of a subscribed topic, oldest first."""
         name = self._require_subscribed(topic, "peek")
         if type(limit) is not int or limit < 1:
             raise LogicError(f"peek of topic {name!r} with limit={limit!r}; expected a positive integer")
         return self._events(topic, self._reader.peek(name, limit))
 
     def get_by_ids(self, topic: Topic, ids: Sequence[EventId]) -> list[Event]:
-        """Events of a subscribed topic by their ids, whatever became of them."""
+        """Return events of a subscribed topic by their ids, whatever their status."""
         name = self._require_subscribed(topic, "get_by_ids")
         wrong = [id_ for id_ in ids if type(id_) is not int or not 0 <= id_ < _IDS_END]
         if wrong:
@@ -186,8 +183,8 @@ class PrepareContext(Context):
     def _call_operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
         self._require_usable(f"{connector.name}.{operation.name} was called")
         if operation.is_mutation:
-            what = f"the mutation {connector.name}.{operation.name} was asked for"
-            self._refuse(what, "Put what it needs into data and ask for it in mutate")
+            what = f"the mutation {connector.name}.{operation.name} was requested"
+            self._refuse(what, "Put its arguments into data and request it in mutate")
         return _read(connector, operation, params)
 
     def _require_subscribed(self, topic: Topic, verb: str) -> str:
@@ -218,12 +215,12 @@ def _parsed_payload(topic: Topic, row: Any) -> Any:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "$"
         what = f"event {row.id} ({row.message_id!r}) of topic {topic.name!r} does not fit {error.title}"
-        instead = "skip that event, or deploy a model that takes it"
-        raise EventError(EventId(row.id), f"{what}: {place}: {first['msg']}; {instead}") from error
+        advice = "skip that event, or deploy a model that takes it"
+        raise EventError(EventId(row.id), f"{what}: {place}: {first['msg']}; {advice}") from error
 
 
 class MutateContext(Context):
-    """Asks for at most one mutation. The host carries it out after the handler has returned."""
+    """Takes the request of at most one mutation. The worker sends it after the handler has returned."""
 
     def __init__(self, given: ContextInputs) -> None:
         super().__init__("mutate", given)
@@ -236,7 +233,7 @@ class MutateContext(Context):
             self._refuse(f"the read {what}", "Read in prepare and pass what you found in data")
         if self.requested is not None:
             first = f"{self.requested.connector}.{self.requested.operation}"
-            self._refuse(f"a second mutation {what}", f"{first} was asked for already, and a run has one")
+            self._refuse(f"a second mutation {what}", f"{first} was requested already, and a run has one")
         kept = json_copy(
             operation.to_stored_params(params),
             what=f"parameters of {connector.name}.{operation.name}",
@@ -273,14 +270,14 @@ class PublishingContext(Context):
 
 
 class NextContext(PublishingContext):
-    """Publishes what follows from the mutation."""
+    """Publishes the events that follow from the mutation."""
 
     def __init__(self, given: ContextInputs, topics: Sequence[Topic]) -> None:
         super().__init__("next", given, topics)
 
 
 class ProducerContext(PublishingContext):
-    """Looks at outside systems and publishes what it finds."""
+    """Reads outside systems and publishes events."""
 
     def __init__(self, given: ContextInputs, topics: Sequence[Topic]) -> None:
         super().__init__("a producer", given, topics)
@@ -288,6 +285,6 @@ class ProducerContext(PublishingContext):
     def _call_operation(self, connector: Connector, operation: Operation[Any], params: dict[str, Any]) -> Any:
         self._require_usable(f"{connector.name}.{operation.name} was called")
         if operation.is_mutation:
-            what = f"the mutation {connector.name}.{operation.name} was asked for"
-            self._refuse(what, "Publish an event and let a consumer do it")
+            what = f"the mutation {connector.name}.{operation.name} was requested"
+            self._refuse(what, "Publish an event and let a consumer request it")
         return _read(connector, operation, params)

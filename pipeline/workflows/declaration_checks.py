@@ -1,4 +1,4 @@
-"""What is wrong with a declaration, in words; None when nothing is."""
+"""Check declarations. Each check returns the problem as text, or None."""
 
 import ast
 import inspect
@@ -22,7 +22,7 @@ from pipeline.transitions import payload_schemas
 _LONGEST_PAUSE = timedelta(days=366)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _PHASE_ARGUMENTS = {task.method: 3 if task is PhaseTask.NEXT else 2 for task in CONSUMER_TASKS}
-_HIGHEST_VERSION = 2**31 - 1  # of the column it is kept in
+_HIGHEST_VERSION = 2**31 - 1  # of the column that stores it
 
 
 class ConsumerKeywords(TypedDict, total=False):
@@ -60,7 +60,7 @@ CHOICES: Mapping[str, type[StrEnum]] = {
 
 
 def workflow_problem(version: Any, concurrency: Any, retention: Any) -> str | None:
-    """The numbers of a workflow are numbers, and ones that can be kept."""
+    """Check that the numbers of a workflow are numbers that the database can store."""
     given = {"version": version, "concurrency": concurrency, "retention": retention}
     wrong = option_problem(given, {"version": int, "concurrency": int, "retention": Retention})
     if wrong:
@@ -76,7 +76,7 @@ def _named_count_problem(name: str, value: int) -> str | None:
 
 
 def schema_problem(name: str, schema: Any) -> str | None:
-    """The schema of a topic is a model that services can check payloads with before they publish."""
+    """Check that the schema of a topic is a model with which services can check payloads."""
     if schema is None:
         return None
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
@@ -85,7 +85,7 @@ def schema_problem(name: str, schema: Any) -> str | None:
         problem = payload_schemas.pattern_problem(payload_schemas.json_schema(schema))
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         return (
-            f"the schema of topic {name!r}, {schema.__name__}, cannot be told as JSON Schema, with which services "
+            f"the schema of topic {name!r}, {schema.__name__}, cannot be written as JSON Schema, with which services "
             f"check payloads before they publish: {error.message}"
         )
     return problem and (
@@ -95,7 +95,7 @@ def schema_problem(name: str, schema: Any) -> str | None:
 
 
 def schedule_problem(every: timedelta | None, cron: str | None) -> str | None:
-    """A producer has exactly one schedule, and one that makes sense."""
+    """Check that a producer has exactly one valid schedule."""
     if (every is None) == (cron is None):
         return "a producer needs either every=timedelta(...) or cron='...', and not both"
     if every is not None and (not isinstance(every, timedelta) or not timedelta(0) < every <= _LONGEST_PAUSE):
@@ -106,12 +106,12 @@ def schedule_problem(every: timedelta | None, cron: str | None) -> str | None:
         except (CronSimError, TypeError, AttributeError) as error:
             return f"cron {cron!r} cannot be read: {error}"
         except StopIteration:
-            return f"cron {cron!r} never comes"
+            return f"cron {cron!r} has no slot"
     return None
 
 
 def option_problem(options: Mapping[str, Any], known: Mapping[str, type], *named: str) -> str | None:
-    """Every option exists and is of its type. ``named`` are others that the declaration takes."""
+    """Check that every option exists and has its type. ``named`` are the other options of the declaration."""
     for name, value in options.items():
         if name not in known:
             return f"has the unknown option {name!r}; known are: {', '.join(sorted([*known, *named]))}"
@@ -121,7 +121,7 @@ def option_problem(options: Mapping[str, Any], known: Mapping[str, type], *named
 
 
 def signature_problem(function: Callable[..., Any], count: int, name: str) -> str | None:
-    """The function can be called with the arguments the host will give it."""
+    """Check that the function can be called with so many arguments."""
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError as error:
@@ -132,7 +132,7 @@ def signature_problem(function: Callable[..., Any], count: int, name: str) -> st
 def consumer_problem(
     instance: Any, name: str, subscribes: Sequence[Any], options: dict[str, Any], overlap_reason: str | None
 ) -> str | None:
-    """The first thing wrong with a consumer. ``overlap`` says why its runs may end in another order, if they may."""
+    """Check a consumer. ``overlap_reason`` says why its runs may end in another order, if they may."""
     merges = getattr(instance, "merge", None) is not None
     loses_state = overlap_reason is not None and not merges and _returns_state(instance)
     wrong = option_problem(options, CONSUMER_OPTIONS, "publishes", "subscribes")
@@ -146,7 +146,7 @@ def consumer_problem(
             'define merge(current, returned), or let it run one by one (concurrency=1 and on_uncertain="pause")',
         ),
     )
-    first = next((f"consumer {name} {words}" for holds, words in problems if holds), None)
+    first = next((f"consumer {name} {text}" for is_found, text in problems if is_found), None)
     calls = {**_PHASE_ARGUMENTS, "merge": 2} if merges else _PHASE_ARGUMENTS
     return first or next(
         (problem for phase in calls if (problem := _call_problem(instance, name, phase, calls[phase]))), None
@@ -161,20 +161,20 @@ def _call_problem(instance: Any, name: str, phase: str, count: int) -> str | Non
 
 
 def warn_after_request(function: Callable[..., Any], name: str) -> None:
-    """Warn of statements after the one that asks for the mutation: the host acts only when mutate has returned."""
+    """Warn of statements after the request of the mutation: it is sent only after mutate has returned."""
     found = _tree(function)
     context = next(iter(inspect.signature(function).parameters), "ctx")
     line = next(_lines_after_request(found, context), None) if found else None
     if line is not None:
         warnings.warn(
-            f"{name} has code after it asked for its mutation (line {line} of it);"
+            f"{name} has code after it requested its mutation (line {line} of it);"
             " it runs before the mutation is sent and cannot see its result. Move it to next.",
             stacklevel=4,
         )
 
 
 def _lines_after_request(function: ast.AST, context: str) -> Iterator[int]:
-    """Where a block goes on after a statement that asked, unless it only returns."""
+    """Yield the lines after a statement that requests a mutation, except a return."""
     for node in ast.walk(function):
         for block in _blocks(node):
             for statement, later in itertools.pairwise(block):
@@ -183,7 +183,7 @@ def _lines_after_request(function: ast.AST, context: str) -> Iterator[int]:
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """The statements inside a statement: of a branch, a loop, a ``with``, a ``try`` and what follows it."""
+    """Yield the blocks of a statement: of a branch, a loop, a ``with`` or a ``try`` with its handlers."""
     for name in ("body", "orelse", "finalbody"):
         block = getattr(node, name, None)
         if isinstance(block, list):
@@ -193,7 +193,7 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def _continues_after_request(statement: ast.stmt, context: str) -> bool:
-    """Whether control may come to the next statement after a request was made in this one."""
+    """Return whether the next statement may run after this one made a request."""
     inside = (block for block in _blocks(statement) if not isinstance(block[-1:] and block[-1], ast.Return | ast.Raise))
     return _is_request(statement, context) or any(
         _continues_after_request(each, context) for block in inside for each in block
@@ -201,7 +201,7 @@ def _continues_after_request(statement: ast.stmt, context: str) -> bool:
 
 
 def _is_request(statement: ast.stmt, context: str) -> bool:
-    """A call of the form ctx.connector.operation(...) as a statement or an assignment."""
+    """Return whether a statement is or assigns a call of the form ctx.connector.operation(...)."""
     if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
         return False
     value = statement.value.value if isinstance(statement.value, ast.Await) else statement.value
@@ -212,13 +212,13 @@ def _is_request(statement: ast.stmt, context: str) -> bool:
 
 
 def _returns_state(instance: Any) -> bool:
-    """Whether next says by its annotation that it returns something; without one, its first run tells."""
+    """Return whether next is annotated to return a state; without an annotation its first run shows it."""
     annotated = inspect.signature(getattr(instance, "next", lambda: None)).return_annotation
     return annotated not in (inspect.Signature.empty, Any, "Any", None, "None")
 
 
 def _tree(function: Callable[..., Any]) -> ast.AST | None:
-    """The source of a function, if it can be found and read by itself."""
+    """Return the syntax tree of a function, if its source can be found and parsed alone."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):

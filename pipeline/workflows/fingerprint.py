@@ -1,7 +1,7 @@
-"""Whether the code of a workflow has changed: by the release that the settings name, or by its source files.
+"""Compute a fingerprint of a workflow's code: from the code version of the settings, or from its source files.
 
-Files are read, and never what happens to be loaded: all workers of one release find the same, whatever else they have
-imported and in whatever order.
+Only files are read, not loaded modules. So all workers of one deployment compute the same fingerprint, whatever else
+they have imported and in whatever order.
 """
 
 import hashlib
@@ -20,12 +20,13 @@ _OURS = __name__.partition(".")[0]
 
 
 def fingerprint(workflow: Workflow, code_version: str = "") -> str:
-    """Changes when the code of a workflow does, or what it listens to: a deploy can end a maintenance, and is known.
+    """Return a value that changes with the code of a workflow or with its subscriptions.
 
-    Without a ``code_version`` the code is that of the handlers and every source file of the packages they are in.
+    By it a deployment is recognised, and ends a maintenance. Without a ``code_version`` the code is that of the
+    handlers and every source file of their packages.
     """
-    listens = [[name, *(topic.name for topic in given.subscribes)] for name, given in workflow.consumers.items()]
-    parts = [workflow.name, str(workflow.version), json.dumps([sorted(listens), sorted(workflow.producers)])]
+    subscriptions = [[name, *(topic.name for topic in given.subscribes)] for name, given in workflow.consumers.items()]
+    parts = [workflow.name, str(workflow.version), json.dumps([sorted(subscriptions), sorted(workflow.producers)])]
     if code_version:
         parts.append(code_version)
     else:
@@ -36,7 +37,7 @@ def fingerprint(workflow: Workflow, code_version: str = "") -> str:
 
 
 def _code(workflow: Workflow) -> list[Any]:
-    """The functions and classes that the handlers are."""
+    """Return the functions and classes of the handlers."""
     consumers = [consumer.instance for consumer in workflow.consumers.values()]
     functions = [producer.function for producer in workflow.producers.values()]
     return [*functions, *(getattr(each, "function", None) or type(each) for each in consumers)]
@@ -50,25 +51,25 @@ def _source(code: Any) -> str:
 
 
 def _module_path(module: ModuleType) -> tuple[tuple[str, ...], str]:
-    """Where the files of a module's package are, and which count. Of Pipeline's own code none do."""
+    """Return the folders of a module's package and the pattern of its files. Pipeline's own code has none."""
     top = module.__name__.partition(".")[0]
     file = Path(getattr(module, "__file__", None) or "")
     if top == _OURS or not file.name:
         return (), ""
     if folders := getattr(sys.modules.get(top), "__path__", None):
         return tuple(folders), "**/*.py"
-    alone = _INSTALLED & set(file.parts)  # else what lies beside a single module is its own
+    alone = _INSTALLED & set(file.parts)  # else the files beside a single module belong to it
     return (str(file.parent),), file.name if alone else "*.py"
 
 
 @cache
 def _digest(folders: tuple[str, ...], pattern: str) -> str:
-    """Name and content of these files. They are read once: the code that runs is the code that was there then."""
+    """Return a digest of names and contents. Files are read once: the running code is the code of that time."""
     digest = hashlib.sha256()
     for folder in map(Path, folders):
         for file in sorted(folder.glob(pattern)):
             try:
                 digest.update(f"{file.relative_to(folder)}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
             except OSError:
-                continue  # what cannot be read was not imported from here
+                continue  # an unreadable file was not imported from here
     return digest.hexdigest()

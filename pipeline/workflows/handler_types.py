@@ -1,4 +1,4 @@
-"""What handlers are shown and what they return. Values only, light to import."""
+"""The values that handlers receive and return, light to import."""
 
 import hashlib
 import json
@@ -25,10 +25,10 @@ class Event(EventHeader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareResult:
-    """What a prepare decided: which events to consume, and all that mutate and next need to know.
+    """The result of a prepare: the events to consume, and the data for mutate and next.
 
-    ``wake_at`` asks to be called again at that time even if no new event arrives. ``approval`` asks
-    a person before the mutation is sent, whatever the consumer says in general.
+    At ``wake_at`` the handler is called again even if no new event arrives. ``approval`` overrides the consumer's
+    ``requires_approval`` for this run.
     """
 
     reserve: Sequence[Event] = ()
@@ -39,13 +39,13 @@ class PrepareResult:
 
     @classmethod
     def nothing(cls, *, wake_at: datetime | None = None, data: Any = None) -> "PrepareResult":
-        """Nothing to do right now. ``next`` still runs."""
+        """Return a result that reserves no event. ``next`` still runs."""
         return cls(wake_at=wake_at, data=data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The saved plan, as mutate and next see it."""
+    """The saved plan, as mutate and next receive it."""
 
     data: Any = None
     ui: Any = None
@@ -53,7 +53,7 @@ class Prepared:
 
 
 class ResultStatus(StrEnum):
-    """What became of the mutation, as ``next`` is told."""
+    """The outcome of the mutation, as ``next`` receives it."""
 
     APPLIED = "applied"
     NONE = "none"
@@ -62,7 +62,7 @@ class ResultStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutationResult:
-    """What ``next`` learns about the mutation."""
+    """The outcome and the result of the mutation, for ``next``."""
 
     status: ResultStatus
     value: Any = None
@@ -78,7 +78,7 @@ class MutationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedMutation:
-    """The one mutation a mutate handler asked for. Awaiting it, as an ``async def mutate`` may, is asking too."""
+    """The one mutation that a mutate handler requested. An ``async def mutate`` may await it."""
 
     connector: str
     operation: str
@@ -90,13 +90,13 @@ class RequestedMutation:
 
 
 def request_hash(connector: str, operation: str, params: Any) -> str:
-    """What names a request exactly: approving it is approving this."""
+    """Return the hash of a request; an approval is for exactly this hash."""
     written = json.dumps([connector, operation, _as_stored(params)], sort_keys=True)
     return hashlib.sha256(written.encode()).hexdigest()
 
 
 def _as_stored(value: Any) -> Any:
-    """A value of JSON as the ledger returns it: Postgres writes a large float as an integer, and no negative zero."""
+    """Return JSON as the ledger returns it: Postgres writes a large float as an integer, and no negative zero."""
     match value:
         case dict():
             return {key: _as_stored(item) for key, item in value.items()}

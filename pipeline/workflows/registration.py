@@ -1,4 +1,4 @@
-"""Bringing the database in line with the workflows this process knows."""
+"""Register the workflows of this process in the database."""
 
 import logging
 
@@ -15,10 +15,10 @@ DEPLOYMENT = Actor(name="deployment", reason="the workflow's code has changed")
 
 
 def register_workflows(db: Database, registry: Registry, code_version: str = "") -> None:
-    """Register every known workflow. New code ends the maintenance that the old code caused.
+    """Register every workflow of this process. New code ends the maintenance that the old code caused.
 
-    Older code takes nothing away from the newer, and says what it was given back: an old worker that is restarted
-    while a release rolls out, or every worker after a rollback.
+    Older code removes nothing of the newer, and logs what was restored for it. This happens when an old worker restarts
+    during a deployment, and for every worker after a rollback.
     """
     for workflow in registry.workflows.values():
         with db.transaction() as tx:
@@ -35,10 +35,10 @@ def register_workflows(db: Database, registry: Registry, code_version: str = "")
 
 
 def _log_older_code(workflow: Workflow, registered: Registration) -> None:
-    given = f"; given back were {', '.join(registered.restored)}" if registered.restored else ""
+    restored = f"; restored were {', '.join(registered.restored)}" if registered.restored else ""
     if registered.version > workflow.version:
-        said = f"is registered with version {registered.version} and this worker has {workflow.version}: it serves"
-        log.warning("workflow %r %s what both have, and takes nothing away%s", workflow.name, said, given)
+        state = f"is registered with version {registered.version} and this worker has {workflow.version}: it serves"
+        log.warning("workflow %r %s what both have, and removes nothing%s", workflow.name, state, restored)
     else:
-        said = f"was registered by newer code of version {workflow.version} than this worker has"
-        log.warning("workflow %r %s: it takes nothing away%s", workflow.name, said, given)
+        state = f"was registered by newer code of version {workflow.version} than this worker has"
+        log.warning("workflow %r %s: it removes nothing%s", workflow.name, state, restored)

@@ -1,4 +1,4 @@
-"""The workflows and connectors this process knows, found by module name and by entry point."""
+"""The workflows and connectors of this process, found by module name and by entry point."""
 
 import importlib
 import sys
@@ -26,22 +26,22 @@ ENTRY_POINT_GROUP = "pipeline.workflows"
 
 @dataclass
 class Registry:
-    """What a worker can run. A workflow it does not know is left to a worker that does."""
+    """The workflows and connectors of a worker. Other workflows are left to workers that know them."""
 
     workflows: dict[str, Workflow] = field(default_factory=dict)
     connectors: dict[str, Connector] = field(default_factory=dict)
 
     @classmethod
     def load(cls, modules: Iterable[str], connectors: Iterable[Connector] = ()) -> "Registry":
-        """Import the modules, and those that installed packages offer; collect their workflows and connectors."""
+        """Import modules, named or offered by entry points, and collect their workflows and connectors."""
         registry = cls()
         add_current_folder_to_path()
         for connector in connectors:
             registry.add_connector(connector)
         named = [("PIPELINE_WORKFLOWS", name) for name in modules]
         offered = [(f"The package {entry.name!r}", entry.module) for entry in entry_points(group=ENTRY_POINT_GROUP)]
-        for who, name in [*named, *offered]:
-            module = _import_module(who, name)
+        for source, name in [*named, *offered]:
+            module = _import_module(source, name)
             for workflow in workflows_of(module.__name__):
                 registry.add(workflow)
             for value in vars(module).values():
@@ -50,7 +50,7 @@ class Registry:
         return registry
 
     def add(self, workflow: Workflow) -> None:
-        """Know a workflow. The same one twice is one; another of the same name is a mistake."""
+        """Add a workflow. Adding it again changes nothing; another one of the same name is an error."""
         known = self.workflows.get(workflow.name)
         if known is not None and known is not workflow:
             raise DeclarationError(f"workflow {workflow.name!r} is declared at {known.where} as well", workflow.where)
@@ -58,7 +58,7 @@ class Registry:
         self.workflows[workflow.name] = workflow
 
     def add_connector(self, connector: Connector) -> None:
-        """Know a connector by its name."""
+        """Add a connector by its name."""
         shown = type(connector).__qualname__
         if not connector.name:
             raise InvalidInputError(f"{shown} has no name; set name = '...' on the class.")
@@ -76,13 +76,13 @@ class Registry:
         self.connectors[connector.name] = connector
 
     def operation(self, connector: str, operation: str) -> Operation[Any] | None:
-        """An operation by the names the ledger has; None when it is gone from the code."""
+        """Return an operation by its names in the ledger; None when the code no longer has it."""
         known = self.connectors.get(connector)
         return type(known).operations().get(operation) if known is not None else None
 
     @property
     def handlers(self) -> set[tuple[str, str]]:
-        """Every handler this process has the code of, as (workflow, name)."""
+        """Every handler whose code this process has, as (workflow, name)."""
         return {
             (workflow.name, handler)
             for workflow in self.workflows.values()
@@ -90,7 +90,7 @@ class Registry:
         }
 
     def consumer(self, workflow: str, handler: str) -> Consumer:
-        """A consumer of a workflow this process knows."""
+        """Return a consumer of a workflow of this process."""
         found = self.workflow(workflow).consumers.get(handler)
         if found is None:
             known = self.workflow(workflow).consumers
@@ -98,7 +98,7 @@ class Registry:
         return found
 
     def producer(self, workflow: str, handler: str) -> Producer:
-        """A producer of a workflow this process knows."""
+        """Return a producer of a workflow of this process."""
         found = self.workflow(workflow).producers.get(handler)
         if found is None:
             known = self.workflow(workflow).producers
@@ -106,7 +106,7 @@ class Registry:
         return found
 
     def workflow(self, name: str) -> Workflow:
-        """A workflow this process knows."""
+        """Return a workflow of this process."""
         found = self.workflows.get(name)
         if found is None:
             raise NotFoundError("workflow", name, self.workflows)
@@ -114,19 +114,19 @@ class Registry:
 
 
 def add_current_folder_to_path() -> None:
-    """Find modules in the current folder too, for workers and commands alike, as `python -m` does.
+    """Add the current folder to the import path, for workers and commands alike, as `python -m` does.
 
-    `celery -A pipeline` looks there only while it imports us.
+    `celery -A pipeline` has it there only while it imports Pipeline.
     """
     try:
         here = str(Path.cwd())
-    except FileNotFoundError:  # it was removed; what is installed can still be found
+    except FileNotFoundError:  # the folder was removed; installed modules can still be imported
         return
     if here not in sys.path:
         sys.path.insert(0, here)
 
 
-def _import_module(who: str, name: str) -> ModuleType:
+def _import_module(source: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except PipelineError:
@@ -139,12 +139,12 @@ def _import_module(who: str, name: str) -> ModuleType:
             else "The fault is inside that module."
         )
         raise InvalidInputError(
-            f"{who} names {name!r}, which cannot be imported: {type(error).__name__}: {error}. {hint}"
+            f"{source} names {name!r}, which cannot be imported: {type(error).__name__}: {error}. {hint}"
         ) from error
 
 
 def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> WorkflowSpec:
-    """What the database needs to know of a workflow. A producer is due first at its first slot from now."""
+    """Return the description of a workflow for the database. A producer is first due at its next slot."""
     topics = tuple(
         TopicSpec(name=topic.name, schema=payload_schemas.json_schema(topic.schema) if topic.schema else None)
         for topic in workflow.topics.values()
@@ -181,14 +181,14 @@ def spec_of(workflow: Workflow, now: datetime, code_version: str = "") -> Workfl
 
 
 def first_slot(cron: str, now: datetime) -> datetime:
-    """The first slot of a cron expression after now, in UTC whatever zone the database shows its times in."""
+    """Return the first slot of a cron expression after now, in UTC whatever the time zone of the database."""
     return next(CronSim(cron, now.astimezone(UTC)))
 
 
 def _refuse_unused(workflow: Workflow) -> None:
-    """A topic nobody feeds or reads is a slip of the pen, and so is a workflow without handlers.
+    """Refuse a workflow without handlers, and a topic that no handler uses.
 
-    A topic that is only subscribed to is fine: services feed it from outside.
+    A topic that is only subscribed to is valid: services publish to it from outside.
     """
     if not workflow.consumers and not workflow.producers:
         raise DeclarationError(
@@ -202,6 +202,6 @@ def _refuse_unused(workflow: Workflow) -> None:
         if name not in used:
             raise DeclarationError(
                 f"topic {name!r} of workflow {workflow.name!r} is neither subscribed to nor published to by any "
-                "handler; nobody feeds it and nobody reads it",
+                "handler; remove it, or name it in subscribes= or publishes=",
                 topic.where,
             )

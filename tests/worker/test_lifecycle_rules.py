@@ -33,7 +33,7 @@ def test_a_mutation_is_sent_after_mutate_has_returned_and_its_result_reaches_nex
             del ctx, prepared
             seen.append((str(result.status), result.applied, result.value is not None))
 
-    with pytest.warns(UserWarning, match="code after it asked"):
+    with pytest.warns(UserWarning, match="code after it requested"):
         workflow.consumer(subscribes=[orders])(Send)
     run = Inline(db, [workflow], [mail])
     run.publish(orders, {})

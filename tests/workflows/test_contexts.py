@@ -45,7 +45,7 @@ def two_kinds(ctx: Any, _: Shop) -> None:
 
 
 FORBIDDEN: list[tuple[str, str, Act, str]] = [
-    ("prepare", "asks for a mutation", lambda ctx, _: ctx.mail.send(n=1), "the mutation mail.send was asked for"),
+    ("prepare", "asks for a mutation", lambda ctx, _: ctx.mail.send(n=1), "the mutation mail.send was requested"),
     ("prepare", "publishes", lambda ctx, s: ctx.publish(s.receipts, message_id="x"), "ctx.publish was used"),
     ("prepare", "consumes", lambda ctx, _: ctx.consume([1]), "ctx.consume was used"),
     ("prepare", "peeks elsewhere", lambda ctx, s: ctx.peek(s.elsewhere), "peek of topic 'elsewhere'"),
@@ -171,7 +171,7 @@ def test_a_context_kept_from_an_earlier_run_refuses(db: Database) -> None:
 
 
 PRODUCER: list[tuple[str, Callable[[Any, Topic, Topic], Any], str]] = [
-    ("asks for a mutation", lambda ctx, out, other: ctx.mail.send(n=1), "the mutation mail.send was asked for"),
+    ("asks for a mutation", lambda ctx, out, other: ctx.mail.send(n=1), "the mutation mail.send was requested"),
     ("peeks", lambda ctx, out, other: ctx.peek(out), "ctx.peek was used"),
     ("publishes elsewhere", lambda ctx, out, other: ctx.publish(other, message_id="x"), "publish to topic 'other'"),
 ]

@@ -128,8 +128,12 @@ WORKFLOWS: list[tuple[str, Declare, str]] = [
     ("concurrency in words", lambda w, t: Workflow("x", concurrency="many"), "expected int"),  # type: ignore[arg-type]
     ("more at once than there will be", lambda w, t: Workflow("x", concurrency=200_000), "at most 100000"),
     ("a date as a version", lambda w, t: Workflow("x", version=20261116001), "version=20261116001; expected at most"),
-    ("a model of functions", lambda w, t: w.topic("x", schema=OfFunctions), "topic 'x', OfFunctions, cannot be told"),
-    ("a model of the unknown", lambda w, t: w.topic("x", schema=OfTheUnknown), "OfTheUnknown, cannot be told"),
+    (
+        "a model of functions",
+        lambda w, t: w.topic("x", schema=OfFunctions),
+        "topic 'x', OfFunctions, cannot be written",
+    ),
+    ("a model of the unknown", lambda w, t: w.topic("x", schema=OfTheUnknown), "OfTheUnknown, cannot be written"),
     ("no such reach of doubt", lambda w, t: Workflow("x", on_uncertain="ignore"), "ignore"),
     ("no such reach of errors", lambda w, t: Workflow("x", on_logic_error="ignore"), "ignore"),
     ("a topic twice", lambda w, t: w.topic("orders"), "declared twice"),
@@ -279,14 +283,17 @@ def test_without_an_annotation_the_return_type_of_next_is_not_guessed() -> None:
 
 def test_state_of_a_workflow_that_contains_doubts_needs_a_merge_too() -> None:
     workflow = Workflow("shop", on_uncertain="contain")
-    with pytest.raises(DeclarationError, match="returns state and its workflow goes on past a doubt, which would lose"):
+    with pytest.raises(
+        DeclarationError,
+        match="returns state and its workflow continues while an outcome is in doubt, which would lose",
+    ):
         workflow.consumer(subscribes=[workflow.topic("orders")])(changed(next=state_next))
 
 
 @pytest.mark.parametrize("cls", [CodeAfter, CodeAfterInside, CodeAfterATry, CodeAfterABranch])
 def test_code_after_the_request_is_warned_of_where_the_consumer_is_declared(cls: type) -> None:
     workflow = Workflow("shop")
-    with pytest.warns(UserWarning, match=r"mutate has code after it asked") as warned:
+    with pytest.warns(UserWarning, match=r"mutate has code after it requested") as warned:
         workflow.consumer(subscribes=[workflow.topic("orders")])(cls)
     assert warned[0].filename == __file__
 

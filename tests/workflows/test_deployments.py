@@ -73,7 +73,7 @@ def test_after_a_rollback_a_handler_that_the_newer_version_had_removed_gets_new_
     Release({"send": "a"}, version=2).started(db)
     assert retired(db) == {"audit"}
     back = good.started(db)
-    assert "given back were the handler 'audit'" in caplog.text
+    assert "restored were the handler 'audit'" in caplog.text
     back.publish(good.topics["a"], {"n": 1}, {"n": 2})
     back.run()
     assert got(back, good.topics["a"]) == [
@@ -91,7 +91,7 @@ def test_after_a_rollback_a_consumer_listens_again_to_a_topic_that_the_newer_ver
     good.started(db)
     Release({"send": "a"}, version=2).started(db)
     back = good.started(db)
-    assert "given back were topic 'b' of 'send'" in caplog.text
+    assert "restored were topic 'b' of 'send'" in caplog.text
     back.publish(good.topics["b"], {"n": 1})
     back.run()
     assert got(back, good.topics["b"]) == [("m1", "send", "consumed")]
