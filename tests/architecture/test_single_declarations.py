@@ -33,6 +33,7 @@ HANDLER_STATE_COLUMNS = set(
         "low_watermark",
         "horizon",
         "horizon_xmax",
+        "unclaimed_since",
     ]
 )
 #: Options that workers read from their own code, or that a registration follows once: they have no column.
