@@ -49,7 +49,7 @@ def broker(shop: Installation) -> Iterator[redis.Redis]:
         yield client
 
 
-def kept(broker: redis.Redis) -> list[dict[str, Any]]:
+def dead_letters(broker: redis.Redis) -> list[dict[str, Any]]:
     return [json.loads(entry) for entry in broker.lrange("pipeline.dead_letters", 0, -1)]
 
 
@@ -66,7 +66,7 @@ def test_a_service_that_pickles_its_own_tasks_publishes_with_our_client(shop: In
     shop.all_done_once()
 
 
-def strange(theirs: Celery) -> dict[str, int]:
+def send_unusable_messages(theirs: Celery) -> dict[str, int]:
     """Send one message of every kind that no worker can use; return how many of each kind."""
     for serializer in ("pickle", "yaml"):
         theirs.send_task("pipeline.publish", kwargs=GIVEN, queue="pipeline.schedule", serializer=serializer)
@@ -89,10 +89,10 @@ def test_unreadable_and_unknown_messages_are_kept_unchanged_and_never_shown(
 ) -> None:
     before = scrape(PORT).by("pipeline_dead_letters_total", "kind")
     assert set(before) == {"unpublishable", "unreadable", "invalid", "unknown task", "no task"}, "all begin at zero"
-    expected = strange(theirs)
+    expected = send_unusable_messages(theirs)
     wait_for(lambda: broker.llen("pipeline.dead_letters") == sum(expected.values()), within=60, every=0.1)
     wait_for(lambda: broker.hlen("unacked") == 0, within=60, why="nothing is left in anybody's hands")
-    found = kept(broker)
+    found = dead_letters(broker)
     kinds = [entry["headers"]["dead-letter-kind"] for entry in found]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == expected
     pickled = [entry for entry in found if entry["content-type"] == "application/x-python-serialize"]
@@ -107,7 +107,7 @@ def test_unreadable_and_unknown_messages_are_kept_unchanged_and_never_shown(
 def test_an_operator_lists_sends_back_and_drops_unreadable_messages(
     shop: Installation, theirs: Celery, broker: redis.Redis
 ) -> None:
-    count = sum(strange(theirs).values())
+    count = sum(send_unusable_messages(theirs).values())
     wait_for(lambda: broker.llen("pipeline.dead_letters") == count, within=60, every=0.1)
     with dead_letter_scenario.shell(shop) as refused:
         before = sorted(refused.listed(), key=lambda each: json.dumps(each))
@@ -137,7 +137,7 @@ def test_a_refused_publish_keeps_its_trace_until_it_is_published(
     given = {"workflow": "annex", "events": [{**EVENT, "message_id": "traced"}]}
     theirs.send_task("pipeline.publish", kwargs=given, queue="pipeline.schedule", serializer="json", headers=caller)
     wait_for(lambda: broker.llen("pipeline.dead_letters") == 1, within=60)
-    (entry,) = kept(broker)
+    (entry,) = dead_letters(broker)
     assert {name: entry["headers"][name] for name in caller} == caller
     with shop.db.transaction() as tx:
         registration.register(

@@ -128,8 +128,8 @@ def test_events_of_a_producer_are_started_by_its_end_however_rare_the_tick(empty
 
 def test_exactly_the_request_that_an_operator_approved_is_sent(works: Installation) -> None:
     first, second, third = ids = publish(works, "letters", {}, {}, {})
-    wait_for(lambda: len(asked(works)) == 3, within=60, why="three requests wait for a person")
-    requests = asked(works)
+    wait_for(lambda: len(pending_approvals(works)) == 3, within=60, why="three requests wait for a person")
+    requests = pending_approvals(works)
     with works.db.transaction() as tx, pytest.raises(StaleWriteError):
         resolution.approve(tx, MutationId(requests[first].id), ADA, request_hash="what ada has not read")
     with works.db.transaction() as tx:
@@ -150,7 +150,7 @@ def test_exactly_the_request_that_an_operator_approved_is_sent(works: Installati
     assert len(ids) == len([row for row in works.ledger() if row.params["event"] in ids])
 
 
-def asked(works: Installation) -> dict[str, Any]:
+def pending_approvals(works: Installation) -> dict[str, Any]:
     """The requests that wait for approval, by event."""
     return {row.params["event"]: row for row in works.ledger() if row.status == "pending"}
 

@@ -41,7 +41,7 @@ def away(nodes: Installation) -> Iterator[None]:
             connection.execute(text(f"{lets_in} true"))
 
 
-def wait_for_words(node: Node, words: str, *, after: int = 0) -> None:
+def wait_for_text(node: Node, words: str, *, after: int = 0) -> None:
     wait_for(lambda: words in node.log.read_text()[after:], within=60, why=f"{words!r} in the log of {node.name}")
 
 
@@ -55,7 +55,7 @@ def test_runs_of_a_dead_process_are_recovered_before_their_lease_lapses_even_if_
     said = len(worker.log.read_text())
     with away(shop):
         worker.kill_children()
-        wait_for_words(worker, "the watchdog failed to recover_dead_children", after=said)
+        wait_for_text(worker, "the watchdog failed to recover_dead_children", after=said)
     shop.recorder.open("next")
     shop.all_done_once()
 
@@ -67,7 +67,7 @@ def test_leases_are_extended_again_when_a_database_that_was_away_is_back(shop: I
     shop.recorder.wait_at("next")
     said = len(worker.log.read_text())
     with away(shop):
-        wait_for_words(worker, "leases could not be extended", after=said)
+        wait_for_text(worker, "leases could not be extended", after=said)
     before = {run.id: run.lease_expires_at for run in shop.ask(_LEASED)}
     assert before
     wait_for(

@@ -35,43 +35,47 @@ def throughput(nodes: Installation, workflow: str, count: int) -> float:
 
 
 @pytest.fixture
-def mill(installation: Installation, request: pytest.FixtureRequest) -> Installation:
+def installation_under_load(installation: Installation, request: pytest.FixtureRequest) -> Installation:
     """A worker and a beat that stay from test to test."""
     installation.stand(begin, failed=request.session.testsfailed)
     return installation
 
 
-def begin(mill: Installation) -> None:
-    mill.worker(PIPELINE_MAX_COHORT_SIZE="50", **MILL)
-    mill.beat()
+def begin(installation_under_load: Installation) -> None:
+    installation_under_load.worker(PIPELINE_MAX_COHORT_SIZE="50", **MILL)
+    installation_under_load.beat()
 
 
-def test_with_a_mutation_of_20_ms_concurrency_64_does_at_least_15_times_the_work_of_one(mill: Installation) -> None:
+def test_with_a_mutation_of_20_ms_concurrency_64_does_at_least_15_times_the_work_of_one(
+    installation_under_load: Installation,
+) -> None:
     """Measured up to three times: a neighbour on the machine slows the many more than the one."""
     seen: list[str] = []
     for _ in range(3):
-        one, many = throughput(mill, "narrow", 30), throughput(mill, "wide", 1500)
+        one, many = throughput(installation_under_load, "narrow", 30), throughput(installation_under_load, "wide", 1500)
         seen.append(f"{many:.0f}/s is {many / one:.1f} times {one:.0f}/s")
         if many >= 15 * one:
             return
     raise AssertionError("; ".join(seen))
 
 
-def test_with_a_backlog_cohorts_of_50_do_at_least_5_times_the_work_of_cohorts_of_one(mill: Installation) -> None:
+def test_with_a_backlog_cohorts_of_50_do_at_least_5_times_the_work_of_cohorts_of_one(
+    installation_under_load: Installation,
+) -> None:
     """Measured up to three times, as above. Each time one worker takes the place of the other."""
     seen: list[str] = []
     for _ in range(3):
-        many = throughput(mill, "light", 2000)
-        replace_worker(mill, cohort=1)
-        one = throughput(mill, "light", 100)
-        replace_worker(mill, cohort=50)
+        many = throughput(installation_under_load, "light", 2000)
+        replace_worker(installation_under_load, cohort=1)
+        one = throughput(installation_under_load, "light", 100)
+        replace_worker(installation_under_load, cohort=50)
         seen.append(f"{many:.0f}/s is {many / one:.1f} times {one:.0f}/s")
         if many >= 5 * one:
             return
     raise AssertionError("; ".join(seen))
 
 
-def replace_worker(mill: Installation, *, cohort: int) -> None:
-    assert mill.nodes[0].stop() == 0
-    mill.worker(PIPELINE_MAX_COHORT_SIZE=str(cohort), **MILL)
-    mill.nodes[0] = mill.nodes.pop()
+def replace_worker(installation_under_load: Installation, *, cohort: int) -> None:
+    assert installation_under_load.nodes[0].stop() == 0
+    installation_under_load.worker(PIPELINE_MAX_COHORT_SIZE=str(cohort), **MILL)
+    installation_under_load.nodes[0] = installation_under_load.nodes.pop()

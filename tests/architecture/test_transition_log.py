@@ -14,7 +14,7 @@ RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime", "transition"
 SECRET = {"payload", "params", "result", "data", "state", "ui", "error", "evidence"}
 
 
-def announcements(source: str) -> Iterator[tuple[ast.Call, list[str]]]:
+def logged_calls(source: str) -> Iterator[tuple[ast.Call, list[str]]]:
     """Every call of ``log_on_commit`` with the names it may log."""
     module = ast.parse(source)
     for function in functions(module):
@@ -49,29 +49,29 @@ def assigned(name: str, where: Sequence[ast.AST]) -> list[ast.expr]:
     return [node.value for node in found if any(isinstance(t, ast.Name) and t.id == name for t in node.targets)]
 
 
-Announcement = tuple[str, ast.Call, list[str]]
+LoggedTransition = tuple[str, ast.Call, list[str]]
 
 
 @pytest.fixture(scope="module")
-def announced() -> list[Announcement]:
+def logged_transitions() -> list[LoggedTransition]:
     """Every logged transition of the package: its location, the call, and the names it may log."""
     return [
         (f"{label(path)}:{call.lineno}", call, said)
         for path in modules("pipeline")
         if "log_on_commit" in (source := path.read_text())
-        for call, said in announcements(source)
+        for call, said in logged_calls(source)
     ]
 
 
-def test_every_announced_name_is_in_the_table(announced: list[Announcement]) -> None:
-    assert announced
-    unknown = [(place, ast.unparse(call)) for place, call, said in announced if not said]
+def test_every_announced_name_is_in_the_table(logged_transitions: list[LoggedTransition]) -> None:
+    assert logged_transitions
+    unknown = [(place, ast.unparse(call)) for place, call, said in logged_transitions if not said]
     assert unknown == [], "cannot tell which names these say; use a literal, a table or an either-or"
-    assert [(place, said) for place, _, said in announced if not set(said) <= set(TRANSITIONS)] == []
+    assert [(place, said) for place, _, said in logged_transitions if not set(said) <= set(TRANSITIONS)] == []
 
 
-def test_a_log_line_has_plain_fields_and_never_payloads(announced: list[Announcement]) -> None:
-    assert {place: found for place, call, _ in announced if (found := bad_fields(call))} == {}
+def test_a_log_line_has_plain_fields_and_never_payloads(logged_transitions: list[LoggedTransition]) -> None:
+    assert {place: found for place, call, _ in logged_transitions if (found := bad_fields(call))} == {}
 
 
 def bad_fields(call: ast.Call) -> list[str]:
@@ -90,7 +90,7 @@ def bad_fields(call: ast.Call) -> list[str]:
     ],
 )
 def test_a_bad_field_is_found(line: str, bad: list[str]) -> None:
-    ((call, _),) = announcements(f"def f():\n    {line}\n")
+    ((call, _),) = logged_calls(f"def f():\n    {line}\n")
     assert bad_fields(call) == bad
 
 
@@ -99,8 +99,8 @@ def is_member(node: ast.expr) -> bool:
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id[0].isupper()
 
 
-def test_every_transition_in_the_table_is_announced_somewhere(announced: list[Announcement]) -> None:
-    assert set(TRANSITIONS) - {text for _, _, said in announced for text in said} == set()
+def test_every_transition_in_the_table_is_announced_somewhere(logged_transitions: list[LoggedTransition]) -> None:
+    assert set(TRANSITIONS) - {text for _, _, said in logged_transitions for text in said} == set()
 
 
 @pytest.mark.parametrize(
@@ -115,5 +115,5 @@ def test_every_transition_in_the_table_is_announced_somewhere(announced: list[An
     ],
 )
 def test_names_are_found_behind_either_or_and_tables(body: str, said: list[str]) -> None:
-    ((_, found),) = announcements(f"TABLE = {{'x': 'c', 'y': 'd'}}\ndef f():\n    {body}\n")
+    ((_, found),) = logged_calls(f"TABLE = {{'x': 'c', 'y': 'd'}}\ndef f():\n    {body}\n")
     assert found == said

@@ -42,7 +42,7 @@ def doubted(db: Database, **bounds: Any) -> tuple[Shop, Inline]:
     return shop, run
 
 
-def looks_that_kill(run: Inline, monkeypatch: pytest.MonkeyPatch, *, rounds: int, pause: timedelta) -> int:
+def run_killing_reconciles(run: Inline, monkeypatch: pytest.MonkeyPatch, *, rounds: int, pause: timedelta) -> int:
     """Run so many rounds in which every reconcile kills its worker; return how many did."""
     killed = 0
     with monkeypatch.context() as patch:
@@ -59,7 +59,7 @@ def looks_that_kill(run: Inline, monkeypatch: pytest.MonkeyPatch, *, rounds: int
     return killed
 
 
-def settled(db: Database, policy: ReconcilePolicy = WATCHFUL) -> tuple[Shop, Inline]:
+def monitored_mutation(db: Database, policy: ReconcilePolicy = WATCHFUL) -> tuple[Shop, Inline]:
     """A mutation that was not found, resolved so, replaced, and is still monitored."""
     shop = Shop()
     shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=policy)
@@ -79,7 +79,7 @@ def test_a_reconcile_that_always_kills_its_worker_makes_the_mutation_indetermina
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, run = doubted(db)
-    killed = looks_that_kill(run, monkeypatch, rounds=12, pause=timedelta(minutes=15))
+    killed = run_killing_reconciles(run, monkeypatch, rounds=12, pause=timedelta(minutes=15))
     row = the_mutation(run)
     assert (killed, row.status, row.reconcile_attempts) == (STEADY.max_attempts, "indeterminate", STEADY.max_attempts)
     assert "asked 5 times without an answer" in row.error
@@ -89,7 +89,7 @@ def test_a_reconcile_that_always_kills_its_worker_makes_the_mutation_indetermina
 
 def test_an_operator_can_try_a_killing_reconcile_again(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     shop, run = doubted(db)
-    looks_that_kill(run, monkeypatch, rounds=12, pause=timedelta(minutes=15))
+    run_killing_reconciles(run, monkeypatch, rounds=12, pause=timedelta(minutes=15))
     with db.transaction() as tx:
         resolution.try_again(tx, MutationId(the_mutation(run).id), TESTER)
     run.run_until_idle()
@@ -159,8 +159,8 @@ def test_a_worker_that_cannot_reconcile_respects_an_attempt_in_the_quiet_period(
 def test_monitoring_whose_checks_always_kill_their_worker_ends_with_an_audit_row(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, run = settled(db)
-    killed = looks_that_kill(run, monkeypatch, rounds=12, pause=timedelta(minutes=11))
+    _, run = monitored_mutation(db)
+    killed = run_killing_reconciles(run, monkeypatch, rounds=12, pause=timedelta(minutes=11))
     row = run.ledger()[0]
     assert (killed, row.next_monitor_at, row.status) == (
         len(WATCHFUL.monitor_after) + WATCHFUL.max_attempts,
@@ -172,8 +172,8 @@ def test_monitoring_whose_checks_always_kill_their_worker_ends_with_an_audit_row
 
 
 def test_a_monitor_check_that_dies_once_leaves_the_later_checks(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop, run = settled(db)
-    assert looks_that_kill(run, monkeypatch, rounds=1, pause=timedelta(minutes=11)) == 1
+    shop, run = monitored_mutation(db)
+    assert run_killing_reconciles(run, monkeypatch, rounds=1, pause=timedelta(minutes=11)) == 1
     looks = len(shop.mail.reconciled_keys)
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
@@ -186,10 +186,10 @@ def test_a_monitor_check_that_dies_once_leaves_the_later_checks(db: Database, mo
 def test_the_last_monitor_check_is_repeated_when_it_died_with_its_worker(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop, run = settled(db)
+    shop, run = monitored_mutation(db)
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
-    assert looks_that_kill(run, monkeypatch, rounds=1, pause=timedelta(minutes=51)) == 1
+    assert run_killing_reconciles(run, monkeypatch, rounds=1, pause=timedelta(minutes=51)) == 1
     row = run.ledger()[0]
     shop.mail.effects.append(RecordedEffect(operation="send", key=row.idempotency_key, params=row.params))
     run.advance(timedelta(minutes=11))
@@ -200,7 +200,7 @@ def test_the_last_monitor_check_is_repeated_when_it_died_with_its_worker(
 
 
 def test_a_monitor_check_left_to_another_worker_is_not_counted(db: Database) -> None:
-    _, run = settled(db)
+    _, run = monitored_mutation(db)
     stranger = Inline(db, [])
     for _ in range(6):
         run.advance(timedelta(minutes=11))
@@ -210,7 +210,7 @@ def test_a_monitor_check_left_to_another_worker_is_not_counted(db: Database) -> 
 
 
 def test_monitoring_without_a_verdict_ends_when_its_time_is_over(db: Database) -> None:
-    shop, run = settled(db)
+    shop, run = monitored_mutation(db)
     shop.mail.cannot_tell(1000)
     run.advance(timedelta(minutes=90))
     run.sweeps.reconcile()

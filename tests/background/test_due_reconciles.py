@@ -22,7 +22,7 @@ WATCHFUL = ReconcilePolicy(max_attempts=1, monitor_after=(timedelta(minutes=10),
 NEVER = BreakerPolicy(min_unknown=1000)
 
 
-def watched(db: Database, orders: int = 1, **switches: Any) -> tuple[Shop, Inline]:
+def monitored_mutations(db: Database, orders: int = 1, **switches: Any) -> tuple[Shop, Inline]:
     """Mutations that were not found, resolved so, replaced, and are still monitored."""
     shop = Shop(on_uncertain="contain", concurrency=20, **switches)
     shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=WATCHFUL, breaker=NEVER)
@@ -49,7 +49,7 @@ def doubted(db: Database, version: int = 2) -> tuple[Shop, Inline]:
     return shop, run
 
 
-def look_every_minute(run: Inline, minutes: int) -> None:
+def reconcile_every_minute(run: Inline, minutes: int) -> None:
     for _ in range(minutes):
         run.advance(timedelta(minutes=1))
         run.sweeps.reconcile()
@@ -61,7 +61,7 @@ def older(db: Database, run: Inline) -> Inline:
     return Inline(db, [shop.workflow], run.registry.connectors.values())
 
 
-def settle(db: Database, run: Inline) -> None:
+def resolve_and_finish(db: Database, run: Inline) -> None:
     with db.transaction() as tx:
         resolution.happened(tx, MutationId(run.ledger()[0].id), TESTER, {})
     run.run()
@@ -69,7 +69,7 @@ def settle(db: Database, run: Inline) -> None:
 
 
 def test_monitoring_ends_with_an_audit_row_when_the_connector_is_gone_from_the_code(db: Database) -> None:
-    _, run = watched(db)
+    _, run = monitored_mutations(db)
     del run.registry.connectors["mail"]
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
@@ -80,7 +80,7 @@ def test_monitoring_ends_with_an_audit_row_when_the_connector_is_gone_from_the_c
 
 
 def test_monitoring_without_spans_in_its_policy_does_the_due_check_and_ends(db: Database) -> None:
-    _, run = watched(db)
+    _, run = monitored_mutations(db)
     silent = scripted("mail", timeout=timedelta(seconds=30), policy=ReconcilePolicy(monitor_after=()))
     run.registry.connectors["mail"] = silent
     run.advance(timedelta(minutes=11))
@@ -90,7 +90,7 @@ def test_monitoring_without_spans_in_its_policy_does_the_due_check_and_ends(db: 
 
 
 def test_watches_that_are_due_do_not_keep_a_doubt_waiting(db: Database) -> None:
-    _, run = watched(db, orders=3)
+    _, run = monitored_mutations(db, orders=3)
     run.advance(timedelta(minutes=11))
     other = Workflow("other", on_uncertain="contain", concurrency=2)
     topic = other.topic("bills")
@@ -108,10 +108,10 @@ def test_watches_that_are_due_do_not_keep_a_doubt_waiting(db: Database) -> None:
     with db.transaction() as tx:
         assert ledger.due_mutation_ids(tx, limit=1)[0] == doubt
         assert len(ledger.due_mutation_ids(tx, limit=1)) == 2, "and a watch has its share"
-    settle_all(both)
+    resolve_all(both)
 
 
-def settle_all(run: Inline) -> None:
+def resolve_all(run: Inline) -> None:
     run.advance(timedelta(minutes=5))
     run.sweeps.reconcile()
     run.run()
@@ -119,7 +119,7 @@ def settle_all(run: Inline) -> None:
 
 
 def test_a_monitor_check_that_raises_is_not_due_again_at_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, run = watched(db)
+    _, run = monitored_mutations(db)
     run.advance(timedelta(minutes=11))
     monkeypatch.setattr(Reconciler, "_monitor", _breaks)
     with pytest.raises(ZeroDivisionError):
@@ -146,7 +146,7 @@ def test_a_reconcile_that_always_raises_is_postponed_and_escalated(
                 assert ledger.due_mutation_ids(tx) == []
     assert run.ledger()[0].status == "indeterminate"
     assert "division by zero" in str(run.ledger()[0].error)
-    settle(db, run)
+    resolve_and_finish(db, run)
 
 
 def test_a_verdict_that_cannot_be_recorded_is_an_error_and_is_reconciled_again(
@@ -163,65 +163,65 @@ def test_a_verdict_that_cannot_be_recorded_is_an_error_and_is_reconciled_again(
             run.sweeps.reconcile()
     with db.transaction() as tx:
         assert ledger.due_mutation_ids(tx) == []
-    settle_all(run)
+    resolve_all(run)
     assert run.ledger()[0].status == "applied"
 
 
 def test_a_doubt_that_was_reconciled_before_a_rollback_is_escalated(db: Database) -> None:
     _, run = doubted(db)
     old = older(db, run)
-    look_every_minute(old, 55)
+    reconcile_every_minute(old, 55)
     assert run.ledger()[0].status == "needs_reconcile"
-    look_every_minute(old, 10)
+    reconcile_every_minute(old, 10)
     assert run.ledger()[0].status == "indeterminate"
     assert "no worker that knows the workflow 'shop' has looked" in str(run.ledger()[0].error)
-    settle(db, run)
+    resolve_and_finish(db, run)
 
 
 def test_how_long_reconciling_is_deferred_does_not_depend_on_the_audit(db: Database) -> None:
     _, run = doubted(db)
     old = older(db, run)
-    look_every_minute(old, 30)
+    reconcile_every_minute(old, 30)
     since = run.ledger()[0].reconcile_deferred_since
     assert since is not None
     with db.transaction() as tx:
         tx.execute(text("DELETE FROM pipeline.audit"))
-    look_every_minute(old, 25)
+    reconcile_every_minute(old, 25)
     assert (run.ledger()[0].status, run.ledger()[0].reconcile_deferred_since) == ("needs_reconcile", since)
-    look_every_minute(old, 10)
+    reconcile_every_minute(old, 10)
     assert run.ledger()[0].status == "indeterminate"
-    settle(db, run)
+    resolve_and_finish(db, run)
 
 
 def test_a_worker_that_cannot_reconcile_does_not_escalate_what_another_worker_reconciles(db: Database) -> None:
     _, run = doubted(db)
     old = older(db, run)
     for _ in range(3):
-        look_every_minute(old, 40)
+        reconcile_every_minute(old, 40)
         run.sweeps.reconcile_one(MutationId(run.ledger()[0].id))
         run.advance(timedelta(seconds=40))
         run.sweeps.reconcile_one(MutationId(run.ledger()[0].id))
     assert run.ledger()[0].reconcile_attempts == 4
     assert run.ledger()[0].status == "needs_reconcile"
-    settle(db, run)
+    resolve_and_finish(db, run)
 
 
 def test_a_worker_that_cannot_reconcile_does_not_end_an_operators_try_again(db: Database) -> None:
     _, run = doubted(db)
     old = older(db, run)
-    look_every_minute(old, 65)
+    reconcile_every_minute(old, 65)
     with db.transaction() as tx:
         resolution.try_again(tx, MutationId(run.ledger()[0].id), TESTER)
-    look_every_minute(old, 50)
+    reconcile_every_minute(old, 50)
     assert run.ledger()[0].status == "needs_reconcile"
-    look_every_minute(old, 15)
+    reconcile_every_minute(old, 15)
     assert run.ledger()[0].status == "indeterminate"
-    settle(db, run)
+    resolve_and_finish(db, run)
 
 
 def test_an_alarm_names_both_sides_however_short_the_retention(db: Database) -> None:
     brief = Retention(done=timedelta(hours=1), ledger=timedelta(hours=1))
-    shop, run = watched(db, retention=brief)
+    shop, run = monitored_mutations(db, retention=brief)
     first = run.ledger()[0]
     run.sweeps.sessions()
     run.advance(timedelta(hours=3))
@@ -240,7 +240,7 @@ def test_an_alarm_names_both_sides_however_short_the_retention(db: Database) -> 
 
 def test_a_mutation_that_is_no_longer_monitored_is_pruned(db: Database) -> None:
     brief = Retention(done=timedelta(hours=1), ledger=timedelta(hours=1))
-    shop, run = watched(db, retention=brief)
+    shop, run = monitored_mutations(db, retention=brief)
     run.sweeps.sessions()
     for _ in range(4):
         run.advance(timedelta(hours=30))

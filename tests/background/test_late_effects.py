@@ -22,7 +22,9 @@ from tests.support.table_reads import one
 WATCHFUL = ReconcilePolicy(max_attempts=1, monitor_after=(timedelta(minutes=10), timedelta(hours=1)))
 
 
-def settled(db: Database, how: str = "did_not_happen", policy: ReconcilePolicy = WATCHFUL) -> tuple[Shop, Inline, Any]:
+def resolved_mutation(
+    db: Database, how: str = "did_not_happen", policy: ReconcilePolicy = WATCHFUL
+) -> tuple[Shop, Inline, Any]:
     """A mutation that was not found and that an operator resolved; its order was replaced if it was not skipped."""
     shop = Shop()
     shop.mail = scripted("mail", timeout=timedelta(seconds=30), policy=policy)
@@ -55,7 +57,7 @@ def findings(run: Inline) -> list[invariants.Finding]:
 @pytest.mark.broken_on_purpose
 @pytest.mark.parametrize("how", ["did_not_happen", "skip"])
 def test_a_late_effect_is_an_alarm_that_names_both_sides(db: Database, how: str) -> None:
-    shop, run, row = settled(db, how)
+    shop, run, row = resolved_mutation(db, how)
     arrives_late(shop, row)
     run.sweeps.reconcile()
     assert findings(run) == [], "it is not looked for before its time"
@@ -73,7 +75,7 @@ def test_a_late_effect_is_an_alarm_that_names_both_sides(db: Database, how: str)
 
 @pytest.mark.broken_on_purpose
 def test_operators_are_notified_of_a_late_effect_once(db: Database) -> None:
-    shop, run, row = settled(db)
+    shop, run, row = resolved_mutation(db)
     arrives_late(shop, row)
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
@@ -88,7 +90,7 @@ def test_operators_are_notified_of_a_late_effect_once(db: Database) -> None:
 
 
 def test_an_acknowledged_late_effect_needs_no_attention(db: Database) -> None:
-    shop, run, row = settled(db)
+    shop, run, row = resolved_mutation(db)
     arrives_late(shop, row)
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
@@ -100,7 +102,7 @@ def test_an_acknowledged_late_effect_needs_no_attention(db: Database) -> None:
 
 
 def test_monitoring_ends_after_its_last_span(db: Database) -> None:
-    shop, run, _ = settled(db)
+    shop, run, _ = resolved_mutation(db)
     looks = len(shop.mail.reconciled_keys)
     spans = []
     for _ in range(5):
@@ -158,7 +160,7 @@ def test_a_late_result_of_a_call_that_was_resolved_as_failed_is_an_alarm(db: Dat
 
 
 def test_a_monitor_check_without_a_verdict_is_repeated(db: Database) -> None:
-    shop, run, row = settled(db)
+    shop, run, row = resolved_mutation(db)
     shop.mail.cannot_tell(3)
     run.advance(timedelta(minutes=11))
     for _ in range(3):
@@ -175,7 +177,7 @@ def test_a_monitor_check_without_a_verdict_is_repeated(db: Database) -> None:
 
 def test_a_check_of_short_monitoring_is_repeated_before_its_whole_span_is_over(db: Database) -> None:
     short = ReconcilePolicy(max_attempts=1, monitor_after=(timedelta(seconds=20), timedelta(seconds=40)))
-    shop, run, row = settled(db, policy=short)
+    shop, run, row = resolved_mutation(db, policy=short)
     shop.mail.cannot_tell(1)
     run.advance(timedelta(seconds=21))
     run.sweeps.reconcile()
@@ -189,7 +191,7 @@ def test_a_check_of_short_monitoring_is_repeated_before_its_whole_span_is_over(d
 
 
 def test_only_a_failed_mutation_has_a_late_effect_and_only_once(db: Database) -> None:
-    shop, run, row = settled(db)
+    shop, run, row = resolved_mutation(db)
     failed, applied = run.ledger()
     with db.transaction() as tx:
         assert late_effects.record_late_effect(tx, MutationId(applied.id), {}, TESTER) is None

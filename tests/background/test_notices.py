@@ -31,7 +31,7 @@ class Receiver:
         return [(notice.kind, notice.workflow, notice.subject) for notice in told]
 
 
-def heard(run: Inline) -> Receiver:
+def attach_receiver(run: Inline) -> Receiver:
     receiver = Receiver()
     run.sweeps.notifier = receiver
     return receiver
@@ -50,7 +50,7 @@ def open_breakers(db: Database, count: int) -> None:
 def test_pending_approvals_of_a_workflow_are_one_notice(db: Database) -> None:
     shop = Shop(requires_approval=True, concurrency=3)
     run = shop.started(db, 3)
-    receiver = heard(run)
+    receiver = attach_receiver(run)
     run.run()
     for _ in range(3):
         run.sweeps.notices()
@@ -71,7 +71,7 @@ def test_pending_approvals_of_a_workflow_are_one_notice(db: Database) -> None:
 def test_quarantined_events_of_a_handler_are_one_notice(db: Database) -> None:
     shop = Shop(on_logic_error="quarantine", failures=at_once(quarantine_after=1), mutate=lambda ctx, prepared: 1 / 0)
     run = shop.started(db, 3)
-    receiver = heard(run)
+    receiver = attach_receiver(run)
     run.run()
     assert statuses(run, shop.orders) == ["quarantined"] * 3
     for _ in range(3):
@@ -87,7 +87,7 @@ def test_quarantined_events_of_a_handler_are_one_notice(db: Database) -> None:
 def test_many_refused_notices_delay_no_other_notice(db: Database) -> None:
     open_breakers(db, 120)
     run = Shop(requires_approval=True).started(db)
-    receiver = heard(run)
+    receiver = attach_receiver(run)
     receiver.refuses = "breaker"
     run.run()
     run.sweeps.notices()
@@ -105,7 +105,7 @@ def test_a_receiver_that_never_answers_delays_neither_the_sweep_nor_the_next_not
 ) -> None:
     open_breakers(db, 3)
     run = Shop(requires_approval=True).started(db)
-    receiver = heard(run)
+    receiver = attach_receiver(run)
     receiver.refuses = "breaker"
     run.run()
     monkeypatch.setattr(notifier, "_PASS_SECONDS", -1)  # its first call takes all the time there is
@@ -119,7 +119,7 @@ def test_a_receiver_that_never_answers_delays_neither_the_sweep_nor_the_next_not
 def test_a_delivered_notice_is_forgotten_when_its_cause_is_over(db: Database) -> None:
     open_breakers(db, 2)
     run = Shop().inline(db)
-    heard(run)
+    attach_receiver(run)
     run.sweeps.notices()
     assert remembered(db) == 2
     with db.transaction() as tx:

@@ -91,7 +91,7 @@ def done_again(db: Database, till: Till, then: str = "charge") -> tuple[Inline, 
     return run, first
 
 
-def looked_for(run: Inline) -> list[str]:
+def findings_after_monitor_check(run: Inline) -> list[str]:
     """The doctor's findings after the next monitor check."""
     run.advance(timedelta(minutes=11))
     run.sweeps.reconcile()
@@ -113,7 +113,7 @@ def acknowledged(run: Inline, id_: UUID) -> None:
 
 def test_the_effect_of_the_replacement_run_is_not_taken_for_a_late_effect(db: Database) -> None:
     run, first = done_again(db, Till(by_order))
-    assert looked_for(run) == []
+    assert findings_after_monitor_check(run) == []
     kept = one(db, "SELECT reason, evidence FROM pipeline.audit WHERE act = 'mutation.replacement_effect_found'")
     again = run.ledger()[-1]
     assert (kept.evidence["replacement_mutation"], kept.evidence["found"]) == (str(again.id), {"id": "ch_1"})
@@ -133,7 +133,7 @@ def test_a_result_other_than_the_replacement_runs_is_an_alarm_that_asks_to_count
     till = Till(by_order)
     run, first = done_again(db, till)
     till.arrives(first.idempotency_key)
-    looked_for(run)
+    findings_after_monitor_check(run)
     told, again = evidence(db), run.ledger()[-1]
     assert (told["found"], told["replacement_result"], told["is_own_effect"]) == (
         {"id": "ch_2"},
@@ -149,7 +149,7 @@ def test_the_same_result_is_an_alarm_where_a_reconcile_tells_requests_apart(db: 
     till = Till(by_key, result={"is": "done"})
     run, first = done_again(db, till)
     till.arrives(first.idempotency_key)
-    looked_for(run)
+    findings_after_monitor_check(run)
     told = evidence(db)
     assert (told["is_own_effect"], told["found"], told["replacement_result"]) == (
         True,
@@ -171,7 +171,7 @@ def test_results_that_cannot_be_compared_are_an_alarm_that_asks_to_count(db: Dat
     else:
         key = first.idempotency_key
         till.find = lambda charges, asked: by_order(charges, asked) if asked == key else Retry("who is that?")
-    looked_for(run)
+    findings_after_monitor_check(run)
     told = evidence(db)
     assert told["is_own_effect"] is False
     assert "undo one only if there are two" in told["advice"]
@@ -181,7 +181,7 @@ def test_results_that_cannot_be_compared_are_an_alarm_that_asks_to_count(db: Dat
 def test_another_mutation_of_the_replacement_run_is_not_taken_for_the_late_effect(db: Database) -> None:
     till = Till(by_order)
     run, first = done_again(db, till, then="refund")
-    looked_for(run)
+    findings_after_monitor_check(run)
     told = evidence(db)
     assert told["advice"] == f"run {run.ledger()[-1].run_id} took its inputs since, and did not do the same"
     assert rows(db, "SELECT 1 FROM pipeline.audit WHERE act = 'mutation.replacement_effect_found'") == []
@@ -194,7 +194,7 @@ def test_an_alarm_names_the_replacement_run_with_its_status(db: Database) -> Non
     run, first = done_again(db, till)
     till.find = lambda charges, key: by_key(charges, key) if key == first.idempotency_key else Retry("who is that?")
     till.arrives(first.idempotency_key)
-    looked_for(run)
+    findings_after_monitor_check(run)
     again = run.ledger()[-1]
     assert again.status == "needs_reconcile"
     assert evidence(db)["advice"].startswith(

@@ -56,22 +56,22 @@ class Mail(Connector):
 
 
 @pytest.fixture
-def rung() -> list[DispatchMessage]:
+def dispatched() -> list[DispatchMessage]:
     return []
 
 
 @pytest.fixture
-def sweeps(db: Database, rung: list[DispatchMessage]) -> Sweeps:
+def sweeps(db: Database, dispatched: list[DispatchMessage]) -> Sweeps:
     registry = Registry()
     registry.add(_billing())
     registry.add_connector(Mail())
     made = Sweeps(
         db=db,
         registry=registry,
-        scheduler=Scheduler(db, rung.append, lease=LEASE),
+        scheduler=Scheduler(db, dispatched.append, lease=LEASE),
         jitter=lambda: 0.0,
         redispatch_after=timedelta(seconds=60),
-        dispatch_reconcile=lambda id_: _looked(made, id_),
+        dispatch_reconcile=lambda id_: _reconciled(made, id_),
     )
     return made
 
@@ -102,30 +102,30 @@ def test_a_sweep_that_never_ran_or_not_for_long_is_late(sweeps: Sweeps, db: Data
 
 
 def test_due_runs_are_started_and_dispatched_in_cohorts(
-    sweeps: Sweeps, db: Database, rung: list[DispatchMessage]
+    sweeps: Sweeps, db: Database, dispatched: list[DispatchMessage]
 ) -> None:
     a_workflow(db, concurrency=5, batch=2)
     some_events(db, *[f"m{n}" for n in range(7)])
     sweeps.scheduler.schedule(["billing"])
-    assert [(message.task, len(message.run_ids)) for message in rung] == [
+    assert [(message.task, len(message.run_ids)) for message in dispatched] == [
         ("pipeline.prepare", 3),
         ("pipeline.prepare", 1),
     ]
 
 
 def test_a_run_whose_message_was_lost_is_redispatched(
-    sweeps: Sweeps, db: Database, rung: list[DispatchMessage]
+    sweeps: Sweeps, db: Database, dispatched: list[DispatchMessage]
 ) -> None:
     a_workflow(db)
     some_events(db, "m1")
     run = a_run(db, Phase.PENDING)
     sweeps.tick()
-    assert rung == []
+    assert dispatched == []
     db.advance_clock(timedelta(seconds=61))
     sweeps.tick()
-    assert [(message.task, message.run_ids) for message in rung] == [("pipeline.prepare", (str(run.id),))]
+    assert [(message.task, message.run_ids) for message in dispatched] == [("pipeline.prepare", (str(run.id),))]
     sweeps.tick()
-    assert len(rung) == 1, "rung for a moment ago"
+    assert len(dispatched) == 1, "rung for a moment ago"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_run_whose_message_was_lost_is_redispatched(
     [(Phase.PREPARED, "pipeline.mutate"), (Phase.MUTATED, "pipeline.next"), (Phase.EMITTING, "pipeline.next")],
 )
 def test_a_chain_that_broke_is_taken_up_where_it_broke(
-    sweeps: Sweeps, db: Database, rung: list[DispatchMessage], phase: Phase, task: str
+    sweeps: Sweeps, db: Database, dispatched: list[DispatchMessage], phase: Phase, task: str
 ) -> None:
     a_workflow(db)
     some_events(db, "m1")
@@ -143,11 +143,11 @@ def test_a_chain_that_broke_is_taken_up_where_it_broke(
             runs.hand_back(tx, [held(run)]).only()
     db.advance_clock(timedelta(seconds=61))
     sweeps.tick()
-    assert [(message.task, message.run_ids) for message in rung] == [(task, (str(run.id),))]
+    assert [(message.task, message.run_ids) for message in dispatched] == [(task, (str(run.id),))]
 
 
 def test_a_rescue_starts_a_run_for_the_inputs_it_released(
-    sweeps: Sweeps, db: Database, rung: list[DispatchMessage]
+    sweeps: Sweeps, db: Database, dispatched: list[DispatchMessage]
 ) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
@@ -155,7 +155,7 @@ def test_a_rescue_starts_a_run_for_the_inputs_it_released(
     db.advance_clock(LEASE + TIMEOUT)
     assert sweeps.rescue().counts == {"rescued": 1}
     assert event_status(db, event) == "pending"
-    assert [message.task for message in rung] == ["pipeline.prepare"]
+    assert [message.task for message in dispatched] == ["pipeline.prepare"]
 
 
 def test_runs_of_a_dead_process_are_recovered_before_their_lease_lapses(sweeps: Sweeps, db: Database) -> None:
@@ -227,7 +227,7 @@ def test_maintenance_is_attended_and_watermarks_rise(sweeps: Sweeps, db: Databas
     assert one(db, "SELECT horizon FROM pipeline.handlers WHERE name = 'send'").horizon is not None
 
 
-def _looked(sweeps: Sweeps, mutation_id: str) -> None:
+def _reconciled(sweeps: Sweeps, mutation_id: str) -> None:
     sweeps.reconcile_one(MutationId(UUID(mutation_id)))
 
 

@@ -52,7 +52,7 @@ def crashed(db: Database) -> Any:
     return the_run(db, run.id)
 
 
-def resting(db: Database) -> Any:
+def run_awaiting_retry(db: Database) -> Any:
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
     db.advance_clock(LEASE)
     return run
@@ -61,7 +61,7 @@ def resting(db: Database) -> Any:
 #: Verbs that start or stop runs wait for the workflow before they touch anything else.
 WORKFLOW_FIRST: dict[str, tuple[Callable[[Database], Any], Act]] = {
     "start": (lambda db: a_run(db, Phase.COMMITTED), lambda tx, _: starts.start(tx, "billing", "send")),
-    "retry": (resting, lambda tx, run: starts.retry(tx, [run.id])),
+    "retry": (run_awaiting_retry, lambda tx, run: starts.retry(tx, [run.id])),
     "stop": (
         lambda db: a_run(db, Phase.MUTATING),
         lambda tx, run: stops.stop(tx, [RunFailure(lease=held(run), failure=a_failure())]),

@@ -21,11 +21,11 @@ INSERT = text("INSERT INTO pipeline.workflows (name) VALUES (:name)")
 COUNT = Statement[Any]("SELECT count(*) AS n FROM pipeline.workflows WHERE name = :name")
 
 
-Said = Callable[[], list[str]]
+LogLines = Callable[[], list[str]]
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[Said]:
+def log_lines(caplog: pytest.LogCaptureFixture) -> Iterator[LogLines]:
     """The log lines so far."""
     with caplog.at_level(logging.INFO, logger="pipeline"):
         yield lambda: [record.getMessage().partition(" ")[0] for record in caplog.records]
@@ -44,11 +44,11 @@ def pid_of(tx: Transaction) -> int:
     return int(row.pid)
 
 
-def test_log_lines_are_written_after_the_commit_and_in_order(db: Database, said: Said) -> None:
+def test_log_lines_are_written_after_the_commit_and_in_order(db: Database, log_lines: LogLines) -> None:
     order: list[str] = []
 
     def committing(_: Connection) -> None:
-        order.append(f"commit after {len(said())} lines")
+        order.append(f"commit after {len(log_lines())} lines")
 
     event.listen(db.engine, "commit", committing)
     try:
@@ -58,7 +58,7 @@ def test_log_lines_are_written_after_the_commit_and_in_order(db: Database, said:
     finally:
         event.remove(db.engine, "commit", committing)
     assert order == ["commit after 0 lines"]
-    assert said() == ["run.started", "run.claimed"]
+    assert log_lines() == ["run.started", "run.claimed"]
 
 
 def test_a_logged_change_is_already_visible_to_others(db: Database) -> None:
@@ -82,30 +82,30 @@ def test_a_logged_change_is_already_visible_to_others(db: Database) -> None:
     assert seen == [1]
 
 
-def test_a_transaction_that_rolls_back_leaves_nothing_and_logs_nothing(db: Database, said: Said) -> None:
+def test_a_transaction_that_rolls_back_leaves_nothing_and_logs_nothing(db: Database, log_lines: LogLines) -> None:
     with pytest.raises(ZeroDivisionError), db.transaction() as tx:  # noqa: PT012 - the whole transaction is what fails
         tx.execute(INSERT, name="gone")
         tx.log_on_commit("workflow.registered", workflow="gone")
         raise ZeroDivisionError
-    assert said() == []
+    assert log_lines() == []
     assert count(db, "gone") == 0
 
 
-def test_a_statement_that_fails_logs_nothing(db: Database, said: Said) -> None:
+def test_a_statement_that_fails_logs_nothing(db: Database, log_lines: LogLines) -> None:
     with pytest.raises(IntegrityError), db.transaction() as tx:  # noqa: PT012 - the whole transaction is what fails
         tx.log_on_commit("workflow.registered", workflow="twice")
         tx.execute(INSERT, name="twice")
         tx.execute(INSERT, name="twice")
-    assert said() == []
+    assert log_lines() == []
     assert count(db, "twice") == 0
 
 
-def test_a_commit_that_does_not_arrive_logs_nothing(db: Database, said: Said) -> None:
+def test_a_commit_that_does_not_arrive_logs_nothing(db: Database, log_lines: LogLines) -> None:
     with pytest.raises(OperationalError), db.transaction() as tx:  # noqa: PT012 - the commit itself is what fails
         tx.execute(INSERT, name="lost")
         tx.log_on_commit("workflow.registered", workflow="lost")
         terminate(db, pid_of(tx))
-    assert said() == []
+    assert log_lines() == []
     assert count(db, "lost") == 0
 
 
@@ -189,17 +189,17 @@ def test_columns_default_to_the_moved_clock(db: Database) -> None:
     assert row.apart > timedelta(days=9)
 
 
-def test_changes_and_log_lines_wait_for_the_commit_of_the_callers_connection(db: Database, said: Said) -> None:
+def test_changes_and_log_lines_wait_for_the_commit_of_the_callers_connection(db: Database, log_lines: LogLines) -> None:
     with db.engine.connect() as connection:
         tx = Transaction(connection)
         tx.execute(INSERT, name="theirs")
         tx.log_on_commit("workflow.registered", workflow="theirs")
         assert count(db, "theirs") == 0
-        assert said() == []
+        assert log_lines() == []
         connection.commit()
         tx.flush_log()
     assert count(db, "theirs") == 1
-    assert said() == ["workflow.registered"]
+    assert log_lines() == ["workflow.registered"]
 
 
 def test_a_callers_own_connection_that_rolls_back_takes_our_rows_with_it(db: Database) -> None:
@@ -209,11 +209,11 @@ def test_a_callers_own_connection_that_rolls_back_takes_our_rows_with_it(db: Dat
     assert count(db, "theirs") == 0
 
 
-def test_a_log_line_is_written_once_however_often_it_is_flushed(db: Database, said: Said) -> None:
+def test_a_log_line_is_written_once_however_often_it_is_flushed(db: Database, log_lines: LogLines) -> None:
     with db.transaction() as tx:
         tx.log_on_commit("run.started", run_id=1)
     tx.flush_log()
-    assert len(said()) == 1
+    assert len(log_lines()) == 1
 
 
 def test_statements_return_rows_a_row_or_a_count(db: Database) -> None:

@@ -94,7 +94,7 @@ def returned(crowd: Crowd) -> dict[str, Any]:
     return {"rows": encode_rows(rows)}
 
 
-def asked_for(crowd: Crowd) -> dict[str, Any]:
+def requested_plan(crowd: Crowd) -> dict[str, Any]:
     request = {"connector": "mail", "operation": "send", "params": {}, "request_hash": "a", "idempotency_key": "k"}
     options = {"timeout": "20 s", "settle": "0 s", "reconcilable": True, "needs_approval": False}
     return {"rows": crowd.rows([held(run) for run in crowd.taken[90:]], **request, **options)}
@@ -173,8 +173,8 @@ WRITES: Mapping[str, Asked] = {
         run_store.INSERT_RETRIES,
         lambda crowd: {"ids": ids(crowd.carried), "session_id": crowd.started[0], "count": 10},
     ),
-    "begin mutation": (mutation_store.BEGIN, asked_for),
-    "send": (mutation_store.SEND, asked_for),
+    "begin mutation": (mutation_store.BEGIN, requested_plan),
+    "send": (mutation_store.SEND, requested_plan),
     "apply": (mutation_store.APPLY, lambda crowd: verdicts(crowd, resolved_by="call")),
     "fail": (mutation_store.FAIL, lambda crowd: verdicts(crowd, resolved_by="call")),
     "doubt": (mutation_store.DOUBT, verdicts),

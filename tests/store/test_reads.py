@@ -38,7 +38,7 @@ READS = [
 ]
 
 
-def look(db: Database, statement: Statement[Any]) -> None:
+def run_read(db: Database, statement: Statement[Any]) -> None:
     wanted = {name: VALUES.get(name) for name in statement.compile().params}
     with db.transaction() as tx:
         tx.execute(READ_ONLY)
@@ -50,13 +50,13 @@ def test_a_read_writes_nothing_and_locks_nothing(db: Database, name: str, statem
     factories.a_workflow(db)
     factories.some_events(db, "m-1")
     factories.a_run(db, Phase.MUTATING)
-    look(db, statement)
+    run_read(db, statement)
 
 
 def test_a_write_among_the_reads_would_be_refused(db: Database) -> None:
     for sql in ("DELETE FROM pipeline.runs", "SELECT FROM pipeline.workflows FOR UPDATE"):
         with pytest.raises(InternalError, match="read-only transaction"):
-            look(db, Statement[Any](sql))
+            run_read(db, Statement[Any](sql))
 
 
 def test_the_search_finds_the_statements_of_a_module() -> None:

@@ -40,13 +40,13 @@ def rules(db: Database) -> dict[str, str]:
         return schema_catalog.refusals(connection)
 
 
-def words(definition: str) -> list[str]:
+def literals(definition: str) -> list[str]:
     return re.findall(r"'([^']*)'::text", definition)
 
 
 @pytest.mark.parametrize("rule", ENUMS)
 def test_a_list_in_the_database_is_exactly_its_enum(db: Database, rule: str) -> None:
-    assert words(rules(db)[rule]) == [member.value for member in ENUMS[rule]]
+    assert literals(rules(db)[rule]) == [member.value for member in ENUMS[rule]]
 
 
 def test_every_list_in_the_database_has_its_enum(db: Database) -> None:
@@ -59,11 +59,11 @@ def test_every_literal_in_a_constraint_is_a_member_of_an_enum(db: Database) -> N
     strays = {
         name: unknown
         for name, definition in rules(db).items()
-        if "EXECUTE FUNCTION" not in definition and (unknown := set(words(definition)) - spoken)
+        if "EXECUTE FUNCTION" not in definition and (unknown := set(literals(definition)) - spoken)
     }
     assert strays == {}
 
 
 def test_the_trigger_that_keeps_phases_growing_has_their_order(db: Database) -> None:
-    listed = words(rules(db)["runs_phase_only_grows"])
+    listed = literals(rules(db)["runs_phase_only_grows"])
     assert listed[: len(PHASES)] == [phase.value for phase in PHASES]

@@ -60,7 +60,7 @@ def carried_forward(db: Database) -> dict[str, Any]:
     return {"event": event, "run": stopped.id, "retry": retry.id}
 
 
-def mended(db: Database) -> dict[str, Any]:
+def in_maintenance(db: Database) -> dict[str, Any]:
     """A workflow in maintenance with an open task, paused by an operator meanwhile."""
     keys = fresh(db)
     with db.transaction() as tx:
@@ -280,7 +280,7 @@ CASES = (
     doubled("mutations_run_id_once", mutating, "mutations", id="gen_random_uuid()"),
     doubled("blocks_pk", blocked, "blocks", kind="'internal'"),
     doubled("blocks_open", blocked, "blocks", id="4711"),
-    doubled("audit_pk", mended, "audit"),
+    doubled("audit_pk", in_maintenance, "audit"),
     Case(
         refused_by="sweeps_pk",
         given=fresh,
@@ -301,8 +301,8 @@ CASES = (
         given=fresh,
         write="INSERT INTO pipeline.notices (kind, subject) VALUES ('blocked', 'x'), ('blocked', 'x')",
     ),
-    doubled("maintenance_tasks_pk", mended, "maintenance_tasks", closed_at="pipeline.clock()"),
-    doubled("maintenance_tasks_one_open", mended, "maintenance_tasks", id="4711"),
+    doubled("maintenance_tasks_pk", in_maintenance, "maintenance_tasks", closed_at="pipeline.clock()"),
+    doubled("maintenance_tasks_one_open", in_maintenance, "maintenance_tasks", id="4711"),
     Case(
         refused_by="runs_retry_once",
         given=carried_forward,
@@ -312,11 +312,11 @@ CASES = (
 )
 
 
-def named(case: Case) -> str:
+def constraint_names(case: Case) -> str:
     return case.refused_by
 
 
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("case", CASES, ids=constraint_names)
 def test_the_database_refuses_what_no_transition_does(db: Database, case: Case) -> None:
     keys = case.given(db)
     with pytest.raises(IntegrityError) as refusal, db.transaction() as tx:

@@ -16,12 +16,12 @@ def stall() -> StallDetector:
     return found
 
 
-def look(stall: StallDetector, now: float, *, taken: int = 7, busy: bool = False, waiting: bool = True) -> bool:
+def is_stalled(stall: StallDetector, now: float, *, taken: int = 7, busy: bool = False, waiting: bool = True) -> bool:
     return stall.observe(taken=taken, is_busy=busy, has_waiting=waiting, now=now)
 
 
 def test_idle_while_messages_wait_is_borne_for_a_while_and_not_longer(stall: StallDetector) -> None:
-    assert [look(stall, now) for now in (5.0, 10.0, 14.9, 15.0, 20.0)] == [False, False, False, True, True]
+    assert [is_stalled(stall, now) for now in (5.0, 10.0, 14.9, 15.0, 20.0)] == [False, False, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -30,14 +30,14 @@ def test_idle_while_messages_wait_is_borne_for_a_while_and_not_longer(stall: Sta
     ids=["took a message", "has work", "nothing waits"],
 )
 def test_any_progress_restarts_the_stall_timeout(stall: StallDetector, sign: dict[str, Any]) -> None:
-    assert not look(stall, 5.0)
-    assert not look(stall, 14.0, **sign)
-    assert not look(stall, 16.0, taken=sign.get("taken", 7))
-    assert not look(stall, 25.0, taken=sign.get("taken", 7))
-    assert look(stall, 26.0, taken=sign.get("taken", 7))
+    assert not is_stalled(stall, 5.0)
+    assert not is_stalled(stall, 14.0, **sign)
+    assert not is_stalled(stall, 16.0, taken=sign.get("taken", 7))
+    assert not is_stalled(stall, 25.0, taken=sign.get("taken", 7))
+    assert is_stalled(stall, 26.0, taken=sign.get("taken", 7))
 
 
 def test_the_first_check_of_a_worker_that_has_just_started_detects_nothing() -> None:
     stall = StallDetector(timedelta(0))
-    assert not look(stall, 0.0, taken=0)
-    assert look(stall, 1.0, taken=0)
+    assert not is_stalled(stall, 0.0, taken=0)
+    assert is_stalled(stall, 1.0, taken=0)

@@ -101,7 +101,7 @@ def test_a_false_verdict_is_reported(
     kind: type[these.Base], case: Case, words: str, world: World, proxy: FaultyProxy
 ) -> None:
     for more in (1, 2, 4):
-        found = said(subject(kind(proxy.url), world, proxy, timeout=more * TIMEOUT), case)
+        found = complaint(subject(kind(proxy.url), world, proxy, timeout=more * TIMEOUT), case)
         if words in found:  # on a busy machine a call may run out of time before it can lie
             break
     assert words in found
@@ -109,7 +109,7 @@ def test_a_false_verdict_is_reported(
     assert these.TOKEN not in found
 
 
-def said(tried: Subject, case: Case) -> str:
+def complaint(tried: Subject, case: Case) -> str:
     """What the kit complains about; nothing when it has no complaint."""
     try:
         check_case(tried, case)
@@ -199,7 +199,7 @@ def test_a_connector_that_bypasses_the_proxy_is_reported(case: Case, world: Worl
 def test_an_effect_that_the_counter_does_not_see_is_no_proof(world: World, proxy: FaultyProxy) -> None:
     def unseen(timeout: timedelta) -> None:
         blind = subject(these.HonestD(proxy.url), world, proxy, effects=lambda _: 0, timeout=timeout)
-        assert "not staged: it happened 0 times instead of 1" in said(blind, Case.RESET_AFTER_SEND)
+        assert "not staged: it happened 0 times instead of 1" in complaint(blind, Case.RESET_AFTER_SEND)
 
     in_time(unseen)
 
@@ -208,7 +208,7 @@ def test_an_index_that_lags_longer_than_the_settle_window_fails(world: World, pr
     world.hides.set()
 
     def hidden(timeout: timedelta) -> None:
-        found = said(subject(these.HonestB(proxy.url), world, proxy, timeout=timeout), Case.RESET_AFTER_SEND)
+        found = complaint(subject(these.HonestB(proxy.url), world, proxy, timeout=timeout), Case.RESET_AFTER_SEND)
         assert "NotFound although it is there and the settle window is over" in found
 
     in_time(hidden)
@@ -247,7 +247,7 @@ def test_cases_that_do_not_apply_have_a_reason(world: World, proxy: FaultyProxy)
 def test_additional_secrets_are_searched_for_too(world: World, proxy: FaultyProxy) -> None:
     def kept(timeout: timedelta) -> None:
         secretive = subject(these.HonestD(proxy.url), world, proxy, secrets=["timed out"], timeout=timeout)
-        assert "a credential stands in an error" in said(secretive, Case.TIMEOUT_AFTER_SEND)
+        assert "a credential stands in an error" in complaint(secretive, Case.TIMEOUT_AFTER_SEND)
 
     in_time(kept)
 

@@ -57,11 +57,11 @@ def an_event(**changes: Any) -> NewEvent:
     return NewEvent(**fields)
 
 
-def _person_on_event(verb: Callable[..., object], workflow: str, handler: str) -> Act:
+def _operator_on_event(verb: Callable[..., object], workflow: str, handler: str) -> Act:
     return lambda tx: verb(tx, workflow, handler, NO_EVENT, SOMEBODY)
 
 
-def _person_on_mutation(verb: Callable[..., object]) -> Act:
+def _operator_on_mutation(verb: Callable[..., object]) -> Act:
     return lambda tx: verb(tx, UNKNOWN_ID, SOMEBODY)
 
 
@@ -75,7 +75,7 @@ UNKNOWN: dict[str, tuple[Act, str]] = {
     "resume": (lambda tx: workflows.resume(tx, "nowhere", SOMEBODY), "nowhere"),
     "exit-maintenance": (lambda tx: workflows.exit_maintenance(tx, "nowhere", SOMEBODY), "nowhere"),
     **{
-        f"{verb.__name__}-{what}": (_person_on_event(verb, *target), named)
+        f"{verb.__name__}-{what}": (_operator_on_event(verb, *target), named)
         for verb in (events.skip, events.quarantine, events.release)
         for what, target, named in (
             ("workflow", ("nowhere", "send"), "nowhere"),
@@ -84,7 +84,7 @@ UNKNOWN: dict[str, tuple[Act, str]] = {
         )
     },
     **{
-        verb.__name__: (_person_on_mutation(verb), str(NOBODY))
+        verb.__name__: (_operator_on_mutation(verb), str(NOBODY))
         for verb in (
             resolution.happened,
             resolution.did_not_happen,

@@ -44,7 +44,7 @@ def test_scenario_1_a_logic_error_in_prepare_releases_inputs_and_enters_maintena
     assert status_of(db) is WorkflowStatus.ACTIVE
     with db.transaction() as tx:
         assert not starts.start(tx, "billing", "send").runs
-    mended(db)
+    end_maintenance(db)
     assert not the_run(db, run.id).retry_pending
     fresh = a_run(db, Phase.PREPARED)
     assert fresh.event_ids == [event]
@@ -58,7 +58,7 @@ def test_scenario_2_a_logic_error_in_next_keeps_inputs_and_is_retried_after_the_
     assert (run.status, run.phase) == (RunStatus.FAILED_LOGIC, Phase.EMITTING)
     assert run.retry_pending
     assert event_status(db, event) == "reserved"
-    mended(db)
+    end_maintenance(db)
     retry = carried_forward(db, run)
     assert (retry.phase, retry.retry_of, retry.event_ids) == (Phase.EMITTING, run.id, [event])
     assert retry.prepare_result == run.prepare_result
@@ -119,7 +119,7 @@ def test_scenario_6_a_refused_mutation_releases_inputs_for_a_fresh_run_after_the
     assert the_mutation(db, run.mutation_id).status == "failed"
     assert event_status(db, event) == "pending"
     assert session_of(db, run).result == "failed"
-    mended(db)
+    end_maintenance(db)
     assert a_run(db, Phase.PREPARED).event_ids == [event]
 
 
@@ -216,7 +216,7 @@ def test_scenario_11_a_crash_leaves_an_active_run_that_recovery_disposes_of_by_t
         assert (run.status, run.retry_pending) == (status, retry_pending)
         assert event_status(db, event_id) == event
         assert rescuer.recover_crashed_runs(db) == (), "a consistent state has nothing to recover"
-        settled(db, run)
+        finish_crashed_run(db, run)
 
 
 @rule("X-S12")
@@ -259,7 +259,7 @@ def test_scenario_14_the_first_consumer_commits_and_the_second_is_retried(db: Da
     assert first.session_id == second.session_id
     assert session_of(db, second).result == "failed"
     assert (event_status(db, event, "send"), event_status(db, event, "book")) == ("consumed", "reserved")
-    mended(db)
+    end_maintenance(db)
     retry = carried_forward(db, second)
     assert retry.session_id != second.session_id
     committed(db, retry)
@@ -279,7 +279,7 @@ def test_an_operators_pause_is_not_overruled_by_blocks(db: Database) -> None:
     assert status_of(db) is WorkflowStatus.ACTIVE
 
 
-def mended(db: Database) -> None:
+def end_maintenance(db: Database) -> None:
     with db.transaction() as tx:
         assert workflows.open_maintenance_task(tx, "billing")
         workflows.exit_maintenance(tx, "billing", SOMEBODY)
@@ -290,7 +290,7 @@ def resumed(db: Database) -> None:
         workflows.resume(tx, "billing", SOMEBODY)
 
 
-def settled(db: Database, run: object) -> None:
+def finish_crashed_run(db: Database, run: object) -> None:
     """Bring whatever is left of a crashed run to its commit, so that the next one starts clean."""
     with db.transaction() as tx:
         for mutation_id in ledger.due_mutation_ids(tx):

@@ -122,11 +122,11 @@ def test_a_consumer_is_idle_after_an_empty_prepare_until_an_unseen_event_arrives
     a_workflow(db)
     some_events(db, "m1")
     assert is_unseen(db)
-    rest(db)
+    decline_everything(db)
     assert not is_unseen(db)
     some_events(db, "m2")
     assert is_unseen(db)
-    rest(db)
+    decline_everything(db)
     assert not is_unseen(db)
 
 
@@ -215,7 +215,7 @@ def reserving(run: Any, *ids: EventId) -> PreparedRun:
     return PreparedRun(lease=held(run), reservations=(Reservation(topic=IN, ids=ids),))
 
 
-def rest(db: Database) -> None:
+def decline_everything(db: Database) -> None:
     """A run of the consumer that sees everything and takes nothing."""
     run = a_run(db, Phase.PREPARING)
     with db.transaction() as tx:

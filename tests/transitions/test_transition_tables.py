@@ -148,7 +148,7 @@ def is_quarantined_and_handed_back(db: Database, workflow: str) -> None:
         events.skip(tx, workflow, "send", first, SOMEBODY)
 
 
-def is_settled_by_a_person(db: Database, workflow: str) -> None:
+def is_resolved_by_an_operator(db: Database, workflow: str) -> None:
     """Every verdict from each of the two states of doubt."""
     for number, escalated in enumerate([False, True]):
         for verdict in (resolution.happened, resolution.did_not_happen, resolution.skip):
@@ -200,7 +200,7 @@ ROADS = (
     fails_in_every_way,
     is_refused_and_tried_again,
     is_quarantined_and_handed_back,
-    is_settled_by_a_person,
+    is_resolved_by_an_operator,
     waits_for_approval,
     fails_for_good,
 )

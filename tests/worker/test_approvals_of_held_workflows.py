@@ -30,7 +30,7 @@ def a_shop(**options: Any) -> Shop:
     return made
 
 
-def asked(shop: Shop, db: Database) -> Inline:
+def shop_with_pending_approval(shop: Shop, db: Database) -> Inline:
     """The shop with a request that waits to be allowed."""
     run = shop.inline(db)
     run.publish(shop.orders, {"n": 1, "ask": True})
@@ -44,7 +44,7 @@ def sent(shop: Shop) -> list[int]:
 
 def test_a_request_that_was_allowed_is_not_sent_while_an_unknown_outcome_blocks_its_workflow(db: Database) -> None:
     shop = a_shop(concurrency=3)
-    run = asked(shop, db)
+    run = shop_with_pending_approval(shop, db)
     run.publish(shop.orders, {"n": 2, "ask": False})
     run.run()
     assert blocks(run) == ["reconciliation"]
@@ -61,7 +61,7 @@ def test_a_request_that_was_allowed_is_not_sent_while_an_unknown_outcome_blocks_
 
 def test_an_approval_is_taken_back_while_the_workflow_is_paused(db: Database) -> None:
     shop = a_shop()
-    run = asked(shop, db)
+    run = shop_with_pending_approval(shop, db)
     with db.transaction() as tx:
         workflows.pause(tx, "shop", TESTER)
     run.approve(run.ledger()[0])
@@ -80,7 +80,7 @@ def test_an_approval_is_taken_back_while_the_workflow_is_paused(db: Database) ->
 
 def test_an_approval_is_taken_back_from_a_worker_that_has_just_taken_the_run(db: Database) -> None:
     shop = a_shop()
-    run = asked(shop, db)
+    run = shop_with_pending_approval(shop, db)
     (request,) = run.ledger()
     run.approve(request)
 
@@ -97,7 +97,7 @@ def test_an_approval_is_taken_back_from_a_worker_that_has_just_taken_the_run(db:
 
 def test_an_approval_is_not_taken_back_once_it_was_sent(db: Database) -> None:
     shop = a_shop()
-    run = asked(shop, db)
+    run = shop_with_pending_approval(shop, db)
     (request,) = run.ledger()
     run.approve(request)
     run.run()

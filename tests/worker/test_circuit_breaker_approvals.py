@@ -24,7 +24,7 @@ _AGE = text(
 )
 
 
-def asked_an_hour_ago(db: Database, orders: int) -> tuple[Shop, Inline]:
+def approvals_pending_for_an_hour(db: Database, orders: int) -> tuple[Shop, Inline]:
     """So many requests that have waited for approval for an hour."""
     shop = Shop(concurrency=orders, on_uncertain="contain", requires_approval=True)
     shop.mail = scripted("mail", timeout=timedelta(seconds=30), can_reconcile=False, breaker=TOUCHY)
@@ -50,7 +50,7 @@ def closed(db: Database, run: Inline) -> None:
 
 
 def test_requests_that_were_approved_late_open_the_breaker_of_their_operation(db: Database) -> None:
-    shop, run = asked_an_hour_ago(db, 8)
+    shop, run = approvals_pending_for_an_hour(db, 8)
     shop.mail.will(*[Does.TIMES_OUT_BEFORE] * 8)
     run.run()
     assert open_breakers(db) == ["3 of the last 3 outcomes are unknown"]
@@ -59,7 +59,7 @@ def test_requests_that_were_approved_late_open_the_breaker_of_their_operation(db
 
 
 def test_approved_requests_with_a_known_outcome_count_as_well(db: Database) -> None:
-    shop, run = asked_an_hour_ago(db, 10)
+    shop, run = approvals_pending_for_an_hour(db, 10)
     shop.mail.will(*[Does.APPLIES] * 7, *[Does.TIMES_OUT_BEFORE] * 3)
     run.run()
     assert (len(shop.mail.calls), open_breakers(db)) == (10, [])
@@ -67,7 +67,7 @@ def test_approved_requests_with_a_known_outcome_count_as_well(db: Database) -> N
 
 
 def test_calls_that_needed_no_approval_count_together_with_those_that_did(db: Database) -> None:
-    shop, run = asked_an_hour_ago(db, 2)
+    shop, run = approvals_pending_for_an_hour(db, 2)
     shop.mail.will(*[Does.TIMES_OUT_BEFORE] * 4)
     run.run()
     assert open_breakers(db) == []

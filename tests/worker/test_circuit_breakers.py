@@ -32,13 +32,13 @@ def a_shop(breaker: BreakerPolicy = TOUCHY, **bounds: Any) -> Shop:
     return shop
 
 
-def dark(shop: Shop, times: int = 1000) -> None:
+def make_outcomes_unknown(shop: Shop, times: int = 1000) -> None:
     """From now on the outcome of each call is unknown; all of them arrive."""
     shop.mail.will(*[Does.TIMES_OUT_AFTER] * times)
     shop.mail.cannot_tell(100_000)
 
 
-def light(shop: Shop) -> None:
+def make_outcomes_known(shop: Shop) -> None:
     """From now on calls and reconciles are answered."""
     shop.mail._lines.clear()
     shop.mail._undecided = 0
@@ -51,7 +51,7 @@ def open_breakers(run: Inline) -> list[str]:
 
 def test_too_many_unknown_outcomes_stop_new_mutations_before_they_are_in_the_ledger(db: Database) -> None:
     shop = a_shop()
-    dark(shop)
+    make_outcomes_unknown(shop)
     run = shop.started(db, 12, policy=ONE_BY_ONE)
     run.run()
     assert open_breakers(run) == ["mail.send: 3 of the last 3 outcomes are unknown"]
@@ -60,7 +60,7 @@ def test_too_many_unknown_outcomes_stop_new_mutations_before_they_are_in_the_led
     waiting = [row for row in run.runs() if row.status == "active"]
     assert {(row.phase, row.mutation_id) for row in waiting} == {("prepared", None)}
     assert len(waiting) == 9
-    light(shop)
+    make_outcomes_known(shop)
     run.run_until_idle()
     assert_consumed(run, shop.orders)
     assert each_once(shop, range(12))
@@ -69,7 +69,7 @@ def test_too_many_unknown_outcomes_stop_new_mutations_before_they_are_in_the_led
 
 def test_one_probe_at_a_time_is_let_through_until_its_outcome_is_known(db: Database) -> None:
     shop = a_shop()
-    dark(shop)
+    make_outcomes_unknown(shop)
     run = shop.started(db, 12, policy=ONE_BY_ONE)
     run.run()
     for calls in (4, 5):
@@ -77,7 +77,7 @@ def test_one_probe_at_a_time_is_let_through_until_its_outcome_is_known(db: Datab
         run.sweeps.tick()
         run.run()
         assert len(shop.mail.calls) == calls, "each probe that is not answered books the next one"
-    light(shop)
+    make_outcomes_known(shop)
     run.advance(timedelta(seconds=61))
     run.sweeps.tick()
     run.run()
@@ -117,11 +117,11 @@ def test_a_breaker_that_an_operator_opened_lets_no_probe_through_until_an_operat
 
 def test_an_operator_may_close_a_breaker_that_the_system_opened(db: Database) -> None:
     shop = a_shop()
-    dark(shop, 3)
+    make_outcomes_unknown(shop, 3)
     run = shop.started(db, 6, policy=ONE_BY_ONE)
     run.run()
     assert open_breakers(run)
-    light(shop)
+    make_outcomes_known(shop)
     with db.transaction() as tx:
         breakers.close_by_operator(tx, SEND, TESTER)
     run.run_until_idle()
@@ -149,14 +149,14 @@ def test_share_and_count_decide_together(db: Database, policy: BreakerPolicy, op
     run.run()
     assert Counter(row.status for row in run.ledger()) == {"applied": 4, "needs_reconcile": 3}
     assert bool(open_breakers(run)) == opens
-    light(shop)
+    make_outcomes_known(shop)
     run.run_until_idle()
     assert_consumed(run, shop.orders)
 
 
 def test_unknown_outcomes_of_long_ago_open_nothing(db: Database) -> None:
     shop = a_shop()
-    dark(shop, 2)
+    make_outcomes_unknown(shop, 2)
     run = shop.started(db, 2, policy=ONE_BY_ONE)
     run.run()
     run.advance(timedelta(hours=1))
@@ -164,7 +164,7 @@ def test_unknown_outcomes_of_long_ago_open_nothing(db: Database) -> None:
     run.publish(shop.orders, {"n": 2})
     run.run()
     assert open_breakers(run) == []
-    light(shop)
+    make_outcomes_known(shop)
     run.run_until_idle()
     assert_consumed(run, shop.orders)
 
@@ -214,7 +214,7 @@ def test_a_reconcile_in_the_quiet_period_leaves_an_unknown_outcome(db: Database)
     run = shop.started(db, 8, policy=ONE_BY_ONE)
     run.run()
     assert open_breakers(run) == ["mail.send: 3 of the last 3 outcomes are unknown"]
-    light(shop)
+    make_outcomes_known(shop)
     run.run_until_idle()
     assert_consumed(run, shop.orders)
     assert each_once(shop, range(8))
@@ -222,7 +222,7 @@ def test_a_reconcile_in_the_quiet_period_leaves_an_unknown_outcome(db: Database)
 
 def test_after_an_operator_closed_it_earlier_outcomes_no_longer_count(db: Database) -> None:
     shop = a_shop()
-    dark(shop)
+    make_outcomes_unknown(shop)
     run = shop.started(db, 5, policy=ONE_BY_ONE)
     run.run()
     with db.transaction() as tx:
@@ -232,14 +232,14 @@ def test_after_an_operator_closed_it_earlier_outcomes_no_longer_count(db: Databa
     run.run()
     assert len(shop.mail.calls) == 5, "two more unknown outcomes are not three"
     assert open_breakers(run) == []
-    light(shop)
+    make_outcomes_known(shop)
     run.run_until_idle()
     assert_consumed(run, shop.orders)
 
 
 def test_a_probe_that_was_never_sent_closes_nothing(db: Database) -> None:
     shop = a_shop()
-    dark(shop)
+    make_outcomes_unknown(shop)
     run = shop.started(db, 5, policy=ONE_BY_ONE)
     run.run()
     run.advance(timedelta(seconds=61))
@@ -248,7 +248,7 @@ def test_a_probe_that_was_never_sent_closes_nothing(db: Database) -> None:
     run.run()
     assert open_breakers(run)
     del run.leases.is_lost
-    light(shop)
+    make_outcomes_known(shop)
     run.run_until_idle()
     assert_consumed(run, shop.orders)
 
@@ -260,10 +260,10 @@ def test_a_probe_closes_the_breaker_only_if_the_outside_system_responded(
     db: Database, does: Does, closes: bool
 ) -> None:
     shop = a_shop()
-    dark(shop)
+    make_outcomes_unknown(shop)
     run = shop.started(db, 5, policy=ONE_BY_ONE)
     run.run()
-    light(shop)
+    make_outcomes_known(shop)
     shop.mail.will(does)
     run.advance(timedelta(seconds=61))
     run.sweeps.tick()
@@ -275,10 +275,10 @@ def test_a_probe_that_succeeds_at_its_second_attempt_closes_the_breaker(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = a_shop(retry=MutationRetryPolicy(max_attempts=2, backoff=Backoff(base=timedelta(0), jitter=0)))
-    dark(shop)
+    make_outcomes_unknown(shop)
     run = shop.started(db, 4, policy=ONE_BY_ONE)
     run.run()
-    light(shop)
+    make_outcomes_known(shop)
     run.advance(timedelta(seconds=61))
     late = iter([True])
     monkeypatch.setattr(PendingCall, "is_late", property(lambda _: next(late, False)))
@@ -290,10 +290,10 @@ def test_a_probe_that_succeeds_at_its_second_attempt_closes_the_breaker(
 
 def test_a_probe_resolved_by_a_reconcile_does_not_close_the_breaker(db: Database) -> None:
     shop = a_shop()
-    dark(shop)
+    make_outcomes_unknown(shop)
     run = shop.started(db, 5, policy=ONE_BY_ONE)
     run.run()
-    light(shop)
+    make_outcomes_known(shop)
     shop.mail.will(Does.TIMES_OUT_AFTER)
     run.advance(timedelta(seconds=61))
     run.sweeps.tick()

@@ -29,7 +29,9 @@ BAD = set(range(0, SIZE, 5))
 GOOD = set(range(SIZE)) - BAD
 
 
-def crowd(phase: str, fail: Callable[[], Any], calls: Counter[tuple[str, int]], **options: Any) -> Shop:
+def shop_with_failing_orders(
+    phase: str, fail: Callable[[], Any], calls: Counter[tuple[str, int]], **options: Any
+) -> Shop:
     """A shop in which a phase does something bad to every fifth order."""
     shop: Shop
 
@@ -79,7 +81,7 @@ def test_every_fifth_run_fails_and_the_others_commit_with_nothing_repeated(
     db: Database, phase: str, error: BaseException
 ) -> None:
     calls: Counter[tuple[str, int]] = Counter()
-    shop = crowd(phase, raiser(error), calls)
+    shop = shop_with_failing_orders(phase, raiser(error), calls)
     run = shop.started(db, SIZE)
     run.run()
     assert {event.payload["n"] for event in run.events(shop.receipts)} == GOOD, describe_state(run)
@@ -91,7 +93,7 @@ def test_every_fifth_run_fails_and_the_others_commit_with_nothing_repeated(
 
 
 def test_the_whole_cohort_is_one_message_per_phase(db: Database) -> None:
-    shop = crowd("never", raiser(LogicError("")), Counter())
+    shop = shop_with_failing_orders("never", raiser(LogicError("")), Counter())
     run = shop.started(db, SIZE)
     delivered = []
     run.broker = lambda message: (delivered.append((message.task, len(message.run_ids))) or message,)  # type: ignore[func-returns-value]
@@ -109,7 +111,7 @@ def test_every_fifth_call_fails_and_the_others_commit(
 ) -> None:
     clock = Clock(monkeypatch)
     calls: Counter[tuple[str, int]] = Counter()
-    shop = crowd("never", raiser(LogicError("")), calls, failures=at_once())
+    shop = shop_with_failing_orders("never", raiser(LogicError("")), calls, failures=at_once())
     shop.mail.will(*[does] * len(BAD), when=lambda params: params["n"] in BAD)
     type(shop.mail).operations()["send"].timeout = LONG
     run = shop.started(db, SIZE)
@@ -137,7 +139,7 @@ def test_runs_that_failed_for_now_succeed_later_and_each_effect_still_happened_o
         if max(calls["next", n] for n in BAD) == 1:
             raise TransientError("not now")
 
-    shop = crowd("next", once, calls)
+    shop = shop_with_failing_orders("next", once, calls)
     run = shop.started(db, SIZE)
     run.run()
     run.run_until_idle()
@@ -148,7 +150,7 @@ def test_runs_that_failed_for_now_succeed_later_and_each_effect_still_happened_o
 def test_a_handler_that_hangs_past_its_limit_delays_no_other_run(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     never = Event()
     calls: Counter[tuple[str, int]] = Counter()
-    shop = crowd("prepare", lambda: never.wait(60), calls, failures=PATIENT)
+    shop = shop_with_failing_orders("prepare", lambda: never.wait(60), calls, failures=PATIENT)
     run = shop.started(db, 12, policy=WorkerPolicy(step_limit=LONG))
     phases = run.runner.phases
     prepare = phases.prepare
@@ -269,7 +271,7 @@ def test_runs_whose_outcome_could_not_be_written_are_not_kept_alive_by_the_heart
         flaky.down = True
 
     calls: Counter[tuple[str, int]] = Counter()
-    shop = crowd(phase, breaks, calls)
+    shop = shop_with_failing_orders(phase, breaks, calls)
     run = shop.started(flaky, 3)
     with pytest.raises(OperationalError):
         run.run()
@@ -283,7 +285,7 @@ def test_runs_whose_outcome_could_not_be_written_are_not_kept_alive_by_the_heart
 
 def _finish(run: Inline, shop: Shop) -> None:
     """What was rescued can go on with healthy code."""
-    healthy = crowd("never", raiser(LogicError("")), Counter())
+    healthy = shop_with_failing_orders("never", raiser(LogicError("")), Counter())
     healthy.mail = shop.mail
     again = healthy.inline(run.db)
     again.run()

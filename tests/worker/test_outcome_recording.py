@@ -22,7 +22,7 @@ def narrow(database_url: str) -> Iterator[Database]:
     engine.dispose()
 
 
-def answered(db: Database, meanwhile: Callable[[], None]) -> None:
+def order_during_database_trouble(db: Database, meanwhile: Callable[[], None]) -> None:
     """One order whose mail is sent, while something happens to the database just then."""
     shop = Shop(on_uncertain="contain", concurrency=2)
 
@@ -51,7 +51,7 @@ def test_a_result_is_kept_while_the_database_is_read_only(db: Database, narrow: 
         until.clear()
         threading.Timer(0.5, until.set).start()
 
-    answered(narrow, turn)
+    order_during_database_trouble(narrow, turn)
 
 
 def test_a_result_is_kept_while_every_connection_is_taken(db: Database, narrow: Database) -> None:
@@ -66,4 +66,4 @@ def test_a_result_is_kept_while_every_connection_is_taken(db: Database, narrow: 
         threading.Thread(target=hold).start()
         taken.wait(25)
 
-    answered(narrow, take)
+    order_during_database_trouble(narrow, take)

@@ -26,7 +26,7 @@ def a_shop(failing: Any, tries: Tries, **options: Any) -> Shop:
     return Shop(mutate=mutate, on_logic_error="quarantine", **options)
 
 
-def counted(run: Inline, shop: Shop) -> list[int]:
+def failure_counts(run: Inline, shop: Shop) -> list[int]:
     """How many failed runs are recorded for each order."""
     return [row.failures for row in run.deliveries(shop.orders)]
 
@@ -107,7 +107,7 @@ def test_an_event_that_prepare_names_is_counted_and_quarantined_and_the_others_c
     run.run()
     assert named == {1: 3, 2: 3}
     assert_deliveries(run, shop.orders, "consumed", "quarantined", "quarantined", "consumed")
-    assert counted(run, shop) == [0, 3, 3, 0]
+    assert failure_counts(run, shop) == [0, 3, 3, 0]
     assert not the_workflow(run).maintenance
 
 
@@ -133,7 +133,7 @@ def test_of_the_events_of_a_run_only_the_one_that_mutate_names_is_quarantined(db
     run = shop.started(db, 3)
     run.run()
     assert_deliveries(run, shop.orders, "consumed", "quarantined", "consumed")
-    assert counted(run, shop) == [0, 2, 0]
+    assert failure_counts(run, shop) == [0, 2, 0]
 
 
 def test_offered_events_that_a_run_did_not_take_are_not_quarantined_with_it(db: Database) -> None:
