@@ -1,8 +1,8 @@
-"""Asking the outside system what became of a mutation, in the background, one look at a time.
+"""Reconcile mutations in the background: ask the outside system what became of them, one attempt at a time.
 
-A look at a mutation in doubt may settle it. A look at one that was settled on weak evidence only
-keeps watch: what surfaces late is not undone, people are told. The next look is booked before this
-one begins, so a look that takes its worker down has already been counted, and cannot be taken for ever.
+An attempt may resolve a mutation in doubt. For a mutation that was resolved on weak evidence it only monitors: a late
+effect is not undone, operators are notified. The next attempt is booked before this one begins, so an attempt that
+takes its worker down has been counted and cannot repeat for ever.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ from pipeline.workflows.registry import Registry
 
 log = logging.getLogger(__name__)
 
-_MONITOR_RETRY = timedelta(minutes=10)  #: at most, after a look of the watch that told nothing or did not end
+_MONITOR_RETRY = timedelta(minutes=10)  #: at most, after a check that gave no verdict or did not end
 _ZERO = timedelta(0)
 MONITOR = Actor(name="monitor", reason="it was looked for again after it had been settled")
 
@@ -66,7 +66,7 @@ def dispatch_due(db: Database, dispatch: Callable[[str], None]) -> SweepReport:
 
 @dataclass
 class Reconciler:
-    """Looks at mutations of the workflows this process knows."""
+    """Reconciles mutations of the workflows that this process knows."""
 
     db: Database
     registry: Registry
@@ -74,7 +74,7 @@ class Reconciler:
     limits: Limits = DEFAULT_LIMITS
 
     def reconcile(self, mutation_id: MutationId) -> SweepReport:
-        """Look once, if a look is due and the code to look with is here. One that breaks makes way for the others."""
+        """Reconcile once, if an attempt is due and this process has the code. Defer an attempt that breaks off."""
         try:
             return self._reconcile_if_due(mutation_id)
         except Exception as error:
@@ -108,7 +108,7 @@ class Reconciler:
         return ours is None or (registered is not None and registered.version > ours.version)
 
     def _defer(self, tx: Transaction, row: MutationRow, why: str) -> None:
-        """Let another worker look, and others of other workflows first; when none does for long, ask a person."""
+        """Leave the attempt to another worker, after those of other workflows. After too long, escalate."""
         if row.status == MutationStatus.NEEDS_RECONCILE:
             reconciliation.defer(tx, row, why)
         else:
@@ -117,7 +117,7 @@ class Reconciler:
     def _reconcile_in_doubt(self, row: RunMutationRow, operation: Operation[Any] | None) -> int:
         mutation_id = MutationId(row.id)
         if operation is None or operation.reconcile_function is None:
-            self._escalate(mutation_id, "the connector that could tell is gone from the code")
+            self._escalate(mutation_id, "the connector that could reconcile it is gone from the code")
             return 0
         if row.reconcile_attempts >= operation.policy.max_attempts:
             self._escalate_if_overdue(row)
@@ -136,33 +136,33 @@ class Reconciler:
         return len(booked)
 
     def _escalate_if_overdue(self, row: MutationRow) -> None:
-        """Ask a person, when the last look of the budget should have ended long ago."""
+        """Escalate when the last attempt of the budget should have ended long ago."""
         with self.db.transaction() as tx:
             if row.next_reconcile_at is not None and row.next_reconcile_at > tx.clock():
                 return  # it may still be under way
-        words = f"asked {row.reconcile_attempts} times without an answer; the last look may have taken its worker down"
-        self._escalate(MutationId(row.id), words)
+        asked = f"asked {row.reconcile_attempts} times without an answer"
+        self._escalate(MutationId(row.id), f"{asked}; the last attempt may have taken its worker down")
 
     def _monitor(self, row: RunMutationRow, operation: Operation[Any] | None) -> int:
-        """Look for what should not be there. A look that tells nothing is taken again, until its time is over."""
+        """Check for a late effect. A check without a verdict is repeated until its time is over."""
         mutation_id = MutationId(row.id)
-        watch = operation.policy.monitor_after if operation is not None else ()
+        spans_after = operation.policy.monitor_after if operation is not None else ()
         with self.db.transaction() as tx:
-            booked = late_effects.begin_monitor_check(tx, mutation_id, min((_MONITOR_RETRY, *watch)))
+            booked = late_effects.begin_monitor_check(tx, mutation_id, min((_MONITOR_RETRY, *spans_after)))
             if booked is None:
                 return 0
             if operation is None or operation.reconcile_function is None:
                 late_effects.stop_monitoring(
-                    tx, row, f"{row.connector}.{row.operation} is gone from the code, or can look no more"
+                    tx, row, f"{row.connector}.{row.operation} is gone from the code, or cannot reconcile any more"
                 )
                 return 0
-            if row.monitor_attempts >= len(watch) + operation.policy.max_attempts:
+            if row.monitor_attempts >= len(spans_after) + operation.policy.max_attempts:
                 late_effects.stop_monitoring(
-                    tx, row, f"{row.monitor_attempts} looks were begun, and the last of them did not come back"
+                    tx, row, f"{row.monitor_attempts} checks were begun, and the last of them did not end"
                 )
                 return 0
             assert row.resolved_at is not None
-            is_over = tx.clock() - row.resolved_at > max(watch, default=_ZERO) * 2
+            is_over = tx.clock() - row.resolved_at > max(spans_after, default=_ZERO) * 2
         with self._span(row, row.monitor_attempts + 1) as note:
             verdict = self._call_reconcile(booked, operation)
             _observe_verdict(note, row, verdict)
@@ -177,9 +177,9 @@ class Reconciler:
         return 1
 
     def _record_late_effect(self, row: MutationRow, operation: Operation[Any], verdict: Applied) -> None:
-        """Tell people of what was found, unless it is what was rightly done again.
+        """Record a late effect, unless what was found is the effect of the replacement run.
 
-        A look with a key that nobody ever sent tells whether this connector finds one request for another.
+        An attempt with a key that was never sent shows whether this connector takes one request for another.
         """
         mutation_id = MutationId(row.id)
         found = storable_result(verdict.result, self.limits, f"{row.connector}.{row.operation}")
@@ -199,7 +199,7 @@ class Reconciler:
         late_effects.schedule_monitor_check(tx, MutationId(row.id), delay)
 
     def _span(self, row: RunMutationRow, number: int) -> AbstractContextManager[Callable[[str, Any], None]]:
-        """A look as a span in the trace of the run that asked for the mutation."""
+        """A span of a reconcile attempt, in the trace of the run that asked for the mutation."""
         about = {spans.CONNECTOR: row.connector, spans.OPERATION: row.operation, spans.RECONCILE_ATTEMPT: number}
         return spans.resolution_span(spans.RECONCILE, row, about)
 
@@ -270,9 +270,9 @@ class Reconciler:
 
 
 def _observe_verdict(note: Callable[[str, Any], None], row: MutationRow, verdict: Any) -> None:
-    """Show what a look told."""
-    word = verdict_label(verdict)
-    note(spans.VERDICT, word)
+    """Record the verdict of an attempt in span and metrics."""
+    label = verdict_label(verdict)
+    note(spans.VERDICT, label)
     if metrics.is_on():
-        about = {"connector": row.connector, "operation": row.operation, "verdict": word}
+        about = {"connector": row.connector, "operation": row.operation, "verdict": label}
         metrics.record("pipeline.reconcile.attempts", about)

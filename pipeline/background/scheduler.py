@@ -1,4 +1,4 @@
-"""Starting what is due. The same function answers a poke, the end of a run, and the tick of beat.
+"""Start what is due: after a wake-up message, at the end of a run, and on the tick of beat.
 
 Runs are created and committed first, their messages are sent afterwards: a message that is never
 sent costs a sweep period, not an event. Everything is decided under the workflow's lock from facts
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 Dispatch = Callable[[DispatchMessage], object]
 
-#: Passes over one workflow before somebody else gets a turn; what is left is found by the next call.
+#: Passes over one workflow before the next one gets a turn. The next call finds what is left.
 _PASSES = 50
 
 
 class Scheduler:
-    """Starts runs of workflows and rings for them."""
+    """Starts runs of workflows and dispatches them."""
 
     def __init__(
         self,
@@ -118,10 +118,10 @@ class Scheduler:
 def dispatch_messages(
     rows: Sequence[RunRow], db: Database, *, suspects: Collection[UUID] = ()
 ) -> list[DispatchMessage]:
-    """The doorbells for runs, one for each task they wait for.
+    """The wake-up messages for runs, one for each task they wait for.
 
-    A run that follows one which died with its process gets a doorbell of its own: if it was the cause, it takes
-    nobody along the next time.
+    A run that follows one which died with its process gets a message of its own: if it was the cause, it takes no
+    other run down the next time.
     """
     with db.transaction() as tx:
         handlers = work.handlers_by_id(tx, {row.handler_id for row in rows})
@@ -142,7 +142,7 @@ def dispatch_messages(
 
 
 def _description(handlers: Iterable[HandlerNameRow]) -> str:
-    """Whose runs a message is about, in a few words however many there are."""
+    """The handlers whose runs a message is about: the first, and how many more."""
     names = sorted({f"{row.workflow}.{row.name}" for row in handlers})
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 

@@ -1,8 +1,8 @@
 """The mutation boundary: what a stopped run does to its inputs.
 
 The hardest rule of the system as a function of a few enums. *Before* the boundary nothing reached
-the world and the inputs go back; *after* it the run must be carried forward and keeps them; when
-the outcome is *unknown* it keeps them too, and somebody has to find out.
+the outside system and the inputs go back; *after* it the run must be carried forward and keeps them; when
+the outcome is *unknown* it keeps them too, until the mutation is resolved.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class InputAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disposition:
-    """What a stopped run leaves behind for its inputs and for whoever follows it."""
+    """What a stopped run leaves behind for its inputs and for the run that follows it."""
 
     side: Side
     inputs: InputAction

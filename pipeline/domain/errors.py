@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose, drawn once.
+"""Define every error that this package raises on purpose.
 
 PipelineError
 ├── InvalidInputError           what was handed in cannot be accepted; nothing was written
@@ -16,8 +16,8 @@ PipelineError
     ├── LogicError              the code is wrong: do not try again
     │   ├── PhaseViolationError  a handler did what its phase must not do
     │   └── EventError          one event cannot be used, and it is known which
-    ├── TransientError          the world is wrong for now: try again
-    └── AuthError               a person must act
+    ├── TransientError          an outside system fails for now: try again
+    └── AuthError               an operator must act
 """
 
 from collections.abc import Iterable, Mapping
@@ -75,7 +75,7 @@ class StaleWriteError(PipelineError):
         self.noun, self.key, self.verb, self.expected, self.found = noun, key, verb, expected, found
         super().__init__(
             f"{verb} of {noun} {key} came too late: it was held as {expected}, it is now {found}. "
-            "Nothing was changed; drop this work, whoever moved the row goes on with it."
+            "Nothing was changed; drop this work: the worker that moved the row goes on with it."
         )
 
 
@@ -103,7 +103,7 @@ class QuietPeriodError(PipelineError):
 
 
 class UnresolvedError(PipelineError):
-    """Refused because somebody must first settle a mutation whose outcome is unknown."""
+    """Refused because an operator must first resolve a mutation whose outcome is unknown."""
 
     def __init__(self, workflow: str, mutations: Iterable[UUID]) -> None:
         self.workflow, self.mutations = workflow, tuple(mutations)
@@ -174,7 +174,7 @@ class PhaseViolationError(LogicError):
 
 
 class EventError(LogicError):
-    """One event cannot be used: it can be set aside, and the rest goes on."""
+    """One event cannot be used: it can be set aside, and the others go on."""
 
     def __init__(self, event_id: EventId, message: str, **fields: Any) -> None:
         self.event_id = event_id
@@ -182,11 +182,11 @@ class EventError(LogicError):
 
 
 class TransientError(HandlerError):
-    """The world is wrong for now: another run may succeed."""
+    """An outside system fails for now: another run may succeed."""
 
 
 class AuthError(HandlerError):
-    """Credentials or permissions are missing: a person must act."""
+    """Credentials or permissions are missing: an operator must act."""
 
 
 def quantity(count: int, noun: str) -> str:

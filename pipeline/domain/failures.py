@@ -1,4 +1,4 @@
-"""What follows when a run stops: classification, status, and consequences, decided without I/O.
+"""Decide what follows when a run stops: classification, status and consequences. Pure: no I/O.
 
 ``decide`` is the whole of it: from a failure and the facts of the run to the values that the stop
 verb writes. Nothing else in the project decides what a failure means.
@@ -21,12 +21,12 @@ from pipeline.domain.workflows import AfterFailedMutation, BlockKind, OnLogicErr
 class FailureKind(StrEnum):
     """The classes of failure that are followed up differently."""
 
-    TRANSIENT = "transient"  #: the world failed for now
+    TRANSIENT = "transient"  #: an outside system failed for now
     LOGIC = "logic"  #: the workflow's code is wrong
-    AUTH = "auth"  #: credentials or permissions need a person
+    AUTH = "auth"  #: credentials or permissions need an operator
     INTERNAL = "internal"  #: the host failed
     CRASH = "crash"  #: the worker vanished
-    VOID = "void"  #: what a person approved is not what would be sent now
+    VOID = "void"  #: the approved request is not what would be sent now
 
 
 #: What Python raises when the code is wrong.
@@ -48,7 +48,7 @@ _TRANSIENT_CATEGORIES = ("system", "timeout")  #: categories of the consumer eng
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A classified error: what kind it is, and words for people."""
+    """A classified error, with a message for operators."""
 
     kind: FailureKind
     message: str
@@ -89,7 +89,7 @@ class StopDecision:
 
 
 def classify(error: BaseException) -> Failure:
-    """Read an exception as a failure. What is not ours to know is a transient failure of the world.
+    """Classify an exception. An unknown exception is a transient failure of an outside system.
 
     An error of this package that is not a ``HandlerError`` means the handler broke a rule of the
     host, and the same code would break it again.
@@ -116,18 +116,18 @@ def classify(error: BaseException) -> Failure:
 
 
 def _message(error: BaseException) -> str:
-    """What an error says, even if saying it fails. One that is not ours is named, with the line it comes from."""
+    """The message of an error, even if ``str`` fails. One that is not ours gets its name and its line."""
     try:
-        words, name = str(error), type(error).__qualname__
+        message, name = str(error), type(error).__qualname__
         if isinstance(error, PipelineError):
-            return words
-        return f"{name}: {words}{error_location(error)}" if words else f"{error!r}{error_location(error)}"
+            return message
+        return f"{name}: {message}{error_location(error)}" if message else f"{error!r}{error_location(error)}"
     except Exception:  # noqa: BLE001 - the error is the handler's, and so is its __str__
         return f"{type(error).__qualname__}, which cannot say what happened"
 
 
 def error_location(error: BaseException) -> str:
-    """The file and the line where an error was raised, in brackets; nothing when nobody raised it."""
+    """The file and the line where an error was raised, in brackets. Empty for an error that was not raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -137,7 +137,7 @@ def error_location(error: BaseException) -> str:
 def decide(failure: Failure, facts: RunFacts, policy: FailurePolicy, *, jitter: float = 0.0) -> StopDecision:
     """What follows when this run stops with this failure.
 
-    An unresolved mutation outranks every kind of failure: first somebody finds out what happened.
+    An unresolved mutation outranks every kind of failure: it must be reconciled first.
     """
     side = side_of(facts.phase, facts.outcome, facts.mutation)
     disposition = disposition_of(side, facts.outcome, facts.after_failed)
@@ -152,7 +152,7 @@ def decide(failure: Failure, facts: RunFacts, policy: FailurePolicy, *, jitter: 
             return StopDecision(status=RunStatus.PAUSED_APPROVAL, disposition=disposition, block=BlockKind.APPROVAL)
         case FailureKind.INTERNAL:
             return _exhausted(disposition)
-        case FailureKind.VOID:  # nobody failed: a fresh run asks again, at once
+        case FailureKind.VOID:  # no code failed: a fresh run asks again, at once
             return StopDecision(status=RunStatus.PAUSED_TRANSIENT, disposition=disposition)
         case _ as never:
             assert_never(never)
@@ -178,7 +178,7 @@ def _transient(
     policy: FailurePolicy,
     jitter: float,
 ) -> StopDecision:
-    """Another run follows after a pause. A first crash is followed at once: nobody was at fault."""
+    """Another run follows after a pause. A first crash is followed at once: no code was at fault."""
     crashed = failure.kind is FailureKind.CRASH
     failures = standing.earlier_failures + 1
     if failures >= policy.max_failures:

@@ -1,9 +1,9 @@
-"""What may be stored, checked before anything is written.
+"""Check what may be stored, before anything is written.
 
 Postgres refuses some text that Python lets through (NUL, lone surrogates) and some numbers that
 ``json`` writes (NaN). Checked here, the refusal names the value and the path to it instead of
-surfacing as a database error in the middle of a cohort. Words about a failure are never refused:
-they are mended, because the failure must be recorded whatever it says.
+surfacing as a database error in the middle of a cohort. The message of a failure is never refused:
+it is made storable, because the failure must be recorded.
 """
 
 import json
@@ -51,7 +51,7 @@ def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def json_payload(value: Any, *, what: str) -> Any:
-    """A payload as JSON: a model as whoever has no model would publish it, anything else as it is.
+    """A payload as JSON: a model as a service without the model would publish it, anything else as it is.
 
     A model that its JSON does not read back as it is would be another one for its consumers (a secret is
     written as asterisks, an excluded field not at all, and a validator may change what it changed before).
@@ -173,7 +173,7 @@ def checked_text(value: Any, *, what: str, limit: int = _MAX_TEXT_LENGTH) -> str
 
 
 def storable_text(value: str) -> str:
-    """Words about a failure as they can be stored: what cannot is replaced, what is too much is cut."""
+    """A message as it can be stored: characters that cannot be stored are replaced, a long message is cut."""
     short = value if len(value) <= _MAX_TEXT_LENGTH else value[:_MAX_TEXT_LENGTH] + "…"
     return _UNSTORABLE.sub(_REPLACEMENT, short)
 

@@ -1,4 +1,4 @@
-"""How often, how long, how far apart. Values only: chance and time are arguments.
+"""How often, how long, how far apart. Values only: jitter and time are arguments.
 
 Policies are stored beside the handler they belong to, so that a sweep can follow them without
 having the workflow's code at hand.
@@ -32,7 +32,7 @@ class Backoff(Policy):
         return self
 
     def delay(self, attempt: int, *, jitter: float = 0.0) -> timedelta:
-        """The pause after attempt number ``attempt`` (from 1), with ``chance`` in [0, 1) as jitter.
+        """The pause after attempt number ``attempt`` (from 1), with ``jitter`` in [0, 1).
 
         Grown step by step and cut at the cap, so no attempt number is large enough to overflow.
         """
@@ -47,7 +47,7 @@ class Backoff(Policy):
 class FailurePolicy(Policy):
     """How a handler's failed runs are followed up."""
 
-    max_failures: int = Field(default=5, ge=1)  #: failures in a row before a person is asked
+    max_failures: int = Field(default=5, ge=1)  #: failures in a row before an operator is asked
     backoff: Backoff = Backoff()
     quarantine_after: int = Field(default=3, ge=1)  #: runs an event may fail before it is set aside
 
@@ -60,10 +60,10 @@ class MutationRetryPolicy(Policy):
 
 
 class ReconcilePolicy(Policy):
-    """How long the background asks the outside system before it asks a person, and how long it keeps watch.
+    """How long the background reconciles before it escalates, and when it checks for late effects.
 
-    A mutation that was settled as not having happened, because somebody said so or because it was
-    not found, is looked for again after each span of ``watch``: effects have surfaced late before.
+    A mutation may be resolved as not having happened: by an operator, or because it was not found. It is checked again
+    after each span of ``monitor_after``, because an effect may be late.
     """
 
     max_attempts: int = Field(default=5, ge=1)
@@ -85,7 +85,7 @@ class BreakerPolicy(Policy):
 
     unknown_share: float = Field(default=0.5, gt=0.0, le=1.0)  #: of the last calls, so many unknown
     min_unknown: int = Field(default=10, ge=1)  #: unknown calls; fewer prove nothing
-    last_calls: int = Field(default=50, ge=1, le=1000)  #: calls that are looked at
+    last_calls: int = Field(default=50, ge=1, le=1000)  #: calls that count
     window: timedelta = Field(default=timedelta(minutes=10), gt=timedelta(0))  #: and how far back
     probe_every: timedelta = Field(default=timedelta(seconds=30), gt=timedelta(0))
 
@@ -111,7 +111,7 @@ class Retention(Policy):
 
     #: events that every consumer is done with, and finished runs that asked for no mutation
     done: timedelta | None = Field(default=None, ge=timedelta(hours=1))
-    #: mutations with their runs, and what people did; at least as long as ``done``
+    #: mutations with their runs, and acts of operators; at least as long as ``done``
     ledger: timedelta | None = Field(default=None, ge=timedelta(hours=1))
     archive: bool = False  #: what is no longer kept is moved to the table ``archive``, not dropped
 

@@ -1,4 +1,4 @@
-"""Who may start, who is due, in which order, and how many at once: decisions without I/O.
+"""Decide which handler is due, in which order, and how many runs start at once. Pure: no I/O.
 
 The scheduler reads facts, asks these functions, and starts what they say. Time is an argument.
 """

@@ -8,10 +8,10 @@ from enum import StrEnum
 class Phase(StrEnum):
     """How far a run got. Members stand in the order a run passes through them."""
 
-    PENDING = "pending"  #: created by the scheduler, nobody has begun
+    PENDING = "pending"  #: created by the scheduler; no worker has begun
     PREPARING = "preparing"  #: a worker is selecting inputs (or, for a producer, producing)
-    PREPARED = "prepared"  #: inputs are reserved and the plan is saved; nothing was asked of the world
-    MUTATING = "mutating"  #: the ledger holds the mutation; the world may have seen it
+    PREPARED = "prepared"  #: inputs are reserved and the plan is saved; no request has left
+    MUTATING = "mutating"  #: the ledger holds the mutation; the outside system may have seen it
     MUTATED = "mutated"  #: the mutate phase is over and its outcome is known
     EMITTING = "emitting"  #: downstream events and state are being made
     COMMITTED = "committed"  #: inputs consumed, outputs published, state saved, in one transaction
@@ -75,9 +75,9 @@ class RunStatus(StrEnum):
     """Whether a run is moving, and why not."""
 
     ACTIVE = "active"  #: a worker holds it, or the scheduler will send it to one
-    PAUSED_TRANSIENT = "paused:transient"  #: the world failed for now; another run follows after a delay
-    PAUSED_APPROVAL = "paused:approval"  #: a person must allow something, or mend credentials
-    PAUSED_RECONCILIATION = "paused:reconciliation"  #: nobody knows yet whether the mutation happened
+    PAUSED_TRANSIENT = "paused:transient"  #: an outside system failed for now; another run follows after a delay
+    PAUSED_APPROVAL = "paused:approval"  #: an operator must approve a request, or repair credentials
+    PAUSED_RECONCILIATION = "paused:reconciliation"  #: the mutation is in doubt
     FAILED_LOGIC = "failed:logic"  #: the workflow's code is wrong; the same code would fail again
     FAILED_INTERNAL = "failed:internal"  #: retries are exhausted, or the host itself failed
     COMMITTED = "committed"  #: done
@@ -90,7 +90,7 @@ class MutationOutcome(StrEnum):
     NONE = ""  #: no mutation was asked for, or none is decided yet
     SUCCESS = "success"  #: it happened
     FAILURE = "failure"  #: it did not happen
-    SKIPPED = "skipped"  #: a person chose to go on without it
+    SKIPPED = "skipped"  #: an operator chose to go on without it
 
 
 #: A status leaves ``active`` once. The way back exists only for a run whose approval was granted.
@@ -104,12 +104,12 @@ RUN_STATUS_TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = {
 class MutationStatus(StrEnum):
     """Where one external effect stands."""
 
-    PENDING = "pending"  #: recorded with its exact request, waiting for a person's approval
+    PENDING = "pending"  #: recorded with its exact request, waiting for an operator's approval
     IN_FLIGHT = "in_flight"  #: committed to the ledger right before it was sent
     APPLIED = "applied"  #: it happened
-    FAILED = "failed"  #: it did not happen, or a person decided to go on without it
-    NEEDS_RECONCILE = "needs_reconcile"  #: nobody knows; the background is asking the outside system
-    INDETERMINATE = "indeterminate"  #: nobody can know; a person must settle it
+    FAILED = "failed"  #: it did not happen, or an operator decided to go on without it
+    NEEDS_RECONCILE = "needs_reconcile"  #: in doubt; the background reconciles it
+    INDETERMINATE = "indeterminate"  #: reconciling found nothing out; an operator must resolve it
 
 
 MUTATION_TRANSITIONS: Mapping[MutationStatus, frozenset[MutationStatus]] = {
@@ -132,7 +132,7 @@ MUTATION_TRANSITIONS: Mapping[MutationStatus, frozenset[MutationStatus]] = {
     MutationStatus.FAILED: frozenset(),
 }
 
-#: The world may or may not have seen it.
+#: The outside system may or may not have seen it.
 UNRESOLVED: frozenset[MutationStatus] = frozenset(
     {MutationStatus.IN_FLIGHT, MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE}
 )
@@ -142,24 +142,24 @@ RESOLVED: frozenset[MutationStatus] = frozenset({MutationStatus.APPLIED, Mutatio
 
 
 class Resolver(StrEnum):
-    """Who settled a mutation."""
+    """Who resolved a mutation."""
 
     CALL = "call"  #: the outside system answered the call itself
     RECONCILE = "reconcile"  #: the outside system was asked afterwards
-    OPERATOR = "operator"  #: somebody said what happened
-    OPERATOR_SKIP = "operator_skip"  #: somebody decided to go on without it
+    OPERATOR = "operator"  #: an operator stated what happened
+    OPERATOR_SKIP = "operator_skip"  #: an operator decided to go on without it
     VOID = "void"  #: it was approved, but its run stopped before it was sent
 
 
 class Evidence(StrEnum):
-    """What a claim that the mutation did not happen rests on."""
+    """The evidence that a mutation did not happen."""
 
     DEFINITE = "definite"  #: the outside system refused it: it cannot arrive any more
-    ABSENCE = "absence"  #: it was looked for and not found: it may still be travelling
+    ABSENCE = "absence"  #: it was not found: the request may still be on its way
 
 
 def quiet_until(send_deadline: datetime, settle: timedelta) -> datetime:
-    """The instant from which absence is evidence: the request can no longer leave, and has settled."""
+    """The end of the quiet period: absence is evidence from here, since no request can be on its way."""
     return send_deadline + settle
 
 
@@ -169,7 +169,7 @@ class DeliveryStatus(StrEnum):
     PENDING = "pending"  #: waits to be selected by a prepare
     RESERVED = "reserved"  #: pinned as the input of exactly one run
     CONSUMED = "consumed"  #: its run committed
-    SKIPPED = "skipped"  #: a person chose to go on without it
+    SKIPPED = "skipped"  #: an operator chose to go on without it
     QUARANTINED = "quarantined"  #: set aside with the error that its runs met
 
 

@@ -40,7 +40,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Somebody who decides, and what they say about it. Kept in the audit, so it must be storable."""
+    """The operator or sweep that acts, with the reason. It is stored in the audit, so it must be storable."""
 
     name: str
     reason: str = ""
@@ -140,7 +140,9 @@ class Request:
     idempotency_key: str
     timeout: timedelta
     settle: timedelta = timedelta(0)
-    monitor_after: timedelta | None = None  #: when it is looked for again after it was settled on weak evidence
+    monitor_after: timedelta | None = (
+        None  #: when it is checked for a late effect after it was resolved on weak evidence
+    )
     reconcilable: bool = False
     needs_approval: bool = False
 
@@ -156,12 +158,14 @@ class AppliedMutation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedMutation:
-    """It did not happen, and what that rests on."""
+    """A mutation that did not happen, with the evidence."""
 
     mutation_id: MutationId
     error: str
     evidence: Evidence
-    reconcile_started_at: datetime | None = None  #: when the look began that did not find it; None: just now
+    reconcile_started_at: datetime | None = (
+        None  #: when the reconcile attempt began that did not find it; None: just now
+    )
     fence: Fence | None = None
 
 

@@ -1,6 +1,6 @@
-"""Switches of a workflow, and the one status people are shown.
+"""Switches of a workflow, and the one status that operators are shown.
 
-Two writers that never overwrite each other: a person's wish (``Desired``) and the system's blocks,
+Two writers that never overwrite each other: an operator's wish (``DesiredStatus``) and the system's blocks,
 one per cause. Maintenance is a flag of its own. What is shown is derived here and stored nowhere.
 """
 
@@ -19,7 +19,7 @@ def count_problem(value: int) -> str | None:
 
 
 class DesiredStatus(StrEnum):
-    """What a person wants of the workflow."""
+    """What an operator wants of the workflow."""
 
     ACTIVE = "active"
     PAUSED = "paused"
@@ -28,17 +28,17 @@ class DesiredStatus(StrEnum):
 class BlockKind(StrEnum):
     """Why the system holds a workflow back."""
 
-    APPROVAL = "approval"  #: credentials or permissions need a person
+    APPROVAL = "approval"  #: credentials or permissions need an operator
     INTERNAL = "internal"  #: retries are exhausted or the host failed
     RECONCILIATION = "reconciliation"  #: a mutation's outcome is unknown
 
 
-#: Blocks a person lifts with ``resume``. The third kind lifts only when its mutation is settled.
+#: Blocks that an operator lifts with ``resume``. The third kind lifts only when its mutation is resolved.
 CLEARED_BY_RESUME: frozenset[BlockKind] = frozenset({BlockKind.APPROVAL, BlockKind.INTERNAL})
 
 
 class WorkflowStatus(StrEnum):
-    """The one word shown to people."""
+    """The one status shown to operators."""
 
     ACTIVE = "active"
     PAUSED = "paused"
@@ -55,7 +55,7 @@ class HandlerKind(StrEnum):
 class OnUncertain(StrEnum):
     """How far an unknown outcome reaches."""
 
-    PAUSE = "pause"  #: the workflow stops until it is settled
+    PAUSE = "pause"  #: the workflow stops until the mutation is resolved
     CONTAIN = "contain"  #: only the run's own events are held
 
 
@@ -68,7 +68,7 @@ class OnLogicError(StrEnum):
     """How far wrong code reaches."""
 
     MAINTENANCE = "maintenance"  #: the workflow stops until its code changes
-    QUARANTINE = "quarantine"  #: the events that meet it are set aside, the rest flows
+    QUARANTINE = "quarantine"  #: the events that meet it are set aside, the others go on
 
 
 class AfterFailedMutation(StrEnum):
@@ -93,7 +93,7 @@ class SessionResult(StrEnum):
 
 
 def workflow_status(desired: DesiredStatus, blocks: Iterable[BlockKind]) -> WorkflowStatus:
-    """A person's pause wins; then what needs a person; then what the background is working on."""
+    """The status to show: an operator's pause first, then what needs an operator, then what the background does."""
     kinds = frozenset(blocks)
     if desired is DesiredStatus.PAUSED:
         return WorkflowStatus.PAUSED

@@ -1,4 +1,4 @@
-"""One mutation on its way: what is known of it, how it is called, and its outcome as the ledger takes it."""
+"""One mutation that is being sent: its state, its call, and its outcome for the ledger."""
 
 import inspect
 import time
@@ -23,25 +23,24 @@ from pipeline.worker.outcomes import storable_result, verdict_label
 
 @dataclass(slots=True, kw_only=True)
 class PendingCall:
-    """One mutation in the air, being looked for, or waiting for its next attempt."""
+    """One mutation in flight, being reconciled, or waiting for its next attempt."""
 
     lease: RunLease
     mutation: SentMutationRow
     connector: Connector
     operation: Operation[Any]
     ends_at: float  #: on the monotonic clock; nothing may be sent after it, whatever froze this process meanwhile
-    suspended_before: float  #: what ``asleep`` said when that time began
+    suspended_before: float  #: ``suspended_seconds()`` when that time began
     committed_at: float  #: on the monotonic clock, when its commit had returned: never earlier than ``sent_at``
-    reconcile_started_at: datetime | None = (
-        None  #: of its look, by the database's clock, rather too early than too late
-    )
+    #: of its reconcile attempt, by the database's clock, rather too early than too late
+    reconcile_started_at: datetime | None = None
     is_overdue: bool = False
     is_unsent: bool = False  #: refused here, before anything left
     is_probe: bool = False  #: let through by an open breaker, to see whether an answer comes back
     is_reconcile: bool = False
     doubt_reason: str = ""
-    started_at: float = 0.0  #: on the monotonic clock, of the call or look that is in the air
-    span: Any = None  #: of the call or look that is in the air, when somebody listens
+    started_at: float = 0.0  #: on the monotonic clock, of the call or reconcile attempt in flight
+    span: Any = None  #: of the call or reconcile attempt in flight, when spans are on
 
     @property
     def operation_name(self) -> OperationName:
@@ -62,37 +61,37 @@ def suspended_seconds() -> float:
     return 0.0 if clock is None else time.clock_gettime(clock) - time.monotonic()
 
 
-def call_provider(function: Callable[..., Any], flight: PendingCall, call: Call) -> Any:
+def call_provider(function: Callable[..., Any], pending: PendingCall, call: Call) -> Any:
     """Call the outside system, unless the time for it has passed."""
-    if _is_out_of_time(flight, call):
+    if _is_out_of_time(pending, call):
         refuse_late()
-    with spans.activate(flight.span):
-        answer = function(flight.connector, call, **flight.operation.arguments(flight.mutation.params))
-        return event_loop.await_result(_await_in_time(answer, flight, call) if inspect.isawaitable(answer) else answer)
+    with spans.activate(pending.span):
+        answer = function(pending.connector, call, **pending.operation.arguments(pending.mutation.params))
+        return event_loop.await_result(_await_in_time(answer, pending, call) if inspect.isawaitable(answer) else answer)
 
 
-async def _await_in_time(answer: Awaitable[Any], flight: PendingCall, call: Call) -> Any:
+async def _await_in_time(answer: Awaitable[Any], pending: PendingCall, call: Call) -> Any:
     """The same at the moment at which the loop comes to it: nothing of an async call was sent before."""
-    if _is_out_of_time(flight, call):
+    if _is_out_of_time(pending, call):
         getattr(answer, "close", refuse_late)()
         refuse_late()
     return await answer
 
 
-def _is_out_of_time(flight: PendingCall, call: Call) -> bool:
-    """Whether the time for a call or a look has passed."""
-    return not call.remaining or (not flight.is_reconcile and flight.is_late)
+def _is_out_of_time(pending: PendingCall, call: Call) -> bool:
+    """Whether the time for a call or a reconcile attempt has passed."""
+    return not call.remaining or (not pending.is_reconcile and pending.is_late)
 
 
-def record_metrics(flight: PendingCall, judged: CallDecision, end: CallEnd) -> None:
-    """Count how a call or a look ended. What was refused here before anything left is neither."""
-    if flight.is_unsent or not metrics.is_on():
+def record_metrics(pending: PendingCall, judged: CallDecision, end: CallEnd) -> None:
+    """Count how a call or a reconcile attempt ended. A request that was refused here, unsent, is neither."""
+    if pending.is_unsent or not metrics.is_on():
         return
-    about = {"connector": flight.mutation.connector, "operation": flight.mutation.operation}
-    if flight.is_reconcile:
+    about = {"connector": pending.mutation.connector, "operation": pending.mutation.operation}
+    if pending.is_reconcile:
         metrics.record("pipeline.reconcile.attempts", {**about, "verdict": verdict_label(end)})
     else:
-        seconds = time.monotonic() - flight.started_at
+        seconds = time.monotonic() - pending.started_at
         metrics.record("pipeline.mutation.duration", {**about, "outcome": _OUTCOME_LABELS[judged.action]}, seconds)
 
 
@@ -107,18 +106,18 @@ _OUTCOME_LABELS = {
 
 
 def refuse_lost(*_: Any, **__: Any) -> Any:
-    """In the place of a call whose run is somebody else's."""
+    """Take the place of a call whose run belongs to another worker."""
     raise TransientError("the run was taken over before its mutation was sent")
 
 
 def refuse_late(*_: Any, **__: Any) -> Any:
-    """In the place of a call that comes too late."""
+    """Take the place of a call that comes too late."""
     raise TransientError("the time for its mutation had passed before anything was sent")
 
 
-def is_approved(flight: PendingCall) -> bool:
-    """Whether a person allowed it, however long ago it was asked for."""
-    return flight.mutation.approved_at is not None
+def is_approved(pending: PendingCall) -> bool:
+    """Whether an operator approved it, however long ago it was requested."""
+    return pending.mutation.approved_at is not None
 
 
 def is_applied(judged: CallDecision) -> bool:
@@ -126,17 +125,17 @@ def is_applied(judged: CallDecision) -> bool:
     return judged.action is NextAction.APPLIED
 
 
-def applied_mutation(flight: PendingCall, judged: CallDecision, limits: Limits) -> AppliedMutation:
-    """It happened, whatever its result looks like."""
-    result = storable_result(judged.result, limits, ".".join(flight.operation_name))
-    return AppliedMutation(mutation_id=MutationId(flight.mutation.id), result=result, fence=Fence(flight.lease.fence))
+def applied_mutation(pending: PendingCall, judged: CallDecision, limits: Limits) -> AppliedMutation:
+    """The record that it happened, with a result that can be stored."""
+    result = storable_result(judged.result, limits, ".".join(pending.operation_name))
+    return AppliedMutation(mutation_id=MutationId(pending.mutation.id), result=result, fence=Fence(pending.lease.fence))
 
 
-def failed_mutation(flight: PendingCall, judged: CallDecision) -> FailedMutation:
-    """It did not happen: somebody said so, or it was not found."""
+def failed_mutation(pending: PendingCall, judged: CallDecision) -> FailedMutation:
+    """The record that it did not happen: it was refused, or not found."""
     evidence = Evidence.DEFINITE if judged.action is NextAction.FAILED else Evidence.ABSENCE
-    mutation_id = MutationId(flight.mutation.id)
-    fence, reconcile_started_at = flight.lease.fence, flight.reconcile_started_at
+    mutation_id = MutationId(pending.mutation.id)
+    fence, reconcile_started_at = pending.lease.fence, pending.reconcile_started_at
     return FailedMutation(
         mutation_id=mutation_id,
         error=judged.reason,

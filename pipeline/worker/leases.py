@@ -1,6 +1,6 @@
-"""Signs of life: one thread per process extends the lease of every run the process holds.
+"""Extend leases: one thread per process sends a heartbeat for every run that the process holds.
 
-A run whose heartbeat is refused belongs to somebody else; it is remembered as lost, and nothing may
+A run whose heartbeat is refused belongs to another worker; it is remembered as lost, and nothing may
 be sent for it any more. The thread belongs to the process that started it: after a fork the child
 begins with no runs and a thread of its own.
 """
@@ -51,7 +51,7 @@ class Leases:
         return self._held.get(lease.run_id) == lease.fence
 
     def is_lost(self, lease: RunLease) -> bool:
-        """Whether somebody else was found to own this run."""
+        """Whether another worker was found to own this run."""
         return lease in self._lost
 
     def heartbeat(self) -> None:

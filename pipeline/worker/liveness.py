@@ -1,7 +1,7 @@
-"""A sign of life for supervisors: a file that a process touches as long as it goes round.
+"""Show supervisors that a process is alive: it touches a file as long as it runs.
 
-A probe then costs a look at a file and not a Python process: it is alive if the file is young. A broker or a database
-that is away makes no file old, so that no supervisor ends a process that is waiting for its server.
+A probe reads the age of the file and starts no Python process. A broker or a database that is away makes no file old,
+so no supervisor ends a process that waits for its server.
 """
 
 import threading

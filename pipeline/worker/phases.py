@@ -1,4 +1,4 @@
-"""Calling the handlers: from a claimed row to what the handler decided, or to a classified failure.
+"""Call the handlers: from a claimed run to what the handler returned, or to a classified failure.
 
 No transaction is open while a handler runs, and no handler can reach a context of another phase.
 """
@@ -81,7 +81,7 @@ class Phases:
         return steps
 
     def slices(self, runs: Sequence[RunRow]) -> Mapping[UUID, Sequence[PendingEventRow]]:
-        """What each run of a cohort was offered, in one look; a run that runs alone looks for itself."""
+        """The events that each run of a cohort was offered, in one read. A run that runs alone reads for itself."""
         offered = [run.id for run in runs if run.offered is not None]
         if not offered:
             return {}
@@ -189,20 +189,20 @@ class Phases:
         failed = context.violation or error
         if failed is None:
             return returned
-        said = classify(failed)
-        where = "".join(traceback.format_tb(failed.__traceback__))  # its words may quote a payload
-        log.warning("%s failed with %s; `pipeline runs` has its words\n%s", what, type(failed).__qualname__, where)
-        return replace(said, message=self._redact(said.message))
+        failure = classify(failed)
+        where = "".join(traceback.format_tb(failed.__traceback__))  # its message may quote a payload
+        log.warning("%s failed with %s; `pipeline runs` has its message\n%s", what, type(failed).__qualname__, where)
+        return replace(failure, message=self._redact(failure.message))
 
     def _redact(self, text: str) -> str:
-        """Words without the credentials of any connector: a read may have put them there."""
+        """Text without the credentials of any connector: a read may have put them there."""
         for connector in self.registry.connectors.values():
             text = connector.scrub(text)
         return text
 
 
 class _Reader:
-    """How a prepare reads: its slice, which was fetched with its cohort's, or a short transaction for each look."""
+    """How a prepare reads: its slice, which was fetched with its cohort's, or a short transaction for each read."""
 
     def __init__(self, db: Database, run: ClaimedRunRow, offered: Sequence[PendingEventRow] | None) -> None:
         self.db, self.run, self.offered = db, run, offered

@@ -1,4 +1,4 @@
-"""The three phases of a cohort, as the three tasks call them.
+"""Run the phases of a cohort, as the tasks call them.
 
 Each takes run ids, claims what it may, calls the handlers, writes everything that succeeded in one
 transaction, stops each run that failed by itself, and returns the runs that go on. Delivered twice,
@@ -197,9 +197,9 @@ class Runner:
 
     def _stop_held_runs(self, mine: Sequence[RunLease], error: Exception) -> None:
         """Stop what this process can do nothing more for, for the true reason, instead of letting leases lapse."""
-        said = classify(error)
+        cause = classify(error)
         failure = Failure(
-            kind=FailureKind.CRASH, message=f"its task failed: {said.message}", error_type=said.error_type
+            kind=FailureKind.CRASH, message=f"its task failed: {cause.message}", error_type=cause.error_type
         )
         with self.db.transaction() as tx:
             ended = stops.stop(tx, [RunFailure(lease=item, failure=failure) for item in mine], jitter=self.jitter())
@@ -211,8 +211,8 @@ class Runner:
         """Record what a cohort decided, in one transaction; each run that is refused stops by itself.
 
         What one run made the verb choke on (a merge that raises, a value over its limit, an event that another
-        transaction is publishing) is found by writing the runs one by one. A database that cannot be reached is
-        nobody's fault and is not asked again.
+        transaction is publishing) is found by writing the runs one by one. When the database cannot be reached, no
+        run is at fault, and the write is not repeated.
         """
         try:
             return self._record(verb, items, failed, rest)
@@ -337,11 +337,11 @@ def _is_database_unavailable(error: Exception) -> bool:
 
 
 def _lock_failure(error: Exception) -> Failure:
-    words = (
+    message = (
         "another transaction holds what this run needs to write, such as the message id of an event it publishes, and "
         "does not end; look for old ones in pg_stat_activity"
     )
-    return replace(classify(error), message=words)
+    return replace(classify(error), message=message)
 
 
 def _phase_result(claims: Claims, done: Sequence[Any]) -> PhaseResult:

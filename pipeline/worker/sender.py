@@ -1,8 +1,8 @@
-"""Carrying out mutations: written down before they are sent, and their outcome written down as it comes.
+"""Send mutations: record each one before its request leaves, and each outcome as it comes.
 
-At most so many calls are in the air; each wave of ledger rows is committed in flight right before it
-is sent, so a crash leaves in doubt only what was in the air. What arrives together is recorded in one
-commit; a slow call delays nobody else's record. What a call's end means is decided by ``domain.reconciliation``.
+The number of concurrent calls is bounded. Each wave of ledger rows is committed in flight right before it is sent, so
+a crash leaves in doubt only what was in flight. Outcomes that arrive together are recorded in one commit; a slow call
+delays no other record. ``domain.reconciliation`` decides what the end of a call means.
 """
 
 import logging
@@ -45,13 +45,13 @@ from pipeline.workflows.registry import Registry
 
 log = logging.getLogger(__name__)
 
-WORKER = Actor(name="worker", reason="the call was answered after its outcome had been settled")
+WORKER = Actor(name="worker", reason="the call was answered after its outcome had been resolved")
 OnDone = Callable[[Sequence[RunId]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutationToSend:
-    """A claimed run and the mutation it asks for; None when a person approved one that is in the ledger."""
+    """A claimed run and the mutation it asks for; None when an operator approved one that is in the ledger."""
 
     run: ClaimedRunRow
     request: RequestedMutation | None
@@ -93,10 +93,10 @@ class MutationSender:
         return calls
 
     def begin(self, wave: Sequence[MutationToSend]) -> list[PendingCall]:
-        """Commit a wave to the ledger. Whoever is refused was taken over by somebody else and is dropped.
+        """Commit a wave to the ledger. A refused run belongs to another worker by now and is dropped.
 
         The deadline counts from before the commit, so it is never later than the one in the ledger: a process
-        that was frozen in between finds it passed, and sends nothing for a run that was settled without it.
+        that was frozen in between finds it passed, and sends nothing for a run that was resolved without it.
         """
         begun, asleep = time.monotonic(), worker_calls.suspended_seconds()
         by_id = {item.run.id: item.run for item in wave}
@@ -117,52 +117,54 @@ class MutationSender:
         self.leases.drop([*waiting, *barred])
         sent = [row for row in landed if row.status == MutationStatus.IN_FLIGHT]
         made = [self._pending_call(row, lease_of(by_id[row.run_id]), begun, asleep) for row in sent]
-        for flight in made:
-            flight.is_probe = flight.operation_name in probes
+        for pending in made:
+            pending.is_probe = pending.operation_name in probes
         return made
 
     def begin_retry(self, resting: Sequence[PendingCall]) -> list[PendingCall]:
         """Count another attempt and give it a new deadline, before it goes."""
         begun, asleep = time.monotonic(), worker_calls.suspended_seconds()
-        by_id = {flight.lease.run_id: flight for flight in resting}
+        by_id = {pending.lease.run_id: pending for pending in resting}
         with self.db.transaction() as tx:
-            landed = mutations.resend(tx, [flight.lease for flight in resting]).updated
+            landed = mutations.resend(tx, [pending.lease for pending in resting]).updated
         landed_at = time.monotonic()
         reach(CrashPoint.IN_FLIGHT)
         for row in landed:
-            flight = by_id[row.run_id]
-            flight.mutation, flight.committed_at, flight.suspended_before = row, landed_at, asleep
-            flight.ends_at = begun + flight.operation.timeout.total_seconds()
+            pending = by_id[row.run_id]
+            pending.mutation, pending.committed_at, pending.suspended_before = row, landed_at, asleep
+            pending.ends_at = begun + pending.operation.timeout.total_seconds()
         return [by_id[row.run_id] for row in landed]
 
     def hand_back(self, rest: Sequence[RunLease]) -> None:
-        """What there was no time for goes back before anything of it is in the ledger; the next tick rings for it."""
+        """Hand back runs that there is no time for. None is in the ledger yet; the next tick redispatches them."""
         with self.db.transaction() as tx:
             runs.hand_back(tx, rest)
         self.leases.drop(rest)
 
-    def start_call(self, calls: ConcurrentCalls, flight: PendingCall) -> None:
-        """Put a call in the air, unless its time has passed or the run was found to be somebody else's."""
-        call = Call.within(flight.mutation.idempotency_key, flight.operation.policy.immediate_timeout)
-        function = flight.operation.reconcile_function if flight.is_reconcile else flight.operation.function
-        since = timedelta(seconds=time.monotonic() - flight.committed_at)
-        assert flight.mutation.sent_at is not None
-        flight.reconcile_started_at = flight.mutation.sent_at + since if flight.is_reconcile else None
-        flight.is_unsent = False
-        if self.leases.is_lost(flight.lease):
-            function, flight.is_unsent = worker_calls.refuse_lost, True
-        elif not flight.is_reconcile and flight.is_late:
-            function, flight.is_unsent = worker_calls.refuse_late, True
-        elif not flight.is_reconcile:
-            call = Call(idempotency_key=flight.mutation.idempotency_key, ends_at=flight.ends_at)
-        flight.span = phase_observer.start_call(flight.lease.run_id, flight.mutation, is_reconcile=flight.is_reconcile)
-        flight.started_at = time.monotonic()
-        calls.start(flight.lease.run_id, worker_calls.call_provider, function, flight, call, ends_at=call.ends_at)
+    def start_call(self, calls: ConcurrentCalls, pending: PendingCall) -> None:
+        """Start a call, unless its time has passed or the run belongs to another worker."""
+        call = Call.within(pending.mutation.idempotency_key, pending.operation.policy.immediate_timeout)
+        function = pending.operation.reconcile_function if pending.is_reconcile else pending.operation.function
+        since = timedelta(seconds=time.monotonic() - pending.committed_at)
+        assert pending.mutation.sent_at is not None
+        pending.reconcile_started_at = pending.mutation.sent_at + since if pending.is_reconcile else None
+        pending.is_unsent = False
+        if self.leases.is_lost(pending.lease):
+            function, pending.is_unsent = worker_calls.refuse_lost, True
+        elif not pending.is_reconcile and pending.is_late:
+            function, pending.is_unsent = worker_calls.refuse_late, True
+        elif not pending.is_reconcile:
+            call = Call(idempotency_key=pending.mutation.idempotency_key, ends_at=pending.ends_at)
+        pending.span = phase_observer.start_call(
+            pending.lease.run_id, pending.mutation, is_reconcile=pending.is_reconcile
+        )
+        pending.started_at = time.monotonic()
+        calls.start(pending.lease.run_id, worker_calls.call_provider, function, pending, call, ends_at=call.ends_at)
 
     def record(self, ended: Sequence[_DecidedCall]) -> None:
         """Write outcomes down, again and again while the database does not take them: they exist nowhere else.
 
-        After a lease's time somebody else has taken the runs for dead, and finds out in another way.
+        After a lease's time the rescuer has taken the runs for dead, and their mutations are reconciled.
         """
         for pause in self._pauses():
             try:
@@ -178,7 +180,7 @@ class MutationSender:
         phase_observer.record_finished(settled)
         phase_observer.record_failed(stopped)
         reach(CrashPoint.OUTCOME_SAVED)
-        self.leases.drop([flight.lease for flight, _ in ended])
+        self.leases.drop([pending.lease for pending, _ in ended])
 
     def _pauses(self) -> Iterator[float | None]:
         """How long to wait between tries, then None: for the last one."""
@@ -191,37 +193,39 @@ class MutationSender:
     def _write(self, tx: Transaction, ended: Sequence[_DecidedCall]) -> tuple[Sequence[UUID], Sequence[StoppedRun]]:
         """Record outcomes and stop the runs that did not get theirs. Returns the others, and these."""
         stopped = [
-            RunFailure(lease=flight.lease, failure=judged.failure)
-            for flight, judged in ended
+            RunFailure(lease=pending.lease, failure=judged.failure)
+            for pending, judged in ended
             if judged.failure is not None
         ]
         if stopped:
             stops.lock_workflows(tx, (item.lease for item in stopped))
         applied = [
-            worker_calls.applied_mutation(flight, judged, self.policy.limits)
-            for flight, judged in ended
+            worker_calls.applied_mutation(pending, judged, self.policy.limits)
+            for pending, judged in ended
             if worker_calls.is_applied(judged)
         ]
         settled = self._apply(tx, applied) if applied else ()
         refused = [
-            worker_calls.failed_mutation(flight, judged) for flight, judged in ended if judged.action in _FAILED_ACTIONS
+            worker_calls.failed_mutation(pending, judged)
+            for pending, judged in ended
+            if judged.action in _FAILED_ACTIONS
         ]
         too_early = mutations.fail(tx, refused).refused if refused else {}
         gone = stops.stop(tx, stopped, jitter=self.jitter()).updated if stopped else ()
         doubted = [f for f, j in ended if j.action is NextAction.DOUBT or f.mutation.id in too_early]
-        for name, flight in {
-            flight.operation_name: flight for flight in sorted(doubted, key=worker_calls.is_approved)
+        for name, pending in {
+            pending.operation_name: pending for pending in sorted(doubted, key=worker_calls.is_approved)
         }.items():
-            breakers.open_if_unknown(tx, name, flight.operation.breaker, flight.mutation.id)
+            breakers.open_if_unknown(tx, name, pending.operation.breaker, pending.mutation.id)
         sent = [(f, j) for f, j in ended if f.is_probe and not f.is_reconcile and not f.is_unsent and f not in doubted]
-        answered = [flight for flight, judged in sent if judged.has_response]
-        for name in {flight.operation_name for flight in answered}:
+        answered = [pending for pending, judged in sent if judged.has_response]
+        for name in {pending.operation_name for pending in answered}:
             breakers.close_after_probe(tx, name)
         return settled, gone
 
     def _apply(self, tx: Transaction, applied: Sequence[AppliedMutation]) -> Sequence[UUID]:
         """Write down what happened, and return the runs. An answer that comes after the run was taken for dead still
-        settles the doubt, and if it was settled otherwise meanwhile, people are told."""
+        resolves the doubt. If it was resolved otherwise meanwhile, a late effect is recorded."""
         landing = mutations.apply(tx, applied, limits=self.policy.limits)
         refused = landing.refused
         late = [
@@ -271,10 +275,10 @@ class MutationSender:
         try:
             if request_hash(row.connector, row.operation, operation.to_stored_params(row.params)) == row.request_hash:
                 return None
-            words = f"{name} would not send what was approved: it has changed"
+            message = f"{name} would not send what was approved: it has changed"
         except LogicError as error:
-            words = f"{name} no longer takes what was approved: {error}"
-        return Failure(kind=FailureKind.VOID, message=words, error_type="VoidApproval")
+            message = f"{name} no longer takes what was approved: {error}"
+        return Failure(kind=FailureKind.VOID, message=message, error_type="VoidApproval")
 
     def _request(self, run: ClaimedRunRow, asked: RequestedMutation) -> Request:
         operation = self._operation(asked.connector, asked.operation)
@@ -328,17 +332,17 @@ class _CohortSender:
             ended = [(self.in_flight.pop(RunId(item.key)), item) for item in self.calls.wait(self._wait_seconds())]  # type: ignore[arg-type]
             if ended:
                 reach(CrashPoint.CALLED)
-            judged = [(flight, self._decide(flight, finished)) for flight, finished in ended]
-            for flight, verdict in judged:
-                self._apply_decision(flight, verdict)
+            judged = [(pending, self._decide(pending, finished)) for pending, finished in ended]
+            for pending, verdict in judged:
+                self._apply_decision(pending, verdict)
             done = [
-                (flight, verdict)
-                for flight, verdict in judged
+                (pending, verdict)
+                for pending, verdict in judged
                 if verdict.action not in (NextAction.RECONCILE, NextAction.RETRY)
             ]
             if done:
                 self.sender.record(done)
-            self.on_done([flight.lease.run_id for flight, _ in done])
+            self.on_done([pending.lease.run_id for pending, _ in done])
 
     def _send(self) -> None:
         """Give back what there is no time for, send what there is room for, and attempt again what has rested."""
@@ -347,44 +351,44 @@ class _CohortSender:
             self.waiting.clear()
         free = self.sender.policy.mutation_concurrency - len(self.in_flight)
         wave = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
-        rested = [flight for at, flight in self.retrying if at <= time.monotonic()]
-        self.retrying = [(at, flight) for at, flight in self.retrying if flight not in rested]
+        rested = [pending for at, pending in self.retrying if at <= time.monotonic()]
+        self.retrying = [(at, pending) for at, pending in self.retrying if pending not in rested]
         begun = self.sender.begin(wave) if wave else []
         begun += self.sender.begin_retry(rested) if rested else []
-        for flight in begun:
-            self._start_call(flight)
+        for pending in begun:
+            self._start_call(pending)
 
-    def _decide(self, flight: PendingCall, finished: FinishedCall) -> CallDecision:
-        read = reconcile_end if flight.is_reconcile else call_end
-        end = read(flight.connector, flight.operation, flight.mutation.params, finished)
-        flight.is_overdue |= isinstance(end, CallError) and end.is_overdue
+    def _decide(self, pending: PendingCall, finished: FinishedCall) -> CallDecision:
+        read = reconcile_end if pending.is_reconcile else call_end
+        end = read(pending.connector, pending.operation, pending.mutation.params, finished)
+        pending.is_overdue |= isinstance(end, CallError) and end.is_overdue
         facts = CallFacts(
-            timeout=flight.operation.timeout,
-            retry=flight.operation.retry,
-            can_reconcile=flight.operation.can_reconcile,
-            attempts=flight.mutation.attempts,
+            timeout=pending.operation.timeout,
+            retry=pending.operation.retry,
+            can_reconcile=pending.operation.can_reconcile,
+            attempts=pending.mutation.attempts,
             time_left=timedelta(seconds=self.closes_at - time.monotonic()),
-            is_overdue=flight.is_overdue,
-            doubt_reason=flight.doubt_reason,
+            is_overdue=pending.is_overdue,
+            doubt_reason=pending.doubt_reason,
         )
         decision = decide(end, facts, jitter=self.sender.jitter())
-        spans.end_span(flight.span, decision.action, finished.error)
-        worker_calls.record_metrics(flight, decision, end)
+        spans.end_span(pending.span, decision.action, finished.error)
+        worker_calls.record_metrics(pending, decision, end)
         return decision
 
-    def _apply_decision(self, flight: PendingCall, verdict: CallDecision) -> None:
+    def _apply_decision(self, pending: PendingCall, verdict: CallDecision) -> None:
         if verdict.action is NextAction.RECONCILE:
-            flight.is_reconcile, flight.doubt_reason = True, verdict.reason
-            self._start_call(flight)
+            pending.is_reconcile, pending.doubt_reason = True, verdict.reason
+            self._start_call(pending)
         elif verdict.action is NextAction.RETRY:
             pause = verdict.pause or timedelta(0)
-            self.retrying.append((time.monotonic() + pause.total_seconds(), flight))
+            self.retrying.append((time.monotonic() + pause.total_seconds(), pending))
 
-    def _start_call(self, flight: PendingCall) -> None:
-        self.in_flight[flight.lease.run_id] = flight
-        self.sender.start_call(self.calls, flight)
+    def _start_call(self, pending: PendingCall) -> None:
+        self.in_flight[pending.lease.run_id] = pending
+        self.sender.start_call(self.calls, pending)
 
     def _wait_seconds(self) -> float:
-        """How long to wait for the next answer: until somebody has rested, and never for long."""
-        rest = min((at for at, _ in self.retrying), default=time.monotonic() + 1.0)
-        return min(1.0, max(0.0, rest - time.monotonic()))
+        """How long to wait for the next answer: until a retry is due, and at most a second."""
+        due_at = min((at for at, _ in self.retrying), default=time.monotonic() + 1.0)
+        return min(1.0, max(0.0, due_at - time.monotonic()))

@@ -1,4 +1,4 @@
-"""How a worker runs phases: limits and sizes, as one value handed down from the settings."""
+"""Hold the limits and sizes of a worker, and the usual duration of its handlers."""
 
 import threading
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What a worker checks before it takes its first run: with any of these wrong it does not start."""
+"""Check what a worker needs before it takes its first run. With a problem it does not start."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -48,7 +48,7 @@ def _greenlet_pool(pool: str) -> Iterator[str]:
 
 
 def _timeouts_over_lease(registry: Registry, lease: timedelta) -> Iterator[str]:
-    """A mutation that may take longer than a lease could still be sent when somebody else owns the run."""
+    """A mutation that may take longer than a lease could still be sent when another worker owns the run."""
     for connector in registry.connectors.values():
         for name, operation in type(connector).operations().items():
             if operation.is_mutation and operation.timeout >= lease:
@@ -59,13 +59,14 @@ def _timeouts_over_lease(registry: Registry, lease: timedelta) -> Iterator[str]:
 
 
 def _timeouts_over_task_limit(registry: Registry, limit: timedelta) -> Iterator[str]:
-    """The last wave starts when half of the task's time is over: a call and a look must fit into the rest."""
+    """A wave may start at half of the task's time: a call and a reconcile attempt must fit into the other half."""
     for connector in registry.connectors.values():
         for name, operation in type(connector).operations().items():
-            look = operation.policy.immediate_timeout if operation.can_reconcile else timedelta(0)
-            if operation.is_mutation and operation.timeout + look > limit / 2:
+            reconcile = operation.policy.immediate_timeout if operation.can_reconcile else timedelta(0)
+            if operation.is_mutation and operation.timeout + reconcile > limit / 2:
                 yield (
-                    f"{connector.name}.{name} and a look for it may take {(operation.timeout + look).total_seconds():g}"
+                    f"{connector.name}.{name} and a reconcile attempt may take "
+                    f"{(operation.timeout + reconcile).total_seconds():g}"
                     f" s, more than half of PIPELINE_MUTATE_TIME_LIMIT ({limit.total_seconds():g} s); raise the limit "
                     "or shorten its timeout"
                 )
