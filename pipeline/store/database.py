@@ -1,7 +1,7 @@
-"""Connections and transactions: the only door to Postgres.
+"""Connections and transactions: all access to Postgres goes through here.
 
-A ``Transaction`` is handed to every verb. It runs compiled statements, carries the lines to say
-once it has committed, and never spans a call to the outside world.
+Every transition takes a ``Transaction``. It runs statements, keeps the transition log until it has
+committed, and never spans a call to an outside system.
 """
 
 import json
@@ -35,7 +35,7 @@ _IDENTITY = Statement[_IdentityRow](
     "SELECT system_identifier || '/' || current_database() AS identity FROM pg_control_system()"
 )
 _CLOCK = Statement[_ClockRow]("SELECT pipeline.clock() AS now")
-#: A server that vanished without a word, as in a failover, is noticed within half a minute.
+#: A server that vanished without closing its connections, as in a failover, is noticed within half a minute.
 _TCP_KEEPALIVE = {
     "keepalives": 1,
     "keepalives_idle": 10,
@@ -43,12 +43,12 @@ _TCP_KEEPALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
-#: Somebody's transaction that holds a lock and does not end must not hold up a whole installation.
+#: A transaction that holds a lock and does not end must not stop a whole installation.
 LOCK_TIMEOUT = timedelta(seconds=10)
 SHORT_LOCK_TIMEOUT = timedelta(milliseconds=500)  #: once such a transaction was met
 _MAX_PART_LENGTH = 32 * 1024 * 1024  #: characters; Postgres takes eight times as much
 _SET_LOCK_TIMEOUT = Statement[UnreadRow]("SELECT set_config('lock_timeout', :wait, true)")
-#: What the role, the database or PGOPTIONS say about it is meant, and stays.
+#: A timeout that the role, the database or PGOPTIONS set is intended, and stays.
 _SET_DEFAULT_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, false) WHERE current_setting('lock_timeout') = '0'"
 _SET_CLOCK_OFFSET = Statement[UnreadRow]("SELECT set_config('pipeline.clock_offset', :offset, true)")
 
@@ -60,7 +60,7 @@ _TRANSIENT_SQLSTATES = ("08", "25", "40", "53", "55", "57", "58")
 
 _EXPLANATIONS = {
     "25006": "this database is read-only, as a standby is",
-    "55P03": "another transaction holds what this one needs, and does not end; look for old ones in pg_stat_activity",
+    "55P03": "another transaction holds what this one needs, and does not end; search for old ones in pg_stat_activity",
 }
 
 
@@ -76,9 +76,10 @@ def is_transient(error: BaseException) -> bool:
 
 
 def describe_error(error: DBAPIError) -> str:
-    """What the database said, and what it means where its own words do not tell."""
-    said = str(error.orig).strip()
-    return f"{said} ({meaning})" if (meaning := _EXPLANATIONS.get(getattr(error.orig, "pgcode", None) or "")) else said
+    """Return the message of the database, with an explanation where it needs one."""
+    message = str(error.orig).strip()
+    meaning = _EXPLANATIONS.get(getattr(error.orig, "pgcode", None) or "")
+    return f"{message} ({meaning})" if meaning else message
 
 
 def is_lock_timeout(error: BaseException) -> bool:
@@ -92,7 +93,7 @@ def is_read_only(error: DBAPIError) -> bool:
 
 
 def is_disconnected(error: DBAPIError) -> bool:
-    """Whether there was nobody to talk to, or the connection ended."""
+    """Whether no server answered, or the connection ended."""
     state = getattr(error.orig, "pgcode", None)
     return state is None or state[:2] == "08" or state[:3] == "57P"
 
@@ -100,8 +101,8 @@ def is_disconnected(error: DBAPIError) -> bool:
 class Transaction:
     """One open database transaction.
 
-    It may wrap a connection that belongs to the caller: then the caller commits, and the lines
-    queued by ``announce`` are said when ``speak`` is called after that commit.
+    It may wrap a connection of the caller. Then the caller commits, and calls ``flush_log`` after that commit
+    to write what ``log_on_commit`` queued.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -143,17 +144,17 @@ class Transaction:
         self.all(_SET_LOCK_TIMEOUT, wait=_milliseconds(timeout))
 
     def log_on_commit(self, name: str, **fields: Any) -> None:
-        """Queue a line about a transition, to be said once it is true. An unknown name is a bug, found here."""
+        """Queue a line of the transition log until the commit. An unknown name is a bug and raises."""
         transition_log.check_name(name)
         self._log.append((name, fields))
 
     def count_on_commit(self, metric: str, labels: Mapping[str, str], value: float = 1) -> None:
-        """Queue a count or a measurement, to be taken once it is true. Costs nothing when nobody counts."""
+        """Queue a count or a measurement until the commit. Costs nothing while metrics are off."""
         if metrics.is_on():
             self._counts.append((metric, labels, value))
 
     def flush_log(self) -> None:
-        """Say and count what was queued. Called after the commit."""
+        """Write and count what was queued. Called after the commit."""
         queued, self._log = self._log, []
         counts, self._counts = self._counts, []
         for name, fields in queued:
@@ -175,7 +176,7 @@ class Database:
     def connect(cls, url: str, *, pool_size: int = 5, lock_timeout: timedelta = LOCK_TIMEOUT) -> Self:
         """A pool that survives a restart of Postgres: a dead connection is replaced before use.
 
-        A statement waits for any one lock no longer than ``lock_wait``.
+        A statement waits for any one lock no longer than ``lock_timeout``.
         """
         engine = create_engine(
             url,
@@ -198,7 +199,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Commit on success, roll back on any error, then say what became true."""
+        """Commit on success and write the transition log; roll back on any error."""
         with self.engine.begin() as connection:
             tx = Transaction(connection)
             if self.clock_offset:
@@ -221,10 +222,11 @@ def identity(tx: Transaction) -> str:
 
 
 def _tune(connection: Any, _: object) -> None:
-    """Our statements look up rows by key in tables that may just have been filled.
+    """Switch JIT and sequential scans off.
 
-    Compiling one costs more than running it, and until the first ANALYZE a fresh table looks small
-    enough to be read whole for every row of a cohort.
+    Statements read rows by key in tables that may just have been filled. Compiling one costs more than
+    running it. Until the first ANALYZE the planner takes a fresh table for small, and would read it whole for
+    every row of a cohort.
     """
     with connection.cursor() as cursor:
         cursor.execute("SET jit = off; SET enable_seqscan = off")
@@ -232,7 +234,7 @@ def _tune(connection: Any, _: object) -> None:
 
 
 def _lock_timeout_setter(lock_wait: timedelta) -> Callable[[Any, object], None]:
-    """What lets new connections wait for a lock no longer than this."""
+    """Return a listener that lets new connections wait for a lock no longer than this."""
 
     def bounded(connection: Any, _: object) -> None:
         with connection.cursor() as cursor:

@@ -23,10 +23,10 @@ IS_MISSING_WORKER = f"""{IS_UNCLAIMED} AND NOT h.retired AND EXISTS (
 
 
 def is_key_free(*, ordered: str, handler: str, workflow: str) -> str:
-    """Nobody holds the key: no event of it is reserved or offered, and none before this one backs off.
+    """The key is free: no event of it is reserved or offered, and none before this one backs off.
 
     A skipped event holds its key until the run that tells ``next`` of it has committed. Such runs are few, so the
-    keys are found by way of them; the delivery itself looks like any that was skipped long ago.
+    keys are found by way of them; the delivery itself does not differ from one that was skipped long ago.
     """
     return f"""(NOT {ordered} OR d.key IS NULL OR (NOT EXISTS (
       SELECT FROM pipeline.deliveries o
@@ -64,7 +64,7 @@ def is_in_next_slice(*, ordered: str, handler: str, batch: str) -> str:
 
 
 def is_subscribed(*, ordered: str) -> str:
-    """The consumer is subscribed to its topic: one that no run can see stands in nobody's way."""
+    """The consumer is subscribed to its topic: an event that no run can see blocks no other."""
     return f"""(NOT {ordered} OR (SELECT true FROM pipeline.events t JOIN pipeline.subscriptions s
       ON s.workflow = t.workflow AND s.topic = t.topic
       WHERE t.id = d.event_id AND s.handler_id = d.handler_id) IS NOT NULL)"""

@@ -206,7 +206,7 @@ events = Table(
 )
 
 _PENDING = f"status = '{DeliveryStatus.PENDING}'"
-#: The few rows that can hold an ordered key back; statements that look for one repeat this clause.
+#: The few rows that can hold an ordered key back. Statements that search for one repeat this clause.
 _HELD_KEY = (
     f"key IS NOT NULL AND status IN {OPEN_DELIVERY} "
     f"AND (status = '{DeliveryStatus.RESERVED}' OR offered_to IS NOT NULL OR available_at IS NOT NULL)"

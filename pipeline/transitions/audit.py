@@ -10,7 +10,7 @@ from pipeline.store.writes import audit as audit_store
 
 
 def record(tx: Transaction, by: Actor, act: str, **subject: Any) -> None:
-    """Keep who did what to which workflow, run, mutation or event, with their words and evidence."""
+    """Keep who did what to which workflow, run, mutation or event, with reason and evidence."""
     tx.execute(
         audit_store.INSERT_AUDIT,
         actor=by.name,

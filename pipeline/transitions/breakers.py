@@ -1,8 +1,7 @@
 """Breakers: an operation whose outcomes are mostly unknown starts no new mutation until a probe succeeds.
 
-Every mutation sent into the dark becomes a question for somebody. Runs that would send one wait
-before anything is in the ledger; one of them is let through now and then to see whether the answer
-comes back.
+Every mutation with an unknown outcome may need an operator. Runs that would send one wait before
+anything is in the ledger. Now and then one of them is let through, as a probe.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,7 +27,7 @@ class Admission(StrEnum):
 
 
 def admit(tx: Transaction, names: Collection[OperationName]) -> dict[OperationName, Admission]:
-    """The open breakers among these operations. Whoever is told ``ONE`` has taken the probe."""
+    """The open breakers among these operations. A caller that gets ``ONE`` has taken the probe."""
     found = {(row.connector, row.operation): row for row in ledger.open_breakers(tx)}
     return {
         name: Admission.ONE if found[name].is_due and _take_probe(tx, name) else Admission.NONE
@@ -56,12 +55,12 @@ def open_if_unknown(tx: Transaction, name: OperationName, policy: BreakerPolicy,
 
 
 def close_after_probe(tx: Transaction, name: OperationName) -> None:
-    """A probe was answered: close the breaker, unless a person opened it."""
+    """Close the breaker after a successful probe, unless an operator opened it."""
     _close(tx, name, by_operator=False)
 
 
 def open_by_operator(tx: Transaction, name: OperationName, by: Actor) -> None:
-    """A person stops new mutations of an operation, until a person lets them go on."""
+    """Stop new mutations of an operation for an operator, until an operator closes the breaker."""
     connector, operation = name
     tx.first(breaker_store.OPEN, connector=connector, operation=operation, reason=by.reason or "", opened_by=by.name)
     audit.record(tx, by, f"breaker.open {connector}.{operation}")
@@ -69,7 +68,7 @@ def open_by_operator(tx: Transaction, name: OperationName, by: Actor) -> None:
 
 
 def close_by_operator(tx: Transaction, name: OperationName, by: Actor) -> bool:
-    """A person lets mutations of an operation go on. Returns whether its breaker was open."""
+    """Close a breaker for an operator. Return whether it was open."""
     was_open = _close(tx, name, by_operator=True)
     if was_open:
         audit.record(tx, by, f"breaker.close {'.'.join(name)}")
@@ -77,8 +76,11 @@ def close_by_operator(tx: Transaction, name: OperationName, by: Actor) -> bool:
 
 
 def redispatch_waiting(tx: Transaction, *, limit: int = 1_000) -> Sequence[RunRow]:
-    """Runs that may have waited behind a breaker: ring for them. If nobody hears it, the next tick rings, without the
-    usual silence. What a run asks for is not written down before it is sent, so others may be among them."""
+    """Mark runs that may wait for a breaker as undispatched, and return them.
+
+    The caller redispatches them now; if the broker is down, the next tick does. What a run requests is not recorded
+    before it is sent, so runs of other operations may be among them.
+    """
     return sorted(tx.all(breaker_store.REDISPATCH_WAITING, limit=limit), key=lambda row: row.id)
 
 

@@ -1,4 +1,4 @@
-"""Events come in, and people may set one delivery aside, hand it back, or go on without it.
+"""Events are published, and operators may quarantine, release or skip one delivery.
 
 Publishing is idempotent by message id: the first write wins and a repeat is a no-op. What happens
 to an event inside a run (reserve, consume, release, transfer) belongs to that run's verbs.
@@ -54,9 +54,7 @@ def publish(
     rows = event_rows(_deduplicate(events, replace=replace), limits)
     _check_topics(tx, workflow, events)
     if replace:
-        tx.all(
-            workflow_store.LOCK_WORKFLOWS, names=[workflow]
-        )  # no run comes into being between the look and the write
+        tx.all(workflow_store.LOCK_WORKFLOWS, names=[workflow])  # no run is created between the read and the write
     new: dict[tuple[str, str], EventId] = {}
     for part in encode_row_parts(rows):
         new |= _by_message(tx.all(event_store.PUBLISH, workflow=workflow, rows=part))
@@ -90,13 +88,13 @@ def _check_topics(tx: Transaction, workflow: str, events: Sequence[NewEvent]) ->
 
 
 def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> DeliveryRow:
-    """A person goes on without an event that no run holds."""
+    """Skip an event for an operator. No run may hold it."""
     needs = [DeliveryStatus.PENDING, DeliveryStatus.QUARANTINED]
     return _act_on_delivery(tx, event_store.SKIP_ONE, (workflow, handler, event_id), by, "skip", needs)
 
 
 def quarantine(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> DeliveryRow:
-    """A person sets a pending event aside."""
+    """Quarantine a pending event for an operator."""
     target = (workflow, handler, event_id)
     return _act_on_delivery(
         tx, event_store.QUARANTINE_ONE, target, by, "quarantine", [DeliveryStatus.PENDING], error=by.reason
@@ -104,7 +102,7 @@ def quarantine(tx: Transaction, workflow: str, handler: str, event_id: EventId, 
 
 
 def release(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> DeliveryRow:
-    """A person hands a quarantined event back; it counts as new, with its failures forgotten."""
+    """Release a quarantined event for an operator. It counts as new, without failures."""
     target = (workflow, handler, event_id)
     return _act_on_delivery(tx, event_store.RELEASE_ONE, target, by, "release", [DeliveryStatus.QUARANTINED])
 
@@ -183,7 +181,7 @@ def _act_on_delivery(
     needs: Sequence[DeliveryStatus],
     **params: Any,
 ) -> DeliveryRow:
-    """Do one person's act on one delivery, or say what the delivery is instead."""
+    """Do an operator's act on one delivery, or raise with the state it is in."""
     workflow, handler, event_id = target
     row = work.handler(tx, workflow, handler)
     if row is None and work.workflow(tx, workflow) is None:

@@ -1,7 +1,8 @@
-"""What a look found of a mutation that was settled as not having happened: its own effect, or one that was done since.
+"""Late effects: a mutation was resolved as failed, and a later check finds its effect, or that of a replacement run.
 
-Where a connector looks by something else than the key, what was rightly done again answers for what was not.
-Nobody must be told to undo that, so what is known of both sides is kept apart from what is not.
+If a connector reconciles by a business field instead of the idempotency key, it may find the effect of the
+replacement run. No operator must be asked to undo that one. So the evidence separates what is known of both runs
+from what is not.
 """
 
 import json
@@ -43,7 +44,7 @@ def is_replacement_effect(replacement: ReplacementRunRow, found: Any) -> bool:
 def record_replacement_effect(
     tx: Transaction, row: MutationRow, replacement: ReplacementRunRow, found: Any, by: Actor
 ) -> None:
-    """Keep that what was found is what was done again, by a look that finds it for any key."""
+    """Record that a check found the effect of the replacement run: it finds it for any key."""
     why = (
         f"what was found is the effect of run {replacement.run_id}, which did it again; nothing shows "
         f"that it happened twice"
@@ -100,12 +101,12 @@ def _advice(row: MutationRow, other: ReplacementRunRow | None, *, is_own: bool) 
 
 
 def discount_monitor_check(tx: Transaction, mutation_id: MutationId) -> None:
-    """A look of the watch came back and told nothing: it is not counted, and the one that is booked takes its place."""
+    """Do not count a check that ended without a verdict: the booked one takes its place."""
     tx.execute(mutation_store.DISCOUNT_MONITOR_CHECK, id=mutation_id)
 
 
 def stop_monitoring(tx: Transaction, row: MutationRow, reason: str) -> None:
-    """End the watch of a mutation that nobody can look for any more, and keep why."""
+    """End the monitoring of a mutation that no code can check any more, and record why."""
     schedule_monitor_check(tx, MutationId(row.id), None)
     by = Actor(name="reconcile", reason=reason)
     audit.record(tx, by, "mutation.monitoring_stopped", workflow=row.workflow, run_id=row.run_id, mutation_id=row.id)
@@ -114,19 +115,19 @@ def stop_monitoring(tx: Transaction, row: MutationRow, reason: str) -> None:
 def begin_monitor_check(
     tx: Transaction, mutation_id: MutationId, retry_after: timedelta, *, is_counted: bool = True
 ) -> MutationRow | None:
-    """Take the look that is due at a mutation settled on weak evidence, and book another in case it tells nothing."""
+    """Begin the check that is due, and book another in case it gives no verdict."""
     return tx.first(mutation_store.BEGIN_MONITOR_CHECK, id=mutation_id, pause=retry_after, counts=is_counted)
 
 
 def schedule_monitor_check(tx: Transaction, mutation_id: MutationId, next_after: timedelta | None) -> None:
-    """It was not there. Look again after the next span, or no more."""
+    """Book the next check after an absence, or end the monitoring."""
     tx.execute(mutation_store.SCHEDULE_MONITOR_CHECK, id=mutation_id, next=next_after)
 
 
 def record_late_effect(
     tx: Transaction, mutation_id: MutationId, result: Any, by: Actor, *, is_own: bool = False
 ) -> MutationRow | None:
-    """It was found, though it was settled as not having happened. Nothing is undone: people are told.
+    """Record an effect that was found after its mutation was resolved as failed. Nothing is undone.
 
     The audit names both sides: what surfaced, and the run that owns the inputs now and may have done it again.
     ``is_own`` says whether it is known to be this mutation's effect, and not that of the other.
@@ -136,8 +137,8 @@ def record_late_effect(
     if row is None:
         return None
     evidence = late_effect_evidence(tx, row, kept, is_own=is_own)
-    told = replace(by, reason=f"{by.reason}: {evidence['advice']}", evidence=evidence)
-    audit.record(tx, told, "mutation.found_late", **audit.subject_of(row))
+    signed = replace(by, reason=f"{by.reason}: {evidence['advice']}", evidence=evidence)
+    audit.record(tx, signed, "mutation.found_late", **audit.subject_of(row))
     replacement = evidence["replacement_run"]
     tx.log_on_commit(
         "mutation.found_late", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, replacement_run=replacement

@@ -41,7 +41,7 @@ def begin_mutation(
 ) -> BatchResult[SentMutationRow]:
     """Write each request into the ledger: in flight, or pending a person's approval.
 
-    The lease must still be held and is extended to cover the send deadline, so nobody can take the
+    The lease must still be held and is extended to cover the send deadline, so the rescuer cannot take the
     run for dead while its request may still leave.
     """
     _check_requests(cohort)

@@ -1,4 +1,4 @@
-"""What people were told already, and what comes next."""
+"""Which notices were delivered, and which come next."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ _CURSOR = "notices"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticePage:
-    """What people are told of in one go."""
+    """Notices that are delivered in one go."""
 
     rows: Sequence[NoticeRow]
-    offset: int  #: older ones that nobody took at the last tries
+    offset: int  #: older ones that no receiver took at the last attempts
     is_full: bool  #: there may be more behind it
 
 
 def next_page(tx: Transaction, *, limit: int = 100) -> NoticePage:
-    """Forget what is over, and say what people were not told of yet, oldest first.
+    """Delete notices of what is over, and return those that were not delivered yet, oldest first.
 
     It goes on behind what could not be delivered the last time, and begins anew when it has come to the end: a crowd
-    that a receiver refuses keeps nobody else waiting, and is tried again.
+    that a receiver refuses keeps no other notice waiting, and is tried again.
     """
     tx.execute(notice_store.DELETE_ENDED_NOTICES)
     place = tx.first(sweep_store.CURSOR, name=_CURSOR)

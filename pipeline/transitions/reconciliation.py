@@ -1,4 +1,4 @@
-"""Looks that could not be taken, or told nothing: put off and remembered, and given to a person after too long."""
+"""Reconcile attempts that could not be made or gave no verdict: postponed, and escalated to an operator in the end."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -46,17 +46,17 @@ def record_time_to_resolution(tx: Transaction, row: MutationRow, verdict: str) -
     """A mutation is settled. One that was never in doubt tells nothing."""
     if row.doubted_at is not None:
         assert row.resolved_at is not None
-        told = {"connector": row.connector, "operation": row.operation, "verdict": verdict}
+        labels = {"connector": row.connector, "operation": row.operation, "verdict": verdict}
         tx.count_on_commit(
-            "pipeline.mutation.time_to_resolution", told, (row.resolved_at - row.doubted_at).total_seconds()
+            "pipeline.mutation.time_to_resolution", labels, (row.resolved_at - row.doubted_at).total_seconds()
         )
 
 
 def book(tx: Transaction, attempts: Sequence[tuple[MutationId, int, timedelta]]) -> tuple[BookedMutationRow, ...]:
-    """Book the next look before this one begins: (mutation, attempts so far, delay).
+    """Book the next reconcile attempt before this one begins: (mutation, attempts so far, delay).
 
     A reconcile that takes its worker down has then already been counted and cannot spin. What is
-    missing from the answer was booked by somebody else or is no longer in doubt.
+    missing from the result was booked by another worker or is no longer in doubt.
     """
     rows = [{"mutation_id": id_, "attempts": count, "delay": delay} for id_, count, delay in attempts]
     return tuple(tx.guarded(mutation_store.BOOK, rows))
@@ -65,14 +65,14 @@ def book(tx: Transaction, attempts: Sequence[tuple[MutationId, int, timedelta]])
 def postpone(
     tx: Transaction, mutation_id: MutationId, *, after: timedelta | None = None, until_quiet: bool = False
 ) -> None:
-    """Look later: when the outside system wants to be asked again, or when not finding it proves something."""
+    """Postpone the next attempt: to the time that the connector named, or to the end of the quiet period."""
     tx.execute(mutation_store.POSTPONE, id=mutation_id, after=after, until_quiet=until_quiet)
 
 
 def escalate(tx: Transaction, ids: Sequence[UUID], reason: str, *, detail: str = "") -> tuple[MutationRow, ...]:
-    """Nobody can know: a person must settle it. The workflow waits, or only the run's events do.
+    """Give mutations to an operator. The workflow waits, or only the events of the run do.
 
-    ``said`` are words of the outside world: the person finds them in the ledger, and nobody in the log.
+    ``detail`` is text of the outside system: it is kept in the ledger, and never logged.
     """
     reason = storable_text(reason)
     kept = storable_text(f"{reason}: {detail}") if detail else reason

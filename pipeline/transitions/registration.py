@@ -13,7 +13,7 @@ from pipeline.store.rows import WorkflowRow
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import workflows as workflow_store
 
-#: How many releases of one version are told apart: more do not run side by side.
+#: How many fingerprints of one version are known: more deployments do not run side by side.
 _MAX_FINGERPRINTS = 20
 
 
@@ -24,7 +24,7 @@ class Registration:
     version: int  #: that is registered now
     is_older: bool = False  #: than what was registered before: nothing was taken away
     is_new_code: bool = False  #: other code of this version, or of a higher one, than was registered last
-    restored: tuple[str, ...] = ()  #: in words, what older code has and newer code had taken away
+    restored: tuple[str, ...] = ()  #: descriptions of what older code has and newer code had removed
 
 
 def register(tx: Transaction, spec: WorkflowSpec) -> Registration:
@@ -32,7 +32,7 @@ def register(tx: Transaction, spec: WorkflowSpec) -> Registration:
 
     A person's pause, blocks, states and maintenance are left as they are. A handler that is gone
     from the code is retired, never deleted. A consumer that joins a topic with ``earliest`` gets
-    every event that topic has ever had. New code may want what the old one declined: it looks again.
+    every event that topic has ever had. New code may want events that the old code declined: they are offered again.
 
     Older code takes nothing away, and gets back what newer code had taken from it: events that are
     published while it serves must reach its handlers. Of a lower version, it changes nothing else. Of
@@ -70,7 +70,7 @@ def _declared_subscriptions(spec: WorkflowSpec) -> set[tuple[str, str]]:
 
 
 def _refuse_other_kind(tx: Transaction, spec: WorkflowSpec) -> None:
-    """A consumer cannot become a producer of the same name: its runs and events would belong to nobody."""
+    """A consumer cannot become a producer of the same name: its runs and events would have no handler."""
     known = {row.name: row.kind for row in work.handlers(tx, spec.name)}
     for handler in spec.handlers:
         if known.get(handler.name, handler.kind) != handler.kind:
@@ -97,7 +97,7 @@ def _known_fingerprints(before: WorkflowRow | None, spec: WorkflowSpec) -> list[
 
 
 def _missing_parts(tx: Transaction, spec: WorkflowSpec) -> list[str]:
-    """What older code declares and nobody serves any more, in words."""
+    """Describe what older code declares and no registered code has any more."""
     served = {row.name for row in work.handlers(tx, spec.name) if not row.retired}
     gone = [handler.name for handler in spec.handlers if handler.name not in served]
     unheard = sorted(_declared_subscriptions(spec) - work.subscriptions_by_name(tx, spec.name))

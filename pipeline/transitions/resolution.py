@@ -33,7 +33,7 @@ def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor) -> Mutation
 
 
 def happened(tx: Transaction, mutation_id: MutationId, by: Actor, result: Any = None) -> MutationRow:
-    """A person asserts that it happened, and with which result."""
+    """Resolve a mutation for an operator: it happened, with this result."""
     item = AppliedMutation(mutation_id=mutation_id, result=result)
     row = apply(tx, [item], by=Resolver.OPERATOR).only()
     audit.record(tx, by, "mutation.happened", **audit.subject_of(row))
@@ -41,7 +41,7 @@ def happened(tx: Transaction, mutation_id: MutationId, by: Actor, result: Any = 
 
 
 def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
-    """A person asserts that it did not happen. Refused while the request may still be travelling."""
+    """Resolve a mutation for an operator: it did not happen. Refused in the quiet period."""
     error = by.reason or f"{by.name} says it did not happen"
     item = FailedMutation(mutation_id=mutation_id, error=error, evidence=Evidence.ABSENCE)
     row = fail(tx, [item], by=Resolver.OPERATOR).only()
@@ -50,7 +50,7 @@ def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Actor) -> Mutat
 
 
 def skip(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
-    """A person goes on without it: its events are skipped and ``next`` runs with that status."""
+    """Skip a mutation for an operator: its events are skipped, and ``next`` runs with that status."""
     row = _resolve_as_skipped(tx, mutation_id, by, "skip", IN_DOUBT)
     tx.log_on_commit("mutation.skipped", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     record_time_to_resolution(tx, row, "skipped")
@@ -59,7 +59,7 @@ def skip(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
 
 
 def reject(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
-    """A person refuses a request, or takes an approval back while it was not sent: it is skipped."""
+    """Reject a request for an operator, or withdraw its approval before it was sent: it is skipped."""
     row = _resolve_as_skipped(tx, mutation_id, by, "reject", [MutationStatus.PENDING])
     tx.log_on_commit("mutation.rejected", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.reject", **audit.subject_of(row))
@@ -67,7 +67,7 @@ def reject(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
 
 
 def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash: str) -> MutationRow:
-    """A person allows exactly the request with this hash; the run goes back to the mutate task."""
+    """Approve exactly the request with this hash for an operator; the run returns to the mutate task."""
     asked = checked_name(request_hash, what="request hash")
     row = tx.first(mutation_store.APPROVE, id=mutation_id, request_hash=asked, approved_by=by.name)
     if row is None:
@@ -83,7 +83,10 @@ def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash
 
 
 def try_again(tx: Transaction, mutation_id: MutationId, by: Actor, *, can_reconcile: bool = False) -> MutationRow:
-    """A person asks the background to look again, with a fresh budget; ``can_look``: its operation can by now."""
+    """Let the reconciler try again for an operator, with a fresh budget.
+
+    ``can_reconcile``: the operation can reconcile by now.
+    """
     row = tx.first(mutation_store.TRY_AGAIN, id=mutation_id, can_reconcile=can_reconcile)
     tx.execute(notice_store.DELETE_NOTICE, kind="indeterminate", subject=f"mutation {mutation_id}")
     if row is None:

@@ -98,7 +98,7 @@ def requested_events(item: PreparedRun) -> tuple[list[int], list[str]]:
 
 
 def reservation_error(tx: Transaction, run: RunRow, item: PreparedRun) -> PipelineError:
-    """Look again at what could not be reserved and say why, event by event.
+    """Read again what could not be reserved, and explain it event by event.
 
     A run that is refused although it asks for nothing is no consumer's run.
     """

@@ -1,6 +1,6 @@
 """Letting go of the past: what a workflow no longer keeps is dropped or archived, page by page.
 
-A page is one short transaction, so nobody waits for it and a crash loses nothing but its place. The
+A page is one short transaction, so no worker waits for it and a crash loses nothing but its position. The
 place is kept in the database: whoever runs the sweep next goes on from there, and begins again at
 the oldest row when it has come to rows that are too young for anybody to let go of.
 """
@@ -40,7 +40,7 @@ class PrunedPage:
 
 
 def prune_page(tx: Transaction, name: str, *, limit: int = 1000) -> PrunedPage:
-    """Look at the next rows of a walk and let go of those that no workflow keeps any longer."""
+    """Read the next page of a table, and delete the rows that no workflow keeps any longer."""
     walk, shortest = PRUNED_TABLES[name], tx.one(retention_store.SHORTEST_RETENTION)
     kept_for = getattr(shortest, walk.retention_field)
     if kept_for is None:

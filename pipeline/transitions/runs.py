@@ -37,7 +37,7 @@ class Claims:
 
     claimed: tuple[ClaimedRunRow, ...]  #: held now: do the phase
     passed: tuple[RunId, ...]  #: already past it: a redelivery, hand them on
-    unavailable: tuple[RunId, ...]  #: stopped, held by another, or strange: leave them alone
+    unavailable: tuple[RunId, ...]  #: stopped, held by another worker, or of an unknown handler: leave them alone
     unknown_handler: tuple[RunId, ...] = ()  #: of handlers the claimer does not know: for another worker
     idle_count: int = 0  #: of those that are past it, how many have nothing to do in it
 
@@ -124,7 +124,7 @@ def commit(
 
     ``merge`` maps a handler's id to the function that folds a returned state into the current one,
     applied under the handler's row lock. Without it a returned state replaces the current one. The
-    handlers in ``alone`` may do so only while their workflow runs one at a time: older code must not
+    handlers in ``exclusive_handlers`` may do so only while their workflow runs one at a time: older code must not
     replace what newer code merges.
     """
     landing = _commit(tx, event_store.COMMIT, cohort, Phase.EMITTING, limits)
@@ -152,7 +152,7 @@ def heartbeat(tx: Transaction, cohort: Sequence[RunLease], *, lease_duration: ti
 def hand_back(tx: Transaction, cohort: Sequence[RunLease], *, is_delayed: bool = False) -> BatchResult[RunRow]:
     """Give runs back. A run whose mutation may be in the air is never given back.
 
-    The next tick rings for them; ``later`` lets the usual silence pass first.
+    The next tick redispatches them; with ``is_delayed`` only after ``redispatch_after``.
     """
     landed = tx.guarded(run_store.HAND_BACK, _lease_rows(cohort), later=is_delayed)
     for run in landed:
@@ -169,7 +169,7 @@ def expire_leases_of_process(tx: Transaction, worker: str) -> tuple[RunId, ...]:
 
 
 def mark_dispatched(tx: Transaction, ids: Sequence[UUID]) -> tuple[RunId, ...]:
-    """Remember that a message was sent for runs nobody holds, so that the sweep waits before it repeats."""
+    """Record that a message was sent for runs that no worker holds, so that the sweep waits before it repeats."""
     return tuple(RunId(row.id) for row in run_store.execute_ids(tx, run_store.MARK_DISPATCHED, ids))
 
 

@@ -21,7 +21,7 @@ from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
 
-#: How far beyond what is wanted an ordered consumer looks for keys that nobody holds.
+#: How far beyond what is wanted an ordered consumer searches for keys that no run holds.
 _LOOK_AHEAD = 1000
 
 
@@ -34,7 +34,7 @@ class StartResult:
 
 
 def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, is_unsliced: bool = False) -> StartResult:
-    """Create up to ``count`` runs of a handler, each with a slice of events nobody else will see.
+    """Create up to ``count`` runs of a handler, each with a slice of events that no other run will see.
 
     A workflow with one place is single-threaded: while a run waits for approval, or waits to be
     carried forward with a known outcome, nothing overtakes it.

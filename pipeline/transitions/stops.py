@@ -32,7 +32,7 @@ from pipeline.transitions.results import BatchResult, Transition, match_results
 from pipeline.transitions.workflows import block, enter_maintenance
 
 LEASE_LAPSED = "its worker stopped extending its lease"
-HANDLER_UNKNOWN = "every worker that was asked to take it said that it does not know its handler"
+HANDLER_UNKNOWN = "every worker that received it does not know its handler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class StoppedRun:
 
 
 def stop(tx: Transaction, cohort: Sequence[RunFailure], *, jitter: float = 0.0) -> BatchResult[StoppedRun]:
-    """Stop runs their worker holds. ``chance`` in [0, 1) spreads the pause before the next try."""
+    """Stop runs their worker holds. ``jitter`` in [0, 1) spreads the pause before the next try."""
     rows = [{"run": item.lease.run_id, "fence": item.lease.fence} for item in cohort]
     failures = {item.lease.run_id: _storable_failure(item.failure) for item in cohort}
     ended = _stop(tx, rows, failures, jitter)
@@ -84,8 +84,8 @@ def lock_workflows(tx: Transaction, leases: Iterable[RunLease]) -> None:
 def withdraw_unclaimed(tx: Transaction, ids: Sequence[UUID]) -> tuple[NamedRunRow, ...]:
     """Stop runs that no worker takes, so that others get their places; their handlers rest before one is tried again.
 
-    What has asked nothing of the world ends as if it had never been; what has its outcome waits to be carried
-    forward. Nobody was at fault, so no failure is counted. The rest of a handler is lifted by the first worker that
+    Before the mutation: the run ends and its inputs are released. After it: the run is marked for retry. No failure
+    is counted, since no code failed. The pause of a handler ends with the first worker that
     takes one of its runs, or that starts and knows it.
     """
     tx.all(workflow_store.LOCK_WORKFLOWS_OF_RUNS, ids=[str(run_id) for run_id in ids])
@@ -109,8 +109,8 @@ def withdraw_unclaimed(tx: Transaction, ids: Sequence[UUID]) -> tuple[NamedRunRo
             status=run.status,
             side=Side.AFTER if run.retry_pending else Side.BEFORE,
         )
-        told = {"workflow": run.workflow, "handler": run.handler, "status": str(run.status)}
-        tx.count_on_commit("pipeline.runs.stopped", told)
+        labels = {"workflow": run.workflow, "handler": run.handler, "status": str(run.status)}
+        tx.count_on_commit("pipeline.runs.stopped", labels)
     return taken
 
 
@@ -129,7 +129,7 @@ def _release_withdrawn_inputs(tx: Transaction, ended: Sequence[RunRow]) -> None:
 
 
 def _storable_failure(failure: Failure) -> Failure:
-    """A failure is recorded whatever it says: words that Postgres cannot hold are replaced."""
+    """Replace characters that Postgres cannot store, so that every failure is recorded."""
     return replace(failure, message=storable_text(failure.message), error_type=storable_text(failure.error_type))
 
 
@@ -204,8 +204,8 @@ def _write_decisions(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
             status=item.decision.status,
             side=item.decision.disposition.side,
         )
-        told = {"workflow": item.run.workflow, "handler": item.run.handler, "status": str(item.decision.status)}
-        tx.count_on_commit("pipeline.runs.stopped", told)
+        labels = {"workflow": item.run.workflow, "handler": item.run.handler, "status": str(item.decision.status)}
+        tx.count_on_commit("pipeline.runs.stopped", labels)
 
 
 def _doubt(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
@@ -226,7 +226,7 @@ def _doubt(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
 
 
 def _release_inputs(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
-    """Inputs of released runs become pending; slices that were never reserved are offered to nobody."""
+    """Inputs of released runs become pending; slices that were never reserved are no longer offered."""
     rows = [
         row
         for item in ended
@@ -283,7 +283,7 @@ def _blamed_events(run: RunRow, failure: Failure) -> set[int]:
 
 
 def _culprits(failure: Failure) -> tuple[EventId, ...]:
-    """Only wrong code and wrong input are an event's fault: a world that is down is nobody's."""
+    """Return the events that caused a failure: only wrong code and wrong input are an event's fault."""
     return failure.culprits if failure.kind is FailureKind.LOGIC else ()
 
 

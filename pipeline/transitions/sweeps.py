@@ -12,7 +12,7 @@ from pipeline.store.writes import sweeps as sweep_store
 
 
 def take_slot(tx: Transaction, name: str, every: timedelta) -> bool:
-    """Whether this caller may run the sweep now: nobody has within three quarters of its period.
+    """Whether this caller may run the sweep now: it has not run within three quarters of its period.
 
     A run that Postgres's clock, since set back, put into the future counts as none.
     """

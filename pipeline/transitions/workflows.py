@@ -1,7 +1,7 @@
 """A workflow's switches, and bringing its tables in line with its code.
 
 A person's wish and the system's blocks are kept apart: neither overwrites the other. Maintenance is
-set with the failure that causes it; the task that asks somebody to mend the code follows.
+set with the failure that causes it; the task that asks an operator to correct the code follows.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +20,7 @@ from pipeline.transitions import audit
 
 
 def clear_unclaimed(tx: Transaction, workflow: str, names: Collection[str]) -> None:
-    """A worker that knows these handlers has begun: what rested because nobody took its runs is due again."""
+    """Let unclaimed handlers run again, since a worker that knows them has started."""
     ids = sorted(row.id for row in work.handlers(tx, workflow) if row.name in names and row.retry_at is not None)
     if ids:
         tx.all(handler_store.LOCK_HANDLER_STATES, ids=ids)
@@ -28,7 +28,7 @@ def clear_unclaimed(tx: Transaction, workflow: str, names: Collection[str]) -> N
 
 
 def pause(tx: Transaction, workflow: str, by: Actor) -> None:
-    """A person pauses a workflow. Runs in the air go on; no new one starts."""
+    """Pause a workflow for an operator. Active runs go on; no new run starts."""
     _lock(tx, workflow)
     if tx.first(workflow_store.SET_DESIRED, name=workflow, desired=DesiredStatus.PAUSED):
         audit.record(tx, by, "workflow.pause", workflow=workflow)
@@ -36,7 +36,7 @@ def pause(tx: Transaction, workflow: str, by: Actor) -> None:
 
 
 def resume(tx: Transaction, workflow: str, by: Actor) -> None:
-    """A person resumes a workflow: lifts what only waited for a person, and forgets every failure so far.
+    """Resume a workflow for an operator: close the blocks that an operator lifts, and reset all failures.
 
     Refused, with the mutations named, while an unknown outcome holds the workflow back.
     """
@@ -74,7 +74,7 @@ def enter_maintenance(tx: Transaction, workflow: str, reason: str, by: Actor | N
 
 
 def open_maintenance_task(tx: Transaction, workflow: str) -> bool:
-    """Ask somebody to mend a workflow in maintenance; False if that was done already, or is not needed."""
+    """Open the maintenance task of a workflow; False if it is open already, or not needed."""
     return tx.first(workflow_store.OPEN_MAINTENANCE_TASK, name=workflow) is not None
 
 
@@ -104,7 +104,7 @@ def raise_watermarks(tx: Transaction) -> None:
 
 
 def _reset_failures(tx: Transaction, workflow: str) -> None:
-    """Whoever mended the cause gets the whole budget again, for handlers, for waiting runs and for events."""
+    """Reset the failures of handlers, waiting runs and events: the cause was corrected."""
     for statement in (
         handler_store.RESET_HANDLER_FAILURES,
         run_store.RESET_RUN_FAILURES,

@@ -1,7 +1,7 @@
-"""What waits for a person, as notices tell of it: one row for each thing, with the name it is told under.
+"""What needs an operator: one row per notice, with the name that identifies it.
 
-Requests that wait to be allowed are told of by workflow and events that were set aside by handler, however many they
-are: they come in crowds. Every part is found by an index on what is open.
+Pending approvals are one notice per workflow, and quarantined events one per handler, however many they are: they come
+in large numbers. Every part is found by an index on what is open.
 """
 
 from collections.abc import Sequence
@@ -52,5 +52,5 @@ ORDER BY w.since, w.kind, w.subject OFFSET :skip LIMIT :limit
 
 
 def undelivered_notices(tx: Transaction, *, limit: int = 100, offset: int = 0) -> Sequence[NoticeRow]:
-    """What waits for a person and nobody was told of yet, oldest first."""
+    """What needs an operator and has no notice yet, oldest first."""
     return tx.all(_UNDELIVERED_NOTICES, limit=limit, skip=offset)

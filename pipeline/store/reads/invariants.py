@@ -1,6 +1,6 @@
 """What must be true of the tables at every instant, as queries that return what is not.
 
-The tests run them after every step, ``pipeline doctor`` runs them in production. They only look: a
+The tests run them after every step, ``pipeline doctor`` runs them in production. They only read: a
 broken invariant means a verb is wrong, and repairing the row would hide it. Overdue findings are
 work that a sweep should have done by now: the sweep is not running.
 """
@@ -65,7 +65,7 @@ _RECENT = "(SELECT * FROM pipeline.runs ORDER BY id DESC LIMIT :recent)"
 
 
 _BEAT_ADVICE = "Start beat, or run the recovery sweep by hand."
-#: Of a run's workflow: nobody paused it and nothing holds it back.
+#: Of a run's workflow: no operator paused it, and no block or maintenance holds it back.
 _CAN_WORKFLOW_START = f"""EXISTS (
   SELECT FROM pipeline.workflows w WHERE w.name = r.workflow AND w.desired = '{DesiredStatus.ACTIVE}'
     AND NOT w.maintenance
@@ -237,9 +237,9 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _overdue(
         "in-flight-is-held",
-        "A mutation in flight belongs to a run that somebody holds.",
+        "A mutation in flight belongs to a run that a worker holds.",
         f"""
-        SELECT 'mutation ' || m.id AS subject, 'sent at ' || m.sent_at || ', nobody holds its run' AS detail
+        SELECT 'mutation ' || m.id AS subject, 'sent at ' || m.sent_at || ', no worker holds its run' AS detail
         FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
         WHERE m.status = '{MutationStatus.IN_FLIGHT}'
           AND (r.lease_expires_at IS NULL OR r.lease_expires_at < pipeline.clock() - interval '10 minutes')
@@ -248,9 +248,9 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _overdue(
         "reconciles-are-on-time",
-        "The next look at a mutation in doubt begins within ten minutes of its time.",
+        "The next reconcile attempt of a mutation in doubt begins within ten minutes of its time.",
         f"""
-        SELECT 'mutation ' || id AS subject, 'next look was due at ' || next_reconcile_at AS detail
+        SELECT 'mutation ' || id AS subject, 'next reconcile attempt was due at ' || next_reconcile_at AS detail
         FROM pipeline.mutations
         WHERE status = '{MutationStatus.NEEDS_RECONCILE}'
           AND next_reconcile_at < pipeline.clock() - interval '10 minutes'
@@ -273,7 +273,7 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _overdue(
         "active-runs-are-held",
-        "Somebody takes an active run within ten minutes, unless its workflow is held back or its breaker is open.",
+        "A worker claims an active run within ten minutes, unless its workflow is held back or its breaker is open.",
         f"""
         SELECT 'run ' || r.id AS subject, r.phase || ' for ' || h.name || ' of ' || h.workflow || ', begun at ' ||
           coalesce(m.approved_at, r.started_at, r.created_at) || ', last rung for at ' ||
@@ -368,7 +368,7 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _overdue(
         "maintenance-has-a-task",
-        "Somebody was asked to mend every workflow in maintenance within ten minutes.",
+        "Every workflow in maintenance has a maintenance task within ten minutes.",
         """
         SELECT 'workflow ' || w.name AS subject, 'in maintenance since ' || w.maintenance_since AS detail
         FROM pipeline.workflows w

@@ -1,4 +1,4 @@
-"""Reads of the ledger for those who look into it: reconciler, desk, breakers, doctor. Nothing here writes."""
+"""Reads of the ledger for the reconciler, operators, circuit breakers and the doctor. Nothing here writes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +46,7 @@ UNION
 SELECT connector, operation FROM pipeline.breakers ORDER BY connector, operation
 """)
 
-#: What a person may settle, with the events it is about.
+#: What an operator may resolve, with the events it is about.
 _MUTATIONS_BY_STATUS = Statement[UnresolvedMutationRow]("""
 SELECT m.*, r.event_ids, h.name AS handler, r.status AS run_status,
        m.quiet_until > pipeline.clock() AS is_quiet,
@@ -71,8 +71,7 @@ SELECT m.id, CASE WHEN (m.status IN {MUTATION_MAY_HAVE_HAPPENED}
 FROM pipeline.mutations m WHERE m.id < :below ORDER BY m.id DESC LIMIT :limit
 """)
 
-#: Which run did what a run that was settled as failed had set out to do: the other side of an alarm. Of several, one
-#: that did something.
+#: The replacement run of a run whose mutation was resolved as failed. Of several, one that applied its mutation.
 _REPLACEMENT_RUN = Statement[ReplacementRunRow](f"""
 SELECT o.id AS run_id, o.mutation_id, o.status, m.status AS mutation_status, m.connector, m.operation, m.result
 FROM pipeline.runs r
@@ -84,7 +83,7 @@ ORDER BY m.status = '{MutationStatus.APPLIED}' DESC NULLS LAST, o.id LIMIT 1
 
 
 def due_mutation_ids(tx: Transaction, *, limit: int = 100) -> list[UUID]:
-    """Mutations whose next look is due: so many of those in doubt, then so many of those that are still watched."""
+    """List mutations that are due: up to ``limit`` to be reconciled, then up to ``limit`` to be monitored."""
     return [row.id for row in tx.all(_DUE_MUTATION_IDS, limit=limit)]
 
 

@@ -1,7 +1,7 @@
-"""Reads for people: lists, and everything about one thing. Every one of them is bounded.
+"""Reads for operators: lists, and everything about one thing. All bounded.
 
 What is open is found by an index. What is long done has no index of its own, which would make every
-write pay for a rare look: it is looked for among the newest rows, and the caller says how far back.
+write pay for a rare read: it is searched for among the newest rows, and the caller names how many.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ LEFT JOIN pipeline.events oldest ON oldest.id = coalesce(waiting.oldest, reserve
 WHERE CAST(:workflow AS text) IS NULL OR h.workflow = :workflow ORDER BY h.workflow, h.name
 """)
 
-#: Of the runs that hold the places of a workflow: how many have sent nothing and are held by nobody, and the first
+#: Of the runs that hold the places of a workflow: how many have sent nothing and are held by no worker, and the first
 #: that waits to be allowed.
 _CAPACITY_HOLDERS = Statement[CapacityRow](f"""
 SELECT w.name AS workflow, held.* FROM pipeline.workflows w CROSS JOIN LATERAL (
@@ -376,7 +376,7 @@ def pending_approvals(tx: Transaction, workflow: str | None = None, *, limit: in
 
 
 def late_effects(tx: Transaction, *, limit: int = 100) -> Sequence[LateEffectRow]:
-    """Effects that surfaced late, and that nobody has dealt with."""
+    """Late effects that no operator has acknowledged."""
     return tx.all(_LATE_EFFECTS, limit=limit)
 
 

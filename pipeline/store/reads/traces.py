@@ -1,4 +1,4 @@
-"""Reads that follow a thing both ways, and that find it by whatever a person knows of it. All bounded."""
+"""Reads that find a run, a mutation or an event by any id, and follow it both ways. All bounded."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -72,12 +72,12 @@ def runs_with_inputs(
 
 
 def run_throughput(tx: Transaction, span: str, *, recent: int) -> Sequence[RunThroughputRow]:
-    """What ended lately, by workflow: how far back the look reached, and how many rows it counted."""
+    """Runs that ended lately, by workflow: how far back the read reached, and how many rows it counted."""
     return tx.all(_RUN_THROUGHPUT, span=span, recent=recent)
 
 
 def event_throughput(tx: Transaction, span: str, *, recent: int) -> Sequence[EventThroughputRow]:
-    """What was published lately, by workflow: how far back the look reached, and how many rows it counted."""
+    """Events published lately, by workflow: how far back the read reached, and how many rows it counted."""
     return tx.all(_EVENT_THROUGHPUT, span=span, recent=recent)
 
 

@@ -1,6 +1,6 @@
-"""Every read that the work itself needs; those for people are in ``listings`` and ``traces``.
+"""Reads for workers and sweeps. Reads for operators are in ``listings`` and ``traces``.
 
-Functions are nouns, so a read never looks like a transition; anybody may import this.
+Functions are nouns, so that a read is not mistaken for a transition. Every package may import this.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -122,7 +122,7 @@ SELECT m.id FROM pipeline.blocks b JOIN pipeline.runs r ON r.id = b.run_id
 JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE b.workflow = :workflow AND b.kind = '{BlockKind.RECONCILIATION}' AND b.closed_at IS NULL ORDER BY m.id
 """)
-#: Of a run: the code still has its handler. What is left of one that is gone waits for a person, and for nobody else.
+#: Of a run: the code still has its handler. A run of a retired handler waits for an operator only.
 _IS_HANDLER_CURRENT = """r.handler_id <> ALL(ARRAY(
   SELECT h.id FROM pipeline.handlers h WHERE h.workflow = :workflow AND h.retired))"""
 _ACTIVE_RUN_COUNT = Statement[CountRow](f"""
@@ -252,7 +252,7 @@ def backlog(tx: Transaction, handler_id: int, *, limit: int) -> int:
 
 
 def slices(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, list[OfferedEventRow]]:
-    """The pending events that each of these runs was offered, oldest first: one look for a cohort."""
+    """The pending events that each of these runs was offered, oldest first: one read for a cohort."""
     found: dict[UUID, list[OfferedEventRow]] = {run_id: [] for run_id in ids}
     for row in tx.all(_PEEK_SLICE, ids=[str(run_id) for run_id in ids]):
         found[row.run_id].append(row)
@@ -364,11 +364,11 @@ def finishable_sessions(tx: Transaction, *, limit: int = 100) -> list[UUID]:
 
 
 def unattended_maintenance(tx: Transaction) -> list[str]:
-    """Workflows in maintenance that nobody was asked to mend."""
+    """Workflows in maintenance without an open maintenance task."""
     return [row.name for row in tx.all(_UNATTENDED_MAINTENANCE)]
 
 
-#: In turns, so that a crowd of one handler starves no other; of each handler's the longest silent first.
+#: In turns, so that many runs of one handler starve no other. Of each handler the longest undispatched first.
 STALE_DISPATCHES = Statement[RunRow](f"""
 SELECT t.* FROM (
   SELECT r.*, row_number() OVER (
@@ -387,7 +387,7 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) AND (
   OR EXISTS (SELECT FROM pipeline.runs p WHERE p.id = r.retry_of AND p.status = '{RunStatus.CRASHED}'))
 """)
 
-#: A handler of which somebody holds a run is known to somebody.
+#: A worker that holds a run knows its handler.
 UNCLAIMED_RUNS = Statement[RunOfWorkflowRow](f"""
 SELECT r.id, r.workflow FROM pipeline.runs r
 WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
@@ -400,7 +400,7 @@ ORDER BY r.id LIMIT :limit
 
 
 def stale_dispatches(tx: Transaction, *, redispatch_after: Any, limit: int = 100) -> Sequence[RunRow]:
-    """Active runs nobody holds and whose last message is older than ``redispatch_after``."""
+    """Active runs that no worker holds and whose last message is older than ``redispatch_after``."""
     return tx.all(STALE_DISPATCHES, redispatch_after=redispatch_after, limit=limit)
 
 
@@ -410,5 +410,5 @@ def suspect_runs(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
 
 
 def unclaimed_runs(tx: Transaction, *, older_than: Any, limit: int = 1_000) -> Sequence[RunOfWorkflowRow]:
-    """Runs older than ``patience`` that workers have handed back, of handlers that nobody seems to know."""
+    """Runs older than ``older_than`` that workers have handed back, and whose handler no worker seems to know."""
     return tx.all(UNCLAIMED_RUNS, patience=older_than, limit=limit)

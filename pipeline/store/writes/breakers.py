@@ -1,4 +1,4 @@
-"""Guarded writes of breakers: a row that is not closed is an open one. Only ``execution`` may import this."""
+"""Guarded writes of breakers: a row that is not closed is an open one. Only ``transitions`` may import this."""
 
 from pipeline.domain.states import MutationStatus, Phase, RunStatus
 from pipeline.store.rows import BreakerRow, RunRow
@@ -48,7 +48,7 @@ SET reason = excluded.reason, opened_by = NULL, opened_at = excluded.opened_at, 
 WHERE breakers.closed_at IS NOT NULL RETURNING *
 """)
 
-#: A person opens it: without probes, until a person closes it.
+#: An operator opens it: without probes, until an operator closes it.
 OPEN = Statement[BreakerRow]("""
 INSERT INTO pipeline.breakers (connector, operation, reason, opened_by, probe_every)
 VALUES (:connector, :operation, :reason, :opened_by, interval '0')
@@ -64,15 +64,15 @@ WHERE connector = :connector AND operation = :operation AND closed_at IS NULL AN
 RETURNING *
 """)
 
-#: One caller gets the probe that is due; the next one is due a while later, whatever becomes of this one.
+#: One caller gets the probe that is due. The next is due after ``probe_every``, whatever the result of this one.
 TAKE_PROBE = Statement[BreakerRow]("""
 UPDATE pipeline.breakers SET probe_at = pipeline.clock() + probe_every
 WHERE connector = :connector AND operation = :operation AND closed_at IS NULL AND probe_at <= pipeline.clock()
 RETURNING *
 """)
 
-#: Runs that have sent nothing and that nobody holds: some of them may have been told to wait behind the breaker. What
-#: somebody else has locked is on its way already.
+#: Runs that have sent nothing and that no worker holds: some of them may wait for the breaker. A run that another
+#: transaction has locked is being worked on already.
 REDISPATCH_WAITING = Statement[RunRow](f"""
 WITH waiting AS (
   SELECT r.id FROM pipeline.runs r

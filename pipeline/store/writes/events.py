@@ -1,4 +1,4 @@
-"""Guarded writes of events and deliveries. Only ``execution`` may import this.
+"""Guarded writes of events and deliveries. Only ``transitions`` may import this.
 
 Every move into ``pending`` stamps the row with the transaction's id, so that a consumer whose last
 prepare found nothing can tell what it cannot have seen.
@@ -62,7 +62,7 @@ SELECT id, topic, message_id FROM fresh ORDER BY id
 
 #: Everything a commit does, in one statement guarded by the run it belongs to: publish what the run
 #: emitted, consume what it reserved (what a person skipped stays skipped), forget the handler's
-#: failures, and let an ordered consumer that rested behind a key of this run look again. ``caused_by``
+#: failures, and let an ordered consumer that was idle behind a key of this run prepare again. ``caused_by``
 #: is the set of root events of the run's inputs.
 def _commit_sql(phase: Phase, kind: HandlerKind) -> str:
     return f"""
@@ -151,7 +151,7 @@ SELECT * FROM rewritten ORDER BY id
 """)
 
 #: Inputs of stopped runs: pending again (or set aside), no longer offered, visible as new. What waited
-#: behind the key of one that is set aside was seen by nobody.
+#: behind the key of a quarantined event was seen by no run.
 RELEASE_INPUTS = Statement[ReleasedInputRow](f"""
 WITH x AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, handler_id integer, events bigint[],
@@ -214,7 +214,7 @@ WHERE {_ONE} AND status = '{DeliveryStatus.QUARANTINED}' RETURNING *
 
 
 def release_inputs(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> Sequence[ReleasedInputRow]:
-    """Return the inputs of stopped runs."""
+    """Give the inputs of stopped runs back."""
     return tx.all(RELEASE_INPUTS, rows=encode_rows(rows))
 
 

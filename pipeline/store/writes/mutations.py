@@ -1,8 +1,8 @@
 """Guarded writes of the ledger, and of the run that remembers what became of it.
 
-Ledger and run move in one statement, so the two never disagree. A worker's write carries its fence
-and finds the mutation in flight; a later verdict carries none and finds the run stopped in doubt.
-Only ``execution`` may import this.
+Mutation and run change in one statement, so the two never disagree. A worker's write carries its fence
+and expects the mutation in flight. A later verdict carries no fence and expects the run stopped in doubt.
+Only ``transitions`` may import this.
 """
 
 from pipeline.domain.states import Evidence, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
@@ -47,7 +47,7 @@ WITH requested AS (
 SELECT w.*, m.fence FROM written w JOIN moved m ON m.run_id = w.run_id ORDER BY w.id
 """)
 
-#: A run whose worker still holds it with its mutation not settled, locked; and its lease over the new deadline.
+#: A run with an unresolved mutation that its worker still holds, locked; its lease is extended over the new deadline.
 _HELD = f"""held AS (
   SELECT r.id, r.mutation_id FROM pipeline.runs r
   JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, fence bigint) ON x.run = r.id
@@ -75,7 +75,7 @@ WITH {_HELD}, sent AS (
 ), {_LEASED}
 """)
 
-#: Another attempt at a mutation whose last one is known not to have happened.
+#: Another attempt at a mutation whose last attempt is known not to have happened.
 RESEND = Statement[SentMutationRow](f"""
 WITH {_HELD}, sent AS (
   UPDATE pipeline.mutations m
@@ -85,7 +85,7 @@ WITH {_HELD}, sent AS (
 ), {_LEASED}
 """)
 
-#: Run and mutation of a verdict, both locked, run first, where the verdict still counts.
+#: Run and mutation of a verdict that still counts, both locked, the run first.
 _JUDGED = f"""
 judged AS (
   SELECT r.id AS run, r.handler_id, r.event_ids, r.status AS run_status, m.id AS mutation, x.*
@@ -121,8 +121,8 @@ WITH requested AS (
 SELECT * FROM settled ORDER BY id
 """)
 
-#: An answer to the call itself counts at once; anything found out later only if it was asked when the request
-#: could no longer be travelling: an answer may be older than its record.
+#: The answer to the call itself counts at once. A verdict that was found out later counts only if the reconcile attempt
+#: began after the quiet period: the answer may be older than its record.
 _IS_EVIDENCE = f"""AND ((x.evidence = '{Evidence.DEFINITE}' AND x.fence IS NOT NULL)
   OR m.quiet_until <= coalesce(x.reconcile_started_at, pipeline.clock()))"""
 
@@ -147,7 +147,7 @@ SELECT s.*, j.run, j.handler_id, j.event_ids, j.fence, h.after_failed_mutation
 FROM settled s JOIN judged j ON j.mutation = s.id JOIN pipeline.handlers h ON h.id = j.handler_id ORDER BY s.id
 """)
 
-#: An in-flight mutation of a run that is being stopped: to the background, or straight to a person.
+#: An in-flight mutation of a run that is being stopped: to the reconciler, or directly to an operator.
 DOUBT = Statement[MutationRow](f"""
 UPDATE pipeline.mutations m
 SET status = x.status, error = x.error, doubted_at = pipeline.clock(),
@@ -191,8 +191,8 @@ WHERE m.id = due.id AND x.mutation_id = m.id
 RETURNING m.*, pipeline.clock() AS reconcile_started_at
 """)
 
-#: Not before the outside system wants to be asked, and when absence was found, not before it proves something:
-#: a look that came too early for that is not counted.
+#: The next attempt is not before the time that the connector named. After an absence it is not before the end of the
+#: quiet period, and the attempt that came too early is not counted.
 POSTPONE = Command(f"""
 UPDATE pipeline.mutations
 SET reconcile_attempts = greatest(0, reconcile_attempts - CASE WHEN :until_quiet THEN 1 ELSE 0 END),
@@ -209,7 +209,8 @@ SET next_reconcile_at = greatest(next_reconcile_at, pipeline.clock() + CAST(:aft
 WHERE id = :id AND status = '{MutationStatus.NEEDS_RECONCILE}'
 """)
 
-#: A look at a mutation that was settled on weak evidence: counted, and another booked, before this one begins.
+#: A check for the late effect of a mutation that was resolved on weak evidence. It is counted, and another is booked,
+#: before it begins.
 BEGIN_MONITOR_CHECK = Statement[MutationRow]("""
 WITH due AS (
   SELECT id FROM pipeline.mutations WHERE id = :id AND next_monitor_at <= pipeline.clock() FOR NO KEY UPDATE SKIP LOCKED
@@ -225,7 +226,7 @@ UPDATE pipeline.mutations SET next_monitor_at = pipeline.clock() + CAST(:next AS
 WHERE id = :id AND status = '{MutationStatus.FAILED}' AND found_late_at IS NULL
 """)
 
-#: A look of the watch that came back and told nothing: the one booked in its place is the same look.
+#: A check that ended without a verdict does not count: the booked one takes its place.
 DISCOUNT_MONITOR_CHECK = Command(f"""
 UPDATE pipeline.mutations SET monitor_attempts = greatest(0, monitor_attempts - 1)
 WHERE id = :id AND status = '{MutationStatus.FAILED}' AND found_late_at IS NULL
@@ -257,7 +258,7 @@ SET status = '{MutationStatus.NEEDS_RECONCILE}', reconcilable = true, reconcile_
 WHERE id = :id AND status = '{MutationStatus.INDETERMINATE}' AND (reconcilable OR :can_reconcile) RETURNING *
 """)
 
-#: A request that was allowed and not sent can be taken back: a worker that holds its run finds it stopped.
+#: A request that was approved and not sent can be rejected: a worker that holds its run finds the run stopped.
 SKIP = Statement[MutationRow](f"""
 WITH judged AS (
   SELECT r.id AS run, m.id AS mutation FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id

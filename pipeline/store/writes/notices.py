@@ -7,7 +7,7 @@ INSERT_NOTICE = Command("""
 INSERT INTO pipeline.notices (kind, subject) VALUES (:kind, :subject) ON CONFLICT DO NOTHING
 """)
 
-#: People are told again if it comes to that again.
+#: If the same thing needs an operator again, a new notice is sent.
 DELETE_ENDED_NOTICES = Command(f"""
 DELETE FROM pipeline.notices n WHERE (n.kind, n.subject) NOT IN (SELECT w.kind, w.subject FROM ({ATTENTION_ITEMS}) w)
 """)

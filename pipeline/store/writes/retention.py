@@ -1,9 +1,9 @@
 """Dropping what a workflow no longer keeps, page by page.
 
 Ids are ordered by time, so a page is a short scan of the primary key from where the last one ended,
-and no table needs an index for its own cleaning. Each statement looks at one page, drops what may go,
-moves it to the archive where the workflow says so, and tells where the page ended. What waits for
-anybody, or is in anybody's way, stays however old it is.
+and no table needs an index for its pruning. Each statement reads one page, deletes the rows that may go,
+moves them to the archive where the workflow says so, and returns where the page ended. A row that some
+work still needs stays however old it is.
 """
 
 from pipeline.domain.states import RunStatus
@@ -32,7 +32,7 @@ FROM page p
 _BY_NUMBER, _BY_UUID = _page_summary("max(p.id)"), _page_summary("max(CAST(p.id AS text))")
 
 #: An event is done with when every consumer is, and has been for as long as the workflow wants it kept. The inputs of
-#: a mutation that is still watched stay: if it surfaces, they tell who did it again.
+#: a mutation that is still monitored stay: if a late effect is found, they name the replacement run.
 PRUNE_EVENTS = Statement[PageRow](f"""
 WITH page AS MATERIALIZED (
   SELECT e.id, e.created_at AS at, w.keep_done, w.archives
@@ -62,7 +62,7 @@ WITH page AS MATERIALIZED (
 """)
 
 #: A run goes after its inputs and after the run that carried it forward; with a mutation, when the ledger lets go.
-#: A session that is still open is told how many went, and what they cost.
+#: A session that is still open gets the number and the cost of its deleted runs added.
 PRUNE_RUNS = Statement[PageRow](f"""
 WITH page AS MATERIALIZED (
   SELECT r.id, r.created_at AS at, w.keep_done, w.keep_ledger, w.archives
@@ -92,7 +92,7 @@ WITH page AS MATERIALIZED (
 ), open AS (
   SELECT s.id FROM pipeline.sessions s WHERE s.finished_at IS NULL AND s.id IN (SELECT session_id FROM numbered)
   ORDER BY s.id FOR NO KEY UPDATE
-), told AS (
+), counted AS (
   UPDATE pipeline.sessions s SET run_count = coalesce(s.run_count, 0) + n.runs,
     cost = CASE WHEN n.cost IS NULL THEN s.cost ELSE coalesce(s.cost, 0) + n.cost END
   FROM numbered n JOIN open o ON o.id = n.session_id WHERE s.id = o.id
@@ -118,7 +118,7 @@ WITH page AS MATERIALIZED (
 {_BY_UUID}
 """)
 
-#: What people did stays at least as long as the mutation they did it to. Acts that belong to no workflow stay.
+#: An act stays at least as long as the mutation it is about. Acts that belong to no workflow stay.
 PRUNE_AUDIT = Statement[PageRow](f"""
 WITH page AS MATERIALIZED (
   SELECT a.id, a.at, a.mutation_id, w.keep_ledger, w.archives

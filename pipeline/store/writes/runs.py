@@ -1,7 +1,7 @@
 """Guarded writes of runs. Each statement takes a cohort and names, row by row, the state it expects.
 
 A statement locks the rows it will write in id order, writes only those whose guard holds, and
-returns them: what is missing from the answer did not land. Only ``execution`` may import this.
+returns them: a run that is missing from the result was refused. Only ``transitions`` may import this.
 """
 
 from collections.abc import Collection, Sequence
@@ -57,7 +57,7 @@ _HELD = f"""held AS (
 
 
 def _claim_sql(guard: str, phase: str) -> str:
-    """A claim: nobody holds the row, so whoever lands this statement does.
+    """Return the SQL of a claim: the worker whose statement updates a free run holds it.
 
     Its transaction may have begun before the run was made. ``now`` is not before that, or a slot would be taken twice.
     """
@@ -109,8 +109,9 @@ CLAIM_NEXT = Statement[ClaimedRunRow](
 _IS_AVAILABLE = f"d.event_id > :low_watermark AND {IS_AVAILABLE}"
 _IS_KEY_FREE = is_key_free(ordered=":ordered", handler=":handler_id", workflow=":workflow")
 
-#: Each run gets what nobody declined, filled up with what was: of an ordered key all that stands before it, and
-#: never a slice in which nothing is new.
+#: 1. Each run gets events that no run declined, filled up with declined ones.
+#: 2. Of an ordered key it gets all events before them.
+#: 3. It never gets a slice in which every event was declined.
 INSERT_SLICED = Statement[StartedRunRow](f"""
 WITH fresh AS (
   SELECT d.event_id, d.key, d.declined, d.suspect FROM pipeline.deliveries d
@@ -181,7 +182,7 @@ RETURNING *
 #: A run that sees everything rests on its snapshot. Not so an ordered one among others: an event that it
 #: could not see, for a key that another held, may be free before it rests; slices decline one by one.
 #: A woken run forgets the time that woke it, and leaves one that a slice asked for meanwhile. If it takes something,
-#: what others declined before is asked about again: nobody says that it was shown that.
+#: the events that other runs declined are offered again, since it is not known that this run saw them.
 FINISH_PREPARE = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns=_PREPARED_COLUMNS)},
 {_HELD.format(guard=f"r.phase = '{Phase.PREPARING}' AND " + _IS_CONSUMER)},
@@ -284,7 +285,8 @@ UPDATE pipeline.runs SET dispatched_at = pipeline.clock()
 WHERE id = ANY(CAST(:ids AS uuid[])) AND status = '{RunStatus.ACTIVE}' AND lease_expires_at IS NULL RETURNING *
 """)
 
-#: A message reached a worker that could do nothing with it: the next tick rings again, not only when silence is over.
+#: A message reached a worker that does not know the handler: redispatch on the next tick instead of after
+#: ``redispatch_after``.
 REQUEUE_UNKNOWN = Statement[RunIdRow](f"""
 UPDATE pipeline.runs r SET dispatched_at = NULL, worker = NULL FROM pipeline.handlers h
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
@@ -292,7 +294,7 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}' AND r
   AND r.workflow || chr(31) || h.name <> ALL(CAST(:known_handlers AS text[])) RETURNING r.id
 """)
 
-#: As they were handed back: no message under way, and no worker that has had them since.
+#: Only runs that no message is under way for, and that no worker has held since they were handed back.
 LOCK_UNCLAIMED = Statement[UnclaimedRunRow](f"""
 SELECT r.id, r.handler_id FROM pipeline.runs r
 WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}'
@@ -343,7 +345,7 @@ UPDATE pipeline.runs SET status = CASE WHEN status = '{RunStatus.ACTIVE}' THEN '
 WHERE id = :id AND lease_expires_at IS NULL AND (status = '{RunStatus.ACTIVE}' OR retry_pending) RETURNING *
 """)
 
-#: An event that a run was shown and did not reserve yet is held by nobody; blamed by name, it counts like an input.
+#: No run holds an event that a run was shown and has not reserved. If the failure names it, it counts like an input.
 RUN_FACTS = Statement[RunFactsRow](f"""
 WITH {_REQUESTED.format(columns="run uuid, culprits bigint[]")}
 SELECT r.*, m.status AS mutation_status, m.reconcilable, h.after_failed_mutation, h.failure_policy,
@@ -414,7 +416,7 @@ def claim(
     worker: str,
     known_handlers: KnownHandlers,
 ) -> Sequence[ClaimedRunRow]:
-    """Run one of the claim statements, for runs of the handlers the claimer knows."""
+    """Claim runs of the handlers that the claimer knows."""
     return tx.all(
         statement,
         ids=[str(id_) for id_ in ids],
@@ -425,7 +427,7 @@ def claim(
 
 
 def requeue_unknown(tx: Transaction, ids: Sequence[UUID], known_handlers: KnownHandlers) -> Sequence[RunIdRow]:
-    """Have it rung again soon for those of these runs whose handler the claimer does not know."""
+    """Redispatch those of these runs soon whose handler the claimer does not know."""
     if not ids or known_handlers is None:
         return ()
     return tx.all(REQUEUE_UNKNOWN, ids=[str(id_) for id_ in ids], known_handlers=_handler_keys(known_handlers))
@@ -437,11 +439,11 @@ def _handler_keys(known: KnownHandlers) -> list[str] | None:
 
 
 def execute_ids(tx: Transaction, statement: Statement[RowT], ids: Sequence[UUID], **params: Any) -> Sequence[RowT]:
-    """Run a statement that takes a cohort as ids, and return what landed."""
+    """Run a statement that takes a cohort as ids. Return the rows that it updated."""
     return tx.all(statement, ids=[str(id_) for id_ in ids], **params)
 
 
-#: The run that carries such a run forward counts from 1 again.
+#: The run that retries such a run counts its attempts from 1 again.
 RESET_RUN_FAILURES = Command("""
 UPDATE pipeline.runs SET attempt = 0, retry_at = NULL WHERE workflow = :workflow AND retry_pending
 """)

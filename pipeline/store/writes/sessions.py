@@ -25,7 +25,7 @@ WHERE w.name IN (SELECT s.workflow FROM pipeline.sessions s WHERE s.id = ANY(CAS
 ORDER BY w.name FOR NO KEY UPDATE
 """)
 
-#: Taken before a session is ended, after its runs: what retention drops at the same moment is then counted once.
+#: Locked after its runs and before the session is ended: a run that retention deletes meanwhile is then counted once.
 LOCK_SESSIONS = Statement[SessionIdRow]("""
 SELECT id FROM pipeline.sessions WHERE id = ANY(CAST(:ids AS uuid[])) AND finished_at IS NULL
 ORDER BY id FOR NO KEY UPDATE
@@ -35,12 +35,12 @@ MAX_COUNTED_RUNS = 10_000
 
 
 def _session_total(number: str) -> str:
-    """A number of a session's runs; NULL when there are too many to be read while the workflow is locked."""
+    """Return the SQL of a number of a session's runs. It is NULL if there are too many to read under the lock."""
     read = f"SELECT status, cost FROM pipeline.runs WHERE session_id = s.id LIMIT {MAX_COUNTED_RUNS} + 1"
     return f"(SELECT CASE WHEN count(*) <= {MAX_COUNTED_RUNS} THEN {number} END FROM ({read}) r)"
 
 
-#: Retention has told the session of the runs that it dropped.
+#: Retention adds the runs that it deleted to their session.
 _RUN_COUNT = _session_total(f"coalesce(s.run_count, 0) + count(*) FILTER (WHERE r.status = '{RunStatus.COMMITTED}')")
 _RUN_COST = _session_total("coalesce(sum(r.cost) + coalesce(s.cost, 0), s.cost)")
 END_SESSIONS = Statement[SessionRow](f"""

@@ -17,7 +17,7 @@ WHERE w.name IN (SELECT r.workflow FROM pipeline.runs r WHERE r.id = ANY(CAST(:i
 ORDER BY w.name FOR NO KEY UPDATE
 """)
 
-#: Whoever registers a workflow second sees what the first has written. Before any other lock, and taken by nobody else.
+#: The second registration of a workflow sees what the first has written. Taken before any other lock, and only here.
 LOCK_REGISTRATION = Statement[UnreadRow]("SELECT pg_advisory_xact_lock(hashtext('pipeline.register'), hashtext(:name))")
 
 UPSERT_WORKFLOW = Command("""
