@@ -97,7 +97,7 @@ class QuietPeriodError(PipelineError):
     def __init__(self, mutation_id: UUID, until: datetime) -> None:
         self.mutation_id, self.until = mutation_id, until
         super().__init__(
-            f"Mutation {mutation_id} cannot be settled as not happened before {until.isoformat()}: "
+            f"Mutation {mutation_id} cannot be resolved as not happened before {until.isoformat()}: "
             "until then the request may still arrive. Ask again after that, or say that it happened."
         )
 
@@ -110,7 +110,7 @@ class UnresolvedError(PipelineError):
         listed = ", ".join(str(mutation) for mutation in self.mutations)
         super().__init__(
             f"Workflow {workflow!r} cannot be resumed: the outcome of mutation {listed} is unknown. "
-            "Settle it first (happened, did not happen, skip or try again); the block lifts by itself."
+            "Resolve it first (happened, did not happen, skip or try again); the block lifts by itself."
         )
 
 

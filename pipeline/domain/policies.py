@@ -75,7 +75,7 @@ class ReconcilePolicy(Policy):
     def _monitor_after_grows(self) -> Self:
         if any(span <= before for before, span in pairwise((timedelta(0), *self.monitor_after))):
             raise ValueError(
-                f"watch {[str(span) for span in self.monitor_after]} does not grow; expected each span longer"
+                f"monitor_after {[str(span) for span in self.monitor_after]} does not grow; expected each span longer"
             )
         return self
 

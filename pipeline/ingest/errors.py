@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pipeline.domain.errors import PipelineError
-from pipeline.domain.text import printable_text
+from pipeline.domain.payloads import printable_text
 
 if TYPE_CHECKING:
     from pipeline.ingest.queue import QueueMessage

@@ -19,8 +19,7 @@ from opentelemetry.metrics import Meter, get_meter
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from pipeline.domain.payloads import distinct_keys
-from pipeline.domain.text import printable_text
+from pipeline.domain.payloads import distinct_keys, printable_text
 from pipeline.ingest.errors import NoStreamError, Pairs, PoisonEntry, PoisonError, QueueError
 from pipeline.ingest.redis_client import require_socket_timeout, require_usable_client
 from pipeline.telemetry import metrics as table

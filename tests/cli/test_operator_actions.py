@@ -50,7 +50,7 @@ def test_resume_lifts_blocks_for_operators_and_is_refused_over_an_unknown_outcom
     row = scenarios.an_indeterminate_mutation(db, "order-2")
     refused = pipeline("resume", "billing", "-m", "go on")
     assert (refused.code, str(row.id) in refused.err) == (2, True)
-    assert "Settle it first" in refused.err
+    assert "Resolve it first" in refused.err
 
 
 def test_maintenance_is_entered_with_a_reason_and_ended_by_an_operator(db: Database, pipeline: Pipeline) -> None:

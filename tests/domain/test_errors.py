@@ -61,7 +61,7 @@ EXAMPLES: list[tuple[PipelineError, list[str]]] = [
     ),
     (
         UnresolvedError("billing", [ONE, TWO]),
-        ["'billing' cannot be resumed", f"{ONE}, {TWO} is unknown", "Settle it first"],
+        ["'billing' cannot be resumed", f"{ONE}, {TWO} is unknown", "Resolve it first"],
     ),
     (
         OutdatedCodeError([("billing", "send")]),

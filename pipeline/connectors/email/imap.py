@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from pipeline.connectors.email.sockets import ServerAddress, Tls, TlsMode, checked_login, open_socket, tls_context
 from pipeline.domain.errors import InvalidInputError
-from pipeline.domain.text import single_line
+from pipeline.domain.payloads import single_line
 
 _PORTS = {Tls.IMPLICIT: 993, Tls.STARTTLS: 143, Tls.NONE: 143}
 _ATOM = re.compile(r"[\w@.+-]+", re.ASCII)

@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.connectors.email.sockets import BoundedSocket, Login, ServerAddress, Tls, open_socket, tls_context
 from pipeline.connectors.sdk import Call
 from pipeline.domain.errors import AuthError, HandlerError, LogicError, TransientError
-from pipeline.domain.text import single_line
+from pipeline.domain.payloads import single_line
 
 _NO_ACCESS = frozenset({530, 534, 535, 538})
 _ENHANCED = re.compile(r"[245]\.\d{1,3}\.\d{1,3}")

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from pipeline.connectors.error_table import read_status
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
+from pipeline.domain.payloads import single_line
 from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
-from pipeline.domain.text import single_line
 
 try:  # here, because the package imports this module first
     import httpx

@@ -120,7 +120,7 @@ def tracer_provider(processor: Any) -> Any:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    class Provider(TracerProvider):
+    class FastSpanProvider(TracerProvider):
         def accept(self, span: Span, at: int) -> None:
             """Export a ``fast_spans.Span`` that has ended."""
             ready = ReadableSpan(
@@ -142,7 +142,7 @@ def tracer_provider(processor: Any) -> Any:
     resource = Resource.create({"process.pid": os.getpid()})
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "pipeline"}))
-    provider = Provider(resource=resource, shutdown_on_exit=False)
+    provider = FastSpanProvider(resource=resource, shutdown_on_exit=False)
     provider.sampler = rotated_id_sampler(provider.sampler)
     provider.add_span_processor(processor)
     return provider

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.domain.text import printable_text, single_line
+from pipeline.domain.payloads import printable_text, single_line
 
 
 @pytest.mark.parametrize(
