@@ -36,6 +36,10 @@ PATIENT = timedelta(minutes=1)
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
+#: Coverage measures the test processes alone. The programs that they start would take half as long again.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,6 +74,7 @@ def database_url(embedded: servers.Servers, worker_id: str) -> Iterator[str]:
 def _pool(database_url: str) -> Iterator[Database]:
     database = Database.connect(database_url, pool_size=8, lock_timeout=PATIENT)
     event.listen(database.engine, "connect", _commit_in_memory)
+    database.engine.pool._pre_ping = False  # this Postgres is not restarted; every fifth round trip was a ping
     yield database
     database.dispose()
 
