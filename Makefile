@@ -12,6 +12,8 @@ READY := $(VENV)/.ready
 PYTEST_OPTIONS := -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED)
 # The tests whose result could depend on the version of Postgres or Redis.
 SERVER_TESTS := $(addprefix tests/,embedded ingest migrations races store transitions background admin client worker tasks acceptance)
+# Folders with many tests that need no server. The others would only be collected.
+FAST_TESTS := $(addprefix tests/,domain workflows architecture connectors deploy support test_config.py test_celeryconfig.py)
 REDIS_BIN ?=
 POSTGRES_BIN ?=
 # The engine's tests measure threads, memory and time: they run in separate processes, without other tests.
@@ -50,7 +52,7 @@ test: setup ## all tests; starts the Postgres and the Redis of the locked wheels
 	$(PY) -m pytest $(ENGINE)
 
 test-fast: setup ## the tests that need no server
-	$(PY) -m pytest tests/domain tests/workflows tests/architecture
+	$(PY) -m pytest -n 2 --randomly-seed=$(SEED) -m "not server" $(FAST_TESTS)
 
 test-servers: setup ## the tests of the servers on chosen ones: REDIS_BIN=/path/to/redis-server POSTGRES_BIN=/path/to/bin
 	PIPELINE_REDIS_BIN='$(REDIS_BIN)' PIPELINE_POSTGRES_BIN='$(POSTGRES_BIN)' $(PY) -m pytest $(PYTEST_OPTIONS) $(SERVER_TESTS)

@@ -41,6 +41,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test that needs a server, so that `make test-fast` leaves it out."""
+    if "embedded" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.server)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow folders first; within each the order stays as it was drawn."""
