@@ -1,4 +1,4 @@
-"""What is on the dashboards. `python deploy/grafana/dashboards.py` writes the files that Grafana reads.
+"""The content of the dashboards. `python deploy/grafana/dashboards.py` writes the files that Grafana reads.
 
 Gauges are read from Postgres and are the same from every worker, so they are taken with max(); counters and histograms
 belong to one process each and are added up.
@@ -16,29 +16,29 @@ EFFECTS = 'connector=~"$connector",operation=~"$operation"'
 
 
 def rate(metric: str, labels: str, by: str) -> str:
-    """Per second, added up over the processes."""
+    """Return a rate per second, summed over the processes."""
     return f"sum by ({by}) (rate({metric}{{{labels}}}[$__rate_interval]))"
 
 
 def gauge(metric: str, labels: str, by: str) -> str:
-    """A gauge that every process tells."""
+    """Return a gauge that every process exports."""
     return f"max by ({by}) ({metric}{{{labels}}})"
 
 
 def quantile(share: float, metric: str, labels: str, by: str) -> str:
-    """So many of all are faster than this."""
+    """Return a quantile of a histogram."""
     inside = f"sum by (le, {by}) (rate({metric}_bucket{{{labels}}}[$__rate_interval]))"
     return f"histogram_quantile({share}, {inside})"
 
 
 def transition(name: str) -> str:
-    """Labels of one kind of transition of the chosen workflows."""
+    """Return the labels of one transition of the chosen workflows."""
     return f'transition="{name}",{OURS}'
 
 
 OVERVIEW = [
     Row(
-        "Does anybody have to do something?",
+        "Does an operator have to act?",
         [
             Panel(
                 "Waiting for a person",
@@ -56,7 +56,7 @@ OVERVIEW = [
             ),
             Panel(
                 "Workflows by status",
-                "Paused by a person or held back by the system: nothing new starts.",
+                "Paused by an operator or blocked by the system: nothing new starts.",
                 [Line(f"sum by (status) ({gauge('pipeline_workflows', OURS, 'workflow, status')})", "{{status}}")],
                 kind="stat",
             ),
@@ -132,7 +132,7 @@ OVERVIEW = [
             ),
             Panel(
                 "Age of the oldest event that may be taken",
-                "The number that says whether a backlog hurts.",
+                "Whether a backlog is a problem.",
                 [
                     Line(
                         gauge("pipeline_backlog_age_seconds", OURS, "workflow, topic, handler"), "{{topic}} {{handler}}"
@@ -156,7 +156,7 @@ OVERVIEW = [
         "Streams",
         [
             Panel(
-                "Entries not given to anybody yet, and pending ones",
+                "Entries not delivered yet, and pending ones",
                 "As the ingest processes see them; pending ones were read and not acknowledged.",
                 [
                     Line("max by (stream, group) (pipeline_queue_lag)", "{{stream}} {{group}} waiting"),
@@ -210,7 +210,7 @@ OVERVIEW = [
             ),
             Panel(
                 "Since each sweep last ran",
-                "Beat rings for them; workers stand in after three periods.",
+                "Beat dispatches them; without beat the workers do so after three periods.",
                 [Line("min by (sweep) (pipeline_sweeps_age_seconds)", "{{sweep}}")],
                 unit="s",
             ),
@@ -248,7 +248,7 @@ OUTSIDE = [
         [
             Panel(
                 "Applied, failed, doubted, escalated",
-                "Doubted: the background is asking. Escalated: a person is asked.",
+                "Doubted: the reconciler asks the outside system. Escalated: an operator must resolve it.",
                 [
                     Line(
                         f'sum by (transition) (rate(pipeline_transitions_total{{transition="mutation.{verb}"}}'
@@ -260,8 +260,8 @@ OUTSIDE = [
                 unit="ops",
             ),
             Panel(
-                "Share of outcomes nobody knows",
-                "Of all mutations that ended, those that became a question. The objective is at most 0.1 %.",
+                "Share of indeterminate outcomes",
+                "Of all mutations that ended, those that became indeterminate. The objective is at most 0.1 %.",
                 [Line("pipeline:uncertain:ratio_rate1h", "1 h"), Line("pipeline:uncertain:ratio_rate6h", "6 h")],
                 unit="percentunit",
                 red_from=0.001,
@@ -322,8 +322,8 @@ OUTSIDE = [
                 ],
             ),
             Panel(
-                "Age of the oldest that is not settled",
-                "An old indeterminate one waits for a person.",
+                "Age of the oldest that is not resolved",
+                "An old indeterminate one waits for an operator.",
                 [
                     Line(
                         gauge("pipeline_mutations_oldest_seconds", EFFECTS, "connector, operation, status"),
@@ -333,19 +333,24 @@ OUTSIDE = [
                 unit="s",
             ),
             Panel(
-                "From doubt to certainty, 95 of 100",
-                "How long the background needs to find out.",
+                "From doubt to resolution, 95 of 100",
+                "How long it takes to resolve a doubt.",
                 [
                     Line(
-                        quantile(0.95, "pipeline_mutation_time_to_resolution_seconds", EFFECTS, "connector, operation, verdict"),
+                        quantile(
+                            0.95,
+                            "pipeline_mutation_time_to_resolution_seconds",
+                            EFFECTS,
+                            "connector, operation, verdict",
+                        ),
                         "{{connector}}.{{operation}} {{verdict}}",
                     )
                 ],
                 unit="s",
             ),
             Panel(
-                "Looks of the background by verdict",
-                "Many retries: the provider does not answer the question either.",
+                "Reconcile attempts by verdict",
+                "Many retries: the provider does not answer reconcile attempts either.",
                 [
                     Line(
                         rate("pipeline_reconcile_attempts_total", EFFECTS, "connector, operation, verdict"),
@@ -360,7 +365,7 @@ OUTSIDE = [
 
 
 def files() -> dict[str, str]:
-    """Every file by its name."""
+    """Return the content of every file by its name."""
     workflow = variable("workflow", "pipeline_workflows")
     outside = [variable(name, "pipeline_mutation_duration_seconds_count") for name in ("connector", "operation")]
     pages = [
@@ -371,7 +376,7 @@ def files() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write them, or with --check say whether somebody forgot to."""
+    """Write the files, or with --check fail when they are outdated."""
     made = files()
     if arguments == ["--check"]:
         stale = [name for name, text in made.items() if (HERE / name).read_text(encoding="utf-8") != text]

@@ -1,4 +1,4 @@
-"""How panels, rows and pages of Grafana are written down as JSON."""
+"""Write panels, rows and pages of Grafana as JSON."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,14 +8,14 @@ WIDTH, HEIGHT = 8, 8  # a third of a row
 
 
 class Line(NamedTuple):
-    """One expression and how its lines are called."""
+    """One expression and the legend of its lines."""
 
     expr: str
     legend: str
 
 
 class Panel(NamedTuple):
-    """A graph: what it shows, why one looks at it, and its lines."""
+    """A graph: its title, its purpose and its lines."""
 
     title: str
     why: str
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def panel(made: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
-    """A panel as Grafana reads it."""
+    """Return a panel as Grafana reads it."""
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if made.red_from is not None:
         steps.append({"color": "red", "value": made.red_from})
@@ -60,7 +60,7 @@ def panel(made: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
 
 
 def panels(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows from the top, three panels beside each other."""
+    """Place rows from the top, three panels side by side."""
     made: list[dict[str, Any]] = []
     top = 0
     for row in rows:
@@ -74,7 +74,7 @@ def panels(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def variable(name: str, metric: str) -> dict[str, Any]:
-    """A choice at the top of the page, filled from a label."""
+    """Return a variable of the page, filled from a label."""
     return {
         "name": name,
         "label": name,
@@ -89,7 +89,7 @@ def variable(name: str, metric: str) -> dict[str, Any]:
 
 
 def dashboard(uid: str, title: str, rows: Sequence[Row], variables: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A page as Grafana reads it."""
+    """Return a page as Grafana reads it."""
     link = {"type": "dashboards", "tags": ["pipeline"], "title": "Pipeline", "asDropdown": True, "includeVars": True}
     return {
         "uid": uid,

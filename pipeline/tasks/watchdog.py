@@ -2,7 +2,7 @@
 
 - It recovers at once the runs of a dead child.
 - It dispatches the sweeps while beat is gone.
-- It ends a worker whose consumer takes no messages any more. To a supervisor such a worker looks healthy.
+- It ends a worker whose consumer takes no messages any more. A supervisor cannot see that.
 """
 
 import logging

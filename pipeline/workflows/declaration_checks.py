@@ -53,7 +53,7 @@ def _keyword_types(options: type) -> dict[str, type]:
 
 CONSUMER_OPTIONS: Mapping[str, type] = _keyword_types(ConsumerOptions)
 PRODUCER_OPTIONS: Mapping[str, type] = _keyword_types(HandlerOptions)
-#: Options that are one word of several, with the words.
+#: Options with a fixed set of values, and these values.
 CHOICES: Mapping[str, type[StrEnum]] = {
     name: kind for name, kind in get_type_hints(ConsumerOptions).items() if issubclass(kind, StrEnum)
 }
