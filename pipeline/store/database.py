@@ -183,7 +183,7 @@ class Database:
             pool_size=pool_size,
             max_overflow=pool_size,
             pool_pre_ping=True,
-            hide_parameters=True,  # an error is logged and shown to people; what was sent with it is not
+            hide_parameters=True,  # an error is logged and shown to operators; its parameters are not
             connect_args={"application_name": "pipeline", "connect_timeout": 10, **_TCP_KEEPALIVE},
         )
         event.listen(engine, "connect", _tune)

@@ -49,10 +49,10 @@ def is_key_free(*, ordered: str, handler: str, workflow: str) -> str:
 
 
 def is_in_next_slice(*, ordered: str, handler: str, batch: str) -> str:
-    """It would be in the slice that its key offers next.
+    """True if fewer than ``batch`` declined events of the same key precede the event.
 
-    Behind as many declined events of its key as a slice holds it would not, and offering those again is no news to
-    anybody. They are read once for a statement, and looked up by key.
+    Otherwise the next slice of the key would contain declined events only. They are read once for a statement, and
+    found by key.
     """
     return f"""(NOT {ordered} OR d.key IS NULL OR d.event_id <= coalesce(CAST((
       SELECT jsonb_object_agg(k.key, k.last_id) FROM (

@@ -547,7 +547,7 @@ class RunOfWorkflowRow(RunIdRow, Protocol):
 
 
 class RetriedRunRow(Protocol):
-    """A run that another run carries forward."""
+    """A run that another run retries."""
 
     retry_of: RunId
 

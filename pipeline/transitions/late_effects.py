@@ -86,7 +86,7 @@ def _replacement_fields(other: ReplacementRunRow | None) -> dict[str, Any]:
 
 
 def _advice(row: MutationRow, other: ReplacementRunRow | None, *, is_own: bool) -> str:
-    """What a person has to know before undoing anything."""
+    """Return what an operator has to know before undoing anything."""
     if other is None:
         return "nothing was done in its place"
     if _same_operation(row, other) is None:
@@ -129,7 +129,7 @@ def record_late_effect(
 ) -> MutationRow | None:
     """Record an effect that was found after its mutation was resolved as failed. Nothing is undone.
 
-    The audit names both sides: what surfaced, and the run that owns the inputs now and may have done it again.
+    The audit names both sides: what was found, and the run that owns the inputs now and may have repeated the effect.
     ``is_own`` says whether it is known to be this mutation's effect, and not that of the other.
     """
     kept = checked_json(result, what=f"result of mutation {mutation_id}", limit=DEFAULT_LIMITS.result)

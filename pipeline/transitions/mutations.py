@@ -1,6 +1,6 @@
-"""The ledger's verbs: asked for, sent, applied, failed, doubted, escalated, settled by a person.
+"""Transitions of mutations by workers: requested, sent, applied, failed.
 
-A mutation is committed as in flight before the world can see it, and its verdict moves the run in
+A mutation is committed as in flight before the outside system can see it, and its verdict moves the run in
 the same statement. Verdicts of the worker carry its fence; verdicts found out later find the run
 stopped in doubt. "It was not found" counts only once the request can no longer be travelling.
 """
@@ -39,7 +39,7 @@ IN_DOUBT = [MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE]
 def begin_mutation(
     tx: Transaction, cohort: Sequence[Request], limits: Limits = DEFAULT_LIMITS
 ) -> BatchResult[SentMutationRow]:
-    """Write each request into the ledger: in flight, or pending a person's approval.
+    """Write each request into the ledger: in flight, or pending approval.
 
     The lease must still be held and is extended to cover the send deadline, so the rescuer cannot take the
     run for dead while its request may still leave.
@@ -112,7 +112,7 @@ def apply(
 def fail(
     tx: Transaction, cohort: Sequence[FailedMutation], *, by: Resolver = Resolver.CALL
 ) -> BatchResult[FailedMutationRow]:
-    """It did not happen. Refused during the quiet period when that rests on absence alone.
+    """It did not happen. Refused during the quiet period if absence is the only evidence.
 
     Of a run that was stopped in doubt the inputs go back at once, unless its consumer wants the same
     plan tried again. A run that is still held keeps inputs and lease until it is stopped, which its

@@ -43,7 +43,7 @@ def defer(tx: Transaction, row: MutationRow, reason: str) -> None:
 
 
 def record_time_to_resolution(tx: Transaction, row: MutationRow, verdict: str) -> None:
-    """A mutation is settled. One that was never in doubt tells nothing."""
+    """Count how long a mutation was in doubt, if it was."""
     if row.doubted_at is not None:
         assert row.resolved_at is not None
         labels = {"connector": row.connector, "operation": row.operation, "verdict": verdict}

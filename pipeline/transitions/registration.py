@@ -30,7 +30,7 @@ class Registration:
 def register(tx: Transaction, spec: WorkflowSpec) -> Registration:
     """Bring workflow, topics, handlers and subscriptions in line with what the code declares.
 
-    A person's pause, blocks, states and maintenance are left as they are. A handler that is gone
+    An operator's pause, blocks, states and maintenance are left as they are. A handler that is gone
     from the code is retired, never deleted. A consumer that joins a topic with ``earliest`` gets
     every event that topic has ever had. New code may want events that the old code declined: they are offered again.
 

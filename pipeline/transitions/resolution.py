@@ -21,7 +21,7 @@ from pipeline.transitions.reconciliation import record_time_to_resolution
 
 
 def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
-    """A person has dealt with an effect that surfaced late; the doctor speaks of it no more."""
+    """Acknowledge a late effect for an operator; the doctor no longer reports it."""
     row = tx.first(mutation_store.ACKNOWLEDGE, id=mutation_id, by=by.name)
     if row is None:
         raise illegal_transition(_mutation_row(tx, mutation_id), "acknowledge", ["surfaced, and not acknowledged yet"])

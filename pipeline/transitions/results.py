@@ -1,6 +1,6 @@
 """What became of a cohort: the rows that landed, and for each of the others the reason.
 
-A worker goes on with what landed and drops the rest. A caller with a single row asks for ``only()``
+A worker continues with the updated runs and drops the others. A caller with a single row asks for ``only()``
 and gets the row or the error.
 """
 

@@ -1,8 +1,8 @@
 """Letting go of the past: what a workflow no longer keeps is dropped or archived, page by page.
 
 A page is one short transaction, so no worker waits for it and a crash loses nothing but its position. The
-place is kept in the database: whoever runs the sweep next goes on from there, and begins again at
-the oldest row when it has come to rows that are too young for anybody to let go of.
+position is kept in the database: the next run of the sweep goes on from there, and begins again at
+the oldest row once it reaches rows that are too young for every workflow.
 """
 
 from collections.abc import Mapping

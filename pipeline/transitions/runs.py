@@ -1,8 +1,8 @@
 """A run's way forward: claimed, prepared, mutated, committed. One verb per move, for cohorts.
 
 Every verb takes an open transaction and a set of runs and is one statement for all of them, guarded
-row by row. What a worker writes carries the fence of its claim, so a worker that comes back from
-the dead changes nothing.
+row by row. What a worker writes carries the fence of its claim, so a worker that returns after
+its lease changes nothing.
 """
 
 import json
@@ -75,7 +75,7 @@ def claim(tx: Transaction, task: PhaseTask, ids: Sequence[UUID], **claimer: Unpa
     found = work.runs(tx, missing) if missing else ()
     passed = tuple(RunId(row.id) for row in found if _is_past(row, target))
     left = tuple(RunId(id_) for id_ in missing if id_ not in passed)
-    strange = tuple(RunId(row.id) for row in run_store.requeue_unknown(tx, left, known))
+    unknown = tuple(RunId(row.id) for row in run_store.requeue_unknown(tx, left, known))
     for row in claimed:
         tx.log_on_commit(
             "run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=worker
@@ -85,7 +85,7 @@ def claim(tx: Transaction, task: PhaseTask, ids: Sequence[UUID], **claimer: Unpa
         tx.all(handler_store.LOCK_HANDLER_STATES, ids=resting)
         tx.execute(handler_store.CLEAR_UNCLAIMED, ids=resting)
     idle = sum(_has_nothing_to_mutate(row, target) for row in found)
-    return Claims(claimed=tuple(claimed), passed=passed, unavailable=left, unknown_handler=strange, idle_count=idle)
+    return Claims(claimed=tuple(claimed), passed=passed, unavailable=left, unknown_handler=unknown, idle_count=idle)
 
 
 def finish_prepare(
@@ -150,7 +150,7 @@ def heartbeat(tx: Transaction, cohort: Sequence[RunLease], *, lease_duration: ti
 
 
 def hand_back(tx: Transaction, cohort: Sequence[RunLease], *, is_delayed: bool = False) -> BatchResult[RunRow]:
-    """Give runs back. A run whose mutation may be in the air is never given back.
+    """Hand runs back. A run whose mutation may be in flight is never handed back.
 
     The next tick redispatches them; with ``is_delayed`` only after ``redispatch_after``.
     """

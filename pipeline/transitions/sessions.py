@@ -1,4 +1,4 @@
-"""Sessions group runs for people to read. No decision rests on them.
+"""Sessions group runs for operators. No decision depends on them.
 
 A session is opened by the first run that starts and ended as failed by the first that stops; one
 whose runs all committed is finished here, by the scheduler or by recovery.

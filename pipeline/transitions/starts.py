@@ -37,7 +37,7 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, is_un
     """Create up to ``count`` runs of a handler, each with a slice of events that no other run will see.
 
     A workflow with one place is single-threaded: while a run waits for approval, or waits to be
-    carried forward with a known outcome, nothing overtakes it.
+    retried with a known outcome, nothing overtakes it.
 
     A consumer of a workflow with one place runs alone and is shown everything pending, so it gets
     one run and no slice. So does a producer, and a consumer that asked to be woken (``alone``): once
@@ -76,7 +76,7 @@ def retry(tx: Transaction, stopped: Sequence[UUID]) -> StartResult:
     """Carry stopped runs of one workflow forward as new runs that own their inputs.
 
     Reservations move in the same statement, so at every instant exactly one run owns them. A run
-    whose pause is not over, or that was carried forward meanwhile, is left out. Asking for a run
+    whose pause is not over, or that was retried meanwhile, is left out. Asking for a run
     that stands before its mutation is a bug: its inputs were released.
     """
     if not stopped:

@@ -1,7 +1,7 @@
 """How runs stop: with a failure their worker reports, or because their worker vanished.
 
 One transaction does everything that follows: the run's status, its inputs by the mutation boundary,
-the doubt about a mutation in the air, the pause before the next try, the session, the block or the
+the doubt about a mutation in flight, the pause before the next attempt, the session, the block or the
 maintenance flag. What follows is decided by ``domain.failures.decide``; this module writes it.
 """
 
@@ -82,7 +82,7 @@ def lock_workflows(tx: Transaction, leases: Iterable[RunLease]) -> None:
 
 
 def withdraw_unclaimed(tx: Transaction, ids: Sequence[UUID]) -> tuple[NamedRunRow, ...]:
-    """Stop runs that no worker takes, so that others get their places; their handlers rest before one is tried again.
+    """Stop runs that no worker claims, which frees capacity; their handlers pause before the next attempt.
 
     Before the mutation: the run ends and its inputs are released. After it: the run is marked for retry. No failure
     is counted, since no code failed. The pause of a handler ends with the first worker that

@@ -1,6 +1,6 @@
 """A workflow's switches, and bringing its tables in line with its code.
 
-A person's wish and the system's blocks are kept apart: neither overwrites the other. Maintenance is
+The operator's pause and the system's blocks are kept apart: neither overwrites the other. Maintenance is
 set with the failure that causes it; the task that asks an operator to correct the code follows.
 """
 
@@ -65,7 +65,7 @@ def unblock(tx: Transaction, workflow: str, kinds: Sequence[BlockKind]) -> None:
 
 
 def enter_maintenance(tx: Transaction, workflow: str, reason: str, by: Actor | None = None) -> None:
-    """Start nothing until the code has changed. What a person asks for is kept in the audit."""
+    """Start nothing until the code has changed. A request of an operator is kept in the audit."""
     _lock(tx, workflow)
     if tx.first(workflow_store.ENTER_MAINTENANCE, name=workflow, reason=reason):
         if by is not None:
@@ -79,7 +79,7 @@ def open_maintenance_task(tx: Transaction, workflow: str) -> bool:
 
 
 def exit_maintenance(tx: Transaction, workflow: str, by: Actor) -> None:
-    """The code was mended. What waited to be carried forward is still waiting and goes on first."""
+    """End maintenance, since the code was corrected. Runs that wait for a retry go first."""
     _lock(tx, workflow)
     if tx.first(workflow_store.EXIT_MAINTENANCE, name=workflow):
         _reset_failures(tx, workflow)

@@ -1,7 +1,7 @@
 """Reads for gauges: how things stand, in numbers. Nothing here writes, and nothing here grows with what is done.
 
 What is counted is open and found by an index, up to a bound; beyond it a number means "at least". All of it is read in
-one short transaction that gives up rather than hold anybody up.
+one short transaction that gives up rather than block other work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -88,7 +88,7 @@ SELECT name, abs(extract(epoch FROM pipeline.clock() - last_run_at)) AS age, coa
 FROM pipeline.sweeps LIMIT :limit
 """)
 
-#: What waits for a person and is not counted elsewhere.
+#: What needs an operator and is not counted elsewhere.
 ATTENTION = Statement[AttentionCountRow](f"""
 SELECT
   (SELECT count(*) FROM (SELECT FROM pipeline.mutations m
@@ -114,7 +114,7 @@ SELECT
 
 _IS_AVAILABLE = f"""d.offered_to IS NULL AND NOT d.declined
     AND {IS_AVAILABLE}"""
-#: A workflow that a person, a block or maintenance holds back starts nothing: more workers would only wait.
+#: A workflow that an operator, a block or maintenance holds back starts nothing: more workers would only wait.
 _CAN_WORKFLOW_START = f"""EXISTS (SELECT FROM pipeline.workflows w
     WHERE w.name = h.workflow AND w.desired = '{DesiredStatus.ACTIVE}' AND NOT w.maintenance)
   AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = h.workflow AND b.closed_at IS NULL)"""
@@ -192,7 +192,7 @@ def leases(tx: Transaction) -> Mapping[str, int]:
 
 
 def mutations(tx: Transaction) -> Sequence[MutationCountRow]:
-    """Mutations that are not settled, by operation and status: how many, how old, how many wait to be allowed."""
+    """Unresolved mutations by operation and status: their number, their age, and how many wait for approval."""
     return tx.all(MUTATIONS, limit=MAX_COUNT)
 
 
@@ -212,7 +212,7 @@ def sweeps(tx: Transaction) -> Sequence[SweepGaugeRow]:
 
 
 def attention(tx: Transaction, kinds: Sequence[str]) -> Mapping[str, int]:
-    """What waits for a person, as far as no other read tells; ``kinds`` of blocks are those a person lifts."""
+    """What needs an operator and no other read counts; ``kinds`` are the blocks that an operator lifts."""
     row = tx.one(ATTENTION, limit=MAX_COUNT, kinds=list(kinds))
     return {name: getattr(row, name) for name in AttentionCountRow.__annotations__}
 

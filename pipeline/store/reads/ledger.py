@@ -62,8 +62,12 @@ WHERE m.status = ANY(CAST(:statuses AS text[]))
 ORDER BY m.id LIMIT :limit
 """)
 
-#: What else may be meant by a provider's row: no index knows parameters, so page by page, newest first. What was
-#: refused or looked for in vain did not happen; what surfaced did, and what a person went on without may have.
+#: Which other mutations a row of a provider may be about. No index has the parameters, so page by page, newest first.
+#: A value is returned only for a mutation that may have happened:
+#:
+#: - refused, or not found by a reconcile attempt: it did not happen;
+#: - found late: it happened;
+#: - skipped by an operator after it was sent: it may have happened.
 _PARAMETER_VALUES = Statement[ParameterValueRow](f"""
 SELECT m.id, CASE WHEN (m.status IN {MUTATION_MAY_HAVE_HAPPENED}
     OR m.found_late_at IS NOT NULL OR (m.resolved_by = '{Resolver.OPERATOR_SKIP}' AND m.sent_at IS NOT NULL))

@@ -152,7 +152,7 @@ JOIN pipeline.handlers h ON h.id = d.handler_id JOIN pipeline.events e ON e.id =
 WHERE d.event_id = ANY(CAST(:ids AS bigint[])) ORDER BY d.event_id, h.name
 """)
 
-#: Inputs of runs that a retired handler has left behind, what a person skipped since included.
+#: Inputs of runs that a retired handler has left behind, those that an operator skipped since included.
 _EVENTS_OF_RETIRED_HANDLER = Statement[EventDeliveryStatusRow](f"""
 SELECT DISTINCT {_EVENT}, h.name AS handler, h.retired, d.status, d.failures, d.error FROM pipeline.handlers h
 CROSS JOIN LATERAL (
@@ -261,7 +261,7 @@ _OPEN_STATUSES = frozenset({"pending", "reserved", "quarantined"})
 
 
 def workflows(tx: Transaction, name: str | None = None) -> Sequence[ListedWorkflowRow]:
-    """Every workflow, or one, with the task that asks for its code to be mended."""
+    """Every workflow, or one, with its open maintenance task."""
     return tx.all(_WORKFLOWS, workflow=name)
 
 
@@ -383,7 +383,7 @@ def late_effects(tx: Transaction, *, limit: int = 100) -> Sequence[LateEffectRow
 def audit(
     tx: Transaction, *, run_id: UUID | None = None, mutation_id: UUID | None = None, event_id: int | None = None
 ) -> Sequence[AuditRow]:
-    """What people and sweeps decided about a run, a mutation or an event, oldest first."""
+    """What operators and sweeps decided about a run, a mutation or an event, oldest first."""
     return tx.all(_AUDIT, run_id=run_id, mutation_id=mutation_id, event_id=event_id, limit=_MAX_LINES)
 
 

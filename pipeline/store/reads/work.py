@@ -130,8 +130,8 @@ SELECT count(*) AS number FROM pipeline.runs r
 WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND {_IS_HANDLER_CURRENT}
 """)
 
-#: Transactions are numbered by the cluster. A number ahead of it came with a dump of another: a snapshot up to there
-#: tells nothing of this cluster, and a delivery from there was seen by every snapshot of this one.
+#: After a restore into another cluster, stored transaction ids may be larger than the current one. A snapshot with such
+#: an id is treated as unknown. A delivery with such an id was visible to every snapshot of this cluster.
 _CURRENT_XMAX = "pg_snapshot_xmax(pg_current_snapshot())"
 #: Facts of every handler of a workflow for the scheduler, each found by an index on what is open.
 _HANDLER_FACTS = Statement[HandlerFactsRow](f"""
@@ -182,7 +182,7 @@ WHERE r.workflow = :workflow AND r.retry_pending AND {IS_RETRY_DUE}
   AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION})
 ORDER BY r.id LIMIT :limit
 """)
-#: Nor does anybody wait for what no worker takes: it goes first when one does.
+#: Runs of unclaimed handlers are left out; they are scheduled first once a worker knows the handler.
 _WAITING = Statement[RunIdRow](f"""
 SELECT r.id FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id
 WHERE r.workflow = :workflow AND r.retry_pending AND (m.id IS NULL OR m.status IN {RESOLVED_MUTATION}) AND EXISTS (
@@ -318,12 +318,12 @@ def active_run_count(tx: Transaction, workflow: str) -> int:
 
 
 def waiting_runs(tx: Transaction, workflow: str) -> list[UUID]:
-    """Runs of a workflow that wait for a person's approval, or to be carried forward with a known outcome."""
+    """Runs of a workflow that wait for approval, or for a retry with a known outcome."""
     return [row.id for row in tx.all(_WAITING, workflow=workflow)]
 
 
 def retried_run_ids(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
-    """Which of these runs were carried forward by another."""
+    """Which of these runs another run has retried."""
     return {row.retry_of for row in tx.all(_RETRIED_RUN_IDS, ids=[str(id_) for id_ in ids])}
 
 
@@ -359,7 +359,7 @@ def lapsed_runs(tx: Transaction, *, limit: int = 100) -> list[UUID]:
 
 
 def finishable_sessions(tx: Transaction, *, limit: int = 100) -> list[UUID]:
-    """Open sessions of workflows in which nothing is in the air."""
+    """Open sessions of workflows without active runs."""
     return [row.id for row in tx.all(_FINISHABLE, limit=limit)]
 
 

@@ -61,7 +61,7 @@ SELECT id, topic, message_id FROM fresh ORDER BY id
 
 
 #: Everything a commit does, in one statement guarded by the run it belongs to: publish what the run
-#: emitted, consume what it reserved (what a person skipped stays skipped), forget the handler's
+#: emitted, consume what it reserved (what an operator skipped stays skipped), forget the handler's
 #: failures, and let an ordered consumer that was idle behind a key of this run prepare again. ``caused_by``
 #: is the set of root events of the run's inputs.
 def _commit_sql(phase: Phase, kind: HandlerKind) -> str:
@@ -126,7 +126,7 @@ COMMIT = Statement[CommittedRunRow](_commit_sql(Phase.EMITTING, HandlerKind.CONS
 COMMIT_PRODUCER = Statement[CommittedRunRow](_commit_sql(Phase.PREPARING, HandlerKind.PRODUCER))
 
 #: A payload may be rewritten only while no run can have seen it: not offered, not reserved, and no run
-#: that sees everything is choosing. A consumer that rested on the old payload is due again.
+#: that sees everything is choosing. A consumer that is idle after it saw the old payload is due again.
 REPLACE = Statement[PublishedEventRow](f"""
 WITH given AS (
   SELECT g.* FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS g({_EVENT_COLUMNS})

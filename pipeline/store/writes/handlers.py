@@ -64,7 +64,7 @@ SET_STATE = Command("UPDATE pipeline.handlers SET state = CAST(:state AS jsonb) 
 LOCK_HANDLER_STATES = Statement[HandlerStateRow]("""
 SELECT id, state FROM pipeline.handlers WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE
 """)
-#: Read after the states are locked: whoever else has written one was registered before.
+#: Read after the states are locked: another deployment that has written one was registered before.
 SHARED_STATES = Statement[SharedStateRow](f"""
 SELECT h.workflow, h.name FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
 WHERE h.id = ANY(:ids) AND (w.concurrency > 1 OR w.on_uncertain = '{OnUncertain.CONTAIN}') ORDER BY h.id

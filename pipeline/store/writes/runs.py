@@ -179,10 +179,14 @@ WHERE NOT EXISTS (
 RETURNING *
 """)
 
-#: A run that sees everything rests on its snapshot. Not so an ordered one among others: an event that it
-#: could not see, for a key that another held, may be free before it rests; slices decline one by one.
-#: A woken run forgets the time that woke it, and leaves one that a slice asked for meanwhile. If it takes something,
-#: the events that other runs declined are offered again, since it is not known that this run saw them.
+#: A consumer whose run saw everything and took nothing is idle: the run's snapshot says what it has seen. This does not
+#: hold for an ordered consumer with concurrency above 1: an event that the run could not see, since another run held
+#: its key, may become free before the consumer is idle. Runs with a slice decline events one by one.
+#:
+#: 1. A run that was woken clears ``wake_at``.
+#: 2. It keeps a later ``wake_at`` that a run with a slice set meanwhile.
+#: 3. If it reserved events, ``declined`` is reset for the events that other runs declined, since it is not known that
+#:    this run saw them.
 FINISH_PREPARE = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns=_PREPARED_COLUMNS)},
 {_HELD.format(guard=f"r.phase = '{Phase.PREPARING}' AND " + _IS_CONSUMER)},
@@ -302,8 +306,8 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) AND r.status = '{RunStatus.ACTIVE}'
 ORDER BY r.id FOR NO KEY UPDATE OF r
 """)
 
-#: Before anything was asked of the world a run ends; once its outcome is known another carries it forward. What a
-#: person has allowed stays as it is, and so does a plan that is tried again.
+#: Before the mutation the run ends. Once its outcome is known, another run retries it. A run whose request was
+#: approved, and a run that tries a plan again, stay as they are.
 WITHDRAW_UNCLAIMED = Statement[NamedRunRow](f"""
 UPDATE pipeline.runs r
 SET status = '{RunStatus.PAUSED_TRANSIENT}', error = :error, error_type = 'UnknownHandler',
@@ -373,7 +377,7 @@ SET status = x.status, error = x.error, error_type = x.error_type, finished_at =
 FROM requested x WHERE r.id = x.run RETURNING r.*
 """)
 
-#: It stays in the trace of the run it carries on, as `pipeline.telemetry.tracing.context` works that out.
+#: A retry stays in the trace of the run it retries, as `pipeline.telemetry.tracing.context` computes it.
 INSERT_RETRIES = Statement[StartedRunRow](f"""
 WITH stopped AS (
   SELECT r.* FROM pipeline.runs r LEFT JOIN pipeline.mutations m ON m.id = r.mutation_id

@@ -1,7 +1,7 @@
 """Guarded writes of workflows, handlers, topics, blocks, sessions and maintenance tasks.
 
-Whoever starts or stops runs of a workflow locks its row first (``LOCK``); publishers and committing
-workers never touch it. Only ``execution`` may import this.
+A transaction that starts or stops runs of a workflow locks its row first (``LOCK_WORKFLOWS``). Publishers and
+committing workers never touch it. Only ``transitions`` may import this.
 """
 
 from pipeline.store.rows import BlockRow, MaintenanceTaskIdRow, NameRow, UnreadRow
