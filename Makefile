@@ -12,8 +12,8 @@ READY := $(VENV)/.ready
 PYTEST_OPTIONS := -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED)
 # The tests whose result could depend on the version of Postgres or Redis.
 SERVER_TESTS := $(addprefix tests/,embedded ingest migrations races store transitions background admin client worker tasks acceptance)
-# Folders with many tests that need no server. The others would only be collected.
-FAST_TESTS := $(addprefix tests/,domain workflows architecture connectors deploy support test_config.py test_celeryconfig.py)
+# Folders with many quick tests that need no server. Those of the connectors wait for servers of their own.
+FAST_TESTS := $(addprefix tests/,domain workflows architecture deploy support test_config.py test_celeryconfig.py)
 REDIS_BIN ?=
 POSTGRES_BIN ?=
 # The engine's tests measure threads, memory and time: they run in separate processes, without other tests.
