@@ -20,7 +20,6 @@ from typing import Any
 
 import redis
 from celery import Celery
-from sqlalchemy import text
 
 from pipeline.background.sweeps import PERIODS
 from pipeline.domain.values import NewEvent
@@ -53,10 +52,12 @@ _DELIVERIES = Statement[Any]("""
 SELECT e.message_id, d.status FROM pipeline.deliveries d JOIN pipeline.events e ON e.id = d.event_id
 WHERE e.workflow = :workflow
 """)
-_APPLIED = text(
+_APPLIED = Statement[Any](
     "SELECT idempotency_key FROM pipeline.mutations WHERE status = 'applied' AND workflow = :workflow ORDER BY 1"
 )
-_DONE = text("SELECT message_id FROM pipeline.events WHERE workflow = :workflow AND topic = 'done' ORDER BY 1")
+_DONE = Statement[Any](
+    "SELECT message_id FROM pipeline.events WHERE workflow = :workflow AND topic = 'done' ORDER BY 1"
+)
 _RUNS = Statement[Any]("SELECT * FROM pipeline.runs WHERE workflow = :workflow ORDER BY id")
 _OTHERS = """
 SELECT FROM pg_stat_activity
