@@ -167,8 +167,8 @@ def test_monitoring_whose_checks_always_kill_their_worker_ends_with_an_audit_row
         None,
         "failed",
     )
-    told = one(db, "SELECT reason, mutation_id FROM pipeline.audit WHERE act = 'mutation.monitoring_stopped'")
-    assert (told.mutation_id, "did not come back" in told.reason) == (row.id, True)
+    audited = one(db, "SELECT reason, mutation_id FROM pipeline.audit WHERE act = 'mutation.monitoring_stopped'")
+    assert (audited.mutation_id, "did not end" in audited.reason) == (row.id, True)
 
 
 def test_a_monitor_check_that_dies_once_leaves_the_later_checks(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
