@@ -36,7 +36,7 @@ PATIENT = timedelta(minutes=1)
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
-#: Coverage measures the test processes alone. The programs that they start would take half as long again.
+#: Coverage measures the test processes alone: tracing would slow the programs that they start.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 

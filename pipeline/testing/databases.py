@@ -58,8 +58,8 @@ def delete_all_rows(db: Database) -> None:
 def invariant_findings(tx: Transaction, *severities: Severity) -> list[Finding]:
     """List every row that breaks an invariant of these severities, of any when none is named.
 
-    Postgres plans one statement per connection that says whether there is such a row. Planning the query of each
-    invariant again takes ten times as long, which tests would pay after each of their steps.
+    Postgres plans one statement per connection that says whether there is such a row. Without it, tests would pay for
+    planning the query of each invariant again after each of their steps.
     """
     wanted = severities or tuple(Severity)
     name = f"invariants_{'_'.join(wanted)}"

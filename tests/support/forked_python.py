@@ -1,7 +1,7 @@
 """Python programs as forks of a process that has imported what they need.
 
-A worker spends four fifths of its start on imports. One process per test process imports everything that the nodes
-need, and forks one for each ``start``. The fork behaves as if ``python -m MODULE ...`` had been started: it has its
+A new Python process imports everything again before it starts to work. One process per test process imports what the
+nodes need, and forks one for each ``start``. The fork behaves as if ``python -m MODULE ...`` had been started: it has its
 own session, environment, folder and output, and signals and exit codes are real. The process that forks has one
 thread, no settings and no connection, so a fork inherits none.
 """
