@@ -18,7 +18,9 @@ REDIS_BIN ?=
 POSTGRES_BIN ?=
 # The engine's tests measure threads, memory and time: they run in separate processes, without other tests.
 NOT_ENGINE := --ignore=tests/consumer_engine
-ENGINE := -n 2 --randomly-seed=$(SEED) tests/consumer_engine
+# The cost per item is compared with a bare loop: that test runs alone.
+OVERHEAD := tests/consumer_engine/test_overhead.py
+ENGINE := -n 2 --randomly-seed=$(SEED) --ignore=$(OVERHEAD) tests/consumer_engine
 # Hundreds of Python processes start during the tests: without kept bytecode each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 PATHS := pipeline tests migrations examples tools celeryconfig.py
@@ -50,6 +52,7 @@ check: fmt-check lint type contracts coverage ## everything that CI checks
 test: setup ## all tests; starts the Postgres and the Redis of the locked wheels
 	$(PY) -m pytest $(PYTEST_OPTIONS) $(NOT_ENGINE)
 	$(PY) -m pytest $(ENGINE)
+	$(PY) -m pytest $(OVERHEAD)
 
 test-fast: setup ## the tests that need no server
 	$(PY) -m pytest -n 2 --randomly-seed=$(SEED) -m "not server" $(FAST_TESTS)
@@ -61,6 +64,7 @@ coverage: setup
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest $(PYTEST_OPTIONS) $(NOT_ENGINE)
 	$(PY) -m pytest $(ENGINE)
+	$(PY) -m pytest $(OVERHEAD)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
