@@ -1,8 +1,8 @@
 """Python programs as forks of a process that has imported what they need.
 
 A new Python process imports everything again before it starts to work. One process per test process imports what the
-nodes need, and forks one for each ``start``. The fork behaves as if ``python -m MODULE ...`` had been started: it has its
-own session, environment, folder and output, and signals and exit codes are real. The process that forks has one
+nodes need, and forks one for each ``start``. The fork behaves as if ``python -m MODULE ...`` had been started: it has
+its own session, environment, folder and output, and signals and exit codes are real. The process that forks has one
 thread, no settings and no connection, so a fork inherits none.
 """
 
