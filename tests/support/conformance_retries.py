@@ -20,6 +20,7 @@ _HASTE = re.compile(
     "|sent something after its deadline"
     "|not staged"
     "|reconcile does not find it: None"
+    "|reconcile does not find it: Retry.*copies are filed after sending"  # there was no time to file the copy
     "|the same call twice happened [01] times"
     "|the second call reads 'not now'"
     r"|the result of the call has \S+=None"
@@ -47,8 +48,8 @@ def patiently(subject: Subject, case: Case) -> CaseResult:
 
 def _again(subject: Subject, finding: CaseResult) -> CaseResult:
     settle = None if subject.settle is None else MORE * subject.settle
-    said = [words for words in finding.notes if settle is None or words != _LAG]
-    is_hasty = finding.status == "fail" and all(map(_HASTE.search, said))
+    notes = [note for note in finding.notes if settle is None or note != _LAG]
+    is_hasty = finding.status == "fail" and all(map(_HASTE.search, notes))
     if is_hasty or {_SHY, _MODEST} & {*finding.notes}:
         return run_case(replace(subject, timeout=MORE * subject.timeout, settle=settle), finding.case)
     return finding
