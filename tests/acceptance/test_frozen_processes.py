@@ -34,5 +34,11 @@ def test_a_process_frozen_past_its_lease_at_this_point_neither_writes_nor_sends_
     worker = shop.nodes[0]
     assert worker.unfinished(), "the frozen process has finished its task, so nothing was proved"
     worker.thaw()
-    wait_for(lambda: not worker.unfinished(), within=60, why="the woken process finishing its task")
+
+    def has_finished() -> bool:
+        end = worker.log.read_text().splitlines()[-20:]
+        assert not worker.unfinished(), f"exit code {worker.process.poll()}, unfinished {worker.unfinished()}: {end}"
+        return True
+
+    wait_for(has_finished, within=60, why="the woken process finishing its task")
     shop.all_done_once()
