@@ -5,7 +5,7 @@ runs only to refuse it.
 """
 
 from pipeline.domain.states import PHASES, DeliveryStatus, MutationOutcome, MutationStatus
-from pipeline.store.literals import DONE_DELIVERY, RESOLVED_MUTATION, UNOWNED_DELIVERY, sql_list
+from pipeline.store.predicates import DONE_DELIVERY, RESOLVED_MUTATION, UNOWNED_DELIVERY, sql_list
 
 _PHASES = "ARRAY[" + ", ".join(f"'{phase}'" for phase in PHASES) + "]"
 

@@ -38,7 +38,7 @@ from pipeline.domain.workflows import (
     OnUncertain,
     SessionResult,
 )
-from pipeline.store.literals import (
+from pipeline.store.predicates import (
     MUTATION_MAY_HAVE_HAPPENED,
     OPEN_DELIVERY,
     OPEN_MUTATION,

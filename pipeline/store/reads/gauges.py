@@ -11,8 +11,7 @@ from uuid import UUID
 from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import Transaction
-from pipeline.store.literals import OPEN_MUTATION
-from pipeline.store.predicates import IS_AVAILABLE, IS_UNCLAIMED
+from pipeline.store.predicates import IS_AVAILABLE, IS_UNCLAIMED, OPEN_MUTATION
 from pipeline.store.rows import (
     AttentionCountRow,
     BacklogRow,

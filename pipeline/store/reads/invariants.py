@@ -12,16 +12,16 @@ from enum import StrEnum
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import BlockKind, DesiredStatus, HandlerKind
 from pipeline.store.database import Transaction
-from pipeline.store.literals import (
+from pipeline.store.predicates import (
     BEFORE_PREPARED,
     DONE_DELIVERY,
     HELD_INPUT,
+    IS_MISSING_WORKER,
     MUTATION_IN_DOUBT,
     MUTATION_MAY_HAVE_HAPPENED,
     OPEN_MUTATION,
     RESOLVED_MUTATION,
 )
-from pipeline.store.predicates import IS_MISSING_WORKER
 from pipeline.store.rows import FindingRow
 from pipeline.store.statements import Statement
 

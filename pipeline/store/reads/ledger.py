@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pipeline.domain.states import MutationStatus, Resolver
 from pipeline.store.database import Transaction
-from pipeline.store.literals import MUTATION_MAY_HAVE_HAPPENED, OPEN_MUTATION
+from pipeline.store.predicates import MUTATION_MAY_HAVE_HAPPENED, OPEN_MUTATION
 from pipeline.store.rows import (
     MutationIdRow,
     OpenBreakerRow,

@@ -11,8 +11,7 @@ from uuid import UUID
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.values import HEADER_FIELDS
 from pipeline.store.database import Transaction
-from pipeline.store.literals import BEFORE_PREPARED, HELD_INPUT
-from pipeline.store.predicates import IS_MISSING_WORKER
+from pipeline.store.predicates import BEFORE_PREPARED, HELD_INPUT, IS_MISSING_WORKER
 from pipeline.store.rows import (
     AuditRow,
     BlockRow,

@@ -11,11 +11,11 @@ from uuid import UUID
 from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.domain.workflows import BlockKind
 from pipeline.store.database import Transaction
-from pipeline.store.literals import RESOLVED_MUTATION
 from pipeline.store.predicates import (
     IS_AVAILABLE,
     IS_RETRY_DUE,
     IS_UNCLAIMED,
+    RESOLVED_MUTATION,
     is_in_next_slice,
     is_key_free,
     is_subscribed,

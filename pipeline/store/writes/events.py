@@ -15,7 +15,7 @@ from pipeline.domain.values import NewEvent
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store import schema
 from pipeline.store.database import Transaction, encode_rows
-from pipeline.store.literals import BEFORE_PREPARED, OPEN_DELIVERY, UNOWNED_DELIVERY
+from pipeline.store.predicates import BEFORE_PREPARED, OPEN_DELIVERY, UNOWNED_DELIVERY
 from pipeline.store.rows import CommittedRunRow, DeliveryRow, EventIdRow, PublishedEventRow, ReleasedInputRow
 from pipeline.store.statements import Command, Statement
 

@@ -7,7 +7,7 @@ Only ``transitions`` may import this.
 
 from pipeline.domain.states import Evidence, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind
-from pipeline.store.literals import MUTATION_IN_DOUBT
+from pipeline.store.predicates import MUTATION_IN_DOUBT
 from pipeline.store.rows import BookedMutationRow, FailedMutationRow, MutationRow, SentMutationRow
 from pipeline.store.statements import Command, Statement
 

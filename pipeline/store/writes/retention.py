@@ -7,7 +7,7 @@ work still needs stays however old it is.
 """
 
 from pipeline.domain.states import RunStatus
-from pipeline.store.literals import DONE_DELIVERY
+from pipeline.store.predicates import DONE_DELIVERY
 from pipeline.store.rows import PageRow, RetentionRow
 from pipeline.store.statements import Command, Statement
 

@@ -12,14 +12,18 @@ from uuid import UUID
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import RowT, Transaction
-from pipeline.store.literals import AFTER_MUTATION, BEFORE_PREPARED, HELD_INPUT, RESOLVED_MUTATION, sql_list
 from pipeline.store.predicates import (
+    AFTER_MUTATION,
+    BEFORE_PREPARED,
+    HELD_INPUT,
     IS_AVAILABLE,
     IS_RETRY_DUE,
     IS_UNCLAIMED,
+    RESOLVED_MUTATION,
     is_in_next_slice,
     is_key_free,
     is_subscribed,
+    sql_list,
 )
 from pipeline.store.rows import (
     ClaimedRunRow,
