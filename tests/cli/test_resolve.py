@@ -60,19 +60,14 @@ def test_many_mutations_are_shown_first_and_resolved_with_yes(run: Inline, pipel
     run.run_until_idle()
 
 
+#: Options that match rows of an export with mutations by the recipient.
+BY_RECIPIENT = ("--column", "recipient", "--match-by", "params.to", "-m", "the provider's list")
+
+
 def test_an_export_resolves_the_mutations_it_lists(run: Inline, pipeline: Pipeline, tmp_path: Path) -> None:
     export = tmp_path / "sent.csv"
     export.write_text("recipient,id\nada@example.org,1\nzoe@example.org,2\n")
-    given = (
-        "resolve-from",
-        str(export),
-        "--column",
-        "recipient",
-        "--match-by",
-        "params.to",
-        "-m",
-        "the provider's list",
-    )
+    given = ("resolve-from", str(export), *BY_RECIPIENT)
     preview = pipeline(*given)
     assert "1 matched, 2 not in the file, 0 ambiguous, 1 rows without a mutation" in preview.out
     assert len(listed(pipeline)) == 3
@@ -86,16 +81,7 @@ def test_an_export_resolves_nothing_while_older_rows_of_the_ledger_were_not_sear
 ) -> None:
     export = tmp_path / "sent.csv"
     export.write_text("recipient\nada@example.org\n")
-    given = (
-        "resolve-from",
-        str(export),
-        "--column",
-        "recipient",
-        "--match-by",
-        "params.to",
-        "-m",
-        "the provider's list",
-    )
+    given = ("resolve-from", str(export), *BY_RECIPIENT)
     done = pipeline(*given, "--recent", "2", "--yes")
     assert "0 matched, 0 not in the file, 3 ambiguous" in done.out
     assert "The ledger has more than its newest 2 rows" in done.err
