@@ -83,11 +83,11 @@ def _temporary_directory(home: Path) -> Path:
 
 
 def _remove_leftovers(target: Path, account: Account) -> None:
-    """Remove what a deleted home left; refuse what somebody else put under our name."""
+    """Remove the data of a deleted home. Refuse a directory of another account."""
     if not os.path.lexists(target):
         return
     if not _is_ours(target, account):
-        raise ServersError(f"{target} is needed for Postgres's data, and belongs to somebody else: remove it")
+        raise ServersError(f"{target} is needed for Postgres's data, and belongs to another account: remove it")
     shutil.rmtree(target)
 
 

@@ -29,10 +29,10 @@ class DevOptions:
 
 def run(options: DevOptions, environ: Mapping[str, str], print_line: Callable[[str, str], None]) -> int:
     """Run everything until asked to stop; 1 when the worker or beat keeps ending."""
-    said = _LineWriter(print_line)
+    write_line = _LineWriter(print_line)
     with servers.running(options.home, environ) as urls:
         db = Database.connect_unpooled(urls.database_url)
-        said("", f"Postgres and Redis are up; schema version {migrate.upgrade(db)}.")
+        write_line("", f"Postgres and Redis are up; schema version {migrate.upgrade(db)}.")
         port = _flower_port(options.flower_port)
         given = {
             **environ,
@@ -42,31 +42,31 @@ def run(options: DevOptions, environ: Mapping[str, str], print_line: Callable[[s
             "PYTHONUNBUFFERED": "1",
         }
         for line in _start_lines(options, port):
-            said("", line)
-        code = ProcessGroup(_programs(options, port), given, Path.cwd(), said).run()
-    _report_stop(options.home, environ, said)
+            write_line("", line)
+        code = ProcessGroup(_programs(options, port), given, Path.cwd(), write_line).run()
+    _report_stop(options.home, environ, write_line)
     return code
 
 
 class _LineWriter:
-    """Passes lines on until nobody can hear them any more, as after a terminal was closed."""
+    """Write lines until the output is closed, as by a closed terminal."""
 
-    def __init__(self, tell: Callable[[str, str], None]) -> None:
-        self._tell, self._lock = tell, threading.Lock()
+    def __init__(self, print_line: Callable[[str, str], None]) -> None:
+        self._print_line, self._lock = print_line, threading.Lock()
 
     def __call__(self, name: str, line: str) -> None:
         with self._lock:
             try:
-                self._tell(name, line)
+                self._print_line(name, line)
             except (OSError, ValueError):
-                self._tell = lambda *_: None
+                self._print_line = lambda *_: None
 
 
 def _programs(options: DevOptions, port: int | None) -> list[Program]:
     def celery(*arguments: str) -> tuple[str, ...]:
         return (sys.executable, "-W", "ignore", "-m", "celery", "-q", "-A", "pipeline", *arguments)
 
-    alone = ("--without-mingle", "--without-gossip")  # there is nobody to look for
+    alone = ("--without-mingle", "--without-gossip")  # no other worker runs here
     worker = ("worker", "-l", "INFO", f"--concurrency={options.concurrency}", "-n", "dev@%h", *alone)
     found = [
         Program(name="worker", command=celery(*worker, *(("--task-events",) if port else ()))),
@@ -107,11 +107,13 @@ def _start_lines(options: DevOptions, port: int | None) -> list[str]:
     return [line for line in lines if line]
 
 
-def _report_stop(home: Path, environ: Mapping[str, str], said: _LineWriter) -> None:
-    """The servers end by themselves when nobody uses them; say so only when they are gone."""
+def _report_stop(home: Path, environ: Mapping[str, str], write_line: _LineWriter) -> None:
+    """Report the end of the servers, which stop when no process uses them."""
     if all(environ.get(name, "").strip() for name in servers.URL_VARIABLES):
-        said("", "Stopped. Postgres and Redis were given by URL and were left alone.")
+        write_line("", "Stopped. Postgres and Redis were given by URL and were left alone.")
         return
     gone = processes.wait_until(lambda: not locks.is_held(home / "supervisor.lock"), within=_SERVERS_STOP_WITHIN)
-    ended = "Stopped. Its data stays in" if gone else "Stopped. Postgres and Redis stay up, somebody else uses them in"
-    said("", f"{ended} {home}.")
+    ended = (
+        "Stopped. Its data stays in" if gone else "Stopped. Postgres and Redis stay up, another process uses them in"
+    )
+    write_line("", f"{ended} {home}.")

@@ -33,7 +33,7 @@ class Lock:
         return _try(self._fd, fcntl.LOCK_EX)
 
     def try_shared(self) -> bool:
-        """Take the lock beside others; False when somebody holds it alone."""
+        """Take the lock beside others; False when another process holds it alone."""
         return try_shared(self._fd)
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class Lock:
 
 
 def try_shared(fd: int) -> bool:
-    """Take the lock of an open file beside others; False when somebody holds it alone."""
+    """Take the lock of an open file beside others; False when another process holds it alone."""
     return _try(fd, fcntl.LOCK_SH)
 
 
@@ -69,7 +69,7 @@ def _try(fd: int, kind: int) -> bool:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace the file in one step; nobody but its owner can read it at any moment."""
+    """Replace the file in one step. At no moment can another account read it."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "w") as file:

@@ -146,7 +146,7 @@ class ProcessGroup:
 
     def _stop(self) -> None:
         """Ask all to stop, wait for what they have in hand, and end what does not come to an end."""
-        patience = self._stop_requests  # before it is said that asking again ends everything
+        patience = self._stop_requests  # before the line below says that a second request ends everything
         if any(each.process.poll() is None for each in self._running):
             self._print_line("", "Stopping: what is in hand is finished first. Ctrl-C again ends everything at once.")
         for each in self._running:

@@ -66,7 +66,7 @@ def wait_until(condition: Callable[[], bool], *, within: float) -> bool:
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on at this moment; the caller retries with another if it loses the race."""
+    """Return a TCP port that is free now. The caller retries with another if it loses the race."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

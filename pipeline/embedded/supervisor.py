@@ -59,7 +59,7 @@ def _serve_in_background(home: Path, report: int) -> int:
     log = os.open(home / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(source, stream)
-    os.chdir(home)  # where we were started is somebody else's to remove
+    os.chdir(home)  # the folder of the start may be removed
     try:
         Supervisor(home, os.environ).run(report)
     except ServersError as error:
@@ -93,7 +93,7 @@ class Supervisor:
             self._children.append(EmbeddedRedis(home, binaries.find_redis(environ)))
 
     def run(self, report: int) -> None:
-        """Serve until no user is left or somebody asks us to stop; the servers are down when this returns."""
+        """Serve until no user is left or a signal asks to stop. The servers are down when this returns."""
         for asked in (signal.SIGTERM, signal.SIGINT):
             signal.signal(asked, _exit)
         with ExitStack() as undo:
@@ -131,7 +131,7 @@ class Supervisor:
             previous.close()
 
     def _stop_all(self) -> None:
-        """Take the notice down first, so that nobody joins servers that are about to go."""
+        """Remove the notice first, so that no process joins servers that are about to stop."""
         for late in (signal.SIGTERM, signal.SIGINT):
             signal.signal(late, signal.SIG_IGN)
         self._status_file.unlink(missing_ok=True)

@@ -80,10 +80,10 @@ def claim(tx: Transaction, task: PhaseTask, ids: Sequence[UUID], **claimer: Unpa
         tx.log_on_commit(
             "run.claimed", run_id=row.id, workflow=row.workflow, phase=row.phase, fence=row.fence, worker=worker
         )
-    resting = sorted({row.handler_id for row in claimed if row.is_unclaimed})
-    if resting:  # a worker knows them after all
-        tx.all(handler_store.LOCK_HANDLER_STATES, ids=resting)
-        tx.execute(handler_store.CLEAR_UNCLAIMED, ids=resting)
+    unclaimed = sorted({row.handler_id for row in claimed if row.is_unclaimed})
+    if unclaimed:  # a worker knows them after all
+        tx.all(handler_store.LOCK_HANDLER_STATES, ids=unclaimed)
+        tx.execute(handler_store.CLEAR_UNCLAIMED, ids=unclaimed)
     idle = sum(_has_nothing_to_mutate(row, target) for row in found)
     return Claims(claimed=tuple(claimed), passed=passed, unavailable=left, unknown_handler=unknown, idle_count=idle)
 

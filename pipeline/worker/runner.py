@@ -73,13 +73,13 @@ class Runner:
     """Runs phases of the workflows this process knows."""
 
     def __init__(
-        self, db: Database, registry: Registry, leases: Leases, policy: WorkerPolicy, chance: Callable[[], float]
+        self, db: Database, registry: Registry, leases: Leases, policy: WorkerPolicy, jitter: Callable[[], float]
     ) -> None:
-        self.db, self.registry, self.leases, self.policy, self.jitter = db, registry, leases, policy, chance
+        self.db, self.registry, self.leases, self.policy, self.jitter = db, registry, leases, policy, jitter
         self.phases = Phases(db, registry, step_limit=policy.step_limit, limits=policy.limits)
         self.durations = HandlerDurations()
         self.outgrown = frozenset[tuple[str, str]]()  #: consumers whose state newer code merges, and this code cannot
-        self.sender = MutationSender(db, registry, leases, policy, chance)
+        self.sender = MutationSender(db, registry, leases, policy, jitter)
 
     def prepare(self, ids: Sequence[UUID]) -> PhaseResult:
         """Select and pin inputs."""
@@ -357,8 +357,8 @@ def _phase_result(claims: Claims, done: Sequence[Any]) -> PhaseResult:
 class _EarlyDispatch:
     """Hands finished runs on when the rest of their cohort keeps them waiting too long."""
 
-    def __init__(self, hand_on: DispatchNext, patience: float) -> None:
-        self.dispatch_next, self.max_wait = hand_on, patience
+    def __init__(self, dispatch_next: DispatchNext, max_wait: float) -> None:
+        self.dispatch_next, self.max_wait = dispatch_next, max_wait
         self.waiting: list[RunId] = []
         self.dispatched: set[RunId] = set()
         self._since = time.monotonic()

@@ -70,9 +70,9 @@ class MutationSender:
         registry: Registry,
         leases: Leases,
         policy: WorkerPolicy,
-        chance: Callable[[], float] = lambda: 0.0,
+        jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.db, self.registry, self.leases, self.policy, self.jitter = db, registry, leases, policy, chance
+        self.db, self.registry, self.leases, self.policy, self.jitter = db, registry, leases, policy, jitter
         self._local = threading.local()
 
     def send(self, wanted: Sequence[MutationToSend], on_done: OnDone) -> None:
@@ -98,7 +98,7 @@ class MutationSender:
         The deadline counts from before the commit, so it is never later than the one in the ledger: a process
         that was frozen in between finds it passed, and sends nothing for a run that was resolved without it.
         """
-        begun, asleep = time.monotonic(), worker_calls.suspended_seconds()
+        begun, suspended_before = time.monotonic(), worker_calls.suspended_seconds()
         by_id = {item.run.id: item.run for item in wave}
         fresh = [self._request(item.run, item.request) for item in wave if item.request is not None]
         approved = [lease_of(item.run) for item in wave if item.request is None]
@@ -116,22 +116,22 @@ class MutationSender:
         waiting = [lease_of(by_id[row.run_id]) for row in landed if row.status == MutationStatus.PENDING]
         self.leases.drop([*waiting, *barred])
         sent = [row for row in landed if row.status == MutationStatus.IN_FLIGHT]
-        made = [self._pending_call(row, lease_of(by_id[row.run_id]), begun, asleep) for row in sent]
+        made = [self._pending_call(row, lease_of(by_id[row.run_id]), begun, suspended_before) for row in sent]
         for pending in made:
             pending.is_probe = pending.operation_name in probes
         return made
 
-    def begin_retry(self, resting: Sequence[PendingCall]) -> list[PendingCall]:
+    def begin_retry(self, retries: Sequence[PendingCall]) -> list[PendingCall]:
         """Count another attempt and give it a new deadline, before it goes."""
-        begun, asleep = time.monotonic(), worker_calls.suspended_seconds()
-        by_id = {pending.lease.run_id: pending for pending in resting}
+        begun, suspended_before = time.monotonic(), worker_calls.suspended_seconds()
+        by_id = {pending.lease.run_id: pending for pending in retries}
         with self.db.transaction() as tx:
-            landed = mutations.resend(tx, [pending.lease for pending in resting]).updated
+            landed = mutations.resend(tx, [pending.lease for pending in retries]).updated
         landed_at = time.monotonic()
         reach(CrashPoint.IN_FLIGHT)
         for row in landed:
             pending = by_id[row.run_id]
-            pending.mutation, pending.committed_at, pending.suspended_before = row, landed_at, asleep
+            pending.mutation, pending.committed_at, pending.suspended_before = row, landed_at, suspended_before
             pending.ends_at = begun + pending.operation.timeout.total_seconds()
         return [by_id[row.run_id] for row in landed]
 
@@ -296,7 +296,7 @@ class MutationSender:
             needs_approval=bool((run.prepare_result or {}).get("approval")),
         )
 
-    def _pending_call(self, row: SentMutationRow, item: RunLease, begun: float, asleep: float) -> PendingCall:
+    def _pending_call(self, row: SentMutationRow, item: RunLease, begun: float, suspended_before: float) -> PendingCall:
         operation = self._operation(row.connector, row.operation)
         return PendingCall(
             lease=item,
@@ -304,7 +304,7 @@ class MutationSender:
             connector=self.registry.connectors[row.connector],
             operation=operation,
             ends_at=begun + operation.timeout.total_seconds(),
-            suspended_before=asleep,
+            suspended_before=suspended_before,
             committed_at=time.monotonic(),
         )
 
@@ -315,16 +315,16 @@ class MutationSender:
 
 
 class _CohortSender:
-    """The mutations of one cohort on their way: waiting, in the air, resting before another attempt."""
+    """The mutations of one cohort on their way: waiting, in flight, pausing before another attempt."""
 
     def __init__(
-        self, mutator: MutationSender, calls: ConcurrentCalls, waiting: deque[MutationToSend], on_done: OnDone
+        self, sender: MutationSender, calls: ConcurrentCalls, waiting: deque[MutationToSend], on_done: OnDone
     ) -> None:
-        self.sender, self.calls, self.waiting, self.on_done = mutator, calls, waiting, on_done
+        self.sender, self.calls, self.waiting, self.on_done = sender, calls, waiting, on_done
         self.in_flight: dict[RunId, PendingCall] = {}
         self.retrying: list[tuple[float, PendingCall]] = []
         self.count = len(waiting)
-        self.closes_at = time.monotonic() + mutator.policy.mutation_budget.total_seconds()
+        self.closes_at = time.monotonic() + sender.policy.mutation_budget.total_seconds()
 
     def run(self) -> None:
         while self.waiting or self.in_flight or self.retrying:
@@ -345,16 +345,16 @@ class _CohortSender:
             self.on_done([pending.lease.run_id for pending, _ in done])
 
     def _send(self) -> None:
-        """Give back what there is no time for, send what there is room for, and attempt again what has rested."""
+        """Hand back runs without time left, send up to the concurrency, and retry calls whose pause is over."""
         if self.waiting and len(self.waiting) < self.count and time.monotonic() > self.closes_at:
             self.sender.hand_back([lease_of(item.run) for item in self.waiting])
             self.waiting.clear()
         free = self.sender.policy.mutation_concurrency - len(self.in_flight)
         wave = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
-        rested = [pending for at, pending in self.retrying if at <= time.monotonic()]
-        self.retrying = [(at, pending) for at, pending in self.retrying if pending not in rested]
+        due = [pending for at, pending in self.retrying if at <= time.monotonic()]
+        self.retrying = [(at, pending) for at, pending in self.retrying if pending not in due]
         begun = self.sender.begin(wave) if wave else []
-        begun += self.sender.begin_retry(rested) if rested else []
+        begun += self.sender.begin_retry(due) if due else []
         for pending in begun:
             self._start_call(pending)
 

@@ -147,7 +147,7 @@ def test_a_place_that_somebody_else_made_under_our_name_is_refused(new_home: Pat
     squatted.mkdir()
     os.chown(squatted, account.uid + 4242, account.gid)
     try:
-        with pytest.raises(processes.ServersError, match="belongs to somebody else"):
+        with pytest.raises(processes.ServersError, match="belongs to another account"):
             data_directory.prepare_data_directory(new_home, account)
     finally:
         squatted.rmdir()
