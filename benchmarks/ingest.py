@@ -23,9 +23,8 @@ from rich.table import Table
 
 from pipeline.domain.values import HandlerSpec, TopicSpec, WorkflowSpec
 from pipeline.embedded import servers
+from pipeline.ingest import QueueConfig, RedisStreamsQueue, connect_redis
 from pipeline.ingest.bridge import Bridge, Route
-from pipeline.ingest import QueueConfig, RedisStreamsQueue
-from pipeline.ingest import connect_redis
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.transitions import registration

@@ -25,9 +25,8 @@ from pipeline.domain.values import (
     WorkflowSpec,
 )
 from pipeline.domain.workflows import HandlerKind
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import Database, Statement, Transaction
 from pipeline.store.reads import work
-from pipeline.store.statements import Statement
 from pipeline.transitions import events, mutations, registration, runs, starts, stops
 
 _DELIVERY = Statement[Any]("""
@@ -128,7 +127,7 @@ def a_request(run: Any, **options: Any) -> Request:
         "operation": "send",
         "params": {"to": "someone@example.org"},
         "request_hash": "abc",
-        "idempotency_key": f"run:{run.id}",
+        "effect_id": run.id,
         "timeout": TIMEOUT,
         "reconcilable": True,
     }

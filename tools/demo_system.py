@@ -19,8 +19,7 @@ from typing import Any
 
 from pipeline.domain.values import NewEvent
 from pipeline.embedded.servers import Servers
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.transitions import events
 
 ROOT = Path(__file__).parents[1]

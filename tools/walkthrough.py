@@ -13,6 +13,7 @@ from uuid import UUID
 from rich.table import Table
 
 from pipeline.background import rescuer
+from pipeline.domain.idempotency import effect_id
 from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.states import PhaseTask
 from pipeline.domain.values import (
@@ -28,9 +29,8 @@ from pipeline.domain.values import (
     TopicSpec,
     WorkflowSpec,
 )
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import work
-from pipeline.store.statements import Statement
 from pipeline.transitions import events, mutations, registration, resolution, runs, starts
 
 LEASE = timedelta(seconds=1)
@@ -144,7 +144,7 @@ def _request(run: Any, order: str) -> Request:
         operation="send",
         params={"to": "customer@example.org", "order": order},
         request_hash=f"receipt {order}",
-        idempotency_key=f"receipt:{order}",
+        effect_id=effect_id(run.handler_uid, run.inputs, f"receipt {order}"),
         timeout=TIMEOUT,
         reconcilable=False,
     )

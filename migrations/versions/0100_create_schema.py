@@ -73,6 +73,7 @@ CREATE TABLE pipeline.topics (
     """
 CREATE TABLE pipeline.handlers (
     id INTEGER GENERATED ALWAYS AS IDENTITY,
+    uid UUID DEFAULT pipeline.uuid7() NOT NULL,
     workflow TEXT NOT NULL,
     name TEXT NOT NULL,
     kind TEXT NOT NULL,
@@ -260,9 +261,14 @@ CREATE TABLE pipeline.mutations (
     operation TEXT NOT NULL,
     params JSONB NOT NULL,
     request_hash TEXT NOT NULL,
+    effect_id UUID NOT NULL,
     idempotency_key TEXT NOT NULL,
     status TEXT NOT NULL,
     reconcilable BOOLEAN NOT NULL,
+    keyed BOOLEAN DEFAULT false NOT NULL,
+    key_lifetime INTERVAL,
+    key_expires_at TIMESTAMP WITH TIME ZONE,
+    refused BOOLEAN DEFAULT false NOT NULL,
     settle INTERVAL NOT NULL,
     timeout INTERVAL NOT NULL,
     result JSONB,
@@ -297,6 +303,8 @@ CREATE TABLE pipeline.mutations (
     CONSTRAINT mutations_only_failed_is_monitored CHECK ((next_monitor_at IS NOT NULL) <= (status = 'failed' AND reconcilable)),
     CONSTRAINT mutations_only_found_late_is_acknowledged CHECK ((acknowledged_by IS NOT NULL) <= (found_late_at IS NOT NULL)),
     CONSTRAINT mutations_only_failed_is_found_late CHECK ((found_late_at IS NOT NULL) <= (status = 'failed')),
+    CONSTRAINT mutations_only_failed_is_refused CHECK (refused <= (status = 'failed' AND sent_at IS NOT NULL)),
+    CONSTRAINT mutations_only_keyed_has_lifetime CHECK ((key_lifetime IS NOT NULL) <= keyed),
     CONSTRAINT mutations_sent_has_deadline CHECK ((sent_at IS NULL) = (send_deadline IS NULL)),
     CONSTRAINT mutations_sent_has_quiet_period CHECK ((sent_at IS NULL) = (quiet_until IS NULL)),
     CONSTRAINT mutations_unresolved_was_sent CHECK ((status IN ('in_flight', 'needs_reconcile', 'indeterminate', 'applied')) <= (sent_at IS NOT NULL)),
@@ -305,6 +313,9 @@ CREATE TABLE pipeline.mutations (
     """,
     """
 CREATE INDEX mutations_found_late ON pipeline.mutations (id) WHERE found_late_at IS NOT NULL
+    """,
+    """
+CREATE INDEX mutations_failed_effect ON pipeline.mutations (effect_id) WHERE status = 'failed'
     """,
     """
 CREATE INDEX mutations_key ON pipeline.mutations (idempotency_key)

@@ -9,7 +9,8 @@ from uuid import UUID
 from pipeline.domain.errors import EventError
 from pipeline.domain.states import MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import BlockKind
-from pipeline.store.rows import BreakerRow, ListedRunRow, MutationRow, OpenBreakerRow
+from pipeline.store.rows import ListedRunRow, OpenBreakerRow
+from pipeline.store.schema import BreakerRow, MutationRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +87,26 @@ def for_mutation(row: MutationRow, holds: WorkflowHolds, *, can_reconcile: bool 
     if status is MutationStatus.INDETERMINATE:
         text = (
             "Its outcome is unknown, and only an operator can find it out. Look it up in the outside system, then "
-            "resolve it. After did_not_happen a new run sends it under a new key: if it had happened, it happens "
-            "twice, even where keys are honoured."
+            f"resolve it. {_repeat_text(row)}"
         )
         return Advice(text=text, commands=resolve_commands(row.id, can_try_again=can_reconcile or row.reconcilable))
     return Advice(text=_STATUS_ADVICE[status])
+
+
+def _repeat_text(row: MutationRow) -> str:
+    """Say what a repeat after did_not_happen would do, if it had happened after all."""
+    if not row.keyed:
+        return "After did_not_happen a new run sends it again: if it had happened, it happens twice."
+    if row.key_expires_at is None:
+        return (
+            "After did_not_happen a new run sends it again under the same key. The outside system honours keys: if it "
+            "had happened, the repeat is answered with the old result, for as long as the key is kept."
+        )
+    return (
+        "After did_not_happen a new run sends it again. The outside system keeps its key until "
+        f"{row.key_expires_at:%Y-%m-%d %H:%M %Z}: until then a repeat of what had happened is answered with the old "
+        "result, and after that it happens twice."
+    )
 
 
 def send_condition(asked: Any, holding: WorkflowHolds) -> Advice | None:

@@ -9,7 +9,7 @@ from pipeline.domain.values import Actor
 from pipeline.domain.workflows import DesiredStatus
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
-from pipeline.store.rows import WorkflowRow
+from pipeline.store.schema import WorkflowRow
 from pipeline.transitions import workflows
 
 
@@ -42,11 +42,14 @@ class WorkflowControls:
         )
 
     def resume(self, name: str, by: Actor) -> ControlResult:
-        """Lift an operator's pause and the blocks that wait for an operator; reset past failures."""
+        """Lift an operator's pause and the blocks that wait for an operator.
+
+        Lifting a block says that its cause was corrected: then the failures so far are forgotten too.
+        """
         with self.db.transaction() as tx:
             before = _workflow(tx, name)
             blocks = listings.blocks(tx, name)
-            workflows.resume(tx, name, by)
+            workflows.resume(tx, name, by, forget_failures=bool(blocks))
         self.wake_workflow(name)
         were = "was" if len(blocks) == 1 else "were"
         lifted = f" {quantity(len(blocks), 'block')} {were} lifted." if blocks else ""
@@ -57,7 +60,7 @@ class WorkflowControls:
             message=f"{name} continues.{lifted}" if changed else f"{name} was neither paused nor blocked.",
             consequence=_STILL_IN_MAINTENANCE
             if before.maintenance
-            else "Due runs start now; the failures so far are reset.",
+            else f"Due runs start now{'; the failures so far are forgotten' if blocks else ''}.",
         )
 
     def enter_maintenance(self, name: str, by: Actor) -> ControlResult:

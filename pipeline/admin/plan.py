@@ -16,7 +16,8 @@ from pipeline.domain.states import Phase
 from pipeline.domain.values import DEFAULT_LIMITS, Limits
 from pipeline.store.database import Database
 from pipeline.store.reads import listings, work
-from pipeline.store.rows import HandlerRow, OfferedEventRow, PendingEventRow, UnsentRunRow
+from pipeline.store.rows import OfferedEventRow, PendingEventRow, UnsentRunRow
+from pipeline.store.schema import HandlerRow
 from pipeline.worker.phases import Phases
 from pipeline.workflows.authoring import Consumer
 from pipeline.workflows.handler_types import RequestedMutation

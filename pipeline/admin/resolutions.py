@@ -20,7 +20,8 @@ from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, listings, work
-from pipeline.store.rows import MutationRow, UnresolvedMutationRow
+from pipeline.store.rows import UnresolvedMutationRow
+from pipeline.store.schema import MutationRow
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import resolution
 

@@ -14,7 +14,8 @@ from pipeline.domain.states import Phase, RunStatus
 from pipeline.domain.values import EventHeader, header_of
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
-from pipeline.store.rows import ListedEventRow, ListedRunRow, MutationRow
+from pipeline.store.rows import ListedEventRow, ListedRunRow
+from pipeline.store.schema import MutationRow
 
 RECENT = 10_000
 

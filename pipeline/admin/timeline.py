@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline.domain.states import MutationStatus, RunStatus
-from pipeline.store.rows import AuditRow, BlockRow, ListedRunRow, MutationRow
+from pipeline.store.rows import ListedRunRow
+from pipeline.store.schema import AuditRow, BlockRow, MutationRow
 
 _IN_DOUBT = (MutationStatus.NEEDS_RECONCILE, MutationStatus.INDETERMINATE)
 

@@ -16,7 +16,8 @@ from pipeline.domain.errors import InvalidInputError, NotFoundError, quantity
 from pipeline.domain.ids import RunId
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings, traces
-from pipeline.store.rows import EventHeadRow, ListedEventRow, ListedRunRow, MutationRow
+from pipeline.store.rows import EventHeadRow, ListedEventRow, ListedRunRow
+from pipeline.store.schema import MutationRow
 
 RECENT = 10_000
 MAX_NODES = 300

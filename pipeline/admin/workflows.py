@@ -9,7 +9,8 @@ from pipeline.admin.advice import WorkflowHolds, describe_breakers
 from pipeline.domain.workflows import CLEARED_BY_RESUME, BlockKind, DesiredStatus, HandlerKind, workflow_status
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, listings, work
-from pipeline.store.rows import AuditRow, BlockRow, BreakerRow, CapacityRow, ListedHandlerRow, TopicRow, WorkflowRow
+from pipeline.store.rows import CapacityRow, ListedHandlerRow
+from pipeline.store.schema import AuditRow, BlockRow, BreakerRow, TopicRow, WorkflowRow
 
 _RECENT_ACTS = 10_000
 _Cause = tuple[str, datetime | None]  #: why nothing starts, and since when

@@ -39,7 +39,8 @@ from pipeline.domain.states import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, AppliedMutation, FailedMutation, Limits
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import ledger, work
-from pipeline.store.rows import BookedMutationRow, MutationRow, RunMutationRow
+from pipeline.store.rows import BookedMutationRow, RunMutationRow
+from pipeline.store.schema import MutationRow
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import late_effects, mutations, reconciliation
@@ -130,10 +131,19 @@ class Reconciler:
                 verdict = self._call_reconcile(each, operation)
                 _observe_verdict(note, each, verdict)
                 facts = DoubtFacts(
-                    reconcile_attempts=each.reconcile_attempts, max_attempts=operation.policy.max_attempts
+                    reconcile_attempts=each.reconcile_attempts,
+                    max_attempts=operation.policy.max_attempts,
+                    earlier_absences=self._earlier_absences(each, verdict),
                 )
                 self._record_decision(each, decide(verdict, facts))
         return len(booked)
+
+    def _earlier_absences(self, row: MutationRow, verdict: Verdict | NoVerdict) -> int:
+        """How often requests with this key were not found before; read only where it matters."""
+        if not row.keyed or not isinstance(verdict, NotFound):
+            return 0
+        with self.db.transaction() as tx:
+            return ledger.absence_count(tx, row.effect_id, row.idempotency_key)
 
     def _escalate_if_overdue(self, row: MutationRow) -> None:
         """Escalate when the last attempt of the budget should have ended long ago."""
@@ -179,12 +189,16 @@ class Reconciler:
     def _record_late_effect(self, row: MutationRow, operation: Operation[Any], verdict: Applied) -> None:
         """Record a late effect, unless what was found is the effect of the replacement run.
 
-        An attempt with a key that was never sent shows whether this connector takes one request for another.
+        A replacement that shares the key shares the effect. If it has another key, an attempt with a
+        key that was never sent shows whether this connector takes one request for another.
         """
         mutation_id = MutationId(row.id)
         found = storable_result(verdict.result, self.limits, f"{row.connector}.{row.operation}")
         with self.db.transaction() as tx:
             again = late_effects.replacement_effect(tx, row)
+            if again is not None and late_effects.is_one_effect(row, again):
+                late_effects.record_late_effect(tx, mutation_id, found, MONITOR)
+                return
         unsent = None if again is None else self._call_reconcile(row, operation, key=f"{row.workflow}:{uuid4()}")
         with self.db.transaction() as tx:
             if again is not None and isinstance(unsent, Applied) and late_effects.is_replacement_effect(again, found):

@@ -35,7 +35,10 @@ def recover_process(db: Database, scheduler: Scheduler, worker: str, *, jitter: 
     message = f"its process {worker} ended while it held the run"
     with db.transaction() as tx:
         ids = runs.expire_leases_of_process(tx, worker)
-        ended = stops.rescue(tx, ids, jitter=jitter, message=message) if ids else ()
+    if not ids:
+        return _report_rescued((), scheduler)
+    with db.transaction() as tx:  # one of its own: it locks workflows, which come before runs
+        ended = stops.rescue(tx, ids, jitter=jitter, message=message)
     return _report_rescued(ended, scheduler)
 
 
@@ -85,21 +88,25 @@ def recover(db: Database, *, limit: int = 100, jitter: float = 0.0) -> RecoveryR
 def recover_crashed_runs(db: Database, *, limit: int = 100, jitter: float = 0.0) -> tuple[StoppedRun, ...]:
     """Stop runs whose lease has lapsed. The mutation boundary decides what happens to their inputs.
 
-    Each run has a transaction of its own: one that cannot be stopped is logged and does not delay the others.
+    Workflows take turns, and each run has a transaction of its own: one that cannot be stopped is logged and does not
+    delay the others. A workflow that another transaction holds locked is left for the next pass after one wait.
     """
     with db.transaction() as tx:
         lapsed = work.lapsed_runs(tx, limit=limit)
     ended: list[StoppedRun] = []
-    held_up = False
-    for run_id in lapsed:
+    locked: set[str] = set()
+    for row in lapsed:
+        if row.workflow in locked:
+            continue
         try:
             with db.transaction() as tx:
-                if held_up:
+                if locked:
                     tx.set_lock_timeout(SHORT_LOCK_TIMEOUT)
-                ended.extend(stops.rescue(tx, [run_id], jitter=jitter))
+                ended.extend(stops.rescue(tx, [row.id], jitter=jitter))
         except (PipelineError, DBAPIError) as error:
-            held_up |= is_lock_timeout(error)
-            log.exception("run %s cannot be rescued", run_id)
+            if is_lock_timeout(error):
+                locked.add(row.workflow)
+            log.exception("run %s cannot be rescued", row.id)
     return tuple(ended)
 
 

@@ -2,7 +2,8 @@
 
 Runs are created and committed first, their messages are sent afterwards: a message that is never
 sent costs a sweep period, not an event. Everything is decided under the workflow's lock from facts
-read there, so schedulers at once are one after the other and offer nothing twice.
+read there, so schedulers at once are one after the other and offer nothing twice. A first read without the lock only
+tells whether the lock is worth taking.
 """
 
 import logging
@@ -19,7 +20,8 @@ from pipeline.domain.states import PHASE_TASKS, Phase, PhaseTask
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store.database import Database, Transaction, describe_error, is_lock_timeout
 from pipeline.store.reads import work
-from pipeline.store.rows import HandlerFactsRow, HandlerNameRow, RunRow
+from pipeline.store.rows import HandlerFactsRow, HandlerNameRow
+from pipeline.store.schema import RunRow
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import starts
 from pipeline.transitions.starts import StartResult
@@ -87,9 +89,10 @@ class Scheduler:
 
     def _starts(self, tx: Transaction, workflow: str) -> Iterable[StartResult]:
         """Try the due handlers in order of urgency; nothing else can start once the workflow is held back."""
-        rows = work.handler_facts(tx, workflow)
-        urgent = [(reason, row) for row in rows if (reason := due_reason(facts_of(row), row.now))]
-        for reason, row in sorted(urgent, key=lambda pair: priority(pair[0], facts_of(pair[1]))):
+        if not _due_handlers(tx, workflow):
+            return
+        starts.lock_workflow(tx, workflow)
+        for reason, row in _due_handlers(tx, workflow):
             made = self._start(tx, workflow, reason, row)
             yield made
             if made.hold_reason:
@@ -113,6 +116,13 @@ class Scheduler:
     def _dispatch_started(self, started: Sequence[RunRow]) -> None:
         for message in dispatch_messages(started, self.db):
             self.dispatch(message)
+
+
+def _due_handlers(tx: Transaction, workflow: str) -> list[tuple[DueReason, HandlerFactsRow]]:
+    """The handlers of a workflow that are due, the most urgent first."""
+    rows = work.handler_facts(tx, workflow)
+    due = [(reason, row) for row in rows if (reason := due_reason(facts_of(row), row.now))]
+    return sorted(due, key=lambda pair: priority(pair[0], facts_of(pair[1])))
 
 
 def dispatch_messages(

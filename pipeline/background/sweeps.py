@@ -16,6 +16,7 @@ from pipeline.background.reconciler import Reconciler
 from pipeline.background.scheduler import Scheduler
 from pipeline.domain.ids import MutationId
 from pipeline.store.database import Database
+from pipeline.store.reads.invariants import NO_ORPHANED_RESERVATION
 from pipeline.telemetry import metrics
 from pipeline.transitions import sweeps as slots
 from pipeline.workflows.registry import Registry
@@ -70,6 +71,11 @@ class Sweeps:
 
     def doctor(self) -> SweepReport:
         return doctor.check(self.db)
+
+    def recover_at_start(self) -> None:
+        """Recover crashed runs, then report events whose reservation no run owns."""
+        self.run("rescue")
+        doctor.check(self.db, [NO_ORPHANED_RESERVATION])
 
     def recover_process(self, worker: str) -> SweepReport:
         """Recover at once the runs of a process that is known to be gone."""

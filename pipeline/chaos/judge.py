@@ -101,10 +101,12 @@ def judge(facts: ChaosRecords) -> list[Problem]:
 
 
 def _row_problems(facts: ChaosRecords) -> Iterator[Problem]:
-    """Check that each row agrees with the provider about its key."""
+    """Check that each row agrees with the provider about its key. The repeat of a row has its key, and its effect."""
+    applied = {entry.key for entry in facts.ledger if entry.status == MutationStatus.APPLIED}
     for entry in facts.ledger:
         count = len(facts.by_key.get(entry.key, ()))
-        what = _disagreement(entry, count)
+        is_repeated = entry.status == MutationStatus.FAILED and entry.key in applied
+        what = "" if is_repeated else _disagreement(entry, count)
         if what:
             yield Problem(
                 description=what,
@@ -137,7 +139,8 @@ def _unmatched_effects(facts: ChaosRecords) -> Iterator[Problem]:
     for key, effects in facts.by_key.items():
         found = rows.get(key, [])
         same = [entry for entry in found if (entry.order, entry.operation) == (effects[0].order, effects[0].operation)]
-        if len(found) != 1 or len(same) != 1:
+        counted = [entry for entry in found if entry.status != MutationStatus.FAILED] or found[-1:]
+        if len(counted) != 1 or len(same) != len(found):
             rows_text = f"{len(found)} rows: {', '.join(_describe(entry) for entry in found)}" if found else "no row"
             effect = effects[0]
             yield Problem(

@@ -10,9 +10,8 @@ from typing import Any
 from pipeline.chaos.judge import ChaosRecords, LedgerEntry, OrderDelivery, ProviderEffect
 from pipeline.chaos.provider import EFFECTS, RECONCILES, REQUESTS
 from pipeline.domain.states import UNRESOLVED, MutationStatus
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import invariants
-from pipeline.store.statements import Statement
 
 _DELIVERIES = Statement[Any]("""
 SELECT e.message_id AS "order", d.status, m.idempotency_key AS key FROM pipeline.events e

@@ -31,8 +31,7 @@ from pipeline.domain.values import NewEvent
 from pipeline.embedded import servers
 from pipeline.embedded.servers import Servers
 from pipeline.store import migrate
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.transitions import events
 
 WORKFLOW = "chaos"

@@ -19,7 +19,8 @@ from pipeline.connectors.sdk import Grade, Operation
 from pipeline.domain.errors import InvalidInputError, PipelineError, SchemaVersionError, quantity
 from pipeline.store.database import Database
 from pipeline.store.reads import ledger, listings
-from pipeline.store.rows import OpenBreakerRow, RunRow
+from pipeline.store.rows import OpenBreakerRow
+from pipeline.store.schema import RunRow
 from pipeline.transitions import breakers as verbs
 from pipeline.workflows.registry import Registry
 
@@ -60,7 +61,8 @@ def connectors(context: typer.Context, recent: common.Recent = 100_000, as_json:
     common.print_lines(*(f"{grade}: {meaning}" for grade, meaning in _GRADES.items() if grade in seen))
     if seen & _GRADES.keys():
         common.print_lines(
-            "At every grade a new run sends under a new key, so an effect that it repeats happens twice."
+            "A and C: a repeat of the same request for the same inputs has the same key, and happens once while the "
+            "key is kept. B and D: a repeat of what had happened happens twice."
         )
 
 

@@ -36,7 +36,7 @@ _MAX_AT_ONCE = 10_000  #: mutations resolved by one command
 _RESOLVED = (MutationStatus.APPLIED, MutationStatus.FAILED)
 _CONSEQUENCES = {
     ResolutionKind.HAPPENED: "`next` runs with that result; nothing is sent again.",
-    ResolutionKind.DID_NOT_HAPPEN: "Its events are released, and a new run sends it under a new key.",
+    ResolutionKind.DID_NOT_HAPPEN: "Its events are released, and a new run sends it again.",
     ResolutionKind.SKIP: "Its events are skipped, and `next` runs with the outcome `skipped`.",
     ResolutionKind.TRY_AGAIN: "The reconciler asks the outside system again, with a new budget.",
 }

@@ -31,6 +31,11 @@ def option_problem(option: Callable[[str], Any]) -> str:
         return f"has timeout {option('timeout')}; expected a positive span"
     if option("settle") < timedelta(0):
         return f"has settle {option('settle')}; expected no negative span"
+    lifetime = option("key_lifetime")
+    if lifetime is not None and not (isinstance(lifetime, timedelta) and lifetime > timedelta(0)):
+        return f"has key_lifetime {lifetime!r}; expected a positive timedelta, or None"
+    if lifetime is not None and not option("keyed"):
+        return "has key_lifetime without keyed=True; expected both, or neither"
     return ""
 
 

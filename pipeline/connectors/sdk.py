@@ -61,8 +61,9 @@ class Call:
 class Grade(StrEnum):
     """How well the outcome of an operation can be known.
 
-    A key belongs to one mutation. If the outside system honours keys, all attempts with one key have one effect. A new
-    run has a new key. So no grade makes it safe to repeat a mutation that may have happened.
+    A key belongs to one request for the same inputs. If the outside system honours keys, all requests with one key
+    have one effect. So with grades A and C it is safe to repeat a mutation that may have happened, for as long as the
+    outside system keeps the key. With grades B and D it is not.
     """
 
     A = "A"  #: the connector can reconcile, and the key is honoured
@@ -80,6 +81,7 @@ class Operation(Generic[F]):
     timeout: timedelta = timedelta(seconds=30)
     settle: timedelta = timedelta(0)
     keyed: bool = False  #: the outside system honours the key: many requests with one key have one effect
+    key_lifetime: timedelta | None = None  #: how long it keeps a key; None: not declared
     policy: ReconcilePolicy = field(default_factory=ReconcilePolicy)
     retry: MutationRetryPolicy = field(default_factory=MutationRetryPolicy)
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
@@ -219,6 +221,7 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
     timeout: timedelta = timedelta(seconds=30),
     settle: timedelta = timedelta(minutes=1),
     keyed: bool = False,
+    key_lifetime: timedelta | None = None,
     policy: ReconcilePolicy | None = None,
     retry: MutationRetryPolicy | None = None,
     breaker: BreakerPolicy | None = None,
@@ -231,8 +234,10 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
     - ``timeout`` bounds one call.
     - ``settle`` is how long a change may take to become visible. Until then, not finding it proves nothing. Zero is
       right only if every change is visible by the time its call could have been answered.
-    - ``keyed`` says that the outside system honours the idempotency key. All attempts at one mutation have the same
-      key, and every run has another.
+    - ``keyed`` says that the outside system honours the idempotency key: all requests with one key have one effect.
+      The same request for the same inputs keeps its key until the outside system itself has refused it.
+    - ``key_lifetime`` is how long the outside system keeps a key. A later repeat may happen twice. None: it is not
+      declared, and the key is taken to be kept.
     - ``errors`` reads the operation's own exceptions. Those that it returns None for are read as usual.
     """
 
@@ -243,6 +248,7 @@ def mutation(  # noqa: PLR0913 - each is a fact about an operation, given by nam
             timeout=timeout,
             settle=settle,
             keyed=keyed,
+            key_lifetime=key_lifetime,
             policy=policy or ReconcilePolicy(),
             retry=retry or MutationRetryPolicy(),
             breaker=breaker or BreakerPolicy(),

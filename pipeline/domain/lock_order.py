@@ -1,16 +1,14 @@
 """The order in which every transaction locks rows, so that two transactions never wait for each other.
 
-Within a table, rows are locked by id. A claim skips locked rows instead of waiting. ``tests/races/test_lock_order.py``
-checks the statements and whole transactions against this order.
-
-One exception: a run that its own write refuses is stopped in the same transaction, and locks its workflow last. Only
-a rescue of the same run can then wait in a circle. Postgres ends one of the two, and the run is rescued.
+Within a table, rows are locked by id. A claim skips locked rows instead of waiting. There is no exception:
+``tests/races/test_lock_order.py`` checks the statements, and ``tests/races/test_lock_order_of_transitions.py`` drives
+every transition and every sweep against this order.
 """
 
 from collections.abc import Iterable
 
 #: Tables, first to last. A transaction may leave some out.
-LOCK_ORDER = ("workflows", "runs", "mutations", "deliveries", "handlers", "sessions", "blocks")
+LOCK_ORDER = ("workflows", "runs", "mutations", "blocks", "deliveries", "handlers", "sessions")
 
 
 def is_in_lock_order(tables: Iterable[str]) -> bool:

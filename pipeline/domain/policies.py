@@ -18,7 +18,7 @@ class Policy(BaseModel):
 
 
 class Backoff(Policy):
-    """Growing pauses: ``base``, then ``multiplier`` times longer each time, never above ``cap``."""
+    """Growing pauses: ``base``, then ``multiplier`` times longer each time. No pause is longer than ``cap``."""
 
     base: timedelta = Field(default=timedelta(seconds=1), ge=timedelta(0))
     multiplier: float = Field(default=2.0, ge=1.0, le=100.0)
@@ -32,7 +32,7 @@ class Backoff(Policy):
         return self
 
     def delay(self, attempt: int, *, jitter: float = 0.0) -> timedelta:
-        """The pause after attempt number ``attempt`` (from 1), with ``jitter`` in [0, 1).
+        """The pause after attempt number ``attempt`` (from 1), with ``jitter`` in [0, 1). The cap covers the jitter.
 
         Grown step by step and cut at the cap, so no attempt number is large enough to overflow.
         """
@@ -41,7 +41,7 @@ class Backoff(Policy):
             if pause >= self.cap or pause == timedelta(0):
                 break
             pause = min(pause * self.multiplier, self.cap)
-        return pause * (1.0 + self.jitter * jitter)
+        return min(pause * (1.0 + self.jitter * jitter), self.cap)
 
 
 class FailurePolicy(Policy):

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.domain.failures import Failure, FailureKind
 from pipeline.domain.policies import MutationRetryPolicy, ReconcilePolicy
+from pipeline.domain.states import Evidence
 
 
 class ErrorMeaning(StrEnum):
@@ -78,6 +79,11 @@ class CallError:
 CallEnd = Applied | NotFound | Retry | NoVerdict | CallError
 
 
+#: So often a request is repeated under one honoured key after it was not found. A provider that keeps its own error
+#: under the key would answer with that error for ever; so an operator decides then.
+MAX_ABSENCES = 19
+
+
 class NextAction(StrEnum):
     """What the worker or the reconciler does next with a mutation."""
 
@@ -105,6 +111,18 @@ class CallDecision:
         return self.failure.message if self.failure else ""
 
     @property
+    def evidence(self) -> Evidence:
+        """The evidence that it did not happen, of the actions ``FAILED`` and ``ABSENT``.
+
+        Only a refusal of the request itself lets a repeat have a new key. "Not now" and "not allowed" say nothing
+        about the request, and an earlier one with the same key may have been carried out.
+        """
+        if self.action is NextAction.ABSENT:
+            return Evidence.ABSENCE
+        is_refusal = self.failure is not None and self.failure.kind is FailureKind.LOGIC
+        return Evidence.REFUSED if is_refusal else Evidence.DEFINITE
+
+    @property
     def has_response(self) -> bool:
         """Whether the outside system must have answered. A refused connection is known, but no response."""
         return self.failure is None or self.failure.kind is not FailureKind.TRANSIENT
@@ -129,6 +147,7 @@ class DoubtFacts:
 
     reconcile_attempts: int  #: with the one that ended
     max_attempts: int
+    earlier_absences: int = 0  #: how often a request with the same honoured key was not found before
 
 
 _FAILURE_KINDS = {
@@ -157,6 +176,9 @@ def decide(end: CallEnd, facts: CallFacts | DoubtFacts, *, jitter: float = 0.0) 
 
 def _in_background(end: NotFound | Retry | NoVerdict | CallError, facts: DoubtFacts) -> CallDecision:
     failure = _unknown_outcome(end.reason)
+    if isinstance(end, NotFound) and facts.earlier_absences >= MAX_ABSENCES:
+        reason = f"not found for the {MAX_ABSENCES + 1}th time: the outside system may keep its own error under the key"
+        return CallDecision(action=NextAction.ESCALATE, failure=_unknown_outcome(reason))
     if isinstance(end, NotFound):
         return CallDecision(action=NextAction.ABSENT, failure=failure)
     if facts.reconcile_attempts >= facts.max_attempts:

@@ -154,7 +154,8 @@ class Resolver(StrEnum):
 class Evidence(StrEnum):
     """The evidence that a mutation did not happen."""
 
-    DEFINITE = "definite"  #: the outside system refused it: it cannot arrive any more
+    REFUSED = "refused"  #: the outside system itself refused the request: a repeat gets a new idempotency key
+    DEFINITE = "definite"  #: it was not sent, not let in, or not taken now: it cannot arrive any more
     ABSENCE = "absence"  #: it was not found: the request may still be on its way
 
 

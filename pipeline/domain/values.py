@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -137,13 +138,15 @@ class Request:
     operation: str
     params: Any
     request_hash: str
-    idempotency_key: str
+    effect_id: UUID  #: of ``domain.idempotency``; the idempotency key is made of it
     timeout: timedelta
     settle: timedelta = timedelta(0)
     monitor_after: timedelta | None = (
         None  #: when it is checked for a late effect after it was resolved on weak evidence
     )
     reconcilable: bool = False
+    keyed: bool = False  #: the outside system honours the idempotency key
+    key_lifetime: timedelta | None = None  #: how long it keeps a key; None: not declared
     needs_approval: bool = False
 
 

@@ -1,4 +1,9 @@
-"""Connections and transactions: all access to Postgres goes through here.
+"""Statements, transactions and connections: all access to Postgres goes through here.
+
+``Statement[RunRow]("SELECT ...")`` is the seam between SQL and Python: ``Transaction.all`` and ``first`` return rows of
+the type that the statement names, so that mypy checks every use of a column. Nothing is converted at run time. A row
+stays SQLAlchemy's own, and the row type describes it: that of a table in ``schema.py``, that of a join in ``rows.py``.
+The tests compare each row that a statement returns with its type (``tests/support/row_types.py``).
 
 Every transition takes a ``Transaction``. It runs statements, keeps the transition log until it has
 committed, and never spans a call to an outside system.
@@ -9,18 +14,44 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Protocol, Self, TypeVar
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, get_args
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, TextClause, create_engine, event
 from sqlalchemy.exc import DBAPIError, TimeoutError
 from sqlalchemy.pool import NullPool
 
-from pipeline.store.rows import UnreadRow
-from pipeline.store.statements import Statement
 from pipeline.telemetry import metrics, transition_log
 
 RowT = TypeVar("RowT")
+RowT_co = TypeVar("RowT_co", covariant=True)
+
+
+class Statement(TextClause, Generic[RowT_co]):
+    """A statement that returns rows of one type. Its SQL is ``text``."""
+
+    inherit_cache = True
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, row_type: object) -> GenericAlias:
+            """Keep the row type; SQLAlchemy's own ``__class_getitem__`` drops it."""
+            return GenericAlias(cls, (row_type,))
+
+    def row_type(self) -> Any:
+        """Return the type that was named in the brackets."""
+        return get_args(self.__orig_class__)[0]  # type: ignore[attr-defined]
+
+
+class Command(TextClause):
+    """A statement that returns no rows. Running it tells how many rows it changed."""
+
+    inherit_cache = True
+
+
+class UnreadRow(Protocol):
+    """A row of which no column is read."""
 
 
 class _IdentityRow(Protocol):

@@ -9,7 +9,7 @@ A set of statuses or phases that several statements share is a SQL list. A singl
 
 from enum import StrEnum
 
-from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase
+from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import DesiredStatus
 
 
@@ -45,6 +45,9 @@ IS_AVAILABLE = "(d.available_at IS NULL OR d.available_at <= pipeline.clock())"
 
 #: Of a stopped run: it does not back off, so a run may carry it forward now.
 IS_RETRY_DUE = "(r.retry_at IS NULL OR r.retry_at <= pipeline.clock())"
+
+#: Of a run: its session stays open for it. A session waits for no approval: an operator may take days.
+KEEPS_SESSION_OPEN = f"(r.finished_at IS NULL AND r.status <> '{RunStatus.PAUSED_APPROVAL}')"
 
 #: Of a handler: no live worker claims its runs. Its code is on none of them.
 IS_UNCLAIMED = "h.unclaimed_since IS NOT NULL"

@@ -1,265 +1,34 @@
-"""Types of rows: one per table, and one per join whose rows leave the module of their statement.
+"""Types of the rows that statements return and that are no row of one table: joins, and parts of rows.
 
-Each type describes rows as SQLAlchemy returns them; no row is an instance of one. Columns that hold a member of an enum
-are plain text at run time: they compare equal to members (``==``), and are never identical (``is``). The annotation
-names the enum, and the tests check the values against it.
-
-The types of tables have every column of their table, in its order. ``tests/store/test_row_types.py`` compares them with
-``schema.py``. A join adds its columns to the type of the table whose rows it returns.
+The types of whole rows are in ``schema.py``, each beside its table. A join adds its columns to the type of the table
+whose rows it returns.
 """
 
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId, SessionId
-from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
-from pipeline.domain.workflows import (
-    AfterFailedMutation,
-    BlockKind,
-    DesiredStatus,
-    HandlerKind,
-    OnLogicError,
-    OnUncertain,
-    SessionResult,
+from pipeline.store.schema import (
+    AfterFailedMutationText,
+    BreakerRow,
+    DeliveryRow,
+    DeliveryStatusText,
+    DesiredStatusText,
+    EventRow,
+    HandlerKindText,
+    HandlerRow,
+    MutationOutcomeText,
+    MutationRow,
+    MutationStatusText,
+    OnLogicErrorText,
+    OnUncertainText,
+    PhaseText,
+    RunRow,
+    RunStatusText,
+    WorkflowRow,
 )
-
-PhaseText = Annotated[str, Phase]
-RunStatusText = Annotated[str, RunStatus]
-MutationOutcomeText = Annotated[str, MutationOutcome]
-MutationStatusText = Annotated[str, MutationStatus]
-ResolverText = Annotated[str, Resolver]
-DeliveryStatusText = Annotated[str, DeliveryStatus]
-DesiredStatusText = Annotated[str, DesiredStatus]
-HandlerKindText = Annotated[str, HandlerKind]
-BlockKindText = Annotated[str, BlockKind]
-SessionResultText = Annotated[str, SessionResult]
-AfterFailedMutationText = Annotated[str, AfterFailedMutation]
-OnUncertainText = Annotated[str, OnUncertain]
-OnLogicErrorText = Annotated[str, OnLogicError]
-
-# Tables
-
-
-class WorkflowRow(Protocol):
-    """A row of ``workflows``."""
-
-    name: str
-    version: int
-    fingerprint: str
-    known_fingerprints: list[str]
-    desired: DesiredStatusText
-    maintenance: bool
-    maintenance_reason: str | None
-    maintenance_since: datetime | None
-    concurrency: int
-    on_uncertain: OnUncertainText
-    on_logic_error: OnLogicErrorText
-    keep_done: timedelta | None
-    keep_ledger: timedelta | None
-    archives: bool
-    created_at: datetime
-
-
-class TopicRow(Protocol):
-    """A row of ``topics``."""
-
-    workflow: str
-    name: str
-    schema: Any
-
-
-class HandlerRow(Protocol):
-    """A row of ``handlers``."""
-
-    id: int
-    workflow: str
-    name: str
-    kind: HandlerKindText
-    batch: int
-    ordered: bool
-    after_failed_mutation: AfterFailedMutationText
-    failure_policy: Any
-    retired: bool
-    state: Any
-    wake_at: datetime | None
-    schedule: str | None
-    next_run_at: datetime | None
-    retry_at: datetime | None
-    unclaimed_since: datetime | None
-    consecutive_failures: int
-    idle_snapshot: str | None
-    idle_at: datetime | None
-    low_watermark: int
-    horizon: int | None
-    horizon_xmax: str | None
-
-
-class SubscriptionRow(Protocol):
-    """A row of ``subscriptions``."""
-
-    workflow: str
-    topic: str
-    handler_id: int
-
-
-class EventRow(Protocol):
-    """A row of ``events``."""
-
-    id: EventId
-    workflow: str
-    topic: str
-    message_id: str
-    key: str | None
-    title: str | None
-    payload: Any
-    caused_by: list[EventId]
-    created_by_run_id: RunId | None
-    traceparent: str | None
-    created_at: datetime
-
-
-class DeliveryRow(Protocol):
-    """A row of ``deliveries``."""
-
-    event_id: EventId
-    handler_id: int
-    status: DeliveryStatusText
-    run_id: RunId | None
-    offered_to: RunId | None
-    key: str | None
-    available_at: datetime | None
-    failures: int
-    declined: bool
-    suspect: bool
-    error: str | None
-    xid: str
-
-
-class SessionRow(Protocol):
-    """A row of ``sessions``."""
-
-    id: SessionId
-    workflow: str
-    started_at: datetime
-    finished_at: datetime | None
-    result: SessionResultText | None
-    error: str | None
-    run_count: int | None
-    cost: Decimal | None
-
-
-class RunRow(Protocol):
-    """A row of ``runs``."""
-
-    id: RunId
-    workflow: str
-    handler_id: int
-    session_id: SessionId
-    phase: PhaseText
-    status: RunStatusText
-    mutation_outcome: MutationOutcomeText
-    mutation_id: MutationId | None
-    offered: list[EventId] | None
-    event_ids: list[EventId]
-    prepare_result: Any
-    output_state: Any
-    error: str | None
-    error_type: str | None
-    retry_of: RunId | None
-    retry_pending: bool
-    retry_at: datetime | None
-    attempt: int
-    fence: Fence
-    lease_expires_at: datetime | None
-    worker: str | None
-    dispatched_at: datetime | None
-    snapshot: str | None
-    traceparent: str | None
-    cost: Decimal | None
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-
-
-class MutationRow(Protocol):
-    """A row of ``mutations``."""
-
-    id: MutationId
-    run_id: RunId
-    workflow: str
-    connector: str
-    operation: str
-    params: Any
-    request_hash: str
-    idempotency_key: str
-    status: MutationStatusText
-    reconcilable: bool
-    settle: timedelta
-    timeout: timedelta
-    result: Any
-    error: str | None
-    attempts: int
-    approved_by: str | None
-    approved_at: datetime | None
-    sent_at: datetime | None
-    send_deadline: datetime | None
-    quiet_until: datetime | None
-    reconcile_attempts: int
-    next_reconcile_at: datetime | None
-    resolved_by: ResolverText | None
-    resolved_at: datetime | None
-    created_at: datetime
-    doubted_at: datetime | None
-    reconcile_deferred_since: datetime | None
-    monitor_after: timedelta | None
-    next_monitor_at: datetime | None
-    monitor_attempts: int
-    found_late_at: datetime | None
-    late_result: Any
-    acknowledged_by: str | None
-
-
-class BlockRow(Protocol):
-    """A row of ``blocks``."""
-
-    id: int
-    workflow: str
-    run_id: RunId
-    kind: BlockKindText
-    reason: str
-    since: datetime
-    closed_at: datetime | None
-
-
-class AuditRow(Protocol):
-    """A row of ``audit``."""
-
-    id: int
-    at: datetime
-    actor: str
-    act: str
-    workflow: str | None
-    run_id: RunId | None
-    mutation_id: MutationId | None
-    event_id: EventId | None
-    reason: str
-    evidence: Any
-
-
-class BreakerRow(Protocol):
-    """A row of ``breakers``."""
-
-    connector: str
-    operation: str
-    reason: str
-    opened_by: str | None
-    opened_at: datetime
-    probe_every: timedelta
-    probe_at: datetime | None
-    closed_at: datetime | None
-
 
 # Parts of rows
 
@@ -313,6 +82,8 @@ class ClaimedRunRow(RunRow, Protocol):
     """A run that was claimed, with what its phase needs of the handler and of the mutation."""
 
     handler: str
+    handler_uid: UUID
+    inputs: Any  #: topics and message ids of the pinned events, for the mutate task
     handler_state: Any
     ordered: bool
     low_watermark: int
@@ -405,6 +176,8 @@ class ReplacementRunRow(Protocol):
     mutation_status: MutationStatusText | None
     connector: str | None
     operation: str | None
+    idempotency_key: str | None
+    sent_at: datetime | None
     result: Any
 
 
@@ -494,6 +267,16 @@ class HandlerNameRow(HandlerIdRow, Protocol):
     kind: HandlerKindText
 
 
+class WorkflowFactsRow(Protocol):
+    """What decides whether a workflow may start a run."""
+
+    desired: DesiredStatusText
+    maintenance: bool
+    concurrency: int
+    blocks: int
+    active_runs: int
+
+
 class HandlerFactsRow(Protocol):
     """What the scheduler's decisions need to know of a handler."""
 
@@ -558,10 +341,6 @@ class SweepAgeRow(Protocol):
     name: str
     age: timedelta
     report: Any
-
-
-class UnreadRow(Protocol):
-    """A row of which no column is read."""
 
 
 # Retention

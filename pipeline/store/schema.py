@@ -1,33 +1,26 @@
-"""Tables of the pipeline schema."""
+"""Tables of the pipeline schema, each with the type of its rows.
 
-from collections.abc import Iterable
+A row type declares the columns of its table. The annotation says name, type and null of a column; ``column`` says what
+an annotation cannot. ``table`` builds the table from the row type. Statements name the same type for the rows that they
+return, so a column is declared once.
+
+A row type describes rows as SQLAlchemy returns them; no row is an instance of one. A column that holds a member of an
+enum is plain text at run time: it compares equal to members (``==``), and is never identical (``is``). The annotation
+names the enum. The table checks the values against it, and so do the tests.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
+from uuid import UUID
 
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    ForeignKey,
-    Identity,
-    Index,
-    Integer,
-    Interval,
-    MetaData,
-    Numeric,
-    PrimaryKeyConstraint,
-    SmallInteger,
-    Table,
-    Text,
-    UniqueConstraint,
-    Uuid,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.types import UserDefinedType
 
+from pipeline.domain.ids import EventId, Fence, MutationId, RunId, SessionId
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import (
     AfterFailedMutation,
@@ -49,7 +42,7 @@ from pipeline.store.predicates import (
 
 SCHEMA = "pipeline"
 
-metadata = MetaData(
+metadata = sa.MetaData(
     schema=SCHEMA,
     naming_convention={
         "pk": "%(table_name)s_pk",
@@ -59,35 +52,73 @@ metadata = MetaData(
     },
 )
 
+PhaseText = Annotated[str, Phase]
+RunStatusText = Annotated[str, RunStatus]
+MutationOutcomeText = Annotated[str, MutationOutcome]
+MutationStatusText = Annotated[str, MutationStatus]
+ResolverText = Annotated[str, Resolver]
+DeliveryStatusText = Annotated[str, DeliveryStatus]
+DesiredStatusText = Annotated[str, DesiredStatus]
+HandlerKindText = Annotated[str, HandlerKind]
+BlockKindText = Annotated[str, BlockKind]
+SessionResultText = Annotated[str, SessionResult]
+AfterFailedMutationText = Annotated[str, AfterFailedMutation]
+OnUncertainText = Annotated[str, OnUncertain]
+OnLogicErrorText = Annotated[str, OnLogicError]
 
-def enum_check(column: str, members: type[StrEnum]) -> CheckConstraint:
-    """The column holds a member of the enum and nothing else."""
-    return CheckConstraint(f"{column} IN ({_quoted(members)})", name=f"{column}_known")
+NOW = "pipeline.clock()"  #: default of a column with the time at which its row was inserted
+NEW_ID = "pipeline.uuid7()"
+_SQL_TYPES: Mapping[Any, Any] = {
+    str: sa.Text,
+    bool: sa.Boolean,
+    int: sa.Integer,
+    EventId: sa.BigInteger,
+    Fence: sa.BigInteger,
+    RunId: sa.Uuid,
+    MutationId: sa.Uuid,
+    SessionId: sa.Uuid,
+    UUID: sa.Uuid,
+    Decimal: sa.Numeric,
+    datetime: TIMESTAMP(timezone=True),
+    timedelta: sa.Interval,
+    list[str]: sa.ARRAY(sa.Text),
+    list[EventId]: sa.ARRAY(sa.BigInteger),
+    Any: JSONB,
+}
 
 
-def _quoted(members: Iterable[StrEnum]) -> str:
-    return ", ".join(f"'{member.value}'" for member in members)
+def column(*items: Any, default: str | None = None, **options: Any) -> Any:
+    """Declare what the annotation of a column cannot say: a default, a reference, a key, another SQL type.
+
+    ``default`` is SQL or a member of an enum. JSON may be null unless ``nullable`` says no.
+    """
+    if default is not None:
+        options["server_default"] = sa.text(f"'{default}'" if isinstance(default, StrEnum) else default)
+    return items, options
 
 
-def check(name: str, rule: str) -> CheckConstraint:
+def table(name: str, row_type: type, *items: Any, **options: Any) -> sa.Table:
+    """Build a table from its row type: a column for each attribute, and a check for each column of an enum."""
+    parts: list[Any] = []
+    for attribute, hint in get_type_hints(row_type, include_extras=True).items():
+        is_optional = type(None) in get_args(hint)
+        inner = get_args(hint)[0] if is_optional else hint
+        python_type, *enums = get_args(inner) if get_origin(inner) is Annotated else (inner,)
+        declared_items, declared = vars(row_type).get(attribute, column())
+        found = {"type_": _SQL_TYPES[python_type], "nullable": is_optional or python_type is Any, **declared}
+        parts.append(sa.Column(attribute, *declared_items, **found))
+        parts.extend(check(f"{attribute}_known", f"{attribute} IN {sql_list(*enum)}") for enum in enums)
+    return sa.Table(name, metadata, *parts, *items, **options)
+
+
+def check(name: str, rule: str) -> sa.CheckConstraint:
     """A sentence that must be true of every row."""
-    return CheckConstraint(rule, name=name)
+    return sa.CheckConstraint(rule, name=name)
 
 
-def timestamp_column(name: str, **kwargs: Any) -> Column[Any]:
-    """A point in time, with its zone."""
-    return Column(name, TIMESTAMP(timezone=True), **kwargs)
-
-
-def insert_time_column(name: str) -> Column[Any]:
-    """The time at which the row came into being."""
-    return timestamp_column(name, nullable=False, server_default=text("pipeline.clock()"))
-
-
-def text_column(name: str, default: str | None = None, **kwargs: Any) -> Column[Any]:
-    """Text that is always there."""
-    server_default = None if default is None else text(f"'{default}'")
-    return Column(name, Text, nullable=False, server_default=server_default, **kwargs)
+def index(name: str, *columns: str, where: str | None = None, unique: bool = False) -> sa.Index:
+    """An index on the rows of which ``where`` is true."""
+    return sa.Index(name, *columns, unique=unique, postgresql_where=None if where is None else sa.text(where))
 
 
 class _PostgresType(UserDefinedType[Any]):
@@ -112,98 +143,124 @@ class PgSnapshot(_PostgresType):
     name = "pg_snapshot"
 
 
-workflows = Table(
+class WorkflowRow(Protocol):
+    """A row of ``workflows``."""
+
+    name: str = column(primary_key=True)
+    version: int = column(default="1")
+    fingerprint: str = column(default="''")
+    known_fingerprints: list[str] = column(default="'{}'")
+    desired: DesiredStatusText = column(default=DesiredStatus.ACTIVE)
+    maintenance: bool = column(default="false")
+    maintenance_reason: str | None
+    maintenance_since: datetime | None
+    concurrency: int = column(default="1")
+    on_uncertain: OnUncertainText = column(default=OnUncertain.PAUSE)
+    on_logic_error: OnLogicErrorText = column(default=OnLogicError.MAINTENANCE)
+    keep_done: timedelta | None
+    keep_ledger: timedelta | None
+    archives: bool = column(default="false")
+    created_at: datetime = column(default=NOW)
+
+
+workflows = table(
     "workflows",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("version", Integer, nullable=False, server_default=text("1")),
-    text_column("fingerprint", ""),
-    Column("known_fingerprints", ARRAY(Text), nullable=False, server_default=text("'{}'")),
-    text_column("desired", DesiredStatus.ACTIVE),
-    Column("maintenance", Boolean, nullable=False, server_default=text("false")),
-    Column("maintenance_reason", Text),
-    timestamp_column("maintenance_since"),
-    Column("concurrency", Integer, nullable=False, server_default=text("1")),
-    text_column("on_uncertain", OnUncertain.PAUSE),
-    text_column("on_logic_error", OnLogicError.MAINTENANCE),
-    Column("keep_done", Interval),
-    Column("keep_ledger", Interval),
-    Column("archives", Boolean, nullable=False, server_default=text("false")),
-    insert_time_column("created_at"),
-    enum_check("desired", DesiredStatus),
-    enum_check("on_uncertain", OnUncertain),
-    enum_check("on_logic_error", OnLogicError),
+    WorkflowRow,
     check("concurrency_positive", "concurrency >= 1"),
     check("maintenance_has_since", "maintenance = (maintenance_since IS NOT NULL)"),
     check("ledger_outlives_done", "(keep_ledger IS NOT NULL) <= coalesce(keep_ledger >= keep_done, false)"),
 )
 
-topics = Table(
+
+class TopicRow(Protocol):
+    """A row of ``topics``."""
+
+    workflow: str
+    name: str
+    schema: Any
+
+
+topics = table(
     "topics",
-    metadata,
-    text_column("workflow"),
-    text_column("name"),
-    Column("schema", JSONB),
-    PrimaryKeyConstraint("workflow", "name"),
+    TopicRow,
+    sa.PrimaryKeyConstraint("workflow", "name"),
 )
 
-handlers = Table(
+
+class HandlerRow(Protocol):
+    """A row of ``handlers``."""
+
+    id: int = column(sa.Identity(always=True), primary_key=True)
+    uid: UUID = column(default=NEW_ID)
+    workflow: str = column(sa.ForeignKey(workflows.c.name))
+    name: str
+    kind: HandlerKindText
+    batch: int = column(default="1")
+    ordered: bool = column(default="false")
+    after_failed_mutation: AfterFailedMutationText = column(default=AfterFailedMutation.PREPARE)
+    failure_policy: Any = column(nullable=False, default="'{}'")
+    retired: bool = column(default="false")
+    state: Any
+    wake_at: datetime | None
+    schedule: str | None
+    next_run_at: datetime | None
+    retry_at: datetime | None
+    unclaimed_since: datetime | None
+    consecutive_failures: int = column(default="0")
+    idle_snapshot: str | None = column(type_=PgSnapshot)
+    idle_at: datetime | None
+    low_watermark: int = column(type_=sa.BigInteger, default="0")
+    horizon: int | None = column(type_=sa.BigInteger)
+    horizon_xmax: str | None = column(type_=Xid8)
+
+
+handlers = table(
     "handlers",
-    metadata,
-    Column("id", Integer, Identity(always=True), primary_key=True),
-    Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
-    text_column("name"),
-    text_column("kind"),
-    Column("batch", Integer, nullable=False, server_default=text("1")),
-    Column("ordered", Boolean, nullable=False, server_default=text("false")),
-    text_column("after_failed_mutation", AfterFailedMutation.PREPARE),
-    Column("failure_policy", JSONB, nullable=False, server_default=text("'{}'")),
-    Column("retired", Boolean, nullable=False, server_default=text("false")),
-    Column("state", JSONB),
-    timestamp_column("wake_at"),
-    Column("schedule", Text),
-    timestamp_column("next_run_at"),
-    timestamp_column("retry_at"),
-    timestamp_column("unclaimed_since"),
-    Column("consecutive_failures", Integer, nullable=False, server_default=text("0")),
-    Column("idle_snapshot", PgSnapshot),
-    timestamp_column("idle_at"),
-    Column("low_watermark", BigInteger, nullable=False, server_default=text("0")),
-    Column("horizon", BigInteger),
-    Column("horizon_xmax", Xid8),
-    UniqueConstraint("workflow", "name"),
-    enum_check("kind", HandlerKind),
-    enum_check("after_failed_mutation", AfterFailedMutation),
+    HandlerRow,
+    sa.UniqueConstraint("workflow", "name"),
     check("batch_positive", "batch >= 1"),
     check("horizon_complete", "(horizon IS NULL) = (horizon_xmax IS NULL)"),
 )
 
-subscriptions = Table(
+
+class SubscriptionRow(Protocol):
+    """A row of ``subscriptions``."""
+
+    workflow: str
+    topic: str
+    handler_id: int = column(sa.ForeignKey(handlers.c.id))
+
+
+subscriptions = table(
     "subscriptions",
-    metadata,
-    text_column("workflow"),
-    text_column("topic"),
-    Column("handler_id", Integer, ForeignKey(handlers.c.id), nullable=False),
-    PrimaryKeyConstraint("workflow", "topic", "handler_id"),
+    SubscriptionRow,
+    sa.PrimaryKeyConstraint("workflow", "topic", "handler_id"),
 )
 
-events = Table(
+
+class EventRow(Protocol):
+    """A row of ``events``."""
+
+    id: EventId = column(primary_key=True, default="pipeline.next_event_id()")
+    workflow: str
+    topic: str
+    message_id: str
+    key: str | None
+    title: str | None
+    payload: Any = column(nullable=False)
+    caused_by: list[EventId] = column(default="'{}'")
+    created_by_run_id: RunId | None
+    traceparent: str | None
+    created_at: datetime = column(default=NOW)
+
+
+events = table(
     "events",
-    metadata,
-    Column("id", BigInteger, primary_key=True, server_default=text("pipeline.next_event_id()")),
-    text_column("workflow"),
-    text_column("topic"),
-    text_column("message_id"),
-    Column("key", Text),
-    Column("title", Text),
-    Column("payload", JSONB, nullable=False),
-    Column("caused_by", ARRAY(BigInteger), nullable=False, server_default=text("'{}'")),
-    Column("created_by_run_id", Uuid),
-    Column("traceparent", Text),
-    insert_time_column("created_at"),
-    UniqueConstraint("workflow", "topic", "message_id"),
-    Index("events_created_by", "created_by_run_id", postgresql_where=text("created_by_run_id IS NOT NULL")),
+    EventRow,
+    sa.UniqueConstraint("workflow", "topic", "message_id"),
+    index("events_created_by", "created_by_run_id", where="created_by_run_id IS NOT NULL"),
 )
+
 
 _PENDING = f"status = '{DeliveryStatus.PENDING}'"
 #: The few rows that can hold an ordered key back. Statements that search for one repeat this clause.
@@ -213,109 +270,103 @@ _HELD_KEY = (
 )
 _RESERVED = f"status = '{DeliveryStatus.RESERVED}'"
 
-deliveries = Table(
+
+class DeliveryRow(Protocol):
+    """A row of ``deliveries``."""
+
+    event_id: EventId
+    handler_id: int
+    status: DeliveryStatusText = column(default=DeliveryStatus.PENDING)
+    run_id: RunId | None
+    offered_to: RunId | None
+    key: str | None
+    available_at: datetime | None
+    failures: int = column(type_=sa.SmallInteger, default="0")
+    declined: bool = column(default="false")
+    suspect: bool = column(default="false")
+    error: str | None
+    xid: str = column(type_=Xid8, default="pg_current_xact_id()")
+
+
+deliveries = table(
     "deliveries",
-    metadata,
-    Column("event_id", BigInteger, nullable=False),
-    Column("handler_id", Integer, nullable=False),
-    text_column("status", DeliveryStatus.PENDING),
-    Column("run_id", Uuid),
-    Column("offered_to", Uuid),
-    Column("key", Text),
-    timestamp_column("available_at"),
-    Column("failures", SmallInteger, nullable=False, server_default=text("0")),
-    Column("declined", Boolean, nullable=False, server_default=text("false")),
-    Column("suspect", Boolean, nullable=False, server_default=text("false")),
-    Column("error", Text),
-    Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
-    PrimaryKeyConstraint("event_id", "handler_id"),
-    enum_check("status", DeliveryStatus),
+    DeliveryRow,
+    sa.PrimaryKeyConstraint("event_id", "handler_id"),
     check(
         "reserved_has_owner",
         f"(status IN ('{DeliveryStatus.RESERVED}', '{DeliveryStatus.CONSUMED}')) <= (run_id IS NOT NULL)",
     ),
     check("open_has_no_owner", f"(status IN {UNOWNED_DELIVERY}) <= (run_id IS NULL)"),
     check("only_pending_is_offered", f"(offered_to IS NOT NULL) <= ({_PENDING})"),
-    Index("deliveries_pending", "handler_id", "event_id", postgresql_where=text(_PENDING)),
-    Index("deliveries_unseen", "handler_id", "xid", postgresql_where=text(_PENDING)),
-    Index("deliveries_reserved", "handler_id", "event_id", postgresql_where=text(_RESERVED)),
-    Index("deliveries_declined", "handler_id", "event_id", postgresql_where=text(f"{_PENDING} AND declined")),
-    Index(
-        "deliveries_delayed",
-        "handler_id",
-        "available_at",
-        postgresql_where=text(f"{_PENDING} AND available_at IS NOT NULL"),
-    ),
-    Index(
-        "deliveries_failed",
-        "handler_id",
-        postgresql_where=text(f"failures > 0 AND status IN {OPEN_DELIVERY}"),
-    ),
-    Index("deliveries_held_keys", "handler_id", "key", "event_id", postgresql_where=text(_HELD_KEY)),
-    Index(
-        "deliveries_quarantined",
-        "handler_id",
-        "event_id",
-        postgresql_where=text(f"status = '{DeliveryStatus.QUARANTINED}'"),
-    ),
+    index("deliveries_pending", "handler_id", "event_id", where=_PENDING),
+    index("deliveries_unseen", "handler_id", "xid", where=_PENDING),
+    index("deliveries_reserved", "handler_id", "event_id", where=_RESERVED),
+    index("deliveries_declined", "handler_id", "event_id", where=f"{_PENDING} AND declined"),
+    index("deliveries_delayed", "handler_id", "available_at", where=f"{_PENDING} AND available_at IS NOT NULL"),
+    index("deliveries_failed", "handler_id", where=f"failures > 0 AND status IN {OPEN_DELIVERY}"),
+    index("deliveries_held_keys", "handler_id", "key", "event_id", where=_HELD_KEY),
+    index("deliveries_quarantined", "handler_id", "event_id", where=f"status = '{DeliveryStatus.QUARANTINED}'"),
     postgresql_with={"fillfactor": "70"},
 )
 
-sessions = Table(
+
+class SessionRow(Protocol):
+    """A row of ``sessions``."""
+
+    id: SessionId = column(primary_key=True, default=NEW_ID)
+    workflow: str = column(sa.ForeignKey(workflows.c.name))
+    started_at: datetime = column(default=NOW)
+    finished_at: datetime | None
+    result: SessionResultText | None
+    error: str | None
+    run_count: int | None
+    cost: Decimal | None
+
+
+sessions = table(
     "sessions",
-    metadata,
-    Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
-    Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
-    insert_time_column("started_at"),
-    timestamp_column("finished_at"),
-    Column("result", Text),
-    Column("error", Text),
-    Column("run_count", Integer),
-    Column("cost", Numeric),
-    enum_check("result", SessionResult),
+    SessionRow,
     check("finished_has_result", "(finished_at IS NULL) = (result IS NULL)"),
-    Index(
-        "sessions_one_open",
-        "workflow",
-        unique=True,
-        postgresql_where=text("finished_at IS NULL"),
-    ),
+    index("sessions_one_open", "workflow", unique=True, where="finished_at IS NULL"),
 )
 
-runs = Table(
+
+class RunRow(Protocol):
+    """A row of ``runs``."""
+
+    id: RunId = column(primary_key=True, default=NEW_ID)
+    workflow: str
+    handler_id: int
+    session_id: SessionId
+    phase: PhaseText = column(default=Phase.PENDING)
+    status: RunStatusText = column(default=RunStatus.ACTIVE)
+    mutation_outcome: MutationOutcomeText = column(default=MutationOutcome.NONE)
+    mutation_id: MutationId | None
+    offered: list[EventId] | None
+    event_ids: list[EventId] = column(default="'{}'")
+    prepare_result: Any
+    output_state: Any
+    error: str | None
+    error_type: str | None
+    retry_of: RunId | None
+    retry_pending: bool = column(default="false")
+    retry_at: datetime | None
+    attempt: int = column(default="1")
+    fence: Fence = column(default="0")
+    lease_expires_at: datetime | None
+    worker: str | None
+    dispatched_at: datetime | None
+    snapshot: str | None = column(type_=PgSnapshot)
+    traceparent: str | None
+    cost: Decimal | None
+    created_at: datetime = column(default=NOW)
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+runs = table(
     "runs",
-    metadata,
-    Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
-    text_column("workflow"),
-    Column("handler_id", Integer, nullable=False),
-    Column("session_id", Uuid, nullable=False),
-    text_column("phase", Phase.PENDING),
-    text_column("status", RunStatus.ACTIVE),
-    text_column("mutation_outcome", MutationOutcome.NONE),
-    Column("mutation_id", Uuid),
-    Column("offered", ARRAY(BigInteger)),
-    Column("event_ids", ARRAY(BigInteger), nullable=False, server_default=text("'{}'")),
-    Column("prepare_result", JSONB),
-    Column("output_state", JSONB),
-    Column("error", Text),
-    Column("error_type", Text),
-    Column("retry_of", Uuid),
-    Column("retry_pending", Boolean, nullable=False, server_default=text("false")),
-    timestamp_column("retry_at"),
-    Column("attempt", Integer, nullable=False, server_default=text("1")),
-    Column("fence", BigInteger, nullable=False, server_default=text("0")),
-    timestamp_column("lease_expires_at"),
-    Column("worker", Text),
-    timestamp_column("dispatched_at"),
-    Column("snapshot", PgSnapshot),
-    Column("traceparent", Text),
-    Column("cost", Numeric),
-    insert_time_column("created_at"),
-    timestamp_column("started_at"),
-    timestamp_column("finished_at"),
-    enum_check("phase", Phase),
-    enum_check("status", RunStatus),
-    enum_check("mutation_outcome", MutationOutcome),
+    RunRow,
     check("committed_together", f"(phase = '{Phase.COMMITTED}') = (status = '{RunStatus.COMMITTED}')"),
     check(
         "finished_unless_moving",
@@ -336,52 +387,61 @@ runs = Table(
         "only_stopped_is_retried",
         f"retry_pending <= (finished_at IS NOT NULL AND status <> '{RunStatus.COMMITTED}')",
     ),
-    Index("runs_open", "workflow", "handler_id", postgresql_where=text("finished_at IS NULL")),
-    Index("runs_retry_pending", "workflow", "id", postgresql_where=text("retry_pending")),
-    Index("runs_session", "session_id"),
-    Index("runs_retry_once", "retry_of", unique=True, postgresql_where=text("retry_of IS NOT NULL")),
+    index("runs_open", "workflow", "handler_id", where="finished_at IS NULL"),
+    index("runs_retry_pending", "workflow", "id", where="retry_pending"),
+    index("runs_session", "session_id"),
+    index("runs_retry_once", "retry_of", unique=True, where="retry_of IS NOT NULL"),
     postgresql_with={"fillfactor": "60"},
 )
 
-mutations = Table(
+
+class MutationRow(Protocol):
+    """A row of ``mutations``."""
+
+    id: MutationId = column(primary_key=True, default=NEW_ID)
+    run_id: RunId = column(sa.ForeignKey(runs.c.id))
+    workflow: str
+    connector: str
+    operation: str
+    params: Any = column(nullable=False)
+    request_hash: str
+    effect_id: UUID
+    idempotency_key: str
+    status: MutationStatusText
+    reconcilable: bool
+    keyed: bool = column(default="false")
+    key_lifetime: timedelta | None
+    key_expires_at: datetime | None
+    refused: bool = column(default="false")
+    settle: timedelta
+    timeout: timedelta
+    result: Any
+    error: str | None
+    attempts: int = column(default="0")
+    approved_by: str | None
+    approved_at: datetime | None
+    sent_at: datetime | None
+    send_deadline: datetime | None
+    quiet_until: datetime | None
+    reconcile_attempts: int = column(default="0")
+    next_reconcile_at: datetime | None
+    resolved_by: ResolverText | None
+    resolved_at: datetime | None
+    created_at: datetime = column(default=NOW)
+    doubted_at: datetime | None
+    reconcile_deferred_since: datetime | None
+    monitor_after: timedelta | None
+    next_monitor_at: datetime | None
+    monitor_attempts: int = column(type_=sa.SmallInteger, default="0")
+    found_late_at: datetime | None
+    late_result: Any
+    acknowledged_by: str | None
+
+
+mutations = table(
     "mutations",
-    metadata,
-    Column("id", Uuid, primary_key=True, server_default=text("pipeline.uuid7()")),
-    Column("run_id", Uuid, ForeignKey(runs.c.id), nullable=False),
-    text_column("workflow"),
-    text_column("connector"),
-    text_column("operation"),
-    Column("params", JSONB, nullable=False),
-    text_column("request_hash"),
-    text_column("idempotency_key"),
-    text_column("status"),
-    Column("reconcilable", Boolean, nullable=False),
-    Column("settle", Interval, nullable=False),
-    Column("timeout", Interval, nullable=False),
-    Column("result", JSONB),
-    Column("error", Text),
-    Column("attempts", Integer, nullable=False, server_default=text("0")),
-    Column("approved_by", Text),
-    timestamp_column("approved_at"),
-    timestamp_column("sent_at"),
-    timestamp_column("send_deadline"),
-    timestamp_column("quiet_until"),
-    Column("reconcile_attempts", Integer, nullable=False, server_default=text("0")),
-    timestamp_column("next_reconcile_at"),
-    Column("resolved_by", Text),
-    timestamp_column("resolved_at"),
-    insert_time_column("created_at"),
-    timestamp_column("doubted_at"),
-    timestamp_column("reconcile_deferred_since"),
-    Column("monitor_after", Interval),
-    timestamp_column("next_monitor_at"),
-    Column("monitor_attempts", SmallInteger, nullable=False, server_default=text("0")),
-    timestamp_column("found_late_at"),
-    Column("late_result", JSONB),
-    Column("acknowledged_by", Text),
-    UniqueConstraint("run_id"),
-    enum_check("status", MutationStatus),
-    enum_check("resolved_by", Resolver),
+    MutationRow,
+    sa.UniqueConstraint("run_id"),
     check("resolved_has_resolver", f"(status IN {RESOLVED_MUTATION}) = (resolved_by IS NOT NULL)"),
     check("resolver_has_time", "(resolved_by IS NULL) = (resolved_at IS NULL)"),
     check("reconcile_has_time", f"(status = '{MutationStatus.NEEDS_RECONCILE}') = (next_reconcile_at IS NOT NULL)"),
@@ -392,123 +452,169 @@ mutations = Table(
     ),
     check("only_found_late_is_acknowledged", "(acknowledged_by IS NOT NULL) <= (found_late_at IS NOT NULL)"),
     check("only_failed_is_found_late", f"(found_late_at IS NOT NULL) <= (status = '{MutationStatus.FAILED}')"),
+    check("only_failed_is_refused", f"refused <= (status = '{MutationStatus.FAILED}' AND sent_at IS NOT NULL)"),
+    check("only_keyed_has_lifetime", "(key_lifetime IS NOT NULL) <= keyed"),
     check("sent_has_deadline", "(sent_at IS NULL) = (send_deadline IS NULL)"),
     check("sent_has_quiet_period", "(sent_at IS NULL) = (quiet_until IS NULL)"),
     check(
         "unresolved_was_sent",
         f"(status IN {MUTATION_MAY_HAVE_HAPPENED}) <= (sent_at IS NOT NULL)",
     ),
-    Index(
-        "mutations_reconcile_due",
-        "next_reconcile_at",
-        postgresql_where=text(f"status = '{MutationStatus.NEEDS_RECONCILE}'"),
-    ),
-    Index(
-        "mutations_open",
-        "workflow",
-        "id",
-        postgresql_where=text(f"status IN {OPEN_MUTATION}"),
-    ),
-    Index("mutations_key", "idempotency_key"),
-    Index("mutations_approved", "approved_at", postgresql_where=text("approved_at IS NOT NULL")),
-    Index("mutations_monitor_due", "next_monitor_at", postgresql_where=text("next_monitor_at IS NOT NULL")),
-    Index("mutations_found_late", "id", postgresql_where=text("found_late_at IS NOT NULL")),
+    index("mutations_reconcile_due", "next_reconcile_at", where=f"status = '{MutationStatus.NEEDS_RECONCILE}'"),
+    index("mutations_open", "workflow", "id", where=f"status IN {OPEN_MUTATION}"),
+    index("mutations_key", "idempotency_key"),
+    index("mutations_failed_effect", "effect_id", where=f"status = '{MutationStatus.FAILED}'"),
+    index("mutations_approved", "approved_at", where="approved_at IS NOT NULL"),
+    index("mutations_monitor_due", "next_monitor_at", where="next_monitor_at IS NOT NULL"),
+    index("mutations_found_late", "id", where="found_late_at IS NOT NULL"),
 )
 
-blocks = Table(
+
+class BlockRow(Protocol):
+    """A row of ``blocks``."""
+
+    id: int = column(sa.Identity(always=True), type_=sa.BigInteger, primary_key=True)
+    workflow: str = column(sa.ForeignKey(workflows.c.name))
+    run_id: RunId = column(sa.ForeignKey(runs.c.id))
+    kind: BlockKindText
+    reason: str
+    since: datetime = column(default=NOW)
+    closed_at: datetime | None
+
+
+blocks = table(
     "blocks",
-    metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
-    Column("run_id", Uuid, ForeignKey(runs.c.id), nullable=False),
-    text_column("kind"),
-    text_column("reason"),
-    insert_time_column("since"),
-    timestamp_column("closed_at"),
-    enum_check("kind", BlockKind),
-    Index("blocks_open", "run_id", "kind", unique=True, postgresql_where=text("closed_at IS NULL")),
-    Index("blocks_run", "run_id"),
-    Index("blocks_open_of_workflow", "workflow", postgresql_where=text("closed_at IS NULL")),
+    BlockRow,
+    index("blocks_open", "run_id", "kind", unique=True, where="closed_at IS NULL"),
+    index("blocks_run", "run_id"),
+    index("blocks_open_of_workflow", "workflow", where="closed_at IS NULL"),
 )
 
-audit = Table(
+
+class AuditRow(Protocol):
+    """A row of ``audit``."""
+
+    id: int = column(sa.Identity(always=True), type_=sa.BigInteger, primary_key=True)
+    at: datetime = column(default=NOW)
+    actor: str
+    act: str
+    workflow: str | None
+    run_id: RunId | None
+    mutation_id: MutationId | None
+    event_id: EventId | None
+    reason: str = column(default="''")
+    evidence: Any
+
+
+audit = table(
     "audit",
-    metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    insert_time_column("at"),
-    text_column("actor"),
-    text_column("act"),
-    Column("workflow", Text),
-    Column("run_id", Uuid),
-    Column("mutation_id", Uuid),
-    Column("event_id", BigInteger),
-    text_column("reason", ""),
-    Column("evidence", JSONB),
-    Index("audit_mutation", "mutation_id", postgresql_where=text("mutation_id IS NOT NULL")),
-    Index("audit_run", "run_id", postgresql_where=text("run_id IS NOT NULL")),
-    Index("audit_event", "event_id", postgresql_where=text("event_id IS NOT NULL")),
+    AuditRow,
+    index("audit_mutation", "mutation_id", where="mutation_id IS NOT NULL"),
+    index("audit_run", "run_id", where="run_id IS NOT NULL"),
+    index("audit_event", "event_id", where="event_id IS NOT NULL"),
 )
 
-maintenance_tasks = Table(
+
+class MaintenanceTaskRow(Protocol):
+    """A row of ``maintenance_tasks``."""
+
+    id: int = column(sa.Identity(always=True), type_=sa.BigInteger, primary_key=True)
+    workflow: str = column(sa.ForeignKey(workflows.c.name))
+    reason: str
+    opened_at: datetime = column(default=NOW)
+    closed_at: datetime | None
+
+
+maintenance_tasks = table(
     "maintenance_tasks",
-    metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    Column("workflow", Text, ForeignKey(workflows.c.name), nullable=False),
-    text_column("reason"),
-    insert_time_column("opened_at"),
-    timestamp_column("closed_at"),
-    Index("maintenance_tasks_one_open", "workflow", unique=True, postgresql_where=text("closed_at IS NULL")),
+    MaintenanceTaskRow,
+    index("maintenance_tasks_one_open", "workflow", unique=True, where="closed_at IS NULL"),
 )
 
 
-sweeps = Table(
+class SweepRow(Protocol):
+    """A row of ``sweeps``."""
+
+    name: str = column(primary_key=True)
+    last_run_at: datetime = column(default=NOW)
+    report: Any
+
+
+sweeps = table(
     "sweeps",
-    metadata,
-    Column("name", Text, primary_key=True),
-    insert_time_column("last_run_at"),
-    Column("report", JSONB),
+    SweepRow,
 )
 
-notices = Table(
+
+class DeliveredNoticeRow(Protocol):
+    """A row of ``notices``."""
+
+    kind: str
+    subject: str
+    delivered_at: datetime = column(default=NOW)
+
+
+notices = table(
     "notices",
-    metadata,
-    text_column("kind"),
-    text_column("subject"),
-    insert_time_column("delivered_at"),
-    PrimaryKeyConstraint("kind", "subject"),
+    DeliveredNoticeRow,
+    sa.PrimaryKeyConstraint("kind", "subject"),
 )
+
 
 #: While it is not closed, no new mutation of the operation is started, but for a probe now and then.
-breakers = Table(
+
+
+class BreakerRow(Protocol):
+    """A row of ``breakers``."""
+
+    connector: str
+    operation: str
+    reason: str
+    opened_by: str | None
+    opened_at: datetime = column(default=NOW)
+    probe_every: timedelta
+    probe_at: datetime | None
+    closed_at: datetime | None
+
+
+breakers = table(
     "breakers",
-    metadata,
-    text_column("connector"),
-    text_column("operation"),
-    text_column("reason"),
-    Column("opened_by", Text),
-    insert_time_column("opened_at"),
-    Column("probe_every", Interval, nullable=False),
-    timestamp_column("probe_at"),
-    timestamp_column("closed_at"),
-    PrimaryKeyConstraint("connector", "operation"),
+    BreakerRow,
+    sa.PrimaryKeyConstraint("connector", "operation"),
 )
+
 
 #: Where the cleaning of a table goes on.
-cursors = Table(
+
+
+class CursorPositionRow(Protocol):
+    """A row of ``cursors``."""
+
+    name: str = column(primary_key=True)
+    position: str
+
+
+cursors = table(
     "cursors",
-    metadata,
-    Column("name", Text, primary_key=True),
-    text_column("position"),
+    CursorPositionRow,
 )
 
+
 #: What workflows no longer keep and do not want dropped. Nothing reads it: copy it elsewhere and empty it at will.
-archive = Table(
+
+
+class ArchivedRow(Protocol):
+    """A row of ``archive``."""
+
+    kind: str
+    id: str
+    workflow: str | None
+    archived_at: datetime = column(default=NOW)
+    content: Any = column(nullable=False)
+
+
+archive = table(
     "archive",
-    metadata,
-    text_column("kind"),
-    text_column("id"),
-    Column("workflow", Text),
-    insert_time_column("archived_at"),
-    Column("content", JSONB, nullable=False),
-    PrimaryKeyConstraint("kind", "id"),
+    ArchivedRow,
+    sa.PrimaryKeyConstraint("kind", "id"),
 )

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from pipeline.config import EXIT_RESTART, EXIT_UNSAFE
 from pipeline.store.database import describe_error, is_transient
-from pipeline.tasks import broker_mark, telemetry, watchdog
+from pipeline.tasks import broker_owner, telemetry, watchdog
 from pipeline.tasks.process import current_process
 from pipeline.telemetry import logs
 from pipeline.telemetry.tracing import export
@@ -73,7 +73,7 @@ def start_background_threads(sender: Any, **_: Any) -> None:
     telemetry.start_tracing(current_process().settings.otlp_endpoint, forks=forks)
     telemetry.start_metrics(current_process().settings, current_process().registry.workflows)
     watchdog.start_watchdog(current_process(), sender.pool)
-    broker_mark.check_broker_owner(current_process().db, current_process().settings.broker_url)
+    broker_owner.check_broker_owner(current_process().db, current_process().settings.broker_url)
 
 
 @signals.after_setup_logger.connect

@@ -1,6 +1,6 @@
 """A watchdog thread in the main process of a worker.
 
-- It recovers at once the runs of a dead child.
+- It recovers crashed runs when the worker starts, and at once the runs of a dead child.
 - It dispatches the sweeps while beat is gone.
 - It ends a worker whose consumer takes no messages any more. A supervisor cannot see that.
 """
@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -63,18 +64,19 @@ class Watchdog:
         self._stop = threading.Event()
 
     def run(self) -> None:
+        self._try(self.process.sweeps.recover_at_start)
         while not self._stop.wait(self.every):
             self._round += 1
-            duties = (
-                (self.recover_dead_children, self.dispatch_late_sweeps, self.exit_if_stalled)
-                if self._round % 5 == 0
-                else (self.recover_dead_children,)
-            )
-            for duty in duties:
-                try:
-                    duty()
-                except Exception:
-                    log.exception("the watchdog failed to %s and goes on", duty.__name__)
+            self._try(self.recover_dead_children)
+            if self._round % 5 == 0:
+                self._try(self.dispatch_late_sweeps)
+                self._try(self.exit_if_stalled)
+
+    def _try(self, duty: Callable[[], None]) -> None:
+        try:
+            duty()
+        except Exception:
+            log.exception("the watchdog failed to %s and goes on", duty.__name__)
 
     def recover_dead_children(self) -> None:
         """Recover at once the runs of a child that is gone."""

@@ -9,11 +9,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
 from pipeline.store import migrate
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import Database, Statement, Transaction
 from pipeline.store.reads import invariants
 from pipeline.store.reads.invariants import Finding, Severity
 from pipeline.store.schema import metadata
-from pipeline.store.statements import Statement
 
 
 class _CheckRow(Protocol):

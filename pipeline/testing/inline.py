@@ -19,9 +19,9 @@ from pipeline.domain.ids import MutationId
 from pipeline.domain.payloads import json_payload
 from pipeline.domain.states import PhaseTask, chained_tasks
 from pipeline.domain.values import Actor, NewEvent
-from pipeline.store.database import Database
-from pipeline.store.rows import EventIdRow, EventRow, HandlerStateRow, MutationRow, NamedDeliveryRow, NamedRunRow
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
+from pipeline.store.rows import EventIdRow, HandlerStateRow, NamedDeliveryRow, NamedRunRow
+from pipeline.store.schema import EventRow, MutationRow
 from pipeline.transitions import events, resolution
 from pipeline.worker import crash_points
 from pipeline.worker.crash_points import CrashPoint

@@ -5,7 +5,7 @@ from typing import Any
 
 from pipeline.domain.values import Actor
 from pipeline.store.database import Transaction
-from pipeline.store.rows import MutationRow
+from pipeline.store.schema import MutationRow
 from pipeline.store.writes import audit as audit_store
 
 

@@ -12,7 +12,7 @@ from pipeline.domain.policies import BreakerPolicy
 from pipeline.domain.values import Actor
 from pipeline.store.database import Transaction
 from pipeline.store.reads import ledger
-from pipeline.store.rows import RunRow
+from pipeline.store.schema import RunRow
 from pipeline.store.writes import breakers as breaker_store
 from pipeline.transitions import audit
 

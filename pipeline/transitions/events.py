@@ -14,10 +14,10 @@ from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import checked_json, checked_name, storable_text
 from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Actor, Limits, NewEvent, checked_header
-from pipeline.store.database import Transaction, encode_row_parts
+from pipeline.store.database import Statement, Transaction, encode_row_parts
 from pipeline.store.reads import work
-from pipeline.store.rows import DeliveryRow, PublishedEventRow, RunRow, RunWithMutationRow
-from pipeline.store.statements import Statement
+from pipeline.store.rows import PublishedEventRow, RunWithMutationRow
+from pipeline.store.schema import DeliveryRow, RunRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store

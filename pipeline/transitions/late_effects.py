@@ -1,5 +1,8 @@
 """Late effects: a mutation was resolved as failed, and a later check finds its effect, or that of a replacement run.
 
+A replacement run that sent the same request under the same key has no effect of its own, if the outside system
+honours keys: what is found is the one effect of both.
+
 If a connector reconciles by a business field instead of the idempotency key, it may find the effect of the
 replacement run. No operator must be asked to undo that one. So the evidence separates what is known of both runs
 from what is not.
@@ -10,13 +13,16 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from pipeline.domain import idempotency
+from pipeline.domain.idempotency import SentKey
 from pipeline.domain.ids import MutationId
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Actor
 from pipeline.store.database import Transaction
-from pipeline.store.reads import ledger
-from pipeline.store.rows import MutationRow, ReplacementRunRow
+from pipeline.store.reads import ledger, work
+from pipeline.store.rows import ReplacementRunRow
+from pipeline.store.schema import MutationRow
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.transitions import audit
 
@@ -33,6 +39,12 @@ def replacement_effect(tx: Transaction, row: MutationRow) -> ReplacementRunRow |
     return _same_operation(row, ledger.replacement_run(tx, row.run_id, row.id))
 
 
+def is_one_effect(row: MutationRow, replacement: ReplacementRunRow) -> bool:
+    """Whether the mutation and that of the replacement run can only have had one effect together."""
+    sent = SentKey(key=row.idempotency_key, keyed=row.keyed, expires_at=row.key_expires_at)
+    return idempotency.is_one_effect(sent, replacement.idempotency_key, replacement.sent_at)
+
+
 def is_replacement_effect(replacement: ReplacementRunRow, found: Any) -> bool:
     """Whether what was found is the result of what was done again. Results without content are all alike."""
     has_content = found not in (None, True, False, {}, [], "") and not (
@@ -44,11 +56,14 @@ def is_replacement_effect(replacement: ReplacementRunRow, found: Any) -> bool:
 def record_replacement_effect(
     tx: Transaction, row: MutationRow, replacement: ReplacementRunRow, found: Any, by: Actor
 ) -> None:
-    """Record that a check found the effect of the replacement run: it finds it for any key."""
-    why = (
-        f"what was found is the effect of run {replacement.run_id}, which did it again; nothing shows "
-        f"that it happened twice"
-    )
+    """Record that a check found the effect of the replacement run: the two share a key, or it is found for any key."""
+    if is_one_effect(row, replacement):
+        why = f"run {replacement.run_id} sent it again under the same key, so it happened once"
+    else:
+        why = (
+            f"what was found is the effect of run {replacement.run_id}, which did it again; nothing shows "
+            f"that it happened twice"
+        )
     evidence = {**_replacement_fields(replacement), "found": found}
     kept = Actor(name=by.name, reason=why, evidence=evidence)
     audit.record(
@@ -130,9 +145,12 @@ def record_late_effect(
     """Record an effect that was found after its mutation was resolved as failed. Nothing is undone.
 
     The audit names both sides: what was found, and the run that owns the inputs now and may have repeated the effect.
-    ``is_own`` says whether it is known to be this mutation's effect, and not that of the other.
+    ``is_own`` says whether it is known to be this mutation's effect, and not that of the other. If the other was sent
+    under the same key and the key was honoured, there is one effect: that is recorded, and no alarm is raised.
     """
     kept = checked_json(result, what=f"result of mutation {mutation_id}", limit=DEFAULT_LIMITS.result)
+    if _is_found_as_repeated(tx, mutation_id, kept, by):
+        return None
     row = tx.first(mutation_store.RECORD_LATE_EFFECT, id=mutation_id, result=json.dumps(kept))
     if row is None:
         return None
@@ -144,3 +162,14 @@ def record_late_effect(
         "mutation.found_late", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, replacement_run=replacement
     )
     return row
+
+
+def _is_found_as_repeated(tx: Transaction, mutation_id: MutationId, found: Any, by: Actor) -> bool:
+    """Whether the effect is also that of the replacement run. Then that is recorded, and monitoring ends."""
+    for row in work.mutations(tx, [mutation_id]):
+        replacement = replacement_effect(tx, row) if row.status == MutationStatus.FAILED else None
+        if replacement is not None and is_one_effect(row, replacement):
+            record_replacement_effect(tx, row, replacement, found, by)
+            schedule_monitor_check(tx, mutation_id, None)
+            return True
+    return False

@@ -25,7 +25,8 @@ from pipeline.domain.values import DEFAULT_LIMITS, AppliedMutation, FailedMutati
 from pipeline.domain.workflows import AfterFailedMutation
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
-from pipeline.store.rows import FailedMutationRow, MutationRow, RunMutationRow, SentMutationRow
+from pipeline.store.rows import FailedMutationRow, RunMutationRow, SentMutationRow
+from pipeline.store.schema import MutationRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.transitions.reconciliation import record_time_to_resolution
@@ -210,8 +211,8 @@ def _check_requests(cohort: Sequence[Request]) -> None:
         if item.lease.run_id in seen:
             raise InvalidInputError(f"Run {item.lease.run_id} asks for two mutations at once; expected one per run.")
         seen.add(item.lease.run_id)
-        for name, span in (("timeout", item.timeout), ("settle", item.settle)):
-            if span < timedelta(0) or (name == "timeout" and not span):
+        for name, span in (("timeout", item.timeout), ("settle", item.settle), ("key_lifetime", item.key_lifetime)):
+            if span is not None and (span < timedelta(0) or (name != "settle" and not span)):
                 raise InvalidInputError(
                     f"{item.connector}.{item.operation} has {name} {span}; expected a positive span."
                 )
@@ -226,7 +227,9 @@ def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
         "operation": checked_name(item.operation, what="operation"),
         "params": checked_json(item.params, what=what, limit=limits.params),
         "request_hash": checked_name(item.request_hash, what="request hash"),
-        "idempotency_key": checked_name(item.idempotency_key, what="idempotency key"),
+        "effect_id": item.effect_id,
+        "keyed": item.keyed,
+        "key_lifetime": item.key_lifetime,
         "timeout": item.timeout,
         "settle": item.settle,
         "monitor_after": item.monitor_after,

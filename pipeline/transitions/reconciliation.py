@@ -10,7 +10,8 @@ from pipeline.domain.values import Actor
 from pipeline.domain.workflows import BlockKind, OnUncertain
 from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import work
-from pipeline.store.rows import BookedMutationRow, MutationRow
+from pipeline.store.rows import BookedMutationRow
+from pipeline.store.schema import MutationRow
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import workflows as workflow_store

@@ -9,7 +9,7 @@ from pipeline.domain.values import DEFAULT_LIMITS, HandlerSpec, WorkflowSpec
 from pipeline.domain.workflows import HandlerKind, StartAt, count_problem
 from pipeline.store.database import Transaction, encode_rows
 from pipeline.store.reads import work
-from pipeline.store.rows import WorkflowRow
+from pipeline.store.schema import WorkflowRow
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import workflows as workflow_store
 
@@ -51,14 +51,18 @@ def register(tx: Transaction, spec: WorkflowSpec) -> Registration:
         tx.execute(
             workflow_store.LOCK_SUBSCRIPTIONS
         )  # before any row: a committing worker takes them in this order too
+    is_new_code = before is not None and not is_lower and before.fingerprint != spec.fingerprint
+    is_offering_again = before is not None and (is_new_code or resubscribed or bool(missing))
+    if is_offering_again:
+        tx.all(workflow_store.LOCK_WORKFLOWS, names=[spec.name])
+        tx.execute(handler_store.RESET_DECLINED, workflow=spec.name)
     if is_lower:
         _restore(tx, spec)
     else:
         _update_to_spec(tx, spec, before, is_retiring=not is_older)
     _subscribe(tx, spec, is_removing=not is_older)
-    is_new_code = before is not None and not is_lower and before.fingerprint != spec.fingerprint
-    if before is not None and (is_new_code or resubscribed or missing):
-        tx.execute(handler_store.RESET_DECLINED, workflow=spec.name)
+    if is_offering_again:
+        tx.execute(handler_store.CLEAR_IDLE, workflow=spec.name)
     if missing:
         tx.log_on_commit("workflow.restored", workflow=spec.name, version=spec.version)
     version = before.version if before is not None and is_lower else spec.version

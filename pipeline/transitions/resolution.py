@@ -10,11 +10,14 @@ from pipeline.domain.states import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import Actor, AppliedMutation, FailedMutation
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
-from pipeline.store.rows import MutationRow, RunMutationRow
+from pipeline.store.rows import RunMutationRow
+from pipeline.store.schema import MutationRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import mutations as mutation_store
 from pipeline.store.writes import notices as notice_store
 from pipeline.store.writes import runs as run_store
+from pipeline.store.writes import sessions as session_store
+from pipeline.store.writes import workflows as workflow_store
 from pipeline.transitions import audit
 from pipeline.transitions.mutations import IN_DOUBT, apply, fail, illegal_transition
 from pipeline.transitions.reconciliation import record_time_to_resolution
@@ -40,10 +43,14 @@ def happened(tx: Transaction, mutation_id: MutationId, by: Actor, result: Any = 
     return row
 
 
-def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
-    """Resolve a mutation for an operator: it did not happen. Refused in the quiet period."""
+def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Actor, *, is_refused: bool = False) -> MutationRow:
+    """Resolve a mutation for an operator: it did not happen. Refused in the quiet period.
+
+    ``is_refused``: the provider itself says that it refused the request, so a repeat gets a new idempotency key.
+    """
     error = by.reason or f"{by.name} says it did not happen"
-    item = FailedMutation(mutation_id=mutation_id, error=error, evidence=Evidence.ABSENCE)
+    evidence = Evidence.REFUSED if is_refused else Evidence.ABSENCE
+    item = FailedMutation(mutation_id=mutation_id, error=error, evidence=evidence)
     row = fail(tx, [item], by=Resolver.OPERATOR).only()
     audit.record(tx, by, "mutation.did_not_happen", **audit.subject_of(row))
     return row
@@ -67,8 +74,13 @@ def reject(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
 
 
 def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash: str) -> MutationRow:
-    """Approve exactly the request with this hash for an operator; the run returns to the mutate task."""
+    """Approve exactly the request with this hash for an operator; the run returns to the mutate task.
+
+    Its session may have ended meanwhile. The run joins the open session of its workflow.
+    """
     asked = checked_name(request_hash, what="request hash")
+    found = _mutation_row(tx, mutation_id)
+    tx.all(workflow_store.LOCK_WORKFLOWS, names=[found.workflow])
     row = tx.first(mutation_store.APPROVE, id=mutation_id, request_hash=asked, approved_by=by.name)
     if row is None:
         found = _mutation_row(tx, mutation_id)
@@ -77,6 +89,8 @@ def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash
                 "mutation", mutation_id, verb="approve", expected=request_hash, found=found.request_hash
             )
         raise illegal_transition(found, "approve", [f"{MutationStatus.PENDING} and not approved yet"])
+    session_id = tx.one(session_store.OPEN_SESSION, workflow=row.workflow).id
+    tx.execute(session_store.JOIN_SESSION, run_id=row.run_id, session_id=session_id)
     tx.log_on_commit("mutation.approved", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.approve", **audit.subject_of(row))
     return row

@@ -20,7 +20,8 @@ from pipeline.domain.states import DeliveryStatus, Phase, RunStatus
 from pipeline.domain.values import PreparedRun, RunLease
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
-from pipeline.store.rows import LeasedRunRow, RefusedInputRow, RunRow
+from pipeline.store.rows import LeasedRunRow, RefusedInputRow
+from pipeline.store.schema import RunRow
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")

@@ -8,9 +8,8 @@ the oldest row once it reaches rows that are too young for every workflow.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.store.database import Transaction
+from pipeline.store.database import Statement, Transaction
 from pipeline.store.rows import PageRow
-from pipeline.store.statements import Statement
 from pipeline.store.writes import retention as retention_store
 from pipeline.store.writes import sweeps as sweep_store
 

@@ -17,10 +17,10 @@ from pipeline.domain.ids import RunId
 from pipeline.domain.payloads import checked_json
 from pipeline.domain.states import MutationOutcome, Phase, PhaseTask, RunStatus
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, PreparedRun, RunLease, RunOutput
-from pipeline.store.database import Transaction, encode_rows
+from pipeline.store.database import Statement, Transaction, encode_rows
 from pipeline.store.reads import work
-from pipeline.store.rows import ClaimedRunRow, CommittedRunRow, RunRow
-from pipeline.store.statements import Statement
+from pipeline.store.rows import ClaimedRunRow, CommittedRunRow
+from pipeline.store.schema import RunRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import runs as run_store

@@ -1,7 +1,7 @@
 """Sessions group runs for operators. No decision depends on them.
 
-A session is opened by the first run that starts and ended as failed by the first that stops; one
-whose runs all committed is finished here, by the scheduler or by recovery.
+The first run that starts opens a session, and the first run that stops ends it as failed. A sweep finishes the sessions
+whose runs have all committed.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ from pipeline.domain.states import MutationOutcome, MutationStatus, Phase
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
 from pipeline.store.database import Transaction
 from pipeline.store.reads import work
-from pipeline.store.rows import HandlerRow, RunRow
+from pipeline.store.schema import HandlerRow, RunRow
 from pipeline.store.writes import runs as run_store
 from pipeline.store.writes import sessions as session_store
 from pipeline.store.writes import workflows as workflow_store
@@ -97,18 +97,25 @@ def retry(tx: Transaction, stopped: Sequence[UUID]) -> StartResult:
     return _start_result(tx, created, session_id)
 
 
-def _workflow_facts(tx: Transaction, workflow: str) -> WorkflowFacts:
-    """The workflow's switches, read after its lock is held and therefore not stale."""
+def lock_workflow(tx: Transaction, workflow: str) -> None:
+    """Lock the row of a workflow. Nothing starts or stops in it until this transaction ends.
+
+    A scheduler decides afterwards what is due: facts that were read before the lock may be out of date.
+    """
     if not tx.all(workflow_store.LOCK_WORKFLOWS, names=[workflow]):
         raise NotFoundError("workflow", workflow, work.workflow_names(tx))
-    row = work.workflow(tx, workflow)
-    assert row is not None
+
+
+def _workflow_facts(tx: Transaction, workflow: str) -> WorkflowFacts:
+    """The workflow's switches, read after its lock is held and therefore not stale."""
+    lock_workflow(tx, workflow)
+    row = work.workflow_facts(tx, workflow)
     return WorkflowFacts(
         desired=DesiredStatus(row.desired),
         maintenance=row.maintenance,
-        blocks=len(work.open_blocks(tx, workflow)),
+        blocks=row.blocks,
         concurrency=row.concurrency,
-        active_runs=work.active_run_count(tx, workflow),
+        active_runs=row.active_runs,
     )
 
 

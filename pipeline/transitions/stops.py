@@ -21,7 +21,8 @@ from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStat
 from pipeline.domain.values import RunFailure, RunLease
 from pipeline.domain.workflows import AfterFailedMutation, OnLogicError, OnUncertain
 from pipeline.store.database import Transaction, encode_rows
-from pipeline.store.rows import NamedRunRow, RunFactsRow, RunRow
+from pipeline.store.rows import NamedRunRow, RunFactsRow
+from pipeline.store.schema import RunRow
 from pipeline.store.writes import events as event_store
 from pipeline.store.writes import handlers as handler_store
 from pipeline.store.writes import mutations as mutation_store

@@ -1,7 +1,7 @@
 """A workflow's switches, and bringing its tables in line with its code.
 
 The operator's pause and the system's blocks are kept apart: neither overwrites the other. Maintenance is
-set with the failure that causes it; the task that asks an operator to correct the code follows.
+set with the failure that causes it, together with the task that asks an operator to correct the code.
 """
 
 from collections.abc import Collection, Sequence
@@ -35,19 +35,24 @@ def pause(tx: Transaction, workflow: str, by: Actor) -> None:
         tx.log_on_commit("workflow.paused", workflow=workflow, actor=by.name)
 
 
-def resume(tx: Transaction, workflow: str, by: Actor) -> None:
-    """Resume a workflow for an operator: close the blocks that an operator lifts, and reset all failures.
+def resume(tx: Transaction, workflow: str, by: Actor, *, forget_failures: bool = False) -> None:
+    """Resume a workflow for an operator and close the blocks that an operator lifts. Runs, events and counts stay.
 
-    Refused, with the mutations named, while an unknown outcome holds the workflow back.
+    ``forget_failures``: the operator also says that the cause was corrected. Otherwise the next failure is counted as
+    one more of the old ones, and may block the workflow again at once. Refused, with the mutations named, while an
+    unknown outcome holds the workflow back.
     """
     _lock(tx, workflow)
     unresolved = work.blocking_mutations(tx, workflow)
     if unresolved:
         raise UnresolvedError(workflow, unresolved)
     tx.first(workflow_store.SET_DESIRED, name=workflow, desired=DesiredStatus.ACTIVE)
-    unblock(tx, workflow, sorted(CLEARED_BY_RESUME))
-    _reset_failures(tx, workflow)
     audit.record(tx, by, "workflow.resume", workflow=workflow)
+    if forget_failures:
+        _reset_failures(tx, workflow, unblocked=sorted(CLEARED_BY_RESUME))
+        audit.record(tx, by, "workflow.forget_failures", workflow=workflow)
+    else:
+        unblock(tx, workflow, sorted(CLEARED_BY_RESUME))
     tx.log_on_commit("workflow.resumed", workflow=workflow, actor=by.name)
 
 
@@ -65,9 +70,13 @@ def unblock(tx: Transaction, workflow: str, kinds: Sequence[BlockKind]) -> None:
 
 
 def enter_maintenance(tx: Transaction, workflow: str, reason: str, by: Actor | None = None) -> None:
-    """Start nothing until the code has changed. A request of an operator is kept in the audit."""
+    """Start nothing until the code has changed, and open the task that asks for it.
+
+    A request of an operator is kept in the audit.
+    """
     _lock(tx, workflow)
     if tx.first(workflow_store.ENTER_MAINTENANCE, name=workflow, reason=reason):
+        open_maintenance_task(tx, workflow)
         if by is not None:
             audit.record(tx, by, "workflow.enter_maintenance", workflow=workflow)
         tx.log_on_commit("workflow.maintenance_entered", workflow=workflow)
@@ -103,14 +112,13 @@ def raise_watermarks(tx: Transaction) -> None:
     tx.execute(handler_store.CLEAR_FOREIGN_SNAPSHOTS)
 
 
-def _reset_failures(tx: Transaction, workflow: str) -> None:
-    """Reset the failures of handlers, waiting runs and events: the cause was corrected."""
-    for statement in (
-        handler_store.RESET_HANDLER_FAILURES,
-        run_store.RESET_RUN_FAILURES,
-        event_store.RESET_EVENT_FAILURES,
-    ):
-        tx.execute(statement, workflow=workflow)
+def _reset_failures(tx: Transaction, workflow: str, *, unblocked: Sequence[BlockKind] = ()) -> None:
+    """Reset the failures of waiting runs, events and handlers, and lift these blocks: the cause was corrected."""
+    tx.execute(run_store.RESET_RUN_FAILURES, workflow=workflow)
+    if unblocked:
+        unblock(tx, workflow, unblocked)
+    tx.execute(event_store.RESET_EVENT_FAILURES, workflow=workflow)
+    tx.execute(handler_store.RESET_HANDLER_FAILURES, workflow=workflow)
 
 
 def _lock(tx: Transaction, workflow: str) -> None:

@@ -12,7 +12,6 @@ from pipeline.connectors.sdk import Call, Connector, Operation
 from pipeline.domain.errors import TransientError
 from pipeline.domain.ids import Fence, MutationId
 from pipeline.domain.reconciliation import CallDecision, CallEnd, NextAction
-from pipeline.domain.states import Evidence
 from pipeline.domain.values import AppliedMutation, FailedMutation, Limits, RunLease
 from pipeline.store.rows import SentMutationRow
 from pipeline.telemetry import metrics
@@ -133,13 +132,12 @@ def applied_mutation(pending: PendingCall, judged: CallDecision, limits: Limits)
 
 def failed_mutation(pending: PendingCall, judged: CallDecision) -> FailedMutation:
     """The record that it did not happen: it was refused, or not found."""
-    evidence = Evidence.DEFINITE if judged.action is NextAction.FAILED else Evidence.ABSENCE
     mutation_id = MutationId(pending.mutation.id)
     fence, reconcile_started_at = pending.lease.fence, pending.reconcile_started_at
     return FailedMutation(
         mutation_id=mutation_id,
         error=judged.reason,
-        evidence=evidence,
+        evidence=judged.evidence,
         reconcile_started_at=reconcile_started_at,
         fence=fence,
     )

@@ -24,7 +24,8 @@ from pipeline.domain.values import DEFAULT_LIMITS, Limits, Reservation, RunLease
 from pipeline.domain.values import PreparedRun as Plan
 from pipeline.store.database import Database
 from pipeline.store.reads import work
-from pipeline.store.rows import ClaimedRunRow, PendingEventRow, RunRow
+from pipeline.store.rows import ClaimedRunRow, PendingEventRow
+from pipeline.store.schema import RunRow
 from pipeline.telemetry import phase_observer
 from pipeline.workflows.authoring import Consumer, Producer
 from pipeline.workflows.contexts import (

@@ -25,7 +25,8 @@ from pipeline.domain.values import PreparedRun, RunFailure, RunLease, RunOutput
 from pipeline.domain.workflows import can_overtake
 from pipeline.store.database import SHORT_LOCK_TIMEOUT, Database, Transaction, is_lock_timeout, is_transient
 from pipeline.store.reads import gauges, work
-from pipeline.store.rows import ClaimedRunRow, RunRow
+from pipeline.store.rows import ClaimedRunRow
+from pipeline.store.schema import RunRow
 from pipeline.telemetry import phase_observer
 from pipeline.transitions import runs, stops
 from pipeline.transitions.results import BatchResult
@@ -268,8 +269,11 @@ class Runner:
                 for item in items
                 if not isinstance(landing.refused.get(item.lease.run_id), StaleWriteError | None)
             ]
-            ended = self._stop_and_hand_back(tx, [*failed, *refused], rest)
+            ended = self._stop_and_hand_back(tx, failed, rest)
             self._record_latency(tx, landing.updated)
+        if refused:
+            with self.db.transaction() as tx:  # a stop locks the workflow, and the runs above were locked first
+                ended = [*ended, *stops.stop(tx, refused, jitter=self.jitter()).updated]
         phase_observer.record_finished((row.id for row in landing.updated), landing.updated)
         phase_observer.record_failed(ended)
         return landing.updated

@@ -21,13 +21,15 @@ from pipeline.connectors.sdk import Call, Operation
 from pipeline.consumer_engine.bounded import ConcurrentCalls, FinishedCall
 from pipeline.domain.errors import LogicError, StaleWriteError
 from pipeline.domain.failures import Failure, FailureKind, classify
+from pipeline.domain.idempotency import effect_id
 from pipeline.domain.ids import RunId
 from pipeline.domain.reconciliation import CallDecision, CallError, CallFacts, NextAction, decide
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor, AppliedMutation, Request, RunFailure, RunLease
 from pipeline.store.database import Database, Transaction, is_transient
 from pipeline.store.reads import work
-from pipeline.store.rows import ClaimedRunRow, MutationRow, SentMutationRow
+from pipeline.store.rows import ClaimedRunRow, SentMutationRow
+from pipeline.store.schema import MutationRow
 from pipeline.telemetry import phase_observer
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import breakers, late_effects, mutations, runs, stops
@@ -282,17 +284,20 @@ class MutationSender:
 
     def _request(self, run: ClaimedRunRow, asked: RequestedMutation) -> Request:
         operation = self._operation(asked.connector, asked.operation)
+        hashed = request_hash(asked.connector, asked.operation, asked.params)
         return Request(
             lease=lease_of(run),
             connector=asked.connector,
             operation=asked.operation,
             params=asked.params,
-            request_hash=request_hash(asked.connector, asked.operation, asked.params),
-            idempotency_key=f"{run.workflow}:{run.id}",
+            request_hash=hashed,
+            effect_id=effect_id(run.handler_uid, run.inputs, hashed),
             timeout=operation.timeout,
             settle=operation.settle,
             monitor_after=next(iter(operation.policy.monitor_after), None),
             reconcilable=operation.can_reconcile,
+            keyed=operation.keyed,
+            key_lifetime=operation.key_lifetime,
             needs_approval=bool((run.prepare_result or {}).get("approval")),
         )
 

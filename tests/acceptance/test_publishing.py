@@ -17,7 +17,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
 from pipeline.cli.main import main
-from pipeline.store.statements import Statement
+from pipeline.store.database import Statement
 from tests.support import dead_letter_scenario
 from tests.support.installation import PROJECT, RARE, Installation
 from tests.support.wait import wait_for

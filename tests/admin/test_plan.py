@@ -10,8 +10,7 @@ from pipeline.admin.plan import PlannedRun, Planner, request_counts
 from pipeline.admin.resolutions import Resolutions
 from pipeline.domain.errors import NotFoundError
 from pipeline.domain.values import Actor
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.transitions import breakers, starts
 from tests.support.scripted_consumers import Shop, take_one

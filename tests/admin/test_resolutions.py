@@ -15,8 +15,7 @@ from pipeline.admin.resolutions import MatchCandidate, MutationFilter, Resolutio
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, QuietPeriodError, StaleWriteError
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.testing import Does, assert_consumed, assert_deliveries, scripted
 from tests.support.scripted_consumers import Shop, each_once
 

@@ -33,6 +33,7 @@ HANDLER_STATE_COLUMNS = set(
         "low_watermark",
         "horizon",
         "horizon_xmax",
+        "uid",
         "unclaimed_since",
     ]
 )

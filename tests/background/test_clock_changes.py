@@ -13,9 +13,8 @@ from pipeline import Workflow
 from pipeline.background.sweeps import PERIODS
 from pipeline.config import EXIT_RESTART
 from pipeline.embedded import servers
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import gauges, invariants, work
-from pipeline.store.statements import Statement
 from pipeline.tasks import process, signals
 from pipeline.testing import Inline
 from pipeline.transitions import sweeps

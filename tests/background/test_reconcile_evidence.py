@@ -9,8 +9,7 @@ from pydantic import SecretStr
 
 from pipeline import Applied, Backoff, NotFound, ReconcilePolicy, Retry
 from pipeline.domain.ids import MutationId
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.testing.inline import TESTER
 from pipeline.transitions import resolution

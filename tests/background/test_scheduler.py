@@ -8,8 +8,7 @@ import pytest
 from pipeline import PrepareResult, WakePolicy, Workflow
 from pipeline.domain.errors import TransientError
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.testing import Inline, assert_consumed, assert_runs
 from pipeline.worker.crash_points import CrashPoint
 from tests.support.scripted_consumers import Shop

@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import text
 
 from pipeline import Workflow
 from pipeline.background import rescuer
@@ -222,6 +223,9 @@ def test_the_doctor_logs_its_findings_and_repairs_nothing(sweeps: Sweeps, db: Da
 def test_maintenance_is_attended_and_watermarks_rise(sweeps: Sweeps, db: Database) -> None:
     a_workflow(db)
     stopped(db, a_run(db, Phase.PREPARING))
+    assert sweeps.maintenance().counts == {}, "the task was opened with the failure"
+    with db.transaction() as tx:
+        tx.execute(text("DELETE FROM pipeline.maintenance_tasks"))
     assert sweeps.maintenance().counts == {"tasks opened": 1}
     sweeps.retention()
     assert one(db, "SELECT horizon FROM pipeline.handlers WHERE name = 'send'").horizon is not None

@@ -173,7 +173,7 @@ worker       w
 mutation     UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
   operation  mail.send
   status     applied
-  key        run:UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
+  key        UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU:0
 
 inputs
 event  message id  topic        deliveries
@@ -188,7 +188,7 @@ at                       description          by
 TTTTTTTTTTTTTTTTTTT.MMM  started
 TTTTTTTTTTTTTTTTTTT.MMM  claimed by a worker
 TTTTTTTTTTTTTTTTTTT.MMM  requested
-    mail.send, key run:UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU
+    mail.send, key UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU:0
 TTTTTTTTTTTTTTTTTTT.MMM  sent
 TTTTTTTTTTTTTTTTTTT.MMM  applied
     resolved by call

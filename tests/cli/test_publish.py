@@ -16,8 +16,7 @@ from pipeline.cli import common
 from pipeline.cli import publish as command
 from pipeline.cli.main import build_app
 from pipeline.domain.errors import InvalidInputError, PayloadError
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.testing import Inline
 from tests.support.wait import wait_for
 

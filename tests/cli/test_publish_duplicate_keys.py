@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from tests.cli.conftest import Pipeline
 from tests.factories import IN, a_workflow
 

@@ -95,11 +95,11 @@ def test_connectors_are_listed_with_their_grades(pipeline: Pipeline) -> None:
     output = pipeline("connectors").out
     assert "2 operations" in output
     assert "C: an operator must resolve an unknown outcome; a request that arrives twice counts once." in output
-    assert "a new run sends under a new key" in output
+    assert "A and C: a repeat of the same request for the same inputs has the same key" in output
     assert "\nD: " not in output
 
 
-def test_did_not_happen_warns_that_a_new_run_sends_under_a_new_key(db: Database, pipeline: Pipeline) -> None:
+def test_did_not_happen_says_that_a_new_run_sends_under_the_same_key(db: Database, pipeline: Pipeline) -> None:
     run = Inline(
         Database(db.engine, clock_offset=timedelta(hours=-1)),
         [unanswered_mail_workflow.counter],
@@ -108,9 +108,9 @@ def test_did_not_happen_warns_that_a_new_run_sends_under_a_new_key(db: Database,
     run.publish(unanswered_mail_workflow.letters, {"to": "ada@example.org"})
     run.run()
     first = listed(pipeline)[0]["id"]
-    assert "After did_not_happen a new run sends it under a new key" in pipeline("mutations", first).out
+    assert "After did_not_happen a new run sends it again under the same key" in pipeline("mutations", first).out
     done = pipeline("resolve", "did_not_happen", first, "-m", "not in their list")
-    assert "a new run sends it under a new key." in done.out, done.err
+    assert "a new run sends it again." in done.out, done.err
 
 
 def test_a_plan_prints_the_requests_that_would_be_sent(db: Database, pipeline: Pipeline) -> None:

@@ -8,8 +8,7 @@ from sqlalchemy import text
 
 from pipeline import LogicError
 from pipeline.cli.common import printable
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from tests.cli.conftest import Pipeline
 from tests.support.scripted_consumers import Shop
 

@@ -22,8 +22,7 @@ from pipeline.domain.errors import InvalidInputError, NotFoundError, PayloadErro
 from pipeline.domain.values import Limits
 from pipeline.embedded import servers
 from pipeline.store import database as store
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.testing import Inline
 from pipeline.testing.inline import TESTER
 from pipeline.transitions import workflows

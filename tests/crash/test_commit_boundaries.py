@@ -38,6 +38,7 @@ class Scenario:
     keys: int = 0  #: events are published with this many keys in turn
     fails: dict[str, tuple[FailureKind, ...]] = field(default_factory=dict)
     walker: dict[str, Any] = field(default_factory=dict)
+    provider: dict[str, Any] = field(default_factory=dict)  #: whether it honours keys, and misses what it has done
     rounds: int = 0  #: rounds of sweeps and person that the dying walker gets to
     ends: tuple[str, ...] = ("consumed",)
 
@@ -82,6 +83,12 @@ SCENARIOS = {
     ),
     "produced": Scenario(walker={"produces": 2, "handlers": ("poll", "send")}, events=0),
     "nothing-to-do": Scenario(events=0),
+    "key-kept-after-a-wrong-not-found": Scenario(
+        world=(Behaviour.TIMES_OUT_AFTER_APPLYING,), walker={"batch": 1}, provider={"honours_keys": True, "misses": 1}
+    ),
+    "key-changed-after-a-refusal": Scenario(
+        world=(Behaviour.REFUSES,), walker={"batch": 1}, provider={"honours_keys": True}
+    ),
 }
 
 #: Where the one who mends dies as well, and at which boundary the first one died before.
@@ -125,7 +132,7 @@ class Play:
 
     def __init__(self, db: Database, scenario: Scenario, label: str) -> None:
         self.db, self.scenario, self.workflow = db, scenario, f"billing-{label}"
-        self.world, self.boundaries = World(), 0
+        self.world, self.boundaries = World(**scenario.provider), 0
         spec = a_workflow(db, self.workflow, failures=_patient(), **scenario.workflow)
         if "poll" in scenario.walker.get("handlers", ()):
             poll = replace(spec.handlers[-1], first_run_at=LONG_AGO)

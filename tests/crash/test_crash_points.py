@@ -9,8 +9,7 @@ import pytest
 
 from pipeline import Workflow
 from pipeline.background.messages import DispatchMessage
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.testing.asserts import describe_state
 from pipeline.worker.crash_points import CrashPoint

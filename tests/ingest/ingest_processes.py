@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from tests.factories import IN
 from tests.ingest.redis_streams import STALE, Place
 from tests.support.wait import wait_for

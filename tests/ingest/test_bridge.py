@@ -13,8 +13,7 @@ from pipeline.domain.values import Limits, TopicSpec, WorkflowSpec
 from pipeline.ingest import parking
 from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import PoisonError, QueueError
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.transitions import registration
 from tests.factories import IN, OUT, a_workflow
 from tests.ingest.ingest_processes import published

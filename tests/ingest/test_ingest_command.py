@@ -16,8 +16,7 @@ from typer.main import get_command
 from pipeline.cli.main import build_app, main
 from pipeline.config import EXIT_RESTART
 from pipeline.ingest.bridge import Bridge
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from tests.factories import a_workflow
 from tests.ingest.ingest_processes import published
 from tests.ingest.redis_streams import Place

@@ -13,8 +13,7 @@ from sqlalchemy import text
 
 from pipeline.config import EXIT_RESTART
 from pipeline.embedded import servers
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from tests.factories import a_workflow
 from tests.ingest.held_connection import held_at
 from tests.ingest.ingest_processes import Programs, programs, published, wait_until_published

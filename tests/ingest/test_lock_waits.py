@@ -13,8 +13,7 @@ from sqlalchemy import event
 from pipeline.domain.values import Limits, NewEvent
 from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import LockedError
-from pipeline.store.database import Database, Transaction
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement, Transaction
 from pipeline.transitions import events
 from tests.factories import IN, a_workflow
 from tests.ingest.ingest_processes import published

@@ -12,8 +12,7 @@ from pipeline.ingest.errors import PoisonError, QueueError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
 from pipeline.ingest.recovery import RecoveryRunner
 from pipeline.ingest.transactions import ContextManagerTx, ContextManagerTxFactory
-from pipeline.store.database import Database, Transaction
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement, Transaction
 from tests.ingest.redis_streams import GROUP, STALE, Ledger, Page, Place, in_thread
 from tests.support.rule import rule
 from tests.support.wait import wait_for

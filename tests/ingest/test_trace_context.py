@@ -8,8 +8,7 @@ from pipeline.consumer_engine.policies import ConsumerPolicy
 from pipeline.ingest.bridge import Bridge, Route
 from pipeline.ingest.engine_source import StreamSource
 from pipeline.ingest.errors import PoisonError
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from tests.factories import IN, a_workflow
 from tests.ingest.redis_streams import Place
 

@@ -10,9 +10,8 @@ from pipeline.domain.ids import EventId
 from pipeline.domain.states import Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, PreparedRun, Reservation, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import StartAt
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import Database, Statement, Transaction
 from pipeline.store.reads import work
-from pipeline.store.statements import Statement
 from pipeline.transitions import events, registration, runs, starts, workflows
 from tests.factories import IN, SOMEBODY, a_run, a_workflow, committed, event_status, held, some_events
 from tests.support.concurrent_transactions import meanwhile, raced, wait_until_blocked_by

@@ -14,8 +14,7 @@ from pipeline.domain.lock_order import is_in_lock_order
 from pipeline.domain.states import Evidence, Phase, PhaseTask
 from pipeline.domain.values import AppliedMutation, FailedMutation, RunFailure, RunOutput
 from pipeline.store import writes
-from pipeline.store.database import Database, Transaction
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement, Transaction
 from pipeline.testing import Does
 from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops, workflows
 from pipeline.worker.crash_points import CrashPoint

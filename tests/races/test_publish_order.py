@@ -3,8 +3,7 @@
 from typing import Any
 
 from pipeline.domain.values import NewEvent
-from pipeline.store.database import Database, Transaction
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement, Transaction
 from pipeline.transitions import events
 from pipeline.transitions.events import PublishResult
 from tests.factories import IN, a_workflow

@@ -10,8 +10,7 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from pipeline.store.database import Database, Transaction, encode_rows, is_transient
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement, Transaction, encode_rows, is_transient
 from tests import factories
 from tests.support.wait import wait_for
 

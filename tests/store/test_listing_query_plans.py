@@ -13,9 +13,8 @@ import pytest
 from sqlalchemy import TextClause, text
 
 from pipeline.embedded import servers
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import ledger, listings, traces
-from pipeline.store.statements import Statement
 from tests.factories import IN
 from tests.support import databases
 from tests.support.large_database import WORKFLOW, Crowd

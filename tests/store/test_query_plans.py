@@ -95,8 +95,9 @@ def returned(crowd: Crowd) -> dict[str, Any]:
 
 
 def requested_plan(crowd: Crowd) -> dict[str, Any]:
-    request = {"connector": "mail", "operation": "send", "params": {}, "request_hash": "a", "idempotency_key": "k"}
-    options = {"timeout": "20 s", "settle": "0 s", "reconcilable": True, "needs_approval": False}
+    request = {"connector": "mail", "operation": "send", "params": {}, "request_hash": "a"}
+    effect = {"effect_id": "0199c0de-0000-7000-8000-000000000000", "keyed": True}
+    options = {"timeout": "20 s", "settle": "0 s", "reconcilable": True, "needs_approval": False, **effect}
     return {"rows": crowd.rows([held(run) for run in crowd.taken[90:]], **request, **options)}
 
 
@@ -121,7 +122,7 @@ READS: Mapping[str, Asked] = {
     "peek": (work._PEEK, lambda crowd: {**loner(crowd), "ordered": False}),
     "peek in order": (work._PEEK, lambda crowd: {**loner(crowd), "ordered": True}),
     "peek of a slice": (work._PEEK_SLICE, lambda crowd: {"ids": ids(crowd.started[-20:])}),
-    "runs in the air": (work._ACTIVE_RUN_COUNT, lambda _: {"workflow": WORKFLOW}),
+    "workflow facts": (work._WORKFLOW_FACTS, lambda _: {"workflow": WORKFLOW}),
     "lapsed runs": (work._LAPSED, lambda _: {"limit": 100}),
     "retryable runs": (work._RETRYABLE, lambda _: {"workflow": WORKFLOW, "handler_id": None, "limit": 100}),
     "unheld runs": (work.STALE_DISPATCHES, lambda _: {"redispatch_after": timedelta(0), "limit": 100}),

@@ -10,9 +10,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import InternalError
 
 from pipeline.domain.states import Phase
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import invariants, work
-from pipeline.store.statements import Statement
 from pipeline.store.writes import mutations as mutation_store
 from tests import factories
 

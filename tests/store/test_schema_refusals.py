@@ -65,7 +65,6 @@ def in_maintenance(db: Database) -> dict[str, Any]:
     keys = fresh(db)
     with db.transaction() as tx:
         workflows.enter_maintenance(tx, "billing", "division by zero")
-        assert workflows.open_maintenance_task(tx, "billing")
         workflows.pause(tx, "billing", make.SOMEBODY)
     return keys
 
@@ -224,6 +223,9 @@ CASES = (
     ledger_set("only_failed_is_monitored", mutated, "next_monitor_at = pipeline.clock()"),
     ledger_set("only_failed_is_found_late", mutated, "found_late_at = pipeline.clock()"),
     ledger_set("only_failed_is_found_late", in_doubt, "found_late_at = pipeline.clock()"),
+    ledger_set("only_failed_is_refused", mutated, "refused = true"),
+    ledger_set("only_failed_is_refused", in_doubt, "refused = true"),
+    ledger_set("only_keyed_has_lifetime", mutating, "keyed = false, key_lifetime = interval '1 day'"),
     ledger_set("only_found_late_is_acknowledged", mutating, "acknowledged_by = 'somebody'"),
     ledger_set("sent_has_deadline", mutating, "send_deadline = NULL"),
     ledger_set("sent_has_deadline", unapproved, "send_deadline = pipeline.clock()"),

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import text
 
-from pipeline.store.database import Database, Transaction
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement, Transaction
 from tests.support.wait import wait_for
 
 T = TypeVar("T")

@@ -2,6 +2,9 @@
 
 Effects are counted per input event, which is what must never happen twice. The world is not part of
 the database: a crash of the worker does not undo what it did.
+
+A world that honours keys does a request once per key, and keeps the refusal of a key as well. It may be asked too
+early: then it misses what it has done.
 """
 
 from collections import Counter, defaultdict
@@ -29,18 +32,26 @@ class TimedOutError(Exception):
 class World:
     """Does what it is told for an event, once; after that it applies."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, honours_keys: bool = False, misses: int = 0) -> None:
+        self.honours_keys, self.misses = honours_keys, misses
         self.effects: Counter[int] = Counter()
         self.keys: set[str] = set()
+        self.refused_keys: set[str] = set()
+        self._missed: Counter[str] = Counter()
         self._script: defaultdict[int, list[Behaviour]] = defaultdict(list)
 
     def will(self, event_id: int, *behaviours: Behaviour) -> None:
         self._script[event_id].extend(behaviours)
 
     def send(self, key: str, events: Sequence[int]) -> dict[str, str]:
+        if self.honours_keys and key in self.keys:
+            return {"key": key}
+        if self.honours_keys and key in self.refused_keys:
+            raise RefusedError("422, as before")
         script = self._script[events[0]]
         behaviour = script.pop(0) if script else Behaviour.APPLIES
         if behaviour is Behaviour.REFUSES:
+            self.refused_keys.add(key)
             raise RefusedError("422")
         if behaviour is not Behaviour.TIMES_OUT_BEFORE_APPLYING:
             self.effects.update(events)
@@ -50,5 +61,6 @@ class World:
         return {"key": key}
 
     def has(self, key: str) -> bool:
-        """What a reconcile asks."""
-        return key in self.keys
+        """What a reconcile asks. The first answers about a key may be wrong."""
+        self._missed[key] += 1
+        return key in self.keys and self._missed[key] > self.misses

@@ -24,9 +24,8 @@ from celery import Celery
 from pipeline.background.sweeps import PERIODS
 from pipeline.domain.values import NewEvent
 from pipeline.embedded import servers
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import invariants
-from pipeline.store.statements import Statement
 from pipeline.transitions import events, sweeps
 from tests.support import databases, forked_python
 from tests.support.effect_recorder import Recorder, recording

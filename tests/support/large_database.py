@@ -51,9 +51,10 @@ _HISTORY = (
     FROM done ORDER BY run
     """,
     """
-    INSERT INTO pipeline.mutations (id, run_id, workflow, connector, operation, params, request_hash, idempotency_key,
-      status, reconcilable, settle, timeout, attempts, sent_at, send_deadline, quiet_until, resolved_by, resolved_at)
-    SELECT mutation, run, :workflow, 'mail', 'send', '{"to": "someone"}', 'abc', 'run:' || run, 'applied', true,
+    INSERT INTO pipeline.mutations (id, run_id, workflow, connector, operation, params, request_hash, effect_id,
+      idempotency_key, status, reconcilable, settle, timeout, attempts, sent_at, send_deadline, quiet_until,
+      resolved_by, resolved_at)
+    SELECT mutation, run, :workflow, 'mail', 'send', '{"to": "someone"}', 'abc', run, run || '\\:0', 'applied', true,
            '0', '20 s', 1, pipeline.clock(), pipeline.clock(), pipeline.clock(), 'call', pipeline.clock()
     FROM done ORDER BY mutation
     """,
@@ -143,11 +144,13 @@ class Crowd:
     def _stop_some(self) -> None:
         """Twenty runs with an unknown outcome, ten that are to be carried forward."""
         lost = Failure(kind=FailureKind.TRANSIENT, message="reset by peer")
+        crashed = Failure(kind=FailureKind.CRASH, message="killed")  # a first crash is followed up without a pause
         doubted = [RunLease(RunId(row.run_id), Fence(row.fence)) for row in self.mutating[60:80]]
         self.carried = [run.id for run in self.emitting[:10]]
         carried = [held(run) for run in self.emitting[:10]]
         with self.db.transaction() as tx:
-            stops.stop(tx, [RunFailure(lease=run, failure=lost) for run in [*doubted, *carried]])
+            stops.stop(tx, [RunFailure(lease=run, failure=lost) for run in doubted])
+            stops.stop(tx, [RunFailure(lease=run, failure=crashed) for run in carried])
 
 
 def _plan(run: Any) -> PreparedRun:

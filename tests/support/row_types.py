@@ -14,8 +14,7 @@ from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_typ
 
 from sqlalchemy import CursorResult, Engine, event
 
-from pipeline.store.database import Transaction
-from pipeline.store.statements import Statement
+from pipeline.store.database import Statement, Transaction
 
 _MAX_ROWS = 5  #: of each result that are compared; the others come from the same columns
 

@@ -3,9 +3,8 @@
 from typing import Any
 
 from pipeline.domain.workflows import BlockKind, DesiredStatus, WorkflowStatus, workflow_status
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import work
-from pipeline.store.statements import Statement
 
 
 def workflow_row(db: Database, name: str = "billing") -> Any:

@@ -12,6 +12,7 @@ from uuid import UUID
 from pipeline.background import rescuer
 from pipeline.background.scheduler import facts_of
 from pipeline.domain.failures import Failure, FailureKind
+from pipeline.domain.idempotency import effect_id
 from pipeline.domain.ids import EventId, Fence, RunId
 from pipeline.domain.scheduling import due_reason
 from pipeline.domain.states import Evidence, MutationStatus, Phase, PhaseTask, Resolver
@@ -27,9 +28,8 @@ from pipeline.domain.values import (
     RunLease,
     RunOutput,
 )
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import Database, Statement, Transaction
 from pipeline.store.reads import ledger, work
-from pipeline.store.statements import Statement
 from pipeline.transitions import mutations, reconciliation, resolution, runs, starts, stops, workflows
 from tests.factories import IN, LEASE, OUT
 from tests.support.fake_provider import RefusedError, TimedOutError, World
@@ -115,7 +115,7 @@ class Walker:
             result = self.world.send(sent.idempotency_key, run.event_ids)
         except RefusedError as error:
             with self.db.transaction() as tx:
-                verdict = FailedMutation(mutation_id=sent.id, error=str(error), evidence=Evidence.DEFINITE, fence=fence)
+                verdict = FailedMutation(mutation_id=sent.id, error=str(error), evidence=Evidence.REFUSED, fence=fence)
                 mutations.fail(tx, [verdict]).only()
                 _stop(tx, run, FailureKind.TRANSIENT)
         except TimedOutError:
@@ -213,7 +213,8 @@ class Walker:
             operation="do",
             params={"events": list(run.event_ids)},
             request_hash="h",
-            idempotency_key=f"run:{run.id}",
+            effect_id=effect_id(run.handler_uid, run.inputs, "h"),
+            keyed=self.world.honours_keys,
             timeout=timedelta(seconds=5),
             reconcilable=not self.skips,
             needs_approval=self.needs_approval,

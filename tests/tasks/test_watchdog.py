@@ -4,8 +4,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
+from pipeline.domain.states import Phase
+from pipeline.store.database import Database
 from pipeline.tasks.watchdog import StallDetector
+from pipeline.testing import Inline
+from pipeline.transitions import workflows
+from tests.factories import LEASE, SOMEBODY, a_run, a_workflow, event_status, some_events, stopped, the_run
+from tests.support.rule import rule
 
 
 @pytest.fixture
@@ -41,3 +48,24 @@ def test_the_first_check_of_a_worker_that_has_just_started_detects_nothing() -> 
     stall = StallDetector(timedelta(0))
     assert not is_stalled(stall, 0.0, taken=0)
     assert is_stalled(stall, 1.0, taken=0)
+
+
+@pytest.mark.broken_on_purpose
+@rule("X-B3")
+def test_a_worker_that_starts_recovers_runs_and_reports_orphans_without_releasing_them(
+    db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    a_workflow(db, concurrency=2)
+    orphan, held = some_events(db, "m1", "m2")
+    run = stopped(db, a_run(db, Phase.EMITTING))
+    with db.transaction() as tx:
+        tx.execute(text("UPDATE pipeline.runs SET retry_pending = false WHERE id = :id"), id=run.id)
+        workflows.exit_maintenance(tx, "billing", SOMEBODY)
+    crashed = a_run(db, Phase.PREPARED)
+    db.advance_clock(LEASE)
+    Inline(db, []).sweeps.recover_at_start()
+    assert (event_status(db, orphan), event_status(db, held)) == ("reserved", "pending")
+    assert the_run(db, crashed.id).status == "crashed"
+    (line,) = [record.message for record in caplog.records if "reserved by run" in record.message]
+    assert f"event {orphan}" in line
+    assert str(run.id) in line

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import invariants
 from pipeline.store.reads.invariants import Severity
-from pipeline.store.statements import Statement
 from pipeline.testing import databases
 
 _FUTURE_SWEEP = text(

@@ -11,8 +11,7 @@ from typing import Any
 import psycopg2  # type: ignore[import-untyped]
 from sqlalchemy import text
 
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from tests.support.wait import wait_for
 
 #: Rows on both sides of the recipe's limit of a day, one per 100 ms: some pass it while the recipe runs.

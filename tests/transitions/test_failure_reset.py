@@ -30,7 +30,7 @@ TWICE = FailurePolicy(max_failures=2, backoff=Backoff(base=timedelta(0), cap=tim
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_resuming_forgets_the_failures_of_events_and_handlers(db: Database, concurrency: int) -> None:
+def test_the_failures_of_events_and_handlers_are_forgotten(db: Database, concurrency: int) -> None:
     a_workflow(db, concurrency=concurrency, failures=TWICE)
     (event,) = some_events(db, "m1")
     stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT)
@@ -40,7 +40,7 @@ def test_resuming_forgets_the_failures_of_events_and_handlers(db: Database, conc
     assert stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT).status == "paused:transient"
 
 
-def test_resuming_resets_the_failures_of_a_run_that_waits_for_its_retry(db: Database) -> None:
+def test_the_failures_of_a_run_that_waits_for_its_retry_are_forgotten(db: Database) -> None:
     a_workflow(db, failures=TWICE)
     some_events(db, "m1")
     first = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
@@ -84,4 +84,4 @@ def test_one_policy_that_cannot_be_read_does_not_keep_other_runs_from_recovery(d
 
 def resumed(db: Database) -> None:
     with db.transaction() as tx:
-        workflows.resume(tx, "billing", SOMEBODY)
+        workflows.resume(tx, "billing", SOMEBODY, forget_failures=True)

@@ -319,7 +319,7 @@ def test_a_name_that_cannot_be_a_key_is_refused(db: Database, noun: str, kind: s
     assert contents(db) == before
 
 
-@pytest.mark.parametrize("field", ["connector", "operation", "idempotency_key"])
+@pytest.mark.parametrize("field", ["connector", "operation", "request_hash"])
 @pytest.mark.parametrize("kind", BAD_NAMES)
 def test_a_request_with_a_name_that_cannot_be_a_key_is_refused(db: Database, field: str, kind: str) -> None:
     make.a_workflow(db)

@@ -19,9 +19,8 @@ from pipeline import (
     Workflow,
 )
 from pipeline.domain.values import Actor, NewEvent
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import invariants
-from pipeline.store.statements import Statement
 from pipeline.testing import Does, Inline, RecordedEffect, scripted
 from pipeline.transitions import events, resolution, retention
 from pipeline.workflows.registration import register_workflows

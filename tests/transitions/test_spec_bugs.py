@@ -9,9 +9,8 @@ from sqlalchemy.exc import IntegrityError
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import Phase, RunStatus
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import invariants, work
-from pipeline.store.statements import Statement
 from pipeline.transitions import starts, workflows
 from tests.factories import (
     LEASE,

@@ -3,14 +3,16 @@
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from pipeline.background import rescuer
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.ids import EventId
+from pipeline.domain.policies import FailurePolicy
 from pipeline.domain.states import Evidence, MutationOutcome, Phase, Resolver, RunStatus
 from pipeline.domain.values import AppliedMutation, FailedMutation
 from pipeline.domain.workflows import WorkflowStatus
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.transitions import mutations, resolution, sessions, starts, workflows
 from tests.factories import (
     LEASE,
@@ -209,13 +211,15 @@ def test_an_unfinished_session_is_found_and_finished(db: Database) -> None:
 
 
 @rule("X-C20", "X-C21", "X-C22", "X-C23")
-def test_maintenance_is_flagged_with_the_failure_attended_after_it_and_left_by_a_fix(db: Database) -> None:
+def test_maintenance_and_its_task_come_with_the_failure_and_end_with_a_fix(db: Database) -> None:
     a_workflow(db)
     (event,) = some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.EMITTING))
     assert workflow_row(db).maintenance_reason == "division by zero"
-    assert rescuer.recover_maintenance_mode(db) == 1, "flagged, and nobody was asked yet"
-    assert rescuer.recover_maintenance_mode(db) == 0
+    assert rescuer.recover_maintenance_mode(db) == 0, "the task was opened with the failure"
+    with db.transaction() as tx:
+        tx.execute(text("DELETE FROM pipeline.maintenance_tasks"))
+    assert rescuer.recover_maintenance_mode(db) == 1, "the sweep opens a task that is missing"
     with db.transaction() as tx:
         assert not workflows.open_maintenance_task(tx, "billing"), "one open task per workflow"
         assert starts.retry(tx, [run.id]).hold_reason == "maintenance"
@@ -227,17 +231,33 @@ def test_maintenance_is_flagged_with_the_failure_attended_after_it_and_left_by_a
 
 
 @rule("X-C24")
-def test_pausing_and_resuming_touch_nothing_but_the_switch(db: Database) -> None:
-    a_workflow(db)
-    (event,) = some_events(db, "m1")
-    run = a_run(db, Phase.PREPARED)
+def test_pausing_and_resuming_change_no_run_no_event_and_no_count(db: Database) -> None:
+    a_workflow(db, concurrency=4, failures=FailurePolicy(max_failures=2))
+    some_events(db, "m1", "m2", "m3")
+    waiting = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
+    stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT)
+    stopped(db, a_run(db, Phase.PREPARED), FailureKind.AUTH)
+    before = _rows(db)
+    assert waiting.retry_at
     with db.transaction() as tx:
         workflows.pause(tx, "billing", SOMEBODY)
-    assert (the_run(db, run.id), event_status(db, event)) == (run, "reserved")
-    with db.transaction() as tx:
         assert starts.start(tx, "billing", "send").hold_reason == "paused"
         workflows.resume(tx, "billing", SOMEBODY)
-    assert the_run(db, run.id) == run
+    assert status_of(db) == "active", "the block of the refused credentials is lifted"
+    assert _rows(db) == before
+    with db.transaction() as tx:
+        workflows.resume(tx, "billing", SOMEBODY, forget_failures=True)
+    assert _rows(db) != before, "forgetting the failures is a decision of its own"
+
+
+def _rows(db: Database) -> dict[str, list[str]]:
+    """Every row that pause and resume must not touch."""
+    tables = ("runs", "deliveries", "handlers", "mutations", "sessions")
+    with db.transaction() as tx:
+        found = {
+            name: tx.all(Statement[Any](f"SELECT CAST(t AS text) AS line FROM pipeline.{name} t")) for name in tables
+        }
+    return {name: sorted(row.line for row in rows) for name, rows in found.items()}
 
 
 def in_doubt(db: Database) -> tuple[Any, EventId]:

@@ -281,7 +281,7 @@ def test_an_operators_pause_is_not_overruled_by_blocks(db: Database) -> None:
 
 def end_maintenance(db: Database) -> None:
     with db.transaction() as tx:
-        assert workflows.open_maintenance_task(tx, "billing")
+        assert not workflows.open_maintenance_task(tx, "billing"), "it was opened with the failure"
         workflows.exit_maintenance(tx, "billing", SOMEBODY)
 
 

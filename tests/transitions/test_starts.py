@@ -13,7 +13,7 @@ from pipeline.domain.states import Phase, PhaseTask
 from pipeline.domain.values import NewEvent, PreparedRun, Reservation
 from pipeline.store.database import Database
 from pipeline.store.reads import work
-from pipeline.store.rows import RunRow
+from pipeline.store.schema import RunRow
 from pipeline.transitions import events, runs, starts
 from tests.factories import (
     IN,

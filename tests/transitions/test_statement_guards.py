@@ -14,8 +14,7 @@ from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import Phase, PhaseTask
 from pipeline.domain.values import AppliedMutation, HandlerSpec, NewEvent, RunOutput
 from pipeline.domain.workflows import OnUncertain, StartAt
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.transitions import events, mutations, reconciliation, registration, runs, starts, workflows
 from tests.factories import (
     IN,

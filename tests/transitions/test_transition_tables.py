@@ -22,8 +22,7 @@ from pipeline.domain.states import (
     PhaseTask,
 )
 from pipeline.domain.values import FailedMutation, PreparedRun, RunOutput
-from pipeline.store.database import Database
-from pipeline.store.statements import Statement
+from pipeline.store.database import Database, Statement
 from pipeline.transitions import events, mutations, reconciliation, resolution, runs, starts, workflows
 from tests.factories import (
     LEASE,

@@ -8,9 +8,8 @@ import pytest
 
 from pipeline import Backoff, MutationRetryPolicy, ReconcilePolicy
 from pipeline.domain.policies import BreakerPolicy
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import ledger
-from pipeline.store.statements import Statement
 from pipeline.testing import Does, Inline, assert_consumed, scripted
 from pipeline.testing.inline import TESTER
 from pipeline.transitions import breakers

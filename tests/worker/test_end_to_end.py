@@ -11,9 +11,8 @@ from pipeline import PrepareResult
 from pipeline.domain.errors import LogicError, StaleWriteError, TransientError
 from pipeline.domain.ids import EventId, MutationId
 from pipeline.domain.policies import Backoff, FailurePolicy
-from pipeline.store.database import Database
+from pipeline.store.database import Database, Statement
 from pipeline.store.reads import work
-from pipeline.store.statements import Statement
 from pipeline.testing import Does, assert_consumed, assert_deliveries, assert_runs
 from pipeline.testing.asserts import describe_state
 from pipeline.testing.inline import TESTER

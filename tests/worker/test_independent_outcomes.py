@@ -9,7 +9,7 @@ import pytest
 from pipeline import Call, Connector, MutationRetryPolicy, Workflow, mutation
 from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 from pipeline.store.database import Database
-from pipeline.store.rows import MutationRow
+from pipeline.store.schema import MutationRow
 from pipeline.testing import Inline
 
 LONG = timedelta(minutes=1)

@@ -75,11 +75,12 @@ class HttpOperation(Operation[Any]):
 
 
 class HttpMutationOptions(TypedDict, total=False):
-    """The options of a mutation. The first eight are those of ``pipeline.mutation``."""
+    """The options of a mutation. The first nine are those of ``pipeline.mutation``."""
 
     timeout: timedelta
     settle: timedelta
     keyed: bool
+    key_lifetime: timedelta
     policy: ReconcilePolicy
     retry: MutationRetryPolicy
     breaker: BreakerPolicy

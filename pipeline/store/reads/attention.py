@@ -7,9 +7,8 @@ in large numbers. Every part is found by an index on what is open.
 from collections.abc import Sequence
 
 from pipeline.domain.states import DeliveryStatus, MutationStatus
-from pipeline.store.database import Transaction
+from pipeline.store.database import Statement, Transaction
 from pipeline.store.rows import NoticeRow
-from pipeline.store.statements import Statement
 
 ATTENTION_ITEMS = f"""
   SELECT 'maintenance' AS kind, 'task ' || id AS subject, workflow, reason, opened_at AS since

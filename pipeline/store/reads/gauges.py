@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
-from pipeline.store.database import Transaction
+from pipeline.store.database import Statement, Transaction, UnreadRow
 from pipeline.store.predicates import IS_AVAILABLE, IS_UNCLAIMED, OPEN_MUTATION
 from pipeline.store.rows import (
     AttentionCountRow,
@@ -21,10 +21,8 @@ from pipeline.store.rows import (
     RunCountRow,
     RunLatencyRow,
     SweepGaugeRow,
-    UnreadRow,
     WorkflowGaugeRow,
 )
-from pipeline.store.statements import Statement
 
 #: How much is counted before a number becomes "at least": of one workflow, one consumer, one kind.
 MAX_COUNT = 100_000

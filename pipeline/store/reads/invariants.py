@@ -11,19 +11,19 @@ from enum import StrEnum
 
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import BlockKind, DesiredStatus, HandlerKind
-from pipeline.store.database import Transaction
+from pipeline.store.database import Statement, Transaction
 from pipeline.store.predicates import (
     BEFORE_PREPARED,
     DONE_DELIVERY,
     HELD_INPUT,
     IS_MISSING_WORKER,
+    KEEPS_SESSION_OPEN,
     MUTATION_IN_DOUBT,
     MUTATION_MAY_HAVE_HAPPENED,
     OPEN_MUTATION,
     RESOLVED_MUTATION,
 )
 from pipeline.store.rows import FindingRow
-from pipeline.store.statements import Statement
 
 #: The invariant of late effects. Attention and gauges report each of them as what it is, not as a broken promise.
 LATE_EFFECTS = "failed-mutations-have-no-late-effect"
@@ -96,18 +96,20 @@ def _overdue(name: str, sentence: str, query: str, advice: str) -> Invariant:
     return Invariant(name=name, sentence=sentence, advice=advice, severity=Severity.OVERDUE, query=_bounded(query))
 
 
+#: A worker checks it at its start, after the crashed runs were recovered.
+NO_ORPHANED_RESERVATION = _broken(
+    "no-orphaned-reservation",
+    "A reserved event belongs to a run that is moving or waits to be carried forward.",
+    f"""
+    SELECT 'event ' || d.event_id AS subject,
+      'reserved by run ' || d.run_id || ' which is ' || coalesce(r.phase || ', ' || r.status, 'missing') AS detail
+    FROM pipeline.deliveries d LEFT JOIN pipeline.runs r ON r.id = d.run_id
+    WHERE d.status = '{DeliveryStatus.RESERVED}' AND (r.id IS NULL OR NOT (r.finished_at IS NULL OR r.retry_pending))
+    """,
+)
+
 INVARIANTS: Sequence[Invariant] = (
-    _broken(
-        "no-orphaned-reservation",
-        "A reserved event belongs to a run that is moving or waits to be carried forward.",
-        f"""
-        SELECT 'event ' || d.event_id AS subject,
-          'reserved by run ' || d.run_id || ' which is ' || coalesce(r.phase || ', ' || r.status, 'missing') AS detail
-        FROM pipeline.deliveries d LEFT JOIN pipeline.runs r ON r.id = d.run_id
-        WHERE d.status = '{DeliveryStatus.RESERVED}' AND (r.id IS NULL OR NOT (r.finished_at IS NULL
-          OR r.retry_pending))
-        """,
-    ),
+    NO_ORPHANED_RESERVATION,
     _broken(
         "reservations-are-pinned",
         "A reserved event is among the inputs that its run pinned.",
@@ -357,10 +359,10 @@ INVARIANTS: Sequence[Invariant] = (
     _overdue(
         "sessions-are-finished",
         "A session whose runs have all committed is finished within ten minutes.",
-        """
+        f"""
         SELECT 'session ' || s.id AS subject, 'every run committed' AS detail FROM pipeline.sessions s
         WHERE s.finished_at IS NULL
-          AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.workflow = s.workflow AND r.finished_at IS NULL)
+          AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.workflow = s.workflow AND {KEEPS_SESSION_OPEN})
           AND (SELECT max(r.finished_at) FROM pipeline.runs r WHERE r.session_id = s.id)
             < pipeline.clock() - interval '10 minutes'
         """,
@@ -389,10 +391,12 @@ INVARIANTS: Sequence[Invariant] = (
 )
 
 
-def findings(tx: Transaction, *, recent: int = 10_000, limit: int = 100) -> list[Finding]:
+def findings(
+    tx: Transaction, invariants: Sequence[Invariant] = INVARIANTS, *, recent: int = 10_000, limit: int = 100
+) -> list[Finding]:
     """Every row that breaks an invariant, at most ``limit`` of each. An empty list is a clean bill."""
     found: list[Finding] = []
-    for invariant in INVARIANTS:
+    for invariant in invariants:
         params = {"recent": recent} if ":recent" in invariant.query.text else {}
         found.extend(_finding(invariant, row) for row in tx.all(invariant.query, limit=limit, **params))
     return found

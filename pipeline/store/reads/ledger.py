@@ -5,9 +5,10 @@ from typing import Any
 from uuid import UUID
 
 from pipeline.domain.states import MutationStatus, Resolver
-from pipeline.store.database import Transaction
+from pipeline.store.database import Statement, Transaction
 from pipeline.store.predicates import MUTATION_MAY_HAVE_HAPPENED, OPEN_MUTATION
 from pipeline.store.rows import (
+    CountRow,
     MutationIdRow,
     OpenBreakerRow,
     OperationNameRow,
@@ -15,7 +16,6 @@ from pipeline.store.rows import (
     ReplacementRunRow,
     UnresolvedMutationRow,
 )
-from pipeline.store.statements import Statement
 
 #: Each kind has its own share, so that neither can keep the other waiting.
 _DUE_MUTATION_IDS = Statement[MutationIdRow](f"""
@@ -77,13 +77,26 @@ FROM pipeline.mutations m WHERE m.id < :below ORDER BY m.id DESC LIMIT :limit
 
 #: The replacement run of a run whose mutation was resolved as failed. Of several, one that applied its mutation.
 _REPLACEMENT_RUN = Statement[ReplacementRunRow](f"""
-SELECT o.id AS run_id, o.mutation_id, o.status, m.status AS mutation_status, m.connector, m.operation, m.result
+SELECT o.id AS run_id, o.mutation_id, o.status, m.status AS mutation_status, m.connector, m.operation,
+       m.idempotency_key, m.sent_at, m.result
 FROM pipeline.runs r
 JOIN pipeline.deliveries d ON d.handler_id = r.handler_id AND d.event_id = ANY(r.event_ids)
 JOIN pipeline.runs o ON o.id = d.run_id LEFT JOIN pipeline.mutations m ON m.id = o.mutation_id
 WHERE r.id = :run_id AND o.id <> r.id AND o.mutation_id IS DISTINCT FROM CAST(:mutation_id AS uuid)
 ORDER BY m.status = '{MutationStatus.APPLIED}' DESC NULLS LAST, o.id LIMIT 1
 """)
+
+
+#: All rows of one effect are few, and failed ones have an index.
+_ABSENCE_COUNT = Statement[CountRow](f"""
+SELECT count(*) AS number FROM pipeline.mutations
+WHERE effect_id = :effect_id AND status = '{MutationStatus.FAILED}' AND idempotency_key = :key AND NOT refused
+""")
+
+
+def absence_count(tx: Transaction, effect_id: UUID, key: str) -> int:
+    """How many requests with this key failed, and were not refused."""
+    return tx.one(_ABSENCE_COUNT, effect_id=effect_id, key=key).number
 
 
 def due_mutation_ids(tx: Transaction, *, limit: int = 100) -> list[UUID]:

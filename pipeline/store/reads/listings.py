@@ -10,17 +10,14 @@ from uuid import UUID
 
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.values import HEADER_FIELDS
-from pipeline.store.database import Transaction
+from pipeline.store.database import Statement, Transaction, UnreadRow
 from pipeline.store.predicates import BEFORE_PREPARED, HELD_INPUT, IS_MISSING_WORKER
 from pipeline.store.rows import (
-    AuditRow,
-    BlockRow,
     CapacityRow,
     EventDeliveryRow,
     EventDeliveryStatusRow,
     EventWithPayloadRow,
     HandlerDeliveryRow,
-    HandlerRow,
     LateEffectRow,
     ListedEventRow,
     ListedHandlerRow,
@@ -28,10 +25,9 @@ from pipeline.store.rows import (
     ListedRunRow,
     ListedWorkflowRow,
     MutationIdRow,
-    UnreadRow,
     UnsentRunRow,
 )
-from pipeline.store.statements import Statement
+from pipeline.store.schema import AuditRow, BlockRow, HandlerRow
 
 #: How much is counted before a count becomes "at least".
 MAX_COUNTED = 10_000

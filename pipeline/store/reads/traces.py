@@ -5,9 +5,8 @@ from datetime import datetime
 from uuid import UUID
 
 from pipeline.domain.states import RunStatus
-from pipeline.store.database import Transaction
+from pipeline.store.database import Statement, Transaction
 from pipeline.store.rows import EventThroughputRow, MutationOfRunRow, RunInputsRow, RunThroughputRow, UuidRow
-from pipeline.store.statements import Statement
 
 _IDS_BETWEEN = {
     table: Statement[UuidRow](

@@ -10,23 +10,21 @@ from uuid import UUID
 
 from pipeline.domain.states import DeliveryStatus, RunStatus
 from pipeline.domain.workflows import BlockKind
-from pipeline.store.database import Transaction
+from pipeline.store.database import Statement, Transaction
 from pipeline.store.predicates import (
     IS_AVAILABLE,
     IS_RETRY_DUE,
     IS_UNCLAIMED,
+    KEEPS_SESSION_OPEN,
     RESOLVED_MUTATION,
     is_in_next_slice,
     is_key_free,
     is_subscribed,
 )
 from pipeline.store.rows import (
-    BlockRow,
     CountRow,
-    EventRow,
     HandlerFactsRow,
     HandlerNameRow,
-    HandlerRow,
     LeasedRunRow,
     MutationIdRow,
     NameRow,
@@ -37,14 +35,12 @@ from pipeline.store.rows import (
     RunIdRow,
     RunMutationRow,
     RunOfWorkflowRow,
-    RunRow,
     SessionIdRow,
     SubscribedHandlerRow,
     SweepAgeRow,
-    TopicRow,
-    WorkflowRow,
+    WorkflowFactsRow,
 )
-from pipeline.store.statements import Statement
+from pipeline.store.schema import BlockRow, EventRow, HandlerRow, RunRow, TopicRow, WorkflowRow
 
 _RUNS = Statement[LeasedRunRow]("""
 SELECT r.*, coalesce(r.lease_expires_at > pipeline.clock(), false) AS is_leased FROM pipeline.runs r
@@ -125,9 +121,14 @@ WHERE b.workflow = :workflow AND b.kind = '{BlockKind.RECONCILIATION}' AND b.clo
 #: Of a run: the code still has its handler. A run of a retired handler waits for an operator only.
 _IS_HANDLER_CURRENT = """r.handler_id <> ALL(ARRAY(
   SELECT h.id FROM pipeline.handlers h WHERE h.workflow = :workflow AND h.retired))"""
-_ACTIVE_RUN_COUNT = Statement[CountRow](f"""
-SELECT count(*) AS number FROM pipeline.runs r
-WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND {_IS_HANDLER_CURRENT}
+#: An active run takes a place. Runs of handlers that the code no longer has take none.
+_WORKFLOW_FACTS = Statement[WorkflowFactsRow](f"""
+SELECT w.desired, w.maintenance, w.concurrency,
+  (SELECT count(*) FROM pipeline.blocks b WHERE b.workflow = w.name AND b.closed_at IS NULL) AS blocks,
+  (SELECT count(*) FROM pipeline.runs r
+   WHERE r.workflow = :workflow AND r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}'
+     AND {_IS_HANDLER_CURRENT}) AS active_runs
+FROM pipeline.workflows w WHERE w.name = :workflow
 """)
 
 #: After a restore into another cluster, stored transaction ids may be larger than the current one. A snapshot with such
@@ -200,13 +201,17 @@ _HANDLERS_BY_ID = Statement[HandlerNameRow](
     "SELECT id, workflow, name, kind FROM pipeline.handlers WHERE id = ANY(:ids)"
 )
 _SWEEPS = Statement[SweepAgeRow]("SELECT name, pipeline.clock() - last_run_at AS age, report FROM pipeline.sweeps")
-_LAPSED = Statement[RunIdRow]("""
-SELECT id FROM pipeline.runs WHERE finished_at IS NULL AND lease_expires_at < pipeline.clock() ORDER BY id LIMIT :limit
+#: In turns, so that many runs of one workflow hold up no other.
+_LAPSED = Statement[RunOfWorkflowRow]("""
+SELECT t.id, t.workflow FROM (
+  SELECT r.id, r.workflow, row_number() OVER (PARTITION BY r.workflow ORDER BY r.id) AS turn
+  FROM pipeline.runs r WHERE r.finished_at IS NULL AND r.lease_expires_at < pipeline.clock()
+) t ORDER BY t.turn, t.id LIMIT :limit
 """)
-_FINISHABLE = Statement[SessionIdRow]("""
+_FINISHABLE = Statement[SessionIdRow](f"""
 SELECT s.id FROM pipeline.sessions s
 WHERE s.finished_at IS NULL
-  AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.workflow = s.workflow AND r.finished_at IS NULL)
+  AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.workflow = s.workflow AND {KEEPS_SESSION_OPEN})
   AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id) ORDER BY s.id LIMIT :limit
 """)
 _UNATTENDED_MAINTENANCE = Statement[NameRow]("""
@@ -312,9 +317,9 @@ def blocking_mutations(tx: Transaction, workflow: str) -> list[UUID]:
     return [row.id for row in tx.all(_BLOCKING_MUTATIONS, workflow=workflow)]
 
 
-def active_run_count(tx: Transaction, workflow: str) -> int:
-    """How many places of a workflow are taken: its active runs, of handlers that its code still has."""
-    return tx.one(_ACTIVE_RUN_COUNT, workflow=workflow).number
+def workflow_facts(tx: Transaction, workflow: str) -> WorkflowFactsRow:
+    """What decides whether a workflow may start a run: its switches, its open blocks and its active runs."""
+    return tx.one(_WORKFLOW_FACTS, workflow=workflow)
 
 
 def waiting_runs(tx: Transaction, workflow: str) -> list[UUID]:
@@ -353,9 +358,9 @@ def overdue_sweeps(
     return [name for name, every in periods.items() if last.get(name, since) > every * times]
 
 
-def lapsed_runs(tx: Transaction, *, limit: int = 100) -> list[UUID]:
-    """Runs whose worker has stopped extending its lease."""
-    return [row.id for row in tx.all(_LAPSED, limit=limit)]
+def lapsed_runs(tx: Transaction, *, limit: int = 100) -> Sequence[RunOfWorkflowRow]:
+    """Runs whose worker has stopped extending its lease: the oldest of each workflow first, then the second ones."""
+    return tx.all(_LAPSED, limit=limit)
 
 
 def finishable_sessions(tx: Transaction, *, limit: int = 100) -> list[UUID]:

@@ -1,6 +1,6 @@
 """Writes of the audit."""
 
-from pipeline.store.statements import Command
+from pipeline.store.database import Command
 
 INSERT_AUDIT = Command("""
 INSERT INTO pipeline.audit (actor, act, workflow, run_id, mutation_id, event_id, reason, evidence)

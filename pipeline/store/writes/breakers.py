@@ -1,8 +1,8 @@
 """Guarded writes of breakers: a row that is not closed is an open one. Only ``transitions`` may import this."""
 
 from pipeline.domain.states import MutationStatus, Phase, RunStatus
-from pipeline.store.rows import BreakerRow, RunRow
-from pipeline.store.statements import Statement
+from pipeline.store.database import Statement
+from pipeline.store.schema import BreakerRow, RunRow
 
 #: Calls that count: answered or given up, sent within the window, and after the breaker was closed last.
 _IS_RECENT_CALL = f"""m.connector = :connector AND m.operation = :operation AND m.sent_at > pipeline.clock() - :window

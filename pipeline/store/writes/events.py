@@ -14,10 +14,10 @@ from pipeline.domain.states import DeliveryStatus, Phase, RunStatus
 from pipeline.domain.values import NewEvent
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store import schema
-from pipeline.store.database import Transaction, encode_rows
+from pipeline.store.database import Command, Statement, Transaction, encode_rows
 from pipeline.store.predicates import BEFORE_PREPARED, OPEN_DELIVERY, UNOWNED_DELIVERY
-from pipeline.store.rows import CommittedRunRow, DeliveryRow, EventIdRow, PublishedEventRow, ReleasedInputRow
-from pipeline.store.statements import Command, Statement
+from pipeline.store.rows import CommittedRunRow, EventIdRow, PublishedEventRow, ReleasedInputRow
+from pipeline.store.schema import DeliveryRow
 
 #: The columns that a publisher gives, with their types: a field of ``NewEvent`` is a column of the same name.
 _GIVEN = {each.name: schema.events.c[each.name].type.compile(postgresql.dialect()) for each in fields(NewEvent)}  # type: ignore[no-untyped-call]

@@ -10,8 +10,8 @@ from pipeline.domain.states import DeliveryStatus
 from pipeline.domain.values import HandlerSpec
 from pipeline.domain.workflows import OnUncertain
 from pipeline.store import schema
+from pipeline.store.database import Command, Statement
 from pipeline.store.rows import HandlerIdRow, HandlerStateRow, HorizonRow, SharedStateRow
-from pipeline.store.statements import Command, Statement
 
 #: Columns that the code declares, by the field of ``HandlerSpec`` that they hold. Other fields are not stored.
 DECLARED = {
@@ -51,13 +51,18 @@ UPDATE pipeline.handlers SET retired = true
 WHERE workflow = :workflow AND name <> ALL(CAST(:names AS text[])) AND NOT retired
 """)
 
+#: Executed before the handlers are written: a worker that finishes a prepare locks its events before its handler.
 RESET_DECLINED = Command(f"""
-WITH woken AS (
-  UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE workflow = :workflow RETURNING id
+WITH declined AS (
+  SELECT d.event_id, d.handler_id FROM pipeline.deliveries d
+  WHERE d.handler_id = ANY(ARRAY(SELECT h.id FROM pipeline.handlers h WHERE h.workflow = :workflow))
+    AND d.status = '{DeliveryStatus.PENDING}' AND d.declined
+  ORDER BY d.event_id, d.handler_id FOR UPDATE OF d
 )
-UPDATE pipeline.deliveries d SET declined = false FROM woken h
-WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.declined
+UPDATE pipeline.deliveries d SET declined = false FROM declined x
+WHERE d.event_id = x.event_id AND d.handler_id = x.handler_id
 """)
+CLEAR_IDLE = Command("UPDATE pipeline.handlers SET idle_snapshot = NULL WHERE workflow = :workflow")
 
 
 SET_STATE = Command("UPDATE pipeline.handlers SET state = CAST(:state AS jsonb) WHERE id = :id")

@@ -7,16 +7,32 @@ Only ``transitions`` may import this.
 
 from pipeline.domain.states import Evidence, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind
+from pipeline.store.database import Command, Statement
 from pipeline.store.predicates import MUTATION_IN_DOUBT
-from pipeline.store.rows import BookedMutationRow, FailedMutationRow, MutationRow, SentMutationRow
-from pipeline.store.statements import Command, Statement
+from pipeline.store.rows import BookedMutationRow, FailedMutationRow, SentMutationRow
+from pipeline.store.schema import MutationRow
+
+#: Whether a failed mutation has used its key up, so that a repeat gets a new one. It has if
+#:
+#: - the provider itself refused it, or
+#: - it was sent, and its key protects no repeat: the provider honours none, or has forgotten this one. A new key then
+#:   tells the two effects apart.
+_IS_KEY_USED_UP = """(m.refused OR (m.sent_at IS NOT NULL
+  AND (NOT m.keyed OR coalesce(m.key_expires_at <= pipeline.clock(), false))))"""
+
+#: What the ledger says about earlier requests for the same effect. All have failed, or the inputs were not free.
+_EARLIER = f"""(
+  SELECT count(*) FILTER (WHERE {_IS_KEY_USED_UP}) AS used_up,
+         min(m.key_expires_at) FILTER (WHERE NOT {_IS_KEY_USED_UP}) AS key_expires_at
+  FROM pipeline.mutations m WHERE m.effect_id = x.effect_id AND m.status = '{MutationStatus.FAILED}'
+)"""
 
 BEGIN = Statement[SentMutationRow](f"""
 WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(run uuid, fence bigint, connector text, operation text, params jsonb, request_hash text,
-         idempotency_key text, timeout interval, settle interval, monitor_after interval,
-         reconcilable boolean, needs_approval boolean)
+         effect_id uuid, timeout interval, settle interval, monitor_after interval,
+         reconcilable boolean, keyed boolean, key_lifetime interval, needs_approval boolean)
 ), held AS (
   SELECT r.id, r.workflow FROM pipeline.runs r JOIN requested x ON x.run = r.id
   WHERE r.id = ANY(ARRAY(SELECT run FROM requested))
@@ -24,16 +40,19 @@ WITH requested AS (
     AND r.lease_expires_at > pipeline.clock()
   ORDER BY r.id FOR NO KEY UPDATE OF r
 ), written AS (
-  INSERT INTO pipeline.mutations (run_id, workflow, connector, operation, params, request_hash, idempotency_key,
-    status, reconcilable, settle, timeout, monitor_after, attempts, sent_at, send_deadline, quiet_until)
-  SELECT h.id, h.workflow, x.connector, x.operation, coalesce(x.params, 'null'), x.request_hash, x.idempotency_key,
+  INSERT INTO pipeline.mutations (run_id, workflow, connector, operation, params, request_hash, effect_id,
+    idempotency_key, status, reconcilable, keyed, key_lifetime, key_expires_at, settle, timeout, monitor_after,
+    attempts, sent_at, send_deadline, quiet_until)
+  SELECT h.id, h.workflow, x.connector, x.operation, coalesce(x.params, 'null'), x.request_hash, x.effect_id,
+    x.effect_id || ':' || earlier.used_up,
     CASE WHEN x.needs_approval THEN '{MutationStatus.PENDING}' ELSE '{MutationStatus.IN_FLIGHT}' END,
-    x.reconcilable, x.settle, x.timeout,
-    x.monitor_after, CASE WHEN x.needs_approval THEN 0 ELSE 1 END,
+    x.reconcilable, x.keyed, x.key_lifetime,
+    least(earlier.key_expires_at, CASE WHEN NOT x.needs_approval THEN pipeline.clock() + x.key_lifetime END),
+    x.settle, x.timeout, x.monitor_after, CASE WHEN x.needs_approval THEN 0 ELSE 1 END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() + x.timeout END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() + x.timeout + x.settle END
-  FROM held h JOIN requested x ON x.run = h.id
+  FROM held h JOIN requested x ON x.run = h.id CROSS JOIN LATERAL {_EARLIER} earlier
   RETURNING *
 ), moved AS (
   UPDATE pipeline.runs r
@@ -66,6 +85,7 @@ WITH {_HELD}, sent AS (
   UPDATE pipeline.mutations m
   SET status = '{MutationStatus.IN_FLIGHT}', attempts = 1, sent_at = pipeline.clock(), timeout = coalesce(x.timeout,
     m.timeout),
+      key_expires_at = least(m.key_expires_at, pipeline.clock() + m.key_lifetime),
       settle = coalesce(x.settle, m.settle), send_deadline = pipeline.clock() + coalesce(x.timeout, m.timeout),
       quiet_until = pipeline.clock() + coalesce(x.timeout, m.timeout) + coalesce(x.settle, m.settle)
   FROM held h JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, timeout interval, settle interval)
@@ -123,7 +143,7 @@ SELECT * FROM settled ORDER BY id
 
 #: The answer to the call itself counts at once. A verdict that was found out later counts only if the reconcile attempt
 #: began after the quiet period: the answer may be older than its record.
-_IS_EVIDENCE = f"""AND ((x.evidence = '{Evidence.DEFINITE}' AND x.fence IS NOT NULL)
+_IS_EVIDENCE = f"""AND ((x.evidence IN ('{Evidence.REFUSED}', '{Evidence.DEFINITE}') AND x.fence IS NOT NULL)
   OR m.quiet_until <= coalesce(x.reconcile_started_at, pipeline.clock()))"""
 
 FAIL = Statement[FailedMutationRow](f"""
@@ -133,8 +153,8 @@ WITH requested AS (
 ), {_JUDGED.format(guard=_IS_EVIDENCE)}, settled AS (
   UPDATE pipeline.mutations m
   SET status = '{MutationStatus.FAILED}', error = j.error, next_reconcile_at = NULL,
-      resolved_by = :resolved_by, resolved_at = pipeline.clock(),
-      next_monitor_at = CASE WHEN j.evidence = '{Evidence.ABSENCE}' AND m.reconcilable
+      resolved_by = :resolved_by, resolved_at = pipeline.clock(), refused = (j.evidence = '{Evidence.REFUSED}'),
+      next_monitor_at = CASE WHEN (j.evidence = '{Evidence.ABSENCE}' OR j.fence IS NULL) AND m.reconcilable
         THEN pipeline.clock() + m.monitor_after END
   FROM judged j WHERE m.id = j.mutation RETURNING m.*
 ), moved AS (

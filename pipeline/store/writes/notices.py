@@ -1,7 +1,7 @@
 """Writes of notices: which of them were delivered."""
 
+from pipeline.store.database import Command
 from pipeline.store.reads.attention import ATTENTION_ITEMS
-from pipeline.store.statements import Command
 
 INSERT_NOTICE = Command("""
 INSERT INTO pipeline.notices (kind, subject) VALUES (:kind, :subject) ON CONFLICT DO NOTHING

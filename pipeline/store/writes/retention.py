@@ -7,9 +7,9 @@ work still needs stays however old it is.
 """
 
 from pipeline.domain.states import RunStatus
+from pipeline.store.database import Command, Statement
 from pipeline.store.predicates import DONE_DELIVERY
 from pipeline.store.rows import PageRow, RetentionRow
-from pipeline.store.statements import Command, Statement
 
 #: Taken before a page of events is read: a consumer that joins a topic fills itself from the events under the
 #: opposite lock, and must not be handed one that is on its way out.

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pipeline.domain.states import DeliveryStatus, MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.workflows import DesiredStatus, HandlerKind
-from pipeline.store.database import RowT, Transaction
+from pipeline.store.database import Command, RowT, Statement, Transaction
 from pipeline.store.predicates import (
     AFTER_MUTATION,
     BEFORE_PREPARED,
@@ -30,12 +30,11 @@ from pipeline.store.rows import (
     NamedRunRow,
     RunFactsRow,
     RunIdRow,
-    RunRow,
     RunWithMutationRow,
     StartedRunRow,
     UnclaimedRunRow,
 )
-from pipeline.store.statements import Command, Statement
+from pipeline.store.schema import RunRow
 
 #: Handlers as (workflow, name); None: every one.
 KnownHandlers = Collection[tuple[str, str]] | None
@@ -60,7 +59,12 @@ _HELD = f"""held AS (
 )"""
 
 
-def _claim_sql(guard: str, phase: str) -> str:
+#: Topic and message id of each event that a run has pinned.
+_INPUTS = """(SELECT jsonb_agg(jsonb_build_array(e.topic, e.message_id)) FROM pipeline.events e
+           WHERE e.id = ANY(r.event_ids))"""
+
+
+def _claim_sql(guard: str, phase: str, inputs: str = "CAST(NULL AS jsonb)") -> str:
     """Return the SQL of a claim: the worker whose statement updates a free run holds it.
 
     Its transaction may have begun before the run was made. ``now`` is not before that, or a slot would be taken twice.
@@ -80,7 +84,8 @@ SET phase = {phase}, fence = r.fence + 1, lease_expires_at = pipeline.clock() + 
     started_at = coalesce(r.started_at, pipeline.clock()), snapshot = coalesce(r.snapshot, pg_current_snapshot())
 FROM free, pipeline.handlers h
 WHERE r.id = free.id AND h.id = r.handler_id
-RETURNING r.*, h.name AS handler, h.state AS handler_state, h.ordered AS ordered, h.low_watermark, h.next_run_at,
+RETURNING r.*, h.name AS handler, h.uid AS handler_uid, {inputs} AS inputs,
+          h.state AS handler_state, h.ordered AS ordered, h.low_watermark, h.next_run_at,
           {IS_UNCLAIMED} AS is_unclaimed,
           free.mutation_status, free.mutation_result, greatest(pipeline.clock(), r.created_at) AS now
 """
@@ -100,6 +105,7 @@ CLAIM_MUTATE = Statement[ClaimedRunRow](
       WHERE w.name = r.workflow AND w.desired = '{DesiredStatus.ACTIVE}' AND NOT w.maintenance)
     AND NOT EXISTS (SELECT FROM pipeline.blocks b WHERE b.workflow = r.workflow AND b.closed_at IS NULL)))""",
         "r.phase",
+        _INPUTS,
     )
 )
 CLAIM_NEXT = Statement[ClaimedRunRow](

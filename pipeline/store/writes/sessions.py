@@ -2,8 +2,10 @@
 
 from pipeline.domain.states import RunStatus
 from pipeline.domain.workflows import SessionResult
-from pipeline.store.rows import NameRow, SessionIdRow, SessionRow
-from pipeline.store.statements import Command, Statement
+from pipeline.store.database import Command, Statement
+from pipeline.store.predicates import KEEPS_SESSION_OPEN
+from pipeline.store.rows import NameRow, SessionIdRow
+from pipeline.store.schema import SessionRow
 
 OPEN_SESSION = Statement[SessionIdRow]("""
 WITH opened AS (
@@ -18,6 +20,8 @@ DISCARD_SESSION = Command("""
 DELETE FROM pipeline.sessions s
 WHERE s.id = :id AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
 """)
+
+JOIN_SESSION = Command("UPDATE pipeline.runs SET session_id = :session_id WHERE id = :run_id")
 
 LOCK_WORKFLOWS_OF_SESSIONS = Statement[NameRow]("""
 SELECT w.name FROM pipeline.workflows w
@@ -56,6 +60,6 @@ SET finished_at = pipeline.clock(), result = '{SessionResult.COMPLETED}', run_co
 WHERE s.id = ANY(CAST(:ids AS uuid[])) AND s.finished_at IS NULL
   AND EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
   AND NOT EXISTS (SELECT FROM pipeline.runs r
-    WHERE r.workflow = s.workflow AND r.session_id = s.id AND r.finished_at IS NULL)
+    WHERE r.workflow = s.workflow AND r.session_id = s.id AND {KEEPS_SESSION_OPEN})
 RETURNING s.*
 """)

@@ -1,7 +1,7 @@
 """Guarded writes of sweeps: slots, so that one of several callers runs a sweep, and cursors, where it goes on."""
 
+from pipeline.store.database import Command, Statement
 from pipeline.store.rows import CursorRow, NameRow
-from pipeline.store.statements import Command, Statement
 
 #: A last run that lies in the future is from before Postgres's clock was set back. One that lies there by less than
 #: the pause may be of a transaction that began a moment after this one.

@@ -4,8 +4,9 @@ A transaction that starts or stops runs of a workflow locks its row first (``LOC
 committing workers never touch it. Only ``transitions`` may import this.
 """
 
-from pipeline.store.rows import BlockRow, MaintenanceTaskIdRow, NameRow, UnreadRow
-from pipeline.store.statements import Command, Statement
+from pipeline.store.database import Command, Statement, UnreadRow
+from pipeline.store.rows import MaintenanceTaskIdRow, NameRow
+from pipeline.store.schema import BlockRow
 
 LOCK_WORKFLOWS = Statement[NameRow](
     "SELECT name FROM pipeline.workflows WHERE name = ANY(:names) ORDER BY name FOR NO KEY UPDATE"

@@ -20,9 +20,8 @@ from pipeline.admin.resolutions import Resolutions
 from pipeline.domain.states import Phase
 from pipeline.domain.values import HandlerSpec, NewEvent, TopicSpec, WorkflowSpec
 from pipeline.domain.workflows import OnUncertain
-from pipeline.store.database import Database, Transaction
+from pipeline.store.database import Database, Statement, Transaction
 from pipeline.store.reads import gauges as reads_gauges
-from pipeline.store.statements import Statement
 from pipeline.telemetry.metrics import METRICS
 from pipeline.telemetry.metrics_export import collector
 from pipeline.testing import Inline

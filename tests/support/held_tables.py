@@ -1,0 +1,114 @@
+"""Find out in which order transactions really lock tables: hold one, and see what the other side holds by then.
+
+Nothing is read from the text of statements, so an UPDATE counts as well as a FOR UPDATE.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import event, text
+from sqlalchemy.engine import Connection
+
+from pipeline.domain.lock_order import LOCK_ORDER
+from pipeline.store.database import Database, Transaction
+from tests.support.wait import wait_for
+
+_PATIENCE = timedelta(minutes=1)
+_BLOCKED = text("SELECT pid FROM pg_stat_activity WHERE :pid = ANY(pg_blocking_pids(pid))")
+
+
+class _RollBackError(Exception):
+    """Ends a transaction whose effect is not wanted."""
+
+
+def tables_held_too_early(db: Database, act: Callable[[Transaction], object]) -> list[tuple[str, str]]:
+    """Pairs of tables that a transaction locks against the order: it holds the first while it waits for the second.
+
+    Each table in turn is locked by another connection. The transaction is rolled back every time.
+    """
+
+    def attempt() -> None:
+        try:
+            with db.transaction() as tx:
+                tx.set_lock_timeout(_PATIENCE)
+                act(tx)
+                raise _RollBackError
+        except _RollBackError:
+            pass
+
+    return [pair for table in LOCK_ORDER for pair in _held_while_waiting(db, table, attempt)]
+
+
+def _held_while_waiting(db: Database, table: str, attempt: Callable[[], None]) -> list[tuple[str, str]]:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        with db.engine.begin() as holder:
+            holder.execute(text(f"SELECT 1 FROM pipeline.{table} FOR NO KEY UPDATE"))
+            pid = holder.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            ended = pool.submit(attempt)
+            later = LOCK_ORDER[LOCK_ORDER.index(table) + 1 :]
+            found = [(held, table) for held in later if _is_held(db, held)] if _is_blocked(db, pid, ended) else []
+        ended.result(timeout=60)
+    return found
+
+
+def _is_blocked(db: Database, pid: int, ended: "Future[None]") -> bool:
+    """Wait until the other side is blocked by the holder, or has ended without needing its rows."""
+    with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as watcher:
+        wait_for(
+            lambda: ended.done() or watcher.execute(_BLOCKED, {"pid": pid}).first(),
+            why="the other side blocked, or at its end",
+        )
+        return not ended.done()
+
+
+def _is_held(db: Database, table: str) -> bool:
+    """Whether a transaction holds a row of this table."""
+    with db.engine.connect() as prober:
+        return _held_rows(prober, table) > 0
+
+
+def _held_rows(prober: Connection, table: str) -> int:
+    free = f"SELECT 1 FROM pipeline.{table} FOR NO KEY UPDATE SKIP LOCKED"
+    row: Any = prober.execute(
+        text(f"WITH free AS ({free}) SELECT (SELECT count(*) FROM pipeline.{table}) - (SELECT count(*) FROM free)")
+    )
+    number: int = row.scalar_one()
+    prober.rollback()
+    return number
+
+
+@contextmanager
+def recorded_tables(db: Database) -> Iterator[list[list[str]]]:
+    """For each transaction, the tables of which it holds rows, in the order in which it got the first of each."""
+    transactions: list[list[str]] = []
+    current: dict[Any, list[str]] = {}
+
+    def begin(connection: Any) -> None:
+        transactions.append(current.setdefault(connection.connection.dbapi_connection, []))
+
+    def end(connection: Any) -> None:
+        current.pop(connection.connection.dbapi_connection, None)
+
+    def execute(connection: Any, *_: Any) -> None:
+        tables = current.get(connection.connection.dbapi_connection)
+        if tables is None or connection is prober:
+            return
+        tables += [table for table in LOCK_ORDER if table not in tables and _held_rows(prober, table)]
+
+    listeners: list[tuple[str, Callable[..., None]]] = [
+        ("begin", begin),
+        ("commit", end),
+        ("rollback", end),
+        ("after_cursor_execute", execute),
+    ]
+    with db.engine.connect() as prober:
+        for name, listener in listeners:
+            event.listen(db.engine, name, listener)
+        try:
+            yield transactions
+        finally:
+            for name, listener in listeners:
+                event.remove(db.engine, name, listener)
