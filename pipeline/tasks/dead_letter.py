@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -161,6 +162,7 @@ class DeadLetterConsumer(Consumer):  # type: ignore[misc]  # celery ships no typ
         handle = super().create_task_handler(*args, **kwargs)
 
         def received(message: Any) -> Any:
+            message.reject_log_error = partial(self._return_message, message)
             try:
                 return handle(message)
             except _MALFORMED_ERRORS as error:
@@ -181,11 +183,24 @@ class DeadLetterConsumer(Consumer):  # type: ignore[misc]  # celery ships no typ
         except Exception as error:  # noqa: BLE001 - the message may be the only copy, whatever the error
             log.error(what + ". It cannot be moved to %s and goes back: %s", *about, DEAD_LETTER_QUEUE, error)
             # after a pause: it is delivered again at once, and the broker may fail for a while
-            self.timer.call_after(_REQUEUE_DELAY, message.reject_log_error, (log, errors, True))
+            self.timer.call_after(_REQUEUE_DELAY, self._return_message, (message, log, self.connection_errors, True))
         else:
             log.error(what + ". It was moved to %s; `pipeline dead-letters list` shows it", *about, DEAD_LETTER_QUEUE)
             count_dead_letter(kind)
             message.ack_log_error(log, errors)
+
+    def _return_message(self, message: Any, logger: logging.Logger, errors: Any, requeue: bool = False) -> None:
+        """Reject a message as Celery does. If the broker cannot take it back now, as when it is full, try again.
+
+        Uncaught, the broker's error would end this worker.
+        """
+        try:
+            message.reject(requeue=requeue)
+        except errors as error:
+            logger.critical("a message cannot be returned over a lost connection: %r", error, exc_info=True)
+        except self.channel_errors as error:
+            logger.error("a message cannot be returned to its queue now; it is tried again: %s", error)
+            self.timer.call_after(_REQUEUE_DELAY, self._return_message, (message, logger, errors, requeue))
 
 
 def _content_type(message: Any) -> str:
