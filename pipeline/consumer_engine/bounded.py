@@ -18,7 +18,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any, NamedTuple
 
 from pipeline.domain.errors import TransientError
@@ -205,61 +204,29 @@ class FinishedCall:
     error: BaseException | None = None
 
 
-_JobQueue = SimpleQueue[tuple[Any, ...] | None]
-
-
-class _CallThreads:
-    """State that the threads share with their owner. They hold no reference to the owner."""
-
-    def __init__(self) -> None:
-        self.finished: SimpleQueue[tuple[Hashable, int, FinishedCall]] = SimpleQueue()
-        self.idle: list[_JobQueue] = []
-        self.is_closed = False
-
-    def serve(self, jobs: _JobQueue) -> None:
-        """Make calls until the thread may end. Idle threads are kept for the next calls."""
-        while (job := jobs.get()) is not None:
-            key, ticket, function, args = job
-            try:
-                finished = FinishedCall(key, value=call_and_await(function, args))
-            except BaseException as error:  # noqa: BLE001 - every error of the connector is a result
-                finished = FinishedCall(key, error=error)
-            self.idle.append(jobs)
-            self.finished.put((key, ticket, finished))
-            del job, function, args, finished  # an idle thread must not keep the last call alive
-            if self.is_closed:
-                self.close()
-
-    def close(self) -> None:
-        self.is_closed = True
-        while self.idle:
-            self.idle.pop().put(None)
-
-
 class ConcurrentCalls:
     """Several calls at once, each with its own deadline; results arrive as calls end."""
 
     def __init__(self) -> None:
-        self._ends_at: dict[Hashable, float] = {}
-        self._tickets: dict[Hashable, int] = {}
-        self._threads = _CallThreads()
-        self._count = 0
+        self._running: dict[Hashable, tuple[StepRunner, Job, float]] = {}  # the float is the deadline
+        self._finished: SimpleQueue[Hashable] = SimpleQueue()
+        self._idle: list[StepRunner] = []
 
     def __len__(self) -> int:
-        return len(self._ends_at)
+        return len(self._running)
 
     def start(self, key: Hashable, function: Callable[..., Any], *args: Any, ends_at: float) -> None:
         """Start a call that must end by ``ends_at`` on the monotonic clock."""
-        self._count += 1
-        self._tickets[key], self._ends_at[key] = self._count, ends_at
-        jobs = self._threads.idle.pop() if self._threads.idle else self._new_thread()
-        jobs.put((key, self._count, function, args))
+        runner = self._idle.pop() if self._idle else StepRunner()
+        job = runner.begin(function, args)
+        self._running[key] = runner, job, ends_at
+        job.then(functools.partial(self._finished.put, key))
 
     def close(self) -> None:
         """Let the threads end, busy ones after their call. Results of running calls are dropped."""
-        self._threads.close()
-
-    __del__ = close  # without close(), no thread leaks
+        for runner in (*self._idle, *(runner for runner, _, _ in self._running.values())):
+            runner.close()
+        self._idle.clear()
 
     def wait(self, timeout: float) -> list[FinishedCall]:
         """Return the ended calls; wait at most ``timeout`` seconds for the first.
@@ -267,34 +234,32 @@ class ConcurrentCalls:
         After the first result, others get a short time to arrive, so that one commit records them all.
         Calls past their deadline are returned as timed out, and their late results are dropped.
         """
-        patience = min(timeout, max(0.0, min(self._ends_at.values(), default=0.0) - time.monotonic()))
+        first_end = min((ends_at for _, _, ends_at in self._running.values()), default=0.0)
+        patience = min(timeout, max(0.0, first_end - time.monotonic()))
         found: list[FinishedCall] = []
         try:
-            self._accept(self._threads.finished.get(timeout=max(patience, 0.0005)), found)
+            self._accept(self._finished.get(timeout=max(patience, 0.0005)), found)
             closes_at = time.monotonic() + _GATHER_LIMIT
-            while self._ends_at and time.monotonic() < closes_at:
-                self._accept(self._threads.finished.get(timeout=_GATHER_PAUSE), found)
+            while self._running and time.monotonic() < closes_at:
+                self._accept(self._finished.get(timeout=_GATHER_PAUSE), found)
         except Empty:
             pass
         return found + self._pop_overdue()
 
-    def _accept(self, arrived: tuple[Hashable, int, FinishedCall], found: list[FinishedCall]) -> None:
-        key, ticket, finished = arrived
-        if self._tickets.get(key) == ticket:
-            del self._tickets[key], self._ends_at[key]
-            found.append(finished)
+    def _accept(self, key: Hashable, found: list[FinishedCall]) -> None:
+        """Add the result of a call. A key may arrive twice, or for an overdue call that was reported before."""
+        if key in self._running and self._running[key][1].is_done:
+            runner, job, _ = self._running.pop(key)
+            self._idle.append(runner)
+            found.append(FinishedCall(key, job.value, job.error))
 
     def _pop_overdue(self) -> list[FinishedCall]:
         now = time.monotonic()
-        late = [key for key, ends_at in self._ends_at.items() if ends_at <= now]
+        late = [key for key, (_, _, ends_at) in self._running.items() if ends_at <= now]
         for key in late:
-            del self._tickets[key], self._ends_at[key]
+            runner, job, _ = self._running.pop(key)
+            runner.abandon(job)
         return [FinishedCall(key, error=TimedOutError("the call did not return by its deadline")) for key in late]
-
-    def _new_thread(self) -> _JobQueue:
-        jobs: _JobQueue = SimpleQueue()
-        Thread(target=self._threads.serve, args=(jobs,), name="pipeline-call", daemon=True).start()
-        return jobs
 
 
 class InFlight:
