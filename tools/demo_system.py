@@ -5,8 +5,6 @@ is killed, as an operator's worst day would; what happened outside is counted ou
 """
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -17,6 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from pipeline.chaos.nodes import Disruption, NodeProcess, celery_command
 from pipeline.domain.values import NewEvent
 from pipeline.embedded.servers import Servers
 from pipeline.store.database import Database, Statement
@@ -63,12 +62,12 @@ def run(db: Database, urls: Servers, home: Path, report: Callable[[Summary], Non
     prefix = f"demo-{time.monotonic_ns()}-"
     outbox = home / "outbox" / prefix
     with ExitStack() as stack:
-        worker = stack.enter_context(_process("worker", urls, home, outbox, "--concurrency=2"))
-        stack.enter_context(_process("beat", urls, home, outbox, "--schedule", str(home / "beat-schedule")))
+        worker = stack.enter_context(_node("worker", urls, home, outbox, "--concurrency=2"))
+        stack.enter_context(_node("beat", urls, home, outbox, "--schedule", str(home / "beat-schedule")))
         _wait(lambda: _is_registered(db), "the worker to start", worker)
         _publish(db, prefix, orders)
         _wait(lambda: _committed_orders(db, prefix) >= orders // 10, "the first orders", worker)
-        killed = _kill_a_child(worker.pid)
+        killed = int(worker.disrupt(Disruption.CHILD, fraction=0.5, freeze_for=0.0))
         _wait(lambda: _committed_orders(db, prefix) >= orders, "every order", worker)
         sent = _sent_mails(outbox, prefix)
         summary = Summary(
@@ -86,7 +85,7 @@ def run(db: Database, urls: Servers, home: Path, report: Callable[[Summary], Non
 
 
 @contextmanager
-def _process(name: str, urls: Servers, home: Path, outbox: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def _node(name: str, urls: Servers, home: Path, outbox: Path, *arguments: str) -> Iterator[NodeProcess]:
     """``celery -A pipeline NAME`` until the block is left, its output in a file of the home."""
     environ = {
         **os.environ,
@@ -94,28 +93,23 @@ def _process(name: str, urls: Servers, home: Path, outbox: Path, *arguments: str
         "PIPELINE_DATABASE_URL": urls.database_url,
         "PIPELINE_BROKER_URL": urls.broker_url,
         "PIPELINE_WORKFLOWS": "examples.receipts",
+        "PYTHONPATH": str(ROOT),
         "RECEIPTS_OUTBOX": str(outbox),
     }
-    command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "pipeline", name, "-l", "WARNING", *arguments]
-    with (home / f"demo-{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
+    node = NodeProcess(name, celery_command(name, *arguments), environ, home / f"demo-{name}.log")
     try:
-        yield process
+        yield node
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        node.ask_to_stop()
+        node.wait_and_end()
 
 
-def _wait(condition: Callable[[], bool], what: str, worker: subprocess.Popen[bytes]) -> None:
+def _wait(condition: Callable[[], bool], what: str, worker: NodeProcess) -> None:
     deadline = time.monotonic() + TIME_LIMIT
     pause = Event()
     while not condition():
-        if worker.poll() is not None:
-            raise RuntimeError(f"the worker ended with code {worker.returncode} while waiting for {what}; see its log")
+        if worker.has_ended:
+            raise RuntimeError(f"the worker ended while waiting for {what}:\n{worker.log_tail()}")
         if time.monotonic() > deadline:
             raise RuntimeError(f"waited {TIME_LIMIT:g} s in vain for {what}; see the logs in the home")
         pause.wait(0.1)
@@ -142,17 +136,6 @@ def _committed_orders(db: Database, prefix: str) -> int:
         row = tx.first(_DONE, workflow=WORKFLOW, prefix=f"{prefix}%")
     assert row is not None
     return int(row[0])
-
-
-def _kill_a_child(parent: int) -> int:
-    """Kill a pool process without warning; 0 when it cannot be found on this system."""
-    try:
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    except OSError:
-        return 0
-    for child in children[-1:]:
-        os.kill(int(child), signal.SIGKILL)
-    return len(children[-1:])
 
 
 def _sent_mails(outbox: Path, prefix: str) -> Counter[str]:

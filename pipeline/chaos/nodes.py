@@ -4,7 +4,6 @@ A killed process is started again, as a supervisor would. All of them end with t
 ends.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from pipeline.chaos.faults import random_fraction
-from pipeline.embedded.processes import PR_SET_PDEATHSIG, tail
+from pipeline.embedded import processes
 
 _STOP_TIMEOUT = 30.0
 #: A disruption waits until requests are in progress, at most so long; then a random moment more.
@@ -63,13 +62,7 @@ class NodeProcess:
 
     def children(self) -> list[int]:
         """Return the living processes of the pool."""
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):
-                fields = stat.read_text().rpartition(")")[2].split()
-                if int(fields[1]) == self.process.pid and fields[0] != "Z":
-                    found.append(int(stat.parent.name))
-        return sorted(found)
+        return processes.child_pids(self.process.pid)
 
     def disrupt(self, disruption: Disruption, fraction: float, freeze_for: float) -> bool:
         """Disrupt the node; False if it has ended, is frozen, or has no pool yet."""
@@ -109,20 +102,16 @@ class NodeProcess:
 
     def log_tail(self) -> str:
         """Return the end of its log."""
-        return tail(self.log)
+        return processes.tail(self.log)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as output:
-            return subprocess.Popen(
-                self.command,
-                cwd=self.log.parent,
-                env=dict(self.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                preexec_fn=_die_with_parent(),
-            )
+        return processes.start(
+            self.command,
+            log=self.log,
+            end_signal=signal.SIGKILL,
+            folder=self.log.parent,
+            environ=self.environ,
+        )
 
 
 class ChaosMonkey:
@@ -193,11 +182,3 @@ def celery_command(name: str, *arguments: str) -> list[str]:
 def _signal(send: Callable[[int, int], None], pid: int, what: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         send(pid, what)
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """Return a function by which the kernel ends the child with its parent."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    return lambda: prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL)) and None

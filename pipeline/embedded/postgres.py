@@ -12,8 +12,7 @@ import psycopg2  # type: ignore[import-untyped]
 
 from pipeline.embedded import binaries, data_directory, processes
 from pipeline.embedded.locks import read_or_create
-from pipeline.embedded.processes import ServersError
-from pipeline.embedded.server_process import EmbeddedServer
+from pipeline.embedded.processes import EmbeddedServer, ServersError
 
 USER = "pipeline"
 DATABASE = "pipeline"

@@ -1,4 +1,4 @@
-"""Server processes: started so that they cannot outlive us, recognised before they are signalled.
+"""Processes that cannot outlive us, and servers among them, recognised before they are signalled.
 
 A child started here gets its stop signal from the kernel the moment its parent dies, even by `kill -9`
 (Linux). Where that is not available, or was too late, `stop_orphan` ends what a dead supervisor left
@@ -14,12 +14,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 PR_SET_PDEATHSIG = 1
 POLL_INTERVAL = 0.02
+START_ATTEMPTS = 3
+RESTART_ATTEMPTS = 30
+RETRY_DELAY = 0.3
+START_WITHIN = 60.0
+STOP_WITHIN = 30.0
 
 
 class ServersError(RuntimeError):
@@ -98,28 +106,36 @@ def run_as(account: Account | None, command: Sequence[str | Path]) -> subprocess
 
 
 def start(
-    command: Sequence[str | Path], *, log: Path, account: Account | None, stop_signal: signal.Signals
+    command: Sequence[str | Path],
+    *,
+    log: Path,
+    end_signal: signal.Signals,
+    account: Account | None = None,
+    folder: str | Path = "/",
+    environ: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a server as our child, its output appended to the log.
+    """Start a program as our child in a session of its own, its output appended to the log.
 
-    The child is tied to the *thread* that starts it, so this belongs on the main thread.
+    It gets ``end_signal`` when we die. It is tied to the *thread* that starts it, so this belongs on the main thread.
     """
     with log.open("ab") as output:
         return subprocess.Popen(
             [str(part) for part in command],
-            cwd="/",
+            cwd=folder,
+            env=None if environ is None else dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            preexec_fn=_die_with_parent(stop_signal),
+            start_new_session=True,
+            preexec_fn=_die_with_parent(end_signal),
             user=account.uid if account else None,
             group=account.gid if account else None,
             extra_groups=[] if account else None,
         )
 
 
-def _die_with_parent(stop_signal: signal.Signals) -> Callable[[], None] | None:
-    """What the child does before it becomes the server, so that the kernel stops it when we die.
+def _die_with_parent(end_signal: signal.Signals) -> Callable[[], None] | None:
+    """What the child does before it becomes the program, so that the kernel stops it when we die.
 
     It runs after the change of account, which would have cleared the setting.
     """
@@ -129,7 +145,7 @@ def _die_with_parent(stop_signal: signal.Signals) -> Callable[[], None] | None:
     parent = os.getpid()
 
     def tie() -> None:
-        prctl(PR_SET_PDEATHSIG, int(stop_signal))
+        prctl(PR_SET_PDEATHSIG, int(end_signal))
         if os.getppid() != parent:  # the parent died before the tie was made
             os._exit(1)
 
@@ -195,10 +211,25 @@ def is_running(pid: int) -> bool:
     if not pid_exists(pid):
         return False
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return _stat(Path(f"/proc/{pid}/stat"))[0] != "Z"
     except OSError:
         return not Path("/proc/self").exists()
-    return state != "Z"
+
+
+def child_pids(parent: int) -> list[int]:
+    """Return the running children of a process; none where there is no /proc."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, its_parent = _stat(path)[:2]
+            if int(its_parent) == parent and state != "Z":
+                found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def _stat(path: Path) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name of the program: its state, its parent, and more."""
+    return path.read_text().rpartition(")")[2].split()
 
 
 def _command_line(pid: int) -> str:
@@ -209,3 +240,77 @@ def _command_line(pid: int) -> str:
             ["/bin/ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False
         )
         return shown.stdout
+
+
+class EmbeddedServer(ABC):
+    """A server process that the supervisor owns.
+
+    The port is chosen once, so a server that dies and is started again is found under the same URL.
+    """
+
+    name: ClassVar[str]
+    stop_signal: ClassVar[signal.Signals]
+    account: Account | None = None
+
+    def __init__(self, home: Path) -> None:
+        self.log = home / f"{self.name}.log"
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where users of the server connect, password included."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make the data directory ready, and end what an earlier supervisor may have left running in it."""
+
+    @abstractmethod
+    def command(self) -> list[str | Path]:
+        """What to run; asked after the port has been chosen."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether users can be served now."""
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Bring the server up on a port of its own; returns only when it answers."""
+        self.prepare()
+        for _ in range(START_ATTEMPTS):  # another program may have taken the port since we looked
+            self.port = free_port()
+            if self._start_once():
+                return
+        raise self._start_error()
+
+    def restart(self) -> None:
+        """Bring a server that died back under the URL its users already have."""
+        self.stop()
+        self.prepare()
+        for _ in range(RESTART_ATTEMPTS):  # what is left of the dead server may hold its memory a little longer
+            if self._start_once():
+                return
+        raise self._start_error()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            stop(self._process, self.stop_signal, within=STOP_WITHIN)
+
+    def _start_once(self) -> bool:
+        self._process = start(self.command(), log=self.log, end_signal=self.stop_signal, account=self.account)
+        wait_until(lambda: not self.is_alive() or self.is_ready(), within=START_WITHIN)
+        if self.is_alive() and self.is_ready():
+            return True
+        self.stop()
+        threading.Event().wait(RETRY_DELAY)
+        return False
+
+    def _start_error(self) -> ServersError:
+        return ServersError(f"{self.name} did not start. The end of {self.log}:\n{tail(self.log)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.embedded import processes
 from pipeline.embedded.locks import read_or_create, write_private
-from pipeline.embedded.server_process import EmbeddedServer
+from pipeline.embedded.processes import EmbeddedServer
 
 CONFIG = """\
 bind 127.0.0.1

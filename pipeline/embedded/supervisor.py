@@ -19,9 +19,8 @@ from pathlib import Path
 from pipeline.embedded import binaries, processes
 from pipeline.embedded.locks import Lock, publish_locked
 from pipeline.embedded.postgres import EmbeddedPostgres
-from pipeline.embedded.processes import ServersError
+from pipeline.embedded.processes import EmbeddedServer, ServersError
 from pipeline.embedded.redis import EmbeddedRedis
-from pipeline.embedded.server_process import EmbeddedServer
 
 READY = "ready"
 POLL_INTERVAL = 0.1

@@ -16,7 +16,7 @@ from tests.support.wait import wait_for
 SUPERVISOR = """
 import fcntl, os, sys, termios
 from pathlib import Path
-from pipeline.embedded.process_group import Program, ProcessGroup
+from pipeline.embedded.development import Program, ProcessGroup
 
 if os.isatty(0):  # closing it is felt only by whoever it is the terminal of
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -23,7 +23,7 @@ from celery import Celery
 
 from pipeline.background.sweeps import PERIODS
 from pipeline.domain.values import NewEvent
-from pipeline.embedded import servers
+from pipeline.embedded import processes, servers
 from pipeline.store.database import Database, Statement
 from pipeline.store.reads import invariants
 from pipeline.transitions import events, sweeps
@@ -85,15 +85,7 @@ class Node:
 
     def children(self) -> list[int]:
         """The living processes of the pool."""
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == self.process.pid and fields[0] != "Z":
-                found.append(int(stat.parent.name))
-        return found
+        return processes.child_pids(self.process.pid)
 
     def unfinished(self) -> set[str]:
         """Tasks of runs that this worker has received and not finished, by its log."""
