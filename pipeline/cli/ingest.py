@@ -25,10 +25,10 @@ from pipeline.config import EXIT_RESTART, Settings
 from pipeline.consumer_engine.consumer import stopped_by_signals
 from pipeline.domain.errors import InvalidInputError
 from pipeline.domain.values import Limits
-from pipeline.ingest import lag, parking
+from pipeline.ingest import lag
 from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import LockedError, NoStreamError, PoisonError, QueueError
-from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue
+from pipeline.ingest.queue import QueueConfig, RedisStreamsQueue, park_entry
 from pipeline.ingest.redis_client import connect_redis
 from pipeline.store import migrate
 from pipeline.store.database import Database
@@ -164,7 +164,7 @@ def park(  # noqa: PLR0913 - options of a command
         with _exit_on_error():
             queue = _queue(redis, stream, group, "")
             for entry in entries:
-                parked[entry] = str(parking.park(queue, entry, to=to, reason=reason))
+                parked[entry] = str(park_entry(queue, entry, to=to, reason=reason))
                 if not as_json:
                     typer.echo(f"{entry}: parked as {parked[entry]}")
     finally:  # print the parked entries also if a later one fails

@@ -13,9 +13,9 @@ from sqlalchemy.exc import DBAPIError
 from pipeline.domain.errors import InvalidInputError, NotFoundError, PayloadError
 from pipeline.domain.payloads import checked_name
 from pipeline.domain.values import DEFAULT_LIMITS, Limits, NewEvent
+from pipeline.ingest.consumer import wait_interruptibly
 from pipeline.ingest.errors import LockedError, PoisonEntry, PoisonError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
-from pipeline.ingest.recovery import wait_interruptibly
 from pipeline.store.database import Database, Transaction, is_lock_timeout
 from pipeline.store.reads import work
 from pipeline.telemetry.tracing import context

@@ -14,10 +14,9 @@ from pipeline.consumer_engine.errors import ExceptionType, TransactionException
 from pipeline.consumer_engine.policies import ConsumerPolicy, RetryPolicy
 from pipeline.consumer_engine.transactions import Transaction
 from pipeline.domain.errors import InvalidInputError
-from pipeline.ingest import parking
 from pipeline.ingest.bridge import qualified_entry_id
 from pipeline.ingest.errors import PoisonError
-from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, require_positive
+from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue, park_entry, require_positive
 from pipeline.ingest.redis_client import require_socket_timeout
 
 logger = logging.getLogger("pipeline.ingest")
@@ -85,7 +84,7 @@ class StreamSource:
     def nack_transaction(self, transaction: Transaction, /, requeue: bool = True) -> Any:
         """Leave a failed item to a recovery, or park it."""
         if not requeue:
-            parking.park(self._queue, self._message(transaction).id, reason="the consumer gave it up")
+            park_entry(self._queue, self._message(transaction).id, reason="the consumer gave it up")
 
     def _raise_poison(self) -> None:
         error, self._poison = self._poison, None

@@ -5,13 +5,12 @@ scrape therefore uses its own connection, in its own thread, so that it waits on
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
-from pipeline.ingest.errors import QueueError
+from pipeline.consumer_engine.bounded import StepRunner
 from pipeline.ingest.queue import BacklogStats, QueueConfig, RedisStreamsQueue
 from pipeline.ingest.redis_client import connect_redis
 from pipeline.telemetry.metrics import METRICS
@@ -63,36 +62,21 @@ class BacklogReader:
     """Reads the backlog once per scrape for all gauges, one read at a time."""
 
     def __init__(self, read: Callable[[], BacklogStats]) -> None:
-        self._read, self._last = read, _BacklogRead(read)
-        self._lock = threading.Lock()
+        self._read, self._runner = read, StepRunner()
+        self._stats: BacklogStats | None = None
+        self._served_gauges = set(_GAUGES)
+        self._lock, self._is_hanging = threading.Lock(), False
 
     def stats_for(self, name: str) -> BacklogStats | None:
         """Return the stats for this gauge; None if the read failed or takes too long."""
         with self._lock:
-            if name in self._last.served_gauges and not self._last.is_alive():
-                self._last = _BacklogRead(self._read)
-            last = self._last
-            last.begin()
-            last.served_gauges.add(name)
-        last.join(max(0.0, last.until - time.monotonic()))
-        return last.stats
+            if name in self._served_gauges and not self._is_hanging:
+                ended = self._runner.run_bounded(self._read, (), limit=SCRAPE_TIMEOUT, on_abandon=self._hold)
+                self._stats, self._served_gauges = ended.value, set()
+            self._served_gauges.add(name)
+            return self._stats
 
-
-class _BacklogRead(threading.Thread):
-    def __init__(self, read: Callable[[], BacklogStats]) -> None:
-        super().__init__(name="pipeline-lag", daemon=True)
-        self._read = read
-        self.stats: BacklogStats | None = None
-        self.served_gauges: set[str] = set()
-        self.until = 0.0
-
-    def begin(self) -> None:
-        if self.ident is None:
-            self.until = time.monotonic() + SCRAPE_TIMEOUT
-            self.start()
-
-    def run(self) -> None:
-        try:
-            self.stats = self._read()
-        except QueueError:
-            return
+    def _hold(self) -> Callable[[], None]:
+        """Begin no other read until the one that hangs has ended."""
+        self._is_hanging = True
+        return lambda: setattr(self, "_is_hanging", False)

@@ -10,9 +10,9 @@ from sqlalchemy import text
 
 from pipeline.domain.errors import InvalidInputError, NotFoundError
 from pipeline.domain.values import Limits, TopicSpec, WorkflowSpec
-from pipeline.ingest import parking
 from pipeline.ingest.bridge import Bridge, OnPoison, Route
 from pipeline.ingest.errors import PoisonError, QueueError
+from pipeline.ingest.queue import park_entry
 from pipeline.store.database import Database, Statement
 from pipeline.transitions import registration
 from tests.factories import IN, OUT, a_workflow
@@ -203,7 +203,7 @@ def test_an_entry_that_is_parked_keeps_every_pair_and_its_own_names(place: Place
     entry = place.add_pairs(b"x", b"1", b"x", b"2", b"parked_from", b"the producer", b"parked2_for", b"it as well")
     with pytest.raises(PoisonError):
         queue.read()
-    parking.park(queue, entry, reason="twice\ud800")
+    park_entry(queue, entry, reason="twice\ud800")
     ask: Any = place.raw.execute_command
     place.raw.response_callbacks.pop("XRANGE")
     ((_, fields),) = ask("XRANGE", f"{place.stream}:parked", "-", "+")
@@ -217,7 +217,7 @@ def test_an_entry_that_was_trimmed_is_parked_without_its_fields(place: Place) ->
     (entry,) = place.add({"n": 1})
     queue.read()
     place.raw.xdel(place.stream, entry)
-    parking.park(queue, entry)
+    park_entry(queue, entry)
     copies: Any = place.raw.xrange(f"{place.stream}:parked")
     assert (list(copies[0][1]), place.pending()) == ([b"parked_from", b"parked_for", b"parked_reason"], {})
 
@@ -227,7 +227,7 @@ def test_a_pending_entry_cannot_be_parked_into_its_own_stream(place: Place) -> N
     (entry,) = place.add({"n": 1})
     queue.read()
     with pytest.raises(InvalidInputError, match="cannot be its own parking stream"):
-        parking.park(queue, entry, to=place.stream)
+        park_entry(queue, entry, to=place.stream)
     assert (place.raw.xlen(place.stream), list(place.pending())) == (1, [entry])
 
 
@@ -236,7 +236,7 @@ def test_an_entry_that_is_parked_is_copied_with_its_origin_and_no_longer_pending
     bad = place.add_raw({b"data": b"{", b"more": b"1"})
     with pytest.raises(PoisonError):
         one_turn(bridge)
-    copy = parking.park(bridge.queue, bad, reason="sent by the old shop")
+    copy = park_entry(bridge.queue, bad, reason="sent by the old shop")
     assert place.pending() == {}
     assert place.raw.xrange(f"{place.stream}:parked") == [
         (
@@ -251,7 +251,7 @@ def test_an_entry_that_is_parked_is_copied_with_its_origin_and_no_longer_pending
         )
     ]
     with pytest.raises(InvalidInputError, match="is not pending"):
-        parking.park(bridge.queue, bad)
+        park_entry(bridge.queue, bad)
     assert place.raw.xlen(f"{place.stream}:parked") == 1
 
 
@@ -259,7 +259,7 @@ def test_an_entry_that_is_parked_is_copied_with_its_origin_and_no_longer_pending
 def test_an_entry_that_cannot_be_parked_is_refused_and_nothing_changes(place: Place, entry: str) -> None:
     queue = place.queue()
     with pytest.raises(InvalidInputError):
-        parking.park(queue, entry)
+        park_entry(queue, entry)
     assert not place.raw.exists(f"{place.stream}:parked")
 
 
@@ -269,7 +269,7 @@ def test_an_entry_whose_parking_stream_cannot_be_written_stays_pending(place: Pl
     queue.read()
     place.raw.set(f"{place.stream}:parked", "no stream")
     with pytest.raises(QueueError, match="park an entry"):
-        parking.park(queue, entry)
+        park_entry(queue, entry)
     assert list(place.pending()) == [entry]
 
 

@@ -7,11 +7,9 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from pipeline.domain.errors import InvalidInputError
-from pipeline.ingest.consumer import QueueConsumer
+from pipeline.ingest.consumer import ContextManagerTx, ContextManagerTxFactory, QueueConsumer, RecoveryRunner
 from pipeline.ingest.errors import PoisonError, QueueError
 from pipeline.ingest.queue import QueueMessage, RedisStreamsQueue
-from pipeline.ingest.recovery import RecoveryRunner
-from pipeline.ingest.transactions import ContextManagerTx, ContextManagerTxFactory
 from pipeline.store.database import Database, Statement, Transaction
 from tests.ingest.redis_streams import GROUP, STALE, Ledger, Page, Place, in_thread
 from tests.support.rule import rule
