@@ -25,8 +25,15 @@ from pipeline.domain.reconciliation import Applied, ErrorReading, NotFound, Retr
 try:
     import httpx
 
-    from pipeline.connectors.http.answers import HttpResponse, UnclearResponseError, raise_for_reading, read_response
-    from pipeline.connectors.http.exchange import TRANSPORT_ERRORS, Connections, Exchange
+    from pipeline.connectors.http.exchange import (
+        TRANSPORT_ERRORS,
+        Connections,
+        Exchange,
+        HttpResponse,
+        UnclearResponseError,
+        raise_for_reading,
+        read_response,
+    )
 except ImportError as missing:
     raise ImportError("The gmail connector needs httpx; install it with: pip install 'pipeline[http]'") from missing
 

@@ -13,17 +13,22 @@ from string import ascii_letters, digits, punctuation
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import httpx
+try:  # here, because the package imports this module first
+    import httpx
+except ImportError as error:
+    raise ImportError("The connector http needs httpx, which is not installed: pip install 'pipeline[http]'") from error
 from pydantic import BaseModel, SecretStr
 
-from pipeline.connectors.http.answers import (
+from pipeline.connectors.http.exchange import (
+    TRANSPORT_ERRORS,
+    Connections,
+    Exchange,
     HttpResponse,
     UnclearResponseError,
     raise_for_reading,
     read_response,
     response_reading,
 )
-from pipeline.connectors.http.exchange import TRANSPORT_ERRORS, Connections, Exchange
 from pipeline.connectors.http.operations import HttpOperation, HttpRequest
 from pipeline.connectors.sdk import HIDDEN, Call, Connector
 from pipeline.domain.errors import HandlerError, InvalidInputError, LogicError, TransientError

@@ -19,10 +19,12 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from pipeline.connectors.sdk import Call, Connector, Operation, leaf_texts
-from pipeline.connectors.sql.effects import create_effects_table, effects_table
-from pipeline.connectors.sql.errors import ErrorText, error_before_commit
 from pipeline.connectors.sql.transactions import (
     CURRENT_CALL,
+    ErrorText,
+    create_effects_table,
+    effects_table,
+    error_before_commit,
     execute_once,
     open_connection,
     reconcile,
