@@ -28,12 +28,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pipeline.cli import common, metrics
 from pipeline.config import EXIT_RESTART
-from pipeline.consumer_engine import policy_files
 from pipeline.consumer_engine.asyncio_driver import BoundedRunner
 from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin, stopped_by_signals
 from pipeline.consumer_engine.errors import AbandonedCallsException, ConsumerLoopTimeoutException, FetchException
 from pipeline.consumer_engine.lifecycle import ItemOutcome, LoopReport
-from pipeline.consumer_engine.policies import ConsumerPolicy
+from pipeline.consumer_engine.policies import ConsumerPolicy, build_policy, load_policy
 from pipeline.domain.errors import InvalidInputError, PipelineError, quantity
 from pipeline.ingest.errors import NoStreamError, QueueError
 from pipeline.telemetry.tracing import export
@@ -163,12 +162,12 @@ def _is_user_code(file: Path) -> bool:
 
 def _effective_policy(task: Task, path: Path | None, limit: int | None, concurrency: int | None) -> ConsumerPolicy:
     """Merge the policy: task, then file, then environment, then options; the last one wins."""
-    values = policy_files.load_policy(path, os.environ, task.policy).model_dump()
+    values = load_policy(path, os.environ, task.policy).model_dump()
     if limit is not None:
         values["loop"]["limit"] = limit
     if concurrency is not None:
         values["loop"]["concurrency"]["value"] = concurrency
-    return policy_files.build(values)
+    return build_policy(values)
 
 
 def _run_task(task: Task, policy: ConsumerPolicy, leaving: BoundedRunner) -> tuple[LoopReport, PipelineError | None]:

@@ -7,7 +7,15 @@ from pipeline.lazy import lazy_names
 if TYPE_CHECKING:
     from pipeline.consumer_engine.asyncio_driver import BoundedRunner
     from pipeline.consumer_engine.attempts import Attempt, current_attempt
-    from pipeline.consumer_engine.consumer import AsyncConsumerMixin, ConsumerMixin, stopped_by_signals
+    from pipeline.consumer_engine.consumer import (
+        AcknowledgingSource,
+        AsyncConsumerMixin,
+        AsyncSource,
+        ConsumerMixin,
+        PolicyCheckingSource,
+        Source,
+        stopped_by_signals,
+    )
     from pipeline.consumer_engine.errors import (
         AbandonedCallsException,
         ConsumerLoopTimeoutException,
@@ -27,12 +35,12 @@ if TYPE_CHECKING:
         EmptyQueuePolicy,
         ExceptionPolicy,
         FetchPolicy,
+        PolicyError,
         ProcessPolicy,
         RetryPolicy,
         SuccessPolicy,
+        load_policy,
     )
-    from pipeline.consumer_engine.policy_files import PolicyError, load_policy
-    from pipeline.consumer_engine.sources import AcknowledgingSource, AsyncSource, PolicyCheckingSource, Source
     from pipeline.consumer_engine.transactions import Transaction
 else:
     __getattr__ = lazy_names(
@@ -40,7 +48,10 @@ else:
         {
             "pipeline.consumer_engine.asyncio_driver": "BoundedRunner",
             "pipeline.consumer_engine.attempts": "Attempt current_attempt",
-            "pipeline.consumer_engine.consumer": "AsyncConsumerMixin ConsumerMixin stopped_by_signals",
+            "pipeline.consumer_engine.consumer": (
+                "AcknowledgingSource AsyncConsumerMixin AsyncSource ConsumerMixin PolicyCheckingSource Source "
+                "stopped_by_signals"
+            ),
             "pipeline.consumer_engine.errors": (
                 "AbandonedCallsException ConsumerLoopTimeoutException ExceptionType FetchException "
                 "FetchTimeoutException TransactionException error_message"
@@ -48,10 +59,8 @@ else:
             "pipeline.consumer_engine.lifecycle": "ItemOutcome ItemStatus LoopReport",
             "pipeline.consumer_engine.policies": (
                 "BatchPolicy ConcurrencyPolicy ConsumerLoopPolicy ConsumerPolicy ConsumerSteps EmptyQueuePolicy "
-                "ExceptionPolicy FetchPolicy ProcessPolicy RetryPolicy SuccessPolicy"
+                "ExceptionPolicy FetchPolicy PolicyError ProcessPolicy RetryPolicy SuccessPolicy load_policy"
             ),
-            "pipeline.consumer_engine.policy_files": "PolicyError load_policy",
-            "pipeline.consumer_engine.sources": "AcknowledgingSource AsyncSource PolicyCheckingSource Source",
             "pipeline.consumer_engine.transactions": "Transaction",
         },
     )

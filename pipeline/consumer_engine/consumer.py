@@ -2,16 +2,20 @@
 
 A task does the work of one item. The engine and its policy decide attempts, limits, concurrency and
 telemetry. A task gets its clients and its source from outside.
+
+The sources of items are the specification's connector, as protocols. The engine fetches at most as many items as it
+will process. If a source gives more, the engine processes all of them. The ``*args`` of a fetch are never passed. They
+let a type checker accept sources that name further arguments, or have none.
 """
 
 import asyncio
 import functools
 import inspect
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from pipeline.consumer_engine.asyncio_driver import AsyncioDriver
 from pipeline.consumer_engine.attempts import EngineContext, StopToken, current_attempt
@@ -21,11 +25,49 @@ from pipeline.consumer_engine.items import ConsumerSetup, WorkItem
 from pipeline.consumer_engine.lifecycle import ItemOutcome, LoopReport, Step
 from pipeline.consumer_engine.loop import Loop
 from pipeline.consumer_engine.policies import ConsumerPolicy
-from pipeline.consumer_engine.sources import AcknowledgingSource, AsyncSource, PolicyCheckingSource, Source
 from pipeline.consumer_engine.telemetry import PROCESS_WIDE, Telemetry
 from pipeline.consumer_engine.threads import ThreadDriver
 from pipeline.consumer_engine.transactions import Transaction
 from pipeline.domain.errors import InvalidInputError
+
+
+class Source(Protocol):
+    """A source for a consumer that works with threads."""
+
+    def fetch_transactions(self, batch_size: int, /, *args: Any, **extra: Any) -> Sequence[Transaction]:
+        """Return at most ``batch_size`` items, or none. ``extra`` comes from the fetch policy."""
+        ...
+
+
+class AsyncSource(Protocol):
+    """A source for a consumer that works with asyncio."""
+
+    async def fetch_transactions_async(self, batch_size: int, /, *args: Any, **extra: Any) -> Sequence[Transaction]:
+        """Return at most ``batch_size`` items, or none. ``extra`` comes from the fetch policy."""
+        ...
+
+
+@runtime_checkable
+class AcknowledgingSource(Protocol):
+    """A source that gives an item out again until the item is acknowledged.
+
+    The default success handler acknowledges the item at the source that gave it out. For an async
+    consumer, the method may be async.
+    """
+
+    def ack_transaction(self, transaction: Transaction, /) -> Any:
+        """Acknowledge an item: do not give it out again."""
+        ...
+
+
+@runtime_checkable
+class PolicyCheckingSource(Protocol):
+    """A source that refuses some policies, for example one that redelivers slow items."""
+
+    def check_policy(self, policy: ConsumerPolicy, /) -> None:
+        """Raise ``InvalidInputError`` for a policy that does not fit. Called before the first fetch."""
+        ...
+
 
 OnOutcome = Callable[[ItemOutcome], None]
 

@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import context as tracing_context
 from pipeline.telemetry.tracing import spans
-from pipeline.telemetry.tracing.fast_spans import Span
+from pipeline.telemetry.tracing.spans import Span
 
 
 class PhaseObserver:

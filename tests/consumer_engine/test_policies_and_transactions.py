@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from pipeline.consumer_engine import policies
+from pipeline.consumer_engine.consumer import AcknowledgingSource
 from pipeline.consumer_engine.errors import (
     ConsumerLoopTimeoutException,
     ExceptionType,
@@ -31,7 +32,6 @@ from pipeline.consumer_engine.policies import (
     ProcessPolicy,
     RetryPolicy,
 )
-from pipeline.consumer_engine.sources import AcknowledgingSource
 from pipeline.consumer_engine.transactions import Transaction
 from pipeline.domain.errors import PipelineError
 from pipeline.domain.policies import Policy

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.consumer_engine import policy_files
-from pipeline.consumer_engine.policies import ConsumerPolicy
-from pipeline.consumer_engine.policy_files import PolicyError
+from pipeline.consumer_engine import policies
+from pipeline.consumer_engine.policies import ConsumerPolicy, PolicyError
 from tests.support.rule import rule
 
 TOML = """
@@ -57,17 +56,17 @@ WANTED = ConsumerPolicy.model_validate(VALUES)
 )
 def test_e1_a_policy_reads_the_same_from_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    assert policy_files.load_policy(tmp_path / name, {}) == WANTED
+    assert policies.load_policy(tmp_path / name, {}) == WANTED
 
 
 def test_e1_a_policy_reads_the_same_from_the_environment() -> None:
-    assert policy_files.load_policy(None, ENVIRON) == WANTED
+    assert policies.load_policy(None, ENVIRON) == WANTED
 
 
 def test_the_environment_overrides_the_file_and_the_file_overrides_the_task(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text("[loop]\nlimit = 5\ntimeout = 9\n")
     base = ConsumerPolicy.model_validate({"loop": {"limit": 1, "streaming": True}, "name": "mine"})
-    made = policy_files.load_policy(tmp_path / "p.toml", {"CONSUME_LOOP__TIMEOUT": "none"}, base)
+    made = policies.load_policy(tmp_path / "p.toml", {"CONSUME_LOOP__TIMEOUT": "none"}, base)
     assert (made.loop.limit, made.loop.timeout, made.loop.streaming, made.name) == (5, None, True, "mine")
 
 
@@ -76,7 +75,7 @@ def test_arguments_for_the_source_are_merged_one_by_one_and_never_shown(tmp_path
     (tmp_path / "p.toml").write_text('[steps.fetch.extra]\nblock_ms = 5\ntext = ["a"]\npassword = "hunter2"\n')
     environ = {"STREAM": "orders", "TOPICNAME": "b", "BLOCK_MS": "9", "TEXT": "x", "N": "7"}
     named = {f"CONSUME_STEPS__FETCH__EXTRA__{name}": text for name, text in environ.items()}
-    made = policy_files.load_policy(tmp_path / "p.toml", named, base)
+    made = policies.load_policy(tmp_path / "p.toml", named, base)
     assert made.steps.fetch.extra == {
         "old": 1,
         "TopicName": "b",
@@ -88,7 +87,7 @@ def test_arguments_for_the_source_are_merged_one_by_one_and_never_shown(tmp_path
     }
     assert "hunter2" not in repr(made)
     with pytest.raises(PolicyError) as caught:
-        policy_files.build({"steps": {"fetch": {"extra": "hunter2"}}})
+        policies.build_policy({"steps": {"fetch": {"extra": "hunter2"}}})
     assert "hunter2" not in str(caught.value)
     assert "steps.fetch.extra: expected a table" in str(caught.value)
 
@@ -110,7 +109,7 @@ def test_a_wrong_value_in_the_environment_is_blamed_on_its_variable(
 ) -> None:
     (tmp_path / "p.toml").write_text("[loop]\nlimit = 5\n")
     with pytest.raises(PolicyError) as caught:
-        policy_files.load_policy(tmp_path / "p.toml", {f"CONSUME_{name}": text for name, text in environ.items()})
+        policies.load_policy(tmp_path / "p.toml", {f"CONSUME_{name}": text for name, text in environ.items()})
     assert expected in str(caught.value)
     assert "p.toml" not in str(caught.value)
 
@@ -139,29 +138,29 @@ def test_a_wrong_value_in_the_environment_is_blamed_on_its_variable(
 def test_the_problem_of_a_file_names_the_file(tmp_path: Path, name: str, text: str, expected: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(PolicyError) as caught:
-        policy_files.load_policy(tmp_path / name, {})
+        policies.load_policy(tmp_path / name, {})
     assert expected in str(caught.value)
     assert "Nothing was started" in str(caught.value)
 
 
 def test_a_file_that_is_not_there_and_variables_that_contradict_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="No such file") as caught:
-        policy_files.load_policy(tmp_path / "gone.toml", {})
+        policies.load_policy(tmp_path / "gone.toml", {})
     assert str(caught.value).count("gone.toml") == 1
     with pytest.raises(PolicyError, match="set as a whole too"):
-        policy_files.load_policy(None, {"CONSUME_LOOP": "x", "CONSUME_LOOP__LIMIT": "1"})
+        policies.load_policy(None, {"CONSUME_LOOP": "x", "CONSUME_LOOP__LIMIT": "1"})
 
 
 def test_yaml_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p.yaml").write_text(YAML)
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(PolicyError, match="YAML needs the package pyyaml; install it, or write TOML"):
-        policy_files.load_policy(tmp_path / "p.yaml", {})
+        policies.load_policy(tmp_path / "p.yaml", {})
 
 
 def test_every_field_of_a_policy_is_in_the_reference(project: Path) -> None:
     page = (project / "docs/reference/engine.md").read_text(encoding="utf-8")
-    leaves = {name for name, _ in policy_files.fields()}
+    leaves = {name for name, _ in policies.fields()}
     shared = {f"steps.{step}.retry.{leaf}" for step in ("process", "success", "exception") for leaf in _RETRY}
     missing = [name for name in sorted(leaves - shared) if f"`{name}`" not in page]
     assert missing == []

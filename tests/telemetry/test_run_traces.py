@@ -18,7 +18,7 @@ from pipeline.domain.errors import PipelineError
 from pipeline.domain.policies import Backoff, MutationRetryPolicy
 from pipeline.domain.states import RunStatus
 from pipeline.store.database import Database
-from pipeline.telemetry.tracing import context, export, fast_spans, spans
+from pipeline.telemetry.tracing import context, export, spans
 from pipeline.testing import Does, scripted
 from pipeline.testing.inline import TESTER
 from pipeline.worker.crash_points import CrashPoint
@@ -353,7 +353,7 @@ def test_a_ratio_of_runs_is_sampled_although_their_ids_are_not_evenly_spread(rat
     spans.use_provider(found.provider)
     try:
         ids = [uuid4().int for _ in range(2000)]  # as in a run's id, the first two bits of the lower half are fixed
-        sampled = sum(bool(fast_spans.trace_flags(number, "run").sampled) for number in ids) / len(ids)
+        sampled = sum(bool(spans.trace_flags(number, "run").sampled) for number in ids) / len(ids)
     finally:
         spans.use_provider(None)
     assert abs(sampled - ratio) < 0.06

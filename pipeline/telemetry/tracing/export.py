@@ -19,7 +19,7 @@ from opentelemetry import trace
 
 from pipeline.config import SettingsError
 from pipeline.telemetry.tracing import spans
-from pipeline.telemetry.tracing.fast_spans import SCOPE, Span
+from pipeline.telemetry.tracing.spans import SCOPE, Span
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def tracer_provider(processor: Any) -> Any:
 
     class FastSpanProvider(TracerProvider):
         def accept(self, span: Span, at: int) -> None:
-            """Export a ``fast_spans.Span`` that has ended."""
+            """Export a ``spans.Span`` that has ended."""
             ready = ReadableSpan(
                 name=span.name,
                 context=span.context,
