@@ -30,12 +30,6 @@ STEP_SPANS: Mapping[Step, str] = {
     Step.SUCCESS: "handle_success",
     Step.EXCEPTION: "handle_exception",
 }
-
-#: Every metric: its kind, its unit, its labels beside the task's class, and what it counts.
-METRICS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
-    each.name: (each.kind, each.unit, tuple(label for label in each.labels if label != "task"), each.description)
-    for each in table.metrics_with_prefix("pipeline.consumer_engine.")
-}
 _MAX_MESSAGE = 500
 _NO_SPAN: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
 
@@ -48,22 +42,22 @@ class Telemetry:
     ) -> None:
         self._tracers, self._meters = tracer_provider, meter_provider
         self._lock = threading.Lock()
-        self._cached_instruments: tuple[MeterProvider, dict[str, Any]] | None = None
+        self._cached_recorders: tuple[MeterProvider, dict[str, Any]] | None = None
 
     def observer(self, task: str) -> "Observer":
         """Return the observer of one loop of a task."""
         tracers = self._tracers or trace.get_tracer_provider()
         meters = self._meters or metrics.get_meter_provider()
-        tracer = trace.get_tracer(SCOPE, tracer_provider=tracers) if _is_configured(tracers) else None
-        return Observer(task, tracer, self._instruments(meters) if _is_configured(meters) else None)
+        tracer = trace.get_tracer(SCOPE, tracer_provider=tracers) if table.is_configured(tracers) else None
+        return Observer(task, tracer, self._current_recorders(meters) if table.is_configured(meters) else None)
 
-    def _instruments(self, provider: MeterProvider) -> dict[str, Any]:
+    def _current_recorders(self, provider: MeterProvider) -> dict[str, Any]:
         with self._lock:
-            if self._cached_instruments is None or self._cached_instruments[0] is not provider:
+            if self._cached_recorders is None or self._cached_recorders[0] is not provider:
                 meter = metrics.get_meter(SCOPE, meter_provider=provider)
-                created = table.instruments(meter, table.metrics_with_prefix("pipeline.consumer_engine."))
-                self._cached_instruments = provider, created
-            return self._cached_instruments[1]
+                created = table.recorders(meter, table.metrics_with_prefix("pipeline.consumer_engine."))
+                self._cached_recorders = provider, created
+            return self._cached_recorders[1]
 
 
 PROCESS_WIDE = Telemetry()
@@ -72,18 +66,15 @@ PROCESS_WIDE = Telemetry()
 class Observer:
     """Spans and metrics of one loop."""
 
-    def __init__(self, task: str, tracer: trace.Tracer | None, instruments: dict[str, Any] | None) -> None:
-        self.task, self._tracer, self._instruments = task, tracer, instruments
+    def __init__(self, task: str, tracer: trace.Tracer | None, recorders: dict[str, Any] | None) -> None:
+        self.task, self._tracer, self._recorders = task, tracer, recorders
         self._labels = {"task": task}
-        self.is_traced, self.is_metered = tracer is not None, instruments is not None
+        self.is_traced, self.is_metered = tracer is not None, recorders is not None
 
     def count(self, name: str, value: float = 1, **labels: str) -> None:
         """Add to a metric, or record a value of it."""
-        if self._instruments is None:
-            return
-        instrument = self._instruments[name]
-        record = instrument.record if METRICS[name][0] == "histogram" else instrument.add
-        record(value, {**self._labels, **labels})
+        if self._recorders is not None:
+            self._recorders[name](value, {**self._labels, **labels})
 
     def loop(self) -> AbstractContextManager[Span]:
         """Open the span of a whole loop."""
@@ -153,11 +144,6 @@ class Observer:
             name, attributes=attributes, links=links, record_exception=False, set_status_on_exception=False
         ) as span:
             yield span
-
-
-def _is_configured(provider: object) -> bool:
-    """Return whether a real provider is set up, not a placeholder of the bare API."""
-    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 
 
 def _links(traceparent: str | None) -> list[Link]:

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -115,36 +115,16 @@ class QueueMetrics:
     """Metrics of a queue, by stream. A failure to record never reaches the caller."""
 
     def __init__(self, stream: str, meter: Meter | None = None) -> None:
-        instruments = table.instruments(
-            meter or get_meter("pipeline.ingest"), table.metrics_with_prefix("pipeline.queue.")
-        )
+        metrics = table.metrics_with_prefix("pipeline.queue.")
+        self._recorders = table.recorders(meter or get_meter("pipeline.ingest"), metrics)
         self._labels = {"stream": stream}
-        self._read, self._acked, self._claimed, self._latency = (
-            instruments[f"pipeline.queue.{name}"]
-            for name in ("messages_read", "acks", "messages_claimed", "read_latency")
-        )
 
-    def count_read(self, count: int, seconds: float) -> None:
-        """Count a read with so many entries."""
-        if count:
-            _count(self._read.add, count, self._labels)
-            _count(self._latency.record, seconds, self._labels)
-
-    def count_acked(self, count: int) -> None:
-        """Count acknowledged entries, whether or not they were pending."""
-        _count(self._acked.add, count, self._labels)
-
-    def count_claimed(self, count: int) -> None:
-        """Count claimed entries."""
-        if count:
-            _count(self._claimed.add, count, self._labels)
-
-
-def _count(record: Callable[..., Any], amount: float, labels: dict[str, str]) -> None:
-    try:
-        record(amount, labels)
-    except Exception:  # the counted work is done; a meter must not undo it
-        logger.debug("a metric was not recorded", exc_info=True)
+    def count(self, name: str, amount: float) -> None:
+        """Add to a metric of the queue, or record a value of it."""
+        try:
+            self._recorders[f"pipeline.queue.{name}"](amount, self._labels)
+        except Exception:  # the counted work is done; a meter must not undo it
+            logger.debug("a metric was not recorded", exc_info=True)
 
 
 _GONE_PROBLEM = "it is gone from the stream, trimmed or deleted before it was acknowledged"
@@ -246,7 +226,9 @@ class RedisStreamsQueue:
                 self.config.group, self.config.consumer, {self.config.stream: ">"}, count=most, block=block
             )
         entries: list[Entry] = [entry for _, found in reply or () for entry in found]
-        self._metrics.count_read(len(entries), time.monotonic() - began)
+        if entries:
+            self._metrics.count("messages_read", len(entries))
+            self._metrics.count("read_latency", time.monotonic() - began)
         return self._messages(entries, {})
 
     def ack(self, *messages: QueueMessage) -> None:
@@ -261,7 +243,7 @@ class RedisStreamsQueue:
             return
         with self.translate_errors("acknowledge"):
             self.client.xack(self.config.stream, self.config.group, *(message.id for message in messages))
-        self._metrics.count_acked(len(messages))
+        self._metrics.count("acks", len(messages))
 
     def claim_stale(self, min_idle_ms: int | None = None, count: int = 1) -> list[QueueMessage]:
         """Claim entries that were pending for ``min_idle_ms``, of any consumer, this one included.
@@ -280,7 +262,8 @@ class RedisStreamsQueue:
                 config.stream, config.group, config.consumer, idle, [entry.id for entry in found]
             )
         entries: list[Entry] = reply
-        self._metrics.count_claimed(len(entries))
+        if entries:
+            self._metrics.count("messages_claimed", len(entries))
         held = {_text(id_) for id_, _ in entries}
         gone = [entry.id for entry in found if entry.id not in held and not self._has_entry(entry.id)]
         return self._messages(entries, {entry.id: entry.times_delivered + 1 for entry in found}, gone)

@@ -6,7 +6,7 @@ from the code, never ids, keys or payloads. Gauges are in the table too; ``admin
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -279,7 +279,7 @@ METRICS: Mapping[str, Metric] = {each.name: each for each in (*_COUNTED, *_GAUGE
 _AMOUNTS = {"event.published": "events"}
 
 _provider: Any = None  #: the provider of ``MetricsExport``; None: the process-wide one
-_cached_instruments: tuple[Any, Mapping[str, Any]] | None = None
+_cached_recorders: tuple[Any, Mapping[str, Callable[..., None]]] | None = None
 
 
 def use_provider(provider: Any) -> None:
@@ -294,13 +294,13 @@ def is_on() -> bool:
 
 
 def is_configured(provider: object) -> bool:
-    """Return whether a provider was configured: those of the bare API record nothing."""
-    return not type(provider).__module__.startswith("opentelemetry.metrics")
+    """Return whether a provider of metrics or spans was configured: those of the bare API drop everything."""
+    return not type(provider).__module__.startswith(("opentelemetry.metrics", "opentelemetry.trace"))
 
 
 def record(name: str, labels: Mapping[str, str], value: float = 1) -> None:
     """Add to a counter, or record a value of a histogram. A failing meter is ignored."""
-    add = _instruments()[name]
+    add = _current_recorders()[name]
     try:
         add(value, labels)
     except Exception:
@@ -317,9 +317,9 @@ def count_transitions(lines: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         record("pipeline.transitions", {"transition": name, "workflow": workflow}, amount)
 
 
-def instruments(meter: api.Meter, of: Sequence[Metric]) -> dict[str, Any]:
-    """Create the instruments of these metrics."""
-    return {each.name: _instrument(meter, each) for each in of if each.kind != GAUGE}
+def recorders(meter: api.Meter, of: Sequence[Metric]) -> dict[str, Callable[..., None]]:
+    """Create the instruments of these metrics; return by name the function that adds or records a value."""
+    return {each.name: _recorder(meter, each) for each in of if each.kind != GAUGE}
 
 
 def metrics_with_prefix(prefix: str) -> list[Metric]:
@@ -327,23 +327,18 @@ def metrics_with_prefix(prefix: str) -> list[Metric]:
     return [each for each in METRICS.values() if each.name.startswith(prefix)]
 
 
-def _instruments() -> Mapping[str, Any]:
+def _current_recorders() -> Mapping[str, Callable[..., None]]:
     """Return the recording function of each metric at the current provider."""
-    global _cached_instruments
+    global _cached_recorders
     provider = _provider if _provider is not None else api.get_meter_provider()
-    if _cached_instruments is None or _cached_instruments[0] is not provider:
-        created = instruments(provider.get_meter(SCOPE), _COUNTED)
-        functions = {
-            each.name: created[each.name].record if each.kind == HISTOGRAM else created[each.name].add
-            for each in _COUNTED
-        }
-        _cached_instruments = provider, functions
-    return _cached_instruments[1]
+    if _cached_recorders is None or _cached_recorders[0] is not provider:
+        _cached_recorders = provider, recorders(provider.get_meter(SCOPE), _COUNTED)
+    return _cached_recorders[1]
 
 
-def _instrument(meter: api.Meter, of: Metric) -> Any:
+def _recorder(meter: api.Meter, of: Metric) -> Callable[..., None]:
     about = {"unit": of.unit, "description": of.description}
     if of.kind == HISTOGRAM:
-        return meter.create_histogram(of.name, explicit_bucket_boundaries_advisory=of.bounds, **about)
+        return meter.create_histogram(of.name, explicit_bucket_boundaries_advisory=of.bounds, **about).record
     make = meter.create_up_down_counter if of.kind == UP_DOWN else meter.create_counter
-    return make(of.name, **about)
+    return make(of.name, **about).add

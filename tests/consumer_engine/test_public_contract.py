@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.consumer_engine.errors import ExceptionType
 from pipeline.consumer_engine.lifecycle import ItemStatus, Step
 from pipeline.consumer_engine.policies import ConsumerPolicy
-from pipeline.consumer_engine.telemetry import METRICS
+from pipeline.telemetry.metrics import metrics_with_prefix
 from tests.support.rule import rule
 
 RETRY = {"max_attempts": 1, "timeout": None, "backoff": 0.0, "backoff_multiplier": 2.0, "backoff_cap": 0.0}
@@ -38,7 +38,13 @@ def test_the_values_that_dashboards_and_alerts_use_stay() -> None:
     assert [member.value for member in Step] == ["fetch", "process", "success", "exception"]
     assert [member.value for member in ItemStatus] == ["success", "exception", "timeout", "unfinished"]
     assert [member.value for member in ExceptionType] == ["business", "system", "timeout"]
-    assert {label for _, _, labels, _ in METRICS.values() for label in labels} == {"status", "step", "result", "scope"}
+    assert {label for metric in metrics_with_prefix("pipeline.consumer_engine.") for label in metric.labels} == {
+        "task",
+        "status",
+        "step",
+        "result",
+        "scope",
+    }
 
 
 @rule("E-31")

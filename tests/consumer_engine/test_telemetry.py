@@ -18,7 +18,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pipeline.consumer_engine.errors import ExceptionType, TransactionException
 from pipeline.consumer_engine.lifecycle import Step
 from pipeline.consumer_engine.policies import EmptyQueuePolicy, RetryPolicy
-from pipeline.consumer_engine.telemetry import METRICS, STEP_SPANS, Telemetry
+from pipeline.consumer_engine.telemetry import STEP_SPANS, Telemetry
+from pipeline.telemetry.metrics import metrics_with_prefix
 from tests.consumer_engine.scripted_tasks import (
     Batches,
     Cut,
@@ -37,6 +38,13 @@ from tests.support.rule import rule
 
 VARIABLE: ContextVar[str] = ContextVar("variable", default="unset")
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+#: The labels of each metric beside the task.
+LABELS = {
+    each.name: [label for label in each.labels if label != "task"]
+    for each in metrics_with_prefix("pipeline.consumer_engine.")
+}
 
 
 class Watch:
@@ -64,9 +72,9 @@ class Watch:
             for point in metric.data.data_points if metric.name == name else ():
                 labels: Any = dict(point.attributes or {})
                 assert labels.pop("task") in ("Threaded", "Awaited")
-                assert set(labels) == set(METRICS[name][2])
+                assert set(labels) == set(LABELS[name])
                 value: Any = point
-                key = tuple(labels[label] for label in METRICS[name][2])
+                key = tuple(labels[label] for label in LABELS[name])
                 found[key] = float(value.sum if hasattr(value, "sum") else value.value)
         return found
 
@@ -224,7 +232,7 @@ def test_nothing_secret_is_in_spans_metrics_or_logs(
     chosen = policy(size=2, extra={"password": secret, "name": secret}, process=RetryPolicy(timeout=0.1))
     run = run_script(variant, script, Batches(batch), chosen, watch.telemetry)
     assert (run.error, run.source.extra[0]["password"]) == (None, secret)
-    texts = [span.to_json() for span in watch.spans] + [str(watch.values(name)) for name in METRICS]
+    texts = [span.to_json() for span in watch.spans] + [str(watch.values(name)) for name in LABELS]
     texts += [str(record.__dict__) for record in caplog.records] + [str(run.report), repr(run.outcomes[0].error)]
     assert len(caplog.records) > 2
     assert [text for text in texts if secret in text] == []
@@ -316,7 +324,7 @@ def test_no_context_is_detached_where_it_was_not_attached(
 
 def test_the_names_of_spans_and_metrics_are_those_of_the_reference(project: Any) -> None:
     page = (project / "docs/reference/engine.md").read_text(encoding="utf-8")
-    wanted = {*METRICS, *STEP_SPANS.values(), *(f"{step}.attempt" for step in Step), "consume_transactions"}
+    wanted = {*LABELS, *STEP_SPANS.values(), *(f"{step}.attempt" for step in Step), "consume_transactions"}
     assert wanted - set(re.findall(r"`([\w. ]+)`", page)) == set()
 
 

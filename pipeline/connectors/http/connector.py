@@ -30,7 +30,7 @@ from pipeline.connectors.http.exchange import (
     response_reading,
 )
 from pipeline.connectors.http.operations import HttpOperation, HttpRequest
-from pipeline.connectors.sdk import HIDDEN, Call, Connector
+from pipeline.connectors.sdk import Call, Connector
 from pipeline.domain.errors import HandlerError, InvalidInputError, LogicError, TransientError
 from pipeline.domain.reconciliation import Applied, ErrorMeaning, ErrorReading, NotFound, Retry, Verdict
 
@@ -114,20 +114,6 @@ class Http(Connector):
         """Close the connections of this process. The next call opens new ones."""
         self._connections.close()
 
-    def scrub(self, text: str) -> str:
-        """Return the text without this connector's credentials, including those in headers."""
-        for secret in self._secrets():
-            text = text.replace(secret, HIDDEN)
-        return super().scrub(text)
-
-    def _secrets(self) -> Iterator[str]:
-        yield from (
-            value.get_secret_value() for value in self.headers.values() if isinstance(value, SecretStr) and value
-        )
-        if isinstance(self.auth, tuple) and self.auth[1]:
-            name, password = self.auth[0], self.auth[1].get_secret_value()
-            yield from (base64.b64encode(f"{name}:{password}".encode()).decode(), password)
-
     def _fill(self, operation: HttpOperation, sent: Mapping[str, Any]) -> HttpRequest:
         try:
             return operation.template.fill(sent)
@@ -160,6 +146,8 @@ class Http(Connector):
         if self.token:
             headers["Authorization"] = f"Bearer {self.token.get_secret_value()}"
         auth = (self.auth[0], self.auth[1].get_secret_value()) if isinstance(self.auth, tuple) else self.auth
+        if isinstance(auth, tuple):  # so that messages are scrubbed of the header, too
+            self._basic = SecretStr(base64.b64encode(":".join(auth).encode()).decode())
         return httpx.Client(transport=exchange, headers=headers, auth=auth, trust_env=False)
 
     def _description(self, operation: HttpOperation, response: HttpResponse) -> str:

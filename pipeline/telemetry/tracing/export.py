@@ -18,6 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 from opentelemetry import trace
 
 from pipeline.config import SettingsError
+from pipeline.telemetry.metrics import is_configured
 from pipeline.telemetry.tracing import spans
 from pipeline.telemetry.tracing.spans import SCOPE, Span
 
@@ -64,7 +65,7 @@ def start(endpoint: str, *, process_wide: bool = True) -> Any:
         return _tracing.provider
     if _tracing is not None:
         _tracing.provider.shutdown()  # a copy of the parent's
-    if spans.is_configured(trace.get_tracer_provider()):
+    if is_configured(trace.get_tracer_provider()):
         log.info("spans go to the provider that this process configured, not to the endpoint")
         return None
     # Keep the exporter's warnings off the terminal of a command, which sets up no logging.

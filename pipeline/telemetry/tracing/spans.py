@@ -20,6 +20,7 @@ from uuid import UUID
 from opentelemetry import context, trace
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
 
+from pipeline.telemetry.metrics import is_configured
 from pipeline.telemetry.tracing import context as tracing_context
 from pipeline.telemetry.tracing.context import parse_traceparent, run_span_context
 
@@ -42,11 +43,6 @@ def use_provider(provider: Any) -> None:
 def is_on() -> bool:
     """Return whether a provider takes spans."""
     return _provider is not None or is_configured(trace.get_tracer_provider())
-
-
-def is_configured(provider: object) -> bool:
-    """Return whether a provider was configured: those of the bare API drop spans."""
-    return not type(provider).__module__.startswith("opentelemetry.trace")
 
 
 class Span:
