@@ -2,8 +2,6 @@
 
 import ast
 import inspect
-import io
-import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from enum import Enum
@@ -31,6 +29,7 @@ from pipeline.admin.advice import Advice
 from pipeline.cli.dead_letters import DeadLetter
 from pipeline.cli.main import EXIT_CODES, build_app
 from pipeline.store.reads.invariants import Finding
+from tools.comments import line_comments
 from tools.markdown import code, page, section, table
 
 #: What `--json` prints: "list of" these, or one of them.
@@ -197,11 +196,7 @@ def _type_section(kind: type) -> str:
 def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
     """Name, type and comment of each field of its own, as the source has them."""
     source = Path(inspect.getfile(kind)).read_text(encoding="utf-8")
-    said = {
-        token.start[0]: token.string.removeprefix("#:").strip()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT and token.string.startswith("#:")
-    }
+    said = line_comments(source)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
             for field in node.body:

@@ -1,4 +1,4 @@
-"""What the ``#:`` comments beside enum members say, so that a meaning is written once, in the code."""
+"""What the ``#:`` comments beside members and fields say, so that a meaning is written once, in the code."""
 
 import ast
 import inspect
@@ -11,7 +11,7 @@ from pathlib import Path
 def meanings(members: type[StrEnum]) -> dict[str, str]:
     """The comment on the line of each member, by the member's value; empty where there is none."""
     source = Path(inspect.getfile(members)).read_text(encoding="utf-8")
-    said = _comments(source)
+    said = line_comments(source)
     (body,) = (
         node.body
         for node in ast.walk(ast.parse(source))
@@ -27,7 +27,8 @@ def meanings(members: type[StrEnum]) -> dict[str, str]:
     return {member.value: said.get(lines[member.name], "") for member in members}
 
 
-def _comments(source: str) -> dict[int, str]:
+def line_comments(source: str) -> dict[int, str]:
+    """The ``#:`` comments of a module, by their lines."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return {
         token.start[0]: token.string.removeprefix("#:").strip()
