@@ -139,7 +139,7 @@ def _otlp_endpoint(value: str) -> str:
     return value
 
 
-def _modules(value: object) -> object:
+def _names(value: object) -> object:
     if isinstance(value, str):
         return tuple(name.strip() for name in value.split(",") if name.strip())
     return value
@@ -180,7 +180,7 @@ class Settings(BaseSettings):
     broker_primary: str = Field(
         default="", description="name of the primary Redis at Redis Sentinel; only with sentinel://"
     )
-    workflows: Annotated[tuple[str, ...], BeforeValidator(_modules), AfterValidator(_importable)] = Field(
+    workflows: Annotated[tuple[str, ...], BeforeValidator(_names), AfterValidator(_importable)] = Field(
         default=(), description="modules that define workflows, separated by commas"
     )
     code_version: str = Field(
@@ -224,6 +224,13 @@ class Settings(BaseSettings):
     tick: Annotated[Duration, _within("100ms", "1h")] = Field(
         default=timedelta(seconds=5),
         description="how often beat dispatches the tick; the periods of all other sweeps are proportional to it",
+    )
+    allowed_unsafe_settings: Annotated[
+        tuple[Literal["fsync", "full_page_writes", "synchronous_commit"], ...], BeforeValidator(_names)
+    ] = Field(
+        default=(),
+        description="settings of Postgres that may be unsafe, separated by commas: fsync, full_page_writes, "
+        "synchronous_commit; a worker does not start with any other, since a crash could forget effects",
     )
     notify_url: Annotated[str, AfterValidator(_notify_url)] = Field(
         default="", repr=False, description="where notices for operators are posted; unset: they are only logged"

@@ -32,7 +32,8 @@ from pipeline.domain.states import (
 )
 from pipeline.domain.workflows import BlockKind, OnLogicError, OnUncertain
 from pipeline.store import functions
-from pipeline.store.reads.invariants import INVARIANTS
+from pipeline.store.reads import durability
+from pipeline.store.reads.invariants import INVARIANTS, Severity
 from pipeline.store.schema import metadata
 from pipeline.telemetry import metrics, transition_log
 from pipeline.telemetry.tracing import spans
@@ -205,6 +206,14 @@ def invariants() -> str:
         "every test that used the database, and the command line's doctor asks in production. They only look; "
         "nothing is repaired. *broken* means that a promise does not hold, *overdue* that a sweep is not running.",
         table(["name", "severity", "sentence", "advice"], rows),
+        section(
+            "Settings of Postgres",
+            "The doctor also reads what makes these sentences last. A worker does not start where it is broken.",
+            table(
+                ["name", "severity", "sentence", "advice"],
+                [(code(durability.NAME), Severity.BROKEN, durability.SENTENCE, durability.ADVICE)],
+            ),
+        ),
     )
 
 

@@ -1,21 +1,24 @@
-"""Check the invariants of the tables."""
+"""Check the invariants of the tables, and the settings of Postgres that make commits durable."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pipeline.background.messages import SweepReport
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
+from pipeline.store.reads.durability import durability_findings
 from pipeline.store.reads.invariants import INVARIANTS, Invariant
 
 log = logging.getLogger(__name__)
 
 
-def check(db: Database, checked: Sequence[Invariant] = INVARIANTS) -> SweepReport:
-    """Check invariants and log each finding as an error. Repairs nothing."""
+def check(
+    db: Database, checked: Sequence[Invariant] = INVARIANTS, *, allowed_unsafe_settings: Collection[str] = ()
+) -> SweepReport:
+    """Check invariants and Postgres's settings, and log each finding as an error. Repairs nothing."""
     report = SweepReport()
     with db.transaction() as tx:
-        found = invariants.findings(tx, checked)
+        found = invariants.findings(tx, checked) + durability_findings(tx, allowed=allowed_unsafe_settings)
     for finding in found:
         log.error("doctor.%s: %s: %s", finding.severity, finding.subject, finding.detail)
         report.add(f"{finding.severity}: {finding.invariant}")

@@ -5,7 +5,7 @@ lets one of several callers through, and every change is a guarded transition. O
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -33,6 +33,7 @@ class Sweeps:
     redispatch_after: timedelta  #: how long an active run may be held by no worker before its message is sent again
     dispatch_reconcile: Callable[[str], None]  #: sends the wake-up message to reconcile one mutation
     notifier: Notifier = field(default_factory=LogNotifier)
+    allowed_unsafe_settings: Collection[str] = ()  #: settings of Postgres that the doctor does not report
     periods: Mapping[str, timedelta] = field(default_factory=lambda: PERIODS)  #: how often each duty may run
 
     def run(self, name: str) -> SweepReport | None:
@@ -70,12 +71,12 @@ class Sweeps:
         return pruner.prune(self.db)
 
     def doctor(self) -> SweepReport:
-        return doctor.check(self.db)
+        return doctor.check(self.db, allowed_unsafe_settings=self.allowed_unsafe_settings)
 
     def recover_at_start(self) -> None:
         """Recover crashed runs, then report events whose reservation no run owns."""
         self.run("rescue")
-        doctor.check(self.db, [NO_ORPHANED_RESERVATION])
+        doctor.check(self.db, [NO_ORPHANED_RESERVATION], allowed_unsafe_settings=self.allowed_unsafe_settings)
 
     def recover_process(self, worker: str) -> SweepReport:
         """Recover at once the runs of a process that is known to be gone."""

@@ -1,14 +1,17 @@
 """Commands ``pipeline db`` and ``pipeline doctor``: migrate the schema, check the invariants."""
 
+import os
 from typing import Annotated
 
 import typer
 
 from pipeline.cli import common, tables
+from pipeline.config import Settings
 from pipeline.domain.errors import quantity
 from pipeline.store import migrate
 from pipeline.store.database import Database
 from pipeline.store.reads import invariants
+from pipeline.store.reads.durability import durability_findings
 from pipeline.store.reads.invariants import Finding, Severity
 
 app = typer.Typer(help="Migrate the schema of the database.", no_args_is_help=True)
@@ -41,17 +44,21 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
     recent: Annotated[int, typer.Option(min=1, help="How many of the newest runs to check.")] = 10_000,
 ) -> None:
-    """Check every invariant. Exit code 1 if one is broken; overdue work is listed and exits 0."""
+    """Check every invariant, and that commits are durable.
+
+    Exit code 1 if one is broken; overdue work is listed and exits 0.
+    """
     database: Database = context.obj
     migrate.require_current(database)
     with database.transaction() as tx:
         found = invariants.findings(tx, recent=recent)
+        found += durability_findings(tx, allowed=Settings.load(os.environ).allowed_unsafe_settings)
     if as_json:
         common.print_json(found)
     elif found:
         _print_findings(found)
     else:
-        typer.echo(f"All {len(invariants.INVARIANTS)} invariants hold.")
+        typer.echo(f"All {len(invariants.INVARIANTS)} invariants hold, and commits are durable.")
     if any(finding.severity is Severity.BROKEN for finding in found):
         raise typer.Exit(1)
 

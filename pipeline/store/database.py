@@ -74,6 +74,9 @@ _TCP_KEEPALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
+#: Every statement is written for this level. The driver names it in each BEGIN, which costs no round trip. So neither
+#: the default of a server, database or role counts, nor what another client of a pooler left in the session.
+ISOLATION_LEVEL = "READ COMMITTED"
 #: A transaction that holds a lock and does not end must not stop a whole installation.
 LOCK_TIMEOUT = timedelta(seconds=10)
 SHORT_LOCK_TIMEOUT = timedelta(milliseconds=500)  #: once such a transaction was met
@@ -214,9 +217,11 @@ class Database:
             pool_size=pool_size,
             max_overflow=pool_size,
             pool_pre_ping=True,
+            isolation_level=ISOLATION_LEVEL,
             hide_parameters=True,  # an error is logged and shown to operators; its parameters are not
             connect_args={"application_name": "pipeline", "connect_timeout": 10, **_TCP_KEEPALIVE},
         )
+        engine.dialect.do_ping = _ping  # type: ignore[assignment, method-assign]
         event.listen(engine, "connect", _tune)
         event.listen(engine, "connect", _lock_timeout_setter(lock_timeout))
         return cls(engine)
@@ -224,7 +229,13 @@ class Database:
     @classmethod
     def connect_unpooled(cls, url: str) -> Self:
         """One connection per transaction, closed after it: for commands and for tests that fork."""
-        engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": 10})
+        engine = create_engine(
+            url,
+            poolclass=NullPool,
+            isolation_level=ISOLATION_LEVEL,
+            hide_parameters=True,
+            connect_args={"connect_timeout": 10},
+        )
         event.listen(engine, "connect", _lock_timeout_setter(LOCK_TIMEOUT))
         return cls(engine)
 
@@ -250,6 +261,16 @@ class Database:
 def identity(tx: Transaction) -> str:
     """This database among all others: its server's number, which a standby shares and a dump does not, and its name."""
     return tx.one(_IDENTITY).identity
+
+
+def _ping(connection: Any) -> bool:
+    """Check a pooled connection inside the transaction that follows, whose BEGIN is then already sent.
+
+    SQLAlchemy's own ping leaves autocommit afterwards, and the driver then sends one more SET for the isolation level.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    return True
 
 
 def _tune(connection: Any, _: object) -> None:

@@ -184,6 +184,14 @@ class ReplacementRunRow(Protocol):
 # Events and deliveries
 
 
+class PublishableTopicRow(Protocol):
+    """A topic, and the isolation level of the transaction that is to publish to it."""
+
+    name: str
+    schema: Any
+    isolation: str
+
+
 class PublishedEventRow(Protocol):
     """The name and the id of an event that was published or replaced."""
 
@@ -562,6 +570,14 @@ class NoticeRow(Protocol):
     workflow: str
     reason: str
     since: datetime
+
+
+class UnsafeSettingRow(Protocol):
+    """A setting of Postgres with which a crash may forget a commit."""
+
+    name: str
+    found: str
+    expected: str
 
 
 class FindingRow(Protocol):

@@ -90,6 +90,7 @@ class WorkerProcess:
             redispatch_after=self.settings.redispatch_after,
             dispatch_reconcile=messages.dispatch_reconcile,
             notifier=self.notifier,
+            allowed_unsafe_settings=self.settings.allowed_unsafe_settings,
             periods=periods(self.settings.tick),
         )
 

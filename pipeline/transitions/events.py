@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from pipeline.domain.errors import IllegalTransitionError, NotFoundError
+from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, NotFoundError
 from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import checked_json, checked_name, storable_text
 from pipeline.domain.states import DeliveryStatus, MutationStatus, RunStatus
@@ -25,6 +25,8 @@ from pipeline.store.writes import workflows as workflow_store
 from pipeline.telemetry.tracing import context
 from pipeline.transitions import audit, payload_schemas
 
+#: Each statement sees what is committed when it begins. Postgres treats the second as the first.
+_LEVELS_WITH_NEW_SNAPSHOTS = frozenset({"read committed", "read uncommitted"})
 _NOT_IN_DOUBT = (MutationStatus.PENDING, MutationStatus.APPLIED, MutationStatus.FAILED)
 
 
@@ -78,13 +80,26 @@ def _deduplicate(events: Sequence[NewEvent], *, replace: bool) -> Sequence[NewEv
 
 def _check_topics(tx: Transaction, workflow: str, events: Sequence[NewEvent]) -> None:
     """Nothing is published unless every topic is known and every payload fits its own."""
-    declared = {row.name: row.schema for row in work.topics(tx, workflow)}
+    topics = work.publishable_topics(tx, workflow)
+    _refuse_old_snapshot({row.isolation for row in topics})
+    declared = {row.name: row.schema for row in topics}
     for event in events:
         if event.topic not in declared:
             raise unknown_topic_error(tx, workflow, event.topic)
         if declared[event.topic] is not None:
             what = f"payload of {event.message_id!r}"
             payload_schemas.check_payload(declared[event.topic], event.payload, what=what, topic=event.topic)
+
+
+def _refuse_old_snapshot(levels: set[str]) -> None:
+    """A stricter transaction reads the subscriptions, schemas and runs of its first statement, not those of now."""
+    for level in levels - _LEVELS_WITH_NEW_SNAPSHOTS:
+        raise InvalidInputError(
+            f"Events cannot be published in a transaction of isolation level {level.upper()}: it does not see "
+            "consumers that registered after its first statement, and they would never get the events. Expected "
+            "READ COMMITTED; begin the transaction with that level, or publish after its commit with a DatabaseClient "
+            "or a BrokerClient. Nothing was published."
+        )
 
 
 def skip(tx: Transaction, workflow: str, handler: str, event_id: EventId, by: Actor) -> DeliveryRow:

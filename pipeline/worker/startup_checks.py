@@ -1,13 +1,22 @@
 """Check what a worker needs before it takes its first run. With a problem it does not start."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
 from pipeline.config import Settings
 from pipeline.domain.errors import PipelineError
 from pipeline.store import migrate
-from pipeline.store.database import Database
+from pipeline.store.database import ISOLATION_LEVEL, Database, Statement
+from pipeline.store.reads.durability import durability_findings
 from pipeline.workflows.registry import Registry
+
+
+class _IsolationRow(Protocol):
+    level: str
+
+
+_ISOLATION = Statement[_IsolationRow]("SELECT current_setting('transaction_isolation') AS level")
 
 
 class UnsafeError(PipelineError):
@@ -26,6 +35,7 @@ def require_safe(db: Database, registry: Registry, settings: Settings, *, pool: 
         *_greenlet_pool(pool),
         *_timeouts_over_lease(registry, settings.lease),
         *_timeouts_over_task_limit(registry, settings.mutate_time_limit),
+        *_unsafe_postgres(db, settings.allowed_unsafe_settings),
         *_clock_skew(db, settings.lease - 2 * settings.heartbeat),
     ]
     if problems:
@@ -70,6 +80,20 @@ def _timeouts_over_task_limit(registry: Registry, limit: timedelta) -> Iterator[
                     f" s, more than half of PIPELINE_MUTATE_TIME_LIMIT ({limit.total_seconds():g} s); raise the limit "
                     "or shorten its timeout"
                 )
+
+
+def _unsafe_postgres(db: Database, allowed: Collection[str]) -> Iterator[str]:
+    """Commits must outlive a crash, and every statement is written for one isolation level."""
+    with db.transaction() as tx:
+        level = tx.one(_ISOLATION).level
+        found = durability_findings(tx, allowed=allowed)
+    for finding in found:
+        yield f"{finding.subject} {finding.detail}. {finding.advice}"
+    if level != ISOLATION_LEVEL.lower():
+        yield (
+            f"transactions have the isolation level {level} although this worker begins them with {ISOLATION_LEVEL}; "
+            "expected what it asked for; correct the pooler or proxy between this worker and Postgres"
+        )
 
 
 def _clock_skew(db: Database, margin: timedelta) -> Iterator[str]:

@@ -30,6 +30,7 @@ from pipeline.store.rows import (
     NameRow,
     OfferedEventRow,
     PendingEventRow,
+    PublishableTopicRow,
     RefusedInputRow,
     RetriedRunRow,
     RunIdRow,
@@ -107,6 +108,10 @@ _HANDLERS = Statement[HandlerRow]("SELECT * FROM pipeline.handlers WHERE workflo
 _WORKFLOW = Statement[WorkflowRow]("SELECT * FROM pipeline.workflows WHERE name = :name")
 _WORKFLOW_NAMES = Statement[NameRow]("SELECT name FROM pipeline.workflows ORDER BY name")
 _TOPICS = Statement[TopicRow]("SELECT * FROM pipeline.topics WHERE workflow = :workflow ORDER BY name")
+_PUBLISHABLE_TOPICS = Statement[PublishableTopicRow]("""
+SELECT name, schema, current_setting('transaction_isolation') AS isolation FROM pipeline.topics
+WHERE workflow = :workflow
+""")
 _SUBSCRIPTIONS = Statement[SubscribedHandlerRow](
     "SELECT topic, handler_id FROM pipeline.subscriptions WHERE workflow = :workflow"
 )
@@ -294,6 +299,11 @@ def handlers(tx: Transaction, workflow: str) -> Sequence[HandlerRow]:
 def topics(tx: Transaction, workflow: str) -> Sequence[TopicRow]:
     """The topics of a workflow."""
     return tx.all(_TOPICS, workflow=workflow)
+
+
+def publishable_topics(tx: Transaction, workflow: str) -> Sequence[PublishableTopicRow]:
+    """The topics of a workflow, each with the isolation level of the transaction that is to publish."""
+    return tx.all(_PUBLISHABLE_TOPICS, workflow=workflow)
 
 
 def subscriptions(tx: Transaction, workflow: str) -> set[tuple[str, int]]:
