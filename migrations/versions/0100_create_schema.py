@@ -219,6 +219,7 @@ CREATE TABLE pipeline.runs (
     attempt INTEGER DEFAULT 1 NOT NULL,
     fence BIGINT DEFAULT 0 NOT NULL,
     lease_expires_at TIMESTAMP WITH TIME ZONE,
+    lease_duration INTERVAL,
     worker TEXT,
     dispatched_at TIMESTAMP WITH TIME ZONE,
     snapshot pg_snapshot,

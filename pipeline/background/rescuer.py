@@ -88,11 +88,17 @@ def recover(db: Database, *, limit: int = 100, jitter: float = 0.0) -> RecoveryR
 def recover_crashed_runs(db: Database, *, limit: int = 100, jitter: float = 0.0) -> tuple[StoppedRun, ...]:
     """Stop runs whose lease has lapsed. The mutation boundary decides what happens to their inputs.
 
+    First, leases from before the clock was set back are shortened, so that they lapse in time.
     Workflows take turns, and each run has a transaction of its own: one that cannot be stopped is logged and does not
     delay the others. A workflow that another transaction holds locked is left for the next pass after one wait.
     """
     with db.transaction() as tx:
+        shortened = runs.shorten_leases(tx)
         lapsed = work.lapsed_runs(tx, limit=limit)
+    if shortened:
+        log.warning(
+            "Postgres's clock was set back: %d leases ended later than they can, and are shortened", len(shortened)
+        )
     ended: list[StoppedRun] = []
     locked: set[str] = set()
     for row in lapsed:

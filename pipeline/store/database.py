@@ -12,7 +12,7 @@ committed, and never spans a call to an outside system.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, get_args
@@ -139,8 +139,13 @@ class Transaction:
     to write what ``log_on_commit`` queued.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self, connection: Connection, *, opened_at: datetime | None = None, clock_offset: timedelta = timedelta(0)
+    ) -> None:
         self.connection = connection
+        self._clock_offset = clock_offset
+        #: by the clock of this host, and not later than the transaction's time in Postgres
+        self.opened_at = opened_at or self.host_clock()
         self._log: list[tuple[str, dict[str, Any]]] = []
         self._counts: list[tuple[str, Mapping[str, str], float]] = []
 
@@ -172,6 +177,10 @@ class Transaction:
     def clock(self) -> datetime:
         """Return the database's time: one value for the whole transaction."""
         return self.one(_CLOCK).now
+
+    def host_clock(self) -> datetime:
+        """Return the time of this host, as a second witness beside the database's. Nothing else may use it."""
+        return datetime.now(UTC) + self._clock_offset  # noqa: TID251 - a jump of the other clock must not move it
 
     def set_lock_timeout(self, timeout: timedelta) -> None:
         """From now on, wait no longer than this for any one lock."""
@@ -242,8 +251,9 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Commit on success and write the transition log; roll back on any error."""
+        opened_at = datetime.now(UTC) + self.clock_offset  # noqa: TID251 - see ``Transaction.host_clock``
         with self.engine.begin() as connection:
-            tx = Transaction(connection)
+            tx = Transaction(connection, opened_at=opened_at, clock_offset=self.clock_offset)
             if self.clock_offset:
                 tx.all(_SET_CLOCK_OFFSET, offset=interval(self.clock_offset))
             yield tx

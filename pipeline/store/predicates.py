@@ -43,6 +43,10 @@ HELD_INPUT = sql_list(DeliveryStatus.RESERVED, DeliveryStatus.SKIPPED)
 #: Of a delivery: it does not back off, so a run may take it now.
 IS_AVAILABLE = "(d.available_at IS NULL OR d.available_at <= pipeline.clock())"
 
+#: Of a run: its lease ends later than one that was just written could. Postgres's clock was set back since. The second
+#: duration is for transactions that began a little earlier than the one that wrote the lease.
+IS_LEASE_IN_FUTURE = "r.lease_expires_at > pipeline.clock() + 2 * r.lease_duration"
+
 #: Of a stopped run: it does not back off, so a run may carry it forward now.
 IS_RETRY_DUE = "(r.retry_at IS NULL OR r.retry_at <= pipeline.clock())"
 

@@ -354,6 +354,7 @@ class RunRow(Protocol):
     attempt: int = column(default="1")
     fence: Fence = column(default="0")
     lease_expires_at: datetime | None
+    lease_duration: timedelta | None  #: how far in the future the lease can end when it is written
     worker: str | None
     dispatched_at: datetime | None
     snapshot: str | None = column(type_=PgSnapshot)

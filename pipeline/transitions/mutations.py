@@ -46,7 +46,7 @@ def begin_mutation(
     run for dead while its request may still leave.
     """
     _check_requests(cohort)
-    landed = tx.guarded(mutation_store.BEGIN, [_request_row(item, limits) for item in cohort])
+    landed = tx.guarded(mutation_store.BEGIN, [_request_row(item, limits) for item in cohort], opened_at=tx.opened_at)
     for row in landed:
         tx.log_on_commit(
             "run.mutating", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, status=row.status
@@ -67,7 +67,7 @@ def send(
         for held in cohort
         for timeout, settle in [(bounds or {}).get(held, (None, None))]
     ]
-    landed = tx.guarded(mutation_store.SEND, rows)
+    landed = tx.guarded(mutation_store.SEND, rows, opened_at=tx.opened_at)
     for row in landed:
         tx.log_on_commit("mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)
     move = Transition(verb="send", phases=[Phase.MUTATING], condition=" with an approved mutation")
@@ -76,7 +76,8 @@ def send(
 
 def resend(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[SentMutationRow]:
     """Attempt mutations again that are known not to have happened: counted, and with a new deadline, before they go."""
-    landed = tx.guarded(mutation_store.RESEND, [{"run": held.run_id, "fence": held.fence} for held in cohort])
+    rows = [{"run": held.run_id, "fence": held.fence} for held in cohort]
+    landed = tx.guarded(mutation_store.RESEND, rows, opened_at=tx.opened_at)
     for row in landed:
         tx.log_on_commit(
             "mutation.sent", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, attempt=row.attempts
@@ -129,7 +130,7 @@ def fail(
         }
         for item in cohort
     ]
-    landed = tx.guarded(mutation_store.FAIL, rows, resolved_by=by)
+    landed = tx.guarded(mutation_store.FAIL, rows, resolved_by=by, host_clock=tx.host_clock())
     _release_inputs(tx, landed)
     for row in landed:
         tx.log_on_commit(
@@ -167,7 +168,7 @@ def _match_mutations(
     there = {row.id for row in landed}
     missing = [id_ for id_ in fences if id_ not in there]
     rows = {row.id: row for row in work.mutations(tx, missing)} if missing else {}
-    now = tx.clock() if missing else None
+    now = min(tx.clock(), tx.host_clock()) if missing else None
     refused: dict[UUID, PipelineError] = {}
     for id_ in missing:
         row = rows.get(id_)

@@ -29,7 +29,7 @@ def defer(tx: Transaction, row: MutationRow, reason: str) -> None:
     attempt in the quiet period is not counted, but it was one: it put the next attempt off to the end of the period.
     """
     since = row.reconcile_deferred_since
-    was_early = row.next_reconcile_at == row.quiet_until
+    was_early = row.next_reconcile_at != row.doubted_at
     if since is None and not row.reconcile_attempts and not was_early:
         since = row.doubted_at
     if since is not None and tx.clock() - since > _ESCALATE_AFTER:
@@ -60,14 +60,16 @@ def book(tx: Transaction, attempts: Sequence[tuple[MutationId, int, timedelta]])
     missing from the result was booked by another worker or is no longer in doubt.
     """
     rows = [{"mutation_id": id_, "attempts": count, "delay": delay} for id_, count, delay in attempts]
-    return tuple(tx.guarded(mutation_store.BOOK, rows))
+    return tuple(tx.guarded(mutation_store.BOOK, rows, host_clock=tx.host_clock()))
 
 
 def postpone(
     tx: Transaction, mutation_id: MutationId, *, after: timedelta | None = None, until_quiet: bool = False
 ) -> None:
     """Postpone the next attempt: to the time that the connector named, or to the end of the quiet period."""
-    tx.execute(mutation_store.POSTPONE, id=mutation_id, after=after, until_quiet=until_quiet)
+    tx.execute(
+        mutation_store.POSTPONE, id=mutation_id, after=after, until_quiet=until_quiet, host_clock=tx.host_clock()
+    )
 
 
 def escalate(tx: Transaction, ids: Sequence[UUID], reason: str, *, detail: str = "") -> tuple[MutationRow, ...]:

@@ -163,6 +163,14 @@ def hand_back(tx: Transaction, cohort: Sequence[RunLease], *, is_delayed: bool =
     return _match_runs(tx, cohort, landed, move)
 
 
+def shorten_leases(tx: Transaction, *, limit: int = 1000) -> tuple[RunId, ...]:
+    """Shorten leases that end later than they can, since Postgres's clock was set back after they were written.
+
+    Each gets the time that a heartbeat now would give it: no living worker loses a run.
+    """
+    return tuple(RunId(row.id) for row in tx.all(run_store.SHORTEN_LEASES, limit=limit))
+
+
 def expire_leases_of_process(tx: Transaction, worker: str) -> tuple[RunId, ...]:
     """Let the leases of a process lapse at once, because it is known to be gone. Recovery then finds its runs."""
     return tuple(RunId(row.id) for row in tx.all(run_store.EXPIRE_LEASES_OF_PROCESS, worker=worker))

@@ -220,7 +220,7 @@ def _doubt(tx: Transaction, ended: Sequence[StoppedRun]) -> None:
         for item in ended
         if item.decision.doubt
     ]
-    for row in tx.guarded(mutation_store.DOUBT, rows) if rows else ():
+    for row in tx.guarded(mutation_store.DOUBT, rows, opened_at=tx.opened_at) if rows else ():
         escalated = row.status == MutationStatus.INDETERMINATE
         name = "mutation.escalated" if escalated else "mutation.doubted"
         tx.log_on_commit(name, run_id=row.run_id, mutation_id=row.id, workflow=row.workflow)

@@ -103,6 +103,13 @@ def lapsed(db: Database) -> Any:
     return run
 
 
+def before_a_clock_set_back(db: Database) -> Any:
+    db.advance_clock(LEASE * 10)
+    run = a_run(db, Phase.MUTATING)
+    db.advance_clock(-LEASE * 10)
+    return run
+
+
 def to_be_retried(db: Database) -> Any:
     run = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
     db.advance_clock(LEASE)
@@ -256,6 +263,7 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
     "runs.hand_back": (at(Phase.PREPARED), lambda tx, run: runs.hand_back(tx, [held(run)]).only()),
     "runs.mark_dispatched": (unclaimed, lambda tx, run: runs.mark_dispatched(tx, [run.id])),
     "runs.expire_leases_of_process": (at(Phase.PREPARED), lambda tx, _: runs.expire_leases_of_process(tx, "w")),
+    "runs.shorten_leases": (before_a_clock_set_back, lambda tx, _: runs.shorten_leases(tx)),
     "stops.stop": (at(Phase.MUTATING), stop(FailureKind.TRANSIENT)),
     "stops.stop wrong code": (at(Phase.PREPARED), stop(FailureKind.LOGIC)),
     "stops.rescue": (lapsed, lambda tx, run: stops.rescue(tx, [run.id])),

@@ -72,6 +72,9 @@ def selecting(crowd: Crowd, **extra: Any) -> dict[str, Any]:
     return {"rows": crowd.rows([held(run) for run in crowd.preparing[140:160]], **extra)}
 
 
+NOW = "2030-01-01T00:00:00Z"  #: of a host; a plan does not depend on it
+
+
 def planned(crowd: Crowd) -> dict[str, Any]:
     rows: list[dict[str, Any]] = [
         {
@@ -98,7 +101,7 @@ def requested_plan(crowd: Crowd) -> dict[str, Any]:
     request = {"connector": "mail", "operation": "send", "params": {}, "request_hash": "a"}
     effect = {"effect_id": "0199c0de-0000-7000-8000-000000000000", "keyed": True}
     options = {"timeout": "20 s", "settle": "0 s", "reconcilable": True, "needs_approval": False, **effect}
-    return {"rows": crowd.rows([held(run) for run in crowd.taken[90:]], **request, **options)}
+    return {"rows": crowd.rows([held(run) for run in crowd.taken[90:]], **request, **options), "opened_at": NOW}
 
 
 def verdicts(crowd: Crowd, **extra: Any) -> dict[str, Any]:
@@ -167,6 +170,7 @@ WRITES: Mapping[str, Asked] = {
     "finish prepare": (run_store.FINISH_PREPARE, planned),
     "no mutation": (run_store.NO_MUTATION, selecting),
     "heartbeat": (run_store.HEARTBEAT, lambda crowd: {**selecting(crowd), "lease": LEASE}),
+    "shorten leases": (run_store.SHORTEN_LEASES, lambda _: {"limit": 100}),
     "release": (run_store.HAND_BACK, lambda crowd: selecting(crowd) | {"later": False}),
     "lock to stop": (run_store.LOCK_TO_STOP, selecting),
     "stop": (run_store.STOP, lambda crowd: selecting(crowd, status="crashed", retry_pending=False)),
@@ -177,9 +181,9 @@ WRITES: Mapping[str, Asked] = {
     "begin mutation": (mutation_store.BEGIN, requested_plan),
     "send": (mutation_store.SEND, requested_plan),
     "apply": (mutation_store.APPLY, lambda crowd: verdicts(crowd, resolved_by="call")),
-    "fail": (mutation_store.FAIL, lambda crowd: verdicts(crowd, resolved_by="call")),
-    "doubt": (mutation_store.DOUBT, verdicts),
-    "book": (mutation_store.BOOK, verdicts),
+    "fail": (mutation_store.FAIL, lambda crowd: verdicts(crowd, resolved_by="call", host_clock=NOW)),
+    "doubt": (mutation_store.DOUBT, lambda crowd: verdicts(crowd, opened_at=NOW)),
+    "book": (mutation_store.BOOK, lambda crowd: verdicts(crowd, host_clock=NOW)),
     "escalate": (
         mutation_store.ESCALATE,
         lambda crowd: {"ids": ids(row.id for row in crowd.mutating[60:80]), "reason": "asked"},

@@ -230,10 +230,15 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     _overdue(
         "leases-are-recovered",
-        "A run whose lease has lapsed is recovered within ten minutes.",
+        "A run whose lease has lapsed is recovered within ten minutes; no lease ends later than it can.",
         """
-        SELECT 'run ' || id AS subject, 'lease lapsed at ' || lease_expires_at AS detail FROM pipeline.runs
-        WHERE finished_at IS NULL AND lease_expires_at < pipeline.clock() - interval '10 minutes'
+        SELECT 'run ' || id AS subject, CASE WHEN lease_expires_at < pipeline.clock()
+          THEN 'lease lapsed at ' || lease_expires_at
+          ELSE 'its lease of ' || lease_duration || ' ends at ' || lease_expires_at ||
+            ': it is from before the clock of Postgres was set back' END AS detail
+        FROM pipeline.runs
+        WHERE finished_at IS NULL AND (lease_expires_at < pipeline.clock() - interval '10 minutes'
+          OR lease_expires_at > pipeline.clock() + 2 * lease_duration + interval '10 minutes')
         """,
         "Start beat, or run the recovery sweep by hand.",
     ),

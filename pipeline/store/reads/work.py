@@ -390,7 +390,8 @@ SELECT t.* FROM (
     PARTITION BY r.handler_id, r.dispatched_at IS NULL ORDER BY r.dispatched_at, r.id) AS turn
   FROM pipeline.runs r
   WHERE r.finished_at IS NULL AND r.status = '{RunStatus.ACTIVE}' AND r.lease_expires_at IS NULL
-    AND (r.dispatched_at IS NULL OR r.dispatched_at < pipeline.clock() - :redispatch_after)
+    AND (r.dispatched_at IS NULL OR r.dispatched_at < pipeline.clock() - :redispatch_after
+      OR r.dispatched_at > pipeline.clock() + :redispatch_after)
 ) t ORDER BY t.turn, t.dispatched_at NULLS LAST, t.id LIMIT :limit
 """)
 
@@ -415,7 +416,10 @@ ORDER BY r.id LIMIT :limit
 
 
 def stale_dispatches(tx: Transaction, *, redispatch_after: Any, limit: int = 100) -> Sequence[RunRow]:
-    """Active runs that no worker holds and whose last message is older than ``redispatch_after``."""
+    """Active runs that no worker holds and whose last message is older than ``redispatch_after``.
+
+    A message from the future is from before the clock was set back, and may be as old.
+    """
     return tx.all(STALE_DISPATCHES, redispatch_after=redispatch_after, limit=limit)
 
 

@@ -27,6 +27,11 @@ _EARLIER = f"""(
   FROM pipeline.mutations m WHERE m.effect_id = x.effect_id AND m.status = '{MutationStatus.FAILED}'
 )"""
 
+#: When a quiet period begins, and what time it is when one may be over: by Postgres and by the host of the process, the
+#: later one to begin, the earlier one to end. Then a jump of either clock makes no quiet period shorter.
+_QUIET_BEGINS = "greatest(pipeline.clock(), CAST(:opened_at AS timestamptz))"
+_QUIET_NOW = "least(pipeline.clock(), CAST(:host_clock AS timestamptz))"
+
 BEGIN = Statement[SentMutationRow](f"""
 WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
@@ -51,7 +56,7 @@ WITH requested AS (
     x.settle, x.timeout, x.monitor_after, CASE WHEN x.needs_approval THEN 0 ELSE 1 END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() END,
     CASE WHEN NOT x.needs_approval THEN pipeline.clock() + x.timeout END,
-    CASE WHEN NOT x.needs_approval THEN pipeline.clock() + x.timeout + x.settle END
+    CASE WHEN NOT x.needs_approval THEN {_QUIET_BEGINS} + x.timeout + x.settle END
   FROM held h JOIN requested x ON x.run = h.id CROSS JOIN LATERAL {_EARLIER} earlier
   RETURNING *
 ), moved AS (
@@ -59,7 +64,8 @@ WITH requested AS (
   SET phase = '{Phase.MUTATING}', mutation_id = w.id,
       status = CASE w.status WHEN '{MutationStatus.PENDING}' THEN '{RunStatus.PAUSED_APPROVAL}' ELSE r.status END,
       lease_expires_at = CASE w.status WHEN '{MutationStatus.IN_FLIGHT}'
-        THEN greatest(r.lease_expires_at, w.send_deadline) END
+        THEN greatest(r.lease_expires_at, w.send_deadline) END,
+      lease_duration = greatest(r.lease_duration, w.timeout)
   FROM written w WHERE r.id = w.run_id
   RETURNING r.fence, r.id AS run_id
 )
@@ -75,7 +81,8 @@ _HELD = f"""held AS (
   ORDER BY r.id FOR NO KEY UPDATE OF r
 )"""
 _LEASED = """leased AS (
-  UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, s.send_deadline)
+  UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, s.send_deadline),
+    lease_duration = greatest(r.lease_duration, s.timeout)
   FROM sent s WHERE r.id = s.run_id RETURNING r.fence, r.id
 )
 SELECT s.*, l.fence FROM sent s JOIN leased l ON l.id = s.run_id ORDER BY s.id"""
@@ -87,7 +94,7 @@ WITH {_HELD}, sent AS (
     m.timeout),
       key_expires_at = least(m.key_expires_at, pipeline.clock() + m.key_lifetime),
       settle = coalesce(x.settle, m.settle), send_deadline = pipeline.clock() + coalesce(x.timeout, m.timeout),
-      quiet_until = pipeline.clock() + coalesce(x.timeout, m.timeout) + coalesce(x.settle, m.settle)
+      quiet_until = {_QUIET_BEGINS} + coalesce(x.timeout, m.timeout) + coalesce(x.settle, m.settle)
   FROM held h JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, timeout interval, settle interval)
     ON x.run = h.id
   WHERE m.id = h.mutation_id AND m.status = '{MutationStatus.PENDING}' AND m.approved_at IS NOT NULL
@@ -100,7 +107,7 @@ RESEND = Statement[SentMutationRow](f"""
 WITH {_HELD}, sent AS (
   UPDATE pipeline.mutations m
   SET attempts = m.attempts + 1, sent_at = pipeline.clock(), send_deadline = pipeline.clock() + m.timeout,
-      quiet_until = pipeline.clock() + m.timeout + m.settle
+      quiet_until = {_QUIET_BEGINS} + m.timeout + m.settle
   FROM held h WHERE m.id = h.mutation_id AND m.status = '{MutationStatus.IN_FLIGHT}' RETURNING m.*
 ), {_LEASED}
 """)
@@ -144,7 +151,7 @@ SELECT * FROM settled ORDER BY id
 #: The answer to the call itself counts at once. A verdict that was found out later counts only if the reconcile attempt
 #: began after the quiet period: the answer may be older than its record.
 _IS_EVIDENCE = f"""AND ((x.evidence IN ('{Evidence.REFUSED}', '{Evidence.DEFINITE}') AND x.fence IS NOT NULL)
-  OR m.quiet_until <= coalesce(x.reconcile_started_at, pipeline.clock()))"""
+  OR m.quiet_until <= coalesce(x.reconcile_started_at, {_QUIET_NOW}))"""
 
 FAIL = Statement[FailedMutationRow](f"""
 WITH requested AS (
@@ -171,7 +178,7 @@ FROM settled s JOIN judged j ON j.mutation = s.id JOIN pipeline.handlers h ON h.
 DOUBT = Statement[MutationRow](f"""
 UPDATE pipeline.mutations m
 SET status = x.status, error = x.error, doubted_at = pipeline.clock(),
-    quiet_until = greatest(m.quiet_until, pipeline.clock() + x.quiet),
+    quiet_until = greatest(m.quiet_until, {_QUIET_BEGINS} + x.quiet),
     next_reconcile_at = CASE WHEN x.status = '{MutationStatus.NEEDS_RECONCILE}' THEN pipeline.clock() END
 FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, status text, error text, quiet interval)
 WHERE m.id = x.mutation_id AND m.status = '{MutationStatus.IN_FLIGHT}'
@@ -208,7 +215,7 @@ SET reconcile_attempts = m.reconcile_attempts + 1, next_reconcile_at = pipeline.
     reconcile_deferred_since = NULL
 FROM due, jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, delay interval)
 WHERE m.id = due.id AND x.mutation_id = m.id
-RETURNING m.*, pipeline.clock() AS reconcile_started_at
+RETURNING m.*, {_QUIET_NOW} AS reconcile_started_at
 """)
 
 #: The next attempt is not before the time that the connector named. After an absence it is not before the end of the
@@ -217,7 +224,7 @@ POSTPONE = Command(f"""
 UPDATE pipeline.mutations
 SET reconcile_attempts = greatest(0, reconcile_attempts - CASE WHEN :until_quiet THEN 1 ELSE 0 END),
     next_reconcile_at = greatest(next_reconcile_at, pipeline.clock() + CAST(:after AS interval),
-                                 CASE WHEN :until_quiet THEN quiet_until END)
+                                 CASE WHEN :until_quiet THEN pipeline.clock() + (quiet_until - {_QUIET_NOW}) END)
 WHERE id = :id AND status = '{MutationStatus.NEEDS_RECONCILE}'
 """)
 

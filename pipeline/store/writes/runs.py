@@ -17,6 +17,7 @@ from pipeline.store.predicates import (
     BEFORE_PREPARED,
     HELD_INPUT,
     IS_AVAILABLE,
+    IS_LEASE_IN_FUTURE,
     IS_RETRY_DUE,
     IS_UNCLAIMED,
     RESOLVED_MUTATION,
@@ -80,7 +81,8 @@ WITH free AS (
   ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
 )
 UPDATE pipeline.runs r
-SET phase = {phase}, fence = r.fence + 1, lease_expires_at = pipeline.clock() + :lease, worker = :worker,
+SET phase = {phase}, fence = r.fence + 1, worker = :worker,
+    lease_expires_at = pipeline.clock() + :lease, lease_duration = :lease,
     started_at = coalesce(r.started_at, pipeline.clock()), snapshot = coalesce(r.snapshot, pg_current_snapshot())
 FROM free, pipeline.handlers h
 WHERE r.id = free.id AND h.id = r.handler_id
@@ -286,6 +288,16 @@ WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
 {_HELD.format(guard=f"(r.phase IN {_HELD_WITHOUT_MUTATION} OR {_IS_UNSENT}) AND {_IS_LEASED}")}
 UPDATE pipeline.runs r SET lease_expires_at = NULL, dispatched_at = CASE WHEN :later THEN pipeline.clock() END
 FROM held WHERE r.id = held.id RETURNING r.*
+""")
+
+#: As if each worker had just sent a heartbeat: one that lives keeps its runs, the lease of one that is gone lapses.
+SHORTEN_LEASES = Statement[RunIdRow](f"""
+WITH future AS (
+  SELECT r.id FROM pipeline.runs r WHERE r.finished_at IS NULL AND {IS_LEASE_IN_FUTURE}
+  ORDER BY r.id LIMIT :limit FOR NO KEY UPDATE OF r SKIP LOCKED
+)
+UPDATE pipeline.runs r SET lease_expires_at = pipeline.clock() + r.lease_duration
+FROM future WHERE r.id = future.id RETURNING r.id
 """)
 
 EXPIRE_LEASES_OF_PROCESS = Statement[RunIdRow](f"""
