@@ -27,7 +27,7 @@ def dev(
     flower_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of Flower; the next free one if taken.")
     ] = 5555,
-    flower: Annotated[bool, typer.Option(help="Run Flower too, if it is installed.")] = True,
+    flower: Annotated[bool, typer.Option(help="Run Flower too.")] = True,
     home: Annotated[Path | None, typer.Option(help="Data directory of the servers.", show_default=False)] = None,
 ) -> None:
     """Run Postgres, Redis, a worker, beat and Flower in this terminal. Ctrl-C stops all of them.

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -231,8 +230,8 @@ def _programs(options: DevOptions, port: int | None) -> list[Program]:
 
 
 def _flower_port(wanted: int | None) -> int | None:
-    """The port for Flower: the one that was asked for if it is free. None when Flower is not there, or not wanted."""
-    if wanted is None or find_spec("flower") is None:
+    """The port for Flower: the one that was asked for if it is free. None when Flower is not wanted."""
+    if wanted is None:
         return None
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -244,12 +243,9 @@ def _flower_port(wanted: int | None) -> int | None:
 
 
 def _start_lines(options: DevOptions, port: int | None) -> list[str]:
-    flower = f"Flower: http://{LOCALHOST}:{port}" if port else "Flower is left out; it comes with the extra `flower`."
-    if options.flower_port is None:
-        flower = ""
     lines = [
         f"Workflows: {options.workflows}.",
-        flower,
+        f"Flower: http://{LOCALHOST}:{port}" if port else "",
         "In another terminal, in this folder: pipeline top, pipeline workflows, pipeline attention.",
         "Ctrl-C stops everything.",
     ]

@@ -206,9 +206,16 @@ def test_the_image_is_built_by_what_its_hashes_name() -> None:
 
 def test_the_image_holds_what_telemetry_flower_and_the_http_connectors_need() -> None:
     held = {pin.partition("==")[0] for pin in pins(ROOT / "deploy" / "requirements.lock")}
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for name in ("flower", "http", "otel"):
-        assert {re.match(r"[\w.-]+", need)[0] for need in extras[name]} <= held  # type: ignore[index]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = {re.match(r"[\w.-]+", need)[0] for need in (*project["dependencies"], *extras["http"], *extras["otel"])}  # type: ignore[index]
+    assert needed <= held
+
+
+def test_flower_and_the_tracing_of_tasks_come_without_an_extra() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    needed = {re.match(r"[\w-]+", need)[0] for need in declared}  # type: ignore[index]
+    assert {"flower", "opentelemetry-instrumentation-celery"} <= needed
 
 
 def test_the_version_on_the_image_is_the_project_s() -> None:
