@@ -52,6 +52,7 @@ CREATE TABLE pipeline.workflows (
     keep_done INTERVAL,
     keep_ledger INTERVAL,
     archives BOOLEAN DEFAULT false NOT NULL,
+    turns INTEGER[] DEFAULT '{}' NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT pipeline.clock() NOT NULL,
     CONSTRAINT workflows_pk PRIMARY KEY (name),
     CONSTRAINT workflows_desired_known CHECK (desired IN ('active', 'paused')),

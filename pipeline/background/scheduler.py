@@ -71,13 +71,13 @@ class Scheduler:
     def _start_all_due(self, workflow: str, report: SweepReport) -> None:
         """Start what is due until nothing is, or others should have a turn."""
         for _ in range(_PASSES):
-            started = self._start_most_urgent(workflow)
+            started = self._start_next(workflow)
             report.add("runs", started)
             if not started:
                 return
 
-    def _start_most_urgent(self, workflow: str) -> int:
-        """Start the most urgent due handler of a workflow. Returns how many runs that made."""
+    def _start_next(self, workflow: str) -> int:
+        """Start the due handler of a workflow whose turn it is. Returns how many runs that made."""
         with ExitStack() as last, self.db.transaction() as tx:
             made = next((made for made in self._starts(tx, workflow) if made.runs), None)
             last.enter_context(spans.bind_started_runs(made.runs if made is not None else ()))
@@ -88,7 +88,7 @@ class Scheduler:
         return len(made.runs)
 
     def _starts(self, tx: Transaction, workflow: str) -> Iterable[StartResult]:
-        """Try the due handlers in order of urgency; nothing else can start once the workflow is held back."""
+        """Try the due handlers in turn; nothing else can start once the workflow is held back."""
         if not _due_handlers(tx, workflow):
             return
         starts.lock_workflow(tx, workflow)
@@ -119,7 +119,7 @@ class Scheduler:
 
 
 def _due_handlers(tx: Transaction, workflow: str) -> list[tuple[DueReason, HandlerFactsRow]]:
-    """The handlers of a workflow that are due, the most urgent first."""
+    """The handlers of a workflow that are due, in the order of their turns."""
     rows = work.handler_facts(tx, workflow)
     due = [(reason, row) for row in rows if (reason := due_reason(facts_of(row), row.now))]
     return sorted(due, key=lambda pair: priority(pair[0], facts_of(pair[1])))
@@ -166,6 +166,7 @@ def facts_of(row: HandlerFactsRow) -> HandlerFacts:
         next_run_at=row.next_run_at,
         has_unseen=row.has_unseen,
         has_retry=row.has_retry,
-        oldest_pending_id=row.oldest_pending_id,
+        turn=row.turn,
+        is_single=row.concurrency == 1,
         has_probe_run=row.has_probe_run,
     )

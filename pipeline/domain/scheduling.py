@@ -45,7 +45,8 @@ class HandlerFacts:
     next_run_at: datetime | None
     has_unseen: bool  #: a pending event that the last empty prepare cannot have seen
     has_retry: bool  #: a stopped run waits to be carried forward
-    oldest_pending_id: int | None
+    turn: int = 0  #: its place among the handlers of its workflow by their last start; 0: it never started
+    is_single: bool = False  #: its workflow has concurrency 1
     has_probe_run: bool = False  #: no worker took its runs, and one is in the air to see whether one does now
 
 
@@ -94,10 +95,15 @@ def due_reason(facts: HandlerFacts, now: datetime) -> DueReason | None:
 _PRIORITY = {DueReason.RETRY: 0, DueReason.EVENTS: 1, DueReason.WAKE: 1, DueReason.SLOT: 2}
 
 
-def priority(reason: DueReason, facts: HandlerFacts) -> tuple[int, int]:
-    """Sort key: carry forward first, consumers before producers, the oldest pending event first."""
-    oldest = facts.oldest_pending_id
-    return _PRIORITY[reason], oldest if oldest is not None else 2**63
+def priority(reason: DueReason, facts: HandlerFacts) -> tuple[bool, int, int]:
+    """Sort key: the handler whose last start is longest ago first, whatever makes it due.
+
+    A handler that starts goes behind all others. So each other handler starts at most once before a due one does. With
+    concurrency 1 a retry goes first, since nothing else may start before it. The reason decides between handlers that
+    never started.
+    """
+    is_overtaking = facts.is_single and reason is DueReason.RETRY
+    return not is_overtaking, facts.turn, _PRIORITY[reason]
 
 
 def clamp_wake_at(requested: datetime, now: datetime, policy: WakePolicy) -> datetime:

@@ -297,7 +297,7 @@ class HandlerFactsRow(Protocol):
     next_run_at: datetime | None
     batch: int
     ordered: bool
-    oldest_pending_id: EventId | None
+    turn: int
     has_unseen: bool
     has_retry: bool
     is_unclaimed: bool

@@ -82,6 +82,7 @@ _SQL_TYPES: Mapping[Any, Any] = {
     datetime: TIMESTAMP(timezone=True),
     timedelta: sa.Interval,
     list[str]: sa.ARRAY(sa.Text),
+    list[int]: sa.ARRAY(sa.Integer),
     list[EventId]: sa.ARRAY(sa.BigInteger),
     Any: JSONB,
 }
@@ -160,6 +161,7 @@ class WorkflowRow(Protocol):
     keep_done: timedelta | None
     keep_ledger: timedelta | None
     archives: bool = column(default="false")
+    turns: list[int] = column(default="'{}'")
     created_at: datetime = column(default=NOW)
 
 

@@ -52,7 +52,7 @@ def start(tx: Transaction, workflow: str, handler: str, *, count: int = 1, is_un
         return StartResult(hold_reason=held)
     if facts.concurrency == 1 and work.waiting_runs(tx, workflow):
         return StartResult(hold_reason=HoldReason.FULL)
-    session_id = _open_session(tx, workflow)
+    session_id = _open_session(tx, workflow, row.id)
     is_single, given = facts.concurrency == 1, {"workflow": workflow, "handler_id": row.id, "session_id": session_id}
     if is_unsliced or is_single or row.kind == HandlerKind.PRODUCER or (row.wake_at and row.wake_at <= tx.clock()):
         created = tx.all(run_store.INSERT_UNSLICED, **given, is_single=is_single)
@@ -88,7 +88,7 @@ def retry(tx: Transaction, stopped: Sequence[UUID]) -> StartResult:
     held = hold_reason(facts)
     if held:
         return StartResult(hold_reason=held)
-    session_id = _open_session(tx, workflow)
+    session_id = _open_session(tx, workflow, rows[0].handler_id)
     created = run_store.execute_ids(
         tx, run_store.INSERT_RETRIES, stopped, session_id=session_id, count=facts.free_capacity
     )
@@ -133,8 +133,9 @@ def _handler(tx: Transaction, workflow: str, name: str) -> HandlerRow:
     return row
 
 
-def _open_session(tx: Transaction, workflow: str) -> UUID:
-    return tx.one(session_store.OPEN_SESSION, workflow=workflow).id
+def _open_session(tx: Transaction, workflow: str, handler_id: int) -> UUID:
+    """Open the session of a workflow if none is open. The handler has had its turn."""
+    return tx.one(session_store.OPEN_SESSION, workflow=workflow, handler_id=handler_id).id
 
 
 def _start_result(tx: Transaction, created: Sequence[RunRow], session_id: UUID) -> StartResult:

@@ -36,7 +36,6 @@ IDLE = HandlerFacts(
     next_run_at=None,
     has_unseen=False,
     has_retry=False,
-    oldest_pending_id=None,
 )
 PRODUCER = replace(IDLE, kind=HandlerKind.PRODUCER)
 
@@ -89,7 +88,7 @@ def test_free_concurrency_is_never_negative(concurrency: int, in_the_air: int) -
     ("facts", "reason"),
     [
         (IDLE, None),
-        (replace(IDLE, oldest_pending_id=1), None),
+        (replace(IDLE, turn=1), None),
         (replace(IDLE, has_unseen=True), DueReason.EVENTS),
         (replace(IDLE, wake_at=FUTURE), None),
         (replace(IDLE, wake_at=NOW), DueReason.WAKE),
@@ -119,29 +118,57 @@ def test_a_backoff_holds_everything_until_it_is_over(kind: HandlerKind) -> None:
     assert due_reason(replace(everything, retry_at=NOW), NOW) is not None
 
 
-def test_retries_come_first_then_consumers_by_their_oldest_event_then_producers() -> None:
+def test_handlers_take_turns_whatever_makes_them_due() -> None:
     queue = [
-        ("slot", DueReason.SLOT, PRODUCER),
-        ("wake without events", DueReason.WAKE, IDLE),
-        ("newer events", DueReason.EVENTS, replace(IDLE, oldest_pending_id=9)),
-        ("wake with an old event", DueReason.WAKE, replace(IDLE, oldest_pending_id=5)),
-        ("oldest event", DueReason.EVENTS, replace(IDLE, oldest_pending_id=0)),
-        ("retry", DueReason.RETRY, replace(IDLE, oldest_pending_id=100)),
+        ("retry that started last", DueReason.RETRY, replace(IDLE, turn=4)),
+        ("slot", DueReason.SLOT, replace(PRODUCER, turn=2)),
+        ("wake", DueReason.WAKE, replace(IDLE, turn=1)),
+        ("slot that never started", DueReason.SLOT, PRODUCER),
+        ("events", DueReason.EVENTS, replace(IDLE, turn=3)),
+        ("events that never started", DueReason.EVENTS, IDLE),
     ]
     queue.sort(key=lambda item: priority(item[1], item[2]))
     assert [name for name, _, _ in queue] == [
-        "retry",
-        "oldest event",
-        "wake with an old event",
-        "newer events",
-        "wake without events",
+        "events that never started",
+        "slot that never started",
+        "wake",
         "slot",
+        "events",
+        "retry that started last",
     ]
 
 
 @pytest.mark.parametrize("reason", DueReason)
-def test_every_reason_has_a_priority(reason: DueReason) -> None:
-    assert priority(reason, IDLE) > (-1, 0)
+@pytest.mark.parametrize("is_single", [True, False])
+def test_only_a_retry_with_concurrency_one_overtakes(reason: DueReason, is_single: bool) -> None:
+    last = replace(IDLE, turn=9, is_single=is_single)
+    waiting = replace(IDLE, turn=1, is_single=is_single)
+    is_first = priority(reason, last) < priority(DueReason.EVENTS, waiting)
+    assert is_first == (is_single and reason is DueReason.RETRY)
+
+
+due_reasons = st.sampled_from(DueReason)
+#: In each pass: why each of five handlers is due, if it is, and whether it can start.
+passes = st.lists(st.lists(st.tuples(st.none() | due_reasons, st.booleans()), min_size=5, max_size=5), max_size=40)
+
+
+@given(passes, st.integers(0, 4), due_reasons)
+def test_a_due_handler_waits_at_most_until_each_other_has_started_once(
+    passes: list[list[tuple[DueReason | None, bool]]], waiting: int, reason: DueReason
+) -> None:
+    """A pass tries the due handlers in order until one starts. Each that was tried goes behind the others."""
+    turns: list[int] = []
+    overtook: list[int] = []
+    for facts in passes:
+        due = {n: (why, can_start) for n, (why, can_start) in enumerate(facts) if why is not None}
+        due[waiting] = (reason, True)
+        turn_of = {n: turns.index(n) + 1 if n in turns else 0 for n in due}
+        for n in sorted(due, key=lambda n: (priority(due[n][0], replace(IDLE, turn=turn_of[n])), n)):
+            turns = [*(other for other in turns if other != n), n]
+            if due[n][1]:
+                overtook = [] if n == waiting else [*overtook, n]
+                break
+        assert len(overtook) == len(set(overtook))
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ _CURRENT_XMAX = "pg_snapshot_xmax(pg_current_snapshot())"
 #: Facts of every handler of a workflow for the scheduler, each found by an index on what is open.
 _HANDLER_FACTS = Statement[HandlerFactsRow](f"""
 SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at, h.batch, h.ordered,
-  p.oldest_pending_id,
+  coalesce(array_position(w.turns, h.id), 0) AS turn,
   CASE WHEN h.idle_snapshot IS NULL OR pg_snapshot_xmax(h.idle_snapshot) > {_CURRENT_XMAX} THEN (
     SELECT true FROM pipeline.deliveries d
     WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.event_id > h.low_watermark
@@ -174,10 +174,6 @@ SELECT h.id, h.name, h.kind, w.concurrency, h.retry_at, h.wake_at, h.next_run_at
       AND r.status = '{RunStatus.ACTIVE}') AS has_probe_run,
   pipeline.clock() AS now
 FROM pipeline.handlers h JOIN pipeline.workflows w ON w.name = h.workflow
-CROSS JOIN LATERAL (
-  SELECT min(d.event_id) AS oldest_pending_id FROM pipeline.deliveries d
-  WHERE d.handler_id = h.id AND d.status = '{DeliveryStatus.PENDING}' AND d.event_id > h.low_watermark
-) p
 WHERE h.workflow = :workflow AND NOT h.retired ORDER BY h.name
 """)
 

@@ -7,8 +7,12 @@ from pipeline.store.predicates import KEEPS_SESSION_OPEN
 from pipeline.store.rows import NameRow, SessionIdRow
 from pipeline.store.schema import SessionRow
 
+#: The handler that starts goes behind the others of its workflow. An approved run continues, and names no handler.
 OPEN_SESSION = Statement[SessionIdRow]("""
-WITH opened AS (
+WITH turn AS (
+  UPDATE pipeline.workflows SET turns = array_append(array_remove(turns, CAST(:handler_id AS integer)), :handler_id)
+  WHERE name = :workflow AND CAST(:handler_id AS integer) <> coalesce(turns[cardinality(turns)], 0)
+), opened AS (
   INSERT INTO pipeline.sessions (workflow) VALUES (:workflow)
   ON CONFLICT (workflow) WHERE finished_at IS NULL DO NOTHING RETURNING id
 )
