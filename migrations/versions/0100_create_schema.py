@@ -137,6 +137,7 @@ CREATE INDEX events_created_by ON pipeline.events (created_by_run_id) WHERE crea
 CREATE TABLE pipeline.deliveries (
     event_id BIGINT NOT NULL,
     handler_id INTEGER NOT NULL,
+    topic TEXT NOT NULL,
     status TEXT DEFAULT 'pending' NOT NULL,
     run_id UUID,
     offered_to UUID,
@@ -169,6 +170,9 @@ CREATE INDEX deliveries_held_keys ON pipeline.deliveries (handler_id, key, event
     """,
     """
 CREATE INDEX deliveries_pending ON pipeline.deliveries (handler_id, event_id) WHERE status = 'pending'
+    """,
+    """
+CREATE INDEX deliveries_pending_of_topic ON pipeline.deliveries (handler_id, topic, event_id) WHERE status = 'pending'
     """,
     """
 CREATE INDEX deliveries_quarantined ON pipeline.deliveries (handler_id, event_id) WHERE status = 'quarantined'

@@ -104,6 +104,6 @@ def is_in_next_slice(*, ordered: str, handler: str, batch: str) -> str:
 
 def is_subscribed(*, ordered: str) -> str:
     """The consumer is subscribed to its topic: an event that no run can see blocks no other."""
-    return f"""(NOT {ordered} OR (SELECT true FROM pipeline.events t JOIN pipeline.subscriptions s
-      ON s.workflow = t.workflow AND s.topic = t.topic
-      WHERE t.id = d.event_id AND s.handler_id = d.handler_id) IS NOT NULL)"""
+    return f"""(NOT {ordered} OR (SELECT true FROM pipeline.handlers o JOIN pipeline.subscriptions s
+      ON s.workflow = o.workflow AND s.topic = d.topic AND s.handler_id = o.id
+      WHERE o.id = d.handler_id) IS NOT NULL)"""

@@ -278,6 +278,7 @@ class DeliveryRow(Protocol):
 
     event_id: EventId
     handler_id: int
+    topic: str
     status: DeliveryStatusText = column(default=DeliveryStatus.PENDING)
     run_id: RunId | None
     offered_to: RunId | None
@@ -301,6 +302,7 @@ deliveries = table(
     check("open_has_no_owner", f"(status IN {UNOWNED_DELIVERY}) <= (run_id IS NULL)"),
     check("only_pending_is_offered", f"(offered_to IS NOT NULL) <= ({_PENDING})"),
     index("deliveries_pending", "handler_id", "event_id", where=_PENDING),
+    index("deliveries_pending_of_topic", "handler_id", "topic", "event_id", where=_PENDING),
     index("deliveries_unseen", "handler_id", "xid", where=_PENDING),
     index("deliveries_reserved", "handler_id", "event_id", where=_RESERVED),
     index("deliveries_declined", "handler_id", "event_id", where=f"{_PENDING} AND declined"),

@@ -20,7 +20,7 @@ from pipeline.domain.workflows import OnUncertain
 from pipeline.store.database import Database, encode_rows
 from pipeline.store.reads import work
 from pipeline.transitions import events, mutations, runs, starts, stops
-from tests.factories import IN, a_request, a_workflow, held
+from tests.factories import IN, OUT, a_request, a_workflow, held
 
 WORKFLOW = "billing"
 #: Longer than the tests take. A statement that finds its runs' leases lapsed writes nothing and touches few pages.
@@ -59,8 +59,8 @@ _HISTORY = (
     FROM done ORDER BY mutation
     """,
     """
-    INSERT INTO pipeline.deliveries (event_id, handler_id, status, run_id, key)
-    SELECT event, :handler_id, 'consumed', run, 'customer ' || n % 1000 FROM done ORDER BY event
+    INSERT INTO pipeline.deliveries (event_id, handler_id, topic, status, run_id, key)
+    SELECT event, :handler_id, :topic, 'consumed', run, 'customer ' || n % 1000 FROM done ORDER BY event
     """,
 )
 _BACKLOG = """
@@ -69,9 +69,11 @@ WITH fresh AS (
   SELECT :workflow, :topic, 'waiting-' || gen_random_uuid(), 'customer ' || n % 1000, '{"order": 4711}'
   FROM generate_series(1, :count) AS n RETURNING id, key
 )
-INSERT INTO pipeline.deliveries (event_id, handler_id, key) SELECT id, :handler_id, key FROM fresh
+INSERT INTO pipeline.deliveries (event_id, handler_id, topic, key) SELECT id, :handler_id, :topic, key FROM fresh
 """
 
+
+QUIET_EVENTS = 20
 
 #: Rows to a transaction: watermarks of everybody on this server wait for the oldest one that is open.
 _PORTION = 10_000
@@ -100,9 +102,10 @@ class Crowd:
         return other
 
     def _rest(self, waiting: int) -> None:
-        """Let so many events wait, and then Postgres know what there is."""
+        """Let so many events wait, and some of a quiet topic behind them; then Postgres may know what there is."""
         for _ in range(0, waiting, _PORTION):
             self._write(_BACKLOG, count=_PORTION)
+        self._write(_BACKLOG, count=QUIET_EVENTS, topic=OUT)
         with self.db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("VACUUM (ANALYZE, INDEX_CLEANUP ON)"))
 
@@ -111,7 +114,7 @@ class Crowd:
         return encode_rows([{"run": run.run_id, "fence": run.fence, **extra} for run in cohort])
 
     def _write(self, *statements: str, **params: Any) -> None:
-        params |= {"workflow": WORKFLOW, "topic": IN, "handler_id": self.handler_id}
+        params = {"workflow": WORKFLOW, "topic": IN, "handler_id": self.handler_id} | params
         with self.db.transaction() as tx:
             for statement in statements:
                 tx.execute(text(statement), **{key: value for key, value in params.items() if f":{key}" in statement})

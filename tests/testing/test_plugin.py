@@ -24,8 +24,8 @@ from sqlalchemy import text
 def test_leaves_something_impossible_behind(pipeline_db):
     with pipeline_db.engine.begin() as connection:
         connection.execute(text("SET LOCAL session_replication_role = replica"))
-        columns = "(event_id, handler_id, status, run_id)"
-        row = "(1, 1, 'reserved', gen_random_uuid())"
+        columns = "(event_id, handler_id, topic, status, run_id)"
+        row = "(1, 1, 'orders', 'reserved', gen_random_uuid())"
         connection.execute(text(f"INSERT INTO pipeline.deliveries {columns} VALUES {row}"))
 
 def test_finds_an_empty_database(pipeline_db):

@@ -59,13 +59,13 @@ _WORKFLOW_OF_HANDLER = "(SELECT workflow FROM pipeline.handlers WHERE id = :hand
 _PEEK = Statement[PendingEventRow](f"""
 SELECT e.*, d.failures FROM (
   SELECT d.event_id, d.failures FROM pipeline.deliveries d
-  WHERE d.handler_id = :handler_id AND d.status = '{DeliveryStatus.PENDING}' AND d.offered_to IS NULL
-    AND d.event_id > :low_watermark
+  WHERE d.handler_id = :handler_id AND d.topic = :topic AND d.status = '{DeliveryStatus.PENDING}'
+    AND d.offered_to IS NULL AND d.event_id > :low_watermark
     AND {IS_AVAILABLE}
     AND {is_key_free(ordered=":ordered", handler=":handler_id", workflow=_WORKFLOW_OF_HANDLER)}
   ORDER BY d.event_id
 ) d CROSS JOIN LATERAL (
-  SELECT * FROM pipeline.events e WHERE e.id = d.event_id AND e.topic = :topic OFFSET 0
+  SELECT * FROM pipeline.events e WHERE e.id = d.event_id OFFSET 0
 ) e
 ORDER BY d.event_id LIMIT :limit
 """)

@@ -46,8 +46,8 @@ unknown AS (
   ON CONFLICT (workflow, topic, message_id) DO NOTHING
   RETURNING id, workflow, topic, message_id, key, created_by_run_id
 ), delivered AS (
-  INSERT INTO pipeline.deliveries (event_id, handler_id, key)
-  SELECT f.id, s.handler_id, f.key FROM fresh f
+  INSERT INTO pipeline.deliveries (event_id, handler_id, topic, key)
+  SELECT f.id, s.handler_id, f.topic, f.key FROM fresh f
   JOIN pipeline.subscriptions s ON s.workflow = f.workflow AND s.topic = f.topic
 )"""
 

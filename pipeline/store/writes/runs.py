@@ -207,8 +207,8 @@ wanted AS MATERIALIZED (
   FROM held h JOIN requested x ON x.run = h.id, unnest(x.events, x.topics) AS w(event_id, topic)
 ), free AS (
   SELECT w.run, d.event_id, d.handler_id
-  FROM pipeline.deliveries d JOIN wanted w ON w.event_id = d.event_id AND w.handler_id = d.handler_id
-  JOIN pipeline.events e ON e.id = d.event_id AND e.topic = w.topic
+  FROM pipeline.deliveries d
+  JOIN wanted w ON w.event_id = d.event_id AND w.handler_id = d.handler_id AND w.topic = d.topic
   WHERE d.status = '{DeliveryStatus.PENDING}' AND ((w.alone AND d.offered_to IS NULL) OR d.offered_to = w.run)
   ORDER BY d.event_id FOR UPDATE OF d
 ), mine AS (

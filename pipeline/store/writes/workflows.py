@@ -63,8 +63,8 @@ DELETE FROM pipeline.subscriptions WHERE workflow = :workflow AND topic = :topic
 
 BACKFILL = Command("""
 WITH filled AS (
-  INSERT INTO pipeline.deliveries (event_id, handler_id, key)
-  SELECT e.id, :handler_id, e.key FROM pipeline.events e WHERE e.workflow = :workflow AND e.topic = :topic
+  INSERT INTO pipeline.deliveries (event_id, handler_id, topic, key)
+  SELECT e.id, :handler_id, e.topic, e.key FROM pipeline.events e WHERE e.workflow = :workflow AND e.topic = :topic
   ORDER BY e.id ON CONFLICT DO NOTHING RETURNING event_id
 )
 UPDATE pipeline.handlers SET low_watermark = 0 WHERE id = :handler_id AND EXISTS (SELECT FROM filled)
