@@ -78,6 +78,7 @@ _JSON_TYPES: tuple[type, ...] = (
     events.Delivery,
     runs.RunSummary,
     runs.RunDetail,
+    runs.SessionLine,
     runs.EventLine,
     runs.MutationLine,
     resolutions.MutationSummary,

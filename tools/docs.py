@@ -16,6 +16,7 @@ from sqlalchemy.schema import Constraint
 
 from pipeline.config import Settings
 from pipeline.domain import errors
+from pipeline.domain.sequels import Sequel
 from pipeline.domain.states import (
     DELIVERY_TRANSITIONS,
     INITIAL_PHASES,
@@ -274,6 +275,11 @@ def _run_sections() -> tuple[str, ...]:
             _transition_table(RunStatus, RUN_STATUS_TRANSITIONS, "may become"),
         ),
         section("Outcome of its mutation, as the run remembers it", _member_table(MutationOutcome, "outcome")),
+        section(
+            "Sequel of a run",
+            "What became of it after it stopped. It is derived and not stored.",
+            _member_table(Sequel, "sequel"),
+        ),
     )
 
 

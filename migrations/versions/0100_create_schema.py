@@ -242,7 +242,8 @@ CREATE TABLE pipeline.runs (
     CONSTRAINT runs_outcome_when_mutated CHECK ((mutation_outcome <> '') <= (phase IN ('mutated', 'emitting', 'committed'))),
     CONSTRAINT runs_failed_mutation_ends CHECK ((mutation_outcome = 'failure') <= (phase NOT IN ('emitting', 'committed'))),
     CONSTRAINT runs_only_active_is_leased CHECK ((lease_expires_at IS NOT NULL) <= (status = 'active')),
-    CONSTRAINT runs_only_stopped_is_retried CHECK (retry_pending <= (finished_at IS NOT NULL AND status <> 'committed'))
+    CONSTRAINT runs_only_stopped_is_retried CHECK (retry_pending <= (finished_at IS NOT NULL AND status <> 'committed')),
+    CONSTRAINT runs_cost_is_not_negative CHECK (cost >= 0)
 )
  WITH (fillfactor = 60)
     """,

@@ -142,7 +142,7 @@ class Planner:
             return self._planned_run(consumer, message_ids, asked, row.approved_at is None)
         run.event_ids, run.prepare_result = tuple(row.event_ids), row.prepare_result
         is_asking = bool((row.prepare_result or {}).get("approval"))
-        return self._planned_run(consumer, message_ids, self.phases.mutate(run), is_asking)
+        return self._planned_run(consumer, message_ids, self._requested(run), is_asking)
 
     def _new_run(
         self, workflow: str, consumer: Consumer, run: Any, left: Sequence[PendingEventRow]
@@ -160,9 +160,13 @@ class Planner:
         if not run.event_ids:
             return None, set()
         run.prepare_result = {"data": plan.data, "ui": plan.ui}
-        asked = self.phases.mutate(run)
+        asked = self._requested(run)
         message_ids = tuple(ids.get(event, str(event)) for event in run.event_ids)
         return self._planned_run(consumer, message_ids, asked, plan.needs_approval), set(run.event_ids)
+
+    def _requested(self, run: Any) -> RequestedMutation | Failure | None:
+        asked = self.phases.mutate(run)
+        return asked if isinstance(asked, Failure) else asked.request
 
     def _planned_run(
         self,

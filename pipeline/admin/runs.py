@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +11,9 @@ from pipeline.admin import advice, lookup, workflows
 from pipeline.admin import timeline as admin_timeline
 from pipeline.admin.advice import Advice, RunSituation
 from pipeline.admin.timeline import TimelineEntry
-from pipeline.domain.states import Phase, RunStatus
+from pipeline.domain.costs import session_cost
+from pipeline.domain.sequels import Sequel, sequel_of
+from pipeline.domain.states import MutationOutcome, MutationStatus, Phase, RunStatus
 from pipeline.domain.values import EventHeader, header_of
 from pipeline.store.database import Database, Transaction
 from pipeline.store.reads import listings
@@ -18,6 +21,11 @@ from pipeline.store.rows import ListedEventRow, ListedRunRow
 from pipeline.store.schema import MutationRow
 
 RECENT = 10_000
+#: Columns that a summary shows as they are.
+_SAME_NAMES = (
+    *("id", "workflow", "handler", "phase", "status", "title", "attempt", "error"),
+    *("retried_by", "cost", "created_at", "finished_at"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +42,9 @@ class RunSummary:
     attempt: int
     input_count: int  #: how many inputs it pinned
     error: str | None
+    sequel: Sequel  #: what became of it after it stopped; empty unless it stopped
+    retried_by: UUID | None  #: the run that carried it forward
+    cost: Decimal | None  #: what it has reported, in the author's unit
     created_at: datetime
     finished_at: datetime | None
 
@@ -58,13 +69,23 @@ class MutationLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLine:
+    """The session of a run."""
+
+    id: UUID
+    started_at: datetime
+    result: str | None  #: completed or failed; none while it is open
+    cost: Decimal | None  #: of its runs, as far as it is known; of ten thousand runs at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunDetail:
     """Everything about one run."""
 
     run: RunSummary
     worker: str | None  #: the last one that held it
     retry_of: UUID | None
-    retried_by: UUID | None
+    session: SessionLine | None
     inputs: tuple[EventLine, ...]
     outputs: tuple[EventLine, ...]
     mutation: MutationLine | None
@@ -80,6 +101,7 @@ class RunFilter:
     handler: str | None = None
     status: RunStatus | None = None
     phase: Phase | None = None
+    is_waiting: bool = False  #: only runs that stopped and wait for something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +117,8 @@ def list_runs(db: Database, only: RunFilter, *, limit: int = 50, recent: int = R
     with db.transaction() as tx:
         _check(tx, only)
         rows = listings.runs(tx, recent=recent, limit=limit, **asdict(only))
-        partial = len(rows) < limit and only.status != RunStatus.ACTIVE and listings.has_older(tx, "runs", recent)
+        is_indexed = only.is_waiting or only.status == RunStatus.ACTIVE
+        partial = len(rows) < limit and not is_indexed and listings.has_older(tx, "runs", recent)
     return RunList(runs=tuple(run_summary(row) for row in rows), is_partial=partial)
 
 
@@ -132,7 +155,7 @@ def _run_detail(tx: Transaction, run_id: UUID) -> RunDetail:
         run=run_summary(run),
         worker=run.worker,
         retry_of=run.retry_of,
-        retried_by=carried[0].id if carried else None,
+        session=_session_line(tx, run),
         inputs=tuple(event_line(row) for row in inputs),
         outputs=tuple(event_line(row) for row in outputs),
         mutation=mutation_line(mutation) if mutation is not None else None,
@@ -143,11 +166,34 @@ def _run_detail(tx: Transaction, run_id: UUID) -> RunDetail:
 
 def run_summary(row: ListedRunRow) -> RunSummary:
     """Convert a row of a run."""
-    same: Mapping[str, Any] = {
-        name: getattr(row, name)
-        for name in ("id", "workflow", "handler", "phase", "status", "title", "attempt", "error", "created_at")
-    }
-    return RunSummary(**same, outcome=row.mutation_outcome, input_count=len(row.event_ids), finished_at=row.finished_at)
+    same: Mapping[str, Any] = {name: getattr(row, name) for name in _SAME_NAMES}
+    return RunSummary(**same, outcome=row.mutation_outcome, input_count=len(row.event_ids), sequel=sequel(row))
+
+
+def sequel(row: ListedRunRow) -> Sequel:
+    """Return what became of a run."""
+    return sequel_of(
+        RunStatus(row.status),
+        MutationOutcome(row.mutation_outcome),
+        MutationStatus(row.mutation_status) if row.mutation_status else None,
+        has_inputs=bool(row.event_ids),
+        is_retry_pending=row.retry_pending,
+        is_retried=row.retried_by is not None,
+    )
+
+
+def sequel_text(row: ListedRunRow | RunSummary) -> str:
+    """Describe what became of a run; with the run that carried it forward."""
+    found = row.sequel if isinstance(row, RunSummary) else sequel(row)
+    return f"{found} by run {row.retried_by}" if found is Sequel.CARRIED_FORWARD else str(found)
+
+
+def _session_line(tx: Transaction, run: ListedRunRow) -> SessionLine | None:
+    row = listings.session(tx, run.session_id)
+    if row is None:
+        return None
+    cost = session_cost(row.cost, row.runs_cost, is_over=row.finished_at is not None)
+    return SessionLine(id=row.id, started_at=row.started_at, result=row.result, cost=cost)
 
 
 def event_line(row: ListedEventRow) -> EventLine:

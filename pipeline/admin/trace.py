@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.admin import lookup
 from pipeline.admin.events import runs_of
+from pipeline.admin.runs import sequel_text
 from pipeline.domain.errors import InvalidInputError, NotFoundError, quantity
 from pipeline.domain.ids import RunId
 from pipeline.store.database import Database, Transaction
@@ -138,6 +139,13 @@ _FINDERS: dict[str, Callable[[Transaction, str, int], Iterable[Match]]] = {
 }
 
 
+def _run_status(run: ListedRunRow) -> str:
+    """The phase and the status of a run, and what became of it if it stopped."""
+    if run.phase == run.status:
+        return run.status
+    return ", ".join(part for part in (run.phase, run.status, sequel_text(run)) if part)
+
+
 class _TraceBuilder:
     """Go up from one thing to its roots, and down from there."""
 
@@ -207,7 +215,7 @@ class _TraceBuilder:
             kind="run",
             id=str(run.id),
             description=run.handler + (f" ({run.title})" if run.title else "") + self._missing_inputs_note(run),
-            status=f"{run.phase}, {run.status}" if run.phase != run.status else run.status,
+            status=_run_status(run),
             at=run.created_at,
             is_match=(self.match.noun, self.match.id) == ("run", str(run.id)),
         )

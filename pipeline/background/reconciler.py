@@ -44,7 +44,7 @@ from pipeline.store.schema import MutationRow
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import late_effects, mutations, reconciliation
-from pipeline.worker.outcomes import reconcile_end, storable_result, verdict_label
+from pipeline.worker.outcomes import reconcile_end, reported_cost, storable_result, verdict_label
 from pipeline.workflows.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -238,6 +238,10 @@ class Reconciler:
             finished = FinishedCall(call.idempotency_key, error=error)
         finally:
             steps.close()
+        cost = reported_cost(call, f"{row.connector}.{row.operation}.reconcile")
+        if cost is not None:
+            with self.db.transaction() as tx:
+                reconciliation.add_cost(tx, MutationId(row.id), cost)
         return reconcile_end(connector, operation, row.params, finished)
 
     def _record_decision(self, row: BookedMutationRow, decision: CallDecision) -> None:
@@ -248,8 +252,8 @@ class Reconciler:
             match decision.action:
                 case NextAction.APPLIED:
                     result = storable_result(decision.result, self.limits, f"{row.connector}.{row.operation}")
-                    item = AppliedMutation(mutation_id=mutation_id, result=result)
-                    refused = mutations.apply(tx, [item], by=Resolver.RECONCILE, limits=self.limits).refused
+                    item = AppliedMutation(mutation_id=mutation_id, result=result, resolved_by=Resolver.RECONCILE)
+                    refused = mutations.apply(tx, [item], limits=self.limits).refused
                 case NextAction.ABSENT:
                     refused = self._fail_as_absent(tx, row, decision.reason)
                 case NextAction.ESCALATE:
@@ -271,8 +275,9 @@ class Reconciler:
             error=reason,
             evidence=Evidence.ABSENCE,
             reconcile_started_at=row.reconcile_started_at,
+            resolved_by=Resolver.RECONCILE,
         )
-        refused = mutations.fail(tx, [item], by=Resolver.RECONCILE).refused
+        refused = mutations.fail(tx, [item]).refused
         if isinstance(refused.get(mutation_id), QuietPeriodError):
             reconciliation.postpone(tx, mutation_id, until_quiet=True)
             return {}

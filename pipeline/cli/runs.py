@@ -8,7 +8,7 @@ from pipeline.admin import events as event_client
 from pipeline.admin import runs as client
 from pipeline.admin.advice import Advice
 from pipeline.admin.events import EventDetail, EventFilter, EventSummary
-from pipeline.admin.runs import EventLine, RunDetail, RunFilter, RunSummary
+from pipeline.admin.runs import EventLine, RunDetail, RunFilter, RunSummary, SessionLine
 from pipeline.admin.timeline import TimelineEntry
 from pipeline.cli import common, tables
 from pipeline.domain.errors import quantity
@@ -24,6 +24,10 @@ def runs(  # noqa: PLR0913 - options of a command
     handler: Annotated[str | None, typer.Option(help="Only of this handler.")] = None,
     status: Annotated[RunStatus | None, typer.Option(help="Only of this status.")] = None,
     phase: Annotated[Phase | None, typer.Option(help="Only in this phase.")] = None,
+    waiting: Annotated[
+        bool,
+        typer.Option("--waiting", help="Only runs that stopped and wait: for a retry, reconcile or an operator."),
+    ] = False,
     limit: common.Limit = 50,
     recent: common.Recent = client.RECENT,
     as_json: common.AsJson = False,
@@ -35,7 +39,7 @@ def runs(  # noqa: PLR0913 - options of a command
         detail = client.detail(database, wanted)
         common.print_json(detail) if as_json else _print_run(detail)
         return
-    only = RunFilter(workflow=workflow, handler=handler, status=status, phase=phase)
+    only = RunFilter(workflow=workflow, handler=handler, status=status, phase=phase, is_waiting=waiting)
     found = client.list_runs(database, only, limit=limit + 1, recent=recent)
     listed, is_more = tables.first_rows(found.runs, limit)
     if as_json:
@@ -124,11 +128,12 @@ def _print_events(found: list[EventSummary], database: Database, *, is_more: boo
 
 
 def _run_note(run: RunSummary) -> str:
-    """Describe a run by its error or title; with its phase unless it is committed."""
+    """Describe a run by what became of it, its phase unless it is committed, and its error or title."""
     text = run.error or run.title or ""
     if run.status == RunStatus.COMMITTED:
         return text
-    return f"{run.phase}: {text}" if text else str(run.phase)
+    place = ", ".join(part for part in (client.sequel_text(run), run.phase) if part)
+    return f"{place}: {text}" if text else place
 
 
 def _print_run(found: RunDetail) -> None:
@@ -143,7 +148,9 @@ def _print_run(found: RunDetail) -> None:
         ("error", run.error),
         ("worker", found.worker),
         ("retry of", found.retry_of),
-        ("retried by", found.retried_by),
+        ("sequel", client.sequel_text(run)),
+        ("cost", run.cost),
+        ("session", _session_text(found.session)),
         ("mutation", mutation.id if mutation else None),
         ("  operation", mutation.operation if mutation else None),
         ("  status", mutation.status if mutation else None),
@@ -156,6 +163,13 @@ def _print_run(found: RunDetail) -> None:
     _print_event_lines("outputs", found.outputs)
     print_timeline(found.timeline)
     print_advice(found.advice)
+
+
+def _session_text(session: SessionLine | None) -> str:
+    """Describe a session that has a cost; without one there is nothing to tell."""
+    if session is None or session.cost is None:
+        return ""
+    return f"{session.id}, {session.result or 'open'}, cost {session.cost}"
 
 
 def _print_event(found: EventDetail, *, payload: bool) -> None:
@@ -178,7 +192,10 @@ def _print_event(found: EventDetail, *, payload: bool) -> None:
             f"\n{delivery.handler}{gone}: {delivery.status}{later}{error}",
             ("run", "status", "phase"),
             [(run.id, run.status, run.phase) for run in delivery.runs],
-            [run.error or run.title or "" for run in delivery.runs],
+            [
+                ": ".join(part for part in (client.sequel_text(run), run.error or run.title) if part)
+                for run in delivery.runs
+            ],
             note="details",
         )
         _print_event_lines("  caused", delivery.outputs)

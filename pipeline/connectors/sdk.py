@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
@@ -28,6 +29,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from pipeline.connectors.declaration_checks import option_problem, overriding_method, reconcile_problem, shows_problem
 from pipeline.connectors.error_table import bounded_pause, read_error
 from pipeline.connectors.secrets import secret_values
+from pipeline.domain.costs import checked_cost, total_cost
 from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
 from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
@@ -46,6 +48,7 @@ class Call:
 
     idempotency_key: str
     ends_at: float  #: on this process's monotonic clock
+    _costs: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def within(cls, idempotency_key: str, limit: timedelta) -> Self:
@@ -56,6 +59,15 @@ class Call:
     def remaining(self) -> timedelta:
         """How long the connector may still take. At zero it must not send anything."""
         return timedelta(seconds=max(0.0, self.ends_at - time.monotonic()))
+
+    def add_cost(self, amount: Decimal | int) -> None:
+        """Add to the cost of the run. A wrong amount raises nothing here: the outcome must not depend on it."""
+        self._costs.append(amount)
+
+    @property
+    def cost(self) -> Decimal | None:
+        """What was reported so far; None if nothing. Raises ``LogicError`` if an amount is not a cost."""
+        return total_cost([checked_cost(amount) for amount in self._costs])
 
 
 class Grade(StrEnum):

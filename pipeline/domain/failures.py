@@ -6,6 +6,7 @@ verb writes. Nothing else in the project decides what a failure means.
 
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import PurePath
 from typing import assert_never
@@ -58,6 +59,7 @@ class Failure:
         0
     )  #: how long a call that did not return by its deadline may still do something
     culprits: tuple[EventId, ...] = ()  #: events known to be the cause, of a run that sees more than one
+    cost: Decimal | None = None  #: of the phase that failed, until then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

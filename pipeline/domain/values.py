@@ -14,7 +14,7 @@ from pipeline.domain.failures import Failure
 from pipeline.domain.ids import EventId, Fence, MutationId, RunId
 from pipeline.domain.payloads import checked_json, checked_name, checked_text
 from pipeline.domain.policies import FailurePolicy, Retention, WakePolicy
-from pipeline.domain.states import Evidence
+from pipeline.domain.states import Evidence, Resolver
 from pipeline.domain.workflows import (
     AfterFailedMutation,
     HandlerKind,
@@ -127,6 +127,7 @@ class PreparedRun:
     ui: Any = None
     wake_at: datetime | None = None
     needs_approval: bool = False
+    cost: Decimal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,7 @@ class Request:
     keyed: bool = False  #: the outside system honours the idempotency key
     key_lifetime: timedelta | None = None  #: how long it keeps a key; None: not declared
     needs_approval: bool = False
+    cost: Decimal | None = None  #: of the phase that asked for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,8 @@ class AppliedMutation:
     mutation_id: MutationId
     result: Any = None
     fence: Fence | None = None
+    resolved_by: Resolver = Resolver.CALL
+    cost: Decimal | None = None  #: of its calls, as far as it is not recorded yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +174,7 @@ class FailedMutation:
         None  #: when the reconcile attempt began that did not find it; None: just now
     )
     fence: Fence | None = None
+    resolved_by: Resolver = Resolver.CALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,3 +107,8 @@ def is_subscribed(*, ordered: str) -> str:
     return f"""(NOT {ordered} OR (SELECT true FROM pipeline.handlers o JOIN pipeline.subscriptions s
       ON s.workflow = o.workflow AND s.topic = d.topic AND s.handler_id = o.id
       WHERE o.id = d.handler_id) IS NOT NULL)"""
+
+
+def added_cost(reported: str) -> str:
+    """Return the SQL of the cost of run ``r`` with what was reported. It stays NULL while nothing was."""
+    return f"coalesce(r.cost + {reported}.cost, r.cost, {reported}.cost)"

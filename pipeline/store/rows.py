@@ -27,6 +27,7 @@ from pipeline.store.schema import (
     PhaseText,
     RunRow,
     RunStatusText,
+    SessionRow,
     WorkflowRow,
 )
 
@@ -539,6 +540,16 @@ class ListedRunRow(Protocol):
     lease_expires_at: datetime | None
     is_leased: bool
     title: str | None
+    cost: Decimal | None
+    session_id: SessionId
+    mutation_status: MutationStatusText | None
+    retried_by: RunId | None
+
+
+class SessionCostRow(SessionRow, Protocol):
+    """A session, with what its runs have cost as far as they are kept."""
+
+    runs_cost: Decimal | None
 
 
 class UnsentRunRow(Protocol):

@@ -392,6 +392,7 @@ runs = table(
         "only_stopped_is_retried",
         f"retry_pending <= (finished_at IS NOT NULL AND status <> '{RunStatus.COMMITTED}')",
     ),
+    check("cost_is_not_negative", "cost >= 0"),
     index("runs_open", "workflow", "handler_id", where="finished_at IS NULL"),
     index("runs_retry_pending", "workflow", "id", where="retry_pending"),
     index("runs_session", "session_id"),

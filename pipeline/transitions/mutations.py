@@ -7,6 +7,7 @@ stopped in doubt. "It was not found" counts only once the request can no longer 
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from pipeline.domain.errors import (
 )
 from pipeline.domain.ids import Fence, MutationId, RunId
 from pipeline.domain.payloads import checked_json, checked_name, storable_text
-from pipeline.domain.states import MutationStatus, Phase, Resolver
+from pipeline.domain.states import MutationStatus, Phase
 from pipeline.domain.values import DEFAULT_LIMITS, AppliedMutation, FailedMutation, Limits, Request, RunLease
 from pipeline.domain.workflows import AfterFailedMutation
 from pipeline.store.database import Transaction
@@ -74,9 +75,14 @@ def send(
     return match_results(tx, cohort, landed, key=lambda row: row.run_id, transition=move)
 
 
-def resend(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[SentMutationRow]:
-    """Attempt mutations again that are known not to have happened: counted, and with a new deadline, before they go."""
-    rows = [{"run": held.run_id, "fence": held.fence} for held in cohort]
+def resend(
+    tx: Transaction, cohort: Sequence[RunLease], costs: Mapping[RunLease, Decimal | None] | None = None
+) -> BatchResult[SentMutationRow]:
+    """Attempt mutations again that are known not to have happened: counted, and with a new deadline, before they go.
+
+    ``costs`` are those of the attempts before.
+    """
+    rows = [{"run": held.run_id, "fence": held.fence, "cost": (costs or {}).get(held)} for held in cohort]
     landed = tx.guarded(mutation_store.RESEND, rows, opened_at=tx.opened_at)
     for row in landed:
         tx.log_on_commit(
@@ -87,11 +93,7 @@ def resend(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[SentMutat
 
 
 def apply(
-    tx: Transaction,
-    cohort: Sequence[AppliedMutation],
-    *,
-    by: Resolver = Resolver.CALL,
-    limits: Limits = DEFAULT_LIMITS,
+    tx: Transaction, cohort: Sequence[AppliedMutation], *, limits: Limits = DEFAULT_LIMITS
 ) -> BatchResult[MutationRow]:
     """It happened: the run's outcome is success and whatever held its workflow back is gone."""
     rows = [
@@ -99,21 +101,25 @@ def apply(
             "mutation_id": item.mutation_id,
             "fence": item.fence,
             "result": checked_json(item.result, what=f"result of mutation {item.mutation_id}", limit=limits.result),
+            "resolved_by": item.resolved_by,
+            "cost": item.cost,
         }
         for item in cohort
     ]
-    landed = tx.guarded(mutation_store.APPLY, rows, resolved_by=by)
+    landed = tx.guarded(mutation_store.APPLY, rows)
     for row in landed:
         tx.log_on_commit(
-            "mutation.applied", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=by
+            "mutation.applied",
+            run_id=row.run_id,
+            mutation_id=row.id,
+            workflow=row.workflow,
+            resolved_by=row.resolved_by,
         )
         record_time_to_resolution(tx, row, "applied")
     return _match_mutations(tx, {item.mutation_id: item.fence for item in cohort}, landed, "apply")
 
 
-def fail(
-    tx: Transaction, cohort: Sequence[FailedMutation], *, by: Resolver = Resolver.CALL
-) -> BatchResult[FailedMutationRow]:
+def fail(tx: Transaction, cohort: Sequence[FailedMutation]) -> BatchResult[FailedMutationRow]:
     """It did not happen. Refused during the quiet period if absence is the only evidence.
 
     Of a run that was stopped in doubt the inputs go back at once, unless its consumer wants the same
@@ -127,14 +133,15 @@ def fail(
             "error": storable_text(item.error),
             "evidence": item.evidence,
             "reconcile_started_at": item.reconcile_started_at,
+            "resolved_by": item.resolved_by,
         }
         for item in cohort
     ]
-    landed = tx.guarded(mutation_store.FAIL, rows, resolved_by=by, host_clock=tx.host_clock())
+    landed = tx.guarded(mutation_store.FAIL, rows, host_clock=tx.host_clock())
     _release_inputs(tx, landed)
     for row in landed:
         tx.log_on_commit(
-            "mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=by
+            "mutation.failed", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, resolved_by=row.resolved_by
         )
         record_time_to_resolution(tx, row, "failed")
     times = {item.mutation_id: item.reconcile_started_at for item in cohort}
@@ -236,4 +243,5 @@ def _request_row(item: Request, limits: Limits) -> dict[str, Any]:
         "monitor_after": item.monitor_after,
         "reconcilable": item.reconcilable,
         "needs_approval": item.needs_approval,
+        "cost": item.cost,
     }

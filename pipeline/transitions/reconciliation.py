@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from decimal import Decimal
 from uuid import UUID
 
 from pipeline.domain.ids import MutationId, RunId
@@ -41,6 +42,11 @@ def defer(tx: Transaction, row: MutationRow, reason: str) -> None:
             tx, by, "mutation.reconcile_deferred", workflow=row.workflow, run_id=row.run_id, mutation_id=row.id
         )
     tx.execute(mutation_store.DEFER, id=row.id, after=_DEFER_FOR)
+
+
+def add_cost(tx: Transaction, mutation_id: MutationId, cost: Decimal) -> None:
+    """Add what a reconcile attempt in the background has cost to the run of its mutation."""
+    tx.execute(run_store.ADD_COST, mutation_id=mutation_id, cost=cost)
 
 
 def record_time_to_resolution(tx: Transaction, row: MutationRow, verdict: str) -> None:

@@ -37,8 +37,8 @@ def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor) -> Mutation
 
 def happened(tx: Transaction, mutation_id: MutationId, by: Actor, result: Any = None) -> MutationRow:
     """Resolve a mutation for an operator: it happened, with this result."""
-    item = AppliedMutation(mutation_id=mutation_id, result=result)
-    row = apply(tx, [item], by=Resolver.OPERATOR).only()
+    item = AppliedMutation(mutation_id=mutation_id, result=result, resolved_by=Resolver.OPERATOR)
+    row = apply(tx, [item]).only()
     audit.record(tx, by, "mutation.happened", **audit.subject_of(row))
     return row
 
@@ -50,8 +50,8 @@ def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Actor, *, is_re
     """
     error = by.reason or f"{by.name} says it did not happen"
     evidence = Evidence.REFUSED if is_refused else Evidence.ABSENCE
-    item = FailedMutation(mutation_id=mutation_id, error=error, evidence=evidence)
-    row = fail(tx, [item], by=Resolver.OPERATOR).only()
+    item = FailedMutation(mutation_id=mutation_id, error=error, evidence=evidence, resolved_by=Resolver.OPERATOR)
+    row = fail(tx, [item]).only()
     audit.record(tx, by, "mutation.did_not_happen", **audit.subject_of(row))
     return row
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any, NotRequired, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
@@ -104,9 +105,12 @@ def finish_prepare(
     return _match_runs(tx, [item.lease for item in cohort], landed, move)
 
 
-def no_mutation(tx: Transaction, cohort: Sequence[RunLease]) -> BatchResult[RunRow]:
+def no_mutation(
+    tx: Transaction, cohort: Sequence[RunLease], costs: Mapping[RunLease, Decimal | None] | None = None
+) -> BatchResult[RunRow]:
     """The mutate handler asked for nothing: the phase is over with an empty outcome."""
-    landed = tx.guarded(run_store.NO_MUTATION, _lease_rows(cohort))
+    rows = [{"run": held.run_id, "fence": held.fence, "cost": (costs or {}).get(held)} for held in cohort]
+    landed = tx.guarded(run_store.NO_MUTATION, rows)
     for run in landed:
         tx.log_on_commit("run.mutated", run_id=run.id, workflow=run.workflow, outcome=MutationOutcome.NONE)
     return _match_runs(tx, cohort, landed, Transition(verb="no_mutation", phases=[Phase.PREPARED]))
@@ -278,6 +282,7 @@ def _prepared_row(item: PreparedRun, limits: Limits) -> dict[str, Any]:
         "topics": topics,
         "result": result,
         "wake_at": item.wake_at,
+        "cost": item.cost,
     }
 
 
@@ -288,7 +293,7 @@ def _emitted_row(item: RunOutput, limits: Limits) -> dict[str, Any]:
         "run": item.lease.run_id,
         "fence": item.lease.fence,
         "state": item.state if item.has_state else None,
-        "cost": str(item.cost) if item.cost is not None else None,
+        "cost": item.cost,
         "next_run_at": item.next_run_at,
     }
 

@@ -316,6 +316,7 @@ def _run_row(item: StoppedRun) -> dict[str, Any]:
         "error_type": item.failure.error_type,
         "retry_pending": item.decision.disposition.retry_pending,
         "delay": item.decision.delay,
+        "cost": item.failure.cost,
     }
 
 

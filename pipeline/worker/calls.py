@@ -3,21 +3,25 @@
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Call, Connector, Operation
+from pipeline.domain.costs import total_cost
 from pipeline.domain.errors import TransientError
+from pipeline.domain.failures import Failure
 from pipeline.domain.ids import Fence, MutationId
 from pipeline.domain.reconciliation import CallDecision, CallEnd, NextAction
-from pipeline.domain.values import AppliedMutation, FailedMutation, Limits, RunLease
+from pipeline.domain.states import Resolver
+from pipeline.domain.values import AppliedMutation, FailedMutation, Limits, RunFailure, RunLease
 from pipeline.store.rows import SentMutationRow
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions.breakers import OperationName
-from pipeline.worker.outcomes import storable_result, verdict_label
+from pipeline.worker.outcomes import reported_cost, storable_result, verdict_label
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +43,8 @@ class PendingCall:
     is_reconcile: bool = False
     doubt_reason: str = ""
     started_at: float = 0.0  #: on the monotonic clock, of the call or reconcile attempt in flight
+    call: Call | None = None  #: of the call or reconcile attempt in flight
+    cost: Decimal | None = None  #: of the calls and reconcile attempts that ended and are not recorded yet
     span: Any = None  #: of the call or reconcile attempt in flight, when spans are on
 
     @property
@@ -80,6 +86,14 @@ async def _await_in_time(answer: Awaitable[Any], pending: PendingCall, call: Cal
 def _is_out_of_time(pending: PendingCall, call: Call) -> bool:
     """Whether the time for a call or a reconcile attempt has passed."""
     return not call.remaining or (not pending.is_reconcile and pending.is_late)
+
+
+def count_cost(pending: PendingCall) -> None:
+    """Add what the call or reconcile attempt that ended has cost. What it reports later is not counted."""
+    if pending.call is not None:
+        suffix = ".reconcile" if pending.is_reconcile else ""
+        cost = reported_cost(pending.call, ".".join(pending.operation_name) + suffix)
+        pending.call, pending.cost = None, total_cost([pending.cost, cost])
 
 
 def record_metrics(pending: PendingCall, judged: CallDecision, end: CallEnd) -> None:
@@ -127,7 +141,13 @@ def is_applied(judged: CallDecision) -> bool:
 def applied_mutation(pending: PendingCall, judged: CallDecision, limits: Limits) -> AppliedMutation:
     """The record that it happened, with a result that can be stored."""
     result = storable_result(judged.result, limits, ".".join(pending.operation_name))
-    return AppliedMutation(mutation_id=MutationId(pending.mutation.id), result=result, fence=Fence(pending.lease.fence))
+    return AppliedMutation(
+        mutation_id=MutationId(pending.mutation.id),
+        result=result,
+        fence=Fence(pending.lease.fence),
+        resolved_by=_resolver(pending),
+        cost=pending.cost,
+    )
 
 
 def failed_mutation(pending: PendingCall, judged: CallDecision) -> FailedMutation:
@@ -140,4 +160,15 @@ def failed_mutation(pending: PendingCall, judged: CallDecision) -> FailedMutatio
         evidence=judged.evidence,
         reconcile_started_at=reconcile_started_at,
         fence=fence,
+        resolved_by=_resolver(pending),
     )
+
+
+def run_failure(pending: PendingCall, failure: Failure) -> RunFailure:
+    """The record that its run cannot go on, with what its calls have cost."""
+    return RunFailure(lease=pending.lease, failure=replace(failure, cost=pending.cost))
+
+
+def _resolver(pending: PendingCall) -> Resolver:
+    """What resolved it: its call, or the reconcile attempt right after it."""
+    return Resolver.RECONCILE if pending.is_reconcile else Resolver.CALL

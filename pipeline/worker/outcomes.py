@@ -5,12 +5,13 @@ may meet any exception, and every text is redacted before it is stored, logged o
 """
 
 import logging
+from decimal import Decimal
 from typing import Any
 
 from pipeline.connectors.error_table import bounded_pause
-from pipeline.connectors.sdk import Connector, Operation
+from pipeline.connectors.sdk import Call, Connector, Operation
 from pipeline.consumer_engine.bounded import FinishedCall, TimedOutError
-from pipeline.domain.errors import PayloadError
+from pipeline.domain.errors import LogicError, PayloadError
 from pipeline.domain.failures import classify
 from pipeline.domain.payloads import json_copy
 from pipeline.domain.reconciliation import (
@@ -93,6 +94,15 @@ def storable_result(result: Any, limits: Limits, what: str) -> Any:
         problem = f"it cannot be read ({type(error).__name__})"
     log.warning("%s happened, and its result cannot be kept: %s", what, problem)
     return {"unstorable": problem}
+
+
+def reported_cost(call: Call, what: str) -> Decimal | None:
+    """What a call has reported as its cost. A wrong amount is logged and not counted: the outcome stands."""
+    try:
+        return call.cost
+    except LogicError as error:
+        log.error("the cost of %s is not counted: %s", what, error)
+        return None
 
 
 def error_message(connector: Connector, operation: Operation[Any], params: dict[str, Any], error: BaseException) -> str:

@@ -8,8 +8,9 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -36,6 +37,7 @@ from pipeline.workflows.contexts import (
     NextContext,
     PrepareContext,
     ProducerContext,
+    PublishingContext,
 )
 from pipeline.workflows.handler_types import (
     Event,
@@ -54,6 +56,14 @@ _RESULT_STATUSES = {
     MutationOutcome.SKIPPED: ResultStatus.SKIPPED,
     MutationOutcome.NONE: ResultStatus.NONE,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MutateResult:
+    """What a mutate asked for, and what it has cost."""
+
+    request: RequestedMutation | None
+    cost: Decimal | None
 
 
 def lease_of(run: RunRow) -> RunLease:
@@ -104,13 +114,13 @@ class Phases:
                 else replace(returned, culprits=reader.last_peeked_ids)
             )
         try:
-            plan = _plan(run, consumer, returned, self.limits)
+            plan = replace(_plan(run, consumer, returned, self.limits), cost=context.cost)
         except Exception as error:  # noqa: BLE001 - what the handler returned cannot be used: its failure
-            return classify(error)
+            return replace(classify(error), cost=context.cost)
         phase_observer.link_inputs(run.id, lambda: reader.reserved_rows(plan))
         return plan
 
-    def mutate(self, run: ClaimedRunRow) -> RequestedMutation | Failure | None:
+    def mutate(self, run: ClaimedRunRow) -> MutateResult | Failure:
         """Ask a consumer for its one mutation."""
         consumer = self.registry.consumer(run.workflow, run.handler)
         context = MutateContext(self._context_inputs(run))
@@ -119,8 +129,9 @@ class Phases:
             return returned
         if returned is not None and returned is not context.requested:
             problem = f"{run.handler}.mutate returned a {type(returned).__name__}"
-            return classify(LogicError(f"{problem}; expected what ctx.<connector>.<mutation>(...) returns, or nothing"))
-        return context.requested
+            error = LogicError(f"{problem}; expected what ctx.<connector>.<mutation>(...) returns, or nothing")
+            return replace(classify(error), cost=context.cost)
+        return MutateResult(request=context.requested, cost=context.cost)
 
     def next(self, run: ClaimedRunRow) -> RunOutput | Failure:
         """Ask a consumer what follows."""
@@ -136,13 +147,12 @@ class Phases:
             return returned
         overlap = self.registry.workflows[run.workflow].overlap_reason
         if returned is not None and consumer.merge is None and overlap is not None:
-            return classify(
-                LogicError(
-                    f"{run.handler}.next returned state and its workflow {overlap}: updates would be lost; define "
-                    'merge(current, returned) on the consumer, or set concurrency=1 and on_uncertain="pause"'
-                )
+            error = LogicError(
+                f"{run.handler}.next returned state and its workflow {overlap}: updates would be lost; define "
+                'merge(current, returned) on the consumer, or set concurrency=1 and on_uncertain="pause"'
             )
-        return self._checked_emission(run, context.published, returned)
+            return replace(classify(error), cost=context.cost)
+        return self._checked_emission(run, context, returned)
 
     def merge_function(self, consumer: Consumer) -> Callable[[Any, Any], Any] | None:
         """How a consumer folds a returned state into the current one, if it does, within the limit of a step."""
@@ -157,18 +167,19 @@ class Phases:
         returned = self._call_handler(context, producer.function, run.handler_state, what=run.handler)
         if isinstance(returned, Failure):
             return returned
-        return self._checked_emission(run, context.published, returned, next_run_at=slot_after(producer, slot, run.now))
+        return self._checked_emission(run, context, returned, next_run_at=slot_after(producer, slot, run.now))
 
     def _context_inputs(self, run: ClaimedRunRow) -> ContextInputs:
         return ContextInputs(now=run.now, connectors=self.registry.connectors, limits=self.limits)
 
     def _checked_emission(
-        self, run: ClaimedRunRow, published: Sequence[Any], state: Any, next_run_at: datetime | None = None
+        self, run: ClaimedRunRow, context: PublishingContext, state: Any, next_run_at: datetime | None = None
     ) -> RunOutput | Failure:
+        published = context.published
         try:
             checked_json(state, what=f"state returned by {run.handler}", limit=self.limits.state)
         except PayloadError as error:
-            return classify(error)
+            return replace(classify(error), cost=context.cost)
         if (here := phase_observer.publisher_traceparent()) is not None:
             published = [replace(event, traceparent=here) for event in published]
         return RunOutput(
@@ -177,6 +188,7 @@ class Phases:
             state=state,
             has_state=state is not None,
             next_run_at=next_run_at,
+            cost=context.cost,
         )
 
     def _call_handler(self, context: Context, function: Any, *args: Any, what: str) -> Any:
@@ -193,7 +205,7 @@ class Phases:
         failure = classify(failed)
         where = "".join(traceback.format_tb(failed.__traceback__))  # its message may quote a payload
         log.warning("%s failed with %s; `pipeline runs` has its message\n%s", what, type(failed).__qualname__, where)
-        return replace(failure, message=self._redact(failure.message))
+        return replace(failure, message=self._redact(failure.message), cost=context.cost)
 
     def _redact(self, text: str) -> str:
         """Text without the credentials of any connector: a read may have put them there."""

@@ -37,7 +37,6 @@ from pipeline.worker.leases import Leases
 from pipeline.worker.phases import Phases, lease_of
 from pipeline.worker.sender import MutationSender, MutationToSend
 from pipeline.worker.settings import HandlerDurations, WorkerPolicy
-from pipeline.workflows.handler_types import RequestedMutation
 from pipeline.workflows.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -105,13 +104,13 @@ class Runner:
             fresh = [run for run in claims.claimed if run.mutation_id is None]
             approved = [MutationToSend(run=run, request=None) for run in claims.claimed if run.mutation_id is not None]
             asked, failed, rest = self._call_each(fresh, self._request_mutation, MutationToSend, PhaseTask.MUTATE)
-            silent = [lease_of(item.run) for item in asked if item.request is None]
+            silent = {lease_of(item.run): item.cost for item in asked if item.request is None}
             if silent or failed or rest:
                 with self.db.transaction() as tx:
                     if failed:
                         stops.lock_workflows(tx, (item.lease for item in failed))
                     if silent:
-                        runs.no_mutation(tx, silent)
+                        runs.no_mutation(tx, list(silent), silent)
                     ended = self._stop_and_hand_back(tx, failed, rest)
                 phase_observer.record_finished(item.run_id for item in silent)
                 phase_observer.record_failed(ended)
@@ -247,6 +246,7 @@ class Runner:
                     raise
                 held_up |= is_lock_timeout(error)
                 failure = _lock_failure(error) if is_lock_timeout(error) else classify(error)
+                failure = replace(failure, cost=item.cost)
                 self._record(verb, (), [RunFailure(lease=item.lease, failure=failure)], ())
         return landed, later
 
@@ -265,7 +265,9 @@ class Runner:
                 stops.lock_workflows(tx, (item.lease for item in failed))
             landing: BatchResult[RunRow] = verb(tx, items) if items else BatchResult(updated=())
             refused = [
-                RunFailure(lease=item.lease, failure=classify(landing.refused[item.lease.run_id]))
+                RunFailure(
+                    lease=item.lease, failure=replace(classify(landing.refused[item.lease.run_id]), cost=item.cost)
+                )
                 for item in items
                 if not isinstance(landing.refused.get(item.lease.run_id), StaleWriteError | None)
             ]
@@ -311,7 +313,7 @@ class Runner:
         answer = self.phases.mutate(run)
         if isinstance(answer, Failure):
             return answer
-        return MutationToSend(run=run, request=answer if isinstance(answer, RequestedMutation) else None)
+        return MutationToSend(run=run, request=answer.request, cost=answer.cost)
 
     def _stop_and_hand_back(
         self, tx: Transaction, failed: Sequence[RunFailure], rest: Sequence[RunLease]

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -57,6 +58,7 @@ class MutationToSend:
 
     run: ClaimedRunRow
     request: RequestedMutation | None
+    cost: Decimal | None = None  #: of the phase that asked for it
 
 
 _DecidedCall = tuple[PendingCall, CallDecision]
@@ -102,7 +104,7 @@ class MutationSender:
         """
         begun, suspended_before = time.monotonic(), worker_calls.suspended_seconds()
         by_id = {item.run.id: item.run for item in wave}
-        fresh = [self._request(item.run, item.request) for item in wave if item.request is not None]
+        fresh = [self._request(item.run, item.request, item.cost) for item in wave if item.request is not None]
         approved = [lease_of(item.run) for item in wave if item.request is None]
         with self.db.transaction() as tx:
             known, void = self._sendable(tx, approved, by_id)
@@ -128,13 +130,15 @@ class MutationSender:
         begun, suspended_before = time.monotonic(), worker_calls.suspended_seconds()
         by_id = {pending.lease.run_id: pending for pending in retries}
         with self.db.transaction() as tx:
-            landed = mutations.resend(tx, [pending.lease for pending in retries]).updated
+            costs = {pending.lease: pending.cost for pending in retries}
+            landed = mutations.resend(tx, list(costs), costs).updated
         landed_at = time.monotonic()
         reach(CrashPoint.IN_FLIGHT)
         for row in landed:
             pending = by_id[row.run_id]
             pending.mutation, pending.committed_at, pending.suspended_before = row, landed_at, suspended_before
             pending.ends_at = begun + pending.operation.timeout.total_seconds()
+            pending.cost = None
         return [by_id[row.run_id] for row in landed]
 
     def hand_back(self, rest: Sequence[RunLease]) -> None:
@@ -160,7 +164,7 @@ class MutationSender:
         pending.span = phase_observer.start_call(
             pending.lease.run_id, pending.mutation, is_reconcile=pending.is_reconcile
         )
-        pending.started_at = time.monotonic()
+        pending.started_at, pending.call = time.monotonic(), call
         calls.start(pending.lease.run_id, worker_calls.call_provider, function, pending, call, ends_at=call.ends_at)
 
     def record(self, ended: Sequence[_DecidedCall]) -> None:
@@ -195,9 +199,7 @@ class MutationSender:
     def _write(self, tx: Transaction, ended: Sequence[_DecidedCall]) -> tuple[Sequence[UUID], Sequence[StoppedRun]]:
         """Record outcomes and stop the runs that did not get theirs. Returns the others, and these."""
         stopped = [
-            RunFailure(lease=pending.lease, failure=judged.failure)
-            for pending, judged in ended
-            if judged.failure is not None
+            worker_calls.run_failure(pending, judged.failure) for pending, judged in ended if judged.failure is not None
         ]
         if stopped:
             stops.lock_workflows(tx, (item.lease for item in stopped))
@@ -282,7 +284,7 @@ class MutationSender:
             message = f"{name} no longer takes what was approved: {error}"
         return Failure(kind=FailureKind.VOID, message=message, error_type="VoidApproval")
 
-    def _request(self, run: ClaimedRunRow, asked: RequestedMutation) -> Request:
+    def _request(self, run: ClaimedRunRow, asked: RequestedMutation, cost: Decimal | None) -> Request:
         operation = self._operation(asked.connector, asked.operation)
         hashed = request_hash(asked.connector, asked.operation, asked.params)
         return Request(
@@ -299,6 +301,7 @@ class MutationSender:
             keyed=operation.keyed,
             key_lifetime=operation.key_lifetime,
             needs_approval=bool((run.prepare_result or {}).get("approval")),
+            cost=cost,
         )
 
     def _pending_call(self, row: SentMutationRow, item: RunLease, begun: float, suspended_before: float) -> PendingCall:
@@ -367,6 +370,7 @@ class _CohortSender:
         read = reconcile_end if pending.is_reconcile else call_end
         end = read(pending.connector, pending.operation, pending.mutation.params, finished)
         pending.is_overdue |= isinstance(end, CallError) and end.is_overdue
+        worker_calls.count_cost(pending)
         facts = CallFacts(
             timeout=pending.operation.timeout,
             retry=pending.operation.retry,

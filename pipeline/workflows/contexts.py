@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, NoReturn, Protocol
 
 from pydantic import ValidationError
 
 from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Connector, Operation
+from pipeline.domain.costs import checked_cost, total_cost
 from pipeline.domain.errors import EventError, LogicError, PhaseViolationError
 from pipeline.domain.ids import EventId
 from pipeline.domain.payloads import json_copy, json_payload
@@ -32,7 +34,9 @@ _OTHER_PHASE_HINTS = {
     "publish": "Events are published in next, or by a producer",
 }
 #: Attributes of a context: a connector with such a name could not be reached.
-RESERVED_NAMES = frozenset({*_OTHER_PHASE_HINTS, "now", "violation", "close", "requested", "published"})
+RESERVED_NAMES = frozenset(
+    {*_OTHER_PHASE_HINTS, "now", "violation", "close", "requested", "published", "add_cost", "cost"}
+)
 _IDS_END = 2**63  #: ids of events are positive and fit into eight bytes
 
 #: The context of the running phase. It records a violation, whichever context was misused.
@@ -65,6 +69,17 @@ class Context:
         self._is_open = True
         self.now = given.now
         self.violation: PhaseViolationError | None = None
+        self._costs: list[Decimal] = []
+
+    def add_cost(self, amount: Decimal | int) -> None:
+        """Add to the cost of this run, in a unit of your choice."""
+        self._require_usable("add_cost")
+        self._costs.append(checked_cost(amount))
+
+    @property
+    def cost(self) -> Decimal | None:
+        """What this phase has reported so far; None if nothing."""
+        return total_cost(self._costs)
 
     def close(self) -> None:
         """Refuse all further use: the phase is over."""

@@ -30,7 +30,7 @@ def test_timeout_then_an_immediate_reconcile_that_finds_it_continues_to_next(db:
     run.run()
     assert_consumed(run, shop.orders)
     assert shop.mail.reconciled_keys == [the_mutation(run).idempotency_key]
-    assert (the_mutation(run).status, the_mutation(run).resolved_by) == ("applied", "call")
+    assert (the_mutation(run).status, the_mutation(run).resolved_by) == ("applied", "reconcile")
     assert len(run.events(shop.receipts)) == 1
 
 

@@ -141,9 +141,9 @@ RUNS_AT_80 = """\
 3 runs
 id                                    status                 age  handler
 UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU  failed:logic           AA   billing/send
-    prepared: division by zero
+    inputs released, prepared: division by zero
 UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU  paused:reconciliation  AA   billing/send
-    mutating: division by zero
+    waits for an operator, mutating: division by zero
 UUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUUU  committed              AA   billing/send"""
 
 

@@ -7,6 +7,7 @@ alone, with every table held in turn by another connection, and the proof covers
 import ast
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -287,6 +288,10 @@ TRANSITIONS: dict[str, tuple[Reach, Act]] = {
     ),
     "reconciliation.postpone": (crashed, lambda tx, run: reconciliation.postpone(tx, run.mutation_id, after=LEASE)),
     "reconciliation.defer": (crashed, lambda tx, run: reconciliation.defer(tx, a_mutation(tx, run), "not known here")),
+    "reconciliation.add_cost": (
+        crashed,
+        lambda tx, run: reconciliation.add_cost(tx, run.mutation_id, Decimal("0.1")),
+    ),
     "reconciliation.escalate": (crashed, lambda tx, run: reconciliation.escalate(tx, [run.mutation_id], "asked")),
     "resolution.happened": (escalated, lambda tx, run: resolution.happened(tx, run.mutation_id, SOMEBODY)),
     "resolution.did_not_happen": (escalated, lambda tx, run: resolution.did_not_happen(tx, run.mutation_id, SOMEBODY)),

@@ -66,6 +66,8 @@ LOOKS: Mapping[str, Asked] = {
     "newest runs": (listings._RECENT_RUNS, lambda _: runs(workflow=WORKFLOW)),
     "runs of a rare status": (listings._RECENT_RUNS, lambda _: runs(status="crashed")),
     "active runs": (listings._ACTIVE_RUNS, lambda _: runs(status="active")),
+    "waiting runs": (listings._WAITING_RUNS, lambda _: runs()),
+    "session": (listings._SESSION, lambda crowd: {"id": some(crowd, "sessions")[0], "limit": 1_000}),
     "runs by id": (listings._RUNS_BY_ID, lambda crowd: {"ids": some(crowd, "runs")}),
     "carried by": (listings._RETRIES_OF, lambda crowd: {"ids": some(crowd, "runs")}),
     "outputs": (listings._OUTPUTS, lambda crowd: {"ids": some(crowd, "runs"), "limit": 100}),

@@ -110,7 +110,7 @@ def requested_plan(crowd: Crowd) -> dict[str, Any]:
 
 
 def verdicts(crowd: Crowd, **extra: Any) -> dict[str, Any]:
-    told = {"evidence": "definite", "status": "indeterminate"}
+    told = {"evidence": "definite", "status": "indeterminate", "resolved_by": "call"}
     rows = [{"mutation_id": row.id, "fence": row.fence, **told} for row in crowd.mutating[80:]]
     return {"rows": encode_rows(rows), **extra}
 
@@ -187,8 +187,8 @@ WRITES: Mapping[str, Asked] = {
     ),
     "begin mutation": (mutation_store.BEGIN, requested_plan),
     "send": (mutation_store.SEND, requested_plan),
-    "apply": (mutation_store.APPLY, lambda crowd: verdicts(crowd, resolved_by="call")),
-    "fail": (mutation_store.FAIL, lambda crowd: verdicts(crowd, resolved_by="call", host_clock=NOW)),
+    "apply": (mutation_store.APPLY, verdicts),
+    "fail": (mutation_store.FAIL, lambda crowd: verdicts(crowd, host_clock=NOW)),
     "doubt": (mutation_store.DOUBT, lambda crowd: verdicts(crowd, opened_at=NOW)),
     "book": (mutation_store.BOOK, lambda crowd: verdicts(crowd, host_clock=NOW)),
     "escalate": (

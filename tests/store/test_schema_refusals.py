@@ -198,6 +198,7 @@ CASES = (
     runs_set("only_active_is_leased", committed, "lease_expires_at = pipeline.clock()"),
     runs_set("only_stopped_is_retried", preparing, "retry_pending = true"),
     runs_set("only_stopped_is_retried", committed, "retry_pending = true"),
+    runs_set("cost_is_not_negative", committed, "cost = -1"),
     *(
         runs_set("phase_only_grows", run_in(phase), f"phase = '{before}'")
         for before, phase in zip(Phase, list(Phase)[1:], strict=False)

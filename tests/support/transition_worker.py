@@ -168,16 +168,22 @@ class Walker:
     def _reconcile(self) -> bool:
         """Ask the world about every mutation in doubt, the look booked before it begins."""
         with self.db.transaction() as tx:
-            found = work.mutations(tx, ledger.due_mutation_ids(tx))
-            doubted = [row for row in found if row.status == MutationStatus.NEEDS_RECONCILE]
+            due = work.mutations(tx, ledger.due_mutation_ids(tx))
+            doubted = [row for row in due if row.status == MutationStatus.NEEDS_RECONCILE]
             reconciliation.book(tx, [(m.id, m.reconcile_attempts, timedelta(seconds=10)) for m in doubted])
         for mutation in doubted:
             with self.db.transaction() as tx:
                 if self.world.has(mutation.idempotency_key):
-                    mutations.apply(tx, [AppliedMutation(mutation_id=mutation.id)], by=Resolver.RECONCILE).only()
+                    found = AppliedMutation(mutation_id=mutation.id, resolved_by=Resolver.RECONCILE)
+                    mutations.apply(tx, [found]).only()
                 else:
-                    verdict = FailedMutation(mutation_id=mutation.id, error="not found", evidence=Evidence.ABSENCE)
-                    mutations.fail(tx, [verdict], by=Resolver.RECONCILE).only()
+                    verdict = FailedMutation(
+                        mutation_id=mutation.id,
+                        error="not found",
+                        evidence=Evidence.ABSENCE,
+                        resolved_by=Resolver.RECONCILE,
+                    )
+                    mutations.fail(tx, [verdict]).only()
         return bool(doubted)
 
     def _persons_turn(self) -> None:

@@ -140,9 +140,11 @@ def test_a_definite_refusal_without_a_fence_waits_for_the_quiet_period_like_any_
     a_workflow(db)
     some_events(db, "m1")
     run = stopped(db, a_run(db, Phase.MUTATING, settle=timedelta(hours=1)))
-    claimed = FailedMutation(mutation_id=run.mutation_id, error="422", evidence=Evidence.DEFINITE)
+    claimed = FailedMutation(
+        mutation_id=run.mutation_id, error="422", evidence=Evidence.DEFINITE, resolved_by=Resolver.RECONCILE
+    )
     with pytest.raises(QuietPeriodError), db.transaction() as tx:
-        mutations.fail(tx, [claimed], by=Resolver.RECONCILE).only()
+        mutations.fail(tx, [claimed]).only()
     assert the_mutation(db, run.mutation_id).status == "needs_reconcile"
 
 

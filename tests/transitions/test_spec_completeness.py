@@ -82,8 +82,13 @@ def test_a_refused_mutation_releases_inputs(db: Database) -> None:
 def test_a_mutation_that_reconcile_finds_absent_releases_inputs(db: Database) -> None:
     run, event = in_doubt(db)
     with db.transaction() as tx:
-        verdict = FailedMutation(mutation_id=run.mutation_id, error="not found", evidence=Evidence.ABSENCE)
-        mutations.fail(tx, [verdict], by=Resolver.RECONCILE).only()
+        verdict = FailedMutation(
+            mutation_id=run.mutation_id,
+            error="not found",
+            evidence=Evidence.ABSENCE,
+            resolved_by=Resolver.RECONCILE,
+        )
+        mutations.fail(tx, [verdict]).only()
     run = the_run(db, run.id)
     assert (run.mutation_outcome, run.retry_pending) == (MutationOutcome.FAILURE, False)
     assert (event_status(db, event), status_of(db)) == ("pending", WorkflowStatus.ACTIVE)
@@ -92,8 +97,8 @@ def test_a_mutation_that_reconcile_finds_absent_releases_inputs(db: Database) ->
 def test_a_mutation_that_reconcile_finds_is_continued_by_a_retry(db: Database) -> None:
     run, event = in_doubt(db)
     with db.transaction() as tx:
-        verdict = AppliedMutation(mutation_id=run.mutation_id, result={"id": 7})
-        mutations.apply(tx, [verdict], by=Resolver.RECONCILE).only()
+        verdict = AppliedMutation(mutation_id=run.mutation_id, result={"id": 7}, resolved_by=Resolver.RECONCILE)
+        mutations.apply(tx, [verdict]).only()
     run = the_run(db, run.id)
     assert (run.mutation_outcome, run.retry_pending, run.status) == ("success", True, "paused:reconciliation")
     assert status_of(db) is WorkflowStatus.ACTIVE

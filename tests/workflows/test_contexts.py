@@ -232,4 +232,4 @@ def test_prepare_may_peek_get_and_read_and_has_the_time(db: Database) -> None:
 )
 def test_a_context_has_exactly_the_methods_of_its_phase(kind: type, offers: set[str]) -> None:
     methods = {name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))}
-    assert methods - {"close"} == offers
+    assert methods - {"close", "add_cost"} == offers

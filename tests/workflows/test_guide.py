@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,14 @@ def test_the_consumer_of_the_guide_runs_as_it_is_printed(db: Database, guides: d
         exec(block, names)
     orders = [{"id": 1, "order": "1", "email": "a@example.org"}, {"id": 2, "order": "2", "email": "b@example.org"}]
     shop = scripted("shop", reads={"paid_orders": lambda since: [order for order in orders if order["id"] > since]})
-    mail, crm = scripted("mail"), scripted("crm", mutations=["upsert"])
-    run = Inline(db, [names["receipts"]], [shop, mail, crm])
+    mail, crm, sms = scripted("mail"), scripted("crm", mutations=["upsert"]), scripted("sms")
+    run = Inline(db, [names["receipts"]], [shop, mail, crm, sms])
     run.run()
     assert_consumed(run, names["paid"])
     assert mail.times(to="a@example.org") == mail.times(to="b@example.org") == 1, describe_state(run)
     assert crm.times(id="1", status="paid") == 1
     assert run.state(names["receipts"], "poll_shop") == {"since": 2}
+    assert [row.cost for row in run.runs() if row.handler == "text_customer"] == [Decimal("0.05")] * 2
     assert sorted(event.message_id for event in run.events(names["sent"])) == ["receipt:1", "receipt:2"]
 
 

@@ -25,6 +25,7 @@ from pipeline.store.rows import (
     ListedRunRow,
     ListedWorkflowRow,
     MutationIdRow,
+    SessionCostRow,
     UnsentRunRow,
 )
 from pipeline.store.schema import AuditRow, BlockRow, HandlerRow
@@ -167,7 +168,9 @@ _RUN = """
   r.id, r.workflow, h.name AS handler, h.kind, r.phase, r.status, r.mutation_outcome, r.mutation_id, r.attempt,
   r.retry_of, r.retry_pending, r.retry_at, r.error, r.error_type, r.created_at, r.started_at, r.finished_at,
   r.event_ids, r.worker, r.lease_expires_at, coalesce(r.lease_expires_at > pipeline.clock(), false) AS is_leased,
-  r.prepare_result -> 'ui' ->> 'title' AS title
+  r.prepare_result -> 'ui' ->> 'title' AS title, r.cost, r.session_id,
+  (SELECT m.status FROM pipeline.mutations m WHERE m.id = r.mutation_id) AS mutation_status,
+  (SELECT c.id FROM pipeline.runs c WHERE c.retry_of = r.id) AS retried_by
 """
 _RUN_FILTER = """
     (CAST(:workflow AS text) IS NULL OR r.workflow = :workflow)
@@ -184,6 +187,15 @@ SELECT {_RUN} FROM pipeline.workflows w CROSS JOIN LATERAL (
   SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL LIMIT :recent
 ) r JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_RUN_FILTER} ORDER BY r.id DESC LIMIT :limit
 """)
+#: A run that stopped and is not over waits for a retry or for approval. An index finds each.
+_WAITING_RUNS = Statement[ListedRunRow](f"""
+SELECT {_RUN} FROM pipeline.workflows w CROSS JOIN LATERAL (
+  (SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.retry_pending ORDER BY r.id DESC LIMIT :recent)
+  UNION ALL
+  (SELECT * FROM pipeline.runs r WHERE r.workflow = w.name AND r.finished_at IS NULL
+    AND r.status = '{RunStatus.PAUSED_APPROVAL}' LIMIT :recent)
+) r JOIN pipeline.handlers h ON h.id = r.handler_id WHERE {_RUN_FILTER} ORDER BY r.id DESC LIMIT :limit
+""")
 _RUNS_BY_ID = Statement[ListedRunRow](f"""
 SELECT {_RUN} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
@@ -191,6 +203,11 @@ WHERE r.id = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
 _RETRIES_OF = Statement[ListedRunRow](f"""
 SELECT {_RUN} FROM pipeline.runs r JOIN pipeline.handlers h ON h.id = r.handler_id
 WHERE r.retry_of = ANY(CAST(:ids AS uuid[])) ORDER BY r.id
+""")
+_SESSION = Statement[SessionCostRow]("""
+SELECT s.*, (SELECT sum(r.cost) FROM (
+  SELECT r.cost FROM pipeline.runs r WHERE r.session_id = s.id LIMIT :limit) r) AS runs_cost
+FROM pipeline.sessions s WHERE s.id = :id
 """)
 _OUTPUTS = Statement[ListedEventRow](f"""
 SELECT {_EVENT}, s.deliveries FROM pipeline.events e {_JOIN_DELIVERIES}
@@ -325,16 +342,27 @@ def deliveries_by_event(tx: Transaction, ids: Sequence[int]) -> Sequence[EventDe
     return tx.all(_DELIVERIES_BY_EVENT, ids=list(ids))
 
 
-def runs(tx: Transaction, *, recent: int, limit: int = 50, **only: Any) -> Sequence[ListedRunRow]:
-    """Runs, newest first; ``only`` names workflow, handler, status and phase."""
+def runs(
+    tx: Transaction, *, recent: int, limit: int = 50, is_waiting: bool = False, **only: Any
+) -> Sequence[ListedRunRow]:
+    """Runs, newest first; ``only`` names workflow, handler, status and phase.
+
+    ``is_waiting``: only runs that stopped and wait for something.
+    """
     given: dict[str, Any] = {"workflow": None, "handler": None, "status": None, "phase": None, **only}
     statement = _ACTIVE_RUNS if given["status"] == "active" else _RECENT_RUNS
+    statement = _WAITING_RUNS if is_waiting else statement
     return tx.all(statement, recent=recent, limit=limit, **given)
 
 
 def runs_by_id(tx: Transaction, ids: Sequence[UUID]) -> Sequence[ListedRunRow]:
     """These runs."""
     return tx.all(_RUNS_BY_ID, ids=[str(id_) for id_ in ids])
+
+
+def session(tx: Transaction, session_id: UUID) -> SessionCostRow | None:
+    """The session of a run, with what its runs have cost."""
+    return tx.first(_SESSION, id=session_id, limit=MAX_COUNTED)
 
 
 def retries_of(tx: Transaction, ids: Sequence[UUID]) -> Sequence[ListedRunRow]:

@@ -15,7 +15,7 @@ from pipeline.domain.values import NewEvent
 from pipeline.domain.workflows import HandlerKind
 from pipeline.store import schema
 from pipeline.store.database import Command, Statement, Transaction, encode_rows
-from pipeline.store.predicates import BEFORE_PREPARED, OPEN_DELIVERY, UNOWNED_DELIVERY
+from pipeline.store.predicates import BEFORE_PREPARED, OPEN_DELIVERY, UNOWNED_DELIVERY, added_cost
 from pipeline.store.rows import CommittedRunRow, EventIdRow, PublishedEventRow, ReleasedInputRow
 from pipeline.store.schema import DeliveryRow
 
@@ -83,7 +83,7 @@ WITH requested AS (
   UPDATE pipeline.runs r
   SET phase = '{Phase.COMMITTED}', status = '{RunStatus.COMMITTED}', finished_at = pipeline.clock(),
     lease_expires_at = NULL,
-      output_state = x.state, cost = x.cost
+      output_state = x.state, cost = {added_cost("x")}
   FROM requested x, held h WHERE r.id = h.id AND x.run = h.id
   RETURNING r.*
 ), inputs AS MATERIALIZED (

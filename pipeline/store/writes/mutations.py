@@ -8,7 +8,7 @@ Only ``transitions`` may import this.
 from pipeline.domain.states import Evidence, MutationOutcome, MutationStatus, Phase, Resolver, RunStatus
 from pipeline.domain.workflows import AfterFailedMutation, BlockKind
 from pipeline.store.database import Command, Statement
-from pipeline.store.predicates import MUTATION_IN_DOUBT
+from pipeline.store.predicates import MUTATION_IN_DOUBT, added_cost
 from pipeline.store.rows import BookedMutationRow, FailedMutationRow, SentMutationRow
 from pipeline.store.schema import MutationRow
 
@@ -37,7 +37,8 @@ WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
     AS x(run uuid, fence bigint, connector text, operation text, params jsonb, request_hash text,
          effect_id uuid, timeout interval, settle interval, monitor_after interval,
-         reconcilable boolean, keyed boolean, key_lifetime interval, needs_approval boolean)
+         reconcilable boolean, keyed boolean, key_lifetime interval, needs_approval boolean,
+         cost numeric)
 ), held AS (
   SELECT r.id, r.workflow FROM pipeline.runs r JOIN requested x ON x.run = r.id
   WHERE r.id = ANY(ARRAY(SELECT run FROM requested))
@@ -65,8 +66,9 @@ WITH requested AS (
       status = CASE w.status WHEN '{MutationStatus.PENDING}' THEN '{RunStatus.PAUSED_APPROVAL}' ELSE r.status END,
       lease_expires_at = CASE w.status WHEN '{MutationStatus.IN_FLIGHT}'
         THEN greatest(r.lease_expires_at, w.send_deadline) END,
-      lease_duration = greatest(r.lease_duration, w.timeout)
-  FROM written w WHERE r.id = w.run_id
+      lease_duration = greatest(r.lease_duration, w.timeout),
+      cost = {added_cost("x")}
+  FROM written w JOIN requested x ON x.run = w.run_id WHERE r.id = w.run_id
   RETURNING r.fence, r.id AS run_id
 )
 SELECT w.*, m.fence FROM written w JOIN moved m ON m.run_id = w.run_id ORDER BY w.id
@@ -80,10 +82,12 @@ _HELD = f"""held AS (
     AND r.lease_expires_at > pipeline.clock()
   ORDER BY r.id FOR NO KEY UPDATE OF r
 )"""
-_LEASED = """leased AS (
-  UPDATE pipeline.runs r SET lease_expires_at = greatest(r.lease_expires_at, s.send_deadline),
-    lease_duration = greatest(r.lease_duration, s.timeout)
-  FROM sent s WHERE r.id = s.run_id RETURNING r.fence, r.id
+_LEASED = f"""leased AS (
+  UPDATE pipeline.runs r
+  SET lease_expires_at = greatest(r.lease_expires_at, s.send_deadline),
+    lease_duration = greatest(r.lease_duration, s.timeout), cost = {added_cost("x")}
+  FROM sent s JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(run uuid, cost numeric) ON x.run = s.run_id
+  WHERE r.id = s.run_id RETURNING r.fence, r.id
 )
 SELECT s.*, l.fence FROM sent s JOIN leased l ON l.id = s.run_id ORDER BY s.id"""
 
@@ -133,16 +137,17 @@ unblocked AS (
 
 APPLY = Statement[MutationRow](f"""
 WITH requested AS (
-  SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(mutation_id uuid, fence bigint, result jsonb)
+  SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
+    AS x(mutation_id uuid, fence bigint, result jsonb, resolved_by text, cost numeric)
 ), {_JUDGED.format(guard="")}, settled AS (
   UPDATE pipeline.mutations m
   SET status = '{MutationStatus.APPLIED}', result = j.result, error = NULL, next_reconcile_at = NULL,
-      resolved_by = :resolved_by, resolved_at = pipeline.clock()
+      resolved_by = j.resolved_by, resolved_at = pipeline.clock()
   FROM judged j WHERE m.id = j.mutation RETURNING m.*
 ), moved AS (
   UPDATE pipeline.runs r
   SET phase = '{Phase.MUTATED}', mutation_outcome = '{MutationOutcome.SUCCESS}', lease_expires_at = NULL,
-    dispatched_at = pipeline.clock()
+    dispatched_at = pipeline.clock(), cost = {added_cost("j")}
   FROM judged j WHERE r.id = j.run
 ), {_UNBLOCKED}
 SELECT * FROM settled ORDER BY id
@@ -156,11 +161,12 @@ _IS_EVIDENCE = f"""AND ((x.evidence IN ('{Evidence.REFUSED}', '{Evidence.DEFINIT
 FAIL = Statement[FailedMutationRow](f"""
 WITH requested AS (
   SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb))
-    AS x(mutation_id uuid, fence bigint, error text, evidence text, reconcile_started_at timestamptz)
+    AS x(mutation_id uuid, fence bigint, error text, evidence text, reconcile_started_at timestamptz,
+      resolved_by text)
 ), {_JUDGED.format(guard=_IS_EVIDENCE)}, settled AS (
   UPDATE pipeline.mutations m
   SET status = '{MutationStatus.FAILED}', error = j.error, next_reconcile_at = NULL,
-      resolved_by = :resolved_by, resolved_at = pipeline.clock(), refused = (j.evidence = '{Evidence.REFUSED}'),
+      resolved_by = j.resolved_by, resolved_at = pipeline.clock(), refused = (j.evidence = '{Evidence.REFUSED}'),
       next_monitor_at = CASE WHEN (j.evidence = '{Evidence.ABSENCE}' OR j.fence IS NULL) AND m.reconcilable
         THEN pipeline.clock() + m.monitor_after END
   FROM judged j WHERE m.id = j.mutation RETURNING m.*

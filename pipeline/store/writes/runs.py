@@ -21,6 +21,7 @@ from pipeline.store.predicates import (
     IS_RETRY_DUE,
     IS_UNCLAIMED,
     RESOLVED_MUTATION,
+    added_cost,
     is_in_next_slice,
     is_key_free,
     is_subscribed,
@@ -42,8 +43,12 @@ KnownHandlers = Collection[tuple[str, str]] | None
 
 _REQUESTED = "requested AS (SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x({columns}))"
 
-_PREPARED_COLUMNS = "run uuid, fence bigint, events bigint[], topics text[], result jsonb, wake_at timestamptz"
-_STOPPED_COLUMNS = "run uuid, status text, error text, error_type text, retry_pending boolean, delay interval"
+_PREPARED_COLUMNS = (
+    "run uuid, fence bigint, events bigint[], topics text[], result jsonb, wake_at timestamptz, cost numeric"
+)
+_STOPPED_COLUMNS = (
+    "run uuid, status text, error text, error_type text, retry_pending boolean, delay interval, cost numeric"
+)
 
 _IS_CONSUMER = f"""EXISTS (
   SELECT FROM pipeline.handlers h WHERE h.id = r.handler_id AND h.kind = '{HandlerKind.CONSUMER}')"""
@@ -219,8 +224,8 @@ wanted AS MATERIALIZED (
 ), moved AS (
   UPDATE pipeline.runs r
   SET phase = '{Phase.PREPARED}', event_ids = c.events, prepare_result = c.result, lease_expires_at = NULL,
-      dispatched_at = pipeline.clock()
-  FROM complete c WHERE r.id = c.id
+      dispatched_at = pipeline.clock(), cost = {added_cost("x")}
+  FROM complete c JOIN requested x ON x.run = c.id WHERE r.id = c.id
   RETURNING r.*
 ), reserved AS (
   UPDATE pipeline.deliveries d
@@ -265,10 +270,11 @@ SELECT * FROM moved ORDER BY id
 """)
 
 NO_MUTATION = Statement[RunRow](f"""
-WITH {_REQUESTED.format(columns="run uuid, fence bigint")},
+WITH {_REQUESTED.format(columns="run uuid, fence bigint, cost numeric")},
 {_HELD.format(guard=f"r.phase = '{Phase.PREPARED}'")}
-UPDATE pipeline.runs r SET phase = '{Phase.MUTATED}', lease_expires_at = NULL, dispatched_at = pipeline.clock()
-FROM held WHERE r.id = held.id RETURNING r.*
+UPDATE pipeline.runs r SET phase = '{Phase.MUTATED}', lease_expires_at = NULL, dispatched_at = pipeline.clock(),
+  cost = {added_cost("x")}
+FROM held JOIN requested x ON x.run = held.id WHERE r.id = held.id RETURNING r.*
 """)
 
 _HELD_WITHOUT_MUTATION = sql_list(Phase.PREPARING, Phase.PREPARED, Phase.EMITTING)
@@ -395,7 +401,8 @@ STOP = Statement[RunRow](f"""
 WITH {_REQUESTED.format(columns=_STOPPED_COLUMNS)}
 UPDATE pipeline.runs r
 SET status = x.status, error = x.error, error_type = x.error_type, finished_at = pipeline.clock(),
-    lease_expires_at = NULL, retry_pending = x.retry_pending, retry_at = pipeline.clock() + x.delay
+    lease_expires_at = NULL, retry_pending = x.retry_pending, retry_at = pipeline.clock() + x.delay,
+    cost = {added_cost("x")}
 FROM requested x WHERE r.id = x.run RETURNING r.*
 """)
 
@@ -472,4 +479,10 @@ def execute_ids(tx: Transaction, statement: Statement[RowT], ids: Sequence[UUID]
 #: The run that retries such a run counts its attempts from 1 again.
 RESET_RUN_FAILURES = Command("""
 UPDATE pipeline.runs SET attempt = 0, retry_at = NULL WHERE workflow = :workflow AND retry_pending
+""")
+
+#: What a reconcile attempt in the background has cost. Its run is stopped, so no fence guards it.
+ADD_COST = Command(f"""
+UPDATE pipeline.runs r SET cost = {added_cost("x")}
+FROM (SELECT CAST(:cost AS numeric) AS cost) x, pipeline.mutations m WHERE m.id = :mutation_id AND r.id = m.run_id
 """)

@@ -25,7 +25,15 @@ DELETE FROM pipeline.sessions s
 WHERE s.id = :id AND NOT EXISTS (SELECT FROM pipeline.runs r WHERE r.session_id = s.id)
 """)
 
-JOIN_SESSION = Command("UPDATE pipeline.runs SET session_id = :session_id WHERE id = :run_id")
+#: The run takes its cost with it, out of the session that ended while it waited for approval.
+JOIN_SESSION = Command("""
+WITH joined AS (
+  UPDATE pipeline.runs r SET session_id = :session_id FROM pipeline.runs old
+  WHERE r.id = :run_id AND old.id = r.id RETURNING old.session_id AS left_id, r.cost
+)
+UPDATE pipeline.sessions s SET cost = s.cost - j.cost FROM joined j
+WHERE s.id = j.left_id AND s.id <> :session_id AND s.finished_at IS NOT NULL AND j.cost IS NOT NULL
+""")
 
 LOCK_WORKFLOWS_OF_SESSIONS = Statement[NameRow]("""
 SELECT w.name FROM pipeline.workflows w
