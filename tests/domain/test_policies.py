@@ -30,6 +30,7 @@ chances = st.floats(min_value=0, max_value=1, exclude_max=True)
 attempts = st.integers(min_value=1, max_value=200)
 
 
+@rule("R-12")
 @pytest.mark.parametrize(
     ("attempt", "seconds"), [(1, 10), (2, 20), (3, 40), (4, 80), (5, 160), (6, 320), (7, 600), (8, 600), (10_000, 600)]
 )

@@ -134,6 +134,26 @@ def test_a_commit_consumes_exactly_the_inputs_of_its_run(db: Database) -> None:
     assert (event_status(db, first), event_status(db, second)) == ("consumed", "pending")
 
 
+@rule("X-13")
+def test_a_commit_consumes_saves_the_state_ends_the_run_and_counts_in_its_session(db: Database) -> None:
+    a_workflow(db)
+    (event,) = some_events(db, "m1")
+    run = a_run(db, Phase.EMITTING)
+    assert (event_status(db, event), _state(db)) == ("reserved", None)
+    run = committed(db, run, state={"sent": 1}, has_state=True)
+    assert (run.phase, run.status, run.lease_expires_at) == ("committed", "committed", None)
+    assert run.finished_at is not None
+    assert (event_status(db, event), _state(db)) == ("consumed", {"sent": 1})
+    with db.transaction() as tx:
+        sessions.finish(tx, [run.session_id])
+    assert session_of(db, run).run_count == 1
+
+
+def _state(db: Database) -> Any:
+    with db.transaction() as tx:
+        return tx.one(Statement[Any]("SELECT state FROM pipeline.handlers WHERE name = 'send'")).state
+
+
 @rule("X-C13", "X-A5")
 @pytest.mark.parametrize(
     ("phase", "expected"),
@@ -238,12 +258,14 @@ def test_maintenance_and_its_task_come_with_the_failure_and_end_with_a_fix(db: D
 @rule("X-C24")
 def test_pausing_and_resuming_change_no_run_no_event_and_no_count(db: Database) -> None:
     a_workflow(db, concurrency=4, failures=FailurePolicy(max_failures=2))
-    some_events(db, "m1", "m2", "m3")
+    some_events(db, "m1", "m2", "m3", "m4")
     waiting = stopped(db, a_run(db, Phase.EMITTING), FailureKind.TRANSIENT)
+    in_flight = a_run(db, Phase.MUTATING)
     stopped(db, a_run(db, Phase.PREPARED), FailureKind.TRANSIENT)
     stopped(db, a_run(db, Phase.PREPARED), FailureKind.AUTH)
     before = _rows(db)
     assert waiting.retry_at
+    assert in_flight.lease_expires_at
     with db.transaction() as tx:
         workflows.pause(tx, "billing", SOMEBODY)
         assert starts.start(tx, "billing", "send").hold_reason == "paused"
@@ -257,7 +279,7 @@ def test_pausing_and_resuming_change_no_run_no_event_and_no_count(db: Database) 
 
 def _rows(db: Database) -> dict[str, list[str]]:
     """Every row that pause and resume must not touch."""
-    tables = ("runs", "deliveries", "handlers", "mutations", "sessions")
+    tables = ("runs", "events", "deliveries", "handlers", "mutations", "sessions")
     with db.transaction() as tx:
         found = {
             name: tx.all(Statement[Any](f"SELECT CAST(t AS text) AS line FROM pipeline.{name} t")) for name in tables

@@ -136,6 +136,25 @@ def test_mutate_is_relaunched_only_after_its_mutation_definitely_failed(db: Data
     assert event_status(db, event) == "reserved"
 
 
+@rule("L-R2")
+def test_mutate_is_never_relaunched_after_its_mutation_happened(db: Database) -> None:
+    a_workflow(db, after_failed_mutation="mutate")
+    some_events(db, "m1")
+    run = a_run(db, Phase.MUTATING)
+    db.advance_clock(LEASE + TIMEOUT)
+    rescuer.recover_crashed_runs(db)
+    with db.transaction() as tx:
+        resolution.happened(tx, run.mutation_id, SOMEBODY)
+    retry = carried_forward(db, the_run(db, run.id))
+    assert (retry.phase, retry.mutation_id) == ("emitting", run.mutation_id)
+    for known in (run, retry):
+        with db.transaction() as tx:
+            assert runs.claim(tx, PhaseTask.MUTATE, [known.id], lease_duration=LEASE, worker="w2").claimed == ()
+    claimed = claimed_next(db, retry)
+    with pytest.raises(IllegalTransitionError), db.transaction() as tx:
+        mutations.begin_mutation(tx, [a_request(claimed)]).only()
+
+
 @rule("L-R3")
 def test_next_can_be_relaunched_and_publishes_each_message_once(db: Database) -> None:
     a_workflow(db)

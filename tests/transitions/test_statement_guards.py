@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from pipeline.background import rescuer
 from pipeline.domain.errors import IllegalTransitionError, ReservationError, UnresolvedError
 from pipeline.domain.failures import FailureKind
 from pipeline.domain.states import Phase, PhaseTask
 from pipeline.domain.values import AppliedMutation, HandlerSpec, NewEvent, RunOutput
 from pipeline.domain.workflows import OnUncertain, StartAt
 from pipeline.store.database import Database, Statement
-from pipeline.transitions import events, mutations, reconciliation, registration, runs, starts, workflows
+from pipeline.transitions import events, mutations, reconciliation, registration, resolution, runs, starts, workflows
 from tests.factories import (
     IN,
+    LEASE,
     OUT,
     SOMEBODY,
     a_delivery,
+    a_request,
     a_run,
     a_workflow,
     event_status,
@@ -40,6 +43,87 @@ SELECT workflow, handler_id, session_id, phase, event_ids, id FROM pipeline.runs
 _OUTCOME = text("UPDATE pipeline.runs SET mutation_outcome = :outcome WHERE id = :id")
 _MOVE = text("UPDATE pipeline.deliveries SET run_id = :heir WHERE run_id = :id")
 _IN_FLIGHT = text("UPDATE pipeline.mutations SET status = 'in_flight', next_reconcile_at = NULL WHERE id = :id")
+
+
+def test_a_lease_covers_the_deadline_of_the_request_it_is_extended_for(db: Database) -> None:
+    """Else the rescuer takes the run for dead while its request may still leave."""
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, Phase.PREPARED)
+    with db.transaction() as tx:
+        sent = mutations.begin_mutation(tx, [a_request(run, timeout=LEASE * 10)]).only()
+    assert sent.sent_at is not None
+    assert sent.send_deadline == sent.sent_at + LEASE * 10
+    assert the_run(db, run.id).lease_expires_at == sent.send_deadline > run.lease_expires_at
+    db.advance_clock(LEASE * 9)
+    assert not rescuer.recover_crashed_runs(db)
+
+
+def test_a_request_with_a_deadline_before_the_end_of_the_lease_does_not_shorten_it(db: Database) -> None:
+    a_workflow(db)
+    some_events(db, "m1")
+    run = a_run(db, Phase.PREPARED)
+    with db.transaction() as tx:
+        mutations.begin_mutation(tx, [a_request(run, timeout=timedelta(seconds=1))]).only()
+    assert the_run(db, run.id).lease_expires_at == run.lease_expires_at
+
+
+def approved(db: Database) -> Any:
+    """A claimed run whose request was approved."""
+    run = a_run(db, Phase.MUTATING, needs_approval=True)
+    with db.transaction() as tx:
+        resolution.approve(tx, run.mutation_id, SOMEBODY, request_hash="abc")
+    with db.transaction() as tx:
+        (claimed,) = runs.claim(tx, PhaseTask.MUTATE, [run.id], lease_duration=LEASE, worker="w").claimed
+    return claimed
+
+
+SENDS: dict[str, tuple[Callable[[Database], Any], Callable[[Any, Any], Any], str]] = {
+    "begin_mutation": (
+        lambda db: a_run(db, Phase.PREPARED),
+        lambda tx, run: mutations.begin_mutation(tx, [a_request(run)]),
+        "",
+    ),
+    "send": (approved, lambda tx, run: mutations.send(tx, [held(run)]), "pending"),
+    "resend": (
+        lambda db: a_run(db, Phase.MUTATING),
+        lambda tx, run: mutations.resend(tx, [held(run)]),
+        "in_flight",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SENDS)
+def test_nothing_is_sent_under_a_lease_that_has_lapsed(db: Database, name: str) -> None:
+    """The rescuer may stop the run at any moment now. It has not yet, so fence, phase and status still fit."""
+    make, send, status = SENDS[name]
+    a_workflow(db)
+    some_events(db, "m1")
+    run = make(db)
+    before = the_mutation(db, run.mutation_id) if run.mutation_id else None
+    assert before is None or before.status == status
+    db.advance_clock(LEASE + timedelta(microseconds=1))
+    with db.transaction() as tx:
+        landing = send(tx, run)
+    assert landing.updated == ()
+    assert list(landing.refused) == [run.id]
+    now = the_run(db, run.id)
+    assert (now.fence, now.phase, now.status) == (run.fence, run.phase, "active")
+    assert (now.mutation_id, now.lease_expires_at) == (run.mutation_id, run.lease_expires_at)
+    if before is not None:
+        assert the_mutation(db, run.mutation_id) == before
+
+
+@pytest.mark.parametrize("name", SENDS)
+def test_the_same_is_sent_while_the_lease_holds(db: Database, name: str) -> None:
+    make, send, _ = SENDS[name]
+    a_workflow(db)
+    some_events(db, "m1")
+    run = make(db)
+    with db.transaction() as tx:
+        sent = send(tx, run).only()
+    assert sent.status == "in_flight"
+    assert the_run(db, run.id).lease_expires_at >= sent.send_deadline
 
 
 @pytest.mark.parametrize("then", ["reserved", "offered", "skipped"])

@@ -85,7 +85,7 @@ def assert_harmless(shop: Shop, run: Inline, phase: str, words: str) -> None:
     assert the_workflow(run).maintenance
 
 
-@rule("L-4", "L-5", "L-6", "L-7", "L-14", "L-16", "L-17", "L-18", "L-28", "L-29", "L-30")
+@rule("L-4", "L-5", "L-6", "L-7", "L-14", "L-15", "L-16", "L-17", "L-18", "L-28", "L-29", "L-30")
 @pytest.mark.parametrize(("phase", "act", "words"), CASES)
 def test_a_forbidden_call_in_a_phase_is_a_logic_failure_and_does_nothing(
     db: Database, phase: str, act: Act, words: str
