@@ -6,6 +6,7 @@ PipelineError
 │   └── NotFoundError           no such workflow, topic, handler, event, run or mutation
 ├── IllegalTransitionError      a move that does not exist from here: a bug in the caller
 ├── StaleWriteError             the row moved on first: harmless, drop the work
+├── StateChangedError           the mutation is no longer in the state that the answer was formed on
 ├── ReservationError            an event that cannot be pinned was asked for
 ├── QuietPeriodError            absence is not evidence yet: ask again later
 ├── UnresolvedError             refused while a mutation's outcome is unknown
@@ -76,6 +77,17 @@ class StaleWriteError(PipelineError):
         super().__init__(
             f"{verb} of {noun} {key} came too late: it was held as {expected}, it is now {found}. "
             "Nothing was changed; drop this work: the worker that moved the row goes on with it."
+        )
+
+
+class StateChangedError(PipelineError):
+    """An answer was formed on a state in which the mutation no longer is. The mutation is unchanged."""
+
+    def __init__(self, mutation_id: UUID, *, verb: str, changes: Iterable[str]) -> None:
+        self.mutation_id, self.verb, self.changes = mutation_id, verb, tuple(changes)
+        super().__init__(
+            f"Cannot {verb} mutation {mutation_id}: it has changed since it was shown ({'; '.join(self.changes)}). "
+            f"Nothing was changed. Read it again with `pipeline mutations {mutation_id}`, then decide."
         )
 
 

@@ -1,10 +1,15 @@
-"""Acts of an operator on a mutation: approve, reject, resolve, try again, acknowledge."""
+"""Acts of an operator on a mutation: approve, reject, resolve, try again, acknowledge.
+
+An operator acts on what was shown. Each act may carry the token of that state (``domain.mutation_state``). The mutation
+is locked, and the act is refused if it is in another state.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.domain.errors import NotFoundError, StaleWriteError
+from pipeline.domain.errors import NotFoundError, StaleWriteError, StateChangedError
 from pipeline.domain.ids import MutationId
+from pipeline.domain.mutation_state import state_changes
 from pipeline.domain.payloads import checked_name, storable_text
 from pipeline.domain.states import Evidence, MutationStatus, Resolver
 from pipeline.domain.values import Actor, AppliedMutation, FailedMutation
@@ -23,8 +28,9 @@ from pipeline.transitions.mutations import IN_DOUBT, apply, fail, illegal_transi
 from pipeline.transitions.reconciliation import record_time_to_resolution
 
 
-def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
+def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor, *, state: str | None = None) -> MutationRow:
     """Acknowledge a late effect for an operator; the doctor no longer reports it."""
+    _lock_in_state(tx, mutation_id, state, "acknowledge")
     row = tx.first(mutation_store.ACKNOWLEDGE, id=mutation_id, by=by.name)
     if row is None:
         raise illegal_transition(_mutation_row(tx, mutation_id), "acknowledge", ["surfaced, and not acknowledged yet"])
@@ -35,19 +41,25 @@ def acknowledge(tx: Transaction, mutation_id: MutationId, by: Actor) -> Mutation
     return row
 
 
-def happened(tx: Transaction, mutation_id: MutationId, by: Actor, result: Any = None) -> MutationRow:
+def happened(
+    tx: Transaction, mutation_id: MutationId, by: Actor, result: Any = None, *, state: str | None = None
+) -> MutationRow:
     """Resolve a mutation for an operator: it happened, with this result."""
+    _lock_in_state(tx, mutation_id, state, "resolve")
     item = AppliedMutation(mutation_id=mutation_id, result=result, resolved_by=Resolver.OPERATOR)
     row = apply(tx, [item]).only()
     audit.record(tx, by, "mutation.happened", **audit.subject_of(row))
     return row
 
 
-def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Actor, *, is_refused: bool = False) -> MutationRow:
+def did_not_happen(
+    tx: Transaction, mutation_id: MutationId, by: Actor, *, is_refused: bool = False, state: str | None = None
+) -> MutationRow:
     """Resolve a mutation for an operator: it did not happen. Refused in the quiet period.
 
     ``is_refused``: the provider itself says that it refused the request, so a repeat gets a new idempotency key.
     """
+    _lock_in_state(tx, mutation_id, state, "resolve")
     error = by.reason or f"{by.name} says it did not happen"
     evidence = Evidence.REFUSED if is_refused else Evidence.ABSENCE
     item = FailedMutation(mutation_id=mutation_id, error=error, evidence=evidence, resolved_by=Resolver.OPERATOR)
@@ -56,8 +68,9 @@ def did_not_happen(tx: Transaction, mutation_id: MutationId, by: Actor, *, is_re
     return row
 
 
-def skip(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
+def skip(tx: Transaction, mutation_id: MutationId, by: Actor, *, state: str | None = None) -> MutationRow:
     """Skip a mutation for an operator: its events are skipped, and ``next`` runs with that status."""
+    _lock_in_state(tx, mutation_id, state, "skip")
     row = _resolve_as_skipped(tx, mutation_id, by, "skip", IN_DOUBT)
     tx.log_on_commit("mutation.skipped", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     record_time_to_resolution(tx, row, "skipped")
@@ -65,15 +78,18 @@ def skip(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
     return row
 
 
-def reject(tx: Transaction, mutation_id: MutationId, by: Actor) -> MutationRow:
+def reject(tx: Transaction, mutation_id: MutationId, by: Actor, *, state: str | None = None) -> MutationRow:
     """Reject a request for an operator, or withdraw its approval before it was sent: it is skipped."""
+    _lock_in_state(tx, mutation_id, state, "reject")
     row = _resolve_as_skipped(tx, mutation_id, by, "reject", [MutationStatus.PENDING])
     tx.log_on_commit("mutation.rejected", run_id=row.run_id, mutation_id=row.id, workflow=row.workflow, actor=by.name)
     audit.record(tx, by, "mutation.reject", **audit.subject_of(row))
     return row
 
 
-def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash: str) -> MutationRow:
+def approve(
+    tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash: str, state: str | None = None
+) -> MutationRow:
     """Approve exactly the request with this hash for an operator; the run returns to the mutate task.
 
     Its session may have ended meanwhile. The run joins the open session of its workflow.
@@ -81,6 +97,7 @@ def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash
     asked = checked_name(request_hash, what="request hash")
     found = _mutation_row(tx, mutation_id)
     tx.all(workflow_store.LOCK_WORKFLOWS, names=[found.workflow])
+    _lock_in_state(tx, mutation_id, state, "approve")
     row = tx.first(mutation_store.APPROVE, id=mutation_id, request_hash=asked, approved_by=by.name)
     if row is None:
         found = _mutation_row(tx, mutation_id)
@@ -96,11 +113,14 @@ def approve(tx: Transaction, mutation_id: MutationId, by: Actor, *, request_hash
     return row
 
 
-def try_again(tx: Transaction, mutation_id: MutationId, by: Actor, *, can_reconcile: bool = False) -> MutationRow:
+def try_again(
+    tx: Transaction, mutation_id: MutationId, by: Actor, *, can_reconcile: bool = False, state: str | None = None
+) -> MutationRow:
     """Let the reconciler try again for an operator, with a fresh budget.
 
     ``can_reconcile``: the operation can reconcile by now.
     """
+    _lock_in_state(tx, mutation_id, state, "try again")
     row = tx.first(mutation_store.TRY_AGAIN, id=mutation_id, can_reconcile=can_reconcile)
     tx.execute(notice_store.DELETE_NOTICE, kind="indeterminate", subject=f"mutation {mutation_id}")
     if row is None:
@@ -125,6 +145,13 @@ def _resolve_as_skipped(
         raise illegal_transition(_mutation_row(tx, mutation_id), verb, needs)
     run_store.execute_ids(tx, event_store.SKIP_INPUTS, [row.run_id])
     return row
+
+
+def _lock_in_state(tx: Transaction, mutation_id: MutationId, state: str | None, verb: str) -> None:
+    """Lock the mutation, and refuse the act if it is no longer in the state that was shown. None: any state."""
+    row = None if state is None else tx.first(mutation_store.LOCK, id=mutation_id)
+    if row is not None and state is not None and (changes := state_changes(state, row)):
+        raise StateChangedError(mutation_id, verb=verb, changes=changes)
 
 
 def _mutation_row(tx: Transaction, mutation_id: MutationId) -> RunMutationRow:

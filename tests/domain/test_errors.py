@@ -25,6 +25,7 @@ from pipeline.domain.errors import (
     ReservationError,
     SchemaVersionError,
     StaleWriteError,
+    StateChangedError,
     TransientError,
     UnresolvedError,
     UnsupportedSchemaError,
@@ -50,6 +51,15 @@ EXAMPLES: list[tuple[PipelineError, list[str]]] = [
     (
         StaleWriteError("run", ONE, verb="commit", expected="fence 1", found="fence 2, emitting"),
         [f"commit of run {ONE}", "held as fence 1", "now fence 2, emitting", "drop this work"],
+    ),
+    (
+        StateChangedError(ONE, verb="resolve", changes=["attempts was 1, is 2", "error changed, is none"]),
+        [
+            f"Cannot resolve mutation {ONE}",
+            "(attempts was 1, is 2; error changed, is none)",
+            "Nothing was changed",
+            f"`pipeline mutations {ONE}`",
+        ],
     ),
     (
         ReservationError(ONE, {7: "it is consumed", 3: "it was not shown"}),

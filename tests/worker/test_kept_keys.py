@@ -158,9 +158,7 @@ class Payroll:
     def deny(self, *, is_refused: bool = False) -> None:
         """Let an operator say that the newest mutation did not happen."""
         with self.db.transaction() as tx:
-            resolution.did_not_happen(
-                tx, MutationId(self.inline.ledger()[-1].id), TESTER, **({"is_refused": True} if is_refused else {})
-            )
+            resolution.did_not_happen(tx, MutationId(self.inline.ledger()[-1].id), TESTER, is_refused=is_refused)
         self.inline.sweeps.tick()
         self.inline.run()
 

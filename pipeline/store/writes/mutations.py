@@ -116,6 +116,12 @@ WITH {_HELD}, sent AS (
 ), {_LEASED}
 """)
 
+#: A mutation and its run, locked in the order of every verdict. Its state is then compared with the one that was shown.
+LOCK = Statement[MutationRow]("""
+SELECT m.* FROM pipeline.mutations m JOIN pipeline.runs r ON r.id = m.run_id
+WHERE m.id = :id ORDER BY r.id FOR NO KEY UPDATE OF r, m
+""")
+
 #: Run and mutation of a verdict that still counts, both locked, the run first.
 _JUDGED = f"""
 judged AS (
