@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from typing_extensions import TypedDict  # that of typing has no schema before Python 3.12
 
 from pipeline import Applied, Call, Connector, NotFound, PrepareResult, Verdict, Workflow, mutation
 
@@ -23,13 +24,19 @@ class OrderPaid(BaseModel):
     email: str
 
 
+class SentReceipt(TypedDict):
+    """The result of a mail, which `next` gets."""
+
+    message_id: str
+
+
 class Mail(Connector):
     """Send mails into a directory."""
 
     name = "mail"
 
     @mutation(timeout=timedelta(seconds=10), settle=timedelta(0))
-    def send(self, call: Call, *, to: str, subject: str) -> dict[str, str]:
+    def send(self, call: Call, *, to: str, subject: str) -> SentReceipt:
         """Write the mail. A second mail with the same key would be a second line of the file."""
         OUTBOX.mkdir(parents=True, exist_ok=True)
         with (OUTBOX / call.idempotency_key.replace(":", "_")).open("a") as file:
@@ -45,6 +52,13 @@ class Mail(Connector):
             file.exists() and file.stat().st_size > 0
         )  # a worker that was killed before it wrote leaves an empty file
         return Applied({"message_id": call.idempotency_key}) if found else NotFound()
+
+    @send.fetch
+    def read_mail(self, call: Call, *, external_id: str) -> SentReceipt | NotFound:
+        """Read a mail that an operator found, by the name of its file."""
+        del call
+        file = OUTBOX / Path(external_id).name
+        return {"message_id": file.name.replace("_", ":")} if file.is_file() else NotFound(f"there is no file {file}")
 
 
 mail = Mail()

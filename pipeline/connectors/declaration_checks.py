@@ -57,12 +57,21 @@ def shows_problem(shows: str, names: Collection[str], *, takes_anything: bool) -
 
 def reconcile_problem(function: Callable[..., Any], names: Collection[str]) -> str:
     """Describe why a reconcile method cannot take the parameters of its mutation."""
+    return _binding_problem(function, names, "be reconciled by")
+
+
+def fetch_problem(function: Callable[..., Any]) -> str:
+    """Describe why a fetch method cannot take the outside system's id."""
+    return _binding_problem(function, ["external_id"], "fetch its result by")
+
+
+def _binding_problem(function: Callable[..., Any], names: Collection[str], purpose: str) -> str:
     given: Mapping[str, None] = dict.fromkeys(names)
     try:
         inspect.signature(function).bind(None, None, **given)
     except TypeError as error:
         takes = ", ".join(("self", "call", *names))
-        return f"cannot be reconciled by {_function_name(function)}: {error}; expected it to take {takes}"
+        return f"cannot {purpose} {_function_name(function)}: {error}; expected it to take {takes}"
     except ValueError:
         return ""  # a function written in C may have no signature
     return ""

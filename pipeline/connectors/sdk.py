@@ -26,7 +26,13 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from pipeline.connectors.declaration_checks import option_problem, overriding_method, reconcile_problem, shows_problem
+from pipeline.connectors.declaration_checks import (
+    fetch_problem,
+    option_problem,
+    overriding_method,
+    reconcile_problem,
+    shows_problem,
+)
 from pipeline.connectors.error_table import bounded_pause, read_error
 from pipeline.connectors.secrets import secret_values
 from pipeline.domain.costs import checked_cost, total_cost
@@ -83,6 +89,13 @@ class Grade(StrEnum):
     C = "C"  #: the key is honoured; an operator resolves unknown outcomes
     D = "D"  #: an operator resolves unknown outcomes
 
+    @classmethod
+    def of(cls, *, keyed: bool, can_reconcile: bool) -> "Grade":
+        """Return the grade of an operation."""
+        return {(True, True): cls.A, (False, True): cls.B, (True, False): cls.C, (False, False): cls.D}[
+            keyed, can_reconcile
+        ]
+
 
 @dataclass(slots=True)
 class Operation(Generic[F]):
@@ -101,14 +114,18 @@ class Operation(Generic[F]):
     shows: str = ""  #: the line that operators read, with parameters in braces
     errors: Callable[[BaseException], ErrorReading | None] | None = None
     reconcile_function: Callable[..., Any] | None = None
+    fetch_function: Callable[..., Any] | None = None
     name: str = ""
     signature: inspect.Signature = field(init=False)
     model: type[BaseModel] = field(init=False)
+    result_type: Any = field(init=False)  #: what it returns, by its annotation; ``Any``: nothing is declared
 
     def __post_init__(self) -> None:
         self._refuse(option_problem(functools.partial(getattr, self)))
         self.signature = inspect.signature(self.function)
-        self.model = _params_model(self.function, self.signature, skip=2 if self.is_mutation else 1)
+        hints = inspect.get_annotations(self.function, eval_str=True)
+        self.model = _params_model(self.function, self.signature, hints, skip=2 if self.is_mutation else 1)
+        self.result_type = hints.get("return", Any)
         wrong = sorted(set(self.redact) - set(self.model.model_fields))
         if wrong and not self._accepts_extra:
             self._refuse(f"redacts {wrong[0]!r}, which it does not take")
@@ -131,16 +148,35 @@ class Operation(Generic[F]):
             self._refuse(reconcile_problem(function, self.model.model_fields))
         self.reconcile_function = function
 
+    def fetch(self, function: R) -> R:
+        """Mark the method that fetches the result of this mutation by the outside system's id.
+
+        An operator who saw the effect gives that id. The method takes the call and ``external_id``. It returns what the
+        mutation would have returned, or ``NotFound``. A subclass overrides it by its name.
+        """
+        if self.fetch_function is not None:
+            known = getattr(self.fetch_function, "__name__", "another method")
+            self._refuse(f"has the fetch method {known} already; expected a subclass to override that by its name")
+        self.set_fetch_function(function)
+        return function
+
+    def set_fetch_function(self, function: Callable[..., Any]) -> None:
+        """Fetch results by this method. Refuses one that does not take ``external_id``."""
+        self._refuse(fetch_problem(function))
+        self.fetch_function = function
+
     @property
     def can_reconcile(self) -> bool:
         return self.reconcile_function is not None
 
     @property
+    def can_fetch(self) -> bool:
+        return self.fetch_function is not None
+
+    @property
     def grade(self) -> Grade:
         """The grade that the declaration gives."""
-        return {(True, True): Grade.A, (False, True): Grade.B, (True, False): Grade.C, (False, False): Grade.D}[
-            self.keyed, self.can_reconcile
-        ]
+        return Grade.of(keyed=self.keyed, can_reconcile=self.can_reconcile)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -302,12 +338,16 @@ def _redacted_names(function: Callable[..., Any], redact: Collection[str]) -> fr
 
 
 def _for_class(cls: type, operation: Operation[Any]) -> Operation[Any]:
-    """Return the operation with the reconcile method that this class has under that name."""
-    method = operation.reconcile_function and overriding_method(cls, operation.reconcile_function)
-    if method is operation.reconcile_function or method is None:
+    """Return the operation with the reconcile and fetch methods that this class has under those names."""
+    reconcile = operation.reconcile_function and overriding_method(cls, operation.reconcile_function)
+    fetch = operation.fetch_function and overriding_method(cls, operation.fetch_function)
+    if reconcile is operation.reconcile_function and fetch is operation.fetch_function:
         return operation
     own = copy.copy(operation)
-    own.set_reconcile_function(method)
+    if reconcile is not None:
+        own.set_reconcile_function(reconcile)
+    if fetch is not None:
+        own.set_fetch_function(fetch)
     return own
 
 
@@ -334,9 +374,10 @@ def _display_text(value: Any) -> str:
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
-def _params_model(function: Callable[..., Any], signature: inspect.Signature, skip: int) -> type[BaseModel]:
+def _params_model(
+    function: Callable[..., Any], signature: inspect.Signature, hints: Mapping[str, Any], skip: int
+) -> type[BaseModel]:
     """Return the parameters of an operation as a model. Refuses credentials, which belong to the connector."""
-    hints = inspect.get_annotations(function, eval_str=True)
     fields: dict[str, Any] = {}
     extra = "forbid"
     for name, parameter in list(signature.parameters.items())[skip:]:

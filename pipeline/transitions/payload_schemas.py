@@ -1,4 +1,4 @@
-"""Whether a payload fits what its topic declares, by the JSON Schema that is stored with the topic.
+"""Whether a payload fits what its topic declares, and a result what its operation declares, by JSON Schema.
 
 Services that publish need none of the workflow's code: the schema is in the database.
 """
@@ -24,6 +24,7 @@ from pydantic import (
     IPvAnyAddress,
     IPvAnyInterface,
     IPvAnyNetwork,
+    PydanticUserError,
     TypeAdapter,
 )
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -66,15 +67,37 @@ def json_schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(schema_generator=_SchemaGenerator)
 
 
+def result_schema(result_type: Any) -> dict[str, Any] | None:
+    """The schema of a result, by the type that its operation returns. None: nothing is declared.
+
+    Of a type that pydantic cannot read only this is known: there is a result.
+    """
+    if result_type is Any:
+        return None
+    try:
+        return TypeAdapter(result_type).json_schema(mode="serialization", schema_generator=_SchemaGenerator)
+    except (PydanticUserError, TypeError):
+        return {"not": {"type": "null"}}
+
+
 def check_payload(schema: Any, payload: Any, *, what: str, topic: str) -> None:
     """Raise with the first thing that does not fit. What was given is not repeated: it may be private."""
+    _check(schema, payload, what, f"topic {topic!r}")
+
+
+def check_result(schema: Any, result: Any, *, what: str, operation: str) -> None:
+    """Raise with the first thing of a result that does not fit what its operation declares."""
+    _check(schema, result, what, operation)
+
+
+def _check(schema: Any, payload: Any, what: str, declared_by: str) -> None:
     from jsonschema.exceptions import best_match
 
     known = schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True)  # some connections give text
     problem = best_match(_validator(known).iter_errors(payload))
     if problem is not None:
         rule = f"{problem.validator} {json.dumps(problem.validator_value)[:120]}"
-        raise PayloadError(what, f"{problem.json_path} does not fit", f"{rule}, as topic {topic!r} declares")
+        raise PayloadError(what, f"{problem.json_path} does not fit", f"{rule}, as {declared_by} declares")
 
 
 @lru_cache(maxsize=1000)

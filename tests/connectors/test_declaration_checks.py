@@ -80,6 +80,48 @@ def test_a_second_reconcile_is_refused_because_it_would_change_the_base_class_to
         send.reconcile(_some)
 
 
+def _by_id(self: Any, call: Call, *, external_id: str) -> dict[str, str]:
+    del self, call
+    return {"id": external_id}
+
+
+def test_a_fetch_that_takes_the_external_id_is_bound_to_its_mutation() -> None:
+    send = a_mutation()
+    assert not send.can_fetch
+    assert send.fetch(_by_id) is _by_id
+    assert send.can_fetch
+    with pytest.raises(InvalidInputError, match="has the fetch method _by_id already"):
+        send.fetch(_by_id)
+
+
+def test_a_fetch_that_does_not_take_the_external_id_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"cannot fetch its result by _same: .*expected it to take self, call"):
+        a_mutation().fetch(_same)
+
+
+def test_a_subclass_overrides_the_fetch_of_its_base_by_the_name() -> None:
+    class Known(Connector):
+        name = "known"
+
+        @mutation()
+        def send(self, call: Call, *, n: int) -> None: ...
+
+        @send.fetch
+        def get(self, call: Call, *, external_id: str) -> None: ...
+
+    class Other(Known):
+        def get(self, call: Call, *, external_id: str) -> None: ...
+
+    assert Known.operations()["send"].fetch_function is Known.get
+    assert Other.operations()["send"].fetch_function is Other.get
+    assert Known.operations()["send"].fetch_function is Known.get, "that of the base stays"
+
+
+def test_the_type_of_a_result_is_the_annotation_of_the_operation() -> None:
+    assert a_mutation().result_type is None
+    assert mutation()(lambda self, call: None).result_type is Any
+
+
 class Base(Connector):
     """A connector that others build on."""
 

@@ -20,6 +20,7 @@ from pipeline.connectors.http import Http, UnclearResponseError, get, post, put
 from pipeline.connectors.sdk import HIDDEN
 from pipeline.domain.errors import AuthError, InvalidInputError, LogicError, TransientError
 from pipeline.domain.reconciliation import Applied, NotFound, Retry
+from pipeline.transitions import payload_schemas
 from tests.connectors import http_server as server
 from tests.connectors.http_server import World, ask, call, do, with_time, world
 from tests.support.certificates import contexts
@@ -43,6 +44,7 @@ class Shop(Http):
         lookup=get("/customers/{id}"),
         found=lambda body, sent: body if body == sent["json"] else None,
     )
+    create = post("/customers", fetch_by=get("/customers/{external_id}"))
     secretly = post("/charges", redact=["json"])
     find = get("/customers/{id}", timeout=timedelta(seconds=30))
     glance = get("/customers/{id}", timeout=timedelta(seconds=1))
@@ -91,6 +93,35 @@ def test_a_lookup_returns_the_result_in_the_shape_of_the_senders_result(shop: Sh
 def test_a_missing_effect_is_not_found(shop: Shop) -> None:
     assert isinstance(ask(shop, "charge"), NotFound)
     assert ask(shop, "rename", id="c1") == NotFound("GET /customers/{id} answered 404")
+
+
+def test_a_result_is_fetched_by_the_outside_systems_id(shop: Shop, outside: World) -> None:
+    outside.customers["c1"] = {"name": "Ada"}
+    create = Shop.operations()["create"]
+    assert (create.can_fetch, Shop.operations()["charge"].can_fetch) == (True, False)
+    assert create.fetch_function is not None
+    found = create.fetch_function(shop, call(), external_id="c1")
+    assert (found["status"], found["body"]) == (200, {"name": "Ada"})
+    assert create.fetch_function(shop, call(), external_id="c2") == NotFound(
+        "GET /customers/{external_id} answered 404"
+    )
+    assert payload_schemas.result_schema(create.result_type)["required"] == ["status", "body", "headers"]  # type: ignore[index]
+    outside.reads_will(server.resets_after)
+    with pytest.raises(TransientError):
+        create.fetch_function(shop, call(), external_id="c1")
+
+
+@pytest.mark.parametrize(
+    ("fetch_by", "problem"),
+    [
+        (post("/charges"), "has a fetch_by that is no read"),
+        (get("/charges/{id}"), "expected {external_id} in it, and no other parameter"),
+        (get("/charges"), "expected {external_id} in it, and no other parameter"),
+    ],
+)
+def test_a_read_that_does_not_fetch_by_the_external_id_alone_is_refused(fetch_by: Any, problem: str) -> None:
+    with pytest.raises(InvalidInputError, match=re.escape(problem)):
+        post("/charges", fetch_by=fetch_by)
 
 
 def test_a_lookup_may_compare_the_found_object_with_the_request(shop: Shop, outside: World) -> None:

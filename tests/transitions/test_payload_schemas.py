@@ -111,3 +111,13 @@ def test_the_validator_of_a_schema_is_made_once() -> None:
     for _ in range(10):
         payload_schemas.check_payload(dict(schema), "2026-12-31", what="it", topic="orders")
     assert payload_schemas._validator.cache_info().misses == made
+
+
+def test_the_schema_of_a_result_follows_from_the_type_that_its_operation_returns() -> None:
+    assert payload_schemas.result_schema(Any) is None, "nothing is declared"
+    assert payload_schemas.result_schema(None) == {"type": "null"}
+    assert payload_schemas.result_schema(dict[str, str])["type"] == "object"  # type: ignore[index]
+    unreadable = payload_schemas.result_schema(type("Unreadable", (), {}))
+    payload_schemas.check_result(unreadable, {"id": 1}, what="result", operation="mail.send")
+    with pytest.raises(PayloadError, match=r"\$ does not fit; .*as mail\.send declares"):
+        payload_schemas.check_result(unreadable, None, what="result", operation="mail.send")

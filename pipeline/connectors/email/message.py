@@ -17,6 +17,7 @@ from email.utils import formatdate
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator
+from typing_extensions import TypedDict  # that of typing has no schema before Python 3.12
 
 from pipeline.connectors.sdk import Call, Connector
 from pipeline.domain.errors import LogicError
@@ -246,6 +247,12 @@ class Mailer(Connector):
         raise NotImplementedError
 
 
+class SentMail(TypedDict):
+    """The result of a mail, as the ledger stores it. Each connector adds what its server says."""
+
+    message_id: str
+
+
 def send(  # noqa: PLR0913 - the parts of a mail, given by name
     self: Mailer,
     call: Call,
@@ -258,7 +265,7 @@ def send(  # noqa: PLR0913 - the parts of a mail, given by name
     bcc: Recipients | None = None,
     reply_to: Recipients | None = None,
     headers: Headers | None = None,
-) -> Any:
+) -> SentMail:
     """Send one mail to all recipients or to none."""
     with _translate_value_errors("list of recipients"):
         message = MailMessage(
@@ -271,7 +278,8 @@ def send(  # noqa: PLR0913 - the parts of a mail, given by name
             reply_to=parse_addresses(reply_to),
             headers=headers or {},
         )
-    return self.deliver(call, message)
+    sent: SentMail = self.deliver(call, message)
+    return sent
 
 
 #: Operators see the recipients and the subject of a mail, not its text.

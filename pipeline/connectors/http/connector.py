@@ -80,9 +80,16 @@ class Http(Connector):
             return response.result()
         return raise_for_reading(reading, self._description(operation, response))
 
-    def _fetch(self, operation: HttpOperation, params: Mapping[str, Any]) -> dict[str, Any]:
+    def _fetch_result(self, operation: HttpOperation, call: Call, external_id: str) -> dict[str, Any] | NotFound:
+        """Fetch the effect of a mutation by the outside system's id."""
+        fetch_by = operation.fetch_by
+        assert fetch_by is not None
+        result = self._fetch(fetch_by, {"external_id": external_id}, call)
+        return NotFound(f"{fetch_by.template.request_line} answered 404") if result["status"] == 404 else result
+
+    def _fetch(self, operation: HttpOperation, params: Mapping[str, Any], call: Call | None = None) -> dict[str, Any]:
         """Carry out a read. An unclear response is a transient error, since a read can be repeated."""
-        call = Call.within("", operation.timeout)
+        call = call or Call.within("", operation.timeout)
         try:
             response = self._exchange(operation, self._fill(operation, _template_values(params, "")), call.ends_at, {})
         except UnclearResponseError as error:

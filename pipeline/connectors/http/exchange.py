@@ -12,10 +12,15 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import (
+    Any,
+    NoReturn,
+    NotRequired,
+)
 
 import httpcore
 import httpx
+from typing_extensions import TypedDict  # that of typing has no schema before Python 3.12
 
 from pipeline.connectors.error_table import read_status
 from pipeline.connectors.event_loop import ProcessLoop, await_result
@@ -25,6 +30,15 @@ from pipeline.domain.reconciliation import ErrorMeaning, ErrorReading
 
 APPLIED = "applied"  #: a declared meaning of a status, besides the outcomes
 _SNIPPET = 200  #: characters of a response that an error repeats
+
+
+class HttpResult(TypedDict):
+    """The result of an operation, as the ledger stores it."""
+
+    status: int
+    body: Any
+    headers: dict[str, str]
+    truncated: NotRequired[bool]
 
 
 class UnclearResponseError(Exception):

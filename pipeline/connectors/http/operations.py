@@ -16,7 +16,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel
 
-from pipeline.connectors.http.exchange import checked_statuses
+from pipeline.connectors.http.exchange import HttpResult, checked_statuses
 from pipeline.connectors.sdk import Operation
 from pipeline.domain.errors import InvalidInputError, LogicError
 from pipeline.domain.policies import BreakerPolicy, MutationRetryPolicy, ReconcilePolicy
@@ -160,6 +160,7 @@ class HttpOperation(Operation[Any]):
     template: RequestTemplate
     statuses: dict[int, str]
     lookup: "HttpOperation | None" = None
+    fetch_by: "HttpOperation | None" = None
     found: Callable[..., Any] | None = None
 
 
@@ -176,6 +177,7 @@ class HttpMutationOptions(TypedDict, total=False):
     redact: Collection[str]
     shows: str
     lookup: HttpOperation  #: the read that finds the effect of this mutation
+    fetch_by: HttpOperation  #: the read of the effect by the outside system's id, which is {external_id}
     found: Callable[..., Any]  #: returns the effect from the lookup's body (and the sent values), or None
     statuses: Mapping[int, str]  #: what a status means here: "applied" or one of the outcomes
     query: Query  #: sent with every request; values may have parameters in braces
@@ -220,6 +222,7 @@ def _mutation(method: str, path: str, facts: HttpMutationOptions) -> HttpOperati
     body, redact = rest.pop("body", None), frozenset(rest.pop("redact", ()))
     lookup, found = rest.get("lookup"), rest.pop("found", None)
     _check_lookup(shape, lookup, found)
+    _check_fetch(shape, rest.get("fetch_by"))
 
     def send(connector: Any, call: Any, **params: Any) -> Any:
         return connector._send(operation, call, params)
@@ -227,12 +230,16 @@ def _mutation(method: str, path: str, facts: HttpMutationOptions) -> HttpOperati
     def reconcile(connector: Any, call: Any, **params: Any) -> Any:
         return connector._reconcile(operation, call, params)
 
+    def fetch(connector: Any, call: Any, *, external_id: str) -> Any:
+        return connector._fetch_result(operation, call, external_id)
+
     json = _required("json", body) if body else _optional("json", Any)
     takes = {**json, **_optional("query", dict[str, Any] | None)}
     statuses = checked_statuses(rest.pop("statuses", {}))
     operation = _operation(send, shape, takes, is_mutation=True, statuses=statuses, redact=redact, **rest)
     operation.found = found and _with_two_arguments(found)
     operation.reconcile_function = reconcile if lookup else None
+    operation.fetch_function = fetch if operation.fetch_by else None
     return operation
 
 
@@ -265,6 +272,19 @@ def _check_lookup(shape: RequestTemplate, lookup: HttpOperation | None, found: C
         )
 
 
+def _check_fetch(shape: RequestTemplate, fetch_by: HttpOperation | None) -> None:
+    """Refuse a read that does not fetch one effect by the outside system's id alone."""
+    if fetch_by is None:
+        return
+    if not isinstance(fetch_by, HttpOperation) or fetch_by.is_mutation:
+        raise InvalidInputError(f"{shape.request_line} has a fetch_by that is no read; expected fetch_by=get(...).")
+    if set(fetch_by.template.parameters) != {"external_id"}:
+        raise InvalidInputError(
+            f"{shape.request_line} is fetched by {fetch_by.template.request_line}; expected {{external_id}} in it, and "
+            "no other parameter."
+        )
+
+
 def _operation(
     function: Any, shape: RequestTemplate, takes: dict[str, inspect.Parameter], **rest: Any
 ) -> HttpOperation:
@@ -273,6 +293,7 @@ def _operation(
     first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "call")]
     function.__signature__ = inspect.Signature([*first[: 2 if rest["is_mutation"] else 1], *taken.values()])
     function.__annotations__ = {name: parameter.annotation for name, parameter in taken.items()}
+    function.__annotations__["return"] = HttpResult
     function.__name__ = function.__qualname__ = shape.request_line
     with warnings.catch_warnings():
         # A parameter called json hides a deprecated method of pydantic's models, which is not called here.

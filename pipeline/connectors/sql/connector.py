@@ -171,7 +171,7 @@ def _copy_signature(wrapper: Callable[..., Any], function: Callable[..., Any], *
     kept = [parameter for name, parameter in signature.parameters.items() if name != "connection"]
     hints = inspect.get_annotations(function)
     wrapper.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {name: kind for name, kind in hints.items() if name in names[len(first) :]}
+    wrapper.__annotations__ = {name: kind for name, kind in hints.items() if name in (*names[len(first) :], "return")}
     return wrapper
 
 
