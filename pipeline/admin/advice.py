@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from pipeline.domain.declared_results import DeclaredResult, result_options
 from pipeline.domain.errors import EventError
+from pipeline.domain.mutation_state import state_token
 from pipeline.domain.states import MutationStatus, Phase, RunStatus
-from pipeline.domain.workflows import BlockKind
-from pipeline.store.rows import ListedRunRow, OpenBreakerRow
+from pipeline.domain.workflows import AfterFailedMutation, BlockKind
+from pipeline.store.rows import ListedRunRow, OpenBreakerRow, UnresolvedMutationRow
 from pipeline.store.schema import BreakerRow, MutationRow
 
 
@@ -69,34 +71,55 @@ def for_run(run: ListedRunRow, situation: RunSituation) -> Advice:
     return _stopped_advice(run, situation)
 
 
-def for_mutation(row: MutationRow, holds: WorkflowHolds, *, can_reconcile: bool = False) -> Advice:
-    """Advise about a mutation; ``can_reconcile``: the operation of the loaded code can reconcile."""
+def for_mutation(
+    row: MutationRow, holds: WorkflowHolds, resolving: Sequence[str] = (), *, declared: DeclaredResult | None = None
+) -> Advice:
+    """Advise about a mutation. ``resolving`` are the commands that resolve it, ``declared`` is about its result."""
     if _has_open_late_effect(row):
         text = (
             "It seems to have happened after all; mutation.found_late in the timeline has the details. Count the "
             "effects in the outside system, undo one only if there are two, then acknowledge it."
         )
-        return Advice(text=text, commands=(acknowledge_command(row.id),))
+        return Advice(text=text, commands=(acknowledge_command(row.id, state_token(row)),))
     status = MutationStatus(row.status)
     if status is MutationStatus.PENDING and row.approved_at is None:
         alone = f" Until then no other run starts: {row.workflow!r} has concurrency 1."
         text = "It waits for approval or rejection." + (alone if holds.is_serial else "")
-        return Advice(text=text, commands=approval_commands(row.id))
+        return Advice(text=text, commands=approval_commands(row.id, state_token(row)))
     if status is MutationStatus.PENDING and (until := send_condition(row, holds)):
         return Advice(text=f"It was approved; it is sent as soon as {until.text}.", commands=until.commands)
     if status is MutationStatus.INDETERMINATE:
         text = (
             "Its outcome is unknown, and only an operator can find it out. Look it up in the outside system, then "
-            f"resolve it. {_repeat_text(row)}"
+            f"resolve it. {repeat_text(row)}{_undeclared_text(declared)}"
         )
-        return Advice(text=text, commands=resolve_commands(row.id, can_try_again=can_reconcile or row.reconcilable))
+        return Advice(text=text, commands=tuple(resolving) or (show_mutation_command(row.id),))
     return Advice(text=_STATUS_ADVICE[status])
 
 
-def _repeat_text(row: MutationRow) -> str:
+def _undeclared_text(declared: DeclaredResult | None) -> str:
+    """Say that the workflow may need a result although its operation declares none."""
+    if declared is None or declared.schema is not None or declared.can_fetch:
+        return ""
+    return " Its operation does not declare a result: if `next` uses one, give it with --result instead of --no-result."
+
+
+def release_text(row: UnresolvedMutationRow) -> str:
+    """Say what becomes of the inputs after did_not_happen."""
+    if row.retired:
+        return "Its events are released. The code no longer has its handler, so nothing is sent until it is back."
+    if row.after_failed_mutation == AfterFailedMutation.MUTATE:
+        return "A new run tries the same plan again."
+    return "Its events are released, and a new run prepares them again."
+
+
+def repeat_text(row: MutationRow) -> str:
     """Say what a repeat after did_not_happen would do, if it had happened after all."""
     if not row.keyed:
-        return "After did_not_happen a new run sends it again: if it had happened, it happens twice."
+        return (
+            "After did_not_happen a new run sends it again under a new key. The outside system honours no keys: if it "
+            "had happened, it happens twice."
+        )
     if row.key_expires_at is None:
         return (
             "After did_not_happen a new run sends it again under the same key. The outside system honours keys: if it "
@@ -207,20 +230,24 @@ def show_mutation_command(mutation_id: UUID | str) -> str:
     return f"pipeline mutations {mutation_id}"
 
 
-def resolve_commands(mutation_id: UUID | str, *, can_try_again: bool) -> tuple[str, ...]:
-    """Return the commands that resolve a mutation."""
-    kinds = ("happened", "did_not_happen", "skip", *(("try_again",) if can_try_again else ()))
-    return tuple(f"pipeline resolve {kind} {mutation_id} {_REASON_OPTION}" for kind in kinds)
+def resolve_commands(
+    mutation_id: UUID | str, state: str, declared: DeclaredResult | None, *, can_try_again: bool
+) -> tuple[str, ...]:
+    """Return the commands that resolve a mutation. Each is refused when the mutation is no longer in this state."""
+    kinds = ("did_not_happen", "skip", *(("try_again",) if can_try_again else ()))
+    options = f"--if-state {state} {_REASON_OPTION}"
+    happened = f"pipeline resolve happened {mutation_id} {result_options(declared)} {options}"
+    return (happened, *(f"pipeline resolve {kind} {mutation_id} {options}" for kind in kinds))
 
 
-def approval_commands(mutation_id: UUID | str) -> tuple[str, ...]:
+def approval_commands(mutation_id: UUID | str, state: str) -> tuple[str, ...]:
     """Return the commands that approve and reject a request."""
-    return f"pipeline approve {mutation_id} {_REASON_OPTION}", f"pipeline reject {mutation_id} {_REASON_OPTION}"
+    return tuple(f"pipeline {verb} {mutation_id} --if-state {state} {_REASON_OPTION}" for verb in ("approve", "reject"))
 
 
-def acknowledge_command(mutation_id: UUID | str) -> str:
+def acknowledge_command(mutation_id: UUID | str, state: str) -> str:
     """Return the command that acknowledges a late effect."""
-    return f"pipeline acknowledge {mutation_id} {_REASON_OPTION}"
+    return f"pipeline acknowledge {mutation_id} --if-state {state} {_REASON_OPTION}"
 
 
 def pause_command(workflow: str) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline.admin import advice
-from pipeline.admin.resolutions import MutationFilter, MutationSummary, Resolutions
+from pipeline.admin.resolutions import MutationFilter, MutationSummary, Resolutions, resolve_commands
 from pipeline.domain.errors import quantity
+from pipeline.domain.mutation_state import state_token
 from pipeline.domain.workflows import CLEARED_BY_RESUME, HandlerKind
 from pipeline.store.database import Transaction
 from pipeline.store.reads import invariants, ledger, listings
@@ -29,6 +30,7 @@ class AttentionItem:
     reason: str
     since: datetime | None  #: of quarantined events: when the oldest was published
     commands: tuple[str, ...]
+    state: str | None = None  #: of the mutation that it is about, for --if-state
 
 
 def items(
@@ -75,10 +77,8 @@ def _indeterminate(mutation: MutationSummary) -> AttentionItem:
         subject=f"mutation {mutation.id}",
         reason=_mutation_reason(mutation, "its outcome is unknown"),
         since=mutation.since,
-        commands=(
-            advice.show_mutation_command(mutation.id),
-            *advice.resolve_commands(mutation.id, can_try_again=mutation.can_try_again),
-        ),
+        commands=(advice.show_mutation_command(mutation.id), *resolve_commands(mutation)),
+        state=mutation.state,
     )
 
 
@@ -89,7 +89,8 @@ def _approval(mutation: MutationSummary) -> AttentionItem:
         subject=f"mutation {mutation.id}",
         reason=_mutation_reason(mutation, "waits for approval"),
         since=mutation.since,
-        commands=(advice.show_mutation_command(mutation.id), *advice.approval_commands(mutation.id)),
+        commands=(advice.show_mutation_command(mutation.id), *advice.approval_commands(mutation.id, mutation.state)),
+        state=mutation.state,
     )
 
 
@@ -101,6 +102,7 @@ def _mutation_reason(mutation: MutationSummary, default: str) -> str:
 
 def _late_effects(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
     for row in listings.late_effects(tx, limit=limit):
+        state = state_token(row)
         yield AttentionItem(
             kind="late_effect",
             workflow=row.workflow,
@@ -108,7 +110,8 @@ def _late_effects(tx: Transaction, limit: int) -> Iterator[AttentionItem]:
             reason=f"{row.connector}.{row.operation} seems to have happened after all; it was resolved as failed by "
             f"{row.resolved_by}" + (f": {row.advice}" if row.advice else ""),
             since=row.found_late_at,
-            commands=(advice.show_mutation_command(row.id), advice.acknowledge_command(row.id)),
+            commands=(advice.show_mutation_command(row.id), advice.acknowledge_command(row.id, state)),
+            state=state,
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.admin import advice, lookup, workflows
 from pipeline.admin import timeline as admin_timeline
 from pipeline.admin.advice import Advice
-from pipeline.admin.resolutions import MutationSummary, Resolutions
+from pipeline.admin.resolutions import MutationSummary, Resolutions, resolve_commands
 from pipeline.admin.timeline import TimelineEntry
 from pipeline.store.reads import listings
 
@@ -38,5 +38,5 @@ def detail(resolutions: Resolutions, text: str, *, with_result: bool = False) ->
         resolved_by=row.resolved_by,
         resolved_at=row.resolved_at,
         timeline=timeline,
-        advice=advice.for_mutation(row, holding, can_reconcile=mutation.can_try_again),
+        advice=advice.for_mutation(row, holding, resolve_commands(mutation), declared=mutation.declared_result),
     )

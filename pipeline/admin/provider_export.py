@@ -1,7 +1,7 @@
 """Match a provider's export with unresolved mutations.
 
 A row that matches a mutation means that it happened. A mutation without a row stays unresolved, unless the operator
-declares the export complete: then it did not happen.
+declares the export complete: then it did not happen. The operator also says where a row has the result of its mutation.
 """
 
 import csv
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from pipeline.admin.given_results import GivenResult
 from pipeline.admin.resolutions import MatchCandidate, MutationSummary, Resolution, ResolutionKind
 from pipeline.domain.errors import InvalidInputError
 
@@ -25,8 +26,40 @@ class ImportPreview:
     unmatched_rows: int  #: rows that match no unresolved mutation
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResults:
+    """Where the rows of an export have the results of their mutations: exactly one of these."""
+
+    column: str | None = None  #: holds the result; of a CSV file as JSON text
+    external_id_column: str | None = None  #: holds the outside system's id, by which the connector fetches the result
+    is_none: bool = False  #: the mutations have no result
+    is_unchecked: bool = False
+
+    def of(self, row: Mapping[str, Any]) -> GivenResult:
+        """Return the result that a row gives."""
+        if self.external_id_column is not None:
+            value = str(_cell(row, self.external_id_column)).strip()
+            return GivenResult(external_id=value, is_unchecked=self.is_unchecked)
+        if self.column is None:
+            return GivenResult(is_unchecked=self.is_unchecked)
+        value = _cell(row, self.column)
+        return GivenResult(value=_parsed(value, self.column), is_unchecked=self.is_unchecked)
+
+    @property
+    def is_given(self) -> bool:
+        return self.is_none or self.column is not None or self.external_id_column is not None
+
+
+_NOT_GIVEN = RowResults()
+
+
 def preview(
-    candidates: Sequence[MatchCandidate], rows: Iterable[Mapping[str, Any]], column: str, *, is_complete: bool = False
+    candidates: Sequence[MatchCandidate],
+    rows: Iterable[Mapping[str, Any]],
+    column: str,
+    *,
+    results: RowResults = _NOT_GIVEN,
+    is_complete: bool = False,
 ) -> ImportPreview:
     """Pair rows, by one column, with ``Resolutions.match_candidates``. Only unambiguous pairs are resolved."""
     found = _by_column(rows, column)
@@ -44,9 +77,10 @@ def preview(
         if len(about) > 1 or len(matching) > 1 or value in shared:
             ambiguous.extend(about)
         elif matching:
-            given.append(
-                Resolution(mutation=about[0], kind=ResolutionKind.HAPPENED, result={"export": dict(matching[0])})
-            )
+            (row,) = matching
+            result = results.of(row) if results.is_given else None
+            evidence = {"row": dict(row)}
+            given.append(Resolution(mutation=about[0], kind=ResolutionKind.HAPPENED, result=result, evidence=evidence))
         elif is_complete:
             given.append(Resolution(mutation=about[0], kind=ResolutionKind.DID_NOT_HAPPEN))
         else:
@@ -62,6 +96,23 @@ def preview(
         ambiguous=tuple(ambiguous),
         unmatched_rows=sum(len(rows) for rows in found.values()),
     )
+
+
+def _cell(row: Mapping[str, Any], column: str) -> Any:
+    if column not in row:
+        known = ", ".join(sorted(row)) or "none"
+        raise InvalidInputError(f"A row has no column {column!r} for its result; its columns are: {known}.")
+    return row[column]
+
+
+def _parsed(value: Any, column: str) -> Any:
+    """Return a result from a cell. The text of a CSV file is JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise InvalidInputError(f"The column {column!r} has a text that is no JSON: {error}.") from None
 
 
 def _by_column(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, list[Mapping[str, Any]]]:

@@ -1,8 +1,8 @@
 """List the mutations that only an operator can resolve, and resolve them.
 
 Command line and Python use the same calls. Every resolution is one guarded transition in its own transaction, with
-actor and reason in the audit. A mutation that changed meanwhile is refused, and nothing is changed. Many mutations are
-previewed first, by a filter or an ``ImportPreview``.
+actor and reason in the audit. A mutation that is no longer in the state that was shown is refused, and nothing is
+changed. Many mutations are previewed first, by a filter or an ``ImportPreview``.
 """
 
 from collections import Counter
@@ -11,11 +11,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
-from pipeline.domain.errors import InvalidInputError, PipelineError
+from pipeline.admin import advice, given_results
+from pipeline.admin.given_results import GivenResult, Operations
+from pipeline.connectors.sdk import Grade
+from pipeline.domain.declared_results import DeclaredResult
+from pipeline.domain.errors import InvalidInputError, NotFoundError, PipelineError
 from pipeline.domain.ids import MutationId
+from pipeline.domain.mutation_state import state_token
 from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
 from pipeline.store.database import Database, Transaction
@@ -40,21 +45,17 @@ class ResolutionKind(StrEnum):
     TRY_AGAIN = "try_again"  #: reconcile again, with a new budget
 
 
-class Operations(Protocol):
-    """Find operations, which title and redact requests."""
-
-    def operation(self, connector: str, operation: str) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutationSummary:
     """A mutation as an operator sees it, with redacted parameters."""
 
     id: UUID
+    state: str  #: token of the state that is shown here; an act with it is refused once the mutation has changed
     workflow: str
     handler: str
     run_id: UUID
     status: str
+    grade: str  #: what its operation offers after an unknown outcome, as the request was sent
     connector: str
     operation: str
     title: str
@@ -69,6 +70,8 @@ class MutationSummary:
     can_try_again: bool
     message_ids: tuple[str, ...]
     is_hidden: bool  #: its operation is not in the loaded code, so the parameters cannot be shown
+    declared_result: DeclaredResult | None  #: null: its operation is not in the loaded code
+    after_did_not_happen: str  #: what follows that resolution; empty once it is resolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,8 @@ class Resolution:
 
     mutation: MutationSummary
     kind: ResolutionKind
-    result: Any = None
+    result: GivenResult | None = None
+    evidence: Mapping[str, Any] | None = None  #: kept in the audit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,29 +197,44 @@ class Resolutions:
             raise InvalidInputError(f"There is no mutation {mutation_id}. `pipeline mutations` lists those that wait.")
         return self._summary(rows[0])
 
-    def resolve(self, mutation_id: UUID, kind: ResolutionKind, by: Actor, *, result: Any = None) -> None:
-        """Resolve one mutation. Refused while its request may still arrive, and when its status changed."""
-        self._check(kind, by, result)
-        with self._traced_transaction(mutation_id, kind, by) as tx:
-            row = self._resolve(tx, MutationId(mutation_id), kind, by, result)
+    def resolve(
+        self,
+        mutation_id: UUID,
+        kind: ResolutionKind,
+        by: Actor,
+        *,
+        result: GivenResult | None = None,
+        state: str | None = None,
+    ) -> None:
+        """Resolve one mutation. Refused while its request may still arrive, and when its state changed.
+
+        ``state`` is the token of the state that the operator saw; by default the state at the begin of this call.
+        """
+        _check(kind, by, result)
+        row = self._row(mutation_id)
+        who, value = self._stated_result(row, by, result)
+        with self._traced_transaction(mutation_id, kind, who) as tx:
+            self._resolve(tx, MutationId(mutation_id), kind, who, value, state or state_token(row))
         self.wake_workflow(row.workflow)
 
-    def approve(self, mutation: MutationSummary, by: Actor) -> None:
-        """Approve exactly this request; a changed request is not sent."""
+    def approve(self, mutation: MutationSummary, by: Actor, *, state: str | None = None) -> None:
+        """Approve exactly this request in the state that was shown; a changed request is not sent."""
         with self._traced_transaction(mutation.id, "approve", by) as tx:
-            resolution.approve(tx, MutationId(mutation.id), by, request_hash=mutation.request_hash)
+            resolution.approve(
+                tx, MutationId(mutation.id), by, request_hash=mutation.request_hash, state=state or mutation.state
+            )
         self.dispatch_run(mutation.run_id)
 
-    def reject(self, mutation_id: UUID, by: Actor) -> None:
+    def reject(self, mutation_id: UUID, by: Actor, *, state: str | None = None) -> None:
         """Reject a request: it is never sent, and its events are skipped."""
         with self._traced_transaction(mutation_id, "reject", by) as tx:
-            row = resolution.reject(tx, MutationId(mutation_id), by)
+            row = resolution.reject(tx, MutationId(mutation_id), by, state=state)
         self.wake_workflow(row.workflow)
 
-    def acknowledge(self, mutation_id: UUID, by: Actor) -> None:
+    def acknowledge(self, mutation_id: UUID, by: Actor, *, state: str | None = None) -> None:
         """Record that an operator dealt with a late effect; it is no longer reported."""
         with self.db.transaction() as tx:
-            resolution.acknowledge(tx, MutationId(mutation_id), by)
+            resolution.acknowledge(tx, MutationId(mutation_id), by, state=state)
 
     def resolve_many(self, resolutions: Iterable[Resolution], by: Actor) -> ResolveResult:
         """Resolve each mutation in its own transaction: a refused one does not affect the others."""
@@ -223,12 +242,11 @@ class Resolutions:
         workflows: set[str] = set()
         for item in resolutions:
             try:
-                self._check(item.kind, by, item.result)
-                who = (
-                    by if item.result is None else replace(by, evidence={**(by.evidence or {}), "result": item.result})
-                )
+                _check(item.kind, by, item.result)
+                who = replace(by, evidence={**(by.evidence or {}), **item.evidence}) if item.evidence else by
+                who, value = self._stated_result(self._row(item.mutation.id), who, item.result)
                 with self._traced_transaction(item.mutation.id, item.kind, who) as tx:
-                    self._resolve(tx, MutationId(item.mutation.id), item.kind, who, item.result)
+                    self._resolve(tx, MutationId(item.mutation.id), item.kind, who, value, item.mutation.state)
             except PipelineError as error:
                 done.refused[item.mutation.id] = str(error)
                 continue
@@ -237,6 +255,37 @@ class Resolutions:
         for workflow in sorted(workflows):
             self.wake_workflow(workflow)
         return done
+
+    def problems(self, resolutions: Iterable[Resolution], by: Actor) -> dict[UUID, str]:
+        """Return why resolutions would be refused for their results. Nothing is fetched or changed."""
+        found: dict[UUID, str] = {}
+        for item in resolutions:
+            try:
+                _check(item.kind, by, item.result)
+                if item.result is not None and item.result.external_id is None:
+                    given_results.checked_result(self.operations, self._row(item.mutation.id), item.result)
+            except PipelineError as error:
+                found[item.mutation.id] = str(error)
+        return found
+
+    def _stated_result(self, row: MutationRow, by: Actor, given: GivenResult | None) -> tuple[Actor, Any]:
+        """Return the result to record, and the actor with the evidence of where it is from."""
+        if given is None:
+            return by, None
+        value = given_results.checked_result(self.operations, row, given)
+        evidence = {"result": value}
+        if given.external_id is not None:
+            evidence["external_id"] = given.external_id
+        if given.is_unchecked:
+            evidence["unchecked"] = True
+        return replace(by, evidence={**(by.evidence or {}), **evidence}), value
+
+    def _row(self, mutation_id: UUID) -> MutationRow:
+        with self.db.transaction() as tx:
+            rows = work.mutations(tx, [mutation_id])
+        if not rows:
+            raise NotFoundError("mutation", mutation_id, hint="Nothing was changed.")
+        return rows[0]
 
     @contextmanager
     def _traced_transaction(self, mutation_id: UUID, act: str, by: Actor) -> Iterator[Transaction]:
@@ -282,35 +331,32 @@ class Resolutions:
         return found, True
 
     def _resolve(
-        self, tx: Transaction, mutation_id: MutationId, kind: ResolutionKind, by: Actor, result: Any
+        self, tx: Transaction, mutation_id: MutationId, kind: ResolutionKind, by: Actor, result: Any, state: str
     ) -> MutationRow:
         match kind:
             case ResolutionKind.HAPPENED:
-                return resolution.happened(tx, mutation_id, by, result)
+                return resolution.happened(tx, mutation_id, by, result, state=state)
             case ResolutionKind.DID_NOT_HAPPEN:
-                return resolution.did_not_happen(tx, mutation_id, by)
+                return resolution.did_not_happen(tx, mutation_id, by, state=state)
             case ResolutionKind.SKIP:
-                return resolution.skip(tx, mutation_id, by)
+                return resolution.skip(tx, mutation_id, by, state=state)
             case ResolutionKind.TRY_AGAIN:
                 can_reconcile = any(self._can_reconcile(row) for row in work.mutations(tx, [mutation_id]))
-                return resolution.try_again(tx, mutation_id, by, can_reconcile=can_reconcile)
+                return resolution.try_again(tx, mutation_id, by, can_reconcile=can_reconcile, state=state)
 
     def _can_reconcile(self, row: MutationRow) -> bool:
         """Return whether the operation of the loaded code can reconcile."""
         found = self.operations.operation(row.connector, row.operation) if self.operations else None
         return found is not None and found.can_reconcile
 
-    def _check(self, kind: ResolutionKind, by: Actor, result: Any) -> None:
-        if not by.reason:
-            raise InvalidInputError(f"{by.name} gave no reason; expected one, for the audit.")
-        if result is not None and kind is not ResolutionKind.HAPPENED:
-            raise InvalidInputError(f"A result was given with {kind}; expected it with happened only.")
-
     def _summary(self, row: UnresolvedMutationRow) -> MutationSummary:
         found = self.operations.operation(row.connector, row.operation) if self.operations else None
         params = row.params if isinstance(row.params, dict) else {}
+        is_open = row.resolved_at is None
         return MutationSummary(
             id=row.id,
+            state=state_token(row),
+            grade=Grade.of(keyed=row.keyed, can_reconcile=row.reconcilable),
             workflow=row.workflow,
             handler=row.handler,
             run_id=row.run_id,
@@ -329,6 +375,27 @@ class Resolutions:
             can_try_again=row.status == MutationStatus.INDETERMINATE and (row.reconcilable or self._can_reconcile(row)),
             message_ids=tuple(row.message_ids or ()),
             is_hidden=found is None and bool(params),
+            declared_result=given_results.declared_result(found),
+            after_did_not_happen=f"{advice.release_text(row)} {advice.repeat_text(row)}" if is_open else "",
+        )
+
+
+def resolve_commands(mutation: MutationSummary) -> tuple[str, ...]:
+    """Return the commands that resolve a mutation as it is shown."""
+    return advice.resolve_commands(
+        mutation.id, mutation.state, mutation.declared_result, can_try_again=mutation.can_try_again
+    )
+
+
+def _check(kind: ResolutionKind, by: Actor, result: GivenResult | None) -> None:
+    if not by.reason:
+        raise InvalidInputError(f"{by.name} gave no reason; expected one, for the audit.")
+    if result is not None and kind is not ResolutionKind.HAPPENED:
+        raise InvalidInputError(f"A result was given with {kind}; expected it with happened only.")
+    if result is None and kind is ResolutionKind.HAPPENED:
+        raise InvalidInputError(
+            "It happened, and its result was not given, which `next` gets; expected --result JSON, --external-id ID, "
+            "or --no-result. Nothing was changed."
         )
 
 
@@ -341,6 +408,8 @@ def _normalize(value: Any) -> str:
     return str(value).strip()
 
 
-def resolutions_for(mutations: Sequence[MutationSummary], kind: ResolutionKind, result: Any = None) -> list[Resolution]:
+def resolutions_for(
+    mutations: Sequence[MutationSummary], kind: ResolutionKind, result: GivenResult | None = None
+) -> list[Resolution]:
     """Build the same resolution for many mutations, to preview it before ``resolve_many``."""
     return [Resolution(mutation=mutation, kind=kind, result=result) for mutation in mutations]

@@ -17,9 +17,7 @@ from uuid import UUID, uuid4
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.background.messages import SweepReport
-from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Call, Operation
-from pipeline.consumer_engine.bounded import FinishedCall, StepRunner
 from pipeline.domain.errors import PipelineError, QuietPeriodError
 from pipeline.domain.failures import classify
 from pipeline.domain.ids import MutationId
@@ -44,6 +42,7 @@ from pipeline.store.schema import MutationRow
 from pipeline.telemetry import metrics
 from pipeline.telemetry.tracing import spans
 from pipeline.transitions import late_effects, mutations, reconciliation
+from pipeline.worker.calls import call_within
 from pipeline.worker.outcomes import reconcile_end, reported_cost, storable_result, verdict_label
 from pipeline.workflows.registry import Registry
 
@@ -225,19 +224,12 @@ class Reconciler:
         assert function is not None
         limit = operation.policy.immediate_timeout
         call = Call.within(key or row.idempotency_key, limit)
-        steps = StepRunner()
-        try:
-            arguments = operation.arguments(row.params)
-            value = steps.run(
-                lambda: event_loop.await_result(function(connector, call, **arguments), limit),
-                limit=limit,
-                what=f"{row.connector}.{row.operation}.reconcile",
-            )
-            finished = FinishedCall(call.idempotency_key, value=value)
-        except BaseException as error:  # noqa: BLE001 - an attempt that fails gives no verdict, whatever it raised
-            finished = FinishedCall(call.idempotency_key, error=error)
-        finally:
-            steps.close()
+        finished = call_within(
+            lambda: function(connector, call, **operation.arguments(row.params)),
+            call,
+            limit,
+            what=f"{row.connector}.{row.operation}.reconcile",
+        )
         cost = reported_cost(call, f"{row.connector}.{row.operation}.reconcile")
         if cost is not None:
             with self.db.transaction() as tx:

@@ -1,6 +1,7 @@
 """Commands ``pipeline mutations``, ``resolve``, ``resolve-from``, ``approve``, ``reject`` and ``acknowledge``."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +12,9 @@ import typer
 from pipeline.admin import lookup, provider_export
 from pipeline.admin import mutations as client
 from pipeline.admin.advice import send_condition
+from pipeline.admin.given_results import GivenResult
 from pipeline.admin.mutations import MutationDetail
-from pipeline.admin.provider_export import ImportPreview
+from pipeline.admin.provider_export import ImportPreview, RowResults
 from pipeline.admin.resolutions import (
     KEY,
     MutationFilter,
@@ -30,6 +32,13 @@ from pipeline.domain.states import MutationStatus
 from pipeline.domain.values import Actor
 
 OperationOption = Annotated[str | None, typer.Option(help="Only of this operation, as connector.operation.")]
+IfState = Annotated[
+    str | None, typer.Option("--if-state", help="Only if the mutation is still in this state, as --json shows it.")
+]
+NoResult = Annotated[bool, typer.Option("--no-result", help="With happened: it has no result; `next` gets none.")]
+Unchecked = Annotated[
+    bool, typer.Option("--unchecked", help="Record the result although it does not fit, or its code is not here.")
+]
 MutationArgument = Annotated[str, typer.Argument(help="Id of the mutation, or its first digits.")]
 
 _MAX_AT_ONCE = 10_000  #: mutations resolved by one command
@@ -89,27 +98,41 @@ def resolve(  # noqa: PLR0913 - options of a command
     reason: common.Reason = "",
     by: common.By = "",
     result: Annotated[str | None, typer.Option(help="With happened: its result, as JSON.")] = None,
+    external_id: Annotated[
+        str | None, typer.Option(help="With happened: the outside system's id, by which its result is fetched.")
+    ] = None,
+    no_result: NoResult = False,
+    unchecked: Unchecked = False,
+    if_state: IfState = None,
     workflow: common.WorkflowOption = None,
     operation: OperationOption = None,
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Resolve an indeterminate mutation, or many at once."""
+    """Resolve an indeterminate mutation, or many at once.
+
+    happened needs its result: --result, --external-id or --no-result. did_not_happen shows the request and asks first.
+    """
     wake_ups, who = common.WakeUps(), common.actor(by, reason)
     resolutions = _resolutions(context, wake_ups)
-    value = _parse_result(result)
+    given = _given_result(result, external_id, is_none=no_result, is_unchecked=unchecked)
     if mutation is not None:
         mutation_id = _find_id(resolutions, mutation)
-        resolutions.resolve(mutation_id, resolution, who, result=value)
+        state = if_state
+        if resolution is ResolutionKind.DID_NOT_HAPPEN:
+            state = _confirm_repeat(resolutions, mutation_id, _require_reason(who), if_state, (yes, as_json))
+        resolutions.resolve(mutation_id, resolution, who, result=given, state=state)
         _print_act(mutation_id, resolution, _CONSEQUENCES[resolution], wake_ups, as_json=as_json)
         return
     if workflow is None and operation is None:
         raise InvalidInputError("No mutation was selected; expected an id, --workflow or --operation.")
+    if external_id is not None or if_state is not None:
+        raise InvalidInputError("--external-id and --if-state are about one mutation; expected its id with them.")
     _check_workflow(resolutions, workflow)
     found, is_more = tables.first_rows(
         resolutions.unresolved_mutations(_filter(workflow, operation), limit=_MAX_AT_ONCE + 1), _MAX_AT_ONCE
     )
-    _resolve_many(resolutions, resolutions_for(found, resolution, value), who, (yes, as_json, is_more))
+    _resolve_many(resolutions, resolutions_for(found, resolution, given), who, (yes, as_json, is_more))
     common.print_lines("" if as_json else wake_ups.text())
 
 
@@ -122,6 +145,12 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     column: Annotated[str, typer.Option(help="The column that identifies a mutation.")] = KEY,
     match_by: Annotated[str, typer.Option(help=f"What that column holds: {KEY}, or params.<name>.")] = KEY,
     complete: Annotated[bool, typer.Option("--complete", help="Mutations missing in the file did not happen.")] = False,
+    external_id: Annotated[
+        str | None, typer.Option(help="The column with the outside system's id, by which results are fetched.")
+    ] = None,
+    result_column: Annotated[str | None, typer.Option(help="The column with the result; as JSON in a .csv.")] = None,
+    no_result: NoResult = False,
+    unchecked: Unchecked = False,
     reason: common.Reason = "",
     by: common.By = "",
     workflow: common.WorkflowOption = None,
@@ -130,7 +159,14 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     yes: common.Yes = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Resolve mutations by an export of the provider: a mutation in the file happened."""
+    """Resolve mutations by an export of the provider: a mutation in the file happened.
+
+    Say where its result is: --external-id, --result-column or --no-result.
+    """
+    _check_one(external_id, result_column, no_result or None)
+    results = RowResults(
+        column=result_column, external_id_column=external_id, is_none=no_result, is_unchecked=unchecked
+    )
     wake_ups = common.WakeUps()
     resolutions = _resolutions(context, wake_ups)
     _check_workflow(resolutions, workflow)
@@ -138,7 +174,8 @@ def resolve_from(  # noqa: PLR0913 - options of a command
         resolutions.match_candidates(match_by, _filter(workflow, operation), limit=_MAX_AT_ONCE + 1, recent=recent),
         _MAX_AT_ONCE,
     )
-    found = provider_export.preview(asked, provider_export.read_rows(export), column, is_complete=complete)
+    rows = provider_export.read_rows(export)
+    found = provider_export.preview(asked, rows, column, results=results, is_complete=complete)
     if not as_json:
         _print_preview(found)
     if any(item.is_partial for item in asked):
@@ -152,14 +189,16 @@ def resolve_from(  # noqa: PLR0913 - options of a command
     common.print_lines("" if as_json else wake_ups.text())
 
 
-def approve(
+def approve(  # noqa: PLR0913 - options of a command
     context: typer.Context,
     mutation: MutationArgument,
+    *,
     reason: common.OptionalReason = "",
     by: common.By = "",
     unseen: Annotated[
         bool, typer.Option("--unseen", help="Approve although the workflow's code, and so the request, is not here.")
     ] = False,
+    if_state: IfState = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Approve exactly the request that `pipeline mutations ID` shows. A changed request is not sent."""
@@ -172,7 +211,7 @@ def approve(
             "Approve it where PIPELINE_WORKFLOWS names the code, or without seeing it with --unseen. "
             "Nothing was changed."
         )
-    resolutions.approve(found, common.actor(by, reason))
+    resolutions.approve(found, common.actor(by, reason), state=if_state)
     with resolutions.db.transaction() as tx:
         until = send_condition(found, workflow_holds(tx, found.workflow))
     after = f", as soon as {until.text}" if until else ""
@@ -185,13 +224,14 @@ def reject(
     mutation: MutationArgument,
     reason: common.Reason = "",
     by: common.By = "",
+    if_state: IfState = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Reject a request that was not sent yet, also an approved one. Its events are skipped."""
     wake_ups, who = common.WakeUps(), _require_reason(common.actor(by, reason))
     resolutions = _resolutions(context, wake_ups)
     mutation_id = _find_id(resolutions, mutation)
-    resolutions.reject(mutation_id, who)
+    resolutions.reject(mutation_id, who, state=if_state)
     _print_act(mutation_id, "rejected", _CONSEQUENCES[ResolutionKind.SKIP], wake_ups, as_json=as_json)
 
 
@@ -200,13 +240,14 @@ def acknowledge(
     mutation: MutationArgument,
     reason: common.Reason = "",
     by: common.By = "",
+    if_state: IfState = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Record that a late effect was dealt with; it is no longer reported."""
     wake_ups, who = common.WakeUps(), _require_reason(common.actor(by, reason))
     resolutions = _resolutions(context, wake_ups)
     mutation_id = _find_id(resolutions, mutation)
-    resolutions.acknowledge(mutation_id, who)
+    resolutions.acknowledge(mutation_id, who, state=if_state)
     _print_act(
         mutation_id,
         "acknowledged",
@@ -256,9 +297,10 @@ def _resolve_many(
 ) -> None:
     yes, as_json, is_more = options
     done = resolutions.resolve_many(given, who) if yes else None
+    problems = {} if yes else resolutions.problems(given, who)
     if as_json:
         chosen = [{"mutation": item.mutation.id, "kind": item.kind} for item in given]
-        updated, refused = (done.updated, done.refused) if done else ([], {})
+        updated, refused = (done.updated, done.refused) if done else ([], problems)
         reasons = {str(mutation): text for mutation, text in refused.items()}
         common.print_json(
             {"resolutions": chosen, "is_done": yes, "updated": updated, "refused": reasons, "is_more": is_more}
@@ -267,6 +309,7 @@ def _resolve_many(
         title = tables.count_text(f"{len(given)} resolutions", "first", is_more=is_more)
         _print_mutations(title, [item.mutation for item in given], [str(item.kind) for item in given])
         if done is None:
+            common.print_lines(*(f"{mutation} would be refused: {text}" for mutation, text in problems.items()))
             common.print_lines("Nothing was changed. Repeat with --yes to resolve them.")
         else:
             common.print_lines(f"{len(done.updated)} resolved, {len(done.refused)} refused")
@@ -312,7 +355,9 @@ def _print_detail(found: MutationDetail, *, result: bool) -> None:
         ("mutation", mutation.id),
         ("title", mutation.title),
         ("operation", f"{mutation.connector}.{mutation.operation}"),
+        ("grade", mutation.grade),
         ("status", mutation.status),
+        ("state", mutation.state),
         ("error", mutation.error),
         ("run", mutation.run_id),
         ("of", f"{mutation.workflow}/{mutation.handler}"),
@@ -328,6 +373,57 @@ def _print_detail(found: MutationDetail, *, result: bool) -> None:
         common.print_lines("\nresult")
         common.print_json(found.result)
     print_advice(found.advice)
+
+
+def _given_result(
+    text: str | None, external_id: str | None, *, is_none: bool, is_unchecked: bool
+) -> GivenResult | None:
+    """Return the result that the options give; None: they give none."""
+    _check_one(text, external_id, is_none or None)
+    if text is None and external_id is None and not is_none:
+        return None
+    return GivenResult(value=_parse_result(text), external_id=external_id, is_unchecked=is_unchecked)
+
+
+def _check_one(*options: object) -> None:
+    if sum(option is not None for option in options) > 1:
+        raise InvalidInputError("The result was given in several ways; expected one of them. Nothing was changed.")
+
+
+def _confirm_repeat(
+    resolutions: Resolutions, mutation_id: UUID, who: Actor, state: str | None, options: tuple[bool, bool]
+) -> str:
+    """Show what follows did_not_happen, and ask; return the state that was shown, or the one that was given."""
+    yes, as_json = options
+    found = resolutions.mutation(mutation_id)
+    if not yes and not sys.stdin.isatty():
+        raise InvalidInputError(
+            f"{who.name} cannot be asked, because this is no terminal, and did_not_happen may send "
+            f"{found.connector}.{found.operation} again; expected --yes. Nothing was changed."
+        )
+    with resolutions.db.transaction() as tx:
+        holds = workflow_holds(tx, found.workflow)
+    typer.echo(_repeat_preview(found, holds.reason), err=as_json)
+    if not yes and not typer.confirm("Resolve it as not happened?", err=as_json):
+        raise InvalidInputError(f"{who.name} did not confirm. Nothing was changed.")
+    return state or found.state
+
+
+def _repeat_preview(found: MutationSummary, hold: str) -> str:
+    """Describe the request, its grade, and what follows if it is resolved as not happened."""
+    quiet = f"Refused before {found.quiet_until:%H:%M:%S}: the request may still arrive." if found.quiet_until else ""
+    fields = {
+        "mutation": f"{found.id}  {found.title}",
+        "operation": f"{found.connector}.{found.operation}, grade {found.grade}",
+        "of": f"{found.workflow}/{found.handler}, events {', '.join(found.message_ids)}",
+        "key": found.idempotency_key,
+        "error": found.error,
+        **{f"  {name}": value for name, value in found.params.items()},
+        "follows": found.after_did_not_happen,
+        "hold": f"Nothing is sent until the workflow continues: {hold}" if hold else "",
+        "quiet": quiet,
+    }
+    return "\n".join(f"{name:<11}{common.printable(value)}" for name, value in fields.items() if value)
 
 
 def _parse_result(text: str | None) -> Any:

@@ -409,6 +409,8 @@ class UnresolvedMutationRow(MutationRow, Protocol):
     event_ids: list[EventId]
     handler: str
     run_status: RunStatusText
+    after_failed_mutation: AfterFailedMutationText
+    retired: bool
     is_quiet: bool | None
     message_ids: list[str] | None
 

@@ -4,12 +4,13 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 from pipeline.connectors import event_loop
 from pipeline.connectors.sdk import Call, Connector, Operation
+from pipeline.consumer_engine.bounded import FinishedCall, StepRunner
 from pipeline.domain.costs import total_cost
 from pipeline.domain.errors import TransientError
 from pipeline.domain.failures import Failure
@@ -73,6 +74,18 @@ def call_provider(function: Callable[..., Any], pending: PendingCall, call: Call
     with spans.activate(pending.span):
         answer = function(pending.connector, call, **pending.operation.arguments(pending.mutation.params))
         return event_loop.await_result(_await_in_time(answer, pending, call) if inspect.isawaitable(answer) else answer)
+
+
+def call_within(ask: Callable[[], Any], call: Call, limit: timedelta, what: str) -> FinishedCall:
+    """Ask the outside system something, for a limited time. Its error is returned, whatever it is."""
+    steps = StepRunner()
+    try:
+        value = steps.run(lambda: event_loop.await_result(ask(), limit), limit=limit, what=what)
+        return FinishedCall(call.idempotency_key, value=value)
+    except BaseException as error:  # noqa: BLE001 - a question that fails is not answered, whatever it raised
+        return FinishedCall(call.idempotency_key, error=error)
+    finally:
+        steps.close()
 
 
 async def _await_in_time(answer: Awaitable[Any], pending: PendingCall, call: Call) -> Any:

@@ -1,5 +1,6 @@
 """Resolutions by an operator: one by one, many at once, and from a provider's export."""
 
+import csv
 import json
 from dataclasses import asdict
 from datetime import timedelta
@@ -10,7 +11,9 @@ import pytest
 
 from pipeline import ReconcilePolicy
 from pipeline.admin import provider_export
+from pipeline.admin.given_results import NO_RESULT, GivenResult
 from pipeline.admin.mutations import detail
+from pipeline.admin.provider_export import RowResults
 from pipeline.admin.resolutions import MatchCandidate, MutationFilter, ResolutionKind, Resolutions, resolutions_for
 from pipeline.domain.errors import IllegalTransitionError, InvalidInputError, QuietPeriodError, StaleWriteError
 from pipeline.domain.states import MutationStatus
@@ -71,7 +74,8 @@ def test_a_resolution_is_audited_and_wakes_the_workflow(db: Database, answer: Re
         db, does=Does.TIMES_OUT_AFTER if answer is ResolutionKind.HAPPENED else Does.TIMES_OUT_BEFORE
     )
     (mutation,) = unresolved.resolutions.unresolved_mutations()
-    unresolved.resolutions.resolve(mutation.id, answer, ADA)
+    result = NO_RESULT if answer is ResolutionKind.HAPPENED else None
+    unresolved.resolutions.resolve(mutation.id, answer, ADA, result=result)
     assert unresolved.woken == ["shop"]
     with db.transaction() as tx:
         (kept,) = tx.all(_AUDIT)
@@ -100,7 +104,10 @@ def test_next_gets_the_result_that_the_operator_gave(db: Database) -> None:
         lambda self, ctx, prepared, result: seen.append(result.value)
     )
     unresolved.resolutions.resolve(
-        unresolved.resolutions.unresolved_mutations()[0].id, ResolutionKind.HAPPENED, ADA, result={"id": "ch_1"}
+        unresolved.resolutions.unresolved_mutations()[0].id,
+        ResolutionKind.HAPPENED,
+        ADA,
+        result=GivenResult(value={"id": "ch_1"}),
     )
     unresolved.run.run_until_idle()
     assert seen == [{"id": "ch_1"}]
@@ -156,7 +163,7 @@ def test_a_result_is_accepted_with_happened_only(db: Database) -> None:
     unresolved = UnresolvedShop(db)
     with pytest.raises(InvalidInputError, match="expected it with happened only"):
         unresolved.resolutions.resolve(
-            unresolved.resolutions.unresolved_mutations()[0].id, ResolutionKind.SKIP, ADA, result={}
+            unresolved.resolutions.unresolved_mutations()[0].id, ResolutionKind.SKIP, ADA, result=GivenResult(value={})
         )
 
 
@@ -166,14 +173,14 @@ def test_did_not_happen_is_refused_while_the_request_may_still_arrive(db: Databa
     assert mutation.quiet_until is not None
     with pytest.raises(QuietPeriodError):
         unresolved.resolutions.resolve(mutation.id, ResolutionKind.DID_NOT_HAPPEN, ADA)
-    unresolved.resolutions.resolve(mutation.id, ResolutionKind.HAPPENED, ADA)
+    unresolved.resolutions.resolve(mutation.id, ResolutionKind.HAPPENED, ADA, result=NO_RESULT)
     unresolved.run.run_until_idle()
 
 
 def test_the_second_of_two_operators_is_refused(db: Database) -> None:
     unresolved = UnresolvedShop(db)
     (mutation,) = unresolved.resolutions.unresolved_mutations()
-    unresolved.resolutions.resolve(mutation.id, ResolutionKind.HAPPENED, ADA)
+    unresolved.resolutions.resolve(mutation.id, ResolutionKind.HAPPENED, ADA, result=NO_RESULT)
     with pytest.raises(IllegalTransitionError, match="applied"):
         unresolved.resolutions.resolve(mutation.id, ResolutionKind.DID_NOT_HAPPEN, ADA)
     unresolved.run.run_until_idle()
@@ -229,9 +236,9 @@ def test_unresolved_mutations_are_filtered(db: Database) -> None:
 def test_many_resolutions_are_independent_of_a_refused_one(db: Database) -> None:
     unresolved = UnresolvedShop(db, 3)
     questions = unresolved.resolutions.unresolved_mutations()
-    unresolved.resolutions.resolve(questions[1].id, ResolutionKind.HAPPENED, ADA)
+    unresolved.resolutions.resolve(questions[1].id, ResolutionKind.HAPPENED, ADA, result=NO_RESULT)
     unresolved.woken.clear()
-    settled = unresolved.resolutions.resolve_many(resolutions_for(questions, ResolutionKind.HAPPENED), ADA)
+    settled = unresolved.resolutions.resolve_many(resolutions_for(questions, ResolutionKind.HAPPENED, NO_RESULT), ADA)
     assert settled.updated == [questions[0].id, questions[2].id]
     assert list(settled.refused) == [questions[1].id]
     assert unresolved.woken == ["shop"]
@@ -243,17 +250,23 @@ def test_many_resolutions_are_independent_of_a_refused_one(db: Database) -> None
 def test_a_providers_export_resolves_what_it_lists_after_a_preview(db: Database, tmp_path: Path, suffix: str) -> None:
     unresolved = UnresolvedShop(db, 4)
     keys = [mutation.idempotency_key for mutation in unresolved.resolutions.unresolved_mutations()]
-    rows = [{"reference": keys[0], "id": "ch_1"}, {"reference": keys[2], "id": "ch_2"}, {"reference": "x", "id": "y"}]
+    rows = [{"reference": key, "result": f'{{"id": "ch_{key}"}}'} for key in (keys[0], keys[2], "x")]
     file = _written(tmp_path / f"export{suffix}", rows)
     found = provider_export.preview(
-        unresolved.resolutions.match_candidates("idempotency_key"), provider_export.read_rows(file), "reference"
+        unresolved.resolutions.match_candidates("idempotency_key"),
+        provider_export.read_rows(file),
+        "reference",
+        results=RowResults(column="result"),
     )
     assert [item.mutation.idempotency_key for item in found.resolutions] == [keys[0], keys[2]]
     assert (len(found.not_in_export), len(found.ambiguous), found.unmatched_rows) == (2, 0, 1)
     assert len(unresolved.resolutions.unresolved_mutations()) == 4, "a preview changes nothing"
     unresolved.resolutions.resolve_many(found.resolutions, ADA)
     applied = [row for row in unresolved.run.ledger() if row.status == "applied"]
-    assert [row.result for row in applied] == [{"export": rows[0]}, {"export": rows[1]}]
+    assert [row.result for row in applied] == [{"id": f"ch_{keys[0]}"}, {"id": f"ch_{keys[2]}"}]
+    with db.transaction() as tx:
+        evidence = [row.evidence for row in tx.all(Statement[Any]("SELECT evidence FROM pipeline.audit ORDER BY id"))]
+    assert [each["row"] for each in evidence] == rows[:2], "the row is kept with the act"
     _resolved_by_hand(unresolved)
 
 
@@ -265,7 +278,9 @@ def test_a_complete_export_also_resolves_what_it_does_not_list(db: Database, tmp
     with pytest.raises(InvalidInputError, match="No row of the export matches an unresolved mutation"):
         provider_export.preview(by_param, provider_export.read_rows(other), "reference", is_complete=True)
     file = _written(tmp_path / "export.jsonl", [{"reference": "1", "id": "x"}])
-    found = provider_export.preview(by_param, provider_export.read_rows(file), "reference", is_complete=True)
+    found = provider_export.preview(
+        by_param, provider_export.read_rows(file), "reference", results=RowResults(is_none=True), is_complete=True
+    )
     assert {item.mutation.message_ids: item.kind for item in found.resolutions} == {
         ("m1",): ResolutionKind.DID_NOT_HAPPEN,
         ("m2",): ResolutionKind.HAPPENED,
@@ -339,7 +354,10 @@ def test_mutations_are_matched_by_the_key_or_a_parameter_only(db: Database) -> N
 
 def _written(file: Path, rows: list[dict[str, str]]) -> Path:
     if file.suffix == ".csv":
-        file.write_text("\n".join(["reference,id", *(f"{row['reference']},{row['id']}" for row in rows)]))
+        with file.open("w", newline="") as written:
+            table = csv.DictWriter(written, rows[0])
+            table.writeheader()
+            table.writerows(rows)
     else:
         file.write_text("\n".join(json.dumps(row) for row in rows))
     return file
@@ -347,7 +365,7 @@ def _written(file: Path, rows: list[dict[str, str]]) -> Path:
 
 def _resolved_by_hand(unresolved: UnresolvedShop) -> None:
     unresolved.resolutions.resolve_many(
-        resolutions_for(unresolved.resolutions.unresolved_mutations(), ResolutionKind.HAPPENED), ADA
+        resolutions_for(unresolved.resolutions.unresolved_mutations(), ResolutionKind.HAPPENED, NO_RESULT), ADA
     )
     unresolved.run.run_until_idle()
     assert_consumed(unresolved.run, unresolved.shop.orders)

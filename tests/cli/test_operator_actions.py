@@ -73,7 +73,8 @@ def test_a_request_is_shown_and_then_approved_exactly_as_shown(db: Database, pip
     row = scenarios.a_pending_approval(db)
     output = pipeline("mutations", str(row.id), "--json").json
     assert output["mutation"]["request_hash"] == row.request_hash
-    assert output["advice"]["commands"][0] == f'pipeline approve {row.id} -m "why"'
+    state = output["mutation"]["state"]
+    assert output["advice"]["commands"][0] == f'pipeline approve {row.id} --if-state {state} -m "why"'
     done = pipeline("approve", str(row.id)[:30], "-m", "within budget")
     assert (done.code, f"{row.id}: approved" in done.out) == (0, True), done.err
     assert the_mutation(db, row.id).approved_by == "ada"
@@ -98,9 +99,9 @@ def test_a_request_is_rejected_with_a_reason_and_its_events_are_skipped(db: Data
 def test_a_mutation_is_resolved_and_the_consequence_is_printed(db: Database, pipeline: Pipeline) -> None:
     a_workflow(db, concurrency=9, on_uncertain="contain")
     row = scenarios.an_indeterminate_mutation(db)
-    done = pipeline("resolve", "happened", str(row.id)[:30], "-m", "seen in the log", "--result", '{"id": 7}')
+    done = pipeline("resolve", "happened", str(row.id)[:30], "-m", "seen in the log", "--no-result")
     assert done.out.startswith(f"{row.id}: happened\n`next` runs with that result")
-    assert the_mutation(db, row.id).result == {"id": 7}
+    assert the_mutation(db, row.id).result is None
     other = scenarios.an_indeterminate_mutation(db, "order-2")
     shown = pipeline("resolve", "skip", "--workflow", "billing", "-m", "old", "--json").json
     assert (shown["is_done"], shown["resolutions"]) == (False, [{"mutation": str(other.id), "kind": "skip"}])
@@ -113,7 +114,8 @@ def test_an_acknowledged_late_effect_is_no_longer_reported(db: Database, pipelin
     a_workflow(db)
     row = scenarios.a_late_effect(db)
     (item,) = pipeline("attention", "--json").json
-    assert (item["kind"], item["commands"][1]) == ("late_effect", f'pipeline acknowledge {row.id} -m "why"')
+    acknowledge = f'pipeline acknowledge {row.id} --if-state {item["state"]} -m "why"'
+    assert (item["kind"], item["commands"][1]) == ("late_effect", acknowledge)
     assert "gave no reason" in pipeline("acknowledge", str(row.id)).err
     assert pipeline("acknowledge", str(row.id), "-m", "refunded one of them").code == 0
     assert the_mutation(db, row.id).acknowledged_by == "ada"
@@ -215,8 +217,8 @@ def test_every_kind_of_waiting_item_is_listed_with_its_commands(db: Database, pi
     assert kinds == ["indeterminate", "approval", "quarantined", "blocked", "maintenance", "breaker"]
     commands = [item["commands"][-1] for item in items]
     assert commands == [
-        f'pipeline resolve skip {indeterminate.id} -m "why"',
-        f'pipeline reject {request.id} -m "why"',
+        f'pipeline resolve skip {indeterminate.id} --if-state {items[0]["state"]} -m "why"',
+        f'pipeline reject {request.id} --if-state {items[1]["state"]} -m "why"',
         'pipeline quarantine skip --workflow billing --handler send -m "why"',
         'pipeline resume billing -m "why"',
         'pipeline maintenance exit billing -m "why"',

@@ -40,7 +40,7 @@ def test_a_mutation_is_resolved_with_a_reason_and_refused_without(run: Inline, p
     first = listed(pipeline)[0]["id"]
     refused = pipeline("resolve", "happened", first)
     assert (refused.code, "gave no reason" in refused.err) == (2, True)
-    done = pipeline("resolve", "happened", first, "-m", "it is in the outbox", "--result", '{"id": 7}')
+    done = pipeline("resolve", "happened", first, "-m", "it is in the outbox", "--no-result")
     assert (done.code, len(listed(pipeline))) == (0, 2), done.err
     again = pipeline("resolve", "skip", first, "-m", "changed my mind")
     assert (again.code, "applied" in again.err) == (2, True)
@@ -61,7 +61,7 @@ def test_many_mutations_are_shown_first_and_resolved_with_yes(run: Inline, pipel
 
 
 #: Options that match rows of an export with mutations by the recipient.
-BY_RECIPIENT = ("--column", "recipient", "--match-by", "params.to", "-m", "the provider's list")
+BY_RECIPIENT = ("--column", "recipient", "--match-by", "params.to", "--no-result", "-m", "the provider's list")
 
 
 def test_an_export_resolves_the_mutations_it_lists(run: Inline, pipeline: Pipeline, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_did_not_happen_says_that_a_new_run_sends_under_the_same_key(db: Databas
     run.run()
     first = listed(pipeline)[0]["id"]
     assert "After did_not_happen a new run sends it again under the same key" in pipeline("mutations", first).out
-    done = pipeline("resolve", "did_not_happen", first, "-m", "not in their list")
+    done = pipeline("resolve", "did_not_happen", first, "-m", "not in their list", "--yes")
     assert "a new run sends it again." in done.out, done.err
 
 

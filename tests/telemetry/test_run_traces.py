@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import StatusCode
 
 from pipeline import PrepareResult, TransientError
+from pipeline.admin.given_results import NO_RESULT
 from pipeline.admin.resolutions import ResolutionKind, Resolutions
 from pipeline.client.publishing import publish
 from pipeline.domain.errors import PipelineError
@@ -318,10 +319,10 @@ def test_an_operators_resolution_is_in_the_trace_of_the_run(db: Database, seen: 
     publish_from(db, shop, 1)
     run.run()
     run.run_until_idle()
-    desk = Resolutions(db)
-    desk.resolve(the_mutation(run).id, ResolutionKind.HAPPENED, TESTER)
+    desk = Resolutions(db, run.registry)
+    desk.resolve(the_mutation(run).id, ResolutionKind.HAPPENED, TESTER, result=NO_RESULT)
     with pytest.raises(PipelineError):
-        desk.resolve(the_mutation(run).id, ResolutionKind.HAPPENED, TESTER)
+        desk.resolve(the_mutation(run).id, ResolutionKind.HAPPENED, TESTER, result=NO_RESULT)
     run.run()
     taken, refused = seen.named("resolve")
     stopped, carried = [span for span in seen.named("run") if trace_of(span) == OUTER_TRACE]

@@ -48,7 +48,7 @@ SELECT connector, operation FROM pipeline.breakers ORDER BY connector, operation
 
 #: What an operator may resolve, with the events it is about.
 _MUTATIONS_BY_STATUS = Statement[UnresolvedMutationRow]("""
-SELECT m.*, r.event_ids, h.name AS handler, r.status AS run_status,
+SELECT m.*, r.event_ids, h.name AS handler, r.status AS run_status, h.after_failed_mutation, h.retired,
        m.quiet_until > pipeline.clock() AS is_quiet,
        (SELECT array_agg(e.message_id ORDER BY e.id) FROM pipeline.events e
         WHERE e.id = ANY(r.event_ids)) AS message_ids
